@@ -1,0 +1,226 @@
+"""What contradicts what in a job. One small function a rule; the first field it names is to blame unless it says.
+
+A rule sees every value by its dotted name and answers with a sentence, or None. A rule is passed over when one of
+its fields is already known to be wrong, so that one mistake is told once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from tunecast.job.fields import knobs_of
+from tunecast.job.knob import Problem, shown
+from tunecast.job.sections import Lora, Quantization
+
+Values = Mapping[str, Any]
+Objection = Callable[[Values], str | Problem | None]
+
+MODELLED_TASKS = ("sft", "pretrain")
+SHARDED = ("zero1", "zero2", "zero3", "fsdp", "hsdp")
+
+
+class Rule(NamedTuple):
+    fields: tuple[str, ...]
+    objection: Objection
+
+
+RULES: list[Rule] = []
+
+
+def rule(*fields: str) -> Callable[[Objection], Objection]:
+    def add(objection: Objection) -> Objection:
+        RULES.append(Rule(fields, objection))
+        return objection
+
+    return add
+
+
+def settled(values: Values) -> dict[str, Any]:
+    """The values with what follows from them filled in: qlora quantises to nf4 unless told otherwise."""
+    full = dict(values)
+    if full["method"] == "qlora" and full["quantization.format"] is None:
+        full["quantization.format"] = "nf4"
+    return full
+
+
+def contradictions(values: Values, given: Collection[str], wrong: Collection[str] = ()) -> list[Problem]:
+    """Everything in the values that cannot be together, less what is about a field that is `wrong` already.
+
+    `given` names the fields that were set: a section that says how to do what the method does not do is refused.
+    """
+    found = [] if "method" in wrong else _in_vain(values, [name for name in given if name not in wrong])
+    wrong = {*wrong, *(problem.field for problem in found)}
+    for fields, objection in RULES:
+        if not any(field in wrong for field in fields):
+            told = objection(values)
+            if told is not None:
+                found.append(told if isinstance(told, Problem) else Problem(fields[0], told))
+    return found
+
+
+def _in_vain(values: Values, given: Collection[str]) -> list[Problem]:
+    method, quantised = values["method"], values["quantization.format"] is not None
+    problems = []
+    for name in given:
+        if name.startswith("lora.") and method == "full":
+            why = "with method full, which trains no adapter; allowed: with lora or qlora; nearest: method: lora"
+            problems.append(Problem(name, f"got {shown(values[name])} {why}"))
+        elif name.startswith("quantization.") and name != "quantization.format" and not quantised:
+            why = f"with method {method} and nothing quantised; allowed: with qlora; nearest: method: qlora"
+            problems.append(Problem(name, f"got {shown(values[name])} {why}"))
+    return problems
+
+
+def changed(values: Values) -> list[str]:
+    """The fields of optional sections that do not hold their defaults: all that a job made in Python can show."""
+    return [
+        f"{section}.{name}"
+        for section, of in (("lora", Lora), ("quantization", Quantization))
+        for name, knob in knobs_of(of).items()
+        if values[f"{section}.{name}"] != knob.default
+    ]
+
+
+@rule("task")
+def task_is_modelled(v: Values) -> str | None:
+    if v["task"] in MODELLED_TASKS:
+        return None
+    return f"got {v['task']}, known but not modelled yet; allowed: {', '.join(MODELLED_TASKS)}; nearest: sft"
+
+
+@rule("quantization.format", "method")
+def quantised_means_qlora(v: Values) -> str | None:
+    if v["quantization.format"] is None or v["method"] == "qlora":
+        return None
+    got = f"got {v['quantization.format']} with method {v['method']}"
+    return (
+        f"{got}; allowed: null, or with method qlora; nearest: {'method: qlora' if v['method'] == 'lora' else 'null'}"
+    )
+
+
+@rule("quantization.double_quant", "quantization.format")
+def double_quant_is_four_bit(v: Values) -> str | None:
+    if v["quantization.double_quant"] and v["quantization.format"] == "int8":
+        return "got true with format int8, which has no scales to quantise; allowed: with nf4 or fp4; nearest: false"
+    return None
+
+
+@rule("matmul_dtype", "quantization.format", "method")
+def float8_needs_plain_weights(v: Values) -> str | None:
+    if v["matmul_dtype"] is None or v["method"] != "qlora":
+        return None
+    got = f"got {v['matmul_dtype']} with weights in {v['quantization.format']}"
+    return f"{got}, which compute in autocast's dtype; allowed: null with qlora; nearest: null"
+
+
+@rule("attention", "weights_dtype", "autocast")
+def flash_needs_half(v: Values) -> str | None:
+    """flash-attn has kernels for 16-bit inputs only."""
+    if not v["attention"].startswith("flash") or v["weights_dtype"] != "float32" or v["autocast"] is not None:
+        return None
+    got = f"got {v['attention']} with weights_dtype float32 and autocast null, but it takes 16-bit inputs only"
+    return f"{got}; allowed: sdpa or eager, or autocast: bfloat16; nearest: sdpa"
+
+
+@rule("weights_dtype", "autocast", "method")
+def scaler_needs_wide_weights(v: Values) -> str | None:
+    """torch.amp.GradScaler.unscale_ raises "Attempting to unscale FP16 gradients."."""
+    if (v["weights_dtype"], v["autocast"], v["method"]) != ("float16", "float16", "full"):
+        return None
+    return _SCALER.format(allowed="float32, or autocast: bfloat16")
+
+
+@rule("lora.adapter_dtype", "autocast", "method")
+def scaler_needs_wide_adapters(v: Values) -> str | None:
+    """The same, of the parameters that are trained."""
+    if v["method"] == "full" or (v["lora.adapter_dtype"], v["autocast"]) != ("float16", "float16"):
+        return None
+    return _SCALER.format(allowed="float32 or bfloat16, or autocast: bfloat16")
+
+
+_SCALER = (
+    "got float16 with autocast float16, but the loss scaler refuses float16 gradients; "
+    "allowed: {allowed}; nearest: float32"
+)
+
+
+@rule("lengths", "seq_len")
+def lengths_within_rows(v: Values) -> str | None:
+    longer = [(i, n) for i, n in enumerate(v["lengths"] or ()) if n > v["seq_len"]]
+    if not longer:
+        return None
+    i, n = longer[0]
+    more = f" (and {len(longer) - 1} more)" if len(longer) > 1 else ""
+    return (
+        f"got {n} as lengths[{i}]{more}, above seq_len {v['seq_len']}; allowed: padded lengths from 1 to seq_len; "
+        f"nearest: {v['seq_len']}, or seq_len: {max(v['lengths'])}"
+    )
+
+
+@rule("data.packing", "lengths")
+def packed_rows_are_full(v: Values) -> str | None:
+    if v["data.packing"] and v["lengths"] is not None:
+        return "got true with lengths, but packed rows are always seq_len long; allowed: lengths: null; nearest: false"
+    return None
+
+
+@rule("data.tokens", "data.samples", "data.lengths")
+def one_measure_of_data(v: Values) -> str | None:
+    if v["data.tokens"] is not None and (v["data.samples"] is not None or v["data.lengths"] is not None):
+        return (
+            f"got {v['data.tokens']} and samples or lengths too; allowed: tokens, or samples and lengths; nearest: null"
+        )
+    return None
+
+
+@rule("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.layers", "hardware.gpus", "hardware.nodes")
+def cards_divide(v: Values) -> Problem | None:
+    parts = {name: n for name in ("tensor", "pipeline", "context", "layers") if (n := v[f"parallel.{name}"]) > 1}
+    product = " x ".join(f"{name} {n}" for name, n in parts.items())
+    told = _divides(f"got {product}", math.prod(parts.values()), v)
+    return Problem(f"parallel.{next(iter(parts))}", told) if told else None
+
+
+@rule("parallel.expert", "hardware.gpus", "hardware.nodes")
+def experts_divide(v: Values) -> str | None:
+    return _divides(f"got {v['parallel.expert']}", v["parallel.expert"], v)
+
+
+def _divides(got: str, part: int, v: Values) -> str | None:
+    cards = v["hardware.gpus"] * v["hardware.nodes"]
+    if cards % part == 0:
+        return None
+    # at most gpus x nodes = 10**8 cards, so 10**4 trials
+    small = [d for d in range(1, math.isqrt(cards) + 1) if cards % d == 0]
+    near = max(d for d in (*small, *(cards // d for d in small)) if d <= part)
+    return f"{got}; allowed: what divides the {cards} cards of hardware (gpus x nodes); nearest: {near}"
+
+
+@rule("parallel.layers", "hardware.gpus")
+def layers_stay_in_one_machine(v: Values) -> str | None:
+    layers, gpus = v["parallel.layers"], v["hardware.gpus"]
+    if layers <= gpus:
+        return None
+    return f"got {layers}; allowed: at most the {gpus} cards of one machine (hardware.gpus); nearest: {gpus}"
+
+
+@rule("parallel.data", "parallel.layers")
+def spread_layers_are_not_sharded(v: Values) -> str | None:
+    """transformers refuses device_map with ZeRO-3, and accelerate refuses it in any distributed mode."""
+    if v["parallel.layers"] == 1 or v["parallel.data"] not in SHARDED:
+        return None
+    got = f'got {v["parallel.data"]} with layers {v["parallel.layers"]} (device_map="auto")'
+    return f"{got}; allowed: ddp, or layers: 1; nearest: ddp"
+
+
+@rule("parallel.offload", "parallel.data")
+def offload_needs_sharding(v: Values) -> str | None:
+    """DeepSpeed offloads the optimizer with ZeRO 1 to 3, parameters with 3; FSDP's offload moves both."""
+    data, offload = v["parallel.data"], v["parallel.offload"]
+    able = {"optimizer": ("zero1", "zero2", "zero3"), "parameters": ("zero3", "fsdp", "hsdp")}
+    if offload == "none" or data in able[offload]:
+        return None
+    near = next((kind for kind, kinds in able.items() if data in kinds), "none")
+    return f"got {offload} with parallel.data {data}; allowed: with {' or '.join(able[offload])}; nearest: {near}"

@@ -1,0 +1,233 @@
+"""The Job: everything that decides what a fine-tuning run does to a GPU, as one frozen value.
+
+Names and meanings are those of the public contract; a default is TRL's where TRL has one, then transformers', then
+PEFT's, at the versions in `VERSIONS`. Every field carries its own `Knob`, from which the readers, the flags, the
+messages and docs/defaults.md are made: a new field is one line here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from tunecast.job.check import changed, contradictions, settled
+from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
+from tunecast.job.knob import Knob, Problem, raise_if_any, shown
+from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, STACKS, TASKS
+from tunecast.job.sections import Data, Hardware, Lora, Parallel, Quantization
+
+__all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "all_knobs", "sections"]
+
+VERSIONS: Mapping[str, str] = {"TRL": "1.16.0", "transformers": "5.17.0", "PEFT": "0.21.0"}
+"""The releases whose defaults these are."""
+
+
+@dataclass(frozen=True)
+class Job(Section):
+    model: str = field(
+        "text",
+        REQUIRED,
+        OURS,
+        "bundled name, Hub id, a folder holding config.json, or a config.json; in a job file a path "
+        "that begins with ./ or ../ starts at that file",
+        aka=("model_name_or_path", "base_model", "model_name"),
+    )
+    id: str | int | None = field("id", None, OURS, "echoed in the answer", nullable=True)
+    task: str = field("choice", "sft", OURS, "what is trained for", choices=TASKS, aka=("stage", "rl"))
+    method: str = field(
+        "choice",
+        "full",
+        trl("ModelConfig.use_peft", False),
+        "what is trained: all, or adapters",
+        choices=METHODS,
+        aka=("finetuning_type", "adapter", "use_peft"),
+    )
+    stack: str = field("choice", "transformers", OURS, "whose kernels, casts and loss", choices=STACKS)
+    lora: Lora = dataclasses.field(
+        default_factory=Lora, metadata={"section": Lora, "help": "adapters, with method lora or qlora"}
+    )
+    quantization: Quantization = dataclasses.field(
+        default_factory=Quantization,
+        metadata={"section": Quantization, "help": "of the frozen weights, with method qlora"},
+    )
+    weights_dtype: str = field(
+        "choice",
+        "float32",
+        trl("ModelConfig.dtype", "float32"),
+        "dtype the base weights that are not quantised load in",
+        choices=DTYPES,
+        aka=("dtype", "torch_dtype"),
+    )
+    autocast: str | None = field(
+        "choice",
+        "bfloat16",
+        trl("SFTConfig.bf16", None),
+        "mixed precision; null for none",
+        choices=("bfloat16", "float16"),
+        nullable=True,
+        aka=("bf16", "fp16", "mixed_precision"),
+    )
+    matmul_dtype: str | None = field(
+        "choice",
+        None,
+        OURS,
+        "dtype linear layers compute in, where it is lower still",
+        choices=("float8", "float4"),
+        nullable=True,
+        aka=("fp8",),
+    )
+    optimizer: str = field(
+        "choice",
+        "adamw_torch_fused",
+        transformers("TrainingArguments.optim", "adamw_torch_fused"),
+        "transformers' `optim`; its default holds from torch 2.8 on",
+        choices=OPTIMIZERS,
+        aka=("optim",),
+    )
+    max_grad_norm: float = field(
+        "float",
+        1.0,
+        transformers("TrainingArguments.max_grad_norm", 1.0),
+        "gradient clipping; 0: none",
+        low=0,
+        high=1e9,
+        null_is=0.0,
+        aka=("grad_clip", "clip_grad_norm"),
+    )
+    seq_len: int = field(
+        "int",
+        1024,
+        trl("SFTConfig.max_length", 1024),
+        "tokens a row is padded or packed to; the longest of lengths where only those are given",
+        low=1,
+        high=10_000_000,
+        aka=(
+            "max_length",
+            "max_seq_length",
+            "max_seq_len",
+            "sequence_len",
+            "cutoff_len",
+            "model_max_length",
+            "sequence_length",
+        ),
+    )
+    micro_batch: int = field(
+        "int",
+        8,
+        transformers("TrainingArguments.per_device_train_batch_size", 8),
+        "rows a device takes at a time",
+        low=1,
+        high=1_000_000,
+        aka=("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch"),
+    )
+    grad_accum: int = field(
+        "int",
+        1,
+        transformers("TrainingArguments.gradient_accumulation_steps", 1),
+        "micro-batches a step",
+        low=1,
+        high=1_000_000,
+        aka=("gradient_accumulation_steps", "accum"),
+    )
+    gradient_checkpointing: bool = field(
+        "bool",
+        True,
+        trl("SFTConfig.gradient_checkpointing", True),
+        "recompute activations in the backward pass",
+        aka=("activation_checkpointing", "use_gradient_checkpointing"),
+    )
+    attention: str = field(
+        "choice",
+        "sdpa",
+        transformers("PreTrainedModel.get_correct_attn_implementation", "sdpa"),
+        "attention implementation",
+        choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"),
+        aka=("attn_implementation", "flash_attention", "flash_attn"),
+    )
+    kernels: tuple[str, ...] = field(
+        "names",
+        (),
+        trl("SFTConfig.use_liger_kernel", False),
+        "fused kernels in use",
+        choices=("liger",),
+        aka=("use_liger_kernel", "liger"),
+    )
+    compile: bool = field(
+        "bool", False, transformers("TrainingArguments.torch_compile", False), "torch.compile", aka=("torch_compile",)
+    )
+    allocator: str = field(
+        "choice",
+        "native",
+        OURS,
+        "PyTorch's CUDA allocator: PYTORCH_CUDA_ALLOC_CONF",
+        choices=("native", "expandable_segments"),
+    )
+    lengths: tuple[int, ...] | None = field(
+        "ints",
+        None,
+        OURS,
+        "padded length of each successive micro-batch, cycled; null: always seq_len",
+        low=1,
+        high=10_000_000,
+        nullable=True,
+    )
+    data: Data = dataclasses.field(
+        default_factory=Data, metadata={"section": Data, "help": "how much there is to train on"}
+    )
+    hardware: Hardware = dataclasses.field(
+        default_factory=Hardware, metadata={"section": Hardware, "help": "where it runs"}
+    )
+    parallel: Parallel = dataclasses.field(
+        default_factory=Parallel, metadata={"section": Parallel, "help": "how it is split over the cards"}
+    )
+
+    def __post_init__(self) -> None:
+        self._read_fields("")
+        for name, section in sections().items():
+            if not isinstance(getattr(self, name), section):
+                wrong = f"got {shown(getattr(self, name))}; allowed: a {section.__name__}"
+                raise_if_any([Problem(name, wrong)])
+        values = settled(self.flat())
+        quantization = dataclasses.replace(self.quantization, format=values["quantization.format"])
+        object.__setattr__(self, "quantization", quantization)
+        raise_if_any(contradictions(values, given=changed(values)))
+
+    def flat(self) -> dict[str, Any]:
+        """Every value by its dotted name."""
+        values: dict[str, Any] = {}
+        for dotted in all_knobs():
+            section, _, leaf = dotted.rpartition(".")
+            values[dotted] = getattr(getattr(self, section), leaf) if section else getattr(self, leaf)
+        return values
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job as a file would hold it; `job_from_dict` reads it back as it was."""
+        whole: dict[str, Any] = {}
+        for dotted, value in self.flat().items():
+            section, _, leaf = dotted.rpartition(".")
+            place = whole.setdefault(section, {}) if section else whole
+            place[leaf] = list(value) if isinstance(value, tuple) else value
+        if self.method == "full":
+            whole["lora"] = None
+        return whole
+
+
+@cache
+def sections() -> dict[str, type[Section]]:
+    """The parts of a job that have fields of their own."""
+    return {f.name: f.metadata["section"] for f in dataclasses.fields(Job) if "section" in f.metadata}
+
+
+@cache
+def all_knobs() -> dict[str, Knob]:
+    """Every field of a job by its dotted name, in the order of the contract."""
+    knobs: dict[str, Knob] = {}
+    for f in dataclasses.fields(Job):
+        if "knob" in f.metadata:
+            knobs[f.name] = f.metadata["knob"]
+        else:
+            knobs.update({f"{f.name}.{name}": knob for name, knob in knobs_of(f.metadata["section"]).items()})
+    return knobs

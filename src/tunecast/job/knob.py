@@ -1,0 +1,249 @@
+"""A knob: one field of a job. What it may hold, whose default it has, and how to read it from a file or a flag.
+
+The same `Knob.read` serves a value from YAML, from JSON, from a flag (text) and from Python, so that a job means
+the same however it was written. A wrong value raises `Wrong`, which says what is allowed and what comes nearest.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import reprlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from tunecast.errors import UsageError, nearest
+
+Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "id"]
+
+LONGEST_TEXT = 4096
+LONGEST_LIST = 100_000
+
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,255}")
+_NULLS = frozenset({"null", "none", "~"})
+_BOOLS = {"true": True, "false": False}
+_NEARLY_BOOLS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
+
+
+class Origin(NamedTuple):
+    """Whose default a default is: the package, the name it has there, and the value that stands there."""
+
+    package: str
+    name: str = ""
+    value: object = None
+
+
+class Problem(NamedTuple):
+    """What is wrong with one field. Several are told at once, a line each."""
+
+    field: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.message}"
+
+
+class Wrong(ValueError):
+    """A value a knob cannot hold; its text says what is allowed and the nearest right value."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    kind: Kind
+    help: str
+    default: Any
+    origin: Origin
+    choices: tuple[str, ...] = ()
+    """Of a `choice`: all it may be. Of `names`: the words that stand for a set of names."""
+    low: float = -math.inf
+    high: float = math.inf
+    above_low: bool = False
+    """`low` itself is not allowed."""
+    nullable: bool = False
+    null_is: Any = None
+    """What null stands for, where that is a value of the field's own kind."""
+    aka: tuple[str, ...] = ()
+    """What other tools call it: never accepted, only used to point at the right name."""
+    flag: str = ""
+    """Of the command line, where the field's own name would not do."""
+
+    def allowed(self) -> str:
+        what = {
+            "bool": "true or false",
+            "int": f"a whole number from {_number(self.low)} to {_number(self.high)}",
+            "float": f"a number {'above' if self.above_low else 'from'} {_number(self.low)} to {_number(self.high)}",
+            "text": f"text of 1 to {LONGEST_TEXT} printable characters",
+            "id": "text or a whole number",
+            "choice": ", ".join(self.choices),
+            "names": ", ".join((*self.choices, "a list of names")) if self.default is None else self._list_of_choices(),
+            "ints": f"a list of whole numbers from {_number(self.low)} to {_number(self.high)}",
+        }[self.kind]
+        return f"{what} or null" if self.nullable else what
+
+    def _list_of_choices(self) -> str:
+        return f"a list of any of {', '.join(self.choices)}"
+
+    def read(self, given: object) -> Any:
+        """The value the field holds when this was given. Raises `Wrong`."""
+        if given is None or (isinstance(given, str) and given.lower() in _NULLS and given not in self.choices):
+            if self.nullable or self.null_is is not None:
+                return self.null_is
+            raise self._wrong(given)
+        return _READERS[self.kind](self, given)
+
+    def _wrong(self, given: object, near: str | None = None) -> Wrong:
+        hint = f"; nearest: {near}" if near is not None else ""
+        return Wrong(f"got {shown(given)}; allowed: {self.allowed()}{hint}")
+
+    def _bool(self, given: object) -> bool:
+        if isinstance(given, bool):
+            return given
+        text = str(given).lower() if isinstance(given, (str, int)) else ""
+        if isinstance(given, str) and text in _BOOLS:
+            return _BOOLS[text]
+        raise self._wrong(given, _NEARLY_BOOLS.get(text[:8]) or nearest(text[:64], _BOOLS))
+
+    def _int(self, given: object) -> int:
+        number = _whole(given)
+        if number is None:
+            raise self._wrong(given, _rounded(given, self.low, self.high))
+        return int(self._bounded(given, number))
+
+    def _float(self, given: object) -> float:
+        number = _real(given)
+        if number is None:
+            raise self._wrong(given)
+        return float(self._bounded(given, number))
+
+    def _bounded(self, given: object, number: float) -> float:
+        if number < self.low or (self.above_low and number == self.low):
+            raise self._wrong(given, None if self.above_low else _number(self.low))
+        if number > self.high:
+            raise self._wrong(given, _number(self.high))
+        return number
+
+    def _text(self, given: object) -> str:
+        if not isinstance(given, str) or not 0 < len(given) <= LONGEST_TEXT or not given.isprintable():
+            raise self._wrong(given)
+        if not given.strip():
+            raise self._wrong(given)
+        return given
+
+    def _id(self, given: object) -> str | int:
+        if isinstance(given, int) and not isinstance(given, bool) and abs(given) < 2**63:
+            return given
+        return self._text(given)
+
+    def _choice(self, given: object) -> str:
+        if isinstance(given, str) and given in self.choices:
+            return given
+        raise self._wrong(given, nearest(shown(given).strip("'"), self.choices))
+
+    def _names(self, given: object) -> str | tuple[str, ...]:
+        """Names in a list, or separated by commas as in a flag, or (where null is the default) one of the words."""
+        closed = self.default is not None
+        if isinstance(given, str):
+            if not closed and given in self.choices:
+                return given
+            near = nearest(given[:64], self.choices)
+            if not closed and "," not in given and near is not None:
+                raise self._wrong(given, near)
+            given = [part.strip() for part in given.split(",")] if given.strip() else []
+        names = self._listed(given)
+        for name in names:
+            if not isinstance(name, str) or not _NAME.fullmatch(name):
+                raise self._wrong(name)
+            if closed and name not in self.choices:
+                raise self._wrong(name, nearest(name, self.choices))
+        if not names and not closed:
+            raise self._wrong(given)
+        return tuple(dict.fromkeys(names))
+
+    def _ints(self, given: object) -> tuple[int, ...]:
+        if isinstance(given, str):
+            given = [part.strip() for part in given.split(",")]
+        numbers = self._listed(given)
+        if not numbers:
+            raise self._wrong(given)
+        return tuple(self._int(number) for number in numbers)
+
+    def _listed(self, given: object) -> Sequence[Any]:
+        if not isinstance(given, (list, tuple)):
+            raise self._wrong(given)
+        if len(given) > LONGEST_LIST:
+            raise Wrong(f"got a list of {len(given)}; allowed: at most {LONGEST_LIST}")
+        return given
+
+
+_READERS = {
+    "bool": Knob._bool,
+    "int": Knob._int,
+    "float": Knob._float,
+    "text": Knob._text,
+    "id": Knob._id,
+    "choice": Knob._choice,
+    "names": Knob._names,
+    "ints": Knob._ints,
+}
+
+
+def raise_if_any(problems: Iterable[Problem]) -> None:
+    """One `UsageError` that tells every problem, a line each, and names the first field."""
+    found = list(problems)
+    if found:
+        raise UsageError("\n".join(str(problem) for problem in found), field=found[0].field)
+
+
+def shown(value: object) -> str:
+    """A value as a message may show it: as YAML would write it, short, with nothing a terminal would act on."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return repr(value if len(value) <= 64 else value[:61] + "...")
+    try:
+        return _SHORT.repr(value)
+    except Exception:  # an integer too long to print, or an object whose repr fails: its type is enough
+        return f"a value of type {type(value).__name__}"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 4
+_SHORT.maxlevel = 2
+
+
+def _number(value: float) -> str:
+    return f"{int(value)}" if math.isfinite(value) and value == int(value) else f"{value}"
+
+
+def _real(given: object) -> float | None:
+    """The finite number given, also as text: PyYAML reads 1e-4 as text."""
+    if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+        return None
+    if isinstance(given, str) and len(given) > 64:
+        return None
+    try:
+        number = float(given)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _whole(given: object) -> int | None:
+    """The whole number given, also as text or as 2048.0 or 2e7 (exact below 2**53)."""
+    if isinstance(given, int) and not isinstance(given, bool):
+        return given
+    if isinstance(given, str) and _INTEGER.fullmatch(given):
+        return int(given)
+    number = _real(given)
+    if number is None or not number.is_integer() or abs(number) >= 2**53:
+        return None
+    return int(number)
+
+
+def _rounded(given: object, low: float, high: float) -> str | None:
+    number = _real(given)
+    if number is None:
+        return None
+    return _number(min(max(round(number), low), high))

@@ -1,0 +1,168 @@
+"""A job from a mapping, as YAML, JSON or flags give it. Everything wrong with it is told at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.errors import UsageError, nearest
+from tunecast.job.check import contradictions, settled
+from tunecast.job.fields import REQUIRED
+from tunecast.job.job import Job, all_knobs, sections
+from tunecast.job.knob import Knob, Problem, Wrong, raise_if_any, shown
+
+MOST_UNKNOWN_FIELDS = 20
+"""Told one by one; a file with more is not a job, and the rest is counted."""
+
+
+def job_from_dict(mapping: object) -> Job:
+    """The job a mapping describes, or one `UsageError` with a line for each field that is wrong or contradicts."""
+    if not isinstance(mapping, Mapping):
+        allowed = "a mapping of fields, of which only model is required"
+        raise UsageError(f"job: got {shown(mapping)}; allowed: {allowed}", field="job")
+    given, problems = _given(mapping)
+    values, wrong = _values(given)
+    problems += wrong
+    bad = {problem.field for problem in problems}
+    if values["lengths"] is not None and "seq_len" not in given:
+        values["seq_len"] = max(values["lengths"])
+    problems += _null_and_qlora(given, values, bad)
+    problems += contradictions(settled(values), given, bad)
+    raise_if_any(problems)
+    return _job(values)
+
+
+def with_overrides(mapping: Mapping[Any, Any], overrides: Mapping[str, object]) -> dict[Any, Any]:
+    """The mapping with dotted fields set; what is set wins.
+
+    A method that is set also drops what the mapping holds only for another method, so that trying `method: full`
+    on a file for LoRA needs no second change.
+    """
+    merged = dict(mapping)
+    method = overrides.get("method")
+    if method == "full":
+        merged.pop("lora", None)
+    if method in ("full", "lora"):
+        merged.pop("quantization", None)
+    for dotted, value in overrides.items():
+        section, _, leaf = dotted.rpartition(".")
+        if not section:
+            merged[leaf] = value
+            continue
+        inner = merged.get(section)
+        if inner is None or isinstance(inner, Mapping):  # anything else is wrong, and is told as the file has it
+            merged[section] = {**(inner or {}), leaf: value}
+    return merged
+
+
+def check_overrides(overrides: Mapping[str, object]) -> None:
+    """Raises one `UsageError` for every flag that no job could take, whatever its file says."""
+    problems = []
+    for dotted, value in overrides.items():
+        knob = all_knobs().get(dotted)
+        if knob is None:
+            if not (dotted in sections() and value is None):
+                problems.append(_unknown(dotted, ""))
+            continue
+        try:
+            knob.read(value)
+        except Wrong as wrong:
+            problems.append(Problem(dotted, str(wrong)))
+    raise_if_any(problems)
+
+
+def _given(mapping: Mapping[Any, object]) -> tuple[dict[str, object], list[Problem]]:
+    """What was given, by dotted name, and what no field has the name of."""
+    given: dict[str, object] = {}
+    unknown: list[tuple[str, str]] = []
+    problems: list[Problem] = []
+    for key, value in mapping.items():
+        if key in sections():
+            inner = _section_given(str(key), value)
+            if isinstance(inner, Problem):
+                problems.append(inner)
+                continue
+            for leaf, leaf_value in inner.items():
+                if isinstance(leaf, str) and f"{key}.{leaf}" in all_knobs():
+                    given[f"{key}.{leaf}"] = leaf_value
+                else:
+                    unknown.append((_name(leaf), str(key)))
+        elif isinstance(key, str) and "." not in key and key in all_knobs():
+            given[key] = value
+        else:
+            unknown.append((_name(key), ""))
+    problems += [_unknown(name, section) for name, section in unknown[:MOST_UNKNOWN_FIELDS]]
+    if len(unknown) > MOST_UNKNOWN_FIELDS:
+        problems.append(Problem("job", f"{len(unknown) - MOST_UNKNOWN_FIELDS} more unknown fields"))
+    return given, problems
+
+
+def _section_given(section: str, value: object) -> Mapping[Any, object] | Problem:
+    if value is None:
+        return {}
+    if isinstance(value, Mapping):
+        if section == "quantization" and "format" in value and value["format"] is None:
+            return {"format": None}  # said outright that nothing is quantised: how it would be done is moot
+        return value
+    leaves = ", ".join(_leaves(section))
+    return Problem(section, f"got {shown(value)}; allowed: a mapping of {leaves}; or null")
+
+
+def _values(given: Mapping[str, object]) -> tuple[dict[str, Any], list[Problem]]:
+    """Every field's value, the default where none (or a wrong one) was given."""
+    values: dict[str, Any] = {}
+    problems = []
+    for dotted, knob in all_knobs().items():
+        values[dotted] = "" if knob.default is REQUIRED else knob.default
+        try:
+            if dotted in given:
+                values[dotted] = knob.read(given[dotted])
+            elif knob.default is REQUIRED:
+                problems.append(Problem(dotted, f"missing; allowed: {knob.help}"))
+        except Wrong as wrong:
+            problems.append(Problem(dotted, str(wrong)))
+    return values, problems
+
+
+def _null_and_qlora(given: Mapping[str, object], values: Mapping[str, Any], bad: set[str]) -> list[Problem]:
+    """Only here can a null that was written be told from a format left open."""
+    name = "quantization.format"
+    if values["method"] != "qlora" or values[name] is not None or name not in given or bad & {name, "method"}:
+        return []
+    return [Problem(name, "got null with method qlora; allowed: nf4, fp4, int8, or method: lora; nearest: nf4")]
+
+
+def _job(values: Mapping[str, Any]) -> Job:
+    parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
+    own: dict[str, Any] = {}
+    for dotted, value in values.items():
+        section, _, leaf = dotted.rpartition(".")
+        (parts[section] if section else own)[leaf] = value
+    own.update({name: sections()[name](**part) for name, part in parts.items()})
+    return Job(**own)
+
+
+def _unknown(name: str, section: str) -> Problem:
+    """Points at the field meant: one spelled alike, or the one other tools call by this name."""
+    dotted = f"{section}.{name}" if section else name
+    leaf = name.rpartition(".")[2]
+    called = next((known for known, knob in all_knobs().items() if leaf in _names(known, knob)), None)
+    places = [f"{section}.{leaf}" for leaf in _leaves(section)] if section else list(all_knobs()) + list(sections())
+    meant = called or nearest(dotted[:64], places) or nearest(leaf[:64], places)
+    allowed = ", ".join(_leaves(section)) if section else ", ".join(_leaves(""))
+    return Problem(dotted, f"unknown field; allowed: {allowed}" + (f"; nearest: {meant}" if meant else ""))
+
+
+def _names(dotted: str, knob: Knob) -> tuple[str, ...]:
+    return (dotted.rpartition(".")[2], *knob.aka)
+
+
+def _leaves(section: str) -> list[str]:
+    if section:
+        return [name.rpartition(".")[2] for name in all_knobs() if name.startswith(f"{section}.")]
+    return list(dict.fromkeys(name.partition(".")[0] for name in all_knobs()))
+
+
+def _name(key: object) -> str:
+    """A key as a dotted name may show it."""
+    return key if isinstance(key, str) and key.isprintable() and 0 < len(key) <= 64 else shown(key)

@@ -1,0 +1,122 @@
+"""Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags.
+
+A new format is one file with `documents(path) -> Iterator[Found]` and a line in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tunecast.errors import NotResolved, TunecastError, UsageError
+from tunecast.job.job import Job
+from tunecast.job.knob import shown
+from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
+from tunecast.job.readers import json, jsonlines, yaml
+from tunecast.job.readers.found import Found
+
+FORMATS: Mapping[str, Callable[[Path], Iterator[Found]]] = {
+    ".yaml": yaml.documents,
+    ".yml": yaml.documents,
+    ".json": json.documents,
+    ".jsonl": jsonlines.documents,
+}
+
+
+@dataclass(frozen=True)
+class JobError:
+    """A job that could not be read, in its place among the others."""
+
+    id: str | int | None
+    code: str
+    field: str | None
+    message: str
+    exit_code: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the contract has it."""
+        return {"id": self.id, "error": {"code": self.code, "field": self.field, "message": self.message}}
+
+
+def job_error(error: TunecastError, id: str | int | None = None) -> JobError:
+    return JobError(id, error.code, error.field, error.message, error.exit_code)
+
+
+def read_jobs(source: str, overrides: Mapping[str, object] | None = None) -> Iterator[Job | JobError]:
+    """The jobs of a file, or the one job of a model's name; overrides (dotted fields, as flags give them) win.
+
+    A job that cannot be read comes as a `JobError` in its place. Overrides that no job could take raise a
+    `UsageError` at once, before anything is read.
+    """
+    overrides = dict(overrides or {})
+    check_overrides(overrides)
+    return _jobs(source, overrides)
+
+
+def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobError]:
+    path = Path(source)
+    reader = FORMATS.get(path.suffix.lower())
+    try:
+        if path.name == "config.json":
+            yield _job(Found("", {"model": source}), overrides, None)
+        elif reader is not None:
+            for found in reader(path):
+                yield _job(found, overrides, path)
+        else:
+            _refuse_other_files(path)
+            yield _job(Found("", {"model": source}), overrides, None)
+    except TunecastError as error:  # the file itself: nothing was found in it, or no more will be
+        yield job_error(error)
+
+
+def _refuse_other_files(path: Path) -> None:
+    """A model's name is taken as it is; a plain file that is there but has another ending is no model."""
+    try:
+        is_file = path.is_file()
+    except (OSError, ValueError):
+        raise UsageError(f"{shown(str(path))}: neither a path nor a model's name", field="model") from None
+    if is_file:
+        allowed = ", ".join(FORMATS)
+        raise NotResolved(
+            f"{path}: unknown ending {shown(path.suffix)}; allowed: {allowed}, or a folder with config.json"
+        )
+
+
+def _job(found: Found, overrides: Mapping[str, object], path: Path | None) -> Job | JobError:
+    content = found.content
+    if isinstance(content, TunecastError):
+        return job_error(content)
+    if not isinstance(content, Mapping):
+        return _error(found.where, UsageError(_not_a_mapping(content), field="job"), None)
+    if path is not None:
+        content = _as_job(content, path)
+    try:
+        return job_from_dict(with_overrides(content, overrides))
+    except TunecastError as error:
+        return _error(found.where, error, content.get("id"))
+
+
+def _as_job(content: Mapping[Any, object], path: Path) -> Mapping[Any, object]:
+    """A file that describes a model and no job is that model; a path written ./ or ../ starts at the file."""
+    if "model" not in content and "model_type" in content:
+        return {"model": str(path)}
+    model = content.get("model")
+    if isinstance(model, str) and model.startswith(("./", "../")):
+        return {**content, "model": str(path.parent / model)}
+    return content
+
+
+def _not_a_mapping(content: object) -> str:
+    if isinstance(content, list):
+        return "got a list; allowed: a mapping of fields; many jobs go into a .jsonl file, one a line"
+    return f"got {shown(content)}; allowed: a mapping of fields, of which only model is required"
+
+
+def _error(where: str, error: TunecastError, id: object) -> JobError:
+    message = error.message
+    if where:
+        message = f"{where}: {message}" if "\n" not in message else f"{where}:\n{message}"
+    echoed = id if isinstance(id, (str, int)) and not isinstance(id, bool) and len(str(id)) <= 4096 else None
+    return JobError(echoed, error.code, error.field, message, error.exit_code)

@@ -1,0 +1,1 @@
+"""What a tape costs: the memory it needs (`allocator`, `expandable`, `memory`) and the time it takes."""

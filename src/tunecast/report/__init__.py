@@ -1,0 +1,9 @@
+"""How a traced run is shown to people. Nothing here prints, colours by itself or opens a file it was not given.
+
+    figures.py     what is shown: plain values, the same for every form
+    moments.py     memory over the run, as plain values
+    traced.py      both, from a tape and what `predict.memory` says of it
+    text.py        for the terminal
+    html.py        one self-contained page (chart.py its picture, markup.py its escaping, page/ its style and script)
+    snapshot.py    the pickle that PyTorch's own viewer opens
+"""

@@ -1,0 +1,310 @@
+"""A tape of a few layers, extended to many: exactly, or not at all.
+
+Transformer layers repeat. A tape of `n` layers holds, in each pass over the model, one run of events a layer:
+
+    forward    embed | 0 | 1 | 2 | norm, head, loss
+    backward   loss, head, norm | 2 | 1 | 0 | embed
+    optimizer  embed | 0 | 1 | 2 | norm, head          (lists of parameters, in order)
+
+Extending it copies the run of a middle layer. A run names the blocks it frees by where they were born: in which pass,
+how many layers away, the how-manieth there; so the copy for layer 7 frees what layer 6 left behind. Sizes and counts
+outside the layers that grow with their number (a list of gradient norms) grow along a line through two tapes.
+
+`extended` proves itself: it is asked for the larger of two traced tapes first and must reproduce it event by event.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tunecast.tape.op import Alloc, Event, Free, Op, Tape, with_frees_in_order
+
+NUMBERED = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+class NotRepeating(Exception):
+    """The tape does not fall into one run a layer; trace all layers instead."""
+
+
+class Run(NamedTuple):
+    """Consecutive events of one layer (None: outside the layers)."""
+
+    layer: int | None
+    events: tuple[Event, ...]
+
+
+class Birth(NamedTuple):
+    """Where a block was born: in which pass over the layers, which layer, the how-manieth allocation there."""
+
+    sweep: int
+    layer: int | None
+    nth: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over the layers in rising or falling order, or a stretch outside them (a single run)."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def falls(self) -> bool:
+        return (self.runs[0].layer or 0) > (self.runs[-1].layer or 0)
+
+
+def container_of(tape: Tape, layers: int) -> str:
+    """The name before the layer's number: `model.layers` in `model.layers.3.mlp`."""
+    numbers: dict[str, set[int]] = defaultdict(set)
+    for module in {event.module for event in tape.events if isinstance(event, (Op, Alloc))}:
+        for match in NUMBERED.finditer(module):
+            numbers[module[: match.start()]].add(int(match.group(1)))
+    fitting = [name for name, found in numbers.items() if name and found == set(range(layers))]
+    if not fitting:
+        raise NotRepeating(f"no module holds exactly {layers} numbered layers")
+    return min(fitting, key=len)
+
+
+def extended(small: Tape, large: Tape, small_layers: int, large_layers: int, layers: int, head: int = 1) -> Tape:
+    """The tape of `layers` layers, from those of `small_layers` and `large_layers`.
+
+    `large_layers - small_layers` is the period p with which layers repeat; the layers `head .. head + p - 1` of the
+    small tape are copied, those before and after stand for the first and the last ones.
+    """
+    period = large_layers - small_layers
+    if (layers - small_layers) % period:
+        raise NotRepeating(f"{layers} layers are not {small_layers} and a multiple of {period}")
+    sweeps = sweeps_of(small, small_layers)
+    proof = _extend(sweeps, container_of(small, small_layers), head, period, 1)
+    growth = _growth(proof, large)
+    copies = (layers - small_layers) // period
+    if copies <= 1:
+        return small if copies == 0 else large
+    events = _extend(sweeps, container_of(small, small_layers), head, period, copies)
+    return small.with_events(_grow(events, growth, copies - 1))
+
+
+def _growth(proof: Sequence[Event], large: Tape) -> dict[int, Event]:
+    """Compare the extension by one period with the traced truth; what differs may differ in amounts only.
+
+    The key is the how-manieth event outside the layers, the same in every extension.
+    """
+    if len(proof) != len(large.events):
+        raise NotRepeating(f"one more layer makes {len(large.events)} events where {len(proof)} were expected")
+    truth = with_frees_in_order(renumbered(large.events))
+    growth: dict[int, Event] = {}
+    outside = -1
+    for ours, theirs in zip(with_frees_in_order(proof), truth, strict=True):
+        if isinstance(ours, (_OutsideOp, _OutsideAlloc)):
+            outside += 1
+            plain = ours.event
+            if plain == theirs:
+                continue
+            if _shape_of(plain) != _shape_of(theirs):
+                raise NotRepeating(f"{theirs} where {plain} was expected")
+            growth[outside] = theirs
+        elif ours != theirs:
+            raise NotRepeating(f"{theirs} where {ours} was expected")
+    return growth
+
+
+def _shape_of(event: Event) -> Event:
+    """The event without the amounts that may grow with the number of layers."""
+    if isinstance(event, Op):
+        return event._replace(flops=0, read_bytes=0, written_bytes=0, kernels=0, shapes=())
+    if isinstance(event, Alloc):
+        return event._replace(nbytes=0)
+    return event
+
+
+def _grow(events: Sequence[Event], growth: dict[int, Event], more: int) -> Iterator[Event]:
+    """Amounts outside the layers follow the line through the two traced tapes, `more` periods beyond the larger."""
+    outside = -1
+    for event in events:
+        if not isinstance(event, (_OutsideOp, _OutsideAlloc)):
+            yield event
+            continue
+        outside += 1
+        plain, larger = event.event, growth.get(outside)
+        if isinstance(plain, Op) and isinstance(larger, Op):
+            yield larger._replace(
+                flops=larger.flops + more * (larger.flops - plain.flops),
+                read_bytes=larger.read_bytes + more * (larger.read_bytes - plain.read_bytes),
+                written_bytes=larger.written_bytes + more * (larger.written_bytes - plain.written_bytes),
+                kernels=larger.kernels + more * (larger.kernels - plain.kernels),
+            )
+        elif isinstance(plain, Alloc) and isinstance(larger, Alloc):
+            yield plain._replace(nbytes=larger.nbytes + more * (larger.nbytes - plain.nbytes))
+        else:
+            yield plain
+
+
+class _OutsideOp(NamedTuple):
+    event: Op
+
+
+class _OutsideAlloc(NamedTuple):
+    event: Alloc
+
+
+def sweeps_of(tape: Tape, layers: int) -> tuple[Sweep, ...]:
+    """Cut the tape into sweeps: rising or falling passes over the layers, and single runs outside them.
+
+    Where one pass turns into the next (rising to the last layer, then falling) the run at the turn holds the end of
+    the one and the beginning of the other; it is kept in the earlier.
+    """
+    sweeps: list[list[Run]] = []
+    direction = 0
+    for run in _runs_of(tape, layers):
+        before = sweeps[-1][-1].layer if sweeps else None
+        if run.layer is None or before is None:
+            sweeps.append([run])
+            direction = 0
+            continue
+        step = run.layer - before
+        if direction in (0, step) and abs(step) == 1:
+            sweeps[-1].append(run)
+        else:
+            sweeps.append([run])
+        direction = step
+    return tuple(Sweep(tuple(runs)) for runs in sweeps)
+
+
+def _runs_of(tape: Tape, layers: int) -> list[Run]:
+    container = container_of(tape, layers)
+    owner: dict[int, int | None] = {}
+    tags: list[int | None] = []
+    inside_module = True
+    for event in tape.events:
+        if isinstance(event, Op):
+            tag = _layer(event.module, container)
+            inside_module = tag is not None
+        elif isinstance(event, Alloc):
+            tag = owner[event.block] = _layer(event.module, container)
+        elif isinstance(event, Free) and not inside_module:
+            tag = owner[event.block]
+        elif isinstance(event, Free):
+            tag = tags[-1]
+        else:
+            tag, inside_module = None, False
+        tags.append(tag)
+    runs: list[tuple[int | None, list[Event]]] = []
+    for event, tag in zip(tape.events, tags, strict=True):
+        if runs and runs[-1][0] == tag:
+            runs[-1][1].append(event)
+        else:
+            runs.append((tag, [event]))
+    return [Run(tag, tuple(events)) for tag, events in _absorb_gaps(runs)]
+
+
+def _absorb_gaps(runs: list[tuple[int | None, list[Event]]]) -> list[tuple[int | None, list[Event]]]:
+    """What happens between two neighbouring layers belongs to the earlier one."""
+    merged: list[tuple[int | None, list[Event]]] = []
+    for index, (tag, events) in enumerate(runs):
+        if merged and merged[-1][0] is not None:
+            before = merged[-1][0]
+            after = runs[index + 1][0] if tag is None and index + 1 < len(runs) else tag
+            if tag is None and after is not None and abs(after - before) == 1:
+                merged[-1][1].extend(events)
+                continue
+        merged.append((tag, list(events)))
+    return merged
+
+
+def _layer(module: str, container: str) -> int | None:
+    if not module.startswith(container):
+        return None
+    match = NUMBERED.match(module, len(container))
+    return int(match.group(1)) if match else None
+
+
+def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, copies: int) -> list[Event]:
+    births: dict[int, Birth] = {}
+    for number, sweep in enumerate(sweeps):
+        for run in sweep.runs:
+            blocks = (event.block for event in run.events if isinstance(event, Alloc))
+            births.update((block, Birth(number, run.layer, nth)) for nth, block in enumerate(blocks))
+    numbers: dict[Birth, int] = {}
+    out: list[Event] = []
+    last_copied = head + period - 1
+    for number, sweep in enumerate(sweeps):
+        for run, layer in _longer(sweep, head, period, copies):
+            shift = 0 if layer is None or run.layer is None else layer - run.layer
+            nth = 0
+            for event in run.events:
+                if isinstance(event, Alloc):
+                    block = numbers[Birth(number, layer, nth)] = len(numbers)
+                    nth += 1
+                    moved = Alloc(block, event.nbytes, event.role, _moved(event.module, container, shift), event.stream)
+                    out.append(moved if layer is not None else _OutsideAlloc(moved))  # type: ignore[arg-type]
+                elif isinstance(event, Free):
+                    out.append(Free(_born(births[event.block], run.layer, layer, last_copied, copies * period, numbers)))
+                elif isinstance(event, Op):
+                    op = event._replace(module=_moved(event.module, container, shift)) if shift else event
+                    out.append(op if layer is not None else _OutsideOp(op))  # type: ignore[arg-type]
+                else:
+                    out.append(event)
+    return out
+
+
+def _longer(sweep: Sweep, head: int, period: int, copies: int) -> Iterator[tuple[Run, int | None]]:
+    """The runs of a sweep over `copies * period` more layers, each with the layer it now stands for."""
+    if sweep.runs[0].layer is None:
+        yield sweep.runs[0], None
+        return
+    rising = sorted(sweep.runs, key=lambda run: run.layer or 0)
+    first = [run for run in rising if (run.layer or 0) < head]
+    middle = [run for run in rising if head <= (run.layer or 0) < head + period]
+    last = [run for run in rising if (run.layer or 0) >= head + period]
+    if len(middle) != period and (middle or (first and last)):
+        raise NotRepeating(f"a pass over the layers takes {[run.layer for run in sweep.runs]} only")
+    longer = [(run, run.layer) for run in first]
+    longer += [(run, (run.layer or 0) + k * period) for k in range(copies + 1) for run in middle]
+    longer += [(run, (run.layer or 0) + copies * period) for run in last]
+    yield from reversed(longer) if sweep.falls else longer
+
+
+def _born(
+    birth: Birth, written: int | None, stands_for: int | None, last_copied: int, added: int, numbers: dict[Birth, int]
+) -> int:
+    """The block a run means when it stands for another layer: equally many layers away. A run outside the layers
+    means the first layers by their number and the last ones by their distance from the end."""
+    layer = birth.layer
+    if layer is not None:
+        if written is not None and stands_for is not None:
+            if abs(layer - written) > 1:
+                raise NotRepeating(f"layer {written} frees what layer {layer} made")
+            layer = stands_for + layer - written
+        elif layer > last_copied:
+            layer += added
+    found = numbers.get(birth._replace(layer=layer))
+    if found is None:
+        raise NotRepeating(f"layer {stands_for} frees a block that layer {layer} did not make")
+    return found
+
+
+def _moved(module: str, container: str, shift: int) -> str:
+    if not shift or not module.startswith(container):
+        return module
+    return container + NUMBERED.sub(
+        lambda match: match.group(0).replace(match.group(1), str(int(match.group(1)) + shift)),
+        module[len(container) :], count=1,
+    )  # fmt: skip
+
+
+def renumbered(events: Sequence[Event]) -> list[Event]:
+    """The same events with blocks numbered in the order they come to life."""
+    numbers: dict[int, int] = {}
+    out: list[Event] = []
+    for event in events:
+        if isinstance(event, Alloc):
+            numbers[event.block] = len(numbers)
+            out.append(event._replace(block=numbers[event.block]))
+        elif isinstance(event, Free):
+            out.append(Free(numbers[event.block]))
+        else:
+            out.append(event)
+    return out

@@ -1,0 +1,141 @@
+"""The tape: what a fine-tuning run does to one GPU, in order. Read this file first.
+
+A tape is one list of events. Memory replays its `Alloc` and `Free` events through an allocator; time prices
+its `Op` events on a GPU; both see the same run, because there is only this one list.
+
+    Begin(LOAD, 0)        the model is built
+    Op, Alloc, Alloc      an operation and what it keeps or borrows
+    Begin(FORWARD, 0)     step 0 starts
+    Op, Alloc, Op, Alloc, Free, ...
+    Begin(BACKWARD, 0)
+    ...
+    Begin(OPTIMIZER, 0)
+    ...
+    Begin(FORWARD, 1)     step 1 starts
+
+An `Op` comes before the allocations it makes. A `Free` comes where the last reference died, which is
+between operations or inside one. Sizes are what was asked for; rounding is the allocator's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Role(StrEnum):
+    """What a block of memory is for. The values are the keys of `breakdown_bytes`."""
+
+    WEIGHTS = "weights"
+    ADAPTERS = "adapters"
+    GRADIENTS = "gradients"
+    OPTIMIZER = "optimizer"
+    ACTIVATIONS = "activations"
+    LOGITS_AND_LOSS = "logits_and_loss"
+    TEMPORARIES = "temporaries"
+
+
+class Phase(StrEnum):
+    """Where in a run an event happens. Recomputation belongs to the backward pass that asks for it."""
+
+    LOAD = "load"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    CLIP = "clip"
+    OPTIMIZER = "optimizer"
+    OTHER = "other"
+
+
+class Op(NamedTuple):
+    """One operation on the device."""
+
+    name: str
+    module: str = ""
+    """Qualified name of the module it belongs to, also in the backward pass; '' outside any module."""
+    flops: int = 0
+    """An FMA is 2."""
+    read_bytes: int = 0
+    written_bytes: int = 0
+    kernels: int = 1
+    dtype: str = ""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Shapes of the first tensors read, enough to price a matrix product or an attention."""
+    source: str = ""
+    """`file:line` of the user's code that caused it, where known."""
+    stream: int = 0
+
+
+class Alloc(NamedTuple):
+    """`block` comes to life. A block's number is used once on a tape."""
+
+    block: int
+    nbytes: int
+    role: Role = Role.TEMPORARIES
+    module: str = ""
+    """The module (or parameter's module) the block belongs to."""
+    stream: int = 0
+    """The allocator keeps a pool a stream; 0 is the default one."""
+
+
+class Free(NamedTuple):
+    block: int
+
+
+class Begin(NamedTuple):
+    """The phase of all that follows, and the optimizer step it belongs to."""
+
+    phase: Phase
+    step: int = 0
+
+
+class EmptyCache(NamedTuple):
+    """`torch.cuda.empty_cache()` was called."""
+
+
+Event = Op | Alloc | Free | Begin | EmptyCache
+
+
+@dataclass(frozen=True)
+class Tape:
+    events: tuple[Event, ...]
+    guesses: tuple[str, ...] = ()
+    """What had to be assumed to make this tape, a sentence each. Empty: every event is what the code does."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Of the packages whose code the tape follows."""
+
+    def ops(self) -> Iterator[Op]:
+        return (event for event in self.events if isinstance(event, Op))
+
+    def steps(self) -> dict[int, tuple[Event, ...]]:
+        """Events of each optimizer step; what comes before the first `Begin` that is not LOAD is step -1."""
+        parts: dict[int, list[Event]] = {-1: []}
+        current = -1
+        for event in self.events:
+            if isinstance(event, Begin):
+                current = -1 if event.phase is Phase.LOAD else event.step
+            parts.setdefault(current, []).append(event)
+        return {step: tuple(events) for step, events in parts.items()}
+
+    def with_events(self, events: Iterable[Event]) -> Tape:
+        return Tape(tuple(events), self.guesses, self.versions)
+
+
+def with_frees_in_order(events: Iterable[Event]) -> list[Event]:
+    """Frees that follow each other directly, sorted by block.
+
+    Nothing is allocated between them, so their order changes nothing an allocator does; but some come out of hash
+    tables (autocast's cache of cast weights), and two tapes of the same run should be the same.
+    """
+    out: list[Event] = []
+    frees: list[Free] = []
+    for event in events:
+        if isinstance(event, Free):
+            frees.append(event)
+            continue
+        if frees:
+            out.extend(sorted(frees))
+            frees.clear()
+        out.append(event)
+    return out + sorted(frees)

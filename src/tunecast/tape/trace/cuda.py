@@ -1,0 +1,171 @@
+"""`torch.cuda` and `torch.accelerator` as if the card were there.
+
+Python code asks these modules what the card is, how full it is, and to make streams and events. The answers come
+from the `Card` and the recorder; nothing touches a driver.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from tunecast.tape.trace.card import Card
+from tunecast.tape.trace.recorder import Recorder
+
+HOPPER_DETAILS = {  # what a Hopper card answers; code that plans tiles by them only picks among Triton configurations
+    "is_integrated": 0, "is_multi_gpu_board": 0, "max_threads_per_multi_processor": 2048, "warp_size": 32,
+    "max_threads_per_block": 1024, "regs_per_multiprocessor": 65536, "gcnArchName": "", "L2_cache_size": 60 << 20,
+    "shared_memory_per_block": 49152, "shared_memory_per_block_optin": 232448,
+    "shared_memory_per_multiprocessor": 233472, "uuid": "00000000-0000-0000-0000-000000000000",
+    "pci_bus_id": 0, "pci_device_id": 0, "pci_domain_id": 0, "clock_rate": 1980000, "memory_clock_rate": 3201000,
+}  # fmt: skip
+
+
+class Stream:
+    """A stream has a number; what is allocated while it is current comes from its own pool."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, *args: Any, number: int | None = None, **kwargs: Any) -> None:
+        self.stream_id = self.cuda_stream = next(self._numbers) if number is None else number
+        self.device = torch.device("cuda", 0)
+        self.device_index, self.device_type, self.priority = 0, 1, 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
+
+    def record_event(self, event: Any = None) -> Any:
+        return event if event is not None else Event()
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def synchronize(self) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+    def wait_stream(self, stream: Any) -> None: ...
+
+
+class Event:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.device = torch.device("cuda", 0)
+
+    def elapsed_time(self, other: Any) -> float:
+        return 1.0
+
+    def query(self) -> bool:
+        return True
+
+    def record(self, stream: Any = None) -> None: ...
+    def synchronize(self) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+
+
+def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int = 0) -> None:
+    properties = types.SimpleNamespace(
+        name=card.name, major=card.capability[0], minor=card.capability[1], total_memory=card.total_bytes,
+        multi_processor_count=card.sm_count, **HOPPER_DETAILS,
+    )  # fmt: skip
+    streams: dict[int, Stream] = {0: Stream(number=0)}
+
+    def current_stream(*args: Any, **kwargs: Any) -> Stream:
+        return streams[recorder.stream_of_thread.get(threading.get_ident(), 0)]
+
+    def set_stream(stream: Any) -> None:
+        if stream is not None:
+            streams[stream.stream_id] = stream
+            recorder.stream_of_thread[threading.get_ident()] = stream.stream_id
+
+    class StreamContext:
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> StreamContext:
+            self.before = current_stream()
+            set_stream(self.stream)
+            return self
+
+        def __exit__(self, *exception: Any) -> None:
+            set_stream(self.before)
+
+    @contextlib.contextmanager
+    def nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+        yield
+
+    def reset_peak(*args: Any, **kwargs: Any) -> None:
+        recorder.peak_bytes = recorder.allocated_bytes
+
+    def memory_stats(*args: Any, **kwargs: Any) -> dict[str, int]:
+        now, peak = recorder.allocated_bytes, recorder.peak_bytes
+        kinds = ("allocated_bytes", "reserved_bytes", "active_bytes", "requested_bytes")
+        stats = {f"{kind}.all.{when}": n for kind in kinds for when, n in (("current", now), ("peak", peak))}
+        return stats | {"num_alloc_retries": 0, "num_ooms": 0}
+
+    def constant(value: Any) -> Callable[..., Any]:
+        return lambda *args, **kwargs: value
+
+    random_state = torch.zeros(16, dtype=torch.uint8)
+    shared: dict[str, Any] = {
+        "is_available": constant(True), "device_count": constant(devices), "synchronize": constant(None),
+        "current_stream": current_stream, "set_stream": set_stream,
+        "empty_cache": lambda *a, **k: recorder.empty_cache(), "memory_stats": memory_stats,
+        "memory_allocated": lambda *a, **k: recorder.allocated_bytes,
+        "max_memory_allocated": lambda *a, **k: recorder.peak_bytes,
+        "memory_reserved": lambda *a, **k: recorder.allocated_bytes,
+        "max_memory_reserved": lambda *a, **k: recorder.peak_bytes,
+        "reset_peak_memory_stats": reset_peak, "reset_accumulated_memory_stats": constant(None),
+    }  # fmt: skip
+    of_cuda = shared | {
+        "init": constant(None), "is_initialized": constant(True), "_lazy_init": constant(None), "_lazy_call": lambda f, **k: f(),
+        "_is_in_bad_fork": constant(False), "current_device": constant(local_rank), "set_device": constant(None), "device": nothing, "device_of": nothing,
+        "_exchange_device": constant(local_rank), "_maybe_exchange_device": constant(local_rank),
+        "get_device_properties": constant(properties), "get_device_name": constant(card.name),
+        "get_device_capability": constant(card.capability), "get_arch_list": constant(["sm_%d%d" % card.capability]),
+        "is_bf16_supported": constant(card.capability >= (8, 0)), "is_tf32_supported": constant(card.capability >= (8, 0)),
+        "Stream": Stream, "Event": Event, "ExternalStream": Stream, "stream": StreamContext, "StreamContext": StreamContext,
+        "default_stream": constant(streams[0]), "is_current_stream_capturing": constant(False), "ipc_collect": constant(None),
+        "manual_seed": constant(None), "manual_seed_all": constant(None), "seed": constant(None), "seed_all": constant(None),
+        "initial_seed": constant(0), "get_rng_state": constant(random_state), "set_rng_state": constant(None),
+        "get_rng_state_all": constant([random_state]), "set_rng_state_all": constant(None),
+        "mem_get_info": lambda *a, **k: (card.total_bytes - recorder.allocated_bytes, card.total_bytes),
+        "memory_summary": constant(""), "memory_snapshot": constant([]), "utilization": constant(0),
+        "set_per_process_memory_fraction": constant(None), "get_per_process_memory_fraction": constant(1.0),
+        "can_device_access_peer": constant(True), "temperature": constant(40), "power_draw": constant(0), "clock_rate": constant(1980),
+        "reset_max_memory_allocated": reset_peak, "reset_max_memory_cached": reset_peak,
+        "max_memory_cached": lambda *a, **k: recorder.peak_bytes, "memory_cached": lambda *a, **k: recorder.allocated_bytes,
+    }  # fmt: skip
+    of_accelerator = shared | {
+        "current_device_index": constant(local_rank), "current_device_idx": constant(local_rank),
+        "set_device_index": constant(None), "set_device_idx": constant(None), "device_index": nothing,
+        "current_accelerator": constant(torch.device("cuda")), "get_memory_info": of_cuda["mem_get_info"],
+    }  # fmt: skip
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+        _replace(module, of_cuda, add=module is torch.cuda)
+    _replace(torch.accelerator, of_accelerator)
+    if hasattr(torch.accelerator, "memory"):
+        _replace(torch.accelerator.memory, of_accelerator)
+    torch.version.cuda = torch.version.cuda or "13.0"
+    for name, answer in {
+        "_cuda_getDevice": local_rank, "_cuda_setDevice": None, "_cuda_exchangeDevice": local_rank,
+        "_cuda_maybeExchangeDevice": local_rank, "_cuda_getDeviceCount": devices, "_cuda_isInBadFork": False,
+        "_cuda_emptyCache": None, "_cuda_synchronize": None, "_cuda_getCurrentRawStream": 0, "_cuda_init": None,
+        "_cuda_isCurrentStreamCapturing": False, "_cuda_getArchFlags": "",
+    }.items():  # fmt: skip
+        setattr(torch._C, name, constant(answer))
+
+
+def _replace(module: Any, names: dict[str, Any], add: bool = False) -> None:
+    for name, value in names.items():
+        if add or hasattr(module, name):
+            setattr(module, name, value)

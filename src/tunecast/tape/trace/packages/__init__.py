@@ -1,0 +1,66 @@
+"""Corrections to other packages, made the moment each is imported; a package never imported costs nothing.
+
+One file a package. Each registers `after_import("package.module", action)`; the action gets the freshly executed
+module. Growing the tracer by a package is adding a file and naming it in `install`.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+Action = Callable[[ModuleType], None]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Lets the ordinary finders find the module, and runs the actions once its code has run."""
+
+    def __init__(self) -> None:
+        self.actions: dict[str, list[Action]] = {}
+        self._finding: set[str] = set()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self.actions or name in self._finding:
+            return None
+        self._finding.add(name)
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._finding.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            for action in self.actions[name]:
+                action(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+_finder = AfterImport()
+
+
+def after_import(name: str, action: Action) -> None:
+    if _finder not in sys.meta_path:
+        sys.meta_path.insert(0, _finder)
+    _finder.actions.setdefault(name, []).append(action)
+    module = sys.modules.get(name)
+    if module is not None:
+        action(module)
+
+
+def install(recorder: Any) -> None:
+    from tunecast.tape.trace.packages import bitsandbytes, transformers, triton
+
+    for package in (bitsandbytes, transformers, triton):
+        package.install(recorder)

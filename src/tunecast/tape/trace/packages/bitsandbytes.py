@@ -1,0 +1,78 @@
+"""bitsandbytes: its own CUDA-side Python runs, with the C library behind it silent.
+
+The shape-only kernels bitsandbytes registers for fake tensors return results but not the temporaries its CUDA path
+allocates. That path is Python that allocates with torch and then calls the C library; with a library whose every
+function does nothing it runs here as it is, so its allocations are the real ones of the installed version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from tunecast.tape.trace.packages import after_import
+from tunecast.tape.trace.recorder import Recorder
+
+
+class SilentFunction:
+    argtypes: Any = None
+    restype: Any = None
+
+    def __call__(self, *args: Any) -> int:
+        return 0
+
+
+class SilentLibrary:
+    compiled_with_cuda = True
+
+    def __init__(self) -> None:
+        self._functions: dict[str, SilentFunction] = {}
+
+    def __getattr__(self, name: str) -> SilentFunction:
+        return self._functions.setdefault(name, SilentFunction())
+
+    def __getitem__(self, name: str) -> SilentFunction:
+        return getattr(self, name)  # type: ignore[no-any-return]
+
+
+def install(recorder: Recorder) -> None:
+    def look_for_no_driver(module: ModuleType) -> None:
+        module.get_cuda_specs = lambda: None  # type: ignore[attr-defined]
+
+    def silence(module: ModuleType) -> None:
+        module.lib = SilentLibrary()  # type: ignore[attr-defined]
+
+    def keep_cuda_kernels(module: ModuleType) -> None:
+        register: Callable[..., Any] = module.register_kernel
+
+        def register_kernel(operation: str, device: str) -> Any:
+            if device != "cuda":
+                return register(operation, device)
+
+            def keep(kernel: Any) -> Any:
+                recorder.emulated[operation] = kernel
+                return kernel
+
+            return keep
+
+        module.register_kernel = register_kernel  # type: ignore[attr-defined]
+
+    def page_on_the_host(module: ModuleType) -> None:
+        """Paged optimizer state is managed memory, outside the caching allocator."""
+
+        def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+            out = torch.empty(shape, dtype=dtype, device="cpu")
+            out.is_paged, out.page_deviceid = True, 0  # type: ignore[attr-defined]
+            return out
+
+        module.get_paged = get_paged  # type: ignore[attr-defined]
+        FakeTensor.data_ptr = lambda self: 0  # type: ignore[method-assign]
+
+    after_import("bitsandbytes.cuda_specs", look_for_no_driver)
+    after_import("bitsandbytes.cextension", silence)
+    after_import("bitsandbytes._ops", keep_cuda_kernels)
+    after_import("bitsandbytes.functional", page_on_the_host)

@@ -1,0 +1,181 @@
+"""Small corrections that let unmodified training code run on fake tensors. One function, one reason."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._foreach_utils as foreach_utils
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.values import known
+
+FAKE_DEVICE = "_fake_device" if "_fake_device" in getattr(FakeTensor, "__annotations__", {}) else "fake_device"
+
+
+def install(recorder: Recorder) -> None:
+    start_no_driver()
+    make_tensors_on_the_host()
+    allow_foreach()
+    let_modules_swap_parameters()
+    move_data_between_devices()
+    graft_parameter_subclasses()
+    read_known_values(recorder)
+    follow_resized_storages(recorder)
+    load_data_in_this_process()
+    save_nothing()
+
+
+def start_no_driver() -> None:
+    """FakeTensorMode starts the CUDA context for fake `cuda` tensors, and lifts `torch.tensor(..., device='cuda')`
+    onto a real card first, unless it believes there is none."""
+    FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[method-assign, assignment]
+    if hasattr(fake_tensor, "init_gpu_context"):
+        fake_tensor.init_gpu_context = lambda *args, **kwargs: None
+
+
+def make_tensors_on_the_host() -> None:
+    """`torch.tensor(values, device="cuda")` asks the driver first. Values are read on the host anyway: make the tensor
+    there, then move it."""
+    for name in ("tensor", "as_tensor"):
+        make: Callable[..., Any] = getattr(torch, name)
+
+        def on_host(data: Any, *args: Any, make: Any = make, device: Any = None, **kwargs: Any) -> Any:
+            if device is None or torch.device(device).type != "cuda" or isinstance(data, torch.Tensor):
+                return make(data, *args, device=device, **kwargs)
+            return make(data, *args, device="cpu", **kwargs).to(device)
+
+        setattr(torch, name, on_host)
+
+
+def allow_foreach() -> None:
+    """Optimizers and gradient clipping use their `foreach` path on plain tensors only; a card would."""
+    import torch.optim.optimizer as optimizer
+
+    for module in (foreach_utils, optimizer):
+        types_ = getattr(module, "_foreach_supported_types", None)
+        if isinstance(types_, list) and FakeTensor not in types_:
+            types_.append(FakeTensor)
+
+
+def let_modules_swap_parameters() -> None:
+    """`nn.Module.to` swaps subclass parameters and refuses while weak references to them exist; fake tensors always
+    have some, which mean nothing here."""
+    import torch.utils as utils
+
+    utils.weakref = types.SimpleNamespace(getweakrefs=lambda tensor: [])  # type: ignore[attr-defined]
+
+
+def move_data_between_devices() -> None:
+    """`parameter.data = other` must carry the device a fake tensor pretends to be on."""
+    if "data" in FakeTensor.__dict__:
+        return
+    data: Any = torch._C.TensorBase.data
+
+    def set_data(self: Any, value: Any) -> None:
+        data.__set__(self, value)
+        if isinstance(value, FakeTensor):
+            setattr(self, FAKE_DEVICE, getattr(value, FAKE_DEVICE))
+
+    FakeTensor.data = property(lambda self: data.__get__(self), set_data)  # type: ignore[assignment, method-assign]
+
+
+def graft_parameter_subclasses() -> None:
+    """`Tensor._make_subclass` (bitsandbytes' Params4bit, Int8Params) would lose the fake tensor inside; make a class
+    that is both."""
+    make = torch.Tensor._make_subclass
+    grafted: dict[type, type] = {}
+
+    def detach(self: Any) -> Any:
+        copy = torch.Tensor.detach(self)
+        copy.__class__ = type(self)
+        copy.__dict__.update({k: v for k, v in self.__dict__.items() if k not in copy.__dict__})
+        return copy
+
+    def _make_subclass(cls: Any, data: Any, require_grad: bool = False, **kwargs: Any) -> Any:
+        if not isinstance(data, FakeTensor):
+            return make(cls, data, require_grad, **kwargs)
+        if not issubclass(cls, FakeTensor):
+            if cls not in grafted:
+                grafted[cls] = type(cls)("Fake" + cls.__name__, (cls, FakeTensor), {"detach": detach})
+            cls = grafted[cls]
+        tensor = data.detach()
+        tensor._tunecast_known = known(data)
+        tensor.__class__ = cls
+        return tensor.requires_grad_(require_grad)
+
+    torch.Tensor._make_subclass = staticmethod(_make_subclass)  # type: ignore[method-assign, assignment]
+
+
+def read_known_values(recorder: Recorder) -> None:
+    """`numpy()` and `tolist()` read contents; known ones are given, unknown ones are ones, and written down."""
+    to_numpy, to_list, equal = torch.Tensor.numpy, torch.Tensor.tolist, torch.equal
+
+    def contents(tensor: Any) -> torch.Tensor:
+        value = known(tensor)
+        if value is not None:
+            return value
+        recorder.assumptions[f"contents of a {tensor.dtype} tensor read by the host are taken as ones"] += 1
+        dtype = torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype
+        return torch.ones(tuple(tensor.shape), dtype=dtype)
+
+    def numpy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, FakeTensor):
+            return to_numpy(self, *args, **kwargs)
+        with _disable_current_modes():
+            return contents(self).detach().numpy()
+
+    def tolist(self: Any) -> Any:
+        if not isinstance(self, FakeTensor):
+            return to_list(self)
+        with _disable_current_modes():
+            return contents(self).tolist()
+
+    def same(a: Any, b: Any) -> bool:
+        if not isinstance(a, FakeTensor) and not isinstance(b, FakeTensor):
+            return equal(a, b)
+        known_a, known_b = known(a), known(b)
+        if known_a is None or known_b is None:
+            return tuple(a.shape) == tuple(b.shape)
+        with _disable_current_modes():
+            return equal(known_a, known_b)
+
+    torch.Tensor.numpy, torch.Tensor.tolist, torch.equal = numpy, tolist, same  # type: ignore[method-assign, assignment]
+
+
+def follow_resized_storages(recorder: Recorder) -> None:
+    """FSDP frees and refills parameters through `storage.resize_`, which makes no operation."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        result = resize(self, size)
+        recorder.resized(self, size)
+        return result
+
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+
+
+def load_data_in_this_process() -> None:
+    """Worker processes and pinning threads would run outside the fake mode; what they yield is the same."""
+    from torch.utils.data import DataLoader
+
+    initialise = DataLoader.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs.update(num_workers=0, pin_memory=False, persistent_workers=False)
+        kwargs.pop("prefetch_factor", None)
+        initialise(self, *args[:5], **kwargs)
+
+    DataLoader.__init__ = __init__  # type: ignore[method-assign]
+    torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
+
+
+def save_nothing() -> None:
+    """Checkpoints of tensors without contents are not worth writing, and nothing may land in the user's folder."""
+    nothing: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
+    torch.save = nothing

@@ -1,0 +1,213 @@
+"""The training run a job describes, as plain code a reader would write: real transformers, PEFT, bitsandbytes.
+
+It runs under the tracer, so it is at once what is measured and the documentation of what was assumed.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from tunecast.errors import UsageError
+from tunecast.job.job import Job
+from tunecast.tape.trace.recorder import Recorder
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], recorder: Recorder) -> None:
+    """Build the model of `config` on the card and take one optimizer step for each of `lengths`."""
+    torch.zeros(1, device="cuda")  # every program touches the card before it loads; the cache keeps that segment
+    model = build(job, config)
+    model.train()
+    model = adapt(job, model)
+    if job.compile:
+        model = torch.compile(model)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gc.collect()
+    torch.cuda.empty_cache()
+    optimizer = make_optimizer(job, parameters)
+    vocabulary = model.config.get_text_config().vocab_size
+    for length in lengths:
+        recorder.scopes.begin_step()
+        for _ in range(job.grad_accum):
+            ids = torch.randint(0, vocabulary, (job.micro_batch, length), device="cuda")
+            mask = torch.ones_like(ids)
+            with torch.autocast("cuda", DTYPES[job.autocast or "bfloat16"], enabled=job.autocast is not None):
+                loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss / job.grad_accum
+            loss.backward()
+        if job.max_grad_norm:
+            torch.nn.utils.clip_grad_norm_(parameters, job.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        del loss
+    recorder.scopes.begin_step()  # what the end of the program frees belongs to no step
+
+
+def build(job: Job, raw: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    raw = dict(raw)
+    config = AutoConfig.for_model(raw.pop("model_type"), **raw)
+    text = config.get_text_config()
+    text.use_cache = False
+    longest = max(job.lengths or (job.seq_len,))
+    if (getattr(text, "max_position_embeddings", None) or longest) < longest:
+        text.max_position_embeddings = longest
+    attention = job.attention
+    dtype = DTYPES[job.weights_dtype]
+    if job.quantization.format is not None:
+        with default_dtype(dtype), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        quantize(job, model, dtype)
+    else:
+        with default_dtype(dtype), torch.device("cuda"):
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    if text.tie_word_embeddings:
+        model.tie_weights()
+    if "liger" in job.kernels:
+        from liger_kernel.transformers.monkey_patch import _apply_liger_kernel_to_instance
+
+        _apply_liger_kernel_to_instance(model=model)
+    return model
+
+
+def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
+    """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays."""
+    import bitsandbytes as bnb
+
+    four_bit = job.quantization.format in ("nf4", "fp4")
+    head = model.get_output_embeddings()
+
+    def quantized(linear: torch.nn.Linear) -> Any:
+        weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="cuda")
+        shape = (linear.in_features, linear.out_features)
+        bias = linear.bias is not None
+        if four_bit:
+            options = {"compress_statistics": job.quantization.double_quant, "quant_type": job.quantization.format}
+            new = bnb.nn.Linear4bit(*shape, bias=bias, compute_dtype=dtype, device="meta", **options)
+            new.weight = bnb.nn.Params4bit(weight, requires_grad=False, module=new, **options).to("cuda")
+        else:
+            new = bnb.nn.Linear8bitLt(*shape, bias=bias, has_fp16_weights=False, threshold=6.0, device="meta")
+            new.weight = bnb.nn.Int8Params(weight.cpu(), requires_grad=False, has_fp16_weights=False).to("cuda")
+        if bias:
+            zeros = torch.zeros(linear.out_features, dtype=dtype, device="cuda")
+            new.bias = torch.nn.Parameter(zeros, requires_grad=False)
+        return new
+
+    def replace_in(module: torch.nn.Module) -> None:
+        for name, child in list(module.named_children()):
+            if isinstance(child, torch.nn.Linear) and child is not head:
+                setattr(module, name, quantized(child))
+            else:
+                replace_in(child)
+
+    replace_in(model)
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.device.type == "meta":
+                setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device="cuda")))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.device.type == "meta":
+                zeros = torch.zeros(buffer.shape, dtype=buffer.dtype, device="cuda")
+                module.register_buffer(name, zeros, persistent=False)
+    model.is_loaded_in_4bit, model.is_loaded_in_8bit = four_bit, not four_bit
+    model.is_quantized = True
+
+
+def adapt(job: Job, model: Any) -> Any:
+    adapters = job.method in ("lora", "qlora")
+    if adapters:
+        from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+        if job.quantization.format is not None and job.quantization.prepare_kbit:
+            model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=job.gradient_checkpointing)
+        lora = job.lora
+        settings = LoraConfig(
+            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets(job, model),
+            task_type="CAUSAL_LM", use_dora=lora.dora, use_rslora=lora.rslora,
+        )  # fmt: skip
+        model = get_peft_model(model, settings, autocast_adapter_dtype=lora.adapter_dtype == "float32")
+    if job.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if adapters:
+            model.enable_input_require_grads()
+    return model
+
+
+ATTENTION_NAMES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "out_proj"}
+
+
+def targets(job: Job, model: Any) -> Any:
+    wanted = job.lora.targets
+    if wanted == "all-linear":
+        return wanted
+    present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
+    names = sorted(ATTENTION_NAMES & present) if wanted == "attention" else list(wanted)
+    missing = [name for name in names if name not in present]
+    if missing or not names:
+        linear = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if hasattr(m, "in_features")})
+        raise UsageError(f"lora.targets: this model has no {', '.join(missing) or 'such modules'}; it has "
+                         f"{', '.join(linear)}", field="lora.targets")  # fmt: skip
+    return names
+
+
+def make_optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    name = job.optimizer
+    if name in ("adamw_torch", "adamw_torch_fused"):
+        return torch.optim.AdamW(parameters, lr=1e-5, fused=True if name.endswith("fused") else None)
+    if name == "sgd":
+        return torch.optim.SGD(parameters, lr=1e-5)
+    if name == "adafactor":
+        from transformers.optimization import Adafactor
+
+        return Adafactor(parameters, lr=1e-5, relative_step=False, scale_parameter=False)
+    import bitsandbytes as bnb
+
+    kinds = {
+        "adamw_8bit": bnb.optim.AdamW8bit, "adamw_bnb_8bit": bnb.optim.AdamW8bit, "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
+        "paged_adamw_32bit": bnb.optim.PagedAdamW32bit, "paged_adamw": bnb.optim.PagedAdamW32bit,
+        "lion_8bit": bnb.optim.Lion8bit, "lion_32bit": bnb.optim.Lion32bit, "paged_lion_8bit": bnb.optim.PagedLion8bit,
+        "paged_lion_32bit": bnb.optim.PagedLion32bit, "rmsprop_bnb_8bit": bnb.optim.RMSprop8bit,
+    }  # fmt: skip
+    if name not in kinds:
+        known = sorted({"adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *kinds})
+        raise UsageError(f"optimizer: the traced engine does not build {name!r} yet; it builds {', '.join(known)}. "
+                         "To fix: trace your own script with `tunecast trace`.", field="optimizer")  # fmt: skip
+    return kinds[name](parameters, lr=1e-5)
+
+
+class default_dtype:  # noqa: N801  reads like torch's own context managers
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+
+    def __enter__(self) -> None:
+        self.before = torch.get_default_dtype()
+        torch.set_default_dtype(self.dtype)
+
+    def __exit__(self, *exception: Any) -> None:
+        torch.set_default_dtype(self.before)
+
+
+def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The same architecture with another number of layers, per-layer lists cut to match."""
+    changed = copy.deepcopy(dict(config))
+    text = changed.get("text_config", changed)
+    for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
+        if name in text:
+            text[name] = layers
+    if isinstance(text.get("layer_types"), list):
+        text["layer_types"] = text["layer_types"][:layers]
+    return changed
+
+
+def release(recorder: Recorder) -> None:
+    """Forget one traced run so that another can follow in this process."""
+    gc.collect()
+    recorder.forget_all()
+
+

@@ -1,0 +1,153 @@
+"""Small integers and flags keep their values.
+
+Fake tensors have shapes but no contents, yet training code reads some: is the mask all ones, how long is this
+sequence, which tokens belong to expert 3. Integer and boolean tensors up to a limit (and small float ones made from
+nothing but such) are therefore computed for real beside their fake twin, on the CPU. What is read and not known is
+guessed, and every guess is written down.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+if TYPE_CHECKING:
+    from tunecast.tape.trace.recorder import Recorder
+
+INTEGERS = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64}
+MOST_INTEGERS = 1 << 22
+MOST_FLOATS = 1 << 16
+CONSTANTS = {"aten::ones_like": 1, "aten::zeros_like": 0}
+MADE_FROM_NOTHING = ("aten::arange", "aten::randint", "aten::randperm")
+EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty")
+TRACER_FILES = ("recorder.py", "values.py")
+
+
+class KnownValues:
+    def evaluate(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> Any:
+        """The real result where every input is known and it is small; else None."""
+        name = func._schema.name
+        for tensor in inputs:
+            if isinstance(tensor, FakeTensor):
+                if known(tensor) is None:
+                    return self._without_input_values(func, name, args, kwargs)
+            elif tensor.dtype not in INTEGERS or tensor.numel() > MOST_INTEGERS or tensor.device.type != "cpu":
+                return None
+        if not inputs and not _makes_small_integers(name, args, kwargs):
+            return None
+        if ("rand" in name and name not in MADE_FROM_NOTHING) or "dropout" in name or "bernoulli" in name:
+            return None
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                real_args, real_kwargs = tree_map(_real, args), tree_map(_real, kwargs)
+                real_kwargs.pop("pin_memory", None)
+                result = func(*real_args, **real_kwargs)
+        except Exception:
+            return None  # an operation the CPU lacks: its value stays unknown
+        return result if all(_small(x) for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)) else None
+
+    def _without_input_values(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func._schema.is_mutable and isinstance(args[0], FakeTensor):
+            forget(args[0])  # unknown data was written into it
+        if name in (*CONSTANTS, "aten::full_like") and isinstance(args[0], FakeTensor):
+            dtype = kwargs.get("dtype") or args[0].dtype
+            most = MOST_INTEGERS if dtype in INTEGERS else 1  # the scalar 1.0 a backward pass starts from
+            if args[0].numel() <= most:
+                fill = CONSTANTS[name] if name in CONSTANTS else args[1]
+                with _disable_current_modes():
+                    return torch.full(tuple(args[0].shape), fill, dtype=dtype)
+        return None
+
+    def remember(self, out: Any, result: Any) -> None:
+        fakes, reals = tree_flatten(out)[0], tree_flatten(result)[0]
+        if len(fakes) != len(reals):
+            return
+        for fake, real in zip(fakes, reals, strict=True):
+            if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor) and real.device.type == "cpu":
+                fake._tunecast_known = real  # type: ignore[attr-defined]
+
+    def item(self, tensor: torch.Tensor, recorder: Recorder) -> Any:
+        with _disable_current_modes():
+            if not isinstance(tensor, FakeTensor):
+                return tensor.item()
+            value = known(tensor)
+            if value is not None:
+                return value.item()
+        where = _reader()
+        if tensor.dtype.is_floating_point:
+            recorder.assumptions[f"a {tensor.dtype} value read at {where} is taken as 1.0"] += 1
+            return 1.0
+        answer = False if tensor.dtype == torch.bool else 1
+        recorder.guesses[f"a {tensor.dtype} value read at {where} is not known; taken as {answer}"] += 1
+        return answer
+
+    def indices_of_masks(self, indices: Any, recorder: Recorder) -> list[Any]:
+        """`x[mask]` runs `nonzero(mask)` on the card; do so with the mask's own count of True."""
+        expanded: list[Any] = []
+        for index in indices:
+            if index is None or index.dtype not in (torch.bool, torch.uint8):
+                expanded.append(index)
+                continue
+            positions = torch.nonzero(index)
+            expanded += [positions[:, d] for d in range(index.dim())]
+        return expanded
+
+    def guess_output(self, name: str, args: Any, recorder: Recorder) -> Any:
+        if name == "aten::nonzero":
+            recorder.guesses[f"a mask of unknown content at {_reader()} is taken as all True"] += 1
+            return torch.empty((args[0].numel(), args[0].dim()), dtype=torch.int64, device="meta")
+        raise NotImplementedError(
+            f"{name} makes a result whose size depends on data that is not known before the job runs ({_reader()})"
+        )
+
+    def as_fake(self, result: Any, device: torch.device) -> Any:
+        return tree_map(
+            lambda x: torch.empty(tuple(x.shape), dtype=x.dtype, device=device) if isinstance(x, torch.Tensor) else x,
+            result,
+        )
+
+
+def known(tensor: torch.Tensor) -> torch.Tensor | None:
+    value = getattr(tensor, "_tunecast_known", None)
+    if value is None and isinstance(tensor, FakeTensor):
+        value = tensor.constant
+    return value
+
+
+def forget(tensor: FakeTensor) -> None:
+    tensor._tunecast_known = None  # type: ignore[attr-defined]
+    tensor.constant = None
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, FakeTensor):
+        return known(value)
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _small(tensor: torch.Tensor) -> bool:
+    return tensor.numel() <= (MOST_INTEGERS if tensor.dtype in INTEGERS else MOST_FLOATS)
+
+
+def _makes_small_integers(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    if name in EMPTY or (kwargs.get("dtype") not in INTEGERS and name not in MADE_FROM_NOTHING):
+        return False
+    sizes = [a for a in args if isinstance(a, (list, tuple)) and all(isinstance(n, int) for n in a)]
+    return all(math.prod(size) <= MOST_INTEGERS for size in sizes)
+
+
+def _reader() -> str:
+    """The line that reads the value: the innermost one outside torch and the tracer."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "/torch/" not in file and not file.endswith(TRACER_FILES):
+            return f"{file.rpartition('/')[2]}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown line"

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import pytest
+
+from tunecast.errors import UsageError
+from tunecast.hardware import gpu, gpus
+from tunecast.units import GIB
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        # the contract's own
+        ("4090", "rtx-4090"),
+        ("H100", "h100-sxm-80gb"),
+        ("A100-80GB SXM", "a100-sxm-80gb"),
+        ("NVIDIA H200", "h200-sxm-141gb"),
+        # as drivers call them
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-pcie-80gb"),
+        ("NVIDIA A100-PCIE-40GB", "a100-pcie-40gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA H100 NVL", "h100-nvl-94gb"),
+        ("NVIDIA H200 NVL", "h200-nvl-141gb"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA B200", "b200-sxm-180gb"),
+        ("Tesla T4", "t4"),
+        ("Tesla V100-SXM2-16GB", "v100-sxm-16gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000-server"),
+        # as people do
+        ("rtx4090", "rtx-4090"),
+        ("RTX_3090", "rtx-3090"),
+        ("l40s", "l40s"),
+        ("L40", "l40"),
+        ("a10", "a10"),
+        ("H100 SXM5", "h100-sxm-80gb"),
+        ("a100 40g sxm", "a100-sxm-40gb"),
+        ("6000 ada", "rtx-6000-ada"),
+    ],
+)
+def test_the_usual_spellings(spelled, name):
+    assert gpu(spelled).name == name
+
+
+def test_every_card_goes_by_its_own_name():
+    for name in gpus():
+        assert gpu(name).name == name
+        assert gpu(name.upper().replace("-", " ")).name == name
+
+
+@pytest.mark.parametrize(
+    ("spelled", "candidates"),
+    [
+        ("A100", "a100-pcie-40gb or a100-pcie-80gb or a100-sxm-40gb or a100-sxm-80gb"),
+        ("a100-80gb", "a100-pcie-80gb or a100-sxm-80gb"),
+        ("V100", "v100-sxm-16gb or v100-sxm-32gb"),
+        ("rtx 6000", "rtx-6000-ada or rtx-pro-6000-workstation or rtx-pro-6000-server"),
+    ],
+)
+def test_an_ambiguous_name_is_answered_with_the_candidates(spelled, candidates):
+    with pytest.raises(UsageError) as caught:
+        gpu(spelled)
+    assert caught.value.message == f"hardware.gpu: got '{spelled}', which could be {candidates}; say which"
+    assert caught.value.field == "hardware.gpu"
+
+
+@pytest.mark.parametrize(
+    ("spelled", "near"), [("h100-smx-80gb", "h100-sxm-80gb"), ("rtx-4080", "rtx-4090"), ("l40ss", "l40s")]
+)
+def test_an_unknown_name_is_answered_with_the_nearest(spelled, near):
+    with pytest.raises(UsageError) as caught:
+        gpu(spelled)
+    assert caught.value.message.startswith(f"hardware.gpu: got '{spelled}'; allowed: t4, ")
+    assert caught.value.message.endswith(f"; nearest: {near}")
+
+
+def test_a_card_of_another_vendor_is_not_taken_for_a_typing_error():
+    with pytest.raises(UsageError, match="got 'mi300x'; only NVIDIA cards are modelled yet"):
+        gpu("mi300x")
+
+
+@pytest.mark.parametrize("name", ["", " ", "nvidia", "x" * 10_000, "\x1b[31m", "h100-sxm-80gb; rm -rf /"])
+def test_what_is_no_name_at_all(name):
+    with pytest.raises(UsageError) as caught:
+        gpu(name)
+    assert "\x1b" not in caught.value.message
+    assert len(caught.value.message) < 1000
+
+
+def test_the_card_the_measurements_were_made_on():
+    card = gpu("h200-sxm-141gb")
+    assert card.compute_capability == (9, 0)
+    assert card.sm_count == 132
+    assert f"{card.memory_bytes / GIB:.2f}" == "139.80"  # as its OOM messages print it
+    assert card.context_bytes == 650_969_088
+    assert card.training_context_bytes == 804_061_184
+    assert gpu("l4").context_bytes is None

@@ -1,0 +1,124 @@
+"""Fields that are right by themselves and wrong together."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecast.errors import UsageError
+from tunecast.job import Job, Lora, Quantization, job_from_dict
+
+
+def problems(**fields: object) -> list[str]:
+    try:
+        job_from_dict({"model": "gpt2", **fields})
+    except UsageError as error:
+        return error.message.splitlines()
+    return []
+
+
+@pytest.mark.parametrize("task", ["dpo", "orpo", "kto", "reward", "grpo"])
+def test_a_task_not_modelled_yet_says_which_are(task):
+    assert problems(task=task) == [
+        f"task: got {task}, known but not modelled yet; allowed: sft, pretrain; nearest: sft"
+    ]
+
+
+def test_qlora_means_nf4_unless_told_otherwise():
+    assert job_from_dict({"model": "m", "method": "qlora"}).quantization.format == "nf4"
+    assert Job("m", method="qlora").quantization.format == "nf4"
+    assert problems(method="qlora", quantization={"format": "int8"}) == []
+    [line] = problems(method="qlora", quantization={"format": None})
+    assert (
+        line
+        == "quantization.format: got null with method qlora; allowed: nf4, fp4, int8, or method: lora; nearest: nf4"
+    )
+
+
+@pytest.mark.parametrize(("method", "near"), [("full", "null"), ("lora", "method: qlora")])
+def test_only_qlora_is_quantised(method, near):
+    [line] = problems(method=method, quantization={"format": "nf4"})
+    assert line.startswith(f"quantization.format: got nf4 with method {method}; ") and line.endswith(f"nearest: {near}")
+    with pytest.raises(UsageError, match=r"quantization.format"):
+        Job("m", method=method, quantization=Quantization("nf4"))
+
+
+def test_lora_fields_need_a_method_with_adapters():
+    lines = problems(lora={"rank": 16, "dropout": 0.1})
+    assert [line.split(":")[0] for line in lines] == ["lora.rank", "lora.dropout"]
+    assert lines[0].endswith("allowed: with lora or qlora; nearest: method: lora")
+    assert problems(lora=None) == []
+    with pytest.raises(UsageError, match=r"lora.rank: got 4 with method full"):
+        Job("m", lora=Lora(rank=4))
+
+
+def test_how_to_quantise_needs_something_to_quantise():
+    [line] = problems(method="lora", quantization={"double_quant": True})
+    assert line.startswith("quantization.double_quant: got true with method lora and nothing quantised")
+    # a null that was written says so itself
+    assert problems(method="lora", quantization={"format": None, "double_quant": True}) == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "blamed"),
+    [
+        ({"method": "qlora", "quantization": {"format": "int8", "double_quant": True}}, "quantization.double_quant"),
+        ({"method": "qlora", "matmul_dtype": "float8"}, "matmul_dtype"),
+        ({"attention": "flash_attention_2", "weights_dtype": "float32", "autocast": None}, "attention"),
+        ({"weights_dtype": "float16", "autocast": "float16"}, "weights_dtype"),
+        ({"method": "lora", "lora": {"adapter_dtype": "float16"}, "autocast": "float16"}, "lora.adapter_dtype"),
+        ({"seq_len": 512, "lengths": [512, 513]}, "lengths"),
+        ({"data": {"packing": True}, "lengths": [5]}, "data.packing"),
+        ({"data": {"tokens": 5, "samples": 5}}, "data.tokens"),
+        ({"hardware": {"gpus": 8}, "parallel": {"tensor": 3}}, "parallel.tensor"),
+        ({"hardware": {"gpus": 8}, "parallel": {"pipeline": 2, "context": 8}}, "parallel.pipeline"),
+        ({"hardware": {"gpus": 8}, "parallel": {"expert": 5}}, "parallel.expert"),
+        ({"hardware": {"gpus": 2, "nodes": 2}, "parallel": {"layers": 4}}, "parallel.layers"),
+        ({"hardware": {"gpus": 2}, "parallel": {"layers": 2, "data": "fsdp"}}, "parallel.data"),
+        ({"parallel": {"offload": "optimizer"}}, "parallel.offload"),
+        ({"parallel": {"data": "zero2", "offload": "parameters"}}, "parallel.offload"),
+    ],
+)
+def test_what_cannot_be_together(fields, blamed):
+    [line] = problems(**fields)
+    assert line.startswith(f"{blamed}: got ")
+    assert "; allowed: " in line and "; nearest: " in line
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "qlora", "quantization": {"format": "fp4", "double_quant": True}},
+        {"attention": "flash_attention_2", "weights_dtype": "float32"},
+        {"weights_dtype": "float16", "autocast": "float16", "method": "lora"},
+        {"hardware": {"gpus": 8, "nodes": 2}, "parallel": {"tensor": 8, "pipeline": 2}},
+        {"hardware": {"gpus": 4}, "parallel": {"layers": 4}},
+        {"parallel": {"data": "zero3", "offload": "parameters"}},
+        {"data": {"samples": 100, "lengths": "lengths.txt"}},
+    ],
+)
+def test_what_can(fields):
+    assert problems(**fields) == []
+
+
+def test_the_nearest_number_of_cards_divides_them():
+    # 12 cards, asked for 5: of 1, 2, 3, 4, 6, 12 the nearest below is 4
+    [line] = problems(hardware={"gpus": 12}, parallel={"tensor": 5})
+    assert line == (
+        "parallel.tensor: got tensor 5; allowed: what divides the 12 cards of hardware (gpus x nodes); nearest: 4"
+    )
+
+
+def test_lengths_alone_set_the_row():
+    assert job_from_dict({"model": "m", "lengths": [100, 4000, 200]}).seq_len == 4000
+    [line] = problems(seq_len=1000, lengths=[100, 4000, 2000])
+    assert line == (
+        "lengths: got 4000 as lengths[1] (and 1 more), above seq_len 1000; "
+        "allowed: padded lengths from 1 to seq_len; nearest: 1000, or seq_len: 4000"
+    )
+
+
+def test_one_mistake_is_told_once():
+    # the method is wrong, so nothing is said about what it would allow
+    assert len(problems(method="qlroa", lora={"rank": 8}, quantization={"format": "nf4"})) == 1
+    # attention is wrong, so nothing is said about what it would need
+    assert len(problems(attention="flash_attention_9", weights_dtype="float32", autocast=None)) == 1

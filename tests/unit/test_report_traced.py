@@ -1,0 +1,119 @@
+"""A run of twenty events, from the tape to the terminal and the page."""
+
+from __future__ import annotations
+
+from tunecast.predict import memory
+from tunecast.predict.allocator import AllocatorSettings
+from tunecast.report.figures import LiveBlock, PhasePeak
+from tunecast.report.html import timeline_html
+from tunecast.report.moments import Band, Moment
+from tunecast.report.text import report
+from tunecast.report.traced import BLOCKS, traced_figures, traced_timeline
+from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
+from tunecast.units import MIB
+
+TAPE = Tape(
+    events=(
+        Op("aten.empty", source="/home/me/train.py:12"),
+        Alloc(0, 30 * MIB, Role.WEIGHTS, "model.layers.0"),
+        Alloc(1, 30 * MIB, Role.WEIGHTS, "model.layers.1"),
+        Begin(Phase.FORWARD, 0),
+        Op("aten.mm", "model.layers.0", source="/home/me/train.py:31"),
+        Alloc(2, 10 * MIB, Role.ACTIVATIONS, "model.layers.0"),
+        Op("aten.mm", "model.layers.1", source="/home/me/train.py:31"),
+        Alloc(3, 10 * MIB, Role.ACTIVATIONS, "model.layers.1"),
+        Begin(Phase.BACKWARD, 0),
+        Op("aten.mm", "model.layers.1", source="/home/me/train.py:32"),
+        Alloc(4, 30 * MIB, Role.GRADIENTS, "model.layers.1"),
+        Free(3),
+        Op("aten.mm", "model.layers.0", source="/home/me/train.py:32"),
+        Alloc(5, 30 * MIB, Role.GRADIENTS, "model.layers.0"),
+        Free(2),
+        Begin(Phase.OPTIMIZER, 0),
+        Op("aten._foreach_mul", source="/home/me/train.py:33"),
+        Alloc(6, 2 * MIB, Role.TEMPORARIES),
+        Free(6),
+        Free(4),
+    ),
+    guesses=(),
+    versions={"torch": "2.13.0"},
+)
+SETTINGS = AllocatorSettings()
+
+
+def test_figures_of_the_run() -> None:
+    """Peak: 60 MiB of weights, 60 of gradients, the first activation's 10. Reserved: the second's 10 as well."""
+    peak = memory.peak(TAPE, SETTINGS, BLOCKS)
+    figures = traced_figures(TAPE, memory.replay(TAPE, SETTINGS), peak, title="train.py")
+    assert (figures.allocated_bytes, figures.reserved_bytes) == (130 * MIB, 140 * MIB)
+    assert (figures.peak_phase, figures.peak_step, figures.word, figures.fits) == ("backward", 0, "exact", None)
+    assert {role: nbytes // MIB for role, nbytes in figures.breakdown_bytes.items() if nbytes} == {
+        "weights": 60,
+        "gradients": 60,
+        "activations": 10,
+    }
+    assert figures.modules == {"model.layers.0": 70 * MIB, "model.layers.1": 60 * MIB}
+    assert figures.phases == (
+        PhasePeak("load", 0, 60 * MIB, 60 * MIB),
+        PhasePeak("forward", 0, 80 * MIB, 80 * MIB),
+        PhasePeak("backward", 0, 130 * MIB, 140 * MIB),
+        PhasePeak("optimizer", 0, 122 * MIB, 140 * MIB),
+    )
+    gradient = LiveBlock(
+        30 * MIB, "gradients", "model.layers.0", "aten.mm", "/home/me/train.py:32", phase="backward", step=0
+    )
+    assert gradient in figures.blocks and len(figures.blocks) == 5
+    text = report(figures)
+    assert "model.layers.*  x2  130.00 MiB" in text
+    assert "60.00 MiB  gradients, 2 x 30.00 MiB, aten.mm in backward of step 0\n" in text
+
+
+def test_a_card_that_is_too_small() -> None:
+    """135 MiB hold the peak of 130 once the second activation's 10 MiB are given back: it fits. 125 do not."""
+    run, peak = memory.replay(TAPE, SETTINGS), memory.peak(TAPE, SETTINGS)
+    least_bytes = memory.smallest_capacity_bytes(TAPE, SETTINGS)
+    assert least_bytes == 130 * MIB
+    for capacity_bytes, fits in ((135 * MIB, True), (125 * MIB, False)):
+        figures = traced_figures(
+            TAPE,
+            run,
+            peak,
+            title="train.py",
+            gpu="toy",
+            capacity_bytes=capacity_bytes,
+            on_card=memory.replay(TAPE, SETTINGS, capacity_bytes),
+            context_bytes=MIB,
+            smallest_capacity_bytes=least_bytes,
+        )
+        assert figures.fits is fits
+        assert figures.reserved_bytes == (130 if fits else 140) * MIB
+        text = report(figures)
+        assert ("fits: 5.00 MiB (4 %) to spare" in text) is fits
+        assert ("does not fit: 5.00 MiB short" in text) is not fits
+        assert ("stops in backward of step 0: aten.mm asks for 30.00 MiB at /home/me/train.py:32" in text) is not fits
+
+
+def test_the_course_of_the_run() -> None:
+    samples = memory.timeline(TAPE, SETTINGS)
+    timeline = traced_timeline(TAPE, samples, memory.peak(TAPE, SETTINGS).event)
+    assert timeline.events == 20
+    assert timeline.bands == (
+        Band("load", 0, 0, 3),
+        Band("forward", 0, 3, 8),
+        Band("backward", 0, 8, 15),
+        Band("optimizer", 0, 15, 20),
+    )
+    assert len(timeline.moments) == 7 + 4  # allocations and frees
+    highest = timeline.moments[timeline.peak()]
+    assert highest.event == 13 and highest.allocated_bytes == 130 * MIB
+    assert (highest.op, highest.module, highest.source) == ("aten.mm", "model.layers.0", "/home/me/train.py:32")
+    assert timeline.moments[0] == Moment(
+        1, (30 * MIB, 0, 0, 0, 0, 0, 0), 30 * MIB, "aten.empty", "", "/home/me/train.py:12"
+    )
+
+
+def test_the_page_of_the_run() -> None:
+    peak = memory.peak(TAPE, SETTINGS, BLOCKS)
+    figures = traced_figures(TAPE, memory.replay(TAPE, SETTINGS), peak, title="train.py")
+    page = timeline_html(figures, traced_timeline(TAPE, memory.timeline(TAPE, SETTINGS), peak.event))
+    assert "peak 130.00 MiB" in page and "step 0" in page
