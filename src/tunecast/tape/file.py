@@ -4,7 +4,7 @@ A traced script runs in the user's own interpreter, and its tape comes back to o
 is not ours, so the file may hold anything: it is never unpickled, every bound below is checked before memory is
 spent, every value before it is used, and whatever is wrong ends as `NotResolved`.
 
-    {"format": "tunecast.tape/1", "guesses": [...], "versions": {...}}
+    {"format": "tunecast.tape/1", "guesses": [...], "assumptions": [...], "versions": {...}}
     ["text", "aten.mm", "model.layers.0", ...]         appended to the table of strings
     ["ops", [name, module, dtype, ...], ...]           appended to the table of operations; a string is its number
     ["blocks", [nbytes, role, module, stream], ...]    appended to the table of what a block can be
@@ -77,7 +77,7 @@ def write_tape(tape: Tape, path: str | os.PathLike[str]) -> None:
 
 
 def _lines(tape: Tape) -> Iterator[bytes]:
-    header = _encoded({"format": FORMAT, "guesses": list(tape.guesses), "versions": dict(tape.versions)})
+    header = _encoded({"format": FORMAT, "guesses": list(tape.guesses), "assumptions": list(tape.assumptions), "versions": dict(tape.versions)})
     if len(header) > _MAX_LINE_BYTES:
         raise _Damaged("what was guessed fills more than a line may hold")
     yield header
@@ -182,6 +182,7 @@ def _read(lines: Iterator[Any], max_events: int) -> Tape:
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise _Damaged(f"it does not begin as {FORMAT}")
     guesses = _strings(header["guesses"])
+    assumptions = _strings(header["assumptions"])
     versions = dict(header["versions"])
     _strings([*versions, *versions.values()])
 
@@ -204,7 +205,7 @@ def _read(lines: Iterator[Any], max_events: int) -> Tape:
         elif tag == "end":
             if rows != [len(events)] or next(lines, None) is not None:
                 raise _Damaged("the count of its events is wrong")
-            return Tape(tuple(events), tuple(guesses), versions)
+            return Tape(tuple(events), tuple(guesses), tuple(assumptions), versions)
         else:
             raise _Damaged("it holds a line of an unknown kind")
         _bounded(max(len(text), len(ops), len(kinds)), _MAX_TABLE, "table entries")

@@ -20,7 +20,7 @@ between operations or inside one. Sizes are what was asked for; rounding is the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -102,6 +102,8 @@ class Tape:
     events: tuple[Event, ...]
     guesses: tuple[str, ...] = ()
     """What had to be assumed to make this tape, a sentence each. Empty: every event is what the code does."""
+    assumptions: tuple[str, ...] = ()
+    """What was taken for granted and does not change what is allocated, as far as code can tell."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the packages whose code the tape follows."""
 
@@ -119,7 +121,7 @@ class Tape:
         return {step: tuple(events) for step, events in parts.items()}
 
     def with_events(self, events: Iterable[Event]) -> Tape:
-        return Tape(tuple(events), self.guesses, self.versions)
+        return replace(self, events=tuple(events))
 
 
 def with_frees_in_order(events: Iterable[Event]) -> list[Event]:

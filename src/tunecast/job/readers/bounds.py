@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tunecast.errors import NotResolved, UsageError
-from tunecast.units import MIB
+from tunecast.units import KIB, MIB
 
 MOST_FILE_BYTES = 4 * MIB
-MOST_YAML_BYTES = MIB
-"""PyYAML reads about 200 kB/s, so this is five seconds."""
+MOST_YAML_BYTES = 256 * KIB
+"""PyYAML reads about 100 kB/s, so this takes two or three seconds; a longer list of lengths goes into JSON."""
 MOST_LINE_BYTES = MIB
 MOST_DEPTH = 16
 MOST_NODES = 200_000

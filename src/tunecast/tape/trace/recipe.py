@@ -131,7 +131,10 @@ def adapt(job: Job, model: Any) -> Any:
             r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets(job, model),
             task_type="CAUSAL_LM", use_dora=lora.dora, use_rslora=lora.rslora,
         )  # fmt: skip
-        model = get_peft_model(model, settings, autocast_adapter_dtype=lora.adapter_dtype == "float32")
+        try:
+            model = get_peft_model(model, settings, autocast_adapter_dtype=lora.adapter_dtype == "float32")
+        except ValueError as error:
+            raise UsageError(f"lora: PEFT refuses this model and these settings: {error}", field="lora") from None
     if job.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if adapters:
@@ -144,8 +147,8 @@ ATTENTION_NAMES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn",
 
 def targets(job: Job, model: Any) -> Any:
     wanted = job.lora.targets
-    if wanted == "all-linear":
-        return wanted
+    if wanted is None or wanted == "all-linear":
+        return wanted  # None: PEFT knows the usual ones of each architecture
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
     names = sorted(ATTENTION_NAMES & present) if wanted == "attention" else list(wanted)
     missing = [name for name in names if name not in present]

@@ -93,8 +93,8 @@ class Recorder(TorchDispatchMode):
                 events.append(Alloc(event, block.nbytes, role, block.module, block.stream))
             else:
                 events.append(event)
-        guesses = [f"{text} ({count}x)" if count > 1 else text for text, count in self.guesses.items()]
-        return Tape(tuple(with_frees_in_order(name_clip_phases(events))), tuple(guesses), versions)
+        events = with_frees_in_order(name_clip_phases(events))
+        return Tape(tuple(events), counted(self.guesses), counted(self.assumptions), versions)
 
     def forget_all(self) -> None:
         """Start from an empty card; nothing traced so far may be alive."""
@@ -413,6 +413,10 @@ def _called_by_engine() -> bool:
     while frame is not None and frame.f_code.co_name in own:
         frame = frame.f_back
     return frame is None or frame.f_code.co_name == "_engine_run_backward"
+
+
+def counted(sentences: Counter[str]) -> tuple[str, ...]:
+    return tuple(f"{text} ({count} times)" if count > 1 else text for text, count in sentences.items())
 
 
 def name_clip_phases(events: list[Event]) -> list[Event]:

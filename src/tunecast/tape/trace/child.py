@@ -1,0 +1,70 @@
+"""The traced process: reads a request, trains on a card that is not there, writes the tape.
+
+    python -m tunecast.tape.trace.child REQUEST.json
+
+Runs under the user's own interpreter, so everything it imports is the standard library, torch and tunecast itself.
+The answer (a tape file and a small JSON beside it) is written also when the program fails half-way.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tunecast.errors import TunecastError
+from tunecast.tape.file import write_tape
+from tunecast.tape.op import Tape
+from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
+
+PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel", "unsloth")
+
+
+def main(path: str) -> int:
+    request = Request.read(Path(path))
+    answer = Answer()
+    try:
+        tape, answer = _traced(request)
+        write_tape(tape, request.tape_path)
+    except TunecastError as error:
+        answer = Answer(error=error.message, code=error.code, field=error.field)
+    except BaseException as error:  # noqa: BLE001  whatever the user's program raises is told, not shown as a crash
+        detail = "".join(traceback.format_exception(error))[-4000:]
+        answer = Answer(error=f"{type(error).__name__}: {error}", code="internal", detail=detail)
+    answer.write(request.answer_path)
+    return 0
+
+
+def _traced(request: Request) -> tuple[Tape, Answer]:
+    from tunecast.tape.trace.session import tracing
+
+    with tracing(request.card, devices=request.devices) as recorder:
+        if isinstance(request, JobRequest):
+            from tunecast.job.mapping import job_from_dict
+            from tunecast.tape.trace.engine import trace_job
+
+            job = job_from_dict(request.job)
+            return trace_job(job, request.config, recorder, exact=request.exact, versions=versions()), Answer()
+        assert isinstance(request, ScriptRequest)
+        from tunecast.tape.trace.script import trace_script
+
+        answer = trace_script(request, recorder)
+        return recorder.tape(versions()), answer
+
+
+def versions() -> dict[str, str]:
+    found: dict[str, Any] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
+
+

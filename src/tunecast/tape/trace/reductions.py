@@ -1,0 +1,203 @@
+"""The buffers a CUDA reduction borrows when several thread blocks work on one result.
+
+`sum`, `mean`, norms, maxima and variances share one launcher (aten/src/ATen/native/cuda/Reduce.cuh,
+`setReduceConfig`, `gpu_reduce_kernel`). Where there are few results and long inputs it spreads an input over several
+blocks (CTAs), which meet in a buffer; when results lie side by side in memory the buffer has a lane a thread, and
+the sum of a bias gradient over 8,192 tokens borrows 128 MiB. The file follows that launcher, and before it the
+iterator that orders and merges dimensions (aten/src/ATen/TensorIterator.cpp).
+
+Names  inputs: elements a result is made of; outputs: results; a step: how many of them one pass of a block takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tunecast.tape.trace.card import Card
+
+MOST_THREADS = 512
+WARP = 32
+FEWEST_VALUES_A_THREAD, MOST_VALUES_A_THREAD = 16, 256
+MOST_INDEXED_BYTES = 2**31 - 1
+
+
+class Buffers(NamedTuple):
+    staging_bytes: int
+    semaphore_bytes: int
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What the reduction's template fixes: bytes it reads an element, bytes of its running value, elements a load."""
+
+    element_bytes: int
+    running_bytes: int
+    vector: int = 4
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Dimensions as the kernel sees them: merged, the reduced ones first. Strides count elements."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    out_strides: tuple[int, ...]
+    offset: int
+
+    @property
+    def reduced(self) -> int:
+        return sum(stride == 0 for stride in self.out_strides)
+
+    @property
+    def elements(self) -> int:
+        return _product(self.sizes)
+
+
+def extent(sizes: Sequence[int], strides: Sequence[int], reduced: Sequence[int], offset: int = 0) -> Extent:
+    """Order and merge dimensions as TensorIterator does (`reorder_dimensions`, `coalesce_dimensions`)."""
+    out_strides, step = [0] * len(sizes), 1
+    for dim in reversed(range(len(sizes))):
+        if dim not in reduced:
+            out_strides[dim] = step
+            step *= sizes[dim]
+    order = _sorted_dimensions(sizes, strides, out_strides)
+    merged: list[tuple[int, int, int]] = []
+    for dim in order:
+        size, stride, out_stride = sizes[dim], strides[dim], out_strides[dim]
+        if not merged:
+            merged.append((size, stride, out_stride))
+            continue
+        last_size, last_stride, last_out = merged[-1]
+        if size == 1 or last_size == 1 or (last_size * last_stride == stride and last_size * last_out == out_stride):
+            kept = (stride, out_stride) if last_size == 1 else (last_stride, last_out)
+            merged[-1] = (last_size * size, *kept)
+        else:
+            merged.append((size, stride, out_stride))
+    return Extent(*(tuple(column) for column in zip(*merged, strict=True)), offset) if merged else Extent((), (), (), 0)
+
+
+def _sorted_dimensions(sizes: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]) -> list[int]:
+    def out_of_order(first: int, second: int) -> int:
+        if (out_strides[first] == 0) != (out_strides[second] == 0):
+            return 1 if out_strides[second] == 0 else -1
+        for operand in (out_strides, strides):
+            if operand[first] == 0 or operand[second] == 0:
+                continue
+            if operand[first] != operand[second]:
+                return -1 if operand[first] < operand[second] else 1
+            if sizes[first] > sizes[second]:
+                return 1
+        return 0
+
+    order = list(reversed(range(len(sizes))))
+    for i in range(1, len(order)):
+        moving = i
+        for before in reversed(range(i)):
+            verdict = out_of_order(order[before], order[moving])
+            if verdict > 0:
+                order[before], order[moving] = order[moving], order[before]
+                moving = before
+            elif verdict < 0:
+                break
+    return order
+
+
+def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> Iterator[Buffers]:
+    """One for each part that 32-bit indices can reach; a tensor above 2 GiB is halved until they can."""
+    waiting = [whole]
+    while waiting:
+        part = waiting.pop()
+        if _reachable(part, kernel.element_bytes, out_element_bytes):
+            yield _buffers_of_part(part, kernel, card)
+            continue
+        dim = max(range(len(part.sizes)), key=lambda d: _span(part, d, kernel.element_bytes, out_element_bytes))
+        half = part.sizes[dim] // 2
+        for size in (part.sizes[dim] - half, half):  # the first half is taken up first
+            waiting.append(replace(part, sizes=(*part.sizes[:dim], size, *part.sizes[dim + 1 :])))
+
+
+def accumulation_bytes(whole: Extent, kernel: Kernel, out_element_bytes: int) -> int:
+    """Halves of a large 16-bit tensor cannot meet in a 16-bit result; they meet in a buffer of running values."""
+    if out_element_bytes >= kernel.running_bytes or kernel.element_bytes != 2 or out_element_bytes != 2:
+        return 0
+    if _reachable(whole, kernel.element_bytes, out_element_bytes):
+        return 0
+    return max(1, *(n * s for n, s in zip(whole.sizes, whole.out_strides, strict=True))) * kernel.running_bytes
+
+
+def _span(part: Extent, dim: int, element_bytes: int, out_element_bytes: int) -> int:
+    return (part.sizes[dim] - 1) * max(part.strides[dim] * element_bytes, part.out_strides[dim] * out_element_bytes)
+
+
+def _reachable(part: Extent, element_bytes: int, out_element_bytes: int) -> bool:
+    def last_byte(strides: tuple[int, ...], nbytes: int) -> int:
+        return 1 + sum((n - 1) * s * nbytes for n, s in zip(part.sizes, strides, strict=True))
+
+    return part.elements <= MOST_INDEXED_BYTES and all(
+        last_byte(strides, nbytes) <= MOST_INDEXED_BYTES
+        for strides, nbytes in ((part.strides, element_bytes), (part.out_strides, out_element_bytes))
+    )
+
+
+def _buffers_of_part(part: Extent, kernel: Kernel, card: Card) -> Buffers:
+    if not part.sizes:
+        return Buffers(0, 0)
+    outputs = _product(part.sizes[part.reduced :])
+    inputs = part.elements // outputs
+    along_input = part.reduced == len(part.sizes) or part.strides[0] < part.strides[part.reduced]
+    width, height = (inputs, outputs) if along_input else (outputs, inputs)
+    fastest = part.strides[0] if along_input else part.strides[part.reduced]
+    out_vector = 1
+    if fastest == 1 and along_input and width >= 128 and part.reduced == 1:
+        width //= kernel.vector
+    elif fastest == 1 and not along_input:
+        out_vector = _output_vector(part)
+        width //= out_vector
+    block_width, block_height = _block(width, height, MOST_THREADS // out_vector)
+
+    input_step, output_step = (block_width, 1) if along_input else (1, block_width)
+    across_warps = -(-inputs // input_step) >= min(block_height * 16, MOST_VALUES_A_THREAD)
+    if across_warps:
+        input_step *= block_height
+    else:
+        output_step *= block_height
+    values = -(-inputs // input_step)
+    most_blocks = card.sm_count * (card.threads_per_sm // (block_width * block_height))
+    grid = -(-(outputs // out_vector) // output_step)
+    if not across_warps or values < MOST_VALUES_A_THREAD or grid > most_blocks:
+        return Buffers(0, 0)
+    blocks = max(
+        min(-(-most_blocks // grid), -(-values // FEWEST_VALUES_A_THREAD)), -(-values // MOST_VALUES_A_THREAD)
+    )
+    if blocks == 1:
+        return Buffers(0, 0)
+    lanes = 1 if along_input else block_width * out_vector
+    return Buffers(kernel.running_bytes * outputs * blocks * lanes, 4 * grid)
+
+
+def _output_vector(part: Extent) -> int:
+    """Results a load may serve: 4, 2 or 1, as the address, the row and the other strides allow."""
+    row = part.reduced
+    numbers = [part.offset, part.sizes[row], *(s for d, s in enumerate(part.strides) if d != row)]
+    return next(vector for vector in (4, 2, 1) if all(n % vector == 0 for n in numbers))
+
+
+def _block(width: int, height: int, most: int) -> tuple[int, int]:
+    rounded_width = _last_power(width) if width < most else most
+    rounded_height = _last_power(height) if height < most else most
+    block_width = min(rounded_width, WARP)
+    block_height = min(rounded_height, most // block_width)
+    return min(rounded_width, most // block_height), block_height
+
+
+def _last_power(n: int) -> int:
+    return 1 << (max(1, n).bit_length() - 1)
+
+
+def _product(numbers: Sequence[int]) -> int:
+    result = 1
+    for n in numbers:
+        result *= n
+    return result
