@@ -25,6 +25,10 @@ from enum import StrEnum
 from typing import NamedTuple
 
 
+MANY = "(many)"
+"""The module of an operation on a list of tensors of many modules: an optimizer's, a gradient norm's."""
+
+
 class Role(StrEnum):
     """What a block of memory is for. The values are the keys of `breakdown_bytes`."""
 

@@ -43,10 +43,10 @@ def _traced(request: Request) -> tuple[Tape, Answer]:
     with tracing(request.card, devices=request.devices) as recorder:
         if isinstance(request, JobRequest):
             from tunecast.job.mapping import job_from_dict
-            from tunecast.tape.trace.engine import trace_job
+            from tunecast.tape.trace.recipe import train
 
-            job = job_from_dict(request.job)
-            return trace_job(job, request.config, recorder, exact=request.exact, versions=versions()), Answer()
+            train(job_from_dict(request.job), request.config, request.lengths, recorder)
+            return recorder.tape(versions()), Answer(steps=len(request.lengths), finished=True)
         assert isinstance(request, ScriptRequest)
         from tunecast.tape.trace.script import trace_script
 

@@ -72,6 +72,17 @@ class Event:
     def wait(self, stream: Any = None) -> None: ...
 
 
+class DeviceContext:
+    """`with torch.cuda.device(1):`; code also reads the number it stands for (`idx`)."""
+
+    def __init__(self, device: Any) -> None:
+        numbered = device if isinstance(device, int) else getattr(torch.device(device or "cuda"), "index", None)
+        self.idx, self.prev_idx = numbered or 0, -1
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: Any) -> None: ...
+
+
 def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int = 0) -> None:
     properties = types.SimpleNamespace(
         name=card.name, major=card.capability[0], minor=card.capability[1], total_memory=card.total_bytes,
@@ -128,7 +139,7 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
     }  # fmt: skip
     of_cuda = shared | {
         "init": constant(None), "is_initialized": constant(True), "_lazy_init": constant(None), "_lazy_call": lambda f, **k: f(),
-        "_is_in_bad_fork": constant(False), "current_device": constant(local_rank), "set_device": constant(None), "device": nothing, "device_of": nothing,
+        "_is_in_bad_fork": constant(False), "current_device": constant(local_rank), "set_device": constant(None), "device": DeviceContext, "device_of": nothing,
         "_exchange_device": constant(local_rank), "_maybe_exchange_device": constant(local_rank),
         "get_device_properties": constant(properties), "get_device_name": constant(card.name),
         "get_device_capability": constant(card.capability), "get_arch_list": constant(["sm_%d%d" % card.capability]),

@@ -1,39 +1,50 @@
-"""From a job to its tape, inside the traced process: how many layers and steps to run, and how the rest follows."""
+"""From a job to its tape: how many layers and steps to trace, and how the rest follows. Loads no torch.
+
+Two short runs are traced at once, each in a process of its own: a few layers, and one period of layers more. From
+them the tape of all layers follows exactly (`layers.py`); where it does not, all layers are traced.
+"""
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import scheduled
-from tunecast.tape.trace import recipe
-from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.card import Card
+from tunecast.tape.trace.run import Limits, Progress, trace_training
 
 STEPS = 6
 """The contract's run: six optimizer steps, or one a length when there are more."""
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
-def trace_job(job: Job, config: Mapping[str, Any], recorder: Recorder, *, exact: bool, versions: dict[str, str]) -> Tape:
+def trace_job(
+    job: Job, config: Mapping[str, Any], card: Card, *, exact: bool = False, python: str = sys.executable,
+    limits: Limits | None = None, progress: Progress | None = None,
+) -> Tape:
+    """The tape of the training run a job describes. `exact` traces every layer rather than a few."""
     lengths, order = steps_to_trace(job)
 
     def traced(count: int | None) -> Tape:
-        recipe.release(recorder)
-        recipe.train(job, config if count is None else recipe.with_layers(config, count), lengths, recorder)
-        return recorder.tape(versions)
+        chosen = config if count is None else with_layers(config, count)
+        return trace_training(job, chosen, lengths, card, python=python, limits=limits, progress=progress)
 
-    tape = None
     small, large, total = layers_to_trace(config)
+    tape = None
     if not exact and not job.compile and large < total:
+        with ThreadPoolExecutor(2) as both:
+            small_tape, large_tape = both.map(traced, (small, large))
         try:
-            tape = extended(traced(small), traced(large), small, large, total, head=leading_layers(config))
+            tape = extended(small_tape, large_tape, small, large, total, head=leading_layers(config))
         except NotRepeating:
             tape = None
-    tape = tape or traced(None)
-    return scheduled(tape, order)
+    return scheduled(tape or traced(None), order)
 
 
 def steps_to_trace(job: Job) -> tuple[list[int], list[int]]:
@@ -55,16 +66,17 @@ def layers_to_trace(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """(small, large, all): `small` holds the leading layers, one period and at least one last layer."""
     text = config.get("text_config", config)
     total = next(int(text[name]) for name in LAYER_COUNTS if name in text)
-    period, head = layer_period(config), leading_layers(config)
-    small = head + period + 1
+    period = layer_period(config)
+    small = leading_layers(config) + period + 1
     small += (total - small) % period
     return small, small + period, total
 
 
 def leading_layers(config: Mapping[str, Any]) -> int:
-    """Layers at the front unlike the rest: one always (its input is the embedding), more where DeepSeek says so."""
+    """Layers at the front unlike the rest: the first (its input is the embedding, and what is made once is made in it),
+    the second (it frees what the first left), more where DeepSeek says so."""
     text = config.get("text_config", config)
-    return max(1, int(text.get("first_k_dense_replace") or 0))
+    return max(1, int(text.get("first_k_dense_replace") or 0)) + 1
 
 
 def layer_period(config: Mapping[str, Any]) -> int:
@@ -74,3 +86,13 @@ def layer_period(config: Mapping[str, Any]) -> int:
     return next((p for p in range(1, len(kinds)) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p))), 1)
 
 
+def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
+    """The same architecture with another number of layers, per-layer lists cut to match."""
+    changed = copy.deepcopy(dict(config))
+    text = changed.get("text_config", changed)
+    for name in LAYER_COUNTS:
+        if name in text:
+            text[name] = layers
+    if isinstance(text.get("layer_types"), list):
+        text["layer_types"] = text["layer_types"][:layers]
+    return changed

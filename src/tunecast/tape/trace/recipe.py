@@ -5,7 +5,6 @@ It runs under the tracer, so it is at once what is measured and the documentatio
 
 from __future__ import annotations
 
-import copy
 import gc
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -194,23 +193,3 @@ class default_dtype:  # noqa: N801  reads like torch's own context managers
 
     def __exit__(self, *exception: Any) -> None:
         torch.set_default_dtype(self.before)
-
-
-def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
-    """The same architecture with another number of layers, per-layer lists cut to match."""
-    changed = copy.deepcopy(dict(config))
-    text = changed.get("text_config", changed)
-    for name in ("num_hidden_layers", "n_layer", "num_layers", "n_layers"):
-        if name in text:
-            text[name] = layers
-    if isinstance(text.get("layer_types"), list):
-        text["layer_types"] = text["layer_types"][:layers]
-    return changed
-
-
-def release(recorder: Recorder) -> None:
-    """Forget one traced run so that another can follow in this process."""
-    gc.collect()
-    recorder.forget_all()
-
-

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.flop_counter import flop_registry
 
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape, with_frees_in_order
+from tunecast.tape.op import MANY, Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape, with_frees_in_order
 from tunecast.tape.trace import workspaces
 from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.scopes import Scopes
@@ -162,10 +162,11 @@ class Recorder(TorchDispatchMode):
 
     def set_role(self, tensor: torch.Tensor, role: Role, module: str | None = None) -> None:
         number = self.block_of(tensor)
-        if number is not None:
-            self._blocks[number].role = role
-            if module is not None:
-                self._blocks[number].module = module
+        if number is None or self._blocks[number].role is role:
+            return  # shared by several modules (tied weights, a table of codes): the first keeps it
+        self._blocks[number].role = role
+        if module is not None:
+            self._blocks[number].module = module
 
     def module_of(self, tensor: torch.Tensor) -> str:
         number = self.block_of(tensor)
@@ -253,6 +254,8 @@ class Recorder(TorchDispatchMode):
                 return NotImplemented  # DTensor and other wrappers unwrap themselves; their parts come by here
         if name == "aten::_local_scalar_dense":
             return self.values.item(args[0], self)
+        if name == "aten::is_nonzero":
+            return bool(self.values.item(args[0], self))
         if name == "aten::is_pinned":
             return False
         if name in ("aten::_pin_memory", "aten::pin_memory"):
@@ -303,7 +306,7 @@ class Recorder(TorchDispatchMode):
         if scope is not None:
             module = scope
         else:  # outside any module the data says whose work it is; a list of tensors is nobody's in particular
-            module = "" if of_many else next((m for m in map(self.module_of, inputs) if m), "")
+            module = MANY if of_many else next((m for m in map(self.module_of, inputs) if m), "")
         place = len(self._events)
         written = sum(map(nbytes, outputs)) if new else sum(nbytes(x) for x in inputs[:1])
         source = self.scopes.source() if new and max(map(nbytes, new)) >= SOURCE_FROM_BYTES else ""

@@ -46,7 +46,8 @@ class Request:
 class JobRequest(Request):
     job: Mapping[str, Any] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
-    exact: bool = False
+    lengths: tuple[int, ...] = ()
+    """Padded length of each optimizer step to trace."""
 
 
 @dataclass(frozen=True)

@@ -43,13 +43,13 @@ class Limits:
     memory_bytes: int = 16 * GIB
 
 
-def trace_job(
-    job: Job, config: Mapping[str, Any], card: Card, *, exact: bool = False, python: str = sys.executable,
+def trace_training(
+    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, *, python: str = sys.executable,
     limits: Limits | None = None, progress: Progress | None = None,
 ) -> Tape:
-    """The tape of the training run a job describes."""
+    """The tape of a job's own training run over the model of `config`: a step for each of `lengths`."""
     with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
-        request = JobRequest(Path(folder), card, job=job.to_dict(), config=dict(config), exact=exact)
+        request = JobRequest(Path(folder), card, job=job.to_dict(), config=dict(config), lengths=tuple(lengths))
         tape, answer = _ask(request, python, limits or Limits(), progress, quiet=True)
         if tape is None:
             raise _failure(answer)

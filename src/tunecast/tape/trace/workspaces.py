@@ -1,7 +1,6 @@
-"""What CUDA kernels allocate for themselves, which no fake kernel shows.
+"""What an operation allocates on the card beside the outputs a fake kernel shows, and what libraries keep for life.
 
-Each rule names the source it follows (paths in the PyTorch repository) and was compared with the allocation history
-of the real kernel on an H200.
+The rules are in `kernels/`; this file is what the recorder asks.
 """
 
 from __future__ import annotations
@@ -10,71 +9,82 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten
 
 from tunecast.tape.trace.card import Card
+from tunecast.tape.trace.kernels import RULES
+from tunecast.tape.trace.kernels.steps import Borrow, Call, Make, Return, Script, Step
 
 MIB = 1 << 20
-MATRIX_PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"}
+MATRIX_PRODUCTS = {
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", "aten::mv", "aten::addmv", "aten::dot",
+    "aten::_int_mm",
+}  # fmt: skip
+ONE_WORKSPACE_FROM = (2, 13)
+"""The torch release whose cublasLt shares cuBLAS' workspace, and which gives Blackwell the larger one."""
 
 
-def kept_for_life(name: str, args: tuple[Any, ...], card: Card) -> Iterator[tuple[str, int]]:
-    """Workspaces made at the first use on a thread and stream, and never given back.
+def steps(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, card: Card) -> tuple[Step, ...] | None:
+    """The allocations of one operation in order; None: its outputs in order, and nothing else.
 
-    cuBLAS takes 32 MiB on Hopper and later, 8.125 MiB before (aten/src/ATen/cuda/CublasHandlePool.cpp,
-    `parseChosenWorkspaceSize`: 4096 KiB x 8, or 4096 KiB x 2 + 16 KiB x 8). A product with a one-dimensional bias goes
-    through cublasLt, which has one of its own of 1 MiB (aten/src/ATen/cuda/CUDABlas.cpp, `_getWorkspaceSize`).
+    An output tensor without a `Make` is not on the card: it lives on the host, or the real kernel leaves it empty.
     """
-    if name not in MATRIX_PRODUCTS:
-        return
-    yield "cublas_workspace", 32 * MIB if card.capability >= (9, 0) else 8 * MIB + 128 * 1024
-    if name == "aten::addmm" and args[0].dim() == 1:
-        yield "cublaslt_workspace", MIB
+    rule = RULES.get(name)
+    if rule is None:
+        return None
+    outputs = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
+    script = Script()
+    rule(Call(args, kwargs, outputs, card), script)
+    return script.steps()
 
 
 def temporaries(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, card: Card) -> tuple[int, ...]:
-    """Sizes borrowed while the operation runs, after its outputs exist; a negative one gives the earliest back."""
-    rule = TEMPORARIES.get(name)
-    return () if rule is None else tuple(size for size in rule(args, kwargs, out) if size)
-
-
-def _flash_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[int, ...]:
-    """softmax_d, dq_accum, and full-head dk/dv for grouped queries (flash_attn/flash_api.cpp, `mha_bwd`)."""
-    query, key = args[1], args[2]
-    batch, heads, length, width = query.shape
-    rounded, rounded_width = _round(length, 128), _round(width, 32)
-    sizes = [batch * heads * rounded * 4, batch * heads * rounded * rounded_width * 4]
-    if key.shape[1] != heads:
-        sizes += [batch * heads * key.shape[2] * width * key.element_size()] * 2
+    """`steps` for a caller that allocates outputs first: sizes borrowed; a negative one gives the earliest back."""
+    sizes: list[int] = []
+    held: list[int] = []
+    taken = 0
+    for step in steps(name, args, kwargs, out, card) or ():
+        if isinstance(step, Borrow):
+            sizes.append(step.nbytes)
+            held.append(taken)
+            taken += 1
+        elif isinstance(step, Return) and held and held[0] == step.borrowed:
+            held.pop(0)
+            sizes.append(-1)
     return tuple(sizes)
 
 
-def _cudnn_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[int, ...]:
-    """cuDNN's plan: an fp32 dQ accumulator and a softmax sum (cudnn/MHA.cpp allocates what the plan asks for)."""
-    batch, heads, length, width = args[1].shape
-    return (batch * heads * length * width * 4 + batch * heads * length * 4,)
+def kept_for_life(name: str, args: tuple[Any, ...], card: Card, kwargs: dict[str, Any] | None = None) -> Iterator[tuple[str, int]]:
+    """Workspaces made at the first use on a thread and stream, right after the output, and never given back.
+
+    cuBLAS takes 32 MiB on Hopper, 8.125 MiB on others (aten/src/ATen/cuda/CublasHandlePool.cpp,
+    `parseChosenWorkspaceSize`: 4096 KiB x 8, or 4096 KiB x 2 + 16 KiB x 8). A product with a bias goes through cublasLt,
+    which has 1 MiB of its own (same file, `getCUDABlasLtWorkspace`); from torch 2.13 on the two share one, and
+    Blackwell is given as much as Hopper. Both are kept by handle and stream, and every thread has a handle.
+    """
+    if name not in MATRIX_PRODUCTS:
+        return
+    shared = _torch_version() >= ONE_WORKSPACE_FROM
+    large = card.capability == (9, 0) or (shared and card.capability[0] in (10, 12))
+    yield "cublas_workspace", 32 * MIB if large else 8 * MIB + 128 * 1024
+    if name == "aten::addmm" and not shared and _takes_bias_epilogue(args, kwargs or {}):
+        yield "cublaslt_workspace", MIB
 
 
-def _efficient_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[int, ...]:
-    batch, heads, length, width = args[1].shape
-    return (batch * heads * length * 4, batch * heads * length * width * 4 if width > 64 else 0)
+def _takes_bias_epilogue(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """aten/src/ATen/native/cuda/Blas.cpp, `isInputCompliesAddmmCudaLt`."""
+    bias, left, right = args[:3]
+    sizes = (left.shape[0], left.shape[1], right.shape[1])
+    return (
+        bias.numel() == right.shape[1] and bias.dim() <= 2 and bias.is_contiguous()
+        and kwargs.get("beta", 1) == 1 and min(sizes) > 1
+    )  # fmt: skip
 
 
-def _embedding_backward(args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> tuple[int, ...]:
-    """Above 3072 tokens: sort buffers, segment offsets, then an fp32 row a segment (Embedding.cu, EmbeddingBackwardKernel.cu)."""
-    tokens, vocabulary, width = args[1].numel(), args[2], args[0].shape[-1]
-    if tokens <= 3072:
-        return ()
-    segments = min(tokens, vocabulary)
-    partial = tokens // 10 + segments
-    return (tokens * 8, tokens * 8, tokens * 8, segments * 8, segments * 8, partial * 8, partial * width * 4)
+def _torch_version() -> tuple[int, int]:
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
-
-TEMPORARIES = {
-    "aten::_scaled_dot_product_flash_attention_backward": _flash_backward,
-    "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
-    "aten::_scaled_dot_product_efficient_attention_backward": _efficient_backward,
-    "aten::embedding_dense_backward": _embedding_backward,
-}
 
 FOREACH_CHUNK = 65536
 FOREACH_BLOCKS = 320
@@ -100,5 +110,4 @@ def kernel_count(name: str, args: tuple[Any, ...], inputs: list[torch.Tensor]) -
     return launches + (1 if tensors or blocks else 0)
 
 
-def _round(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
+__all__ = ["Borrow", "Make", "Return", "Step", "kept_for_life", "kernel_count", "steps", "temporaries"]

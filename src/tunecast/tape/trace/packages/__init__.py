@@ -60,7 +60,16 @@ def after_import(name: str, action: Action) -> None:
 
 
 def install(recorder: Any) -> None:
-    from tunecast.tape.trace.packages import bitsandbytes, transformers, triton
+    from tunecast.tape.trace.packages import (
+        bitsandbytes,
+        collectives,
+        ddp,
+        distributed,
+        dtensor,
+        fsdp,
+        transformers,
+        triton,
+    )
 
-    for package in (bitsandbytes, transformers, triton):
+    for package in (bitsandbytes, collectives, ddp, distributed, dtensor, fsdp, transformers, triton):
         package.install(recorder)

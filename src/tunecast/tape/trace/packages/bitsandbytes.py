@@ -50,14 +50,13 @@ def install(recorder: Recorder) -> None:
         register: Callable[..., Any] = module.register_kernel
 
         def register_kernel(operation: str, device: str) -> Any:
-            if device != "cuda":
-                return register(operation, device)
+            """A kernel for any device is used on cards too, unless one for `cuda` follows."""
 
             def keep(kernel: Any) -> Any:
                 recorder.emulated[operation] = kernel
                 return kernel
 
-            return keep
+            return keep if device in ("cuda", "default") else register(operation, device)
 
         module.register_kernel = register_kernel  # type: ignore[attr-defined]
 

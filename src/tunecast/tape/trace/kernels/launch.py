@@ -13,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import NamedTuple
 
 from tunecast.tape.trace.card import Card
+from tunecast.tape.trace.kernels.cub import threads_per_sm
+from tunecast.tape.trace.kernels.steps import ceil_div
 
 MOST_THREADS = 512
 WARP = 32
@@ -52,7 +55,7 @@ class Extent:
 
     @property
     def elements(self) -> int:
-        return _product(self.sizes)
+        return prod(self.sizes)
 
 
 def extent(sizes: Sequence[int], strides: Sequence[int], reduced: Sequence[int], offset: int = 0) -> Extent:
@@ -144,7 +147,7 @@ def _reachable(part: Extent, element_bytes: int, out_element_bytes: int) -> bool
 def _buffers_of_part(part: Extent, kernel: Kernel, card: Card) -> Buffers:
     if not part.sizes:
         return Buffers(0, 0)
-    outputs = _product(part.sizes[part.reduced :])
+    outputs = prod(part.sizes[part.reduced :])
     inputs = part.elements // outputs
     along_input = part.reduced == len(part.sizes) or part.strides[0] < part.strides[part.reduced]
     width, height = (inputs, outputs) if along_input else (outputs, inputs)
@@ -158,18 +161,18 @@ def _buffers_of_part(part: Extent, kernel: Kernel, card: Card) -> Buffers:
     block_width, block_height = _block(width, height, MOST_THREADS // out_vector)
 
     input_step, output_step = (block_width, 1) if along_input else (1, block_width)
-    across_warps = -(-inputs // input_step) >= min(block_height * 16, MOST_VALUES_A_THREAD)
+    across_warps = ceil_div(inputs, input_step) >= min(block_height * 16, MOST_VALUES_A_THREAD)
     if across_warps:
         input_step *= block_height
     else:
         output_step *= block_height
-    values = -(-inputs // input_step)
-    most_blocks = card.sm_count * (card.threads_per_sm // (block_width * block_height))
-    grid = -(-(outputs // out_vector) // output_step)
+    values = ceil_div(inputs, input_step)
+    most_blocks = card.sm_count * (threads_per_sm(card) // (block_width * block_height))
+    grid = ceil_div(outputs // out_vector, output_step)
     if not across_warps or values < MOST_VALUES_A_THREAD or grid > most_blocks:
         return Buffers(0, 0)
     blocks = max(
-        min(-(-most_blocks // grid), -(-values // FEWEST_VALUES_A_THREAD)), -(-values // MOST_VALUES_A_THREAD)
+        min(ceil_div(most_blocks, grid), ceil_div(values, FEWEST_VALUES_A_THREAD)), ceil_div(values, MOST_VALUES_A_THREAD)
     )
     if blocks == 1:
         return Buffers(0, 0)
@@ -195,9 +198,3 @@ def _block(width: int, height: int, most: int) -> tuple[int, int]:
 def _last_power(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
 
-
-def _product(numbers: Sequence[int]) -> int:
-    result = 1
-    for n in numbers:
-        result *= n
-    return result

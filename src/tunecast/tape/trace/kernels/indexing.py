@@ -1,0 +1,224 @@
+"""Gathers, scatters, sorts and scans: most sort their indices first, with CUB.
+
+Letters: n indices, V rows of a table, H its width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+
+from tunecast.tape.trace.kernels import cub
+from tunecast.tape.trace.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
+
+MASKS = (torch.bool, torch.uint8)
+INDEX_BYTES = 8
+MOST_INDICES_IN_ONE_KERNEL = 3072
+ROWS_A_PARTIAL_SUM = 10
+MOST_THREADS = 1024
+SORTED_IN_ONE_BLOCK = 4096
+SEGMENTS_SORTED_TOGETHER = 128
+
+
+def embedding_backward(call: Call, script: Script) -> None:
+    """Above 3,072 tokens: ids are sorted, equal ones form segments, and each ten rows of a segment are summed in fp32
+    before the sums meet in the gradient (aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu). Where
+    segments are few and long the sums meet by atomics in an fp32 copy of the gradient instead. Sizes follow from
+    n and V; which ids they are does not matter."""
+    gradient, indices, rows = call.args[:3]
+    tokens, width = indices.numel(), gradient.shape[-1]
+    for tensor in (indices, gradient):
+        if not tensor.is_contiguous():
+            script.borrow(nbytes(tensor))
+    if tokens <= MOST_INDICES_IN_ONE_KERNEL:
+        script.make(0)
+        return
+    each = indices.element_size()
+    script.borrow(tokens * each)  # sorted
+    script.borrow(tokens * each)  # where each was
+    positions = script.borrow(tokens * each)
+    script.touch(cub.sort_pairs(tokens, each, each))
+    script.give_back(positions)
+    script.make(0)
+    script.borrow(tokens * each)  # where segments start
+    script.borrow(8)  # how many there are
+    keys = script.borrow(tokens * each)
+    script.touch(cub.unique_by_key(tokens))
+    script.give_back(keys)
+    segments = min(tokens, rows)
+    script.borrow(segments * each)
+    script.borrow(segments * each)
+    script.touch(cub.scan(segments, each))
+    script.borrow(8)
+    partials = tokens // ROWS_A_PARTIAL_SUM + segments
+    script.borrow(partials * each)
+    sum_bytes = max(4, gradient.element_size())
+    threads = min(up(width, 32), MOST_THREADS)
+    blocks = ceil_div(segments * up(width, 32), threads)
+    if blocks < call.card.sm_count * 4 and partials > blocks * 4:
+        script.borrow(partials * each)
+        script.borrow(rows * width * sum_bytes if gradient.element_size() == 2 else 0)
+    else:
+        script.borrow(partials * width * sum_bytes)
+
+
+def nonzero(call: Call, script: Script) -> None:
+    """A count, then a selection (aten/src/ATen/native/cuda/Nonzero.cu)."""
+    tensor = call.args[0]
+    copy = script.borrow(0 if tensor.is_contiguous() else nbytes(tensor))
+    count = script.borrow(4)
+    script.touch(cub.reduce_to_int(tensor.numel(), call.card))
+    script.make(0)
+    script.touch(cub.select(tensor.numel()))
+    script.give_back(count, copy)
+
+
+def index_put(makes_output: bool) -> Rule:
+    """Without accumulation the kernel only scatters. With it indices are checked, folded into one number each and
+    sorted (aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`)."""
+
+    def write(call: Call, script: Script) -> None:
+        tensor, indices, values = call.args[:3]
+        if makes_output:
+            script.make(0)
+        masks = [i for i in indices if i is not None and i.dtype in MASKS]
+        positions = [_positions_of_mask(mask, values, call, script) for mask in masks]
+        if call.argument(3, "accumulate", False):
+            _accumulate(tensor, indices, values, positions, script)
+        else:
+            script.give_back(*positions)
+
+    return write
+
+
+def _positions_of_mask(mask: torch.Tensor, values: torch.Tensor, call: Call, script: Script) -> int:
+    found = values.shape[0] if values.dim() else mask.numel()
+    count = script.borrow(4)
+    script.touch(cub.reduce_to_int(mask.numel(), call.card))
+    positions = script.borrow(found * mask.dim() * INDEX_BYTES)
+    script.touch(cub.select(mask.numel()))
+    script.give_back(count)
+    return positions
+
+
+def _accumulate(
+    tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, positions: Sequence[int],
+    script: Script,
+) -> None:  # fmt: skip
+    places: list[tuple[int, int]] = []  # the dimensions indexed, and how many indices each has
+    dim = 0
+    for index in indices:
+        if index is None:
+            dim += 1
+        elif index.dtype in MASKS:
+            places += [(d, values.shape[0] if values.dim() else 1) for d in range(dim, dim + index.dim())]
+            dim += index.dim()
+        else:
+            places.append((dim, index.numel()))
+            dim += 1
+    count = max((n for _, n in places), default=0)
+    folded = -1
+    for number, (_, n) in enumerate(places):
+        for _ in range(2):  # the smallest and the largest index are checked
+            bound = script.borrow(INDEX_BYTES)
+            script.give_back(script.borrow(1), bound)
+        wrapped = script.borrow(n * INDEX_BYTES)
+        scaled = script.borrow(n * INDEX_BYTES)
+        script.give_back(wrapped)
+        if number == 0:
+            folded = scaled
+        else:
+            script.give_back(scaled)
+    script.give_back(*positions)
+    copy = script.borrow(0 if values.is_contiguous() else nbytes(values))
+    slice_elements = prod(tensor.shape[places[-1][0] + 1 :]) if places else 1
+    largest = (tensor.numel() - 1) // max(1, slice_elements)
+    buffers = [script.borrow(count * INDEX_BYTES) for _ in range(3)]  # sorted, where each was, positions
+    script.touch(cub.sort_pairs(count, INDEX_BYTES, bits=max(1, largest.bit_length())))
+    script.give_back(*reversed(buffers), copy, folded)
+
+
+def sort(call: Call, script: Script) -> None:
+    """aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu: up to 4,096 elements one block sorts a row in place; above,
+    CUB sorts a row, or all rows by value and then by row, or many rows each by itself."""
+    tensor = call.args[0]
+    script.make(0, 1)
+    if tensor.dim() == 0 or tensor.numel() == 0:
+        return
+    dim = call.kwargs.get("dim", -1)
+    if len(call.args) > 1 and not isinstance(call.args[1], bool):
+        dim = call.args[1]
+    length, elements, each = tensor.shape[dim], tensor.numel(), tensor.element_size()
+    if length <= SORTED_IN_ONE_BLOCK:
+        script.borrow(length * INDEX_BYTES)
+        return
+    script.borrow(elements * INDEX_BYTES)
+    rows = elements // length
+    if rows == 1:
+        script.touch(cub.sort_pairs(elements, each))
+    elif rows < SEGMENTS_SORTED_TOGETHER:
+        script.borrow(elements * INDEX_BYTES)
+        keys = script.borrow(nbytes(tensor))
+        script.touch(cub.sort_pairs(elements, each))
+        script.give_back(keys)
+        script.touch(cub.sort_pairs(elements, 8, 4, bits=max(1, (rows - 1).bit_length())))
+    else:
+        script.touch(cub.segmented_sort_pairs(elements, each))
+
+
+def top_k(call: Call, script: Script) -> None:
+    """Long rows are searched by many blocks (aten/src/ATen/native/cuda/TensorTopK.cu, namespace mbtopk): the k-th
+    value, two words and a histogram a row; digit counts and two counters a block."""
+    tensor = call.args[0]
+    script.make(0, 1)
+    dim = call.argument(2, "dim", -1)
+    length = tensor.shape[dim] if tensor.dim() else 1
+    rows = tensor.numel() // max(1, length)
+    if not _searched_by_many_blocks(rows, length):
+        return
+    blocks_at_once = call.card.sm_count * (65536 // (40 * 256))
+    items = max(4, min(64, ceil_div(rows * length, blocks_at_once * 256)))
+    blocks = ceil_div(length, items * 256)
+    sizes = (rows * tensor.element_size(), rows * 8, rows * 8, rows * blocks * 512, rows * 1024)
+    for size in (*sizes, rows * blocks * 4, rows * blocks * 4):
+        script.borrow(size)
+    for _ in range(2):
+        script.touch(cub.scan_by_key(rows * blocks))
+
+
+def _searched_by_many_blocks(rows: int, length: int) -> bool:
+    """TensorTopK.cu, `should_use_sort`'s neighbour `should_use_mbtopk`: measured thresholds of its authors."""
+    for most_rows, shortest in ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800)):
+        if rows <= most_rows:
+            return length >= shortest
+    return length >= 400
+
+
+def cumulative_sum(call: Call, script: Script) -> None:
+    """Another type is converted first; one whole row goes through CUB (aten/src/ATen/native/cuda/ScanUtils.cuh)."""
+    tensor, out = call.args[0], call.outputs[0]
+    script.make(0)
+    if tensor.dtype != out.dtype:
+        script.borrow(nbytes(out))
+    dim = call.argument(1, "dim", 0)
+    if tensor.dim() and tensor.shape[dim] == tensor.numel() > 0:
+        script.touch(cub.scan(tensor.numel(), out.element_size()))
+
+
+def masked_scatter(call: Call, script: Script) -> None:
+    """Positions of the source by a scan of the mask (aten/src/ATen/native/cuda/IndexKernel.cpp)."""
+    mask = call.args[1]
+    script.make(*range(len(call.outputs)))
+    script.borrow(call.args[0].numel() * INDEX_BYTES)
+    script.borrow(0 if mask.is_contiguous() else mask.numel())
+    script.touch(cub.scan(call.args[0].numel(), INDEX_BYTES))
+
+
+RULES: dict[str, Rule] = {
+    "aten::embedding_dense_backward": embedding_backward, "aten::nonzero": nonzero,
+    "aten::index_put": index_put(True), "aten::index_put_": index_put(False),
+    "aten::sort": sort, "aten::topk": top_k, "aten::cumsum": cumulative_sum,
+    "aten::masked_scatter": masked_scatter,
+}  # fmt: skip

@@ -1,0 +1,100 @@
+"""Matrix products, softmax, dropout and convolutions: copies and scratch memory beside their outputs."""
+
+from __future__ import annotations
+
+import torch
+
+from tunecast.tape.trace.kernels.steps import Call, Rule, Script, nbytes
+
+GROUP_BYTES = 60
+"""Grouped product: three pointers, three strides of 8 bytes and a shape of three 4-byte numbers a group."""
+GROUPED_SM_BYTES = 512
+"""cutlass keeps three 128-byte tensor maps, padded, for each multiprocessor."""
+
+
+def matrix_product(first: int) -> Rule:
+    """An operand cuBLAS cannot walk (no stride of 1, or rows that overlap, as an expanded gradient's do) is copied
+    (aten/src/ATen/native/cuda/Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`)."""
+
+    def write(call: Call, script: Script) -> None:
+        script.make(*range(len(call.outputs)))
+        for operand in call.args[first : first + 2]:
+            if not walkable(operand):
+                script.borrow(nbytes(operand))
+
+    return write
+
+
+def walkable(matrix: torch.Tensor) -> bool:
+    if matrix.is_contiguous():
+        return True
+    (rows, columns), (row_stride, column_stride) = matrix.shape[-2:], matrix.stride()[-2:]
+    return (row_stride == 1 and column_stride >= max(1, rows)) or (column_stride == 1 and row_stride >= max(1, columns))
+
+
+def grouped_product(call: Call, script: Script) -> None:
+    """aten/src/ATen/native/cuda/GroupMM.cu, Hopper: the groups' arguments, then cutlass' workspace."""
+    script.make(0)
+    offsets = call.argument(2, "offs")
+    if call.card.capability != (9, 0):
+        return
+    groups = offsets.shape[0] if offsets is not None else call.args[0].shape[0]
+    script.borrow(groups * GROUP_BYTES)
+    script.borrow(call.card.sm_count * GROUPED_SM_BYTES)
+
+
+def softmax_backward(call: Call, script: Script) -> None:
+    """The product of gradient and result is made first (aten/src/ATen/native/cuda/SoftMax.cu,
+    `softmax_backward_cuda_out`); log_softmax has no such buffer."""
+    gradient, result = call.args[:2]
+    script.make(0)
+    script.borrow(gradient.numel() * torch.promote_types(gradient.dtype, result.dtype).itemsize)
+
+
+def safe_softmax(call: Call, script: Script) -> None:
+    """Rows that are masked altogether become 0: a flag an element, a flag a row, the number 0
+    (aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`)."""
+    out = call.outputs[0]
+    script.make(0)
+    script.borrow(out.numel())
+    script.borrow(out.numel() // max(1, out.shape[call.args[1]]))
+    script.borrow(out.element_size())
+
+
+def dropout(call: Call, script: Script) -> None:
+    """The mask is made before the result while training (aten/src/ATen/native/cuda/Dropout.cu, `dropout_cuda`)."""
+    probability, train = call.args[1], call.argument(2, "train", True)
+    script.make(*((1, 0) if probability < 1 and (train or train is None) else (0, 1)))
+
+
+def convolution(call: Call, script: Script) -> None:
+    """An input that is not contiguous is copied. Not modelled: the workspace cuDNN picks for dense convolutions."""
+    tensor = call.args[0]
+    copy = script.borrow(0 if tensor.is_contiguous() or not _depthwise(call, 8) else nbytes(tensor))
+    script.make(0)
+    script.give_back(copy)
+
+
+def convolution_backward(call: Call, script: Script) -> None:
+    tensor, wanted = call.args[1], call.args[-1]
+    depthwise = _depthwise(call, 9)
+    copy = script.borrow(0 if tensor.is_contiguous() or not depthwise else nbytes(tensor))
+    order = list(range(len(call.outputs)))
+    if depthwise and wanted[0] and wanted[1]:
+        order[:2] = [1, 0]  # the weight's gradient is made first
+    script.make(*order)
+    script.give_back(copy)
+
+
+def _depthwise(call: Call, groups_place: int) -> bool:
+    groups: int = call.args[groups_place]
+    return groups > 1
+
+
+RULES: dict[str, Rule] = {
+    "aten::mm": matrix_product(0), "aten::bmm": matrix_product(0),
+    "aten::addmm": matrix_product(1), "aten::baddbmm": matrix_product(1), "aten::_grouped_mm": grouped_product,
+    "aten::_softmax_backward_data": softmax_backward, "aten::_safe_softmax": safe_softmax,
+    "aten::native_dropout": dropout,
+    "aten::convolution": convolution, "aten::convolution_backward": convolution_backward,
+}  # fmt: skip

@@ -1,0 +1,287 @@
+"""What a traced script writes goes into a folder of its own; what it reads shows that folder laid over the disk.
+
+Every path outside the folder has a twin inside it (`/home/me/out/log.txt` is `FOLDER/home/me/out/log.txt`). Python's
+file functions all end in a dozen functions of `os` and in `open`; those are replaced. A file that is changed rather
+than written anew is copied first, one that is deleted is only remembered as deleted. What C code opens by itself
+does not come by here: `landlock.py` refuses it, and the packages known to do so are corrected one by one.
+"""
+
+from __future__ import annotations
+
+import builtins
+import errno
+import io
+import os
+import shutil
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+WRITING_MODES = frozenset("wax+")
+WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+FREE_FOLDERS = ("/dev", "/proc", "/sys")
+"""Devices and the like: nothing stays there."""
+
+_stat, _lstat, _mkdir, _open, _os_open = os.stat, os.lstat, os.mkdir, io.open, os.open
+_remove, _rmdir, _rename, _listdir, _scandir = os.remove, os.rmdir, os.rename, os.listdir, os.scandir
+
+
+class Overlay:
+    """The files of one traced run. Paths are absolute strings; `twin` is a path's place in the folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.home = os.path.realpath(folder)
+        self.root = os.path.join(self.home, "files")
+        self.deleted: set[str] = set()
+        _makedirs(self.root)
+
+    # ------------------------------------------------------------------ where things are
+
+    def is_free(self, path: str) -> bool:
+        """Written where it stands: inside the run's own folder, or nowhere that stays."""
+        return any(path == top or path.startswith(top + "/") for top in (self.home, *FREE_FOLDERS))
+
+    def twin(self, path: str) -> str:
+        return self.root + path
+
+    def absolute(self, path: Any, dir_fd: int | None = None) -> str:
+        text = os.fsdecode(path)
+        if dir_fd is not None and not os.path.isabs(text):
+            text = os.path.join(os.readlink(f"/proc/self/fd/{dir_fd}"), text)
+        text = os.path.abspath(text)
+        return text[len(self.root) :] if text.startswith(self.root + "/") else text
+
+    def to_read(self, path: str) -> str:
+        if self.is_free(path):
+            return path
+        return self.twin(path) if _exists(self.twin(path)) or self._is_deleted(path) else path
+
+    def to_write(self, path: str, *, keep: bool) -> str:
+        """Where to write `path`; with `keep` its present content is there already."""
+        if self.is_free(path):
+            return path
+        twin = self.twin(path)
+        parent = os.path.dirname(path)
+        if self._is_folder(parent):
+            _makedirs(self.twin(parent))
+        if keep and not _exists(twin) and _exists(path) and not self._is_deleted(path):
+            _copy(path, twin)
+        return twin
+
+    def exists(self, path: str) -> bool:
+        return _exists(self.to_read(path))
+
+    def _is_folder(self, path: str) -> bool:
+        return _is_folder(self.to_read(path))
+
+    def _is_deleted(self, path: str) -> bool:
+        if not self.deleted:
+            return False
+        return any(path == gone or path.startswith(gone + "/") for gone in self.deleted)
+
+    # ------------------------------------------------------------------ changes
+
+    def make_folder(self, path: str, mode: int) -> None:
+        if self.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        _mkdir(self.to_write(path, keep=False), mode)
+
+    def delete(self, path: str, remove: Callable[[str], None]) -> None:
+        if self.is_free(path):
+            return remove(path)
+        if not self.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        if remove is _rmdir and self.names_in(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        if _exists(self.twin(path)):
+            remove(self.twin(path))
+        if _exists(path):
+            self.deleted.add(path)
+
+    def move(self, source: str, target: str) -> None:
+        if not self.exists(source):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        held = self.to_read(source)
+        place = self.to_write(target, keep=False)
+        if held == source and not self.is_free(source):  # only on the disk: the disk keeps it
+            _copy(source, place)
+            self.deleted.add(source)
+        else:
+            _rename(held, place)
+            if not self.is_free(source) and _exists(source):
+                self.deleted.add(source)
+
+    def names_in(self, path: str) -> list[str]:
+        return [name for name, _ in self.entries(path)]
+
+    def entries(self, path: str) -> Iterator[tuple[str, str]]:
+        """Name and folder it really lies in, of everything seen in `path`."""
+        twin = self.twin(path)
+        if self.is_free(path) or not _is_folder(twin):
+            folders = [self.to_read(path)]
+        else:
+            folders = [twin] if self._is_deleted(path) or not _exists(path) else [twin, path]
+        seen: set[str] = set()
+        for folder in folders:
+            for name in _listdir(folder):
+                hidden = folder == path and self._is_deleted(os.path.join(path, name))
+                if name not in seen and not hidden:
+                    seen.add(name)
+                    yield name, folder
+
+
+class Listing:
+    """What `os.scandir` returns: an iterator that is also a context."""
+
+    def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Listing:
+        return self
+
+    def __next__(self) -> os.DirEntry[Any]:
+        return next(self._entries)
+
+    def __enter__(self) -> Listing:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+    def close(self) -> None: ...
+
+
+def install(overlay: Overlay) -> None:
+    """For the rest of this process."""
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        opener = kwargs.get("opener", args[5] if len(args) > 5 else None)
+        if isinstance(file, int) or opener is not None:  # an opener ends in os.open
+            return _open(file, mode, *args, **kwargs)
+        path = overlay.absolute(file)
+        if not WRITING_MODES & set(mode):
+            return _open(_as_given(file, path, overlay.to_read(path)), mode, *args, **kwargs)
+        if "x" in mode and overlay.exists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        if "r" in mode and not overlay.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return _open(overlay.to_write(path, keep="w" not in mode), mode, *args, **kwargs)
+
+    def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        absolute = overlay.absolute(path, dir_fd)
+        if not flags & WRITING_FLAGS:
+            return _os_open(_as_given(path, absolute, overlay.to_read(absolute)), flags, mode)
+        if flags & os.O_CREAT and flags & os.O_EXCL and overlay.exists(absolute):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), absolute)
+        return _os_open(overlay.to_write(absolute, keep=not flags & os.O_TRUNC), flags, mode)
+
+    def reading(function: Callable[..., Any]) -> Callable[..., Any]:
+        def read(path: Any = ".", *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            if isinstance(path, int):
+                return function(path, *args, **kwargs)
+            absolute = overlay.absolute(path, dir_fd)
+            return function(_as_given(path, absolute, overlay.to_read(absolute)), *args, **kwargs)
+
+        return read
+
+    def listdir(path: Any = ".") -> list[Any]:
+        if path is None or isinstance(path, int):
+            return _listdir(path)
+        names = overlay.names_in(overlay.absolute(path))
+        return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
+
+    def scandir(path: Any = ".") -> Any:
+        if path is None or isinstance(path, int):
+            return _scandir(path)
+        absolute = overlay.absolute(path)
+        if overlay.is_free(absolute) or not (overlay.deleted or _is_folder(overlay.twin(absolute))):
+            return _scandir(path)
+        wanted = set(overlay.entries(absolute))
+        folders = {folder for _, folder in wanted}
+        found = [entry for folder in sorted(folders) for entry in _scandir(folder) if (entry.name, folder) in wanted]
+        return Listing(found)
+
+    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        overlay.make_folder(overlay.absolute(path, dir_fd), mode)
+
+    def deleting(remove: Callable[[str], None]) -> Callable[..., None]:
+        def delete(path: Any, *, dir_fd: int | None = None) -> None:
+            overlay.delete(overlay.absolute(path, dir_fd), remove)
+
+        return delete
+
+    def move(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        overlay.move(overlay.absolute(src, src_dir_fd), overlay.absolute(dst, dst_dir_fd))
+
+    def linking(link: Callable[..., None]) -> Callable[..., None]:
+        def make(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
+            source = overlay.to_read(overlay.absolute(src))
+            link(source, overlay.to_write(overlay.absolute(dst), keep=False))
+
+        return make
+
+    def touching(change: Callable[..., None]) -> Callable[..., None]:
+        """Times, owners and permissions: of what the script wrote; those of the disk stay as they are."""
+
+        def touch(path: Any, *args: Any, **kwargs: Any) -> None:
+            if isinstance(path, int):
+                return change(path, *args, **kwargs)
+            absolute = overlay.absolute(path, kwargs.pop("dir_fd", None))
+            place = overlay.to_read(absolute)
+            if place != absolute or overlay.is_free(absolute):
+                change(place, *args, **kwargs)
+            return None
+
+        return touch
+
+    def truncate(path: Any, length: int) -> None:
+        place = path if isinstance(path, int) else overlay.to_write(overlay.absolute(path), keep=True)
+        _truncate(place, length)
+
+    _truncate = os.truncate
+    replacements: dict[str, Any] = {
+        "open": os_open, "mkdir": mkdir, "remove": deleting(_remove), "unlink": deleting(_remove),
+        "rmdir": deleting(_rmdir), "rename": move, "replace": move, "listdir": listdir, "scandir": scandir,
+        "link": linking(os.link), "symlink": linking(os.symlink), "truncate": truncate,
+    }  # fmt: skip
+    replacements |= {name: reading(getattr(os, name)) for name in ("stat", "lstat", "access", "readlink", "chdir")}
+    replacements |= {name: touching(getattr(os, name)) for name in ("chmod", "chown", "lchown", "utime")}
+    for name, function in replacements.items():
+        setattr(os, name, function)
+    builtins.open = io.open = opened
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]  deletes by path, as the functions above know it
+
+
+def _as_given(path: Any, absolute: str, place: str) -> Any:
+    """The path as the caller wrote it, unless it lies elsewhere: error messages stay what they would be."""
+    return path if place == absolute else place
+
+
+def _exists(path: str) -> bool:
+    try:
+        _lstat(path)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _is_folder(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(_stat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def _copy(source: str, target: str) -> None:
+    if _is_folder(source):
+        _makedirs(target)
+        for name in _listdir(source):
+            _copy(os.path.join(source, name), os.path.join(target, name))
+        return
+    with _open(source, "rb") as old, _open(target, "wb") as new:
+        shutil.copyfileobj(old, new, 1 << 20)
+
+
+def _makedirs(path: str) -> None:
+    if not _exists(path):
+        _makedirs(os.path.dirname(path))
+        _mkdir(path)

@@ -1,0 +1,130 @@
+"""torch.distributed: a job of any number of ranks, of which this process is rank 0 and the only one.
+
+Every process group becomes torch's own "fake" one (torch/csrc/distributed/c10d/FakeProcessGroup.hpp), of the size the
+script asks for. Nothing travels; what rank 0 allocates is what every rank of a homogeneous job allocates. A group
+keeps the name of the backend it was asked for, so that code which asks (`dist.get_backend()`) takes NCCL's path.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import types
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.tape.trace.packages import after_import
+from tunecast.tape.trace.recorder import Recorder
+
+NCCL_VERSION = (2, 27, 3)
+"""Shipped with torch 2.8; code asks only whether it is recent enough."""
+NCCL_BUFFERS = "NCCL's own buffers lie outside torch's allocator and come on top of device memory"
+
+
+def install(recorder: Recorder) -> None:
+    def fake_groups(module: ModuleType) -> None:
+        rendezvous_with_nobody(module)
+        make_fake_groups(module, recorder)
+        pass_objects_on(module, recorder)
+
+    after_import("torch.distributed.distributed_c10d", fake_groups)
+    after_import("torch.distributed", have_nccl)
+    after_import("torch.multiprocessing.spawn", spawn_rank_zero)
+    after_import("torch.multiprocessing", lambda module: setattr(module, "spawn", module.spawn))
+    after_import("deepspeed", refuse_deepspeed)
+
+
+def rendezvous_with_nobody(c10d: ModuleType) -> None:
+    """`init_process_group` meets its peers in a store; there are none. Rank and world size come from the caller or,
+    as with torchrun, from the environment."""
+
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **kwargs: Any) -> Iterator[tuple[Any, int, int]]:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", "1"))
+        yield FakeStore(), 0, size
+
+    c10d.rendezvous = rendezvous  # type: ignore[attr-defined]
+
+
+def make_fake_groups(c10d: ModuleType, recorder: Recorder) -> None:
+    make: Callable[..., Any] = c10d._new_process_group_helper
+    signature = inspect.signature(make)
+
+    def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        from torch.testing._internal.distributed import fake_pg
+
+        bound = signature.bind(*args, **kwargs)
+        asked = bound.arguments["backend"]
+        # An NCCL communicator's options and its device mean nothing to a fake group.
+        bound.arguments.update(backend=c10d.Backend("fake"), store=fake_pg.FakeStore(), backend_options=None)
+        bound.arguments.pop("device_id", None)
+        group, store = make(*bound.args, **bound.kwargs)
+        if store is not None:
+            c10d._world.pg_map[group] = (asked, store)
+            if group.size() > 1:
+                recorder.assumptions[NCCL_BUFFERS] = 1
+        return group, store
+
+    c10d._new_process_group_helper = _new_process_group_helper  # type: ignore[attr-defined]
+
+
+def pass_objects_on(c10d: ModuleType, recorder: Recorder) -> None:
+    """Pickled objects travel as bytes, which fake tensors have none of. Every rank is taken to hold rank 0's object."""
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None) -> None:
+        object_list[:] = [obj] * len(object_list)
+
+    def gather_object(obj: Any, object_gather_list: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if object_gather_list is not None:
+            object_gather_list[:] = [obj] * len(object_gather_list)
+
+    def scatter_object_list(outputs: list[Any], inputs: list[Any] | None = None, *args: Any, **kwargs: Any) -> None:
+        if inputs:
+            outputs[0] = inputs[0]
+
+    def unchanged(object_list: list[Any], *args: Any, **kwargs: Any) -> None:
+        """broadcast from rank 0, send: the list is already right."""
+
+    named = {
+        "all_gather_object": all_gather_object, "gather_object": gather_object,
+        "scatter_object_list": scatter_object_list, "broadcast_object_list": unchanged, "send_object_list": unchanged,
+    }  # fmt: skip
+    import torch.distributed as public
+
+    for name, function in named.items():
+        for module in (c10d, public):
+            setattr(module, name, function)
+
+
+def have_nccl(distributed: ModuleType) -> None:
+    """A CPU-only build has no NCCL, a machine without a GPU no use for it; the job's machine has both."""
+    import torch
+
+    distributed.is_nccl_available = lambda: True  # type: ignore[attr-defined]
+    if not hasattr(distributed, "ProcessGroupNCCL"):
+        distributed.ProcessGroupNCCL = types.SimpleNamespace(Options=types.SimpleNamespace)  # type: ignore[attr-defined]
+    torch.cuda.nccl.version = lambda: NCCL_VERSION  # type: ignore[assignment]
+
+
+def spawn_rank_zero(module: ModuleType) -> None:
+    """`torch.multiprocessing.spawn(train, args, nprocs=8)`: this process is its first."""
+
+    def spawn(fn: Callable[..., None], args: tuple[Any, ...] = (), *rest: Any, **kwargs: Any) -> None:
+        fn(0, *args)
+
+    import torch.multiprocessing as public
+
+    module.spawn = public.spawn = spawn  # type: ignore[attr-defined, assignment]
+
+
+def refuse_deepspeed(module: ModuleType) -> None:
+    def initialize(*args: Any, **kwargs: Any) -> None:
+        raise Unsupported(
+            "DeepSpeed (ZeRO) is not traced. To fix: trace the same model with FSDP2 (fully_shard, or `fsdp_version: 2` "
+            "in the accelerate config), whose full sharding corresponds to ZeRO-3."
+        )
+
+    module.initialize = initialize  # type: ignore[attr-defined]
