@@ -9,7 +9,7 @@ themselves allocate is in `kernels/attention.py`.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -159,8 +159,23 @@ def _efficient(call: Attention) -> torch.Tensor:
 
 
 def _math(call: Attention) -> torch.Tensor:
-    mask = _as_float_mask(call.mask, call.query.dtype)
-    out: Any = torch.ops.aten._scaled_dot_product_attention_math(
-        call.query, call.key, call.value, mask, call.dropout, call.causal, scale=call.scale, enable_gqa=call.gqa
-    )
-    return out[0]  # type: ignore[no-any-return]
+    """The plain formula in fp32 (attention.cpp, `_scaled_dot_product_attention_math`), written out because the mask is
+    added in place on plain tensors and out of place on subclasses such as the fake ones."""
+    dtype = call.query.dtype
+    mask = _as_float_mask(call.mask, dtype)
+    query, key, value = (t.float() if dtype in HALF else t for t in (call.query, call.key, call.value))
+    half_scale = math.sqrt(call.scale or 1 / math.sqrt(query.shape[-1]))
+    scaled = query * half_scale
+    if call.causal:
+        mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = _as_float_mask(mask, query.dtype)
+    groups = query.shape[-3] // key.shape[-3] if call.gqa else 1
+    keys, values = (t if groups == 1 else t.repeat_interleave(groups, -3) for t in (key, value))
+    weights = torch.matmul(scaled, keys.transpose(-2, -1) * half_scale)
+    if mask is not None:
+        weights.add_(mask)
+    weights = torch._safe_softmax(weights, -1)
+    if call.dropout:
+        weights = torch.dropout(weights, call.dropout, True)
+    returned = weights.to(dtype)  # C++ makes the second result first; nobody takes it
+    return (torch.matmul(weights, values).to(dtype), returned)[0]

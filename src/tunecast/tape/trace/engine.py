@@ -6,6 +6,7 @@ them the tape of all layers follows exactly (`layers.py`); where it does not, al
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
-from tunecast.tape.schedule import scheduled
+from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.run import Limits, Progress, trace_training
 
@@ -29,22 +30,32 @@ def trace_job(
     limits: Limits | None = None, progress: Progress | None = None,
 ) -> Tape:
     """The tape of the training run a job describes. `exact` traces every layer rather than a few."""
+
+    def traced(lengths: Sequence[int]) -> Tape:
+        def with_count(count: int | None) -> Tape:
+            chosen = config if count is None else with_layers(config, count)
+            return trace_training(job, chosen, lengths, card, python=python, limits=limits, progress=progress)
+
+        small, large, total = layers_to_trace(config)
+        if not exact and not job.compile and large < total:
+            with ThreadPoolExecutor(2) as both:
+                small_tape, large_tape = both.map(with_count, (small, large))
+            with contextlib.suppress(NotRepeating):
+                return extended(small_tape, large_tape, small, large, total, head=leading_layers(config))
+        return with_count(None)
+
     lengths, order = steps_to_trace(job)
+    tape = traced(lengths)
+    try:
+        return scheduled(tape, order)
+    except NotRepeatable:
+        return scheduled(traced(steps_of(job)), range(len(steps_of(job))))
 
-    def traced(count: int | None) -> Tape:
-        chosen = config if count is None else with_layers(config, count)
-        return trace_training(job, chosen, lengths, card, python=python, limits=limits, progress=progress)
 
-    small, large, total = layers_to_trace(config)
-    tape = None
-    if not exact and not job.compile and large < total:
-        with ThreadPoolExecutor(2) as both:
-            small_tape, large_tape = both.map(traced, (small, large))
-        try:
-            tape = extended(small_tape, large_tape, small, large, total, head=leading_layers(config))
-        except NotRepeating:
-            tape = None
-    return scheduled(tape or traced(None), order)
+def steps_of(job: Job) -> list[int]:
+    """The padded length of every optimizer step of the run."""
+    lengths = list(job.lengths or (job.seq_len,))
+    return [lengths[i % len(lengths)] for i in range(max(STEPS, len(lengths)))]
 
 
 def steps_to_trace(job: Job) -> tuple[list[int], list[int]]:
@@ -53,11 +64,10 @@ def steps_to_trace(job: Job) -> tuple[list[int], list[int]]:
     Step 0 creates the optimizer's state, so it is a kind of its own. Every later step with the same length is the
     same; two of them are traced where there is one length, so that what one leaves to the next is seen.
     """
-    lengths = list(job.lengths or (job.seq_len,))
-    run = [lengths[i % len(lengths)] for i in range(max(STEPS, len(lengths)))]
+    run = steps_of(job)
     distinct = list(dict.fromkeys(run[1:]))
     if len(distinct) == 1:
-        distinct *= 2
+        return run[:3], [0, 1] + [2] * (len(run) - 2)
     place = {length: number for number, length in enumerate(distinct, start=1)}
     return [run[0], *distinct], [0, *(place[length] for length in run[1:])]
 

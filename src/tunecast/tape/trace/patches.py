@@ -159,6 +159,21 @@ def follow_resized_storages(recorder: Recorder) -> None:
 
     torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
 
+    def resize_tensor(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """`tensor.resize_` grows its storage, which is no new storage: Unsloth's staging buffers, `out=` arguments."""
+        before = tensor.untyped_storage().nbytes()
+        recorder.paused += 1
+        try:
+            torch.ops.aten.resize_.default(tensor, *args, **kwargs)
+        finally:
+            recorder.paused -= 1
+        after = tensor.untyped_storage().nbytes()
+        if after != before and tensor.device.type == "cuda":
+            recorder.resized(tensor.untyped_storage(), after)
+        return tensor
+
+    recorder.emulated["aten::resize_"] = resize_tensor
+
 
 def load_data_in_this_process() -> None:
     """Worker processes and pinning threads would run outside the fake mode; what they yield is the same."""

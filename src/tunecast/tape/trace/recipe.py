@@ -83,7 +83,7 @@ def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
     head = model.get_output_embeddings()
 
     def quantized(linear: torch.nn.Linear) -> Any:
-        weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="cuda")
+        weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="cuda").normal_(0, 0.02)
         shape = (linear.in_features, linear.out_features)
         bias = linear.bias is not None
         if four_bit:
@@ -109,7 +109,9 @@ def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False)):
             if parameter.device.type == "meta":
-                setattr(module, name, torch.nn.Parameter(torch.empty(parameter.shape, dtype=dtype, device="cuda")))
+                value = torch.empty(parameter.shape, dtype=dtype, device="cuda")
+                value = value.normal_(0, 0.02) if value.dim() > 1 else value.fill_(1)
+                setattr(module, name, torch.nn.Parameter(value))
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.device.type == "meta":
                 zeros = torch.zeros(buffer.shape, dtype=buffer.dtype, device="cuda")

@@ -49,13 +49,14 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.card = card
         self.scopes = scopes
-        self.values = KnownValues()
         self.emulated: dict[str, Emulation] = {}
         """Operations run through their package's own CUDA-side Python instead of its shape-only kernel."""
         self.paused = 0
         """Above 0 nothing is recorded: torch is computing metadata, not training."""
         self.guesses: Counter[str] = Counter()
         self.assumptions: Counter[str] = Counter()
+        self.untraced: Counter[str] = Counter()
+        self.values = KnownValues(self.assumptions)
         self.allocated_bytes = self.peak_bytes = 0
         self.stream_of_thread: dict[int, int] = {}
         self._events: list[Event | int] = []  # an int is the allocation of that block
@@ -102,6 +103,7 @@ class Recorder(TorchDispatchMode):
             values.clear()
         self.guesses.clear()
         self.assumptions.clear()
+        self.untraced.clear()
         self.allocated_bytes = self.peak_bytes = 0
         self._announced = None
         self.scopes.restart()
@@ -210,9 +212,9 @@ class Recorder(TorchDispatchMode):
             old = self._renamed.pop(entry[0], entry[0])
             module = self._blocks[old].module
             role = self._blocks[old].role
-            if self._blocks[old].nbytes:
-                self.free(old)
             new = self.allocate(nbytes, module) if nbytes else self._empty_block(module)
+            if self._blocks[old].nbytes:  # after: contents are copied over (aten/src/ATen/native/cuda/Resize.cpp)
+                self.free(old)
             self._blocks[new].role = role
             self._watch(storage, new)
 

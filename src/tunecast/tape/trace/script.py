@@ -12,23 +12,23 @@ import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch._subclasses.fake_tensor import UnsupportedOperatorException
+from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push_mode
 
-from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
+from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
-from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace import tensor_files
+from tunecast.tape.trace.packages import transformers as transformers_package
+from tunecast.tape.trace.packages.transformers import NotOnThisMachine
+from tunecast.tape.trace.recorder import Recorder, counted
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
 
-OWN_FOLDERS = (str(Path(__file__).parent), str(Path(runpy.__file__)), "<frozen runpy>")
+OWN_FILES = (str(Path(__file__).parent), "<frozen runpy>")
 MOST_DETAIL = 4000
 MOST_IGNORED_STOPS = 50
 """A loop with a bare `except:` swallows the stop; after so many the answer is written and the process left."""
@@ -54,3 +54,111 @@ def trace_script(request: ScriptRequest, recorder: Recorder) -> Answer:
     except BaseException as error:  # noqa: BLE001  whatever a user's program raises is reported
         return run.failed(error, f"{type(error).__name__}: {error}")
     return run.answer(finished=True)
+
+
+def run_as_main(request: ScriptRequest) -> None:
+    """`sys.argv`, `sys.path[0]` and `__name__` as the interpreter sets them for `python FILE` and `python -m NAME`."""
+    sys.argv = [request.script, *request.args]
+    if request.as_module:
+        sys.path[0] = os.getcwd()
+        runpy.run_module(request.script, run_name="__main__", alter_sys=True)
+        return
+    if not os.path.exists(request.script):
+        raise NotResolved(f"there is no script {request.script}", field="script")
+    sys.path[0] = os.path.dirname(os.path.realpath(request.script))
+    runpy.run_path(request.script, run_name="__main__")
+
+
+class Run:
+    """Counts the script's steps, stops it, and says how it went."""
+
+    def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:
+        self.request, self.recorder, self.sandbox = request, recorder, sandbox
+        self._stops = 0
+
+    def watch(self) -> None:
+        hook = modules.register_module_forward_pre_hook(lambda module, inputs: self.stop_when_done())
+        modules._global_forward_pre_hooks.move_to_end(hook.id, last=False)  # before the tracer sees a new step begin
+        register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.stop_when_done())
+        tensor_files.install(self.recorder, self.sandbox.overlay, before_save=self.stop_when_done)
+        transformers_package.offer(self.request.models, self.request.folder / "models")
+        follow_threads()
+
+    @property
+    def steps(self) -> int:
+        return self.recorder.scopes.steps_done
+
+    def stop_when_done(self) -> None:
+        if not self.request.steps or self.steps < self.request.steps:
+            return
+        if not self._stops:
+            self.recorder.scopes.begin_step()  # what the end of the program frees belongs to no step
+            self.recorder.paused += 1
+        self._stops += 1
+        if self._stops > MOST_IGNORED_STOPS:
+            self._leave_at_once()
+        raise Stop
+
+    def _leave_at_once(self) -> None:
+        from tunecast.tape.trace.child import versions
+
+        write_tape(self.recorder.tape(versions()), self.request.tape_path)
+        self.answer().write(self.request.answer_path)
+        os._exit(0)
+
+    def answer(self, *, finished: bool = False, error: str | None = None, detail: str = "") -> Answer:
+        untraced = (*self.sandbox.sentences(), *counted(self.recorder.untraced))
+        return Answer(
+            steps=self.steps, finished=finished, error=error, code="script" if error else None, detail=detail,
+            untraced=untraced,
+        )  # fmt: skip
+
+    def failed(self, error: BaseException, text: str) -> Answer:
+        """A tape of at least one whole step is worth having; without one the error is all there is to tell."""
+        known = explained(error)
+        detail = "" if known is not None else own_frames_removed(error)
+        if self.steps:
+            return self.answer(error=known.message if known is not None else text, detail=detail)
+        raise known or TunecastError(f"{text}\n{detail}") from None
+
+
+def explained(error: BaseException) -> TunecastError | None:
+    """Errors that have a remedy, said as such."""
+    if isinstance(error, TunecastError):
+        return error
+    if isinstance(error, NotOnThisMachine):
+        return NotResolved(str(error), field="script")
+    if isinstance(error, UnsupportedOperatorException):
+        return Unsupported(
+            f"the operation {error.func} has no shape-only (\"fake\") kernel, so its result cannot be known without "
+            "running it. To fix: upgrade the package it comes from, or give it one with torch.library.register_fake."
+        )
+    if isinstance(error, ModuleNotFoundError):
+        return NotResolved(
+            f"the script imports {error.name}, which {sys.executable} does not have. "
+            f"To fix: install it there, or --python /path/to/your/training/environment/bin/python."
+        )
+    return None
+
+
+def own_frames_removed(error: BaseException) -> str:
+    """The end of the traceback as the script's author would see it."""
+    told = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = told
+    while part is not None:
+        part.stack = traceback.StackSummary.from_list([f for f in part.stack if not f.filename.startswith(OWN_FILES)])
+        part = part.__cause__ or part.__context__
+    return "".join(told.format())[-MOST_DETAIL:]
+
+
+def follow_threads() -> None:
+    """Dispatch modes belong to a thread; a thread the script starts would compute for real, unseen."""
+    active = _get_current_dispatch_mode_stack()
+    start = threading.Thread._bootstrap_inner  # type: ignore[attr-defined]
+
+    def _bootstrap_inner(self: threading.Thread) -> None:
+        for mode in active:
+            _push_mode(mode)
+        start(self)
+
+    threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map
+
+from tunecast.tape.trace.chance import DRAWS, Chance
 
 if TYPE_CHECKING:
     from tunecast.tape.trace.recorder import Recorder
@@ -24,15 +27,23 @@ INTEGERS = {torch.bool, torch.int8, torch.uint8, torch.int16, torch.int32, torch
 MOST_INTEGERS = 1 << 22
 MOST_FLOATS = 1 << 16
 CONSTANTS = {"aten::ones_like": 1, "aten::zeros_like": 0}
-MADE_FROM_NOTHING = ("aten::arange", "aten::randint", "aten::randperm")
+MADE_FROM_NOTHING = ("aten::arange",)
 EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty")
 TRACER_FILES = ("recorder.py", "values.py")
 
 
 class KnownValues:
+    def __init__(self, assumptions: Counter[str]) -> None:
+        self._assumptions = assumptions
+        self.chance = Chance(assumptions)
+
     def evaluate(self, func: Any, args: Any, kwargs: dict[str, Any], inputs: list[torch.Tensor]) -> Any:
         """The real result where every input is known and it is small; else None."""
         name = func._schema.name
+        if name in DRAWS:
+            if func._schema.is_mutable and isinstance(args[0], FakeTensor):
+                forget(args[0])
+            return self.chance.draw(func, name, args, kwargs)
         for tensor in inputs:
             if isinstance(tensor, FakeTensor):
                 if known(tensor) is None:
@@ -41,7 +52,7 @@ class KnownValues:
                 return None
         if not inputs and not _makes_small_integers(name, args, kwargs):
             return None
-        if ("rand" in name and name not in MADE_FROM_NOTHING) or "dropout" in name or "bernoulli" in name:
+        if "rand" in name or "dropout" in name or "bernoulli" in name:
             return None
         try:
             with _disable_current_modes(), torch.no_grad():
@@ -55,6 +66,11 @@ class KnownValues:
     def _without_input_values(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if func._schema.is_mutable and isinstance(args[0], FakeTensor):
             forget(args[0])  # unknown data was written into it
+        finite = _if_finite(name, args)
+        if finite is not None and args[0].numel() <= MOST_INTEGERS:
+            self._assumptions["losses, gradients and weights are taken as finite: no NaN, no infinity"] = 1
+            with _disable_current_modes():
+                return torch.full(tuple(args[0].shape), finite)
         if name in (*CONSTANTS, "aten::full_like") and isinstance(args[0], FakeTensor):
             dtype = kwargs.get("dtype") or args[0].dtype
             most = MOST_INTEGERS if dtype in INTEGERS else 1  # the scalar 1.0 a backward pass starts from
@@ -94,7 +110,8 @@ class KnownValues:
             if index is None or index.dtype not in (torch.bool, torch.uint8):
                 expanded.append(index)
                 continue
-            positions = torch.nonzero(index)
+            with recorder:  # an operation of its own on the card
+                positions = torch.nonzero(index)
             expanded += [positions[:, d] for d in range(index.dim())]
         return expanded
 
@@ -111,6 +128,21 @@ class KnownValues:
             lambda x: torch.empty(tuple(x.shape), dtype=x.dtype, device=device) if isinstance(x, torch.Tensor) else x,
             result,
         )
+
+
+def _if_finite(name: str, args: Any) -> bool | None:
+    """What a test for NaN or infinity answers of ordinary numbers; None for other operations.
+
+    `isfinite(x)` is `(x == x) * (x.abs() != inf)` (aten/src/ATen/native/TensorCompare.cpp).
+    """
+    if name in ("aten::isnan", "aten::isinf", "aten::isposinf", "aten::isneginf"):
+        return False
+    if name in ("aten::eq", "aten::ne") and args[0].dtype.is_floating_point:
+        if args[1] is args[0]:
+            return name == "aten::eq"
+        if isinstance(args[1], float) and math.isinf(args[1]):
+            return name == "aten::ne"
+    return None
 
 
 def known(tensor: torch.Tensor) -> torch.Tensor | None:

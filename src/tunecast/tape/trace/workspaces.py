@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels import RULES
+from tunecast.tape.trace.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.trace.kernels.steps import Borrow, Call, Make, Return, Script, Step
 
 MIB = 1 << 20
@@ -24,17 +24,20 @@ ONE_WORKSPACE_FROM = (2, 13)
 """The torch release whose cublasLt shares cuBLAS' workspace, and which gives Blackwell the larger one."""
 
 
-def steps(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, card: Card) -> tuple[Step, ...] | None:
+def steps(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, card: Card, by_engine: bool = False
+) -> tuple[Step, ...] | None:
     """The allocations of one operation in order; None: its outputs in order, and nothing else.
 
     An output tensor without a `Make` is not on the card: it lives on the host, or the real kernel leaves it empty.
+    `by_engine`: the autograd engine called it, no Python between; asked only for `IN_PLACE_IN_BACKWARD`.
     """
     rule = RULES.get(name)
     if rule is None:
         return None
     outputs = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
     script = Script()
-    rule(Call(args, kwargs, outputs, card), script)
+    rule(Call(args, kwargs, outputs, card, by_engine), script)
     return script.steps()
 
 
@@ -110,4 +113,4 @@ def kernel_count(name: str, args: tuple[Any, ...], inputs: list[torch.Tensor]) -
     return launches + (1 if tensors or blocks else 0)
 
 
-__all__ = ["Borrow", "Make", "Return", "Step", "kept_for_life", "kernel_count", "steps", "temporaries"]
+__all__ = ["IN_PLACE_IN_BACKWARD", "Borrow", "Make", "Return", "Step", "kept_for_life", "kernel_count", "steps", "temporaries"]

@@ -12,6 +12,9 @@ was compared with the allocation history of the real kernel on an H200 (tests/go
 from __future__ import annotations
 
 from tunecast.tape.trace.kernels import attention, indexing, products, reductions
+from tunecast.tape.trace.kernels.indexing import IN_PLACE_IN_BACKWARD
 from tunecast.tape.trace.kernels.steps import Rule
 
 RULES: dict[str, Rule] = attention.RULES | indexing.RULES | products.RULES | reductions.RULES
+
+__all__ = ["IN_PLACE_IN_BACKWARD", "RULES"]

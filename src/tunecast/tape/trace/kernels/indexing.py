@@ -75,22 +75,33 @@ def nonzero(call: Call, script: Script) -> None:
     script.give_back(count, copy)
 
 
-def index_put(makes_output: bool) -> Rule:
-    """Without accumulation the kernel only scatters. With it indices are checked, folded into one number each and
-    sorted (aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`)."""
+def scatter_of_gradient(call: Call, script: Script) -> None:
+    """A gather's gradient is scattered into fresh zeros, in place on plain tensors, out of place on subclasses such as
+    the fake ones (torch/csrc/autograd/FunctionsManual.cpp, `areAnyTensorSubclassLike`)."""
+    if call.by_engine:
+        script.make_into(0, argument=0)
+    else:
+        script.make(*range(len(call.outputs)))
 
-    def write(call: Call, script: Script) -> None:
-        tensor, indices, values = call.args[:3]
-        if makes_output:
-            script.make(0)
-        masks = [i for i in indices if i is not None and i.dtype in MASKS]
-        positions = [_positions_of_mask(mask, values, call, script) for mask in masks]
-        if call.argument(3, "accumulate", False):
-            _accumulate(tensor, indices, values, positions, script)
-        else:
-            script.give_back(*positions)
 
-    return write
+def index_put(call: Call, script: Script) -> None:
+    scatter_of_gradient(call, script)
+    index_put_in_place(call, script)
+
+
+def index_put_in_place(call: Call, script: Script) -> None:
+    """Without accumulation the kernel only scatters. With it indices are checked (not in a backward pass), folded into
+    one number each and sorted (aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`)."""
+    tensor, indices, values = call.args[:3]
+    accumulates = call.argument(3, "accumulate", False)
+    if not accumulates and values.numel() == 1 and values.device.type == "cpu":
+        return  # runs as masked_fill_
+    masks = [i for i in indices if i is not None and i.dtype in MASKS]
+    positions = [_positions_of_mask(mask, values, call, script) for mask in masks]
+    if accumulates:
+        _accumulate(tensor, indices, values, positions, script, checks=not call.by_engine)
+    else:
+        script.give_back(*positions)
 
 
 def _positions_of_mask(mask: torch.Tensor, values: torch.Tensor, call: Call, script: Script) -> int:
@@ -105,7 +116,7 @@ def _positions_of_mask(mask: torch.Tensor, values: torch.Tensor, call: Call, scr
 
 def _accumulate(
     tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, positions: Sequence[int],
-    script: Script,
+    script: Script, checks: bool,
 ) -> None:  # fmt: skip
     places: list[tuple[int, int]] = []  # the dimensions indexed, and how many indices each has
     dim = 0
@@ -121,7 +132,7 @@ def _accumulate(
     count = max((n for _, n in places), default=0)
     folded = -1
     for number, (_, n) in enumerate(places):
-        for _ in range(2):  # the smallest and the largest index are checked
+        for _ in range(2 if checks else 0):  # the smallest and the largest index
             bound = script.borrow(INDEX_BYTES)
             script.give_back(script.borrow(1), bound)
         wrapped = script.borrow(n * INDEX_BYTES)
@@ -210,7 +221,7 @@ def cumulative_sum(call: Call, script: Script) -> None:
 def masked_scatter(call: Call, script: Script) -> None:
     """Positions of the source by a scan of the mask (aten/src/ATen/native/cuda/IndexKernel.cpp)."""
     mask = call.args[1]
-    script.make(*range(len(call.outputs)))
+    scatter_of_gradient(call, script)
     script.borrow(call.args[0].numel() * INDEX_BYTES)
     script.borrow(0 if mask.is_contiguous() else mask.numel())
     script.touch(cub.scan(call.args[0].numel(), INDEX_BYTES))
@@ -218,7 +229,12 @@ def masked_scatter(call: Call, script: Script) -> None:
 
 RULES: dict[str, Rule] = {
     "aten::embedding_dense_backward": embedding_backward, "aten::nonzero": nonzero,
-    "aten::index_put": index_put(True), "aten::index_put_": index_put(False),
+    "aten::index_put": index_put, "aten::index_put_": index_put_in_place, "aten::_index_put_impl_": index_put_in_place,
+    "aten::scatter": scatter_of_gradient, "aten::scatter_add": scatter_of_gradient,
+    "aten::index_add": scatter_of_gradient,
     "aten::sort": sort, "aten::topk": top_k, "aten::cumsum": cumulative_sum,
     "aten::masked_scatter": masked_scatter,
 }  # fmt: skip
+IN_PLACE_IN_BACKWARD = frozenset({
+    "aten::index_put", "aten::scatter", "aten::scatter_add", "aten::index_add", "aten::masked_scatter",
+})  # fmt: skip

@@ -144,11 +144,18 @@ def mean_squared_error(call: Call, script: Script) -> None:
     reduce(script, call.card, row, (0,), opmath_bytes(tensor.dtype), tensor.element_size())
 
 
+def extremum(call: Call, script: Script) -> None:
+    """Over a dimension the place comes with the value (aten/src/ATen/native/cuda/ReduceMinValuesKernel.cu)."""
+    running = own_bytes if len(call.outputs) == 1 else pair_bytes
+    rule(running)(call, script)
+
+
 _SUM, _OWN, _PAIR = rule(opmath_bytes, casts=True), rule(own_bytes), rule(pair_bytes, vector=2)
 
 RULES: dict[str, Rule] = {
     "aten::sum": _SUM, "aten::mean": _SUM, "aten::prod": _SUM, "aten::nansum": _SUM,
     "aten::amax": _OWN, "aten::amin": _OWN, "aten::any": _OWN, "aten::all": _OWN,
+    "aten::max": extremum, "aten::min": extremum,
     "aten::argmax": rule(pair_bytes), "aten::argmin": rule(pair_bytes),
     "aten::var": _PAIR, "aten::std": _PAIR, "aten::var_mean": _PAIR, "aten::std_mean": _PAIR,
     "aten::linalg_vector_norm": vector_norm, "aten::_foreach_norm": foreach_norm,

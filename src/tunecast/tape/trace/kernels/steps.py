@@ -20,6 +20,8 @@ class Make(NamedTuple):
     output: int
     nbytes: int = 0
     """Where the real block is larger than the fake kernel's; 0: as large."""
+    into: int | None = None
+    """The argument whose block it takes over: the real code writes in place where the traced code must not."""
 
 
 class Borrow(NamedTuple):
@@ -42,6 +44,8 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
     outputs: list[torch.Tensor]
     card: Card
+    by_engine: bool = False
+    """No Python stands between the autograd engine and this call."""
 
     def argument(self, place: int, name: str, default: Any = None) -> Any:
         return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
@@ -60,6 +64,9 @@ class Script:
 
     def make_of(self, output: int, nbytes: int) -> None:
         self._steps.append(Make(output, nbytes))
+
+    def make_into(self, output: int, argument: int) -> None:
+        self._steps.append(Make(output, into=argument))
 
     def borrow(self, nbytes: int) -> int:
         """The buffer's number for `give_back`. An allocation of nothing is none."""

@@ -1,11 +1,43 @@
-"""transformers: fake tensors are to it what they stand for."""
+"""transformers: fake tensors are to it what they stand for, and `from_pretrained` needs no weights.
+
+The loader itself runs unchanged (device map, dtype, quantiser, the allocator's warm-up, tied weights): it is handed
+a checkpoint that is only a header. Where the real checkpoint lies on this machine its own header is read; where only
+the configuration is known, the header is made from the model the configuration describes.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import torch
 
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder
+
+CONFIG = "config.json"
+_offered: dict[str, Path] = {}
+"""Folders holding a config.json, by the name a script loads the model under."""
+_made_up = Path(os.devnull)
+"""Where headers of checkpoints that are not here are written."""
+
+
+class NotOnThisMachine(OSError):
+    """A model's or tokenizer's files are not here, and tracing uses no network. An OSError, as transformers raises."""
+
+
+def offer(models: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Let scripts load these configurations by name."""
+    global _made_up
+    _made_up = folder / "checkpoints"
+    for number, (name, config) in enumerate(models.items()):
+        _offered[name] = folder / str(number)
+        _offered[name].mkdir(parents=True, exist_ok=True)
+        (_offered[name] / CONFIG).write_text(json.dumps(dict(config)))
 
 
 def install(recorder: Recorder) -> None:
@@ -13,4 +45,108 @@ def install(recorder: Recorder) -> None:
         """On fake tensors transformers believes it is being compiled and keeps masks a real run would drop."""
         module.is_fake_tensor = lambda tensor: False  # type: ignore[attr-defined]
 
+    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # threads load in an order of chance; the sum is the same
     after_import("transformers.utils.import_utils", not_compiling)
+    after_import("transformers.utils.hub", find_offered_models)
+    after_import("transformers.modeling_utils", lambda module: load_headers_only(module, recorder))
+    after_import("transformers.models.auto.tokenization_auto", explain_missing_tokenizers)
+
+
+def find_offered_models(module: ModuleType) -> None:
+    """`cached_files` is where every name becomes a path."""
+    find = module.cached_files
+
+    def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
+        name = str(path_or_repo_id)
+        if name in _offered and list(filenames) == [CONFIG]:
+            return [str(_offered[name] / CONFIG)]
+        try:
+            return find(path_or_repo_id, filenames, *args, **kwargs)
+        except OSError as error:
+            if CONFIG not in filenames or os.path.isdir(name):
+                raise
+            raise NotOnThisMachine(
+                f"the configuration of the model {name!r} is not on this machine, and tracing uses no network. "
+                f"To fix: --model {name}=path/to/config.json, or run `hf download {name} {CONFIG}` once."
+            ) from error
+
+    module.cached_files = cached_files  # type: ignore[attr-defined]
+
+
+def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
+    resolve, settle_dtype = module._get_resolved_checkpoint_files, module._get_dtype
+
+    def _get_resolved_checkpoint_files(*args: Any, **kwargs: Any) -> Any:
+        try:
+            files, metadata = resolve(*args, **kwargs)
+        except OSError:
+            files, metadata = None, None
+        name = kwargs.get("pretrained_model_name_or_path", args[0] if args else None)
+        if name is None or (files and all(str(file).endswith((".safetensors", ".gguf")) for file in files)):
+            return files, metadata
+        return [str(_made_up / f"{len(list(_made_up.glob('*')))}.safetensors")], None
+
+    def _get_dtype(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        config = next(value for value in given if isinstance(value, module.PreTrainedConfig))
+        for files in given:
+            if isinstance(files, list) and files and not os.path.exists(files[0]):
+                make_header(Path(files[0]), config, recorder)
+        return settle_dtype(*args, **kwargs)
+
+    if not hasattr(module, "PreTrainedConfig"):  # transformers 4
+        module.PreTrainedConfig = module.PretrainedConfig  # type: ignore[attr-defined]
+    module._get_resolved_checkpoint_files = _get_resolved_checkpoint_files  # type: ignore[attr-defined]
+    module._get_dtype = _get_dtype  # type: ignore[attr-defined]
+
+
+def make_header(path: Path, config: Any, recorder: Recorder) -> None:
+    """What `save_pretrained` would store of the architecture the configuration names."""
+    import transformers
+
+    from tunecast.tape.trace.tensor_files import write_header
+
+    raw = config.to_dict()
+    raw.pop("quantization_config", None)
+    plain = type(config).from_dict(raw)
+    dtype = getattr(config, "dtype", None)
+    if dtype is None:
+        recorder.assumptions[f"{config.model_type}: the configuration names no dtype; float32 was taken"] += 1
+    kind = next((getattr(transformers, n) for n in config.architectures or () if hasattr(transformers, n)), None)
+    build = transformers.AutoModelForCausalLM.from_config if kind is None else kind._from_config
+    with torch.device("meta"):
+        model = build(plain, dtype=dtype or torch.float32)
+    tensors = model.state_dict()
+    for name in tied_names(model):
+        tensors.pop(name, None)
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError:
+        pass
+    else:
+        tensors = revert_weight_conversion(model, tensors)
+    write_header(path, tensors)
+
+
+def tied_names(model: Any) -> list[str]:
+    """Saved once, under the other name."""
+    if not getattr(model.config.get_text_config(), "tie_word_embeddings", False):
+        return []
+    return list(getattr(model, "all_tied_weights_keys", None) or model._tied_weights_keys or ())
+
+
+def explain_missing_tokenizers(module: ModuleType) -> None:
+    load = module.AutoTokenizer.from_pretrained.__func__
+
+    def from_pretrained(cls: Any, name: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return load(cls, name, *args, **kwargs)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            if os.path.isdir(str(name)) and not isinstance(error, NotOnThisMachine):
+                raise
+            raise NotOnThisMachine(
+                f"the tokenizer of {str(name)!r} is not on this machine, and tracing uses no network. "
+                f"To fix: run `hf download {name} --include 'token*' --include '*.json'` once."
+            ) from error
+
+    module.AutoTokenizer.from_pretrained = classmethod(from_pretrained)  # type: ignore[attr-defined]

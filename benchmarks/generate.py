@@ -1,0 +1,88 @@
+"""Jobs nobody chose by hand: drawn from a seed over model x method x knobs, for predictions made before measuring.
+
+    python benchmarks/generate.py > jobs.jsonl
+
+Draws that `tunecast` refuses as contradictory are drawn again; draws too large for an H200 are sorted out by
+`predict.py`, which says so.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+from tunecast.errors import UsageError  # noqa: E402
+from tunecast.job import job_from_dict  # noqa: E402
+
+SEED = 20261115
+COUNT = 40
+LIGER = {"llama", "qwen2", "mistral", "qwen3", "gemma2", "phi3", "granite", "olmo2"}
+SMALL = 2_000_000_000
+"""Full fine-tuning is drawn for models up to about this many parameters, and 8-bit or plain SGD for the others."""
+
+
+def draw(pick: random.Random, models: dict[str, Any]) -> dict[str, Any]:
+    name = pick.choice(sorted(models))
+    small = models[name]["parameters"] < SMALL
+    method = pick.choice(["full", "lora", "qlora"] if small else ["lora", "lora", "qlora", "qlora", "full"])
+    length = pick.choice([256, 512, 777, 1000, 1024, 1536, 2048, 2048, 3000, 4096])
+    batch = pick.choice([1, 1, 2, 3, 4, 8])
+    job: dict[str, Any] = {
+        "model": name, "method": method, "seq_len": length, "micro_batch": batch, "weights_dtype": "bfloat16",
+        "autocast": "bfloat16", "gradient_checkpointing": pick.random() < 0.6, "max_grad_norm": pick.choice([1.0, 1.0, 0.5]),
+        "attention": pick.choice(["sdpa", "sdpa", "sdpa", "eager"]) if length <= 2048 and batch <= 2 else "sdpa",
+        "grad_accum": pick.choice([1, 1, 1, 2, 3]),
+        "allocator": pick.choice(["native", "native", "expandable_segments"]),
+        "optimizer": pick.choice(["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "lion_8bit"]),
+    }  # fmt: skip
+    if method == "full":
+        job["autocast"] = pick.choice([None, "bfloat16"])
+        if small and pick.random() < 0.3:
+            job |= {"weights_dtype": "float32", "autocast": "bfloat16"}
+        if not small:
+            job |= {"optimizer": pick.choice(["adamw_8bit", "sgd", "adafactor"]), "gradient_checkpointing": True, "weights_dtype": "bfloat16"}
+    else:
+        job["lora"] = {
+            "rank": pick.choice([4, 8, 16, 32, 64, 128]), "alpha": 32, "dropout": pick.choice([0.0, 0.0, 0.05, 0.1]),
+            "targets": pick.choice(["all-linear", "all-linear", "attention"]),
+            "dora": method == "lora" and pick.random() < 0.15, "adapter_dtype": pick.choice(["float32", "float32", "bfloat16"]),
+        }  # fmt: skip
+        if method == "lora" and job["lora"]["adapter_dtype"] == "bfloat16":
+            job["autocast"] = pick.choice([None, "bfloat16"])
+    if method == "qlora":
+        job["quantization"] = {
+            "format": pick.choice(["nf4", "nf4", "nf4", "fp4", "int8"]), "double_quant": pick.random() < 0.6,
+            "prepare_kbit": pick.random() < 0.7,
+        }  # fmt: skip
+        if job["quantization"]["format"] == "int8":
+            job["quantization"]["double_quant"] = False
+    if models[name]["config"]["model_type"] in LIGER and pick.random() < 0.2:
+        job["kernels"] = ["liger"]
+    if pick.random() < 0.3:
+        job["lengths"] = [pick.randrange(length // 4, length + 1) for _ in range(pick.choice([6, 9, 12]))]
+    return job
+
+
+def drawn(count: int = COUNT, seed: int = SEED) -> list[dict[str, Any]]:
+    models = json.loads((HERE / "data" / "generated_models.json").read_text())
+    pick = random.Random(seed)
+    jobs: list[dict[str, Any]] = []
+    while len(jobs) < count:
+        job = draw(pick, models)
+        try:
+            job_from_dict(job)
+        except UsageError:
+            continue
+        jobs.append({"id": f"generated-{len(jobs):02d}"} | job)
+    return jobs
+
+
+if __name__ == "__main__":
+    for job in drawn():
+        print(json.dumps(job))

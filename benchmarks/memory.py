@@ -1,0 +1,121 @@
+"""Predicted memory against measured memory, every run of `data/`; writes `results/memory.json`.
+
+    python benchmarks/memory.py --python ENV/bin/python [--only TEXT] [--jobs 1]
+
+ENV holds the packages the runs were measured with (data/README.md). One tape serves all rows that differ only in the
+allocator's settings or capacity. Accuracy is enforced by tests on the committed result; time is only reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent / "src"))
+
+from tunecast.job import Job, job_from_dict  # noqa: E402
+from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
+from tunecast.predict.memory import program, replay, smallest_capacity_bytes  # noqa: E402
+from tunecast.tape.op import Tape  # noqa: E402
+from tunecast.tape.trace.card import Card  # noqa: E402
+from tunecast.tape.trace.engine import trace_job  # noqa: E402
+
+GIB = 2**30
+H200_CAPACITY_BYTES = 150_110_011_392 - 804_061_184
+"""What is left of an H200 for the caching allocator: its memory less what the context held during these runs."""
+
+
+def rows(path: Path) -> Iterator[tuple[Job, dict[str, Any]]]:
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        yield job_from_dict(row["job"]), row["measured"]
+
+
+def models() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((HERE / "data" / "h200_models.json").read_text())
+    return found
+
+
+def tape_key(job: Job) -> Job:
+    """What decides the tape: all but how and in how much memory it is replayed."""
+    return dataclasses.replace(job, id=None, allocator="native", hardware=dataclasses.replace(job.hardware, capacity_bytes=None))
+
+
+def compare(job: Job, measured: dict[str, Any], tape: Tape, torch_version: str) -> dict[str, Any]:
+    """One row of the result. `torch_version` is the measured one: ties between segments depend on it."""
+    settings = AllocatorSettings(
+        expandable_segments=job.allocator == "expandable_segments",
+        oldest_segment_first=takes_oldest_segment_first(torch_version),
+    )
+    steps = program(tape)
+    free = replay(steps, settings)
+    row: dict[str, Any] = {
+        "id": job.id, "guesses": list(tape.guesses),
+        "predicted": {"model_bytes": free.model_bytes, "allocated_bytes": free.allocated_bytes, "reserved_bytes": free.reserved_bytes},
+    }  # fmt: skip
+    capacity = job.hardware.capacity_bytes
+    if "cap_runs_gib" in measured:
+        low, high = (measured[k] * GIB for k in ("cap_fails_gib", "cap_runs_gib"))
+        least = smallest_capacity_bytes(steps, settings)
+        row["kind"] = "bisected"
+        row["measured"] = {"fails_bytes": int(low), "completes_bytes": int(high)}
+        row["predicted"]["smallest_capacity_bytes"] = least
+        row["outside_interval"] = max(low - least, least - high, 0) / low
+        return row
+    if capacity is not None or not measured["completed"]:
+        done = replay(steps, settings, capacity or H200_CAPACITY_BYTES)
+        row["kind"] = "capped"
+        row["measured"] = {"completed": measured["completed"]}
+        row["predicted"]["completed"] = done.completed
+        return row
+    row["kind"] = "compiled" if job.compile else "mixed lengths" if job.lengths else "fixed length"
+    row["expandable"] = settings.expandable_segments
+    row["measured"] = {"model_bytes": measured["model_alloc"], "allocated_bytes": measured["peak_alloc"], "reserved_bytes": measured["peak_reserved"]}
+    row["error"] = {k: row["predicted"][k] / v - 1 for k, v in row["measured"].items()}
+    return row
+
+
+def commit() -> str:
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+
+    return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", "../src") else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
+    parser.add_argument("--only", default="", help="rows whose id contains this; prints, writes nothing")
+    parser.add_argument("--data", type=Path, default=HERE / "data" / "h200_runs.jsonl")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "memory.json")
+    options = parser.parse_args()
+    configs = models()
+    tapes: dict[Job, tuple[Tape, float]] = {}
+    results = []
+    for job, measured in rows(options.data):
+        if options.only not in str(job.id):
+            continue
+        key = tape_key(job)
+        if key not in tapes:
+            start = time.perf_counter()
+            tapes.clear()  # rows that share a tape follow each other; tapes are large
+            tapes[key] = trace_job(job, configs[job.model], Card(), python=options.python), time.perf_counter() - start
+        tape, seconds = tapes[key]
+        row = compare(job, measured, tape, "2.11.0") | {"trace_s": round(seconds, 1)}
+        results.append(row)
+        shown = row.get("error") or {k: row[k] for k in ("outside_interval", "predicted", "measured") if k in row}
+        print(job.id, row["kind"], {k: f"{v:+.4%}" if isinstance(v, float) else v for k, v in shown.items()}, f"{seconds:.1f} s", flush=True)
+    if not options.only:
+        options.out.write_text(json.dumps({"commit": commit(), "versions": dict(tape.versions), "rows": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,247 @@
+"""Files of tensors, read for their shapes and written not at all.
+
+A checkpoint's weights change no allocation, so only the header of a safetensors file is read and each tensor is a
+fake one; `torch.load` maps a file and keeps shapes. Integers small enough to steer a program (token ids, packed
+quantisation settings) keep their values. Fake tensors have nothing to save: a saved file is left empty, and listed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map
+
+from tunecast.tape.trace.overlay import Overlay
+from tunecast.tape.trace.packages import after_import
+from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.values import INTEGERS, MOST_INTEGERS
+
+DTYPE_NAMES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "I16": "int16", "I8": "int8", "U64": "uint64", "U32": "uint32", "U16": "uint16", "U8": "uint8", "BOOL": "bool",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E8M0": "float8_e8m0fnu", "C64": "complex64",
+}  # fmt: skip
+MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
+MOST_READ_BYTES = 1 << 20
+
+
+class Entry:
+    """One tensor of a safetensors file; behaves as safetensors' slice object does."""
+
+    def __init__(self, file: SafeOpen, name: str) -> None:
+        self._file, self._fields = file, file.header[name]
+
+    def get_shape(self) -> list[int]:
+        return list(self._fields["shape"])
+
+    def get_dtype(self) -> str:
+        return str(self._fields["dtype"])
+
+    def __getitem__(self, index: Any) -> torch.Tensor:
+        part: torch.Tensor = self._whole()[index]
+        return part.to(self._file.device)
+
+    def _whole(self) -> torch.Tensor:
+        dtype, shape = getattr(torch, DTYPE_NAMES[self.get_dtype()]), self.get_shape()
+        start, end = self._fields["data_offsets"]
+        if dtype in INTEGERS and 0 < end - start <= MOST_READ_BYTES:
+            data = bytearray(self._file.read(start, end))
+            if len(data) == end - start:
+                with _disable_current_modes():
+                    return torch.frombuffer(data, dtype=dtype).reshape(shape)
+        return torch.empty(shape, dtype=dtype)
+
+
+class SafeOpen:
+    """`safetensors.safe_open` for torch, reading nothing but the header."""
+
+    def __init__(self, filename: Any, framework: str = "pt", device: Any = "cpu", **options: Any) -> None:
+        self._path = os.fspath(filename)
+        self.device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device or "cpu")
+        self.header, self._info, self._data_at = read_header(self._path)
+
+    def read(self, start: int, end: int) -> bytes:
+        with open(self._path, "rb") as file:
+            file.seek(self._data_at + start)
+            return file.read(end - start)
+
+    def __enter__(self) -> SafeOpen:
+        return self
+
+    def __exit__(self, *exception: object) -> None: ...
+
+    def keys(self) -> list[str]:
+        return sorted(self.header)
+
+    def offset_keys(self) -> list[str]:
+        return sorted(self.header, key=lambda name: self.header[name]["data_offsets"][0])
+
+    def metadata(self) -> dict[str, str] | None:
+        return self._info
+
+    def get_slice(self, name: str) -> Entry:
+        return Entry(self, name)
+
+    def get_tensor(self, name: str) -> torch.Tensor:
+        return Entry(self, name)[...]
+
+    def get_tensors(self) -> dict[str, torch.Tensor]:
+        return {name: self.get_tensor(name) for name in self.keys()}
+
+
+def read_header(path: str) -> tuple[dict[str, Any], dict[str, str] | None, int]:
+    """Tensors by name, the metadata, and where the data begins (8 bytes of length, then JSON)."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= MOST_HEADER_BYTES:
+            raise OSError(f"{path} is not a safetensors file")
+        header = json.loads(file.read(length))
+    return header, header.pop("__metadata__", None), 8 + length
+
+
+def write_header(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """A safetensors file of which only the header exists: a checkpoint's shapes without its weights."""
+    names = {getattr(torch, torch_name): name for name, torch_name in DTYPE_NAMES.items() if hasattr(torch, torch_name)}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    place = 0
+    for name, tensor in sorted(tensors.items()):
+        end = place + math.prod(tensor.shape) * tensor.element_size()
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [place, end]}
+        place = end
+    text = json.dumps(header).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+def install(recorder: Recorder, overlay: Overlay, before_save: Callable[[], None]) -> None:
+    def leave_empty(file: Any) -> None:
+        recorder.untraced["saving tensors was skipped: they have shapes here but no contents"] += 1
+        if isinstance(file, (str, os.PathLike)):
+            open(file, "wb").close()
+
+    def read_shapes_only(module: ModuleType) -> None:
+        opened = module.safe_open
+
+        def safe_open(filename: Any, framework: str = "pt", *args: Any, **kwargs: Any) -> Any:
+            kind = SafeOpen if framework in ("pt", "torch", "pytorch") else opened
+            return kind(filename, framework, *args, **kwargs)
+
+        def serialize_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+            leave_empty(filename)
+
+        module.safe_open = safe_open  # type: ignore[attr-defined]
+        module.serialize_file = serialize_file  # type: ignore[attr-defined]
+
+    def save_only_a_name(module: ModuleType) -> None:
+        def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> None:
+            before_save()
+            leave_empty(filename)
+            write_header(Path(filename), tensors)  # what loads it again finds the shapes
+
+        module.save_file = save_file  # type: ignore[attr-defined]
+
+    torch.save = saving(torch_save(), overlay, before_save, leave_empty)
+    torch.load = loading(torch.load, overlay)
+    give_addresses()
+    after_import("safetensors", read_shapes_only)
+    after_import("safetensors.torch", save_only_a_name)
+    after_import("tokenizers", lambda module: write_tokenizers_inside(module, overlay))
+
+
+def torch_save() -> Callable[..., None]:
+    """The tracer has put a function that does nothing in its place; what holds no tensors is worth saving."""
+    return torch.serialization.save
+
+
+def saving(
+    save: Callable[..., None], overlay: Overlay, before_save: Callable[[], None], leave_empty: Callable[[Any], None]
+) -> Callable[..., None]:
+    def save_or_list(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        before_save()
+        if any(isinstance(leaf, (FakeTensor, torch.nn.Module)) for leaf in tree_flatten(obj)[0]):
+            return leave_empty(f)
+        if isinstance(f, (str, os.PathLike)):
+            f = overlay.to_write(overlay.absolute(f), keep=False)
+        with _disable_current_modes():
+            save(obj, f, *args, **kwargs)
+        return None
+
+    return save_or_list
+
+
+def loading(load: Callable[..., Any], overlay: Overlay) -> Callable[..., Any]:
+    def load_shapes(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        places: dict[int, str] = {}
+
+        def stay_on_the_host(storage: Any, place: str) -> Any:
+            places[storage.data_ptr()] = place
+            return storage
+
+        if isinstance(f, (str, os.PathLike)):
+            f = overlay.to_read(overlay.absolute(f))
+            kwargs["mmap"] = zipfile.is_zipfile(f)
+        with _disable_current_modes():
+            loaded = load(f, stay_on_the_host, *args, **kwargs)
+
+        def convert(value: Any) -> Any:
+            if isinstance(value, torch.nn.Module):
+                return value._apply(lambda t: shape_of(t, place_of(t)))
+            return shape_of(value, place_of(value)) if isinstance(value, torch.Tensor) else value
+
+        def place_of(tensor: torch.Tensor) -> torch.device:
+            with _disable_current_modes():
+                saved = places.get(tensor.untyped_storage().data_ptr(), "cpu")
+            if isinstance(map_location, (str, torch.device)):
+                return torch.device(map_location)
+            return torch.device(map_location.get(saved, saved) if isinstance(map_location, dict)
+                                else saved if map_location is None else "cpu")  # fmt: skip
+
+        return tree_map(convert, loaded)
+
+    return load_shapes
+
+
+def shape_of(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
+    if tensor.dtype in INTEGERS and tensor.numel() <= MOST_INTEGERS:
+        return tensor.to(place)
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=place)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(fake, tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
+
+
+def give_addresses() -> None:
+    """Programs compare addresses to find tied weights; a fake tensor's is its storage's identity."""
+    address = torch.UntypedStorage.data_ptr
+
+    def of_storage(self: Any) -> int:
+        return int(self._cdata) if self.device.type == "meta" else int(address(self))
+
+    def of_tensor(self: Any) -> int:
+        return int(self.untyped_storage()._cdata) + int(self.storage_offset()) * int(self.element_size())
+
+    torch.UntypedStorage.data_ptr = of_storage  # type: ignore[method-assign]
+    FakeTensor.data_ptr = of_tensor  # type: ignore[method-assign]
+
+
+def write_tokenizers_inside(module: ModuleType, overlay: Overlay) -> None:
+    """Rust opens files itself: give it the place where the script's files are."""
+    save, from_file = module.Tokenizer.save, module.Tokenizer.from_file
+
+    def save_inside(self: Any, path: Any, *args: Any, **kwargs: Any) -> Any:
+        return save(self, overlay.to_write(overlay.absolute(path), keep=False), *args, **kwargs)
+
+    def read_inside(path: Any) -> Any:
+        return from_file(overlay.to_read(overlay.absolute(path)))
+
+    module.Tokenizer.save, module.Tokenizer.from_file = save_inside, staticmethod(read_inside)
