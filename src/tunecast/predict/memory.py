@@ -284,9 +284,12 @@ def _hold(allocator: CachingAllocator, event: Event, held_bytes: dict[int, int])
     return True
 
 
-def peak(tape: Tape, settings: AllocatorSettings, largest: int = 20) -> Peak:
-    """What is alive at the allocated peak after loading, by role and module, and its `largest` blocks."""
-    allocator = CachingAllocator(settings)
+def peak(tape: Tape, settings: AllocatorSettings, largest: int = 20, capacity_bytes: int | None = None) -> Peak:
+    """What is alive at the allocated peak after loading, by role and module, and its `largest` blocks.
+
+    A capacity is one the run completes with: freeing and retrying cuts memory up in another way.
+    """
+    allocator = CachingAllocator(settings, capacity_bytes)
     held_bytes: dict[int, int] = {}
     loading = True
     most, at = 0, len(tape.events) - 1

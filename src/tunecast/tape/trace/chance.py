@@ -56,8 +56,8 @@ class Chance:
         with _disable_current_modes(), torch.no_grad():
             before = torch.get_rng_state() if device.type == "cuda" else None
             try:
-                drawn = func(*tree_map(_on_host, args), **tree_map(_on_host, kwargs | {"pin_memory": None}
-                             if "pin_memory" in kwargs else kwargs))  # fmt: skip
+                plain = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+                drawn = func(*tree_map(_on_host, args), **tree_map(_on_host, plain))
             except (RuntimeError, TypeError, NotImplementedError):
                 return None  # a dtype or generator the host cannot draw with
             finally:

@@ -5,7 +5,8 @@ Three facts of the C++ core stand in the way, each cured once, in process memory
 1. A CPU-only build registers no CUDA device guard, and autograd aborts the process on the first `cuda` tensor.
    A stub guard is registered whose every method returns 0.
 2. torch itself then replaces a CUDA guard that counts 0 devices by a no-op one
-   (torch/csrc/Module.cpp, `_ensureCUDADeviceGuardSet`, written for fake tensors).
+   (torch/csrc/Module.cpp, `_ensureCUDADeviceGuardSet`, written for fake tensors). A torch that does not know this yet
+   (2.8) gets the stub in place of its own guard.
 3. The accelerator hooks answer "not built" (CPU-only build) or raise "invalid device" (CUDA build without a card)
    when the autograd engine asks for the device's context (torch/csrc/autograd/engine.cpp, `set_device`).
    Two entries of a private copy of their method table are replaced
@@ -36,8 +37,10 @@ _kept_alive: list[Any] = []  # C++ holds raw pointers into these for the life of
 def accept_cuda_without_gpu() -> None:
     if _kept_alive:
         return
-    _register_stub_guard()
-    torch._C._ensureCUDADeviceGuardSet()
+    replaces = getattr(torch._C, "_ensureCUDADeviceGuardSet", None)
+    _register_stub_guard(over_a_real_one=replaces is None)
+    if replaces is not None:
+        replaces()
     _answer_accelerator_hooks()
 
 
@@ -53,16 +56,19 @@ def _address(callback: Any) -> int:
     return address
 
 
-def _register_stub_guard() -> None:
+def _register_stub_guard(over_a_real_one: bool) -> None:
     c10 = _library("c10")
     registry = (ctypes.c_void_p * (CUDA_DEVICE_TYPE + 1)).in_dll(c10, GUARD_REGISTRY)
-    if registry[CUDA_DEVICE_TYPE]:
+    if registry[CUDA_DEVICE_TYPE] and not over_a_real_one:
         return
     zero = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: 0)
     methods = (ctypes.c_void_p * 64)(*[_address(zero)] * 64)
     guard = (ctypes.c_void_p * 8)(ctypes.addressof(methods))
     _kept_alive.extend((zero, methods, guard))
-    register = getattr(c10, REGISTER_GUARD)
+    register = getattr(c10, REGISTER_GUARD, None)
+    if register is None:  # torch 2.8 has no such function yet; it is this assignment (c10/core/impl/DeviceGuardImplInterface.cpp)
+        registry[CUDA_DEVICE_TYPE] = ctypes.addressof(guard)
+        return
     register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None
     register(CUDA_DEVICE_TYPE, ctypes.addressof(guard))
 

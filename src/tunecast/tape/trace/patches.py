@@ -29,6 +29,7 @@ def install(recorder: Recorder) -> None:
     follow_resized_storages(recorder)
     load_data_in_this_process()
     save_nothing()
+    multiply_into_wider_results()
 
 
 def start_no_driver() -> None:
@@ -46,7 +47,8 @@ def make_tensors_on_the_host() -> None:
         make: Callable[..., Any] = getattr(torch, name)
 
         def on_host(data: Any, *args: Any, make: Any = make, device: Any = None, **kwargs: Any) -> Any:
-            if device is None or torch.device(device).type != "cuda" or isinstance(data, torch.Tensor):
+            device = torch.get_default_device() if device is None else device
+            if torch.device(device).type != "cuda" or isinstance(data, torch.Tensor):
                 return make(data, *args, device=device, **kwargs)
             return make(data, *args, device="cpu", **kwargs).to(device)
 
@@ -139,6 +141,7 @@ def read_known_values(recorder: Recorder) -> None:
     def same(a: Any, b: Any) -> bool:
         if not isinstance(a, FakeTensor) and not isinstance(b, FakeTensor):
             return equal(a, b)
+        torch.eq(a, b).all()  # what the card does before it answers (ATen/native/cuda/Equal.cpp)
         known_a, known_b = known(a), known(b)
         if known_a is None or known_b is None:
             return tuple(a.shape) == tuple(b.shape)
@@ -194,3 +197,20 @@ def save_nothing() -> None:
     """Checkpoints of tensors without contents are not worth writing, and nothing may land in the user's folder."""
     nothing: Callable[..., None] = lambda *args, **kwargs: None  # noqa: E731
     torch.save = nothing
+
+
+def multiply_into_wider_results() -> None:
+    """`addmm(..., out_dtype=)` (TRL's chunked loss) has a shape-only kernel that takes the dtype for a factor."""
+    from torch._decomp import decomposition_table
+    from torch._subclasses.fake_impls import register_op_impl
+
+    def product(
+        mode: Any, func: Any, bias: Any, left: Any, right: Any, out_dtype: torch.dtype, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        with mode:
+            return torch.empty((*left.shape[:-1], right.shape[-1]), dtype=out_dtype, device=left.device)
+
+    for operation in (torch.ops.aten.addmm, torch.ops.aten.baddbmm):
+        if "dtype" in operation.overloads():
+            decomposition_table.pop(operation.dtype, None)
+            register_op_impl(operation.dtype)(product)

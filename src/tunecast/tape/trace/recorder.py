@@ -275,9 +275,8 @@ class Recorder(TorchDispatchMode):
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         known = self.values.evaluate(func, args, kwargs, inputs)
         on_card = any(x.device.type == "cuda" for x in inputs)
-        if on_card:
-            self._borrow_for_life(name, args)
-            if name == "aten::index" and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
+        if on_card and name == "aten::index":
+            if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
                 args = (args[0], self.values.indices_of_masks(args[1], self))
         try:
             out = func(*args, **kwargs)
@@ -322,58 +321,57 @@ class Recorder(TorchDispatchMode):
             )
         )
         accumulates = self._is_engine_addition(func, name, kwargs, inputs)
-        foreach = len(new) > 1 and name.startswith("aten::_foreach")
-        for index, tensor in enumerate(new):
-            storage = tensor.untyped_storage()
-            if not self._is_new(storage):
-                continue  # two outputs share it
-            owner = module
-            if scope is None and foreach and index < len(inputs):
-                owner = self.module_of(inputs[index]) or module
-            old = self._replaced_in_place(inputs[0], storage) if accumulates else None
-            if old is not None:
-                self._defer(storage, old, owner)
+        by_engine = name in workspaces.IN_PLACE_IN_BACKWARD and _called_by_engine()
+        every = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
+        steps = workspaces.steps(name, args, kwargs, out, self.card, by_engine)
+        if steps is None:
+            steps = tuple(workspaces.Make(place) for place in range(len(every)))
+        foreach = scope is None and len(new) > 1 and name.startswith("aten::_foreach")
+        borrowed: list[int] = []
+        for step in steps:
+            if isinstance(step, workspaces.Make):
+                owner = module
+                if foreach and step.output < len(inputs):
+                    owner = self.module_of(inputs[step.output]) or module
+                replaced = args[step.into] if step.into is not None else inputs[0] if accumulates else None
+                self._make(every[step.output], step.nbytes, owner, replaced)
+            elif isinstance(step, workspaces.Borrow):
+                borrowed.append(self.allocate(step.nbytes, module))
             else:
-                number = self.allocate(storage.nbytes(), owner)
-                self._watch(storage, number)
-                if accumulates:
-                    self._summed.update((b, number) for b in map(self.block_of, inputs) if b is not None)
+                self.free(borrowed[step.borrowed])
+        for tensor in new:
+            if self._is_new(tensor.untyped_storage()):  # the real kernel leaves it empty, or on the host
+                self._watch(tensor.untyped_storage(), self.allocate(0, module))
+        self._keep_for_life(name, args, kwargs)
+        if accumulates:
+            sums = [b for b in map(self.block_of, new) if b is not None]
+            self._summed.update((b, sums[0]) for b in map(self.block_of, inputs) if b is not None and sums)
         if scope is None and not of_many:
             worked_on = [b for b in map(self.block_of, (*new, *inputs)) if b is not None]
             if worked_on:
                 self._op_of_block[place] = worked_on[0]
             if new and self.scopes.phase is Phase.LOAD:
-                self._became.update((b, worked_on[0]) for b in worked_on[len(new):])
-        for size in workspaces.temporaries(name, args, kwargs, out, self.card):
-            self.borrow(size, module)
-        self._return_borrowed()
+                self._became.update((b, worked_on[0]) for b in worked_on[len(new) :])
 
-    _borrowed: tuple[int, ...] = ()
+    def _make(self, tensor: torch.Tensor, nbytes: int, module: str, replaced: torch.Tensor | None) -> None:
+        """An output comes to life, in the block of `replaced` if that dies with this operation."""
+        storage = tensor.untyped_storage()
+        if tensor.device.type != "cuda" or not self._is_new(storage):
+            return
+        old = self._replaced_in_place(replaced, storage) if replaced is not None else None
+        if old is not None:
+            self._defer(storage, old, module)
+        else:
+            self._watch(storage, self.allocate(nbytes or storage.nbytes(), module))
 
-    def borrow(self, size: int, module: str) -> None:
-        """A kernel's own buffer, held until the operation ends; a negative size gives the earliest one back."""
-        if size > 0:
-            self._borrowed += (self.allocate(size, module),)
-        elif size < 0 and self._borrowed:
-            first, *rest = self._borrowed
-            self._borrowed = tuple(rest)
-            self.free(first)
-
-    def _return_borrowed(self) -> None:
-        for number in self._borrowed:
-            self.free(number)
-        self._borrowed = ()
-
-    def _borrow_for_life(self, name: str, args: tuple[Any, ...]) -> None:
-        for kind, size in workspaces.kept_for_life(name, args, self.card):
+    def _keep_for_life(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for kind, size in workspaces.kept_for_life(name, args, self.card, kwargs):
             thread = threading.get_ident()
             key = (kind, thread, self.stream_of_thread.get(thread, 0))
             if key not in self._workspaces:
                 self._workspaces.add(key)
-                with self._lock:
-                    self._announce()
-                    self._events.append(Op(kind, kernels=0))
-                    self.allocate(size, kind)
+                self._events.append(Op(kind, kernels=0))
+                self.allocate(size, kind)
 
     def _is_engine_addition(self, func: Any, name: str, kwargs: Any, inputs: list[torch.Tensor]) -> bool:
         return (

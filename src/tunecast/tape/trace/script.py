@@ -13,7 +13,9 @@ import sys
 import threading
 import traceback
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import UnsupportedOperatorException
 from torch.nn.modules import module as modules
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -22,7 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.trace import tensor_files
-from tunecast.tape.trace.packages import transformers as transformers_package
+from tunecast.tape.trace.packages import datasets, transformers
 from tunecast.tape.trace.packages.transformers import NotOnThisMachine
 from tunecast.tape.trace.recorder import Recorder, counted
 from tunecast.tape.trace.request import Answer, ScriptRequest
@@ -81,7 +83,11 @@ class Run:
         modules._global_forward_pre_hooks.move_to_end(hook.id, last=False)  # before the tracer sees a new step begin
         register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: self.stop_when_done())
         tensor_files.install(self.recorder, self.sandbox.overlay, before_save=self.stop_when_done)
-        transformers_package.offer(self.request.models, self.request.folder / "models")
+        datasets.install(self.sandbox.overlay)
+        transformers.offer(self.request.models, self.request.folder / "models")
+        self.recorder.values.chance.follow_seeds()
+        skip_no_step(self.recorder)
+        self.recorder.emulated["aten::masked_select"] = masked_select
         follow_threads()
 
     @property
@@ -162,3 +168,19 @@ def follow_threads() -> None:
         start(self)
 
     threading.Thread._bootstrap_inner = _bootstrap_inner  # type: ignore[attr-defined]
+
+
+def skip_no_step(recorder: Recorder) -> None:
+    """A gradient scaler reads whether a gradient overflowed, and skips the step then; these have no contents to read."""
+
+    def _maybe_opt_step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.assumptions["no float16 gradient overflows, so no step is skipped"] = 1
+        return optimizer.step(*args, **kwargs)
+
+    torch.amp.GradScaler._maybe_opt_step = _maybe_opt_step  # type: ignore[method-assign]
+
+
+def masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As on the card: an index by the mask (aten/src/ATen/native/cuda/IndexKernel.cpp, `masked_select_out_cuda_impl`)."""
+    tensor, mask = torch.broadcast_tensors(tensor, mask)
+    return tensor[mask]

@@ -41,22 +41,6 @@ def steps(
     return script.steps()
 
 
-def temporaries(name: str, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any, card: Card) -> tuple[int, ...]:
-    """`steps` for a caller that allocates outputs first: sizes borrowed; a negative one gives the earliest back."""
-    sizes: list[int] = []
-    held: list[int] = []
-    taken = 0
-    for step in steps(name, args, kwargs, out, card) or ():
-        if isinstance(step, Borrow):
-            sizes.append(step.nbytes)
-            held.append(taken)
-            taken += 1
-        elif isinstance(step, Return) and held and held[0] == step.borrowed:
-            held.pop(0)
-            sizes.append(-1)
-    return tuple(sizes)
-
-
 def kept_for_life(name: str, args: tuple[Any, ...], card: Card, kwargs: dict[str, Any] | None = None) -> Iterator[tuple[str, int]]:
     """Workspaces made at the first use on a thread and stream, right after the output, and never given back.
 
@@ -76,12 +60,9 @@ def kept_for_life(name: str, args: tuple[Any, ...], card: Card, kwargs: dict[str
 
 def _takes_bias_epilogue(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """aten/src/ATen/native/cuda/Blas.cpp, `isInputCompliesAddmmCudaLt`."""
-    bias, left, right = args[:3]
-    sizes = (left.shape[0], left.shape[1], right.shape[1])
-    return (
-        bias.numel() == right.shape[1] and bias.dim() <= 2 and bias.is_contiguous()
-        and kwargs.get("beta", 1) == 1 and min(sizes) > 1
-    )  # fmt: skip
+    bias, _, right = args[:3]
+    one_row = bias.numel() == right.shape[1] == bias.shape[-1]
+    return bool(one_row and bias.is_contiguous() and kwargs.get("beta", 1) == 1)
 
 
 def _torch_version() -> tuple[int, int]:
@@ -113,4 +94,4 @@ def kernel_count(name: str, args: tuple[Any, ...], inputs: list[torch.Tensor]) -
     return launches + (1 if tensors or blocks else 0)
 
 
-__all__ = ["IN_PLACE_IN_BACKWARD", "Borrow", "Make", "Return", "Step", "kept_for_life", "kernel_count", "steps", "temporaries"]
+__all__ = ["IN_PLACE_IN_BACKWARD", "Borrow", "Make", "Return", "Step", "kept_for_life", "kernel_count", "steps"]

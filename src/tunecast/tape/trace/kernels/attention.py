@@ -33,9 +33,11 @@ def cudnn_backward(call: Call, script: Script) -> None:
     query, key, value = call.args[1:4]
     batch, heads, queries, width = query.shape
     script.make(0, 1, 2)
-    shared = heads != key.shape[1]
-    full_heads = batch * heads * key.shape[2] * (width + value.shape[3]) * query.element_size() if shared else 0
-    script.borrow(batch * heads * queries * (width + 1) * FLOAT_BYTES + full_heads + CUDNN_PLAN_BYTES)
+    workspace_bytes = batch * heads * queries * (width + 1) * FLOAT_BYTES + CUDNN_PLAN_BYTES
+    if heads != key.shape[1]:
+        for each in (width, value.shape[3]):
+            workspace_bytes += up(batch * heads * key.shape[2] * each * query.element_size(), 128)
+    script.borrow(workspace_bytes)
 
 
 def flash_forward(call: Call, script: Script) -> None:

@@ -143,12 +143,17 @@ def _accumulate(
         else:
             script.give_back(scaled)
     script.give_back(*positions)
-    copy = script.borrow(0 if values.is_contiguous() else nbytes(values))
-    slice_elements = prod(tensor.shape[places[-1][0] + 1 :]) if places else 1
+    copies = [script.borrow(0 if values.is_contiguous() else nbytes(values))]
+    dims = [place for place, _ in places]
+    if dims and dims[-1] - dims[0] >= len(dims):  # a dimension between them: moved to the front, which is a copy
+        copies.append(script.borrow(nbytes(tensor)))
+        slice_elements = prod(size for d, size in enumerate(tensor.shape) if d not in dims)
+    else:
+        slice_elements = prod(tensor.shape[dims[-1] + 1 :]) if dims else 1
     largest = (tensor.numel() - 1) // max(1, slice_elements)
     buffers = [script.borrow(count * INDEX_BYTES) for _ in range(3)]  # sorted, where each was, positions
     script.touch(cub.sort_pairs(count, INDEX_BYTES, bits=max(1, largest.bit_length())))
-    script.give_back(*reversed(buffers), copy, folded)
+    script.give_back(*reversed(buffers), *reversed(copies), folded)
 
 
 def sort(call: Call, script: Script) -> None:
@@ -215,7 +220,7 @@ def cumulative_sum(call: Call, script: Script) -> None:
         script.borrow(nbytes(out))
     dim = call.argument(1, "dim", 0)
     if tensor.dim() and tensor.shape[dim] == tensor.numel() > 0:
-        script.touch(cub.scan(tensor.numel(), out.element_size()))
+        script.touch(cub.scan(tensor.numel(), max(4, out.element_size())))  # 16-bit numbers are summed in fp32
 
 
 def masked_scatter(call: Call, script: Script) -> None:

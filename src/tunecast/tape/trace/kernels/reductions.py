@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import NamedTuple
 
 import torch
@@ -121,6 +122,40 @@ def log_sum_exp(call: Call, script: Script) -> None:
     script.give_back(shifted, maxima)
 
 
+def layer_norm(call: Call, script: Script) -> None:
+    """aten/src/ATen/native/cuda/layer_norm_kernel.cu: an input that is not contiguous is copied."""
+    copy = script.borrow(0 if call.args[0].is_contiguous() else nbytes(call.args[0]))
+    script.make(*range(len(call.outputs)))
+    script.give_back(copy)
+
+
+def layer_norm_backward(call: Call, script: Script) -> None:
+    """Many short rows (M > 65,536): the gradients of weight and bias are first summed over 32 rows each, then by `sum`,
+    whose results replace the ones made (layer_norm_kernel.cu, `LaunchGammaBetaBackwardCUDAKernel`)."""
+    gradient, tensor, normalized = call.args[:3]
+    for read in (gradient, tensor):
+        if not read.is_contiguous():
+            script.borrow(nbytes(read))
+    width = prod(normalized)
+    rows, columns = tensor.numel() // width, ceil_div(width, 32)
+    if rows <= 65536 or width // 32 >= call.card.sm_count // 2:
+        script.make(*range(len(call.outputs)))
+        return
+    wanted = call.args[-1]
+    first = 1 if wanted[0] else 0
+    script.make(*range(first))
+    blocks = min(32768 // columns, ceil_div(rows, 32))
+    results = call.outputs[first:]
+    replaced = [script.borrow(nbytes(out)) for out in results]
+    partial = [script.borrow(blocks * nbytes(out)) for out in results]
+    for number, out in enumerate(results):
+        script.make(first + number)
+        read = Read((blocks, width), (width, 1), 0, out.element_size())
+        reduce(script, call.card, read, (0,), opmath_bytes(out.dtype), out.element_size())
+        script.give_back(replaced[number])
+    script.give_back(*reversed(partial))
+
+
 def count_nonzero(call: Call, script: Script) -> None:
     """A comparison, then the sum of flags, which converts them (aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
     tensor = call.args[0]
@@ -159,5 +194,7 @@ RULES: dict[str, Rule] = {
     "aten::argmax": rule(pair_bytes), "aten::argmin": rule(pair_bytes),
     "aten::var": _PAIR, "aten::std": _PAIR, "aten::var_mean": _PAIR, "aten::std_mean": _PAIR,
     "aten::linalg_vector_norm": vector_norm, "aten::_foreach_norm": foreach_norm,
+    "aten::native_layer_norm": layer_norm, "aten::native_layer_norm_backward": layer_norm_backward,
+    "aten::_fused_rms_norm": layer_norm, "aten::_fused_rms_norm_backward": layer_norm_backward,
     "aten::logsumexp": log_sum_exp, "aten::count_nonzero": count_nonzero, "aten::mse_loss": mean_squared_error,
 }  # fmt: skip

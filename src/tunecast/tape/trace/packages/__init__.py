@@ -66,10 +66,11 @@ def install(recorder: Any) -> None:
         ddp,
         distributed,
         dtensor,
+        flash_attention,
         fsdp,
         transformers,
         triton,
     )
 
-    for package in (bitsandbytes, collectives, ddp, distributed, dtensor, fsdp, transformers, triton):
+    for package in (bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp, transformers, triton):
         package.install(recorder)

@@ -32,6 +32,7 @@ def install(recorder: Recorder) -> None:
     def let_reducer_run(module: ModuleType) -> None:
         reducer: Any = module.Reducer
         initialise: Callable[..., None] = reducer.__init__
+        set_static: Callable[..., None] = reducer._set_static_graph
         rebuild: Callable[..., bool] = reducer._rebuild_buckets
         verify: Callable[..., Any] = module._verify_params_across_processes
 
@@ -39,10 +40,14 @@ def install(recorder: Recorder) -> None:
             # An accumulator remembers the device its parameter was on when it was made: make them before, for real.
             accumulators = [torch.autograd.graph.get_gradient_edge(p).node for p in params]
             first = len(recorder._blocks)
-            with OnHost(next(iter(params)).device):
+            with OnHost(recorder, params[0].device):
                 initialise(self, params, *args, **kwargs)
             name_buckets(recorder, first)
             del accumulators
+
+        def _set_static_graph(self: Any) -> None:
+            with OnHost(recorder, torch.device("cuda", torch.cuda.current_device())):
+                set_static(self)
 
         def _rebuild_buckets(self: Any) -> bool:
             first = len(recorder._blocks)
@@ -55,7 +60,8 @@ def install(recorder: Recorder) -> None:
             with HostIntegers(recorder):
                 return verify(*args, **kwargs)
 
-        reducer.__init__, reducer._rebuild_buckets = __init__, _rebuild_buckets
+        reducer.__init__ = __init__
+        reducer._set_static_graph, reducer._rebuild_buckets = _set_static_graph, _rebuild_buckets
         module._verify_params_across_processes = _verify_params_across_processes  # type: ignore[attr-defined]
 
     after_import("torch.distributed", let_reducer_run)
@@ -96,21 +102,31 @@ class HostIntegers(TorchDispatchMode):
 
 
 class OnHost(TorchDispatchMode):
-    """Tensors say they are on the host; what is made for the host, other than integers, is made on the card."""
+    """Tensors say they are on the host; what is made for the host, other than integers, is made on the card.
 
-    def __init__(self, card: torch.device) -> None:
+    Integers: the map of parameters used (`initialize_local_used_map`) and its twin on the card, which is only charged.
+    """
+
+    def __init__(self, recorder: Recorder, card: torch.device) -> None:
         super().__init__()
-        self.card = card
+        self.recorder, self.card = recorder, card
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func._schema.name == "prim::device":
+        name = func._schema.name
+        if name == "prim::device":
             return torch.device("cpu")
-        if kwargs.get("device") == torch.device("cpu") and kwargs.get("dtype") not in INTEGERS:
-            kwargs = kwargs | {"device": self.card}
-        return func(*args, **kwargs)
+        if kwargs.get("dtype") not in INTEGERS:
+            if kwargs.get("device") == torch.device("cpu"):
+                kwargs = kwargs | {"device": self.card}
+            return func(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if name == "aten::empty":
+            storage = out.untyped_storage()
+            self.recorder._watch(storage, self.recorder.allocate(storage.nbytes(), OWNER))
+        return out
 
 
 def _host(value: Any) -> Any:

@@ -7,6 +7,7 @@ keeps the name of the backend it was asked for, so that code which asks (`dist.g
 
 from __future__ import annotations
 
+import datetime
 import inspect
 import os
 import types
@@ -20,19 +21,19 @@ from tunecast.tape.trace.recorder import Recorder
 
 NCCL_VERSION = (2, 27, 3)
 """Shipped with torch 2.8; code asks only whether it is recent enough."""
+NCCL_TIMEOUT = datetime.timedelta(minutes=10)
 NCCL_BUFFERS = "NCCL's own buffers lie outside torch's allocator and come on top of device memory"
 
 
 def install(recorder: Recorder) -> None:
     def fake_groups(module: ModuleType) -> None:
+        have_nccl(module)
         rendezvous_with_nobody(module)
         make_fake_groups(module, recorder)
         pass_objects_on(module, recorder)
 
     after_import("torch.distributed.distributed_c10d", fake_groups)
-    after_import("torch.distributed", have_nccl)
     after_import("torch.multiprocessing.spawn", spawn_rank_zero)
-    after_import("torch.multiprocessing", lambda module: setattr(module, "spawn", module.spawn))
     after_import("deepspeed", refuse_deepspeed)
 
 
@@ -99,13 +100,16 @@ def pass_objects_on(c10d: ModuleType, recorder: Recorder) -> None:
             setattr(module, name, function)
 
 
-def have_nccl(distributed: ModuleType) -> None:
+def have_nccl(c10d: ModuleType) -> None:
     """A CPU-only build has no NCCL, a machine without a GPU no use for it; the job's machine has both."""
     import torch
+    import torch.distributed as public
 
-    distributed.is_nccl_available = lambda: True  # type: ignore[attr-defined]
-    if not hasattr(distributed, "ProcessGroupNCCL"):
-        distributed.ProcessGroupNCCL = types.SimpleNamespace(Options=types.SimpleNamespace)  # type: ignore[attr-defined]
+    for module in (c10d, public):
+        module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
+        if not hasattr(module, "ProcessGroupNCCL"):
+            module.ProcessGroupNCCL = types.SimpleNamespace(Options=types.SimpleNamespace)  # type: ignore[attr-defined]
+    c10d.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout or NCCL_TIMEOUT  # type: ignore[attr-defined]
     torch.cuda.nccl.version = lambda: NCCL_VERSION  # type: ignore[assignment]
 
 

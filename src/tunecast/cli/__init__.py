@@ -1,0 +1,13 @@
+"""The command line. stdout carries only results, stderr the rest; no traceback reaches a user.
+
+    main.py         which command, and what every ending looks like
+    predict.py      tunecast predict JOB...           trace.py       tunecast trace -- train.py
+    arguments.py    parsers whose refusals name the nearest right thing
+    launchers.py    what stands before the script: python, torchrun, accelerate launch
+    accelerate.py   accelerate's configuration as the environment its launcher sets
+    files.py        files asked for with --html and --snapshot
+    terminal.py     what stdout and stderr can show; the line that counts the seconds
+
+A command is one file with `run(argv) -> exit code` and a line in `main.COMMANDS`; nothing of it is imported before it
+is asked for, so that `tunecast --version` takes no longer than Python itself.
+"""

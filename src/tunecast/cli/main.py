@@ -1,0 +1,118 @@
+"""Which command is meant, and how it ends: an exit code, and at most a few plain lines on stderr."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from tunecast import __version__
+from tunecast.errors import TunecastError, UsageError, nearest
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+DEBUG = "TUNECAST_DEBUG"
+
+
+class Command(NamedTuple):
+    module: str
+    summary: str
+    example: str
+
+
+COMMANDS: Mapping[str, Command] = {
+    "predict": Command(
+        "tunecast.cli.predict",
+        "the GPU memory a fine-tuning job needs, and whether it fits",
+        "tunecast predict llama-3.1-8b --method qlora --seq-len 2048 --micro-batch 1 --gpu rtx-4090",
+    ),
+    "trace": Command(
+        "tunecast.cli.trace",
+        "the same of your own training script, line by line",
+        "tunecast trace --gpu a100-sxm-80gb -- train.py --epochs 3",
+    ),
+}
+
+
+def help_text() -> str:
+    width = max(map(len, COMMANDS))
+    lines = ["usage: tunecast COMMAND ...", "", "What a fine-tuning job needs of a GPU, before it runs and without one."]
+    for name, command in COMMANDS.items():
+        lines += ["", f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
+    lines += [
+        "",
+        "  tunecast COMMAND --help   everything a command can be told",
+        "  tunecast --version        the version",
+        "",
+        "Exit codes: 0 done and it fits, 1 internal error, 2 wrong usage, 3 it does not fit, 4 over the budget or the",
+        "deadline, 5 a model, file or configuration could not be resolved. Results go to stdout, the rest to stderr.",
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and give its exit code; nothing but that leaves this function."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        signal.signal(signal.SIGTERM, _terminate)
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a name the terminal cannot show is no reason to fail
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except TunecastError as error:
+        _say(f"error: {error.message}")
+        return error.exit_code
+    except SystemExit as end:  # argparse after --help, and SIGTERM
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone. Python flushes once more on its way out; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        _say(internal_error(error))
+        if os.environ.get(DEBUG):
+            raise
+        return TunecastError.exit_code
+
+
+def internal_error(error: BaseException) -> str:
+    """One line, whatever the message holds."""
+    told = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    return f"internal error: {told}. Please report this, with the traceback that {DEBUG}=1 shows."
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments:
+        print(help_text(), file=sys.stderr)
+        return UsageError.exit_code
+    name, rest = arguments[0], arguments[1:]
+    if name in ("-h", "--help", "help"):
+        print(help_text())
+        return 0
+    if name in ("-V", "--version"):
+        print(f"tunecast {__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = nearest(name, COMMANDS)
+        hint = f"; nearest: {near}" if near else ""
+        raise UsageError(f"got {name!r}; allowed: {', '.join(COMMANDS)}{hint}. See tunecast --help", field="command")
+    from importlib import import_module
+
+    code: int = import_module(COMMANDS[name].module).run(rest)
+    return code
+
+
+def _terminate(number: int, frame: object) -> NoReturn:
+    """As an exception, so that what we started is ended on the way out."""
+    raise SystemExit(128 + number)
+
+
+def _say(text: str) -> None:
+    print(f"tunecast: {text}", file=sys.stderr)

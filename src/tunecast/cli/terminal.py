@@ -1,0 +1,55 @@
+"""What stdout and stderr can show, and the line on stderr that counts the seconds."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TextIO
+
+from tunecast.report.text import Terminal
+
+NARROWEST, WIDEST = 72, 140
+
+
+def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> Terminal:
+    """Colours for a terminal only, and not where NO_COLOR is set (no-color.org) or TERM is dumb."""
+    env = os.environ if environ is None else environ
+    live = stream.isatty()
+    colour = live and not env.get("NO_COLOR") and env.get("TERM") != "dumb"
+    width = shutil.get_terminal_size((100, 24)).columns if live else 100
+    encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
+    return Terminal(min(max(width, NARROWEST), WIDEST), colour, encoding.startswith("utf"))
+
+
+class Progress:
+    """`tracing llama-3.1-8b  12 s`, rewritten in place; nothing at all where stderr is no terminal.
+
+    The cursor is left at the start of the line, so that what a script prints begins there. Traces run side by side
+    call from their own threads.
+    """
+
+    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+        self._label = label
+        self._stream = sys.stderr if stream is None else stream
+        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._shown_s = -1
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __call__(self, passed_s: float) -> None:
+        with self._lock:
+            if self._live and int(passed_s) > self._shown_s:
+                self._shown_s = int(passed_s)
+                self._stream.write(f"\r\x1b[K{self._label}  {self._shown_s} s\r")
+                self._stream.flush()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self._live and self._shown_s >= 0:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()

@@ -1,0 +1,263 @@
+"""`tunecast trace -- train.py`: an unmodified script, run by the user's own interpreter on a card that is not there."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tunecast.cli.accelerate import accelerate_config
+from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number
+from tunecast.cli.files import require_writable, write_asked
+from tunecast.cli.launchers import Launch, launch_from, with_accelerate
+from tunecast.cli.main import DEBUG
+from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.spec import Gpu
+from tunecast.job.model import bundled_models, resolve_model
+from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
+from tunecast.predict.prediction import OnCard, Prediction, allocator_settings, on_card, prediction_of
+from tunecast.predict.traced import card_of
+from tunecast.report.figures import Figures, grouped_blocks
+from tunecast.report.text import report
+from tunecast.report.traced import traced_figures
+from tunecast.tape.op import Tape
+from tunecast.tape.trace.interpreter import has_torch, tracing_python
+from tunecast.tape.trace.request import Answer
+from tunecast.tape.trace.run import trace_script
+from tunecast.units import GIB
+
+USAGE = "tunecast trace [options] -- train.py ARGS..."
+DESCRIPTION = """\
+The GPU memory of your own training script: its first optimizer steps are run as they are, on tensors without contents,
+and every allocation is recorded with the line that made it. Needs no GPU, no weights and no network, and writes
+nothing into your folders. torch 2.8 or newer; plain loops, Trainer, TRL, accelerate, Lightning Fabric."""
+EPILOG = """\
+examples:
+  tunecast trace -- train.py --epochs 3
+  tunecast trace --gpu rtx-4090 --html memory.html -- train.py        does it fit, and what happens when
+  tunecast trace --nproc-per-node 8 -- train.py                       one of eight processes: DDP, FSDP
+  tunecast trace -- torchrun --nproc-per-node 8 train.py              the same, as you start it
+  tunecast trace --accelerate-config fsdp.yaml -- train.py
+  tunecast trace --model my-org/my-model=./config.json -- train.py    a model whose config.json is not in the cache
+"""
+DEFAULT_GPU = "h200-sxm-141gb"
+DEFAULT_STEPS = 3
+ALLOCATORS = ("native", "expandable_segments")
+ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""The newer name wins where both are set."""
+MOST_BLOCKS = 20
+
+
+def parser() -> Parser:
+    made = Parser("trace", USAGE, DESCRIPTION, EPILOG)
+    made.add_argument("--gpu", metavar="NAME", help=f"the card to run on (default: {DEFAULT_GPU})")
+    made.add_argument(
+        "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
+        help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
+    )  # fmt: skip
+    made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one a card")
+    made.add_argument("--nnodes", metavar="N", type=count, help="machines")
+    made.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
+    made.add_argument(
+        "--allocator", choices=ALLOCATORS, help="PyTorch's CUDA allocator (default: as PYTORCH_ALLOC_CONF says)"
+    )
+    made.add_argument(
+        "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
+        help="pretend that the card has this much for the allocator",
+    )  # fmt: skip
+    made.add_argument(
+        "--model", metavar="NAME=CONFIG", action="append", default=[],
+        help="what the script loads as NAME has this config.json, bundled model or Hub id",
+    )  # fmt: skip
+    add_output_flags(made)
+    add_tracing_flags(made)
+    return made
+
+
+def steps(text: str) -> int:
+    """0 stands for all."""
+    if text == "all":
+        return 0
+    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number from 1 to 100000, or all")
+    return int(text)
+
+
+def run(argv: Sequence[str]) -> int:
+    options, command = split_command(argv)
+    arguments = parser().read(options)
+    for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
+        require_writable(flag, name)
+    launch = launch_with(launch_from(command), arguments)
+    gpu = gpu_named(arguments.gpu or DEFAULT_GPU)
+    models = models_of(arguments.model)
+    python = python_for(launch, arguments.python)
+    os.environ.update(launch.environment)
+    with Progress(f"tracing {launch.script}") as progress:
+        tape, answer = _traced(launch, arguments, gpu, models, python, progress)
+    held = held_of(replace(tape, guesses=(*tape.guesses, *answer.untraced)), gpu, arguments)
+    said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
+    figures = script_figures(launch, held, said)
+    if arguments.json:
+        print(json.dumps(said.to_dict() | {"trace": details(figures, answer)}), flush=True)
+    else:
+        print(report(figures, terminal_of(sys.stdout)), end="", flush=True)
+    write_asked(figures, held, arguments.html, arguments.snapshot)
+    if answer.error is not None:
+        print(f"tunecast: {script_stopped(answer)}", file=sys.stderr)
+    return 0 if held.fits else DoesNotFit.exit_code
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is ours, and what comes after the first `--`."""
+    words = list(argv)
+    if "--" in words:
+        at = words.index("--")
+        return words[:at], words[at + 1 :]
+    if not any(word in ("-h", "--help") for word in words):
+        raise UsageError("there is no -- before the script. To fix: tunecast trace [options] -- train.py ARGS...", field="script")
+    return words, []
+
+
+def launch_with(launch: Launch, arguments: argparse.Namespace) -> Launch:
+    """Our own flags win over the launcher's, an accelerate file over neither."""
+    if arguments.accelerate_config is not None:
+        told = accelerate_config(arguments.accelerate_config)
+        flags = {"nproc_per_node": launch.nproc_per_node, "nnodes": launch.nnodes}
+        launch = replace(with_accelerate(launch, told), **{k: v for k, v in flags.items() if v is not None})
+    if not launch.as_module and not os.path.isfile(launch.script):
+        raise NotResolved(f"there is no script {launch.script!r}", field="script")
+    return replace(
+        launch,
+        nproc_per_node=arguments.nproc_per_node or launch.nproc_per_node or 1,
+        nnodes=arguments.nnodes or launch.nnodes or 1,
+    )
+
+
+def models_of(given: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+    """Configurations by the name a script loads them under: those given, and the bundled ones by their Hub ids."""
+    models: dict[str, Mapping[str, Any]] = {
+        entry["hub"]: resolve_model(name).raw for name, entry in bundled_models().items()
+    }
+    for text in given:
+        name, _, config = text.partition("=")
+        if not name:
+            raise UsageError(f"--model: got {text!r}; allowed: NAME=CONFIG, or NAME alone", field="--model")
+        models[name] = resolve_model(config or name).raw
+    return models
+
+
+def python_for(launch: Launch, given: str | None) -> str:
+    """`--python`; else the python that stands before the script, if it has torch; else as for every trace."""
+    if given is None and launch.python is not None:
+        named = tracing_python(launch.python)
+        if has_torch(named):
+            return named
+    return tracing_python(given)
+
+
+def _traced(
+    launch: Launch, arguments: argparse.Namespace, gpu: Gpu, models: Mapping[str, Any], python: str, progress: Progress
+) -> tuple[Tape, Answer]:
+    try:
+        return trace_script(
+            launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=arguments.steps,
+            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
+            limits=limits_from(arguments), progress=progress,
+        )  # fmt: skip
+    except TunecastError:
+        raise
+
+
+def held_of(tape: Tape, gpu: Gpu, arguments: argparse.Namespace) -> OnCard:
+    capacity_bytes = None if arguments.capacity is None else int(arguments.capacity * GIB)
+    settings = allocator_settings(arguments.allocator or "native", gpu, tape, pretended=capacity_bytes is not None)
+    conf = alloc_conf()
+    if arguments.allocator is None and conf is not None:
+        settings = _as_configured(settings, settings_from_alloc_conf(conf))
+    return on_card(tape, gpu, settings, capacity_bytes)
+
+
+def alloc_conf() -> str | None:
+    return next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
+
+
+def _as_configured(settings: AllocatorSettings, configured: AllocatorSettings) -> AllocatorSettings:
+    """The user's own configuration, with what the card and the torch version decide."""
+    return replace(
+        configured,
+        device_total_bytes=settings.device_total_bytes,
+        oldest_segment_first=settings.oldest_segment_first,
+        capacity_is_physical=settings.capacity_is_physical,
+    )
+
+
+def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace) -> list[str]:
+    told = [f"the first {answer.steps} optimizer steps" if not answer.finished else f"all {answer.steps} optimizer steps"]
+    world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
+    if world > 1:
+        told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")
+    if arguments.gpu is None:
+        told.append(f"no --gpu was named: a {DEFAULT_GPU} is pretended")
+    if arguments.allocator is None and (conf := alloc_conf()):
+        told.append(f"the allocator is configured by the environment: {conf}")
+    return told
+
+
+def warnings_of(answer: Answer) -> list[str]:
+    told = []
+    if answer.steps < 2 and answer.error is None:
+        told.append(
+            f"the script took {answer.steps} optimizer steps; an optimizer's state exists from the second on, "
+            "so longer training may need more"
+        )
+    if answer.error is not None:
+        told.append(script_stopped(answer).splitlines()[0])
+    return told
+
+
+def script_stopped(answer: Answer) -> str:
+    """The script's own failure after some whole steps, with its own traceback: that is its author's, not ours."""
+    detail = f"\n{answer.detail.rstrip()}" if answer.detail and os.environ.get(DEBUG) else ""
+    return f"the script stopped after {answer.steps} steps: {answer.error}{detail}"
+
+
+def script_figures(launch: Launch, held: OnCard, said: Prediction) -> Figures:
+    guessed = {f"guessed: {guess}" for guess in held.tape.guesses}
+    told = [text for text in (*said.assumptions, *said.warnings) if text not in guessed]
+    return traced_figures(
+        held.tape,
+        held.unlimited,
+        held.peak,
+        title=" ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *launch.args)))[:200],
+        gpu=held.gpu.name,
+        capacity_bytes=held.capacity_bytes,
+        on_card=held.limited,
+        context_bytes=held.context.nbytes,
+        smallest_capacity_bytes=held.smallest_capacity_bytes,
+        assumptions=[text for text in told if not text.startswith("traced with ")],
+    )
+
+
+def details(figures: Figures, answer: Answer) -> dict[str, Any]:
+    """What a script's trace tells beyond a prediction."""
+    return {
+        "word": figures.word,
+        "steps": answer.steps,
+        "finished": answer.finished,
+        "error": answer.error,
+        "untraced": list(answer.untraced),
+        "versions": dict(figures.versions),
+        "phases": [peak._asdict() for peak in figures.phases],
+        "modules_bytes": dict(figures.modules),
+        "largest": [
+            {"total_bytes": alike.nbytes, "times": alike.times, **alike.block._asdict()}
+            for alike in grouped_blocks(figures.blocks)[:MOST_BLOCKS]
+        ],
+    }

@@ -1,0 +1,245 @@
+"""What is said of a job on a card, as the public contract's `tunecast.prediction/1`. Pure: a tape and a card in.
+
+    tape ──► replay without limit, on the card, and under ever less ──► `OnCard` ──► `Prediction`
+
+`OnCard` keeps what a report draws (the peak's blocks, the phases); a `Prediction` is only what is published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Job
+from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
+from tunecast.predict.memory import Peak, Replay, peak, program, replay, smallest_capacity_bytes
+from tunecast.tape.op import Tape
+from tunecast.units import MIB, gib
+
+SCHEMA = "tunecast.prediction/1"
+ALL_BLOCKS = 100_000
+"""Of the peak: all of them, since a report shows alike ones together."""
+
+GUESSED_FRACTION = 0.05
+"""Half the range around a tape with guesses. The guessed runs that were measured are the compiled ones, which the
+benchmark holds to 5 %."""
+UNMEASURED_FRACTION = 0.01
+"""Half the range on a card no run was measured on. Its kernels' workspaces follow their source code, unchecked: tens
+of MiB of a peak of some GiB."""
+
+Range = tuple[int, int]
+
+
+class Context(NamedTuple):
+    """Device memory of the process outside PyTorch's allocator, while it trains."""
+
+    nbytes: int
+    low_bytes: int
+    high_bytes: int
+    measured: bool
+
+
+H200_CONTEXT = Context(804_061_184, 787_283_968, 814_546_944, measured=True)
+"""Of 71 runs on one H200 (torch 2.11.0+cu130): device memory in use less what torch reserved. 51 show the first figure,
+67 lie in the range; one compiled run held 938,278,912."""
+BARE_CONTEXT_BYTES = 256 * MIB
+"""The least anyone reports of a card of today: an idle context on an RTX 3090 (invoke-ai/InvokeAI#9413); an RTX 6000
+Ada holds 426 MiB (unslothai/unsloth-zoo#1053), the H200 621 MiB, and training adds kernels to each."""
+MOST_CONTEXT_BYTES = 938_278_912
+
+
+def context_of(gpu: Gpu) -> Context:
+    """As measured on the card; else the H200's, which is more than any smaller card is known to hold."""
+    measured = gpu.training_context_bytes
+    if measured is None:
+        return Context(H200_CONTEXT.nbytes, BARE_CONTEXT_BYTES, MOST_CONTEXT_BYTES, measured=False)
+    # The spread is the H200's own; another card's figure moves with it.
+    shift = measured - H200_CONTEXT.nbytes
+    return Context(measured, H200_CONTEXT.low_bytes + shift, H200_CONTEXT.high_bytes + shift, measured=True)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of one GPU, the fullest. `breakdown_bytes` sums to `device_bytes`."""
+
+    model_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    device_bytes: int
+    range_bytes: Mapping[str, Range]
+    peak_phase: str
+    breakdown_bytes: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What is not computed is None, never 0."""
+
+    id: str | int | None
+    engine: str
+    memory: Memory
+    fits: bool
+    capacity_bytes: int
+    smallest_capacity_bytes: int
+    time: Mapping[str, Any] | None = None
+    utilization: Mapping[str, Any] | None = None
+    cost: Mapping[str, Any] | None = None
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the contract has it, ready for JSON."""
+        memory = self.memory
+        return {
+            "schema": SCHEMA,
+            "id": self.id,
+            "engine": self.engine,
+            "memory": {
+                "model_bytes": memory.model_bytes,
+                "allocated_bytes": memory.allocated_bytes,
+                "reserved_bytes": memory.reserved_bytes,
+                "device_bytes": memory.device_bytes,
+                "range_bytes": {kind: list(bounds) for kind, bounds in memory.range_bytes.items()},
+                "peak_phase": memory.peak_phase,
+                "breakdown_bytes": dict(memory.breakdown_bytes),
+            },
+            "fits": self.fits,
+            "capacity_bytes": self.capacity_bytes,
+            "smallest_capacity_bytes": self.smallest_capacity_bytes,
+            "time": self.time,
+            "utilization": self.utilization,
+            "cost": self.cost,
+            "assumptions": list(self.assumptions),
+            "warnings": list(self.warnings),
+        }
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """Everything the allocator's model says of one tape on one card."""
+
+    tape: Tape
+    gpu: Gpu
+    settings: AllocatorSettings
+    context: Context
+    capacity_bytes: int
+    unlimited: Replay
+    limited: Replay
+    """With `capacity_bytes`."""
+    peak: Peak
+    smallest_capacity_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.limited.completed
+
+    @property
+    def shown(self) -> Replay:
+        """The card's own figures where the run completes on it, else those of a card without limit."""
+        return self.limited if self.limited.completed else self.unlimited
+
+
+def allocator_settings(allocator: str, gpu: Gpu, tape: Tape, *, pretended: bool = False) -> AllocatorSettings:
+    """`allocator` as a job names it; the rest follows from the card and the torch that was traced.
+
+    A capacity that is only pretended binds as torch.cuda.set_per_process_memory_fraction does, a card by its end.
+    """
+    return AllocatorSettings(
+        expandable_segments=allocator == "expandable_segments",
+        device_total_bytes=gpu.memory_bytes,
+        oldest_segment_first=takes_oldest_segment_first(tape.versions.get("torch", "2.12")),
+        capacity_is_physical=not pretended,
+    )
+
+
+def on_card(tape: Tape, gpu: Gpu, settings: AllocatorSettings, capacity_bytes: int | None = None) -> OnCard:
+    """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator."""
+    context = context_of(gpu)
+    capacity = gpu.memory_bytes - context.nbytes if capacity_bytes is None else capacity_bytes
+    rows = program(tape)
+    limited = replay(rows, settings, capacity)
+    return OnCard(
+        tape=tape,
+        gpu=gpu,
+        settings=settings,
+        context=context,
+        capacity_bytes=capacity,
+        unlimited=replay(rows, settings),
+        limited=limited,
+        peak=peak(tape, settings, ALL_BLOCKS, capacity if limited.completed else None),
+        smallest_capacity_bytes=smallest_capacity_bytes(rows, settings),
+    )
+
+
+def memory_of(held: OnCard) -> Memory:
+    shown, context = held.shown, held.context
+    breakdown = {role.value: nbytes for role, nbytes in held.peak.by_role.items()}
+    breakdown["allocator"] = shown.reserved_bytes - held.peak.allocated_bytes
+    breakdown["context"] = context.nbytes
+    allocated = _range(held.peak.allocated_bytes, held)
+    reserved = _range(shown.reserved_bytes, held)
+    return Memory(
+        model_bytes=shown.model_bytes,
+        allocated_bytes=held.peak.allocated_bytes,
+        reserved_bytes=shown.reserved_bytes,
+        device_bytes=shown.reserved_bytes + context.nbytes,
+        range_bytes={
+            "allocated": allocated,
+            "reserved": reserved,
+            "device": (reserved[0] + context.low_bytes, reserved[1] + context.high_bytes),
+        },
+        peak_phase=held.peak.phase.value,
+        breakdown_bytes=breakdown,
+    )
+
+
+def _range(nbytes: int, held: OnCard) -> Range:
+    """The figure itself where the tape is exact and the card was measured: most such runs are met to the byte."""
+    fraction = 0.0 if held.context.measured else UNMEASURED_FRACTION
+    if held.tape.guesses:
+        fraction = GUESSED_FRACTION
+    return int(nbytes * (1 - fraction)), int(nbytes * (1 + fraction))
+
+
+def prediction_of(
+    held: OnCard, *, id: str | int | None = None, assumptions: Iterable[str] = (), warnings: Iterable[str] = ()
+) -> Prediction:
+    return Prediction(
+        id=id,
+        engine="traced",
+        memory=memory_of(held),
+        fits=held.fits,
+        capacity_bytes=held.capacity_bytes,
+        smallest_capacity_bytes=held.smallest_capacity_bytes,
+        assumptions=(*held.tape.assumptions, *assumptions, *_traced_with(held.tape)),
+        warnings=(*(f"guessed: {guess}" for guess in held.tape.guesses), *warnings, *card_warnings(held)),
+    )
+
+
+def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:
+    """What a job's tape says of it on a card."""
+    return prediction_of(job_on_card(job, gpu, tape), id=job.id)
+
+
+def job_on_card(job: Job, gpu: Gpu, tape: Tape) -> OnCard:
+    capacity_bytes = job.hardware.capacity_bytes
+    settings = allocator_settings(job.allocator, gpu, tape, pretended=capacity_bytes is not None)
+    return on_card(tape, gpu, settings, capacity_bytes)
+
+
+def _traced_with(tape: Tape) -> list[str]:
+    if not tape.versions:
+        return []
+    return ["traced with " + ", ".join(f"{name} {version}" for name, version in sorted(tape.versions.items()))]
+
+
+def card_warnings(held: OnCard) -> list[str]:
+    """What is not known of the card."""
+    if held.context.measured:
+        return []
+    return [
+        f"no run on the {held.gpu.name} was measured: its CUDA context is taken to be the H200's "
+        f"({gib(held.context.nbytes)}; cards hold {gib(held.context.low_bytes)} to {gib(held.context.high_bytes)})"
+    ]

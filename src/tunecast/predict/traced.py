@@ -1,0 +1,66 @@
+"""A job's prediction by the traced engine: find the model, trace its training, replay the tape on the card."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Job
+from tunecast.job.mapping import job_from_dict
+from tunecast.job.model import ModelConfig, resolve_model
+from tunecast.predict.modelled import job_assumptions, require_engine, require_modelled
+from tunecast.predict.prediction import OnCard, Prediction, job_on_card, prediction_of
+from tunecast.tape.trace.card import Card
+from tunecast.tape.trace.engine import trace_job
+from tunecast.tape.trace.interpreter import tracing_python
+from tunecast.tape.trace.run import Limits, Progress
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A prediction and what it was read off, for reports that show more than it says."""
+
+    job: Job
+    model: ModelConfig
+    held: OnCard
+    prediction: Prediction
+
+
+def traced(
+    job: Job,
+    *,
+    exact: bool = False,
+    python: str | None = None,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+) -> Traced:
+    """Trace a job with `python` (None: the one `tracing_python` finds). `exact` traces every layer."""
+    require_modelled(job)
+    gpu = gpu_named(job.hardware.gpu)
+    model = resolve_model(job.model)
+    interpreter = tracing_python(python)
+    tape = trace_job(job, model.raw, card_of(gpu), exact=exact, python=interpreter, limits=limits, progress=progress)
+    held = job_on_card(job, gpu, tape)
+    assumptions = [f"architecture from {model.source}", *job_assumptions(job)]
+    return Traced(job, model, held, prediction_of(held, id=job.id, assumptions=assumptions, warnings=model.notes))
+
+
+def prediction(
+    job: Job | Mapping[str, Any] | str, *, engine: str = "traced", exact: bool = False, python: str | None = None
+) -> Prediction:
+    """What a job needs: a `Job`, its fields as a mapping, or a model's name with every default."""
+    require_engine(engine)
+    if not isinstance(job, Job):
+        job = job_from_dict({"model": job} if isinstance(job, str) else job)
+    return traced(job, exact=exact, python=python).prediction
+
+
+def card_of(gpu: Gpu) -> Card:
+    """What torch code can ask of the card. Where nobody has counted the multiprocessors, the H200's stand in."""
+    if gpu.name == "h200-sxm-141gb":
+        return Card(total_bytes=gpu.memory_bytes)
+    name = f"NVIDIA {gpu.name.upper()}"
+    return Card(name, gpu.memory_bytes, gpu.compute_capability, gpu.sm_count or Card.sm_count)
