@@ -50,9 +50,9 @@ def accelerate_from(options: Mapping[str, object]) -> Accelerate:
         given = _flat(_content(str(options["config_file"])))
     given |= options
     fsdp = "use_fsdp" in options or _KINDS[_kind(given)]
-    for unsupported in ("use_deepspeed", "use_megatron_lm", "tpu", "cpu", "use_xpu"):
-        if unsupported in options:
-            raise UsageError(f"accelerate's --{unsupported} is not traced; allowed: --multi_gpu, --use_fsdp", field=unsupported)
+    for name in ("use_deepspeed", "use_megatron_lm", "tpu", "cpu", "use_xpu"):
+        if name in options:
+            raise UsageError(f"accelerate's --{name} is not traced; allowed: --multi_gpu, --use_fsdp", field=name)
     machines, processes = _whole(given, "num_machines"), _whole(given, "num_processes")
     if processes % machines:
         raise UsageError(f"accelerate's num_processes {processes} is no multiple of num_machines {machines}")

@@ -25,7 +25,7 @@ def require_writable(flag: str, name: str | None) -> None:
 
 
 def write_asked(figures: Figures, held: OnCard, html: str | None, snapshot: str | None) -> None:
-    """The page and the pickle, where asked for. The pickle of a run that does not fit ends with the allocation that fails."""
+    """The page and the pickle, where asked for. That of a run that does not fit ends with the allocation that fails."""
     try:
         if html is not None:
             from tunecast.report.html import timeline_html

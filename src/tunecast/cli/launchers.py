@@ -84,7 +84,7 @@ def _after_python(words: list[str]) -> Launch:
 def _after_torchrun(words: list[str]) -> Launch:
     options, rest = _options(words, _TORCHRUN_ALONE)
     if "no-python" in options:
-        raise UsageError("torchrun --no-python runs a program that is no script, which cannot be traced", field="script")
+        raise UsageError("torchrun --no-python runs no script that could be traced", field="script")
     launch = _script(rest, as_module="m" in options or "module" in options)
     return replace(
         launch,

@@ -39,7 +39,8 @@ COMMANDS: Mapping[str, Command] = {
 
 def help_text() -> str:
     width = max(map(len, COMMANDS))
-    lines = ["usage: tunecast COMMAND ...", "", "What a fine-tuning job needs of a GPU, before it runs and without one."]
+    purpose = "What a fine-tuning job needs of a GPU, before it runs and without one."
+    lines = ["usage: tunecast COMMAND ...", "", purpose]
     for name, command in COMMANDS.items():
         lines += ["", f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
     lines += [

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -52,6 +54,7 @@ ALLOCATORS = ("native", "expandable_segments")
 ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """The newer name wins where both are set."""
 MOST_BLOCKS = 20
+_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 
 def parser() -> Parser:
@@ -96,12 +99,13 @@ def run(argv: Sequence[str]) -> int:
         require_writable(flag, name)
     launch = launch_with(launch_from(command), arguments)
     gpu = gpu_named(arguments.gpu or DEFAULT_GPU)
+    configured = allocator_from_environment(arguments)
     models = models_of(arguments.model)
     python = python_for(launch, arguments.python)
     os.environ.update(launch.environment)
     with Progress(f"tracing {launch.script}") as progress:
         tape, answer = _traced(launch, arguments, gpu, models, python, progress)
-    held = held_of(replace(tape, guesses=(*tape.guesses, *answer.untraced)), gpu, arguments)
+    held = held_of(replace(tape, guesses=(*tape.guesses, *answer.untraced)), gpu, arguments, configured)
     said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
     figures = script_figures(launch, held, said)
     if arguments.json:
@@ -121,30 +125,33 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
         at = words.index("--")
         return words[:at], words[at + 1 :]
     if not any(word in ("-h", "--help") for word in words):
-        raise UsageError("there is no -- before the script. To fix: tunecast trace [options] -- train.py ARGS...", field="script")
+        raise UsageError(f"there is no -- before the script. To fix: {USAGE}", field="script")
     return words, []
 
 
 def launch_with(launch: Launch, arguments: argparse.Namespace) -> Launch:
-    """Our own flags win over the launcher's, an accelerate file over neither."""
+    """Our own flags win over the launcher's, and those over an accelerate file."""
+    told = launch
     if arguments.accelerate_config is not None:
-        told = accelerate_config(arguments.accelerate_config)
-        flags = {"nproc_per_node": launch.nproc_per_node, "nnodes": launch.nnodes}
-        launch = replace(with_accelerate(launch, told), **{k: v for k, v in flags.items() if v is not None})
+        told = with_accelerate(launch, accelerate_config(arguments.accelerate_config))
     if not launch.as_module and not os.path.isfile(launch.script):
         raise NotResolved(f"there is no script {launch.script!r}", field="script")
     return replace(
-        launch,
-        nproc_per_node=arguments.nproc_per_node or launch.nproc_per_node or 1,
-        nnodes=arguments.nnodes or launch.nnodes or 1,
+        told,
+        nproc_per_node=arguments.nproc_per_node or launch.nproc_per_node or told.nproc_per_node or 1,
+        nnodes=arguments.nnodes or launch.nnodes or told.nnodes or 1,
     )
 
 
 def models_of(given: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """Configurations by the name a script loads them under: those given, and the bundled ones by their Hub ids."""
-    models: dict[str, Mapping[str, Any]] = {
-        entry["hub"]: resolve_model(name).raw for name, entry in bundled_models().items()
-    }
+    """Configurations by the name a script loads them under: those given, and the bundled ones by their Hub ids.
+
+    Of a bundled one the user's own copy in the local cache is taken, where there is one.
+    """
+    models: dict[str, Mapping[str, Any]] = {}
+    for entry in bundled_models().values():
+        with contextlib.suppress(NotResolved):  # a damaged copy in the user's cache is for the script to meet
+            models[entry["hub"]] = resolve_model(entry["hub"], offline=True).raw
     for text in given:
         name, _, config = text.partition("=")
         if not name:
@@ -171,35 +178,40 @@ def _traced(
             nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
             limits=limits_from(arguments), progress=progress,
         )  # fmt: skip
-    except TunecastError:
-        raise
+    except TunecastError as error:
+        if error.code != TunecastError.code or "\n" not in error.message:
+            raise
+        raise NotResolved(f"the script fails before its first step is done: {in_short(error.message)}") from None
 
 
-def held_of(tape: Tape, gpu: Gpu, arguments: argparse.Namespace) -> OnCard:
+def held_of(
+    tape: Tape, gpu: Gpu, arguments: argparse.Namespace, configured: AllocatorSettings | None = None
+) -> OnCard:
     capacity_bytes = None if arguments.capacity is None else int(arguments.capacity * GIB)
     settings = allocator_settings(arguments.allocator or "native", gpu, tape, pretended=capacity_bytes is not None)
-    conf = alloc_conf()
-    if arguments.allocator is None and conf is not None:
-        settings = _as_configured(settings, settings_from_alloc_conf(conf))
+    if configured is not None:
+        settings = replace(
+            configured,
+            device_total_bytes=settings.device_total_bytes,
+            oldest_segment_first=settings.oldest_segment_first,
+            capacity_is_physical=settings.capacity_is_physical,
+        )
     return on_card(tape, gpu, settings, capacity_bytes)
+
+
+def allocator_from_environment(arguments: argparse.Namespace) -> AllocatorSettings | None:
+    """As the run itself would read it, unless --allocator says otherwise."""
+    conf = alloc_conf()
+    return settings_from_alloc_conf(conf) if arguments.allocator is None and conf else None
 
 
 def alloc_conf() -> str | None:
     return next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
 
 
-def _as_configured(settings: AllocatorSettings, configured: AllocatorSettings) -> AllocatorSettings:
-    """The user's own configuration, with what the card and the torch version decide."""
-    return replace(
-        configured,
-        device_total_bytes=settings.device_total_bytes,
-        oldest_segment_first=settings.oldest_segment_first,
-        capacity_is_physical=settings.capacity_is_physical,
-    )
-
-
 def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace) -> list[str]:
-    told = [f"the first {answer.steps} optimizer steps" if not answer.finished else f"all {answer.steps} optimizer steps"]
+    which = "all" if answer.finished else "the first"
+    told = [f"{which} {answer.steps} optimizer steps of the script"]
     world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
     if world > 1:
         told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")
@@ -223,9 +235,17 @@ def warnings_of(answer: Answer) -> list[str]:
 
 
 def script_stopped(answer: Answer) -> str:
-    """The script's own failure after some whole steps, with its own traceback: that is its author's, not ours."""
-    detail = f"\n{answer.detail.rstrip()}" if answer.detail and os.environ.get(DEBUG) else ""
-    return f"the script stopped after {answer.steps} steps: {answer.error}{detail}"
+    return f"the script stopped after {answer.steps} steps: {in_short(f'{answer.error}{chr(10)}{answer.detail}')}"
+
+
+def in_short(message: str) -> str:
+    """A script's failure in one line, with the line of its own code: the last that lies in no installed package."""
+    if os.environ.get(DEBUG):
+        return message
+    first, _, traceback = message.partition("\n")
+    frames = _FRAME.findall(traceback)
+    own = [frame for frame in frames if "site-packages" not in frame[0]] or frames
+    return f"{first} ({own[-1][0]}:{own[-1][1]}; {DEBUG}=1 shows more)" if own else first
 
 
 def script_figures(launch: Launch, held: OnCard, said: Prediction) -> Figures:

@@ -47,8 +47,9 @@ def _cards(job: Job) -> str | None:
     hardware = job.hardware
     if hardware.gpus * hardware.nodes == 1:
         return None
-    got = f"got {hardware.gpus} cards on each of {hardware.nodes} machines" if hardware.nodes > 1 else f"got {hardware.gpus}"
-    nodes = f" --nnodes {hardware.nodes}" if hardware.nodes > 1 else ""
+    several = hardware.nodes > 1
+    got = f"got {hardware.gpus} on each of {hardware.nodes} machines" if several else f"got {hardware.gpus}"
+    nodes = f" --nnodes {hardware.nodes}" if several else ""
     remedy = f"`tunecast trace --nproc-per-node {hardware.gpus}{nodes} -- train.py`"
     return f"{got}; a job is predicted on one card yet; allowed: 1. To fix: trace your own script, {remedy}"
 

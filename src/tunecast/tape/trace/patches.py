@@ -10,6 +10,8 @@ import torch
 import torch.utils._foreach_utils as foreach_utils
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tunecast.tape.trace.recorder import Recorder
@@ -47,12 +49,18 @@ def make_tensors_on_the_host() -> None:
         make: Callable[..., Any] = getattr(torch, name)
 
         def on_host(data: Any, *args: Any, make: Any = make, device: Any = None, **kwargs: Any) -> Any:
-            device = torch.get_default_device() if device is None else device
-            if torch.device(device).type != "cuda" or isinstance(data, torch.Tensor):
+            device = _default_device() if device is None else device
+            if device is None or torch.device(device).type != "cuda" or isinstance(data, torch.Tensor):
                 return make(data, *args, device=device, **kwargs)
             return make(data, *args, device="cpu", **kwargs).to(device)
 
         setattr(torch, name, on_host)
+
+
+def _default_device() -> torch.device | None:
+    """What `with torch.device(...)` says, if anything (`torch.get_default_device` makes a tensor to find out)."""
+    modes = reversed(_get_current_function_mode_stack())
+    return next((mode.device for mode in modes if isinstance(mode, DeviceContext)), None)
 
 
 def allow_foreach() -> None:
