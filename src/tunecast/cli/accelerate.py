@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tunecast.errors import NotResolved, TunecastError, UsageError
+from tunecast.errors import UsageError
 from tunecast.job.readers import yaml
+from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
 
 _FSDP: Mapping[str, str | None] = {
     "version": "1",
@@ -70,13 +71,7 @@ def accelerate_config(path: str) -> Accelerate:
 
 
 def _content(name: str) -> Mapping[str, object]:
-    path = Path(name).expanduser()
-    content: object = None
-    for found in yaml.documents(path):
-        content = found.content
-        break
-    if isinstance(content, TunecastError):
-        raise NotResolved(content.message, field="--accelerate-config")
+    content = yaml.parsed(bounded_text(Path(name).expanduser(), MOST_YAML_BYTES), name)
     if not isinstance(content, Mapping):
         raise UsageError(f"{name}: no accelerate configuration: a mapping is needed", field="--accelerate-config")
     return content

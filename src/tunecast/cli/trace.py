@@ -216,7 +216,7 @@ def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace
     if world > 1:
         told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")
     if arguments.gpu is None:
-        told.append(f"no --gpu was named: a {DEFAULT_GPU} is pretended")
+        told.append(f"no --gpu was named: the {DEFAULT_GPU} is pretended")
     if arguments.allocator is None and (conf := alloc_conf()):
         told.append(f"the allocator is configured by the environment: {conf}")
     return told

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
+from tunecast.tape.trace import composites
 from tunecast.tape.trace.card import Card
 
 HALF = (torch.float16, torch.bfloat16)
@@ -40,7 +41,7 @@ def install(card: Card) -> None:
     def attention(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         call = Attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         run = {"cudnn": _cudnn, "flash": _flash, "efficient": _efficient, "math": _math}[choose(call, card)]
         return run(call)
@@ -49,6 +50,7 @@ def install(card: Card) -> None:
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
     _libraries.append(library)  # the registration lives as long as the library object
+    composites.install()
 
 
 def choose(call: Attention, card: Card) -> str:
@@ -98,11 +100,12 @@ def _can_use_cudnn(call: Attention, card: Card) -> bool:
 def _can_use_flash(call: Attention, card: Card) -> bool:
     width = call.query.shape[3]
     consumer = card.capability in ((8, 6), (8, 7), (8, 9)) or card.capability[0] == 12
-    too_wide_to_train = consumer and call.needs_gradient() and (192 < width <= 224 or (width > 224 and call.dropout > 0))
+    too_wide = 192 < width <= 224 or (width > 224 and call.dropout > 0)
     return (
         torch.backends.cuda.flash_sdp_enabled() and call.query.dtype in HALF and card.capability >= (8, 0)
         and call.mask is None and width == call.value.shape[3] and width <= 256 and _heads_fit(call)
-        and not (call.causal and call.query.shape[2] != call.key.shape[2]) and not too_wide_to_train
+        and not (call.causal and call.query.shape[2] != call.key.shape[2])
+        and not (consumer and too_wide and call.needs_gradient())
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ The answer (a tape file and a small JSON beside it) is written also when the pro
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from importlib import metadata
@@ -65,6 +66,9 @@ def versions() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    code = main(sys.argv[1])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the engine's threads and C++ statics need not be taken down around a card that is not there
 
 

@@ -1,23 +1,39 @@
 """Composite operations take the branch they take on plain CUDA tensors.
 
-Some operations are not kernels but C++ that runs other operations, and asks first what kind of tensor it has: on
-subclasses (fake tensors are one) and under dispatch modes it avoids writing in place, or takes a slower path. Each
-function here is the branch for plain CUDA tensors, written out.
+Some operations are not kernels but C++ that runs other operations. What it runs depends on things that differ here:
+
+1. Some are one kernel on CUDA and several operations where that kernel is missing, as in a CPU-only build of torch.
+   A kernel is registered for them; it never runs, because fake tensors take the call before it would.
+2. Some ask whether a tensor is a subclass (fake tensors are) or a dispatch mode is active, and then avoid writing in
+   place. They are written out here as they are for plain tensors.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+ONE_KERNEL_ON_CUDA = ("_fused_rms_norm", "silu_backward", "mish_backward")
+"""All of torch 2.11 that have a CUDA kernel and a composite fallback, by a CUDA build's dispatch table."""
 _libraries: list[torch.library.Library] = []
 
 
 def install() -> None:
+    if _libraries:
+        return
     library = torch.library.Library("aten", "IMPL")
-    for name, function in {"linear": linear, "one_hot": one_hot, "rms_norm": rms_norm}.items():
+    for name in ONE_KERNEL_ON_CUDA:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            library.impl(name, _never_runs, "CUDA")
+    for name, function in {"linear": linear, "one_hot": one_hot}.items():
         for key in ("AutogradCUDA", "CUDA"):
             library.impl(name, function, key)
     _libraries.append(library)  # the registration lives as long as the library object
+
+
+def _never_runs(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("a real tensor on a card that is not there")
 
 
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -37,20 +53,5 @@ def one_hot(self: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     """Ones scattered into zeros (aten/src/ATen/native/Onehot.cpp); the class count, if asked for, is read back."""
     if num_classes == -1:
         num_classes = int(self.max().item()) + 1
-    return torch.zeros(*self.shape, num_classes, dtype=torch.int64, device=self.device).scatter_(
-        -1, self.unsqueeze(-1), 1
-    )
-
-
-def rms_norm(
-    input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
-) -> torch.Tensor:
-    """One kernel where input and weight have one type (aten/src/ATen/native/layer_norm.cpp, `rms_norm_symint`);
-    otherwise the formula, in fp32 for 16-bit inputs (`rms_norm_composite`)."""
-    if weight is None or weight.dtype == input.dtype:
-        return torch.ops.aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]  # type: ignore[no-any-return]
-    wide = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
-    dims = list(range(-len(normalized_shape), 0))
-    mean_square = wide.pow(2).mean(dims, keepdim=True)
-    inverse = mean_square.add_(torch.finfo(wide.dtype).eps if eps is None else eps).rsqrt()
-    return (wide.mul(inverse) * weight).to(input.dtype)
+    zeros = torch.zeros(*self.shape, num_classes, dtype=torch.int64, device=self.device)
+    return zeros.scatter_(-1, self.unsqueeze(-1), 1)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import copy
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tunecast.errors import TunecastError
 from tunecast.job.job import Job
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
@@ -31,15 +33,33 @@ def trace_job(
 ) -> Tape:
     """The tape of the training run a job describes. `exact` traces every layer rather than a few."""
 
+    ended = threading.Event()
+
+    def unless_ended(passed_s: float) -> None:
+        """Ctrl-C reaches the main thread alone, and one run's failure the other not at all; this ends both."""
+        if ended.is_set():
+            raise TunecastError("tracing was ended")
+        if progress is not None:
+            progress(passed_s)
+
     def traced(lengths: Sequence[int]) -> Tape:
         def with_count(count: int | None) -> Tape:
             chosen = config if count is None else with_layers(config, count)
-            return trace_training(job, chosen, lengths, card, python=python, limits=limits, progress=progress)
+            try:
+                return trace_training(job, chosen, lengths, card, python=python, limits=limits, progress=unless_ended)
+            except BaseException:
+                ended.set()
+                raise
 
         small, large, total = layers_to_trace(config)
         if not exact and not job.compile and large < total:
             with ThreadPoolExecutor(2) as both:
-                small_tape, large_tape = both.map(with_count, (small, large))
+                runs = [both.submit(with_count, count) for count in (small, large)]
+                try:
+                    small_tape, large_tape = (run.result() for run in runs)
+                except BaseException:
+                    ended.set()
+                    raise
             with contextlib.suppress(NotRepeating):
                 return extended(small_tape, large_tape, small, large, total, head=leading_layers(config))
         return with_count(None)

@@ -3,7 +3,7 @@
 Three facts of the C++ core stand in the way, each cured once, in process memory only:
 
 1. A CPU-only build registers no CUDA device guard, and autograd aborts the process on the first `cuda` tensor.
-   A stub guard is registered whose every method returns 0.
+   A stub guard is registered whose every method returns the same number.
 2. torch itself then replaces a CUDA guard that counts 0 devices by a no-op one
    (torch/csrc/Module.cpp, `_ensureCUDADeviceGuardSet`, written for fake tensors). A torch that does not know this yet
    (2.8) gets the stub in place of its own guard.
@@ -61,10 +61,11 @@ def _register_stub_guard(over_a_real_one: bool) -> None:
     registry = (ctypes.c_void_p * (CUDA_DEVICE_TYPE + 1)).in_dll(c10, GUARD_REGISTRY)
     if registry[CUDA_DEVICE_TYPE] and not over_a_real_one:
         return
-    zero = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: 0)
-    methods = (ctypes.c_void_p * 64)(*[_address(zero)] * 64)
+    # Over a real guard the answers count: 1 is the type CUDA, the device cuda:0, one device, yes.
+    answer = ctypes.CFUNCTYPE(ctypes.c_int64)(lambda: int(over_a_real_one))
+    methods = (ctypes.c_void_p * 64)(*[_address(answer)] * 64)
     guard = (ctypes.c_void_p * 8)(ctypes.addressof(methods))
-    _kept_alive.extend((zero, methods, guard))
+    _kept_alive.extend((answer, methods, guard))
     register = getattr(c10, REGISTER_GUARD, None)
     if register is None:  # torch 2.8 has no such function yet; it is this assignment (c10/core/impl/DeviceGuardImplInterface.cpp)
         registry[CUDA_DEVICE_TYPE] = ctypes.addressof(guard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,7 @@ def install(recorder: Recorder) -> None:
     load_data_in_this_process()
     save_nothing()
     multiply_into_wider_results()
+    copy_tensors_not_the_mode()
 
 
 def start_no_driver() -> None:
@@ -213,12 +215,32 @@ def multiply_into_wider_results() -> None:
     from torch._subclasses.fake_impls import register_op_impl
 
     def product(
-        mode: Any, func: Any, bias: Any, left: Any, right: Any, out_dtype: torch.dtype, *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
+        mode: Any, func: Any, bias: Any, left: Any, right: Any, out_dtype: torch.dtype, *, out: Any = None, **scales: Any
+    ) -> Any:
         with mode:
-            return torch.empty((*left.shape[:-1], right.shape[-1]), dtype=out_dtype, device=left.device)
+            shape = (*left.shape[:-1], right.shape[-1])
+            return torch.empty(shape, dtype=out_dtype, device=left.device) if out is None else out
 
     for operation in (torch.ops.aten.addmm, torch.ops.aten.baddbmm):
-        if "dtype" in operation.overloads():
-            decomposition_table.pop(operation.dtype, None)
-            register_op_impl(operation.dtype)(product)
+        for name in {"dtype", "dtype_out"} & set(operation.overloads()):
+            overload = getattr(operation, name)
+            decomposition_table.pop(overload, None)
+            register_op_impl(overload)(product)
+
+
+def copy_tensors_not_the_mode() -> None:
+    """`copy.deepcopy(model)` copies a tensor's attributes, and a fake tensor's hold the mode it lives in."""
+
+    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
+        if id(self) in memo:
+            return memo[id(self)]
+        with torch.no_grad():
+            twin = self.detach().clone()
+        twin.requires_grad_(self.requires_grad)
+        memo[id(self)] = twin
+        twin.__dict__.update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in vars(twin)}, memo))
+        if self.is_leaf and self.grad is not None:
+            twin.grad = copy.deepcopy(self.grad, memo)
+        return twin
+
+    FakeTensor.__deepcopy__ = __deepcopy__  # type: ignore[attr-defined]

@@ -281,17 +281,22 @@ class Recorder(TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
-            known = known if known is not None else self.values.guess_output(name, args, self)
+            if known is None:
+                known = self.values.guess_output(name, args, self)
+            else:
+                self.values.relied_on(inputs[0], self)
             out = self.values.as_fake(known, inputs[0].device)
         outputs = [out] if isinstance(out, torch.Tensor) else [
             x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)
         ]
-        outputs_on_card = [x for x in outputs if x.device.type == "cuda"]
+        outputs_on_card = [x for x in outputs if isinstance(x, FakeTensor) and x.device.type == "cuda"]
         if on_card or outputs_on_card:
             with self._lock:
                 self._record(func, name, args, kwargs, inputs, outputs_on_card, out)
         if known is not None:
             self.values.remember(out, known)
+        else:
+            self.values.suppose(name, args, out)
         return out
 
     def _record(

@@ -25,7 +25,16 @@ from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
 from tunecast.units import GIB, gib
 
-PACKAGE_ROOT = Path(__file__).parents[3]
+PACKAGE = Path(__file__).parents[2]
+START = """
+import importlib.util, runpy, sys
+root = sys.argv.pop(1)
+spec = importlib.util.spec_from_file_location("tunecast", root + "/__init__.py", submodule_search_locations=[root])
+sys.modules["tunecast"] = module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+runpy.run_module("tunecast.tape.trace.child", run_name="__main__", alter_sys=True)
+"""
+"""Gives another interpreter this tunecast and nothing else: on its path, our site-packages would hide its own."""
 POLL_S = 0.2
 OFFLINE = {
     "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
@@ -77,9 +86,8 @@ def _ask(
     request: Request, python: str, limits: Limits, progress: Progress | None, quiet: bool
 ) -> tuple[Tape | None, Answer]:
     environment = dict(os.environ) | OFFLINE
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, (environment.get("PYTHONPATH"), str(PACKAGE_ROOT))))
     environment["TMPDIR"] = str(request.folder)
-    command = [python, "-m", "tunecast.tape.trace.child", str(request.write())]
+    command = [python, "-c", START, str(PACKAGE), str(request.write())]
     log_path = request.folder / "log.txt"
     with log_path.open("wb") as log:
         try:

@@ -29,6 +29,7 @@ MOST_FLOATS = 1 << 16
 CONSTANTS = {"aten::ones_like": 1, "aten::zeros_like": 0}
 MADE_FROM_NOTHING = ("aten::arange",)
 EMPTY = ("aten::empty", "aten::empty_strided", "aten::new_empty")
+BALANCED = "tokens are taken to be spread evenly over a router's experts"
 TRACER_FILES = ("recorder.py", "values.py")
 
 
@@ -61,7 +62,13 @@ class KnownValues:
                 result = func(*real_args, **real_kwargs)
         except Exception:
             return None  # an operation the CPU lacks: its value stays unknown
-        return result if all(_small(x) for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)) else None
+        results = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
+        if not all(map(_small, results)):
+            return None
+        guess = next((g for g in map(guess_behind, inputs) if g), None)
+        for tensor in results if guess else ():
+            tensor._tunecast_guess = guess
+        return result
 
     def _without_input_values(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if func._schema.is_mutable and isinstance(args[0], FakeTensor):
@@ -88,7 +95,21 @@ class KnownValues:
             if isinstance(fake, FakeTensor) and isinstance(real, torch.Tensor) and real.device.type == "cpu":
                 fake._tunecast_known = real  # type: ignore[attr-defined]
 
+    def suppose(self, name: str, args: Any, out: Any) -> None:
+        """Values nobody can know, made up so that code which reads them can go on: which experts a router picks.
+
+        Balanced, every expert the same number of tokens: what routers are trained towards. It counts as a guess only
+        where a size or a branch depends on it."""
+        if name == "aten::topk" and isinstance(out[1], FakeTensor) and known(out[1]) is None:
+            indices = out[1]
+            if indices.dim() and indices.numel() <= MOST_INTEGERS:
+                with _disable_current_modes():
+                    choices = torch.arange(indices.numel()) % args[0].shape[-1]
+                    indices._tunecast_known = choices.view(indices.shape)  # type: ignore[attr-defined]
+                    indices._tunecast_known._tunecast_guess = BALANCED  # type: ignore[attr-defined]
+
     def item(self, tensor: torch.Tensor, recorder: Recorder) -> Any:
+        self.relied_on(tensor, recorder)
         with _disable_current_modes():
             if not isinstance(tensor, FakeTensor):
                 return tensor.item()
@@ -102,6 +123,12 @@ class KnownValues:
         answer = False if tensor.dtype == torch.bool else 1
         recorder.guesses[f"a {tensor.dtype} value read at {where} is not known; taken as {answer}"] += 1
         return answer
+
+    def relied_on(self, tensor: Any, recorder: Recorder) -> None:
+        """A size or a branch depends on this value: if it was supposed, that is now a guess."""
+        guess = guess_behind(tensor)
+        if guess:
+            recorder.guesses[guess] += 1
 
     def indices_of_masks(self, indices: Any, recorder: Recorder) -> list[Any]:
         """`x[mask]` runs `nonzero(mask)` on the card; do so with the mask's own count of True."""
@@ -150,6 +177,10 @@ def known(tensor: torch.Tensor) -> torch.Tensor | None:
     if value is None and isinstance(tensor, FakeTensor):
         value = tensor.constant
     return value
+
+
+def guess_behind(tensor: Any) -> str | None:
+    return getattr(known(tensor), "_tunecast_guess", None) if isinstance(tensor, FakeTensor) else None
 
 
 def forget(tensor: FakeTensor) -> None:

@@ -41,13 +41,15 @@ def steps(
     return script.steps()
 
 
-def kept_for_life(name: str, args: tuple[Any, ...], card: Card, kwargs: dict[str, Any] | None = None) -> Iterator[tuple[str, int]]:
+def kept_for_life(
+    name: str, args: tuple[Any, ...], card: Card, kwargs: dict[str, Any] | None = None
+) -> Iterator[tuple[str, int]]:
     """Workspaces made at the first use on a thread and stream, right after the output, and never given back.
 
     cuBLAS takes 32 MiB on Hopper, 8.125 MiB on others (aten/src/ATen/cuda/CublasHandlePool.cpp,
-    `parseChosenWorkspaceSize`: 4096 KiB x 8, or 4096 KiB x 2 + 16 KiB x 8). A product with a bias goes through cublasLt,
-    which has 1 MiB of its own (same file, `getCUDABlasLtWorkspace`); from torch 2.13 on the two share one, and
-    Blackwell is given as much as Hopper. Both are kept by handle and stream, and every thread has a handle.
+    `parseChosenWorkspaceSize`: 4096 KiB x 8, or 4096 KiB x 2 + 16 KiB x 8). A product with a bias goes through
+    cublasLt, which has 1 MiB of its own (same file, `getCUDABlasLtWorkspace`); from torch 2.13 on the two share one,
+    and Blackwell is given as much as Hopper. Both are kept by handle and stream, and every thread has a handle.
     """
     if name not in MATRIX_PRODUCTS:
         return

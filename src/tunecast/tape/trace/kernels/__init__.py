@@ -1,12 +1,12 @@
 """What CUDA kernels allocate inside one operation, which no fake kernel shows. Read steps.py first.
 
-    steps.py      what a rule says: outputs made, buffers borrowed and returned, in order
-    attention.py  fused attention             products.py  matrix products, softmax, dropout, convolution
-    reductions.py sums, norms, maxima         indexing.py  gathers, scatters, sorts, scans
-    launch.py     how a reduction is launched  cub.py      scratch memory of CUB's algorithms
+    steps.py       what a rule says: outputs made, buffers borrowed and returned, in order
+    attention.py   fused attention              products.py  matrix products, softmax, dropout, convolution
+    reductions.py  sums, norms, maxima          indexing.py  gathers, scatters, sorts, scans
+    launch.py      how a reduction is launched  cub.py       scratch memory of CUB's algorithms
 
 Sizes are bytes asked for. Every rule names the source it follows (paths in the PyTorch repository unless said) and
-was compared with the allocation history of the real kernel on an H200 (tests/golden/data/h200_kernel_temporaries.jsonl).
+was compared with the real kernel's allocation history on an H200 (tests/golden/data/h200_kernel_temporaries.jsonl).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def efficient_backward(call: Call, script: Script) -> None:
     """delta, then one workspace (aten/src/ATen/native/transformers/cuda/attention_backward.cu). In fp32 delta is
     computed by ordinary operations: a product, its sum, a transposed copy."""
     gradient, query, key, value = call.args[:4]
-    batch, heads, queries, width = query.shape
+    batch, heads, queries, _ = query.shape
     rows_bytes = batch * heads * queries * FLOAT_BYTES
     script.borrow(_copy_bytes(gradient))
     script.make(*range(len(call.outputs)))

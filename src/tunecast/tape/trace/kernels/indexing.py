@@ -96,16 +96,20 @@ def index_put_in_place(call: Call, script: Script) -> None:
     accumulates = call.argument(3, "accumulate", False)
     if not accumulates and values.numel() == 1 and values.device.type == "cpu":
         return  # runs as masked_fill_
-    masks = [i for i in indices if i is not None and i.dtype in MASKS]
-    positions = [_positions_of_mask(mask, values, call, script) for mask in masks]
+    masks = [(i, place) for place, i in enumerate(indices) if i is not None and i.dtype in MASKS]
+    positions = [_positions_of_mask(mask, _count_of(values, place), call, script) for mask, place in masks]
     if accumulates:
         _accumulate(tensor, indices, values, positions, script, checks=not call.by_engine)
     else:
         script.give_back(*positions)
 
 
-def _positions_of_mask(mask: torch.Tensor, values: torch.Tensor, call: Call, script: Script) -> int:
-    found = values.shape[0] if values.dim() else mask.numel()
+def _count_of(values: torch.Tensor, place: int) -> int:
+    """How many elements a mask selects is seen in the values it selects, where the masked dimensions stood."""
+    return values.shape[place] if place < values.dim() else 1
+
+
+def _positions_of_mask(mask: torch.Tensor, found: int, call: Call, script: Script) -> int:
     count = script.borrow(4)
     script.touch(cub.reduce_to_int(mask.numel(), call.card))
     positions = script.borrow(found * mask.dim() * INDEX_BYTES)
@@ -120,11 +124,11 @@ def _accumulate(
 ) -> None:  # fmt: skip
     places: list[tuple[int, int]] = []  # the dimensions indexed, and how many indices each has
     dim = 0
-    for index in indices:
+    for place, index in enumerate(indices):
         if index is None:
             dim += 1
         elif index.dtype in MASKS:
-            places += [(d, values.shape[0] if values.dim() else 1) for d in range(dim, dim + index.dim())]
+            places += [(d, _count_of(values, place)) for d in range(dim, dim + index.dim())]
             dim += index.dim()
         else:
             places.append((dim, index.numel()))
@@ -205,7 +209,7 @@ def top_k(call: Call, script: Script) -> None:
 
 
 def _searched_by_many_blocks(rows: int, length: int) -> bool:
-    """TensorTopK.cu, `should_use_sort`'s neighbour `should_use_mbtopk`: measured thresholds of its authors."""
+    """TensorTopK.cu, `should_use_multiblock`: thresholds its authors measured."""
     for most_rows, shortest in ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800)):
         if rows <= most_rows:
             return length >= shortest

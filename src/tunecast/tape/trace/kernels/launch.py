@@ -78,7 +78,8 @@ def extent(sizes: Sequence[int], strides: Sequence[int], reduced: Sequence[int],
             merged[-1] = (last_size * size, *kept)
         else:
             merged.append((size, stride, out_stride))
-    return Extent(*(tuple(column) for column in zip(*merged, strict=True)), offset) if merged else Extent((), (), (), 0)
+    columns = tuple(tuple(row[column] for row in merged) for column in range(3))
+    return Extent(columns[0], columns[1], columns[2], offset)
 
 
 def _sorted_dimensions(sizes: Sequence[int], strides: Sequence[int], out_strides: Sequence[int]) -> list[int]:
@@ -171,9 +172,8 @@ def _buffers_of_part(part: Extent, kernel: Kernel, card: Card) -> Buffers:
     grid = ceil_div(outputs // out_vector, output_step)
     if not across_warps or values < MOST_VALUES_A_THREAD or grid > most_blocks:
         return Buffers(0, 0)
-    blocks = max(
-        min(ceil_div(most_blocks, grid), ceil_div(values, FEWEST_VALUES_A_THREAD)), ceil_div(values, MOST_VALUES_A_THREAD)
-    )
+    enough, fewest = ceil_div(values, FEWEST_VALUES_A_THREAD), ceil_div(values, MOST_VALUES_A_THREAD)
+    blocks = max(min(ceil_div(most_blocks, grid), enough), fewest)
     if blocks == 1:
         return Buffers(0, 0)
     lanes = 1 if along_input else block_width * out_vector
@@ -197,4 +197,3 @@ def _block(width: int, height: int, most: int) -> tuple[int, int]:
 
 def _last_power(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
-

@@ -61,6 +61,7 @@ def after_import(name: str, action: Action) -> None:
 
 def install(recorder: Any) -> None:
     from tunecast.tape.trace.packages import (
+        accelerate,
         bitsandbytes,
         collectives,
         ddp,
@@ -70,7 +71,11 @@ def install(recorder: Any) -> None:
         fsdp,
         transformers,
         triton,
+        unsloth,
     )
 
-    for package in (bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp, transformers, triton):
+    for package in (
+        accelerate, bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp,
+        transformers, triton, unsloth,
+    ):  # fmt: skip
         package.install(recorder)

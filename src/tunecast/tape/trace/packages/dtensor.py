@@ -1,18 +1,60 @@
-"""DTensor (tensor parallelism, FSDP2): torch computes the shape of the whole, unsharded result on fake tensors of its
-own before it runs a rank's part; those are no memory of the card."""
+"""Device meshes and DTensor, which tensor parallelism and FSDP2 are made of."""
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils._python_dispatch import _disable_current_modes
+
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.values import known
 
 
 def install(recorder: Recorder) -> None:
+    after_import("torch.distributed.device_mesh", keep_ranks_real)
+    after_import("torch.distributed._functional_collectives", lambda module: wait_as_late_as_eager_code(module, recorder))
+    after_import("torch.distributed.tensor._sharding_prop", lambda module: hide_whole_tensors(module, recorder))
+
+
+def keep_ranks_real(module: ModuleType) -> None:
+    """A mesh holds rank numbers in a tensor and slices it with the fake mode switched off: they must be real ones."""
+    initialise: Callable[..., None] = module.DeviceMesh.__init__
+
+    @functools.wraps(initialise)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        with _disable_current_modes():
+            initialise(self, *map(_real, args), **{name: _real(value) for name, value in kwargs.items()})
+
+    module.DeviceMesh.__init__ = __init__
+
+
+def wait_as_late_as_eager_code(module: ModuleType, recorder: Recorder) -> None:
+    """Under a fake mode torch believes it is being compiled, and waits for a collective where it starts it. Eager code
+    waits when the result is first used. Modules import the question by name, and some are there already."""
+    asks: Callable[[], bool] = module._are_we_tracing
+
+    def _are_we_tracing() -> bool:
+        if recorder.paused or torch.compiler.is_dynamo_compiling():
+            return asks()
+        return get_proxy_mode() is not None
+
+    for name, loaded in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and getattr(loaded, "_are_we_tracing", None) is asks:
+            loaded._are_we_tracing = _are_we_tracing  # type: ignore[attr-defined]
+
+
+def hide_whole_tensors(module: ModuleType, recorder: Recorder) -> None:
+    """Before it runs a rank's part, DTensor computes the shape of the whole result on fake tensors of its own; those
+    are no memory of the card."""
+
     def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -24,10 +66,11 @@ def install(recorder: Recorder) -> None:
 
         return run
 
-    def pause(module: ModuleType) -> None:
-        propagator = module.ShardingPropagator
-        for name in vars(propagator):
-            if name.startswith("_propagate_tensor_meta") and callable(getattr(propagator, name)):
-                setattr(propagator, name, unrecorded(getattr(propagator, name)))
+    propagator = module.ShardingPropagator
+    for name, value in list(vars(propagator).items()):
+        if name.startswith("_propagate_tensor_meta") and callable(value):
+            setattr(propagator, name, unrecorded(value))
 
-    after_import("torch.distributed.tensor._sharding_prop", pause)
+
+def _real(value: Any) -> Any:
+    return known(value) if isinstance(value, FakeTensor) else value

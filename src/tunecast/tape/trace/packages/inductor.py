@@ -49,6 +49,7 @@ def install(recorder: Recorder) -> None:
     inductor_lines.follow(recorder.scopes)
     enter_compiled_code(recorder)
     leave_out_timed_modes(recorder)
+    keep_random_states(recorder)
     after_import("triton.backends.nvidia.driver", load_no_driver)
     after_import("torch._inductor.config", cache_nothing)
     after_import("torch._inductor.compile_fx", compile_outside_the_trace)
@@ -245,6 +246,45 @@ def allocate_through_torch() -> None:
     FakeTensor.data_ptr = lambda self: self.storage_offset() * self.element_size()  # type: ignore[method-assign]
 
 
+class CardGenerator(torch.Generator):
+    """A generator of the card; its state is two numbers on the host, and nothing random is drawn here."""
+
+    device = torch.device("cuda", 0)
+
+    def clone_state(self) -> CardGenerator:
+        return CardGenerator()
+
+    def graphsafe_get_state(self) -> CardGenerator:
+        return self
+
+    def graphsafe_set_state(self, state: Any) -> CardGenerator:
+        return self
+
+
+def keep_random_states(recorder: Recorder) -> None:
+    """What is recomputed in the backward pass must draw the same numbers: such operations run inside others that set
+    the generator. A dispatch mode has to say what those do; they do what is inside."""
+    from torch._prims import rng_prims
+
+    torch.cuda.default_generators = (CardGenerator(),) * torch.cuda.device_count()
+    mode = type(recorder)
+
+    def set_state_and_run(mode: Any, operation: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
+        with mode:
+            return operation(*args, **kwargs)
+
+    def run_with_state(mode: Any, state: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        return set_state_and_run(mode, operation, *args, **kwargs)
+
+    def run_and_save_state(mode: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        return torch.cuda.get_rng_state(), set_state_and_run(mode, operation, *args, **kwargs)
+
+    for name, rule in {"graphsafe_run_with_rng_state": set_state_and_run, "run_with_rng_state": run_with_state,
+                       "run_and_save_rng_state": run_and_save_state}.items():  # fmt: skip
+        if mode not in getattr(rng_prims, name).python_key_table:
+            getattr(rng_prims, name).py_impl(mode)(rule)
+
+
 def time_nothing(module: ModuleType) -> None:
     """What timing a kernel allocates (torch/_inductor/runtime/benchmarking.py, `InductorBenchmarker.benchmark_gpu`):
     the call, then a buffer of the size of the L2 cache to flush it, then calls while the buffer lives."""
@@ -358,11 +398,12 @@ def enter_compiled_code(recorder: Recorder) -> None:
                 try:
                     with hooks_are(True), inside(_module_of(function, args)):
                         result = compiled(*args, **kwargs)
-                    if not counters["frames"]["total"]:
+                    if not counters["stats"]["unique_graphs"]:
                         recorder.guesses["torch.compile compiled nothing: traced as if it were not there"] += 1
                     return result
                 except exc.TorchDynamoException as error:
-                    failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+                    if os.environ.get("DBG"): raise
+                    failure = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
             recorder.guesses[
                 f"compiled code is traced as if it were not compiled, because torch {torch.__version__}'s compiler "
                 f"cannot be followed here ({failure})"

@@ -74,30 +74,57 @@ def find_offered_models(module: ModuleType) -> None:
 
 
 def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
-    resolve, settle_dtype = module._get_resolved_checkpoint_files, module._get_dtype
+    resolve, quantizer = module._get_resolved_checkpoint_files, module.get_hf_quantizer
+    loading: list[Any] = []  # the configuration of the model being loaded, which `resolve` is not told
+
+    def get_hf_quantizer(config: Any, quantization_config: Any = None, *args: Any, **kwargs: Any) -> Any:
+        loading[:] = [config]
+        stored = getattr(config, "quantization_config", None)
+        if stored is not None and quantization_config is None and not has_weights(config._name_or_path):
+            quantization_config = quantize_while_loading(config, stored, recorder)
+        return quantizer(config, quantization_config, *args, **kwargs)
 
     def _get_resolved_checkpoint_files(*args: Any, **kwargs: Any) -> Any:
+        name = kwargs.get("pretrained_model_name_or_path", args[0] if args else None)
         try:
             files, metadata = resolve(*args, **kwargs)
         except OSError:
             files, metadata = None, None
-        name = kwargs.get("pretrained_model_name_or_path", args[0] if args else None)
         if name is None or (files and all(str(file).endswith((".safetensors", ".gguf")) for file in files)):
             return files, metadata
-        return [str(_made_up / f"{len(list(_made_up.glob('*')))}.safetensors")], None
+        path = _made_up / f"{len(list(_made_up.glob('*')))}.safetensors"
+        make_header(path, loading[0], recorder)
+        return [str(path)], None
 
-    def _get_dtype(*args: Any, **kwargs: Any) -> Any:
-        given = (*args, *kwargs.values())
-        config = next(value for value in given if isinstance(value, module.PreTrainedConfig))
-        for files in given:
-            if isinstance(files, list) and files and not os.path.exists(files[0]):
-                make_header(Path(files[0]), config, recorder)
-        return settle_dtype(*args, **kwargs)
-
-    if not hasattr(module, "PreTrainedConfig"):  # transformers 4
-        module.PreTrainedConfig = module.PretrainedConfig  # type: ignore[attr-defined]
+    module.get_hf_quantizer = get_hf_quantizer  # type: ignore[attr-defined]
     module._get_resolved_checkpoint_files = _get_resolved_checkpoint_files  # type: ignore[attr-defined]
-    module._get_dtype = _get_dtype  # type: ignore[attr-defined]
+
+
+def has_weights(name: str) -> bool:
+    if os.path.isdir(name):
+        return any(file.endswith(".safetensors") for file in os.listdir(name))
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = [try_to_load_from_cache(name, file) for file in ("model.safetensors", "model.safetensors.index.json")]
+    except HFValidationError:
+        return False
+    return any(isinstance(path, str) for path in found)
+
+
+def quantize_while_loading(config: Any, stored: Any, recorder: Recorder) -> Any:
+    """A checkpoint stored quantised by bitsandbytes, of which nothing is here: load it as if it were quantised now."""
+    values = stored if isinstance(stored, dict) else stored.to_dict()
+    if not (values.get("load_in_4bit") or values.get("load_in_8bit")):
+        return None
+    from transformers import BitsAndBytesConfig
+
+    recorder.assumptions[
+        "a checkpoint stored quantised was loaded as one quantised while loading: the same model, other temporaries"
+    ] += 1
+    del config.quantization_config
+    return BitsAndBytesConfig.from_dict(values)
 
 
 def make_header(path: Path, config: Any, recorder: Recorder) -> None:

@@ -1,0 +1,150 @@
+"""Unsloth: its own code runs; what it asks of the machine is answered as the card's machine would.
+
+Unsloth looks closely at where it runs: it links libraries, times and picks attention kernels, tests for plain tensors
+and sizes its loss by the memory left. One function, one such question.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils.flop_counter import flop_registry
+
+from tunecast.tape.trace import attention
+from tunecast.tape.trace.attention import Attention
+from tunecast.tape.trace.packages import after_import
+from tunecast.tape.trace.recorder import Recorder
+
+BACKENDS = {"math": 0, "flash": 1, "efficient": 2, "cudnn": 3}
+"""torch.nn.attention.SDPBackend, as `torch._fused_sdp_choice` numbers them."""
+ASKS_FOR_PLAIN_TENSORS = (
+    "unsloth_zoo.peft_utils", "unsloth_zoo.gradient_checkpointing", "unsloth_zoo.dataset_utils",
+    "unsloth_zoo.temporary_patches.moe_fused_swiglu", "unsloth_zoo.temporary_patches.gpt_oss", "unsloth.models.vision",
+)  # fmt: skip
+NAMESPACES = ("unsloth", "unsloth_zoo", "xformers_flash", "xformers_flash3")
+"""Of the operations whose Python bodies are run."""
+IMPORT_PROBES = ("moe_fused_swiglu.py",)
+"""Values read while Unsloth is imported that decide no allocation: the gradient of clamp at its bound."""
+_folders: list[tempfile.TemporaryDirectory[str]] = []  # deleted when the process ends
+
+
+def install(recorder: Recorder) -> None:
+    flop_registry.setdefault(torch.ops.aten.addmm_, flop_registry[torch.ops.aten.addmm])
+    if importlib.util.find_spec("unsloth_zoo") is None:
+        return
+    folder = tempfile.TemporaryDirectory(prefix="tunecast-unsloth-")
+    _folders.append(folder)
+    os.environ["UNSLOTH_COMPILE_LOCATION"] = folder.name  # it writes generated modules into the user's folder else
+    run_custom_operations(recorder)
+    after_import("triton.backends.nvidia.driver", lambda module: link_no_libraries(module, recorder))
+    answer_which_attention(recorder)
+    for name in ASKS_FOR_PLAIN_TENSORS:
+        after_import(name, see_plain_tensors)
+    after_import("unsloth_zoo.tiled_mlp", lambda module: tell_free_memory(module, recorder))
+    after_import("unsloth.models._block_compile", lambda module: tell_compiled_blocks(module, recorder))
+    after_import("unsloth", lambda module: forget_import_probes(recorder))
+
+
+def run_custom_operations(recorder: Recorder) -> None:
+    """Operations a package defines in Python (`torch.library.custom_op`) answer fake tensors with shapes alone. Their
+    bodies allocate with torch and launch Triton kernels, so they run here; the fused loss is one of them."""
+    initialise = CustomOpDef.__init__
+
+    def __init__(self: Any, namespace: str, name: str, *args: Any, **kwargs: Any) -> None:
+        initialise(self, namespace, name, *args, **kwargs)
+        if namespace in NAMESPACES:
+            recorder.emulated[f"{namespace}::{name}"] = lambda *args, **kwargs: body(self)(*args, **kwargs)
+
+    def body(operation: Any) -> Callable[..., Any]:
+        kernels = operation._backend_fns
+        chosen: Callable[..., Any] = kernels.get("cuda") or kernels.get(None) or operation._init_fn
+        return chosen
+
+    CustomOpDef.__init__ = __init__  # type: ignore[method-assign]
+
+
+def link_no_libraries(module: ModuleType, recorder: Recorder) -> None:
+    """Finding no CUDA driver, Unsloth runs `ldconfig` on the machine when it may; Triton compiles one to ask it."""
+    properties = {
+        "multiprocessor_count": recorder.card.sm_count, "max_shared_mem": 232448, "warpSize": 32,
+        "max_num_regs": 65536, "sm_clock_rate": 1980000, "mem_clock_rate": 3201000, "mem_bus_width": 6144,
+    }  # fmt: skip
+    module.libcuda_dirs = list  # type: ignore[attr-defined]
+    module.CudaUtils.__init__ = lambda self: None
+    module.CudaUtils.get_device_properties = staticmethod(lambda device: properties)
+
+
+def answer_which_attention(recorder: Recorder) -> None:
+    """Where cuDNN's attention would be chosen, Unsloth pads sequences so that fewer plans are built."""
+
+    def _fused_sdp_choice(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+    ) -> int:  # fmt: skip
+        call = Attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        return BACKENDS[attention.choose(call, recorder.card)]
+
+    torch._fused_sdp_choice = _fused_sdp_choice
+
+
+class _AsPlain(builtins.type):
+    """The name `type`, where a fake tensor is what it stands for."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        kind = builtins.type(*args, **kwargs)
+        if len(args) == 1 and kind is FakeTensor:
+            return torch.nn.Parameter if getattr(args[0], "_is_param", False) else torch.Tensor
+        return kind
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, builtins.type)
+
+
+class _PlainType(metaclass=_AsPlain):
+    pass
+
+
+def see_plain_tensors(module: ModuleType) -> None:
+    """`type(x) is torch.Tensor` guards the hooks that make embeddings require gradients, and faster kernels."""
+    module.type = _PlainType  # type: ignore[attr-defined]
+
+
+def tell_free_memory(module: ModuleType, recorder: Recorder) -> None:
+    """The fused loss makes its chunks half as large as the memory left when it first runs."""
+    target: Callable[..., float] = module._default_target_gb
+
+    def _default_target_gb(*args: Any, **kwargs: Any) -> float:
+        answer = target(*args, **kwargs)
+        recorder.assumptions[
+            f"Unsloth sized the chunks of its loss (or tiled MLP) for {answer:.2f} GiB, half of what this card has left "
+            "beside what was allocated by then; it takes 4 GiB at most"
+        ] = 1
+        return answer
+
+    module._default_target_gb = _default_target_gb  # type: ignore[attr-defined]
+
+
+def tell_compiled_blocks(module: ModuleType, recorder: Recorder) -> None:
+    patch: Callable[[Any], list[str]] = module.patch_block_compile
+
+    def patch_block_compile(model: Any) -> list[str]:
+        compiled = patch(model)
+        if compiled and not getattr(recorder, "ignore_compile_internals", bool)():
+            recorder.guesses[f"Unsloth compiles {', '.join(compiled)}; they were traced without compiling"] = 1
+        return compiled
+
+    module.patch_block_compile = patch_block_compile  # type: ignore[attr-defined]
+
+
+def forget_import_probes(recorder: Recorder) -> None:
+    for sentence in [s for s in recorder.guesses if any(file in s for file in IMPORT_PROBES)]:
+        del recorder.guesses[sentence]

@@ -1,0 +1,46 @@
+"""What holds for every test: no network, no colours, and tests/trace marked as what it needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRACE = Path(__file__).parent / "trace"
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without torch there is nothing to trace; the suite that counts (./dev test) always has it."""
+    if collection_path == TRACE and importlib.util.find_spec("torch") is None:
+        return True
+    return None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if TRACE in item.path.parents:
+            item.add_marker("trace")
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test that reaches for the network fails here and now, not on the day the network does."""
+    connect = socket.socket.connect
+
+    def local_only(self: socket.socket, address: Any) -> None:
+        if self.family in (socket.AF_INET, socket.AF_INET6) and not str(address[0]).startswith(LOOPBACK):
+            raise AssertionError(f"a test reached for the network: {address}")
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", local_only)
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a developer's shell may have set changes no answer."""
+    for name in ("TUNECAST_DEBUG", "NO_COLOR", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)

@@ -1,0 +1,78 @@
+"""The promises about accuracy, on the committed result of the whole benchmark, and on a few runs traced now."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import figures  # noqa: E402
+import memory  # noqa: E402
+
+from tunecast.job import Job, job_from_dict  # noqa: E402
+from tunecast.tape.trace.card import Card  # noqa: E402
+from tunecast.tape.trace.engine import trace_job  # noqa: E402
+
+RESULT = figures.load("memory.json")
+
+
+@pytest.mark.parametrize("figure", figures.summary(RESULT["rows"]), ids=lambda figure: figure[0])
+def test_the_whole_benchmark_keeps_its_promises(figure: tuple[str, str, bool]) -> None:
+    promise, measured, holds = figure
+    assert holds, f"{promise}: {measured}"
+
+
+def test_the_result_says_where_it_comes_from_and_covers_every_run() -> None:
+    assert re.fullmatch(r"[0-9a-f]{40}", RESULT["commit"])
+    assert RESULT["versions"]["torch"].startswith("2.11.0")
+    ids = [json.loads(line)["job"]["id"] for line in (BENCHMARKS / "data" / "h200_runs.jsonl").read_text().splitlines()]
+    assert [row["id"] for row in RESULT["rows"]] == ids
+
+
+TRACED_NOW = {
+    "llama-3.2-1b-full-b4s2048", "llama-3.2-1b-full-b4s2048-weights=fp32", "llama-3.2-1b-full-b4s2048-accum=4",
+    "qwen2.5-0.5b-full-b8s1024", "gpt2-full-b8s1024-weights=fp32", "llama-3.1-8b-qlora-b4s2048-ckpt",
+    "llama-3.1-8b-lora-b1s2048-dora", "llama-3.2-1b-full-b8s2048-ckpt",
+}  # fmt: skip
+ROWS = {str(job.id): (job, measured) for job, measured in memory.rows(BENCHMARKS / "data" / "h200_runs.jsonl")}
+
+
+@pytest.mark.trace
+@pytest.mark.parametrize("name", sorted(TRACED_NOW))
+def test_runs_traced_now_are_as_measured(name: str) -> None:
+    job, measured = ROWS[name]
+    tape = trace_job(job, memory.models()[job.model], Card())
+    row = memory.compare(job, measured, tape, "2.11.0")
+    assert abs(row["error"]["allocated_bytes"]) <= 0.0005
+    assert abs(row["error"]["reserved_bytes"]) <= 0.015
+    for other in same_tape(job):
+        capped = memory.compare(*ROWS[other], tape, "2.11.0")
+        if capped["kind"] == "capped":
+            assert capped["predicted"]["completed"] == capped["measured"]["completed"], other
+        elif capped["kind"] == "bisected":
+            assert capped["outside_interval"] <= 0.005, other
+
+
+def same_tape(job: Job) -> list[str]:
+    key = memory.tape_key(job)
+    return [name for name, (other, _) in ROWS.items() if memory.tape_key(other) == key and name != job.id]
+
+
+def generated() -> list[dict[str, Any]]:
+    path = BENCHMARKS / "data" / "generated_runs.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_generated_jobs_were_predicted_before_they_were_measured() -> None:
+    rows = generated()
+    assert len(rows) >= 20
+    for row in rows:
+        assert job_from_dict(row["job"]) and re.fullmatch(r"[0-9a-f]{40}", row["commit"])
+        assert row["predicted"]["completed"] == row["measured"]["completed"], row["job"]["id"]

@@ -1,0 +1,68 @@
+"""What others may rely on: public names, commands, flags, schema. A change here is a change of the contract."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+import tunecast
+from tunecast.cli import main, predict, trace
+from tunecast.predict.prediction import SCHEMA
+
+PUBLIC = [
+    "DoesNotFit", "Job", "Memory", "NotResolved", "OverBudget", "Prediction", "TunecastError", "Unsupported",
+    "UsageError", "__version__", "prediction", "read_jobs",
+]  # fmt: skip
+
+OUTPUT_AND_TRACING = {
+    "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit",
+}  # fmt: skip
+TRACE = {
+    "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model",
+}  # fmt: skip
+JOB = {
+    "--model", "--id", "--task", "--method", "--stack", "--rank", "--alpha", "--dropout", "--targets", "--dora",
+    "--no-dora", "--rslora", "--no-rslora", "--adapter-dtype", "--quantization", "--double-quant",
+    "--no-double-quant", "--prepare-kbit", "--no-prepare-kbit", "--weights-dtype", "--autocast", "--matmul-dtype",
+    "--optimizer", "--max-grad-norm", "--seq-len", "--micro-batch", "--grad-accum", "--gradient-checkpointing",
+    "--no-gradient-checkpointing", "--attention", "--kernels", "--compile", "--no-compile", "--allocator",
+    "--lengths", "--tokens", "--samples", "--data-lengths", "--epochs", "--packing", "--no-packing", "--gpu",
+    "--gpus", "--nodes", "--capacity-bytes", "--parallel-data", "--layers", "--tensor", "--pipeline", "--context",
+    "--expert", "--offload", "--set",
+}  # fmt: skip
+
+
+def test_public_names() -> None:
+    assert tunecast.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(tunecast, name) is not None
+        assert name in dir(tunecast)
+
+
+def test_a_name_that_is_not_there() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tunecast.nothing
+
+
+def test_public_names_survive_the_import_of_their_rooms() -> None:
+    """A function called as its own package would be hidden by it: `tunecast.predict` is a room."""
+    for room in ("errors", "job", "tape", "hardware", "predict", "report", "cli"):
+        importlib.import_module(f"tunecast.{room}")
+        assert room not in PUBLIC
+
+
+def test_commands() -> None:
+    assert set(main.COMMANDS) == {"predict", "trace"}
+
+
+def test_flags_of_predict() -> None:
+    assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | JOB | {"--engine", "--exact"}
+
+
+def test_flags_of_trace() -> None:
+    assert set(trace.parser()._option_string_actions) == OUTPUT_AND_TRACING | TRACE
+
+
+def test_schema() -> None:
+    assert SCHEMA == "tunecast.prediction/1"

@@ -1,0 +1,272 @@
+"""The commands as a shell sees them: what goes where, and how it ends. The tracing itself is replaced by a tape."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.cli import main as cli
+from tunecast.cli import predict
+from tunecast.errors import NotResolved, TunecastError
+from tunecast.hardware import gpu
+from tunecast.job.job import Job
+from tunecast.job.model import resolve_model
+from tunecast.predict.prediction import job_on_card, prediction_of
+from tunecast.predict.traced import Traced
+from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
+from tunecast.units import MIB
+
+ROOT = Path(__file__).parents[2]
+TAPE = Tape(
+    (
+        Alloc(0, 100 * MIB, Role.WEIGHTS, "model"),
+        Begin(Phase.FORWARD, 0),
+        Op("mm", source="train.py:7"),
+        Alloc(1, 30 * MIB, Role.ACTIVATIONS, "model.layers.0"),
+    ),
+    versions={"torch": "2.13.0"},
+)
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    """Runs a command line in an empty folder: (exit code, stdout, stderr)."""
+
+    def traced(job: Job, **how: Any) -> Traced:
+        model = resolve_model(job.model)
+        if job.id == "breaks":
+            raise KeyError("a bug of ours")
+        if job.id == "fails":
+            raise TunecastError("TypeError: it fails inside\nTraceback (most recent call last):\n  ...")
+        held = job_on_card(job, gpu(job.hardware.gpu), TAPE)
+        return Traced(job, model, held, prediction_of(held, id=job.id))
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = cli.main(argv)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    monkeypatch.setattr(predict, "traced", traced)
+    monkeypatch.setattr(predict, "tracing_python", lambda given: "python")
+    monkeypatch.chdir(tmp_path)
+    return run
+
+
+def jobs_file(*jobs: object) -> str:
+    Path("jobs.jsonl").write_text("\n".join(job if isinstance(job, str) else json.dumps(job) for job in jobs))
+    return "jobs.jsonl"
+
+
+def test_version(shell: Any) -> None:
+    assert shell("--version") == (0, f"tunecast {cli.__version__}\n", "")
+
+
+def test_help_teaches_one_example_a_command(shell: Any) -> None:
+    code, out, err = shell("--help")
+    assert (code, err) == (0, "")
+    for name, command in cli.COMMANDS.items():
+        assert f"$ tunecast {name}" in out
+        assert command.summary in out
+
+
+def test_without_a_command_the_help_goes_to_stderr(shell: Any) -> None:
+    code, out, err = shell()
+    assert (code, out) == (2, "")
+    assert "usage: tunecast COMMAND" in err
+
+
+@pytest.mark.parametrize("command", ["predict", "trace"])
+def test_a_commands_help(shell: Any, command: str) -> None:
+    code, out, err = shell(command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: tunecast {command}")
+    assert "examples:" in out
+
+
+def test_an_unknown_command_names_the_nearest(shell: Any) -> None:
+    code, out, err = shell("predcit")
+    assert (code, out) == (2, "")
+    assert "nearest: predict" in err
+
+
+def test_an_unknown_flag_names_the_nearest(shell: Any) -> None:
+    code, _, err = shell("predict", "gpt2", "--sequence-len", "4")
+    assert code == 2
+    assert "--sequence-len: unknown flag; nearest: --seq-len" in err
+
+
+def test_a_flag_is_not_shortened(shell: Any) -> None:
+    assert shell("predict", "gpt2", "--meth", "lora")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["predict"], "JOB"),
+        (["predict", "gpt2", "--engine", "analytic"], "allowed: traced"),
+        (["predict", "gpt2", "--time-limit", "soon"], "a number of seconds above 0"),
+        (["predict", "gpt2", "--memory-limit", "-1"], "a number of GiB above 0"),
+        (["predict", "gpt2", "--method", "lorra"], "nearest: lora"),
+        (["predict", "gpt2", "--set", "lora.rnak=4"], "nearest: lora.rank"),
+        (["predict", "gpt2", "--html", "."], "--html"),
+        (["predict", "gpt2", "qwen2.5-0.5b", "--html", "a.html"], "show one job; got 2"),
+    ],
+)
+def test_wrong_usage(shell: Any, argv: list[str], told: str) -> None:
+    code, out, err = shell(*argv)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert err.startswith("tunecast: error: ")
+
+
+def test_a_page_that_cannot_be_written_is_refused_first(shell: Any) -> None:
+    code, out, err = shell("predict", "gpt2", "--html", "nowhere/a.html")
+    assert (code, out) == (5, "")
+    assert "there is no folder 'nowhere'" in err
+
+
+def test_a_job_that_fits(shell: Any) -> None:
+    code, out, err = shell("predict", "gpt2", "--gpu", "h200")
+    assert (code, err) == (0, "")
+    assert "130.00 MiB" in out
+    assert "fits:" in out
+    assert "\x1b" not in out, "no colours into a pipe"
+
+
+def test_a_job_that_does_not_fit(shell: Any) -> None:
+    code, out, err = shell("predict", "gpt2", "--capacity-bytes", str(64 * MIB), "--json")
+    assert (code, err) == (3, "")
+    assert json.loads(out)["fits"] is False
+
+
+def test_names_and_flags_in_any_order(shell: Any) -> None:
+    code, out, _ = shell("predict", "gpt2", "--json", "--gpu", "h200", "qwen2.5-0.5b")
+    assert code == 0
+    assert len(out.splitlines()) == 2
+
+
+def test_one_bad_job_does_not_stop_the_rest(shell: Any) -> None:
+    wrong = {"id": "b", "model": "gpt2", "seq_length": 4}
+    name = jobs_file({"id": "a", "model": "gpt2"}, wrong, "{", {"model": "gpt2"})
+    code, out, err = shell("predict", name, "--json")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [row.get("id") for row in rows] == ["a", "b", None, None]
+    assert ["error" in row for row in rows] == [False, True, True, False]
+    assert rows[1]["error"]["code"] == "usage"
+    assert rows[1]["error"]["field"] == "seq_length"
+    assert "nearest: seq_len" in rows[1]["error"]["message"]
+    assert code == 2
+    assert err.count("tunecast: error: ") == 2
+
+
+def test_a_model_that_is_not_there(shell: Any) -> None:
+    code, out, err = shell("predict", "lama-3.1-8b", "--json")
+    assert code == 5
+    assert json.loads(out)["error"]["code"] == "not_resolved"
+    assert "nearest: llama-3.1-8b" in err
+
+
+def test_what_is_not_modelled_is_an_answer_about_one_job(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tunecast.predict.traced import traced
+
+    monkeypatch.setattr(predict, "traced", traced)
+    code, out, _ = shell("predict", "gpt2", "--gpus", "2", "--json")
+    assert code == 2
+    assert "tunecast trace --nproc-per-node 2" in json.loads(out)["error"]["message"]
+
+
+@pytest.mark.parametrize(("codes", "worst"), [([], 0), ([0, 3], 3), ([3, 2, 0], 2), ([2, 5, 3], 5), ([1, 5], 1)])
+def test_the_exit_code_is_the_worst(codes: list[int], worst: int) -> None:
+    assert predict.worst(codes) == worst
+
+
+def test_our_own_bug_is_one_line(shell: Any) -> None:
+    name = jobs_file({"id": "breaks", "model": "gpt2"}, {"id": "fine", "model": "gpt2"})
+    code, out, err = shell("predict", name, "--json")
+    assert code == 1
+    assert [json.loads(line)["id"] for line in out.splitlines()] == ["breaks", "fine"]
+    assert "internal error: KeyError: 'a bug of ours'. Please report" in err
+    assert "Traceback" not in err + out
+
+
+def test_a_failure_inside_the_traced_process_is_one_line(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = jobs_file({"id": "fails", "model": "gpt2"})
+    code, out, err = shell("predict", name, "--json")
+    assert code == 1
+    assert "Traceback" not in err + out
+    assert "TypeError: it fails inside (TUNECAST_DEBUG=1 shows where)" in err
+    monkeypatch.setenv("TUNECAST_DEBUG", "1")
+    assert "Traceback" in shell("predict", name)[2]
+
+
+def test_any_other_bug_is_one_line(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division\nby zero")
+
+    monkeypatch.setattr(predict, "require_engine", broken)
+    code, out, err = shell("predict", "gpt2")
+    assert (code, out) == (1, "")
+    assert err == (
+        "tunecast: internal error: ZeroDivisionError: division by zero. "
+        "Please report this, with the traceback that TUNECAST_DEBUG=1 shows.\n"
+    )
+    monkeypatch.setenv("TUNECAST_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["predict", "gpt2"])
+
+
+def test_ctrl_c_ends_cleanly(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(predict, "traced", interrupted)
+    assert shell("predict", "gpt2") == (130, "", "tunecast: interrupted\n")
+
+
+def test_no_interpreter_with_torch_is_said_once(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(given: object) -> str:
+        raise NotResolved("no torch. To fix: pip install 'tunecast[trace]'")
+
+    monkeypatch.setattr(predict, "tracing_python", nowhere)
+    code, out, err = shell("predict", "gpt2", "qwen2.5-0.5b", "--json")
+    assert (code, out) == (5, "")
+    assert err.count("To fix") == 1
+
+
+def test_files_are_written_where_asked(shell: Any) -> None:
+    code, _, err = shell("predict", "gpt2", "--gpu", "h200", "--html", "a.html", "--snapshot", "a.pickle")
+    assert (code, err) == (0, "")
+    assert Path("a.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert Path("a.pickle").read_bytes()[:1] == b"\x80"
+    assert sorted(os.listdir()) == ["a.html", "a.pickle"]
+
+
+def test_title_says_what_is_predicted() -> None:
+    job = Job("gpt2", id="mine", lengths=(64, 128), micro_batch=2)
+    assert predict.title_of(job) == "mine: gpt2, full, 2 x up to 128 tokens on h200-sxm-141gb"
+
+
+def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
+    command = f"{sys.executable} -m tunecast predict --help | true; echo ${{PIPESTATUS[0]}}"
+    told = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "src"), "PATH": os.environ["PATH"], "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert told.stderr == ""
+    assert int(told.stdout) in (0, cli.BROKEN_PIPE), "0 where the pipe took all before it was closed"
+
+
+def test_a_terminal_without_unicode(tmp_path: Path) -> None:
+    told = subprocess.run(
+        [sys.executable, "-m", "tunecast", "predict", "--help"], capture_output=True, cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"},
+    )  # fmt: skip
+    assert (told.returncode, told.stderr) == (0, b"")
+
+

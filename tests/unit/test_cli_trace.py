@@ -1,0 +1,226 @@
+"""`tunecast trace` around the tracing: what is asked for, and what is said of the answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.cli import main as cli
+from tunecast.cli import trace
+from tunecast.errors import NotResolved, TunecastError
+from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
+from tunecast.tape.trace.request import Answer
+from tunecast.units import GIB, MIB
+
+TAPE = Tape(
+    (
+        Alloc(0, 100 * MIB, Role.WEIGHTS, "model"),
+        Begin(Phase.FORWARD, 0),
+        Op("mm", source="train.py:7"),
+        Alloc(1, 30 * MIB, Role.ACTIVATIONS, "model.layers.0"),
+    ),
+    versions={"torch": "2.13.0"},
+)
+
+
+@pytest.fixture
+def asked() -> dict[str, Any]:
+    """What `trace_script` was called with."""
+    return {}
+
+
+@pytest.fixture
+def answer() -> dict[str, Any]:
+    """Fields of its answer, for a test to change; `raise` is raised instead."""
+    return {"steps": 3}
+
+
+@pytest.fixture
+def shell(
+    asked: dict[str, Any],
+    answer: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> Any:
+    def trace_script(script: str, args: Any, card: Any, **how: Any) -> tuple[Tape, Answer]:
+        asked.update(how, script=script, args=args, card=card)
+        if "raise" in answer:
+            raise answer["raise"]
+        return TAPE, Answer(**answer)
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = cli.main(("trace", *argv))
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    monkeypatch.setattr(trace, "trace_script", trace_script)
+    monkeypatch.setattr(trace, "tracing_python", lambda given: given or "ours")
+    monkeypatch.setattr(trace, "has_torch", lambda python: True)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("raise SystemExit('never run here')\n")
+    return run
+
+
+def test_a_script_and_its_arguments(shell: Any, asked: dict[str, Any]) -> None:
+    code, out, err = shell("--gpu", "4090", "--", "train.py", "--gpu", "none", "--", "x")
+    assert (code, err) == (0, "")
+    assert (asked["script"], asked["args"]) == ("train.py", ("--gpu", "none", "--", "x"))
+    assert (asked["steps"], asked["nproc_per_node"], asked["nnodes"], asked["as_module"]) == (3, 1, 1, False)
+    assert asked["card"].capability == (8, 9)
+    assert out.startswith("train.py --gpu none -- x · exact\n")
+    assert "train.py:7" in out
+
+
+def test_what_is_asked_for(shell: Any, asked: dict[str, Any]) -> None:
+    shell("--steps", "all", "--nproc-per-node", "8", "--nnodes", "2", "--time-limit", "5", "--memory-limit", "2",
+          "--python", "theirs", "--", "-m", "pkg.train", "a")  # fmt: skip
+    assert (asked["steps"], asked["nproc_per_node"], asked["nnodes"]) == (0, 8, 2)
+    assert (asked["script"], asked["as_module"], asked["args"]) == ("pkg.train", True, ("a",))
+    assert (asked["limits"].seconds, asked["limits"].memory_bytes) == (5, 2 * GIB)
+    assert asked["python"] == "theirs"
+
+
+def test_the_python_before_the_script_is_taken(shell: Any, asked: dict[str, Any]) -> None:
+    shell("--", "/their/python", "train.py")
+    assert asked["python"] == "/their/python"
+
+
+def test_our_flags_win_over_the_launchers(shell: Any, asked: dict[str, Any]) -> None:
+    shell("--nproc-per-node", "2", "--", "torchrun", "--nproc-per-node", "8", "--nnodes", "4", "train.py")
+    assert (asked["nproc_per_node"], asked["nnodes"]) == (2, 4)
+
+
+def test_an_accelerate_file(shell: Any, asked: dict[str, Any]) -> None:
+    Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: fp16\n")
+    shell("--accelerate-config", "a.yaml", "--", "train.py")
+    assert asked["nproc_per_node"] == 4
+    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "fp16", "the traced process inherits it"
+
+
+def test_models_are_offered_by_the_names_scripts_use(shell: Any, asked: dict[str, Any]) -> None:
+    Path("config.json").write_text(json.dumps(asked_config()))
+    shell("--model", "my/model=./config.json", "--model", "other=gpt2", "--", "train.py")
+    assert asked["models"]["my/model"]["hidden_size"] == 64
+    assert asked["models"]["other"]["model_type"] == "gpt2"
+    assert asked["models"]["meta-llama/Llama-3.1-8B"]["model_type"] == "llama", "bundled ones need no flag"
+
+
+def asked_config() -> dict[str, object]:
+    return {
+        "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "vocab_size": 100, "intermediate_size": 128,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        (["train.py"], 2, "tunecast trace [options] -- train.py"),
+        (["--"], 2, "no script to trace"),
+        (["--", "tarin.py"], 5, "there is no script 'tarin.py'"),
+        (["--steps", "0", "--", "train.py"], 2, "a whole number from 1 to 100000, or all"),
+        (["--gpu", "h1000", "--", "train.py"], 2, "nearest: h100"),
+        (["--nproc-per-nodes", "4", "--", "train.py"], 2, "nearest: --nproc-per-node"),
+        (["--allocator", "other", "--", "train.py"], 2, "expandable_segments"),
+        (["--model", "=x", "--", "train.py"], 2, "NAME=CONFIG"),
+        (["--model", "x=./none.json", "--", "train.py"], 5, "none.json"),
+        (["--capacity", "0", "--", "train.py"], 2, "a number of GiB above 0"),
+    ],
+)
+def test_wrong_usage(shell: Any, asked: dict[str, Any], argv: list[str], code: int, told: str) -> None:
+    got, out, err = shell(*argv)
+    assert (got, out) == (code, "")
+    assert told in err
+    assert not asked, "refused before anything is traced"
+
+
+def test_json_adds_what_a_script_has(shell: Any, answer: dict[str, Any]) -> None:
+    answer["untraced"] = ("a kernel without a formula",)
+    code, out, err = shell("--json", "--", "train.py")
+    assert (code, err) == (0, "")
+    said = json.loads(out)
+    assert (said["schema"], said["engine"], said["id"]) == ("tunecast.prediction/1", "traced", None)
+    assert said["warnings"][0] == "guessed: a kernel without a formula"
+    details = said["trace"]
+    assert (details["word"], details["steps"], details["error"]) == ("estimate", 3, None)
+    assert details["untraced"] == ["a kernel without a formula"]
+    assert details["modules_bytes"] == {"model": 100 * MIB, "model.layers.0": 30 * MIB}
+    assert details["largest"][1]["source"] == "train.py:7"
+    assert sum(said["memory"]["breakdown_bytes"].values()) == said["memory"]["device_bytes"]
+
+
+def test_untraced_parts_make_an_estimate(shell: Any, answer: dict[str, Any]) -> None:
+    answer["untraced"] = ("a kernel without a formula",)
+    _, out, _ = shell("--", "train.py")
+    assert "· estimate" in out
+    assert "a kernel without a formula" in out
+
+
+def test_capacity_decides_the_exit_code(shell: Any) -> None:
+    code, out, _ = shell("--capacity", "0.1", "--", "train.py")
+    assert code == 3
+    assert "does not fit" in out
+    assert "train.py:7" in out
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_the_allocators_configuration_is_taken_from_the_environment(shell: Any, name: str) -> None:
+    os.environ[name] = "expandable_segments:True"
+    _, out, _ = shell("--json", "--", "train.py")
+    said = json.loads(out)
+    assert "the allocator is configured by the environment: expandable_segments:True" in said["assumptions"]
+    _, out, _ = shell("--json", "--allocator", "native", "--", "train.py")
+    assert not [told for told in json.loads(out)["assumptions"] if "environment" in told]
+
+
+def test_a_wrong_configuration_of_the_allocator_is_refused_first(shell: Any, asked: dict[str, Any]) -> None:
+    os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segment:True"
+    code, _, err = shell("--", "train.py")
+    assert code == 2
+    assert "expandable_segments" in err
+    assert not asked
+
+
+def test_a_script_that_fails_at_once_is_told_in_a_line(shell: Any, answer: dict[str, Any]) -> None:
+    answer["raise"] = TunecastError(
+        'ValueError: no data\nTraceback (most recent call last):\n  File "train.py", line 12, in <module>\n'
+        '  File "/x/site-packages/datasets/load.py", line 3, in load\nValueError: no data\n'
+    )
+    code, out, err = shell("--", "train.py")
+    assert (code, out) == (5, "")
+    assert "the script fails before its first step is done: ValueError: no data (train.py:12;" in err
+    assert "Traceback" not in err
+    os.environ["TUNECAST_DEBUG"] = "1"
+    assert "Traceback" in shell("--", "train.py")[2]
+
+
+def test_other_refusals_pass_as_they_are(shell: Any, answer: dict[str, Any]) -> None:
+    answer["raise"] = NotResolved("the tokenizer is not on this machine")
+    assert shell("--", "train.py") == (5, "", "tunecast: error: the tokenizer is not on this machine\n")
+
+
+def test_a_script_that_fails_later_still_has_figures(shell: Any, answer: dict[str, Any]) -> None:
+    answer.update(steps=2, error="OSError: no disk", detail='  File "train.py", line 9, in save\n')
+    code, out, err = shell("--json", "--", "train.py")
+    assert code == 0
+    assert json.loads(out)["trace"]["error"] == "OSError: no disk"
+    assert "the script stopped after 2 steps: OSError: no disk (train.py:9;" in err
+
+
+def test_too_few_steps_are_told(shell: Any, answer: dict[str, Any]) -> None:
+    answer.update(steps=1, finished=True)
+    _, out, _ = shell("--json", "--", "train.py")
+    said = json.loads(out)
+    assert "all 1 optimizer steps of the script" in said["assumptions"]
+    assert any("took 1 optimizer steps" in warning for warning in said["warnings"])
+
+
+def test_ranks_are_told(shell: Any) -> None:
+    _, out, _ = shell("--json", "--nproc-per-node", "8", "--nnodes", "2", "--", "train.py")
+    assert "rank 0 of 16 processes, 8 on each machine" in json.loads(out)["assumptions"]

@@ -1,0 +1,209 @@
+"""A tape of six blocks, small enough to follow on paper, on cards of known size."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from datetime import date
+
+import pytest
+
+from tunecast.errors import UsageError
+from tunecast.hardware import Gpu, gpu
+from tunecast.job import Job, job_from_dict
+from tunecast.predict.modelled import require_engine, require_modelled
+from tunecast.predict.prediction import (
+    H200_CONTEXT,
+    allocator_settings,
+    context_of,
+    job_on_card,
+    prediction_from_tape,
+    prediction_of,
+)
+from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
+from tunecast.units import GIB, MIB
+
+H200 = gpu("h200-sxm-141gb")
+UNMEASURED = gpu("rtx-4090")
+
+TAPE = Tape(
+    (
+        Alloc(0, 100 * MIB, Role.WEIGHTS, "model"),
+        Begin(Phase.FORWARD, 0),
+        Op("mm", source="train.py:7"),
+        Alloc(1, 30 * MIB, Role.ACTIVATIONS, "model.0"),
+        Alloc(2, 20 * MIB, Role.LOGITS_AND_LOSS, "model"),
+        Begin(Phase.BACKWARD, 0),
+        Alloc(3, 40 * MIB, Role.GRADIENTS, "model"),
+        Free(1),
+        Free(2),
+        Begin(Phase.OPTIMIZER, 0),
+        Alloc(4, 200 * MIB, Role.OPTIMIZER, "model"),
+        Free(3),
+        Begin(Phase.FORWARD, 1),
+        Alloc(5, 30 * MIB, Role.ACTIVATIONS, "model.0"),
+    ),
+    assumptions=("the data fits in host memory",),
+    versions={"torch": "2.13.0+cpu", "peft": "0.21.0"},
+)
+"""All sizes are multiples of 2 MiB above 10 MiB, so each block has a segment of its own.
+
+    load      100                        reserved 100
+    forward   100 + 30 + 20              reserved 150
+    backward  150 + 40, then 140         reserved 190
+    optimizer 140 + 200 = 340            reserved 390    the peak
+    forward   300 + 30 = 330             reserved 390    block 5 takes the 30 MiB that block 1 left
+"""
+
+
+def job(**fields: object) -> Job:
+    return job_from_dict({"model": "llama-3.2-1b", **fields})
+
+
+def test_figures_are_those_of_the_paper() -> None:
+    memory = prediction_from_tape(job(id="a"), H200, TAPE).memory
+    assert memory.model_bytes == 100 * MIB
+    assert memory.allocated_bytes == 340 * MIB
+    assert memory.reserved_bytes == 390 * MIB
+    assert memory.device_bytes == 390 * MIB + 804_061_184
+    assert memory.peak_phase == "optimizer"
+
+
+def test_breakdown_sums_to_the_device() -> None:
+    memory = prediction_from_tape(job(), H200, TAPE).memory
+    assert dict(memory.breakdown_bytes) == {
+        "weights": 100 * MIB,
+        "adapters": 0,
+        "gradients": 40 * MIB,
+        "optimizer": 200 * MIB,
+        "activations": 0,
+        "logits_and_loss": 0,
+        "temporaries": 0,
+        "allocator": 50 * MIB,
+        "context": 804_061_184,
+    }
+    assert sum(memory.breakdown_bytes.values()) == memory.device_bytes
+
+
+def test_the_card_leaves_its_memory_less_the_context() -> None:
+    said = prediction_from_tape(job(), H200, TAPE)
+    assert said.capacity_bytes == H200.memory_bytes - 804_061_184
+    assert said.fits
+    # 340 MiB are alive at the optimizer's peak; the 50 MiB cached by then are given back where there is no room.
+    assert said.smallest_capacity_bytes == 340 * MIB
+
+
+def test_a_capacity_may_be_pretended() -> None:
+    said = prediction_from_tape(job(hardware={"capacity_bytes": 339 * MIB}), H200, TAPE)
+    assert (said.fits, said.capacity_bytes) == (False, 339 * MIB)
+    assert said.memory.reserved_bytes == 390 * MIB, "what does not fit is shown as on a card without limit"
+
+
+def test_what_fits_shows_what_that_card_would_reserve() -> None:
+    said = prediction_from_tape(job(hardware={"capacity_bytes": 350 * MIB}), H200, TAPE)
+    assert said.fits
+    assert said.memory.allocated_bytes == 340 * MIB
+    assert said.memory.reserved_bytes == 340 * MIB, "the cached 50 MiB were given back to make room for the 200"
+    assert said.memory.breakdown_bytes["allocator"] == 0
+    assert sum(said.memory.breakdown_bytes.values()) == said.memory.device_bytes
+
+
+def test_an_exact_tape_on_a_measured_card_has_no_range_but_the_contexts() -> None:
+    ranges = prediction_from_tape(job(), H200, TAPE).memory.range_bytes
+    assert ranges["allocated"] == (340 * MIB, 340 * MIB)
+    assert ranges["reserved"] == (390 * MIB, 390 * MIB)
+    assert ranges["device"] == (390 * MIB + 787_283_968, 390 * MIB + 814_546_944)
+
+
+def test_a_guess_widens_the_range_and_is_told() -> None:
+    said = prediction_from_tape(job(), H200, dataclasses.replace(TAPE, guesses=("a kernel's workspace",)))
+    low, high = said.memory.range_bytes["allocated"]
+    assert low == int(340 * MIB * 0.95)
+    assert high == int(340 * MIB * 1.05)
+    assert said.warnings == ("guessed: a kernel's workspace",)
+
+
+def test_a_card_nobody_measured_is_said_to_be_one() -> None:
+    said = prediction_from_tape(job(hardware={"gpu": "rtx-4090"}), UNMEASURED, TAPE)
+    (warning,) = said.warnings
+    assert "no run on the rtx-4090 was measured" in warning
+    low, high = said.memory.range_bytes["device"]
+    assert low < said.memory.device_bytes < high
+    assert high - low > 600 * MIB
+
+
+def test_the_context_of_a_measured_card() -> None:
+    assert context_of(H200) == H200_CONTEXT
+    other = Gpu("other", "NVIDIA", (9, 0), 100, 80 * GIB, None, 500 * MIB, "a run", date(2026, 11, 15))
+    context = context_of(other)
+    assert context.measured
+    assert context.low_bytes < context.nbytes == 500 * MIB < context.high_bytes
+
+
+def test_allocator_follows_the_job_the_card_and_torch() -> None:
+    settings = allocator_settings("expandable_segments", H200, TAPE)
+    assert settings.expandable_segments
+    assert settings.oldest_segment_first, "torch 2.13 takes the oldest segment"
+    assert settings.device_total_bytes == H200.memory_bytes
+    assert settings.capacity_is_physical
+    older = dataclasses.replace(TAPE, versions={"torch": "2.11.0"})
+    settings = job_on_card(job(hardware={"capacity_bytes": GIB}), H200, older).settings
+    assert (settings.expandable_segments, settings.oldest_segment_first, settings.capacity_is_physical) == (False,) * 3
+
+
+def test_json_has_the_contracts_keys_and_nulls() -> None:
+    said = json.loads(json.dumps(prediction_from_tape(job(id=7), H200, TAPE).to_dict()))
+    assert list(said) == [
+        *("schema", "id", "engine", "memory", "fits", "capacity_bytes", "smallest_capacity_bytes"),
+        *("time", "utilization", "cost", "assumptions", "warnings"),
+    ]
+    assert (said["schema"], said["id"], said["engine"]) == ("tunecast.prediction/1", 7, "traced")
+    assert said["time"] is said["utilization"] is said["cost"] is None
+    assert list(said["memory"]) == [
+        *("model_bytes", "allocated_bytes", "reserved_bytes", "device_bytes", "range_bytes", "peak_phase"),
+        "breakdown_bytes",
+    ]
+    assert said["assumptions"] == ["the data fits in host memory", "traced with peft 0.21.0, torch 2.13.0+cpu"]
+
+
+def test_callers_add_what_they_know() -> None:
+    said = prediction_of(job_on_card(job(), H200, TAPE), assumptions=["a"], warnings=["b"])
+    assert "a" in said.assumptions
+    assert said.warnings == ("b",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "remedy"),
+    [
+        ({"stack": "megatron"}, "stack", "tunecast trace -- train.py"),
+        ({"hardware": {"gpus": 4}}, "hardware.gpus", "tunecast trace --nproc-per-node 4 -- train.py"),
+        ({"hardware": {"gpus": 8, "nodes": 2}}, "hardware.gpus", "--nproc-per-node 8 --nnodes 2"),
+        ({"parallel": {"data": "fsdp"}}, "parallel", "tunecast trace --nproc-per-node N"),
+        ({"matmul_dtype": "float8"}, "matmul_dtype", "allowed: null"),
+        ({"method": "lora", "lora": {"adapter_dtype": "float16"}}, "lora.adapter_dtype", "allowed: float32"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, object], field: str, remedy: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        require_modelled(job(**fields))
+    assert refused.value.field == field
+    assert refused.value.message.startswith(f"{field}: ")
+    assert remedy in refused.value.message
+
+
+def test_everything_not_modelled_is_told_at_once() -> None:
+    with pytest.raises(UsageError) as refused:
+        require_modelled(job(stack="nemo", matmul_dtype="float8"))
+    assert [line.partition(":")[0] for line in refused.value.message.splitlines()] == ["stack", "matmul_dtype"]
+
+
+def test_a_plain_job_is_modelled() -> None:
+    require_modelled(job(method="lora", lora={"adapter_dtype": "bfloat16"}, weights_dtype="bfloat16"))
+
+
+@pytest.mark.parametrize(("name", "told"), [("analytic", "later release"), ("trace", "nearest: traced")])
+def test_engines_that_are_not_there(name: str, told: str) -> None:
+    require_engine("traced")
+    with pytest.raises(UsageError, match="allowed: traced") as refused:
+        require_engine(name)
+    assert told in refused.value.message
