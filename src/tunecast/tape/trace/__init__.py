@@ -2,7 +2,8 @@
 
     run.py       asks for a tape (no torch)          request.py   what goes to the child and back
     child.py     the traced process                  session.py   puts the pieces together
-    recorder.py  sees operations and storages        scopes.py    module, phase, step, line of code
+    recorder.py  sees every operation                ledger.py    blocks, storages, the events so far
+    scopes.py    module, phase, step, line of code
     values.py    small integers keep their values    workspaces.py what CUDA kernels borrow
     native.py, cuda.py, attention.py, patches.py, packages/   make torch and friends believe in the card
     engine.py, recipe.py   a job's own training run  script.py    an unmodified script
