@@ -1,6 +1,6 @@
 """Predicted memory against measured memory, every run of `data/`; writes `results/memory.json`.
 
-    python benchmarks/memory.py --python ENV/bin/python [--only TEXT] [--jobs 1]
+    python benchmarks/memory.py --python ENV/bin/python [--only TEXT] [--jobs N]
 
 ENV holds the packages the runs were measured with (data/README.md). One tape serves all rows that differ only in the
 allocator's settings or capacity. Accuracy is enforced by tests on the committed result; time is only reported.
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -90,31 +92,39 @@ def commit() -> str:
     return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", "../src") else "")
 
 
+def group_results(group: list[tuple[Job, dict[str, Any]]], python: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Rows that share a tape: traced once, replayed for each."""
+    job = group[0][0]
+    start = time.perf_counter()
+    tape = trace_job(job, models()[job.model], Card(), python=python)
+    seconds = round(time.perf_counter() - start, 1)
+    return [compare(job, measured, tape, "2.11.0") | {"trace_s": seconds} for job, measured in group], dict(tape.versions)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
     parser.add_argument("--only", default="", help="rows whose id contains this; prints, writes nothing")
-    parser.add_argument("--data", type=Path, default=HERE / "data" / "h200_runs.jsonl")
+    parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "memory.json")
     options = parser.parse_args()
-    configs = models()
-    tapes: dict[Job, tuple[Tape, float]] = {}
-    results = []
-    for job, measured in rows(options.data):
-        if options.only not in str(job.id):
-            continue
-        key = tape_key(job)
-        if key not in tapes:
-            start = time.perf_counter()
-            tapes.clear()  # rows that share a tape follow each other; tapes are large
-            tapes[key] = trace_job(job, configs[job.model], Card(), python=options.python), time.perf_counter() - start
-        tape, seconds = tapes[key]
-        row = compare(job, measured, tape, "2.11.0") | {"trace_s": round(seconds, 1)}
-        results.append(row)
-        shown = row.get("error") or {k: row[k] for k in ("outside_interval", "predicted", "measured") if k in row}
-        print(job.id, row["kind"], {k: f"{v:+.4%}" if isinstance(v, float) else v for k, v in shown.items()}, f"{seconds:.1f} s", flush=True)
+    groups: dict[Job, list[tuple[Job, dict[str, Any]]]] = {}
+    order = []
+    for job, measured in rows(HERE / "data" / "h200_runs.jsonl"):
+        if options.only in str(job.id):
+            groups.setdefault(tape_key(job), []).append((job, measured))
+            order.append(job.id)
+    made_at, found, versions = commit(), {}, {}
+    with ProcessPoolExecutor(options.jobs) as pool:
+        for results, versions in pool.map(group_results, groups.values(), repeat(options.python)):
+            for row in results:
+                found[row["id"]] = row
+                shown = row.get("error") or {k: row[k] for k in ("outside_interval", "predicted", "measured") if k in row}
+                shown = {k: f"{v:+.4%}" if isinstance(v, float) else v for k, v in shown.items()}
+                print(row["id"], row["kind"], shown, f"{row['trace_s']} s", flush=True)
     if not options.only:
-        options.out.write_text(json.dumps({"commit": commit(), "versions": dict(tape.versions), "rows": results}, indent=1) + "\n")
+        result = {"commit": made_at, "versions": versions, "rows": [found[name] for name in order]}
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

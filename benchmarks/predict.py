@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
@@ -25,37 +27,38 @@ from tunecast.tape.trace.card import Card  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
 
+def predicted(values: dict[str, Any], python: str, made_at: str) -> dict[str, Any]:
+    models = json.loads((HERE / "data" / "generated_models.json").read_text())
+    row: dict[str, Any] = {"job": values, "commit": made_at}
+    job = job_from_dict(values)
+    try:
+        tape = trace_job(job, models[job.model]["config"], Card(), python=python)
+    except TunecastError as error:
+        return row | {"refused": error.message}
+    settings = AllocatorSettings(
+        expandable_segments=job.allocator == "expandable_segments",
+        oldest_segment_first=takes_oldest_segment_first(tape.versions["torch"]),
+    )
+    steps = program(tape)
+    free, real = replay(steps, settings), replay(steps, settings, H200_CAPACITY_BYTES)
+    seen = real if real.completed else free
+    row["predicted"] = {
+        "completed": real.completed, "model_bytes": seen.model_bytes,
+        "allocated_bytes": seen.allocated_bytes, "reserved_bytes": seen.reserved_bytes,
+    }  # fmt: skip
+    return row | {"guesses": list(tape.guesses)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
+    parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
     parser.add_argument("--out", type=Path, default=HERE / "data" / "generated_predictions.jsonl")
     options = parser.parse_args()
-    models = json.loads((HERE / "data" / "generated_models.json").read_text())
-    made_at = commit()
-    with options.out.open("w") as out:
-        for values in drawn():
-            job = job_from_dict(values)
-            start = time.perf_counter()
-            row = {"job": values, "commit": made_at}
-            try:
-                tape = trace_job(job, models[job.model]["config"], Card(), python=options.python)
-                settings = AllocatorSettings(
-                    expandable_segments=job.allocator == "expandable_segments",
-                    oldest_segment_first=takes_oldest_segment_first(tape.versions["torch"]),
-                )
-                steps = program(tape)
-                free, real = replay(steps, settings), replay(steps, settings, H200_CAPACITY_BYTES)
-                seen = real if real.completed else free
-                row["predicted"] = {
-                    "completed": real.completed, "model_bytes": seen.model_bytes,
-                    "allocated_bytes": seen.allocated_bytes, "reserved_bytes": seen.reserved_bytes,
-                }  # fmt: skip
-                row["guesses"] = list(tape.guesses)
-            except TunecastError as error:
-                row["refused"] = error.message
+    with options.out.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
+        for row in pool.map(predicted, drawn(), repeat(options.python), repeat(commit())):
             out.write(json.dumps(row) + "\n")
-            out.flush()
-            print(job.id, row.get("predicted") or row.get("refused"), f"{time.perf_counter() - start:.1f} s", flush=True)
+            print(row["job"]["id"], row.get("predicted") or row.get("refused"), flush=True)
 
 
 if __name__ == "__main__":

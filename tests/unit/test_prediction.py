@@ -20,6 +20,7 @@ from tunecast.predict.prediction import (
     prediction_from_tape,
     prediction_of,
 )
+from tunecast.predict.traced import with_few_micro_batches
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import GIB, MIB
 
@@ -207,3 +208,8 @@ def test_engines_that_are_not_there(name: str, told: str) -> None:
     with pytest.raises(UsageError, match="allowed: traced") as refused:
         require_engine(name)
     assert told in refused.value.message
+
+
+@pytest.mark.parametrize(("given", "traced"), [(1, 1), (4, 4), (5, 5), (6, 4), (7, 5), (16, 4)])
+def test_few_micro_batches_stand_for_many(given: int, traced: int) -> None:
+    assert with_few_micro_batches(job(grad_accum=given)).grad_accum == traced

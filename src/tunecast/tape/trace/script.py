@@ -24,9 +24,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _push
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.file import write_tape
 from tunecast.tape.trace import tensor_files
+from tunecast.tape.trace.ledger import counted
 from tunecast.tape.trace.packages import datasets, transformers
 from tunecast.tape.trace.packages.transformers import NotOnThisMachine
-from tunecast.tape.trace.recorder import Recorder, counted
+from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.request import Answer, ScriptRequest
 from tunecast.tape.trace.sandbox import Sandbox
 

@@ -49,6 +49,8 @@ def wait_as_late_as_eager_code(module: ModuleType, recorder: Recorder) -> None:
     for name, loaded in list(sys.modules.items()):
         if name.startswith("torch.distributed") and getattr(loaded, "_are_we_tracing", None) is asks:
             loaded._are_we_tracing = _are_we_tracing  # type: ignore[attr-defined]
+    # The wrapper that waits late is made by an operator whose shape-only form makes a tensor instead (torch >= 2.10).
+    recorder.emulated["_c10d_functional::_wrap_tensor_autograd"] = module.AsyncCollectiveTensor
 
 
 def hide_whole_tensors(module: ModuleType, recorder: Recorder) -> None:
