@@ -106,6 +106,7 @@ def main() -> None:
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
     parser.add_argument("--only", default="", help="rows whose id contains this; prints, writes nothing")
     parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
+    parser.add_argument("--commit", help="the commit this is a copy of, where git cannot say")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "memory.json")
     options = parser.parse_args()
     groups: dict[Job, list[tuple[Job, dict[str, Any]]]] = {}
@@ -114,7 +115,7 @@ def main() -> None:
         if options.only in str(job.id):
             groups.setdefault(tape_key(job), []).append((job, measured))
             order.append(job.id)
-    made_at, found, versions = commit(), {}, {}
+    made_at, found, versions = options.commit or commit(), {}, {}
     with ProcessPoolExecutor(options.jobs) as pool:
         for results, versions in pool.map(group_results, groups.values(), repeat(options.python)):
             for row in results:

@@ -53,10 +53,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
     parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
+    parser.add_argument("--commit", help="the commit this is a copy of, where git cannot say")
     parser.add_argument("--out", type=Path, default=HERE / "data" / "generated_predictions.jsonl")
     options = parser.parse_args()
     with options.out.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
-        for row in pool.map(predicted, drawn(), repeat(options.python), repeat(commit())):
+        for row in pool.map(predicted, drawn(), repeat(options.python), repeat(options.commit or commit())):
             out.write(json.dumps(row) + "\n")
             print(row["job"]["id"], row.get("predicted") or row.get("refused"), flush=True)
 

@@ -58,7 +58,8 @@ def name_gradients(recorder: Recorder) -> None:
 
 def name_optimizer_state(recorder: Recorder, optimizer: torch.optim.Optimizer) -> None:
     for parameter, state in optimizer.state.items():
-        module = recorder.module_of(parameter) if isinstance(parameter, torch.Tensor) else ""
+        local = getattr(parameter, "_local_tensor", parameter)  # a DTensor's own part
+        module = recorder.module_of(local) if isinstance(local, torch.Tensor) else ""
         for value in state.values() if isinstance(state, dict) else ():
             if isinstance(value, torch.Tensor):
                 _name(recorder, value, Role.OPTIMIZER, module)
