@@ -18,6 +18,7 @@ from typing import Any
 from tunecast.errors import TunecastError
 from tunecast.tape.file import write_tape
 from tunecast.tape.op import Tape
+from tunecast.tape.trace.launch import rank_zero
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
 
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "trl", "liger-kernel", "unsloth")
@@ -39,6 +40,8 @@ def main(path: str) -> int:
 
 
 def _traced(request: Request) -> tuple[Tape, Answer]:
+    if isinstance(request, ScriptRequest) and request.nproc_per_node * request.nnodes > 1:
+        os.environ.update(rank_zero(request.nproc_per_node, request.nnodes))
     from tunecast.tape.trace.session import tracing
 
     with tracing(request.card, devices=request.devices) as recorder:

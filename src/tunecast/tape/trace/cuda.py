@@ -171,7 +171,7 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
         "_cuda_getDevice": local_rank, "_cuda_setDevice": None, "_cuda_exchangeDevice": local_rank,
         "_cuda_maybeExchangeDevice": local_rank, "_cuda_getDeviceCount": devices, "_cuda_isInBadFork": False,
         "_cuda_emptyCache": None, "_cuda_synchronize": None, "_cuda_getCurrentRawStream": 0, "_cuda_init": None,
-        "_cuda_isCurrentStreamCapturing": False, "_cuda_getArchFlags": "",
+        "_cuda_isCurrentStreamCapturing": False, "_cuda_getArchFlags": "", "_get_accelerator": torch.device("cuda"),
     }.items():  # fmt: skip
         setattr(torch._C, name, constant(answer))
 

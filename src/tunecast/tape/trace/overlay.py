@@ -8,12 +8,14 @@ does not come by here: `landlock.py` refuses it, and the packages known to do so
 
 from __future__ import annotations
 
+import _io
 import builtins
 import errno
 import io
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ class Overlay:
         self.home = os.path.realpath(folder)
         self.root = os.path.join(self.home, "files")
         self.deleted: set[str] = set()
+        self.thread = threading.local()
+        """`through_opener` is set while `open` only names a path and its opener opens another."""
         _makedirs(self.root)
 
     # ------------------------------------------------------------------ where things are
@@ -154,8 +158,13 @@ def install(overlay: Overlay) -> None:
     """For the rest of this process."""
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        opener = kwargs.get("opener", args[5] if len(args) > 5 else None)
-        if isinstance(file, int) or opener is not None:  # an opener ends in os.open
+        if kwargs.get("opener", args[5] if len(args) > 5 else None) is not None:
+            overlay.thread.through_opener = True  # tempfile names a folder and opens a file in it, with os.open
+            try:
+                return _open(file, mode, *args, **kwargs)
+            finally:
+                overlay.thread.through_opener = False
+        if isinstance(file, int):
             return _open(file, mode, *args, **kwargs)
         path = overlay.absolute(file)
         if not WRITING_MODES & set(mode):
@@ -243,11 +252,12 @@ def install(overlay: Overlay) -> None:
         "rmdir": deleting(_rmdir), "rename": move, "replace": move, "listdir": listdir, "scandir": scandir,
         "link": linking(os.link), "symlink": linking(os.symlink), "truncate": truncate,
     }  # fmt: skip
-    replacements |= {name: reading(getattr(os, name)) for name in ("stat", "lstat", "access", "readlink", "chdir")}
+    readers = ("stat", "lstat", "access", "readlink", "chdir", "statvfs", "pathconf", "listxattr", "getxattr")
+    replacements |= {name: reading(getattr(os, name)) for name in readers if hasattr(os, name)}
     replacements |= {name: touching(getattr(os, name)) for name in ("chmod", "chown", "lchown", "utime")}
     for name, function in replacements.items():
         setattr(os, name, function)
-    builtins.open = io.open = opened
+    builtins.open = io.open = _io.open = opened
     shutil._use_fd_functions = False  # type: ignore[attr-defined]  deletes by path, as the functions above know it
 
 

@@ -114,7 +114,7 @@ def graft_parameter_subclasses() -> None:
             return make(cls, data, require_grad, **kwargs)
         if not issubclass(cls, FakeTensor):
             if cls not in grafted:
-                grafted[cls] = type(cls)("Fake" + cls.__name__, (cls, FakeTensor), {"detach": detach})
+                grafted[cls] = type(cls)("Fake" + cls.__name__, (cls, FakeTensor), {"detach": detach, "device": torch.Tensor.device})
             cls = grafted[cls]
         tensor = data.detach()
         tensor._tunecast_known = known(data)

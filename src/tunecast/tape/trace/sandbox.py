@@ -88,7 +88,8 @@ class Sandbox:
             self._refuse(f"writing {absolute} was refused", "a traced script changes no files of yours")
 
     def _on_open(self, path: Any, mode: Any, flags: Any) -> None:
-        if isinstance(flags, int) and flags & WRITING_FLAGS and path is not None:
+        writes = isinstance(flags, int) and flags & WRITING_FLAGS
+        if writes and path is not None and not getattr(self.overlay.thread, "through_opener", False):
             self._require_inside(path)
 
     def _on_change(self, path: Any, *rest: Any) -> None:

@@ -8,6 +8,7 @@ contents) goes into the answer, a sentence each.
 from __future__ import annotations
 
 import os
+import re
 import runpy
 import sys
 import threading
@@ -123,7 +124,7 @@ class Run:
     def failed(self, error: BaseException, text: str) -> Answer:
         """A tape of at least one whole step is worth having; without one the error is all there is to tell."""
         known = explained(error)
-        detail = "" if known is not None else own_frames_removed(error)
+        detail = "" if known is not None or isinstance(error, SystemExit) else own_frames_removed(error)
         if self.steps:
             return self.answer(error=known.message if known is not None else text, detail=detail)
         raise known or TunecastError(f"{text}\n{detail}") from None
@@ -135,9 +136,10 @@ def explained(error: BaseException) -> TunecastError | None:
         return error
     if isinstance(error, NotOnThisMachine):
         return NotResolved(str(error), field="script")
-    if isinstance(error, UnsupportedOperatorException):
+    operation = operation_without_shapes(error)
+    if operation:
         return Unsupported(
-            f"the operation {error.func} has no shape-only (\"fake\") kernel, so its result cannot be known without "
+            f"the operation {operation} has no shape-only (\"fake\") kernel, so its result cannot be known without "
             "running it. To fix: upgrade the package it comes from, or give it one with torch.library.register_fake."
         )
     if isinstance(error, ModuleNotFoundError):
@@ -146,6 +148,13 @@ def explained(error: BaseException) -> TunecastError | None:
             f"To fix: install it there, or --python /path/to/your/training/environment/bin/python."
         )
     return None
+
+
+def operation_without_shapes(error: BaseException) -> str:
+    if isinstance(error, UnsupportedOperatorException):
+        return str(error.func)
+    found = re.search(r"no fake impl registered for <CustomOpDef\((.*?)\)>", str(error))
+    return found.group(1) if found else ""
 
 
 def own_frames_removed(error: BaseException) -> str:

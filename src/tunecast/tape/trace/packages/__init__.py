@@ -69,13 +69,14 @@ def install(recorder: Any) -> None:
         dtensor,
         flash_attention,
         fsdp,
+        inductor,
         transformers,
         triton,
         unsloth,
     )
 
     for package in (
-        accelerate, bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp,
+        accelerate, bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp, inductor,
         transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)

@@ -34,6 +34,7 @@ def install(recorder: Recorder) -> None:
 
     after_import("torch.distributed.distributed_c10d", fake_groups)
     after_import("torch.multiprocessing.spawn", spawn_rank_zero)
+    after_import("accelerate.utils.random", keep_generators)
     after_import("deepspeed", refuse_deepspeed)
 
 
@@ -122,6 +123,22 @@ def spawn_rank_zero(module: ModuleType) -> None:
     import torch.multiprocessing as public
 
     module.spawn = public.spawn = spawn  # type: ignore[attr-defined, assignment]
+
+
+def keep_generators(module: ModuleType) -> None:
+    """accelerate sends rank 0's random state to every rank through the card; rank 0 already has it."""
+    synchronize: Callable[..., None] = module.synchronize_rng_state
+
+    class Kept:
+        def __init__(self, generator: Any) -> None:
+            self.get_state = generator.get_state
+
+        def set_state(self, state: Any) -> None: ...
+
+    def synchronize_rng_state(rng_type: Any = None, generator: Any = None) -> None:
+        synchronize(rng_type, None if generator is None else Kept(generator))
+
+    module.synchronize_rng_state = synchronize_rng_state  # type: ignore[attr-defined]
 
 
 def refuse_deepspeed(module: ModuleType) -> None:

@@ -16,6 +16,7 @@ import contextlib
 import functools
 import os
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -243,6 +244,8 @@ def allocate_through_torch() -> None:
         shortcuts._empty_strided_cpu_pinned = empty_on("cpu")
     _replace(shortcuts, "assert_alignment", lambda old: _constant(None))  # it reads addresses, and there are none
     # The allocator hands out aligned blocks, so an input is misaligned (and copied) only if it starts inside one.
+    # Nor is a saved tensor's address (autograd compares them) one that matters.
+    warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
     FakeTensor.data_ptr = lambda self: self.storage_offset() * self.element_size()  # type: ignore[method-assign]
 
 

@@ -47,18 +47,19 @@ def install(recorder: Recorder) -> None:
 
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # threads load in an order of chance; the sum is the same
     after_import("transformers.utils.import_utils", not_compiling)
-    after_import("transformers.utils.hub", find_offered_models)
+    after_import("transformers.utils.hub", lambda module: find_offered_models(module, recorder))
     after_import("transformers.modeling_utils", lambda module: load_headers_only(module, recorder))
     after_import("transformers.models.auto.tokenization_auto", explain_missing_tokenizers)
 
 
-def find_offered_models(module: ModuleType) -> None:
+def find_offered_models(module: ModuleType, recorder: Recorder) -> None:
     """`cached_files` is where every name becomes a path."""
     find = module.cached_files
 
     def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
         name = str(path_or_repo_id)
         if name in _offered and list(filenames) == [CONFIG]:
+            recorder.assumptions[f"{name}: its configuration is the one tunecast was given or has for this name"] = 1
             return [str(_offered[name] / CONFIG)]
         try:
             return find(path_or_repo_id, filenames, *args, **kwargs)
