@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-WHOLE_NUMBERS = frozenset({"aten::random_", "aten::randint", "aten::randperm", "aten::randint_like"})
+WHOLE_NUMBERS = frozenset({"aten::random_", "aten::randint", "aten::randperm", "aten::randint_like", "aten::multinomial"})
 FRACTIONS = frozenset({
     "aten::rand", "aten::randn", "aten::rand_like", "aten::randn_like", "aten::normal", "aten::normal_",
     "aten::uniform_", "aten::bernoulli", "aten::bernoulli_", "aten::exponential_", "aten::log_normal_",
@@ -59,7 +59,8 @@ class Chance:
                 plain = {name: value for name, value in kwargs.items() if name != "pin_memory"}
                 drawn = func(*tree_map(_on_host, args), **tree_map(_on_host, plain))
             except (RuntimeError, TypeError, NotImplementedError):
-                return None  # a dtype or generator the host cannot draw with
+                self.lags = device.type == "cpu"  # a dtype the host cannot draw, or weights nobody knows
+                return None
             finally:
                 if before is not None:
                     torch.set_rng_state(before)
@@ -79,7 +80,9 @@ class Chance:
 
 def _on_host(value: Any) -> Any:
     if isinstance(value, FakeTensor):
-        return torch.empty(value.shape, dtype=value.dtype)
+        content = getattr(value, "_tunecast_known", None)
+        content = value.constant if content is None else content
+        return torch.zeros(value.shape, dtype=value.dtype) if content is None else content
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 

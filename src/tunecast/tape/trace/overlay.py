@@ -258,7 +258,7 @@ def install(overlay: Overlay) -> None:
     for name, function in replacements.items():
         setattr(os, name, function)
     builtins.open = io.open = _io.open = opened
-    shutil._use_fd_functions = False  # type: ignore[attr-defined]  deletes by path, as the functions above know it
+    shutil._use_fd_functions = False  # type: ignore[attr-defined]  # deletes by path, as the functions above know it
 
 
 def _as_given(path: Any, absolute: str, place: str) -> Any:

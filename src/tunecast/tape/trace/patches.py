@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
@@ -193,11 +194,14 @@ def load_data_in_this_process() -> None:
     from torch.utils.data import DataLoader
 
     initialise = DataLoader.__init__
+    names = tuple(inspect.signature(initialise).parameters)[1:]
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        kwargs |= dict(zip(names, args, strict=False))
         kwargs.update(num_workers=0, pin_memory=False, persistent_workers=False)
-        kwargs.pop("prefetch_factor", None)
-        initialise(self, *args[:5], **kwargs)
+        for name in ("prefetch_factor", "multiprocessing_context", "timeout"):
+            kwargs.pop(name, None)
+        initialise(self, **kwargs)
 
     DataLoader.__init__ = __init__  # type: ignore[method-assign]
     torch.Tensor.pin_memory = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
@@ -238,7 +242,8 @@ def copy_tensors_not_the_mode() -> None:
             twin = self.detach().clone()
         twin.requires_grad_(self.requires_grad)
         memo[id(self)] = twin
-        twin.__dict__.update(copy.deepcopy({k: v for k, v in vars(self).items() if k not in vars(twin)}, memo))
+        own = {k: v for k, v in vars(self).items() if k not in vars(twin) and not k.startswith("_tunecast")}
+        twin.__dict__.update(copy.deepcopy(own, memo))
         if self.is_leaf and self.grad is not None:
             twin.grad = copy.deepcopy(self.grad, memo)
         return twin

@@ -64,8 +64,11 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
         quantize(job, model, dtype)
     else:
-        with default_dtype(dtype), torch.device("cuda"):
+        with default_dtype(dtype), torch.device("cuda"), no_initialisation():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1)
     if text.tie_word_embeddings:
         model.tie_weights()
     if "liger" in job.kernels:
@@ -73,6 +76,15 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
 
         _apply_liger_kernel_to_instance(model=model)
     return model
+
+
+def no_initialisation() -> Any:
+    """Loading a checkpoint overwrites every weight, so transformers initialises none then."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # transformers 4
+        from transformers.modeling_utils import no_init_weights
+    return no_init_weights()
 
 
 def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:

@@ -105,7 +105,7 @@ def write_model(config: Mapping[str, Any], folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({"dtype": "bfloat16"} | dict(config)))
     words = {word: number for number, word in enumerate(SPECIAL.values())}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
         "pre_tokenizer": {"type": "Whitespace"}, "post_processor": None, "decoder": None,
         "model": {"type": "WordLevel", "vocab": words, "unk_token": SPECIAL["unk_token"]},

@@ -7,6 +7,7 @@ are `OSError`s, which programs expect of disks and networks, and each is listed 
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shlex
 import socket
@@ -63,6 +64,8 @@ class Sandbox:
             "socket.sendmsg": self._on_connect, "socket.getaddrinfo": self._on_lookup,
             "socket.gethostbyname": self._on_lookup,
         }  # fmt: skip
+
+        multiprocessing.util.spawnv_passfds = lambda *args: self._on_fork()  # type: ignore[attr-defined]  not audited
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
             answer = answers.get(event)

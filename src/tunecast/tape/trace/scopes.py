@@ -172,6 +172,9 @@ class Scopes:
             return caller.at(sequence) if caller is not None and sequence < NO_SEQUENCE else None
         return "" if self.phase is Phase.FORWARD else None
 
+    def name_of(self, module: torch.nn.Module) -> str:
+        return self._names.get(id(module), type(module).__name__)
+
     def in_forward(self) -> bool:
         """A forward or recomputation runs, as opposed to a gradient formula."""
         thread = self._threads.get(threading.get_ident())

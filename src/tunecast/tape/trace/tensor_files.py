@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,8 @@ DTYPE_NAMES = {
 }  # fmt: skip
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 MOST_READ_BYTES = 1 << 20
+COMPARES_ADDRESSES = frozenset({"torch", "transformers", "accelerate", "peft", "safetensors", "trl", "bitsandbytes", "triton"})
+"""Packages that compare addresses, or whose C library is silent here."""
 
 
 class Entry:
@@ -152,7 +155,7 @@ def install(recorder: Recorder, overlay: Overlay, before_save: Callable[[], None
 
     torch.save = saving(torch_save(), overlay, before_save, leave_empty)
     torch.load = loading(torch.load, overlay)
-    give_addresses()
+    give_addresses(recorder)
     after_import("safetensors", read_shapes_only)
     after_import("safetensors.torch", save_only_a_name)
     after_import("tokenizers", lambda module: write_tokenizers_inside(module, overlay))
@@ -220,14 +223,19 @@ def shape_of(tensor: torch.Tensor, place: torch.device) -> torch.Tensor:
     return fake.requires_grad_(tensor.requires_grad)
 
 
-def give_addresses() -> None:
-    """Programs compare addresses to find tied weights; a fake tensor's is its storage's identity."""
+def give_addresses(recorder: Recorder) -> None:
+    """Programs compare addresses to find tied weights; a fake tensor's is its storage's identity. Whoever else asks
+    hands the address to C code, whose work is not seen."""
     address = torch.UntypedStorage.data_ptr
 
     def of_storage(self: Any) -> int:
         return int(self._cdata) if self.device.type == "meta" else int(address(self))
 
     def of_tensor(self: Any) -> int:
+        caller = sys._getframe(1)
+        if not COMPARES_ADDRESSES & set(Path(caller.f_code.co_filename).parts):
+            place = f"{os.path.basename(caller.f_code.co_filename)}:{caller.f_lineno}"
+            recorder.untraced[f"{place} hands a tensor's address to C code; what that allocates is not seen"] += 1
         return int(self.untyped_storage()._cdata) + int(self.storage_offset()) * int(self.element_size())
 
     torch.UntypedStorage.data_ptr = of_storage  # type: ignore[method-assign]

@@ -1,8 +1,8 @@
 """Small integers and flags keep their values.
 
 Fake tensors have shapes but no contents, yet training code reads some: is the mask all ones, how long is this
-sequence, which tokens belong to expert 3. Integer and boolean tensors up to a limit (and small float ones made from
-nothing but such) are therefore computed for real beside their fake twin, on the CPU. What is read and not known is
+sequence, which tokens belong to expert 3. Integer and boolean tensors up to a limit (and small float ones on the host)
+are therefore computed for real beside their fake twin, on the CPU. What is read and not known is
 guessed, and every guess is written down.
 """
 
@@ -47,11 +47,11 @@ class KnownValues:
             return self.chance.draw(func, name, args, kwargs)
         for tensor in inputs:
             if isinstance(tensor, FakeTensor):
-                if known(tensor) is None:
+                if known(tensor) is None or _many_floats_on_the_card(tensor):
                     return self._without_input_values(func, name, args, kwargs)
-            elif tensor.dtype not in INTEGERS or tensor.numel() > MOST_INTEGERS or tensor.device.type != "cpu":
+            elif not _small(tensor) or tensor.device.type != "cpu":
                 return None
-        if not inputs and not _makes_small_integers(name, args, kwargs):
+        if not inputs and not _makes_little(name, args, kwargs):
             return None
         if "rand" in name or "dropout" in name or "bernoulli" in name:
             return None
@@ -198,11 +198,20 @@ def _small(tensor: torch.Tensor) -> bool:
     return tensor.numel() <= (MOST_INTEGERS if tensor.dtype in INTEGERS else MOST_FLOATS)
 
 
-def _makes_small_integers(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
-    if name in EMPTY or (kwargs.get("dtype") not in INTEGERS and name not in MADE_FROM_NOTHING):
+def _many_floats_on_the_card(tensor: torch.Tensor) -> bool:
+    """Programs read floats on the host, and single ones; computing a model's own a second time would be in vain."""
+    return tensor.dtype not in INTEGERS and tensor.device.type != "cpu" and tensor.numel() > 1
+
+
+def _makes_little(name: str, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Integers anywhere and floats on the host, made from nothing and few."""
+    whole = kwargs.get("dtype") in INTEGERS or name in MADE_FROM_NOTHING
+    on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+    if name in EMPTY or not (whole or on_host):
         return False
     sizes = [a for a in args if isinstance(a, (list, tuple)) and all(isinstance(n, int) for n in a)]
-    return all(math.prod(size) <= MOST_INTEGERS for size in sizes)
+    most = MOST_INTEGERS if whole else MOST_FLOATS
+    return all(math.prod(size) <= most for size in sizes)
 
 
 def _reader() -> str:

@@ -22,7 +22,7 @@ from tunecast.tape.trace.recorder import Recorder
 def install(recorder: Recorder) -> None:
     def move_parameters(module: ModuleType) -> None:
         if hasattr(module, "init_on_device"):
-            module.init_on_device = init_on_device
+            module.init_on_device = init_on_device  # type: ignore[attr-defined]
 
     after_import("accelerate.big_modeling", move_parameters)
     after_import("transformers.integrations.accelerate", move_parameters)

@@ -17,12 +17,19 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.tape.trace.packages import after_import
-from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.recorder import Recorder, nbytes
 
 NCCL_VERSION = (2, 27, 3)
 """Shipped with torch 2.8; code asks only whether it is recent enough."""
 NCCL_TIMEOUT = datetime.timedelta(minutes=10)
 NCCL_BUFFERS = "NCCL's own buffers lie outside torch's allocator and come on top of device memory"
+
+
+WORTH_SAYING_BYTES = 1 << 20
+REUSED_AT_ONCE = (
+    "a block handed to another stream (record_stream) is reused as soon as it is freed; on a card it waits for that "
+    "stream, and what is reserved can be more"
+)
 
 
 def install(recorder: Recorder) -> None:
@@ -32,10 +39,23 @@ def install(recorder: Recorder) -> None:
         make_fake_groups(module, recorder)
         pass_objects_on(module, recorder)
 
+    reuse_at_once(recorder)
     after_import("torch.distributed.distributed_c10d", fake_groups)
     after_import("torch.multiprocessing.spawn", spawn_rank_zero)
     after_import("accelerate.utils.random", keep_generators)
     after_import("deepspeed", refuse_deepspeed)
+
+
+def reuse_at_once(recorder: Recorder) -> None:
+    """`tensor.record_stream(stream)`: when freed, the block waits until that stream has passed the point. How far the
+    card is behind the program is a matter of time, which a trace has none of."""
+    import torch
+
+    def record_stream(self: Any, stream: Any) -> None:
+        if self.device.type == "cuda" and nbytes(self) >= WORTH_SAYING_BYTES:
+            recorder.guesses[REUSED_AT_ONCE] += 1
+
+    torch.Tensor.record_stream = record_stream  # type: ignore[method-assign, assignment]
 
 
 def rendezvous_with_nobody(c10d: ModuleType) -> None:
@@ -107,9 +127,10 @@ def have_nccl(c10d: ModuleType) -> None:
     import torch.distributed as public
 
     for module in (c10d, public):
-        module.is_nccl_available = lambda: True  # type: ignore[attr-defined]
+        module.is_nccl_available = lambda: True  # type: ignore[attr-defined, union-attr]
         if not hasattr(module, "ProcessGroupNCCL"):
-            module.ProcessGroupNCCL = types.SimpleNamespace(Options=types.SimpleNamespace)  # type: ignore[attr-defined]
+            options = types.SimpleNamespace(Options=types.SimpleNamespace)
+            module.ProcessGroupNCCL = options  # type: ignore[attr-defined, union-attr]
     c10d.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout or NCCL_TIMEOUT  # type: ignore[attr-defined]
     torch.cuda.nccl.version = lambda: NCCL_VERSION  # type: ignore[assignment]
 

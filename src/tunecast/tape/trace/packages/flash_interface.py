@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 from tunecast.errors import Unsupported
@@ -21,7 +22,6 @@ from tunecast.tape.trace.packages import flash_kernels as kernels
 from tunecast.tape.trace.packages.flash_kernels import Call
 from tunecast.tape.trace.recorder import Recorder, nbytes
 
-Tensor = torch.Tensor
 VERSION = "2.8.3"
 """The release followed, and the version given where none is installed."""
 ASSUMED = (
@@ -50,7 +50,7 @@ class Attend2(torch.autograd.Function):
         width = packed[0].shape[-1]
         q, k, v = (_padded(x) for x in _unpacked(packed))
         rows = [kernels.rows_side_by_side(x) for x in (q, k, v)]
-        out, lse, probs, random = kernels.forward_2(recorder, *rows, cu_q, call)  # type: ignore[misc]
+        out, lse, probs, random = kernels.forward_2(recorder, *rows, cu_q, call)  # type: ignore[misc, call-arg]
         del rows
         if saves:
             ctx.save_for_backward(q, k, v, out, lse, random, *([] if cu_q is None else [cu_q, cu_k]))
@@ -75,7 +75,7 @@ class Attend3(torch.autograd.Function):
         if q.shape[-1] % 8:
             raise RuntimeError("FlashAttention 3: head_size should be a multiple of 8")
         rows = [kernels.rows_side_by_side(q), kernels.rows_side_by_side(k)]
-        out, lse = kernels.forward_3(recorder, *rows, v, cu_q, call)  # type: ignore[misc]
+        out, lse = kernels.forward_3(recorder, *rows, v, cu_q, call)  # type: ignore[misc, call-arg]
         del rows
         ctx.save_for_backward(q, k, v, out, lse, *([] if cu_q is None else [cu_q, cu_k]))
         ctx.recorder, ctx.call = recorder, call
@@ -133,7 +133,8 @@ def interface_2(recorder: Recorder) -> dict[str, Any]:
 
     def flash_attn_kvpacked_func(q: Any, kv: Any, dropout_p: float = 0.0, softmax_scale: Any = None,
                                  causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0,
-                                 alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False) -> Any:  # fmt: skip
+                                 alibi_slopes: Any = None, deterministic: bool = False,
+                                 return_attn_probs: bool = False) -> Any:  # fmt: skip
         call = Call(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs)
         return run((q, kv), (None, None), call)
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from tunecast.tape.op import Op
 from tunecast.tape.trace.recorder import Recorder, nbytes, without_modes
 from tunecast.tape.trace.values import known
-
-Tensor = torch.Tensor
 
 
 class Call(NamedTuple):

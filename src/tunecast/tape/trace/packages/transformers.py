@@ -50,6 +50,8 @@ def install(recorder: Recorder) -> None:
     after_import("transformers.utils.hub", lambda module: find_offered_models(module, recorder))
     after_import("transformers.modeling_utils", lambda module: load_headers_only(module, recorder))
     after_import("transformers.models.auto.tokenization_auto", explain_missing_tokenizers)
+    after_import("transformers.trainer", lambda module: keep_off_the_hub(module.Trainer, recorder))
+    after_import("transformers.utils.hub", lambda module: keep_off_the_hub(module.PushToHubMixin, recorder))
 
 
 def find_offered_models(module: ModuleType, recorder: Recorder) -> None:
@@ -178,3 +180,12 @@ def explain_missing_tokenizers(module: ModuleType) -> None:
             ) from error
 
     module.AutoTokenizer.from_pretrained = classmethod(from_pretrained)  # type: ignore[attr-defined]
+
+
+def keep_off_the_hub(kind: Any, recorder: Recorder) -> None:
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        recorder.untraced["uploading to the Hub was skipped: tracing uses no network"] += 1
+
+    for name in ("init_hf_repo", "push_to_hub", "_push_from_checkpoint"):
+        if hasattr(kind, name):
+            setattr(kind, name, nothing)

@@ -32,8 +32,9 @@ ASKS_FOR_PLAIN_TENSORS = (
 )  # fmt: skip
 NAMESPACES = ("unsloth", "unsloth_zoo", "xformers_flash", "xformers_flash3")
 """Of the operations whose Python bodies are run."""
-IMPORT_PROBES = ("moe_fused_swiglu.py",)
-"""Values read while Unsloth is imported that decide no allocation: the gradient of clamp at its bound."""
+IMPORT_PROBES = ("moe_fused_swiglu.py", "torch.compile with")
+"""Guessed while Unsloth is imported, and without consequence: a probe of clamp's gradient at its bound, and options of
+functions that are compiled when they first run."""
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # deleted when the process ends
 
 
@@ -45,10 +46,14 @@ def install(recorder: Recorder) -> None:
     _folders.append(folder)
     os.environ["UNSLOTH_COMPILE_LOCATION"] = folder.name  # it writes generated modules into the user's folder else
     run_custom_operations(recorder)
+    after_import("torch._inductor.decomposition", allocate_from_pools)
     after_import("triton.backends.nvidia.driver", lambda module: link_no_libraries(module, recorder))
+    after_import("transformers.utils.hub", document_uploads)
     answer_which_attention(recorder)
+    after_import("bitsandbytes.functional", tell_tensors_apart)
     for name in ASKS_FOR_PLAIN_TENSORS:
         after_import(name, see_plain_tensors)
+    after_import("unsloth.utils.attention_dispatch", probe_without_a_card)
     after_import("unsloth_zoo.tiled_mlp", lambda module: tell_free_memory(module, recorder))
     after_import("unsloth.models._block_compile", lambda module: tell_compiled_blocks(module, recorder))
     after_import("unsloth", lambda module: forget_import_probes(recorder))
@@ -72,6 +77,19 @@ def run_custom_operations(recorder: Recorder) -> None:
     CustomOpDef.__init__ = __init__  # type: ignore[method-assign]
 
 
+def allocate_from_pools(module: ModuleType) -> None:
+    """Unsloth lets Inductor plan memory: buffers become parts of pools, cut out past the dispatcher
+    (torch/csrc/inductor/inductor_ops.cpp, `_alloc_from_pool`)."""
+
+    def _alloc_from_pool(pool: torch.Tensor, offset: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
+        whole = pool.view(torch.uint8).flatten()
+        values = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+        return values.as_strided(size, stride, offset // dtype.itemsize)
+
+    _alloc_from_pool.default = torch.ops.inductor._alloc_from_pool.default  # type: ignore[attr-defined]
+    torch.ops.inductor._alloc_from_pool = _alloc_from_pool
+
+
 def link_no_libraries(module: ModuleType, recorder: Recorder) -> None:
     """Finding no CUDA driver, Unsloth runs `ldconfig` on the machine when it may; Triton compiles one to ask it."""
     properties = {
@@ -81,6 +99,17 @@ def link_no_libraries(module: ModuleType, recorder: Recorder) -> None:
     module.libcuda_dirs = list  # type: ignore[attr-defined]
     module.CudaUtils.__init__ = lambda self: None
     module.CudaUtils.get_device_properties = staticmethod(lambda device: properties)
+
+
+def document_uploads(module: ModuleType) -> None:
+    """Unsloth writes a function of its own from the signature and the documentation of `push_to_hub`."""
+    upload: Callable[..., Any] = module.PushToHubMixin.push_to_hub
+
+    def push_to_hub(self, repo_id, **kwargs):  # type: ignore[no-untyped-def]
+        """Uploads."""
+        return upload(self, repo_id, **kwargs)
+
+    module.PushToHubMixin.push_to_hub = push_to_hub
 
 
 def answer_which_attention(recorder: Recorder) -> None:
@@ -94,6 +123,23 @@ def answer_which_attention(recorder: Recorder) -> None:
         return BACKENDS[attention.choose(call, recorder.card)]
 
     torch._fused_sdp_choice = _fused_sdp_choice
+
+
+def tell_tensors_apart(module: ModuleType) -> None:
+    """Weights at one address are tied; with one address for all, the output layer would become the embedding."""
+
+    def data_ptr(self: Any) -> int:
+        return int(self.untyped_storage()._cdata) + int(self.storage_offset()) * int(self.element_size())
+
+    if FakeTensor.data_ptr.__module__ != "tunecast.tape.trace.tensor_files":  # which tells them apart already
+        FakeTensor.data_ptr = data_ptr  # type: ignore[method-assign]
+
+
+def probe_without_a_card(module: ModuleType) -> None:
+    """While it compiles, the same question is asked with tensors made outside the trace; shapes are enough for it."""
+    for name in ("_sdpa_choice", "_sdpa_gqa_choices"):
+        choose: Callable[..., Any] = getattr(module, name)
+        setattr(module, name, lambda device, *args, choose=choose, **kwargs: choose("meta", *args, **kwargs))
 
 
 class _AsPlain(builtins.type):
@@ -125,8 +171,8 @@ def tell_free_memory(module: ModuleType, recorder: Recorder) -> None:
     def _default_target_gb(*args: Any, **kwargs: Any) -> float:
         answer = target(*args, **kwargs)
         recorder.assumptions[
-            f"Unsloth sized the chunks of its loss (or tiled MLP) for {answer:.2f} GiB, half of what this card has left "
-            "beside what was allocated by then; it takes 4 GiB at most"
+            f"Unsloth sized the chunks of its loss (or tiled MLP) for {answer:.2f} GiB, half of what this card has "
+            "left beside what was allocated by then; it takes 2 GiB at most"
         ] = 1
         return answer
 
@@ -134,17 +180,31 @@ def tell_free_memory(module: ModuleType, recorder: Recorder) -> None:
 
 
 def tell_compiled_blocks(module: ModuleType, recorder: Recorder) -> None:
+    """Each decoder layer is compiled as one region. Where that fails Unsloth says so and goes on without."""
     patch: Callable[[Any], list[str]] = module.patch_block_compile
 
     def patch_block_compile(model: Any) -> list[str]:
-        compiled = patch(model)
-        if compiled and not getattr(recorder, "ignore_compile_internals", bool)():
-            recorder.guesses[f"Unsloth compiles {', '.join(compiled)}; they were traced without compiling"] = 1
-        return compiled
+        show_quantised_weights(model)
+        return patch(model)
+
+    def say(message: str, *args: Any, **kwargs: Any) -> None:
+        if "block compile failed" in message:
+            recorder.guesses[f"{message.removeprefix('Unsloth: ')} On the card it may not fail."] += 1
+        builtins.print(message, *args, **kwargs)
 
     module.patch_block_compile = patch_block_compile  # type: ignore[attr-defined]
+    module.print = say  # type: ignore[attr-defined]
+
+
+def show_quantised_weights(model: torch.nn.Module) -> None:
+    """Dynamo takes fake tensors for tensors, and so it shall bitsandbytes' parameters that are both."""
+    from torch._dynamo.variables.builder import VariableBuilder
+
+    for kind in {builtins.type(p) for p in model.parameters() if isinstance(p, FakeTensor)}:
+        for trace_numpy in (True, False):
+            VariableBuilder._type_dispatch_impl(trace_numpy).setdefault(kind, VariableBuilder.wrap_tensor)
 
 
 def forget_import_probes(recorder: Recorder) -> None:
-    for sentence in [s for s in recorder.guesses if any(file in s for file in IMPORT_PROBES)]:
+    for sentence in [s for s in recorder.guesses if any(probe in s for probe in IMPORT_PROBES)]:
         del recorder.guesses[sentence]

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
+from tunecast.tape.trace.packages import after_import
+from tunecast.tape.trace.packages.inductor.replacing import replace
+from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.scopes import LIBRARY_FOLDERS, TORCH_FOLDER, TRACER_FOLDER, Scopes
 
 STACK_LINE = re.compile(r'File "([^"]+)", line (\d+)')
@@ -28,25 +31,34 @@ _places: dict[str, tuple[list[int], list[Place]]] = {}
 """For each generated file the first lines of its stretches, and where each came from."""
 
 
+def install(recorder: Recorder) -> None:
+    follow(recorder.scopes)
+    after_import("torch._inductor.graph", remember_lines)
+
+
 def remember_lines(module: ModuleType) -> None:
-    """`torch._inductor.graph`: keep the line map of what is generated."""
-    generate: Callable[..., Any] = module.GraphLowering.codegen
-    load: Callable[..., Any] = module.GraphLowering.compile_to_module
+    """Keep the line map of what is generated."""
 
-    def codegen(self: Any) -> Any:
-        result = generate(self)
-        self._tunecast_lines = [(line, place_of(node)) for line, node in result[0].line_map]
-        return result
+    def with_lines(generate: Callable[..., Any]) -> Callable[..., Any]:
+        def codegen(self: Any) -> Any:
+            result = generate(self)
+            self._tunecast_lines = [(line, place_of(node)) for line, node in result[0].line_map]
+            return result
 
-    def compile_to_module(self: Any) -> Any:
-        loaded = load(self)
-        stretches = getattr(self, "_tunecast_lines", [])
-        if stretches and getattr(loaded, "__file__", None):
-            _places[loaded.__file__] = ([line for line, _ in stretches], [place for _, place in stretches])
-        return loaded
+        return codegen
 
-    module.GraphLowering.codegen = codegen
-    module.GraphLowering.compile_to_module = compile_to_module
+    def with_file(load: Callable[..., Any]) -> Callable[..., Any]:
+        def compile_to_module(self: Any) -> Any:
+            loaded = load(self)
+            stretches = getattr(self, "_tunecast_lines", [])
+            if stretches and getattr(loaded, "__file__", None):
+                _places[loaded.__file__] = ([line for line, _ in stretches], [place for _, place in stretches])
+            return loaded
+
+        return compile_to_module
+
+    replace(module.GraphLowering, "codegen", with_lines)
+    replace(module.GraphLowering, "compile_to_module", with_file)
 
 
 def place_of(node: Any) -> Place:
