@@ -21,7 +21,7 @@ from tunecast.errors import UsageError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 
 SEED = 20261115
-COUNT = 28
+COUNT = 22
 LIGER = {"llama", "qwen2", "mistral", "qwen3", "gemma2", "phi3", "granite", "olmo2"}
 SMALL = 2_000_000_000
 """Full fine-tuning is drawn for models up to about this many parameters, and 8-bit or plain SGD for the others."""
