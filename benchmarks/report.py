@@ -46,6 +46,17 @@ def generated_rows() -> list[dict[str, Any]]:
     return rows
 
 
+def still_to_measure() -> list[str]:
+    """Predicted and committed, not run on the card yet."""
+    def ids(name: str) -> list[str]:
+        path = HERE / "data" / name
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [row["job"]["id"] if "job" in row else row["id"] for row in rows]
+
+    measured = {*ids("generated_runs.jsonl"), *ids("script_runs.jsonl")}
+    return [name for name in (*ids("generated_predictions.jsonl"), *ids("script_predictions.jsonl")) if name not in measured]
+
+
 def comparison(row: dict[str, Any]) -> dict[str, Any]:
     measured, predicted = row["measured"], row["predicted"]
     job = row.get("job") or {"id": row["id"]}
@@ -91,9 +102,9 @@ def main() -> None:
         exact = sum(c["error"]["allocated_bytes"] == 0 for c in compared)
         lines += [
             f"{len(compared)} jobs drawn by `benchmarks/generate.py` from its seed, and unmodified scripts of `examples/scripts`, predicted and "
-            f"committed before they ran. Allocated is exact to the byte in {exact} of {len(compared)}. "
-            f"{len(stopped)} more were measured to run out of memory"
-            f"{' and predicted so' if all(not r['predicted']['completed'] for r in stopped) else ''}.", "",
+            f"committed before they ran. Allocated is exact to the byte in {exact} of {len(compared)}.", "",
+            *([f"{len(stopped)} more ran out of memory: " + ", ".join(r["job"]["id"] for r in stopped), ""] if stopped else []),
+            *([f"Predicted (`benchmarks/data/*_predictions.jsonl`) and not measured yet: {', '.join(still_to_measure())}.", ""] if still_to_measure() else []),
             *table(["run", "what", "allocated GiB", "error", "reserved GiB", "error", ""],
                    [[r[0], next(c["about"] for c in compared if c["id"] == r[0]), *r[1:]] for r in error_rows(compared)]),
         ]  # fmt: skip

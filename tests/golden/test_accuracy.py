@@ -16,7 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import figures  # noqa: E402
 import memory  # noqa: E402
 
-from tunecast.job import Job, job_from_dict  # noqa: E402
+from tunecast.job import Job  # noqa: E402
 from tunecast.tape.trace.card import Card  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
@@ -65,14 +65,26 @@ def same_tape(job: Job) -> list[str]:
     return [name for name, (other, _) in ROWS.items() if memory.tape_key(other) == key and name != job.id]
 
 
-def generated() -> list[dict[str, Any]]:
-    path = BENCHMARKS / "data" / "generated_runs.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def later_runs() -> list[dict[str, Any]]:
+    """Runs of jobs and scripts that were predicted, and the predictions committed, before they ran."""
+    files = (BENCHMARKS / "data" / name for name in ("generated_runs.jsonl", "script_runs.jsonl"))
+    return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
 
-def test_generated_jobs_were_predicted_before_they_were_measured() -> None:
-    rows = generated()
-    assert len(rows) >= 20
-    for row in rows:
-        assert job_from_dict(row["job"]) and re.fullmatch(r"[0-9a-f]{40}", row["commit"])
-        assert row["predicted"]["completed"] == row["measured"]["completed"], row["job"]["id"]
+@pytest.mark.parametrize("row", later_runs(), ids=lambda row: row.get("id") or row["job"]["id"])
+def test_what_was_predicted_first_came_true(row: dict[str, Any]) -> None:
+    assert re.fullmatch(r"[0-9a-f]{40}", row["commit"])
+    assert row["predicted"]["completed"] == row["measured"]["completed"]
+    if row["measured"]["completed"]:
+        assert abs(row["predicted"]["allocated_bytes"] / row["measured"]["peak_alloc"] - 1) <= 0.01
+        assert abs(row["predicted"]["reserved_bytes"] / row["measured"]["peak_reserved"] - 1) <= 0.015
+
+
+def test_predictions_were_not_changed_after_the_fact() -> None:
+    made = {}
+    for name in ("generated_predictions.jsonl", "script_predictions.jsonl"):
+        for line in (BENCHMARKS / "data" / name).read_text().splitlines():
+            row = json.loads(line)
+            made[row.get("id") or row["job"]["id"]] = row["predicted"]
+    for row in later_runs():
+        assert made[row.get("id") or row["job"]["id"]] == row["predicted"]

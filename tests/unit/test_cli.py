@@ -205,6 +205,25 @@ def test_a_failure_inside_the_traced_process_is_one_line(shell: Any, monkeypatch
     assert "Traceback" in shell("predict", name)[2]
 
 
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        ("plain", "plain"),
+        ("two\nlines", "two\nlines"),
+        (
+            "E: x\nTraceback (most recent call last):\n  File a\nE: x\n",
+            "E: x (TUNECAST_DEBUG=1 shows where)",
+        ),
+        (
+            "it ended.\nTraceback (most recent call last):\n  File a\nImportError: libcuda\n",
+            "it ended.\nImportError: libcuda (TUNECAST_DEBUG=1 shows where)",
+        ),
+    ],
+)
+def test_a_traceback_is_told_by_its_last_line(message: str, told: str) -> None:
+    assert cli.without_traceback(message) == told
+
+
 def test_any_other_bug_is_one_line(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("division\nby zero")

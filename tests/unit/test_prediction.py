@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 from datetime import date
+from pathlib import Path
 
 import pytest
 
-from tunecast.errors import UsageError
+from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware import Gpu, gpu
 from tunecast.job import Job, job_from_dict
 from tunecast.predict.modelled import require_engine, require_modelled
@@ -20,7 +21,7 @@ from tunecast.predict.prediction import (
     prediction_from_tape,
     prediction_of,
 )
-from tunecast.predict.traced import with_few_micro_batches
+from tunecast.predict.traced import the_job, with_few_micro_batches
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import GIB, MIB
 
@@ -213,3 +214,19 @@ def test_engines_that_are_not_there(name: str, told: str) -> None:
 @pytest.mark.parametrize(("given", "traced"), [(1, 1), (4, 4), (5, 5), (6, 4), (7, 5), (16, 4)])
 def test_few_micro_batches_stand_for_many(given: int, traced: int) -> None:
     assert with_few_micro_batches(job(grad_accum=given)).grad_accum == traced
+
+
+def test_the_one_job_of_a_file_or_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.jsonl"
+    path.write_text('{"model": "gpt2", "id": 1}')
+    assert the_job(str(path)).id == 1
+    assert the_job("gpt2").model == "gpt2"
+    path.write_text('{"model": "gpt2"}\n{"model": "gpt2"}')
+    with pytest.raises(UsageError, match="got 2 jobs"):
+        the_job(str(path))
+    path.write_text('{"model": "gpt2", "seqlen": 1}')
+    with pytest.raises(UsageError, match="nearest: seq_len") as refused:
+        the_job(str(path))
+    assert refused.value.field == "seqlen"
+    with pytest.raises(NotResolved):
+        the_job(str(tmp_path / "none.yaml"))

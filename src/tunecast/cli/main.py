@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except TunecastError as error:
-        _say(f"error: {error.message}")
+        _say(f"error: {without_traceback(error.message)}")
         return error.exit_code
     except SystemExit as end:  # argparse after --help, and SIGTERM
         return end.code if isinstance(end.code, int) else 0
@@ -81,6 +81,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if os.environ.get(DEBUG):
             raise
         return TunecastError.exit_code
+
+
+def without_traceback(message: str) -> str:
+    """What failed inside the traced process is told by its last line; the rest is for whoever looks for the bug."""
+    before, mark, after = message.partition("Traceback (most recent call last):")
+    if not mark or os.environ.get(DEBUG):
+        return message
+    told = [line for line in after.splitlines() if line[:1].strip()]
+    last = told[-1] if told and told[-1] not in before else ""
+    return f"{before.strip()}{chr(10) if last else ''}{last} ({DEBUG}=1 shows where)"
 
 
 def internal_error(error: BaseException) -> str:

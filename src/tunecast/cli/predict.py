@@ -6,11 +6,11 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
 from tunecast.cli.files import require_writable, write_asked
-from tunecast.cli.main import DEBUG, internal_error
+from tunecast.cli.main import DEBUG, internal_error, without_traceback
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
 from tunecast.job.flags import add_job_flags, overrides_from
@@ -102,7 +102,7 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
         try:
             return predicted(job, number, how)
         except TunecastError as error:
-            job = _without_traceback(job_error(error, job.id))
+            job = replace(job_error(error, job.id), message=without_traceback(error.message))
         except (BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
@@ -114,15 +114,6 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
     which = f"{job.id}: " if job.id is not None and how.total > 1 else ""
     print(f"tunecast: error: {which}{job.message}", file=sys.stderr, flush=True)
     return job.exit_code
-
-
-def _without_traceback(error: JobError) -> JobError:
-    """What failed inside the traced process is told in a line; the rest is for whoever looks for the bug."""
-    if error.code != TunecastError.code or os.environ.get(DEBUG):
-        return error
-    first, _, rest = error.message.partition("\n")
-    told = f"{first} ({DEBUG}=1 shows where)" if rest else first
-    return JobError(error.id, error.code, error.field, told, error.exit_code)
 
 
 def predicted(job: Job, number: int, how: How) -> int:

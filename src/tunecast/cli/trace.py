@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -162,10 +163,11 @@ def models_of(given: Sequence[str]) -> dict[str, Mapping[str, Any]]:
 
 def python_for(launch: Launch, given: str | None) -> str:
     """`--python`; else the python that stands before the script, if it has torch; else as for every trace."""
-    if given is None and launch.python is not None:
-        named = tracing_python(launch.python)
-        if has_torch(named):
-            return named
+    named = launch.python
+    if given is None and named is not None and (os.sep in named or shutil.which(named)):
+        found = tracing_python(named)
+        if has_torch(found):
+            return found
     return tracing_python(given)
 
 

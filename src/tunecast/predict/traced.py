@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import ModelConfig, resolve_model
+from tunecast.job.readers import read_jobs
 from tunecast.predict.modelled import job_assumptions, require_engine, require_modelled
 from tunecast.predict.prediction import OnCard, Prediction, job_on_card, prediction_of
 from tunecast.tape.trace.card import Card
@@ -56,11 +58,24 @@ def traced(
 def prediction(
     job: Job | Mapping[str, Any] | str, *, engine: str = "traced", exact: bool = False, python: str | None = None
 ) -> Prediction:
-    """What a job needs: a `Job`, its fields as a mapping, or a model's name with every default."""
+    """What a job needs: a `Job`, its fields as a mapping, a file that holds one, or a model's name."""
     require_engine(engine)
-    if not isinstance(job, Job):
-        job = job_from_dict({"model": job} if isinstance(job, str) else job)
+    if isinstance(job, str):
+        job = the_job(job)
+    elif not isinstance(job, Job):
+        job = job_from_dict(job)
     return traced(job, exact=exact, python=python).prediction
+
+
+def the_job(source: str) -> Job:
+    """The one job of a file or a model's name."""
+    jobs = list(read_jobs(source))
+    if len(jobs) != 1:
+        raise UsageError(f"{source}: got {len(jobs)} jobs; allowed: one. To fix: ask for each of read_jobs({source!r})")
+    if isinstance(jobs[0], Job):
+        return jobs[0]
+    kinds = {kind.code: kind for kind in (UsageError, NotResolved, Unsupported)}
+    raise kinds.get(jobs[0].code, TunecastError)(jobs[0].message, field=jobs[0].field)
 
 
 def with_few_micro_batches(job: Job) -> Job:

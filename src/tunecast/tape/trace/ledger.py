@@ -132,7 +132,8 @@ class Ledger:
         with self._lock:
             self._settle_accumulation()
             self._announce()
-            self._events.append(op._replace(module=self.scopes.current() or ""))
+            stream = self.stream_of_thread.get(threading.get_ident(), 0)
+            self._events.append(op._replace(module=self.scopes.current() or "", stream=stream))
 
     # ------------------------------------------------------------------ storages
 

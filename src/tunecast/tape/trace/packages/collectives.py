@@ -14,7 +14,6 @@ On the tape  name `all_gather`, `reduce_scatter`, `all_reduce`, ...; shapes ((el
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -78,7 +77,6 @@ def in_place(recorder: Recorder, name: str) -> Callable[..., Any]:
                     what, read_bytes=sum(map(nbytes, sent)), written_bytes=sum(map(nbytes, received)),
                     dtype=str((*sent, *received)[0].dtype).removeprefix("torch."),
                     shapes=((sum(tensor.numel() for tensor in sent),), (ranks,)),
-                    stream=recorder.stream_of_thread.get(threading.get_ident(), 0),
                 )
             )  # fmt: skip
         carry_values(recorder, what, args, sent, received, ranks)

@@ -9,16 +9,28 @@ are its own.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-from tunecast.tape.op import Role
+import torch
+from torch.utils._pytree import tree_flatten
+
+from tunecast.tape.op import Op, Role
+from tunecast.tape.trace.card import Card
+from tunecast.tape.trace.kernels.cub import threads_per_sm
 from tunecast.tape.trace.packages import after_import
-from tunecast.tape.trace.recorder import Recorder
+from tunecast.tape.trace.recorder import Recorder, nbytes
+
+
+BLOCK_THREADS, BLOCK_BYTES = 128, 2048
+"""Of the two copy kernels below, which find their work in a table of 8-byte entries sent to the card."""
 
 
 def install(recorder: Recorder) -> None:
+    card = recorder.card
+
     def name_blocks(module: ModuleType) -> None:
         group = module.FSDPParamGroup
         group.unshard = naming(group.unshard, Role.TEMPORARIES)
@@ -52,7 +64,74 @@ def install(recorder: Recorder) -> None:
 
         return run
 
+    def copied(name: str, read: Any, written: Any, table_bytes: int = 0) -> None:
+        sizes = (sum(nbytes(x) for x in tree_flatten(value)[0]) for value in (read, written))
+        recorder.launched(Op(f"fsdp::{name}", "", 0, *sizes))
+        if table_bytes:
+            table = recorder.allocate(table_bytes, recorder.scopes.current() or "")
+            recorder.free(table)
+
+    def all_gather_copy_in(inputs: Any, output: torch.Tensor, sizes: Any, numel: int, rank: int) -> Any:
+        copied("all_gather_copy_in", inputs, inputs)
+        return output.narrow(0, numel * rank, numel), output
+
+    def split_with_sizes_copy(gathered: torch.Tensor, sizes: Any, dim: int = 0, *, out: Any) -> None:
+        stride_bytes = gathered.stride(dim) * gathered.element_size()
+        blocks = blocks_of_split([size * stride_bytes for size in sizes], gathered.numel() // gathered.size(dim), card)
+        copied("split_with_sizes_copy", gathered, out, 8 * (4 * len(sizes) + 1 + blocks))
+
+    def chunk_cat(tensors: Any, dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
+        if (tensors[0].dtype, out.dtype) != (torch.bfloat16, torch.float32) and tensors[0].dtype != out.dtype:
+            padded = [x for x in tensors if x.size(dim) % num_chunks]  # the general kernel pads into copies
+            copies = [x.new_empty((-(-x.size(dim) // num_chunks) * num_chunks, *x.shape[1:])) for x in padded]
+            copied("chunk_cat", tensors, out)
+            del copies
+            return
+        rows = [-(-x.size(dim) // num_chunks) * (x.numel() // x.size(dim)) for x in tensors]
+        blocks = sum(-(-row * out.element_size() // BLOCK_BYTES) for row in rows)
+        copied("chunk_cat", tensors, out, 8 * (6 * len(rows) + 2 + blocks))
+
+    def only_copy(module: ModuleType) -> None:
+        """Its three operators fill buffers made before; torch 2.8's first one still makes its own, and runs as it is."""
+        for copy in (all_gather_copy_in, split_with_sizes_copy, chunk_cat):
+            if "dtype" not in str(getattr(torch.ops.fsdp, copy.__name__).default._schema):
+                recorder.emulated[f"fsdp::{copy.__name__}"] = copy
+
+    def cut_one_chunk(module: ModuleType) -> None:
+        module._chunk_with_empty = Chunks  # type: ignore[attr-defined]
+
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", only_copy)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_param", cut_one_chunk)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", name_blocks)
+
+
+def blocks_of_split(part_bytes: list[int], chunks: int, card: Card) -> int:
+    """Thread blocks that copy one rank's chunk of a gathered buffer apart.
+
+    Source  aten/src/ATen/native/cuda/TensorShape.cu, `split_with_sizes_copy_out_cuda_contiguous_no_cast`; the table is
+            made by `pack_vecs`. `chunk_cat` has one block for each 2 KiB (`get_chunk_cat_metadata`).
+    """
+    most = card.sm_count * threads_per_sm(card) // BLOCK_THREADS * 2
+    rounds = -(-sum(-(-size // BLOCK_BYTES) for size in part_bytes) * chunks // most)
+    rounds_a_chunk = -(-rounds // max(1, min(math.ceil(math.sqrt(rounds)), chunks)))
+    return sum(-(-size // (BLOCK_BYTES * max(1, rounds_a_chunk))) for size in part_bytes)
+
+
+class Chunks(Sequence[torch.Tensor]):
+    """A tensor's parts for all ranks, cut when asked for: FSDP reads its own and the first, of perhaps 1,024."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._size = -(-tensor.size(dim) // num_chunks)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, rank: Any) -> Any:
+        start = rank * self._size
+        if start >= self._tensor.size(self._dim):
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._size, self._tensor.size(self._dim) - start))
 
 
 def name_whole_gradients(recorder: Recorder, group: Any) -> None:

@@ -74,6 +74,8 @@ def keep_random_states(recorder: Recorder) -> None:
     from torch._prims import rng_prims
 
     torch.cuda.default_generators = (CardGenerator(),) * torch.cuda.device_count()
+    if hasattr(torch._C, "_accelerator_getDefaultGenerator"):  # how torch 2.15 asks for it
+        torch._C._accelerator_getDefaultGenerator = constant(torch.cuda.default_generators[0])
 
     def set_state_and_run(mode: Any, operation: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:
         with mode:
