@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 
 TRACE = Path(__file__).parent / "trace"
+SLOW = ("trace/test_extension.py",)
+"""Traces of some ten seconds or more each."""
+NEWER = ("trace/test_workspaces.py", "trace/test_snapshot.py::test_freed_blocks_can_be_filtered_out")
+"""What kernels allocate as measured with torch 2.11, and what later viewers can do; torch 2.8 does some otherwise."""
 LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -24,6 +28,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if TRACE in item.path.parents:
             item.add_marker("trace")
+        for marker, names in (("slow", SLOW), ("newer", NEWER)):
+            if any(f"tests/{name}" in item.nodeid for name in names):
+                item.add_marker(marker)
 
 
 @pytest.fixture(autouse=True)

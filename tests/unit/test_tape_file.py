@@ -32,7 +32,7 @@ TAPE = Tape(
     guesses=("flash-attn was not installed",),
     versions={"torch": "2.13.0"},
 )
-HEADER = {"format": "tunecast.tape/1", "guesses": [], "versions": {}}
+HEADER = {"format": "tunecast.tape/1", "guesses": [], "assumptions": [], "versions": {}}
 
 
 def saved(path: Path, *lines: Any) -> Path:

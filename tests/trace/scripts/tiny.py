@@ -10,7 +10,7 @@ from pathlib import Path
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 64,
     "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 512, "torch_dtype": "bfloat16",
+    "max_position_embeddings": 512, "torch_dtype": "bfloat16", "use_cache": False,
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ On the tape  name `all_gather`, `reduce_scatter`, `all_reduce`, ...; shapes ((el
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from types import ModuleType
@@ -58,6 +59,7 @@ def install(recorder: Recorder) -> None:
         recorder.emulated["c10d::barrier"] = barrier
         recorder.emulated["c10d::monitored_barrier_"] = lambda *args, **kwargs: None
         hold_inputs_until_waited(recorder)
+        remember_reductions(module)
 
     after_import("torch.distributed.distributed_c10d", emulate)
 
@@ -79,7 +81,7 @@ def in_place(recorder: Recorder, name: str) -> Callable[..., Any]:
                     shapes=((sum(tensor.numel() for tensor in sent),), (ranks,)),
                 )
             )  # fmt: skip
-        carry_values(recorder, what, args, sent, received, ranks)
+        carry_values(recorder, what, sent, received, ranks)
         work = finished([tensor for tensor in received if isinstance(tensor, torch.Tensor)])
         return (args[0], work) if returns_tensors else work
 
@@ -120,9 +122,8 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def carry_values(
-    recorder: Recorder, what: str, args: tuple[Any, ...], sent: list[torch.Tensor], received: list[torch.Tensor],
-    ranks: int,
-) -> None:  # fmt: skip
+    recorder: Recorder, what: str, sent: list[torch.Tensor], received: list[torch.Tensor], ranks: int
+) -> None:
     """Small integers (lengths, token counts, flags) keep their values through a collective: scripts gather sizes and
     pad to the largest, or count tokens over all ranks. Every rank is taken to send what rank 0 sends."""
     if what == "broadcast":
@@ -139,19 +140,36 @@ def carry_values(
             copies = [values[0]] * (ranks if len(received) == 1 else 1)
             value = torch.cat([v.reshape(-1) for v in copies if v is not None])
         else:
-            value = values[0] * ranks if sums(args) else values[0].clone()
+            value = values[0] * ranks if adds_up() else values[0].clone()
         for tensor in received:
             tensor._tunecast_known = value.reshape(tensor.shape)  # type: ignore[attr-defined]
 
 
-def sums(args: tuple[Any, ...]) -> bool:
-    """Whether the reduction adds up, as opposed to taking an average, a least or a greatest."""
+def remember_reductions(module: ModuleType) -> None:
+    """The operator carries its reduction in a box Python cannot open before torch 2.14; `all_reduce` is told it."""
+    import torch.distributed as public
+
+    reduce: Callable[..., Any] = module.all_reduce
+
+    @functools.wraps(reduce)
+    def all_reduce(tensor: Any, op: Any = module.ReduceOp.SUM, *args: Any, **kwargs: Any) -> Any:
+        _reductions.append(op)
+        try:
+            return reduce(tensor, op, *args, **kwargs)
+        finally:
+            _reductions.pop()
+
+    module.all_reduce = public.all_reduce = all_reduce  # type: ignore[attr-defined]
+
+
+_reductions: list[Any] = []
+
+
+def adds_up() -> bool:
+    """Whether the reduction under way is a sum, as opposed to an average, a least or a greatest."""
     from torch._C._distributed_c10d import ReduceOp
 
-    boxed = next((a for a in args if isinstance(a, torch.ScriptObject) and "ReduceOp" in str(a._type())), None)
-    if boxed is None or not hasattr(ReduceOp, "unbox"):
-        return True
-    return bool(ReduceOp.unbox(boxed) == ReduceOp.SUM)
+    return not _reductions or bool(_reductions[-1] == ReduceOp.SUM)
 
 
 def hold_inputs_until_waited(recorder: Recorder) -> None:

@@ -143,7 +143,9 @@ def spawn_rank_zero(module: ModuleType) -> None:
 
     import torch.multiprocessing as public
 
-    module.spawn = public.spawn = spawn  # type: ignore[attr-defined, assignment]
+    for name in ("spawn", "start_processes"):
+        setattr(module, name, spawn)
+        setattr(public, name, spawn)
 
 
 def keep_generators(module: ModuleType) -> None:

@@ -21,6 +21,7 @@ CUDA_GRAPHS = "triton.cudagraphs"
 
 def install(recorder: Recorder) -> None:
     leave_out_timed_modes(recorder)
+    ask_for_no_assembler()
     after_import("triton.backends.nvidia.driver", load_no_driver)
     after_import("torch._inductor.config", cache_nothing)
     after_import("torch._inductor.compile_fx", compile_outside_the_trace)
@@ -46,6 +47,13 @@ def leave_out_timed_modes(recorder: Recorder) -> None:
         return apply_options
 
     replace(torch._TorchCompileInductorWrapper, "apply_options", without)
+
+
+def ask_for_no_assembler() -> None:
+    """The name of a kernel in the cache holds the version of `ptxas`, which is started to tell it."""
+    import torch.utils._triton as triton
+
+    replace(triton, "triton_hash_with_backend", lambda old: constant(""))
 
 
 def load_no_driver(module: ModuleType) -> None:

@@ -1,0 +1,193 @@
+"""Unmodified scripts under the tracer. Each of `scripts/` is run by a child process; several things a child, since one
+needs six seconds to import what it trains with."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tunecast.errors import NotResolved, TunecastError, Unsupported
+from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Tape
+from tunecast.tape.trace.card import Card
+from tunecast.tape.trace.request import Answer
+from tunecast.tape.trace.run import Limits, trace_script
+
+SCRIPTS = Path(__file__).parent / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+from tiny import CONFIG  # noqa: E402
+
+VOCABULARY = CONFIG["vocab_size"]
+SCALAR_BYTES = 8
+"""Trainers keep sums and counts as tensors of one value; those are not what this is about."""
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Scripts run in a folder of their own, with a Hub cache of their own."""
+    folder = tmp_path / "project"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    return folder
+
+
+def trace(name: str, *args: str, steps: int = 0, **options: object) -> tuple[Tape, Answer]:
+    return trace_script(str(SCRIPTS / name), args, Card(), steps=steps, limits=Limits(seconds=300), **options)  # type: ignore[arg-type]
+
+
+def phases(tape: Tape) -> list[tuple[int, Phase]]:
+    seen = [(event.step, event.phase) for event in tape.events if isinstance(event, Begin)]
+    return [now for before, now in zip([None, *seen], seen, strict=False) if now != before]
+
+
+def allocations(tape: Tape, step: int, phase: Phase) -> Counter[int]:
+    found: Counter[int] = Counter()
+    now = (0, Phase.LOAD)
+    for event in tape.events:
+        if isinstance(event, Begin):
+            now = (event.step, event.phase)
+        elif isinstance(event, Alloc) and now == (step, phase) and event.nbytes > SCALAR_BYTES:
+            found[event.nbytes] += 1
+    return found
+
+
+# ---------------------------------------------------------------------- how a script ends
+
+
+@pytest.mark.parametrize("how", ["forever", "eval", "save", "swallow"])
+def test_stops_after_the_steps_asked_for(how: str, own_folder: Path) -> None:
+    tape, answer = trace("loop.py", how, steps=2)
+    assert (answer.steps, answer.finished, answer.error) == (2, False, None)
+    of_a_step = [Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER]
+    trained = [(step, phase) for step, phase in phases(tape) if phase is not Phase.LOAD and step < 2]
+    assert [p for s, p in trained if s == 1 and p is not Phase.CLIP] == of_a_step
+    # weight 8 x 4, bias 4, input 2 x 8, output 2 x 4: what the second step still holds is freed by the end
+    alive = {e.block for e in tape.events if isinstance(e, Alloc)} - {e.block for e in tape.events if isinstance(e, Free)}
+    sizes = sorted(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.block in alive and e.nbytes < 1 << 20)
+    assert sizes in ([], [16, 128]), "only the model outlives the loop, and only where the process is left at once"
+    assert os.listdir(own_folder) == []
+
+
+def test_a_mistake_after_a_whole_step_keeps_the_tape() -> None:
+    tape, answer = trace("loop.py", "mistake", steps=2)
+    assert answer.error == "ValueError: my own mistake" and answer.steps == 1 and not answer.finished
+    assert "loop.py" in answer.detail and "tunecast/tape" not in answer.detail
+    assert any(isinstance(event, Op) for event in tape.events)
+
+
+def test_an_exit_code_is_an_error() -> None:
+    _, answer = trace("loop.py", "exit", steps=2)
+    assert answer.error == "the script ended with code 3"
+
+
+def test_what_fails_before_a_step_is_an_error_with_its_place(tmp_path: Path) -> None:
+    for text, error, told in (
+        ("import there_is_no_such_package", NotResolved, "there_is_no_such_package"),
+        ("1 / 0", TunecastError, "line 1"),
+        (WITHOUT_SHAPES, Unsupported, "mine::twice"),
+    ):
+        script = tmp_path / "script.py"
+        script.write_text(text)
+        with pytest.raises(error, match=told):
+            trace_script(str(script), [], Card(), steps=1)
+    with pytest.raises(NotResolved, match=r"no script nowhere\.py"):
+        trace_script("nowhere.py", [], Card(), steps=1)
+
+
+WITHOUT_SHAPES = """
+import torch
+@torch.library.custom_op("mine::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+twice(torch.ones(3, device="cuda"))
+"""
+
+
+def test_a_module_runs_as_python_m_would(own_folder: Path) -> None:
+    package = own_folder / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(
+        "import sys\nfrom mine import __name__ as parent\n"
+        "assert __name__ == '__main__' and parent == 'mine' and sys.argv[1:] == ['--a', 'b']\n"
+    )
+    _, answer = trace_script("mine.train", ["--a", "b"], Card(), as_module=True)
+    assert answer.finished and answer.error is None
+
+
+# ---------------------------------------------------------------------- what a script may touch
+
+
+def test_nothing_outside_changes(own_folder: Path, tmp_path: Path) -> None:
+    contents = {"keep.txt": "as it was", "notes.txt": "old", "data.json": json.dumps([{"text": "abc"}, {"text": "abcd"}])}
+    for name, text in contents.items():
+        (own_folder / name).write_text(text)
+    _, answer = trace("writes.py")
+    assert answer.error is None and answer.finished
+    assert {path.name: path.read_text() for path in own_folder.iterdir()} == contents
+    assert not (tmp_path / "hub").exists()
+    told = "\n".join(answer.untraced)
+    for refused in ("'touch touched'", "a second Python process", "192.0.2.1", "example.org", "saving tensors"):
+        assert refused in told
+    assert "uname" not in told
+
+
+def test_data_come_in_the_order_torch_draws() -> None:
+    real = subprocess.run([sys.executable, str(SCRIPTS / "order.py")], check=True, capture_output=True, text=True)
+    _, answer = trace("order.py", real.stdout.strip())
+    assert answer.error is None
+
+
+# ---------------------------------------------------------------------- models
+
+
+def test_models_by_name_need_only_their_configuration(tmp_path: Path, own_folder: Path) -> None:
+    snapshot = tmp_path / "hub/hub/models--some--cached-model/snapshots/1234"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(json.dumps(CONFIG))
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs/main").write_text("1234")
+    wider = CONFIG | {"hidden_size": 96}
+    with pytest.raises(NotResolved, match=r"nobody/nothing.*--model nobody/nothing=path/to/config\.json"):
+        trace("names.py", models={"some/offered-model": wider})
+    assert os.listdir(own_folder) == []
+
+
+# ---------------------------------------------------------------------- trainers
+
+
+def test_the_trainer_does_what_a_loop_does_and_widens_the_logits() -> None:
+    """Steps 0, 1 are the Trainer's and 2, 3 a loop's with the same model and batch; the rest only has to run."""
+    tape, answer = trace("trainers.py", "--all")
+    assert (answer.error, answer.finished, answer.steps) == (None, True, 16)
+    assert not tape.guesses
+    logits = 2 * 32 * VOCABULARY * 4
+    trainer, loop = (allocations(tape, step, Phase.FORWARD) for step in (1, 3))
+    # accelerate hands outputs of an autocast forward back in float32 (`convert_outputs_to_fp32`)
+    assert trainer[logits] == loop[logits] + 1
+    assert trainer - loop == Counter({logits: 1})
+    for phase in (Phase.BACKWARD, Phase.OPTIMIZER):
+        assert allocations(tape, 1, phase) == allocations(tape, 3, phase)
+    lines = "\n".join(event.source for event in tape.ops())
+    assert "trainers.py" in lines or not lines
+    assert any("no float16 gradient overflows" in text for text in tape.assumptions)
+    assert any("saving tensors was skipped" in text for text in answer.untraced)
+
+
+def test_trl_trains() -> None:
+    tape, answer = trace("trl_trainers.py")
+    assert (answer.error, answer.finished, answer.steps) == (None, True, 6)
+    assert not tape.guesses and not answer.untraced
+
+
+def test_accelerate_and_fabric_train() -> None:
+    pytest.importorskip("bitsandbytes")
+    tape, answer = trace("loops.py")
+    assert (answer.error, answer.finished) == (None, True) and answer.steps in (4, 6)
+    assert all("LLM.int8" in guess for guess in tape.guesses)
