@@ -1,4 +1,4 @@
-"""The figures of a benchmark result: how far predictions are off, by kind of run. Read by the tests and by `report.py`."""
+"""How far predictions are off, by kind of run: the figures the tests and `report.py` read off a benchmark result."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def quantile(values: list[float], q: float) -> float:
 def errors(rows: list[Row], what: str, kind: str, expandable: bool | None = None) -> list[float]:
     """Absolute relative errors of one kind of runs."""
     return [
-        abs(row["error"][what]) for row in rows
+        abs(row["error"][what])
+        for row in rows
         if row["kind"] == kind and (expandable is None or row["expandable"] is expandable)
-    ]  # fmt: skip
+    ]
 
 
 def summary(rows: list[Row]) -> list[tuple[str, str, bool]]:
@@ -42,13 +43,45 @@ def summary(rows: list[Row]) -> list[tuple[str, str, bool]]:
     exact = sum(e == 0 for e in allocated)
     exact_reserved = sum(e == 0 for e in reserved)
     return [
-        (f"allocated, {len(allocated)} fixed-length runs: within 0.05 % for 90 %", f"p90 {quantile(allocated, 0.9):.4%}; exact to the byte in {exact}", quantile(allocated, 0.9) <= 0.0005),
-        (f"allocated, {len(allocated)} fixed-length runs: all within 1 %", f"worst {max(allocated):.4%}", max(allocated) <= 0.01),
+        (
+            f"allocated, {len(allocated)} fixed-length runs: within 0.05 % for 90 %",
+            f"p90 {quantile(allocated, 0.9):.4%}; exact to the byte in {exact}",
+            quantile(allocated, 0.9) <= 0.0005,
+        ),
+        (
+            f"allocated, {len(allocated)} fixed-length runs: all within 1 %",
+            f"worst {max(allocated):.4%}",
+            max(allocated) <= 0.01,
+        ),
         (f"allocated, {len(compiled)} compiled run: within 5 %", f"worst {max(compiled):.3%}", max(compiled) <= 0.05),
-        (f"reserved, {len(reserved)} fixed-length runs: median within 0.1 %", f"median {quantile(reserved, 0.5):.4%}; exact to the byte in {exact_reserved}", quantile(reserved, 0.5) <= 0.001),
-        (f"reserved, {len(reserved)} fixed-length runs: 95 % within 1.5 %", f"p95 {quantile(reserved, 0.95):.3%}", quantile(reserved, 0.95) <= 0.015),
-        (f"reserved, {len(native)} mixed-length runs, native: each within 1 %", f"worst {max(native):.3%}", max(native) <= 0.01),
-        (f"reserved, {len(expandable)} mixed-length runs, expandable segments: each within 3 %", f"worst {max(expandable):.3%}", max(expandable) <= 0.03),
-        (f"least capacity, {len(outside)} bisected runs: within 0.5 % of the interval", f"worst {max(outside):.3%} outside", max(outside) <= 0.005),
-        (f"completes or not, {len(capped)} runs short of memory: every one called right", f"{right} of {len(capped)}", right == len(capped)),
-    ]  # fmt: skip
+        (
+            f"reserved, {len(reserved)} fixed-length runs: median within 0.1 %",
+            f"median {quantile(reserved, 0.5):.4%}; exact to the byte in {exact_reserved}",
+            quantile(reserved, 0.5) <= 0.001,
+        ),
+        (
+            f"reserved, {len(reserved)} fixed-length runs: 95 % within 1.5 %",
+            f"p95 {quantile(reserved, 0.95):.3%}",
+            quantile(reserved, 0.95) <= 0.015,
+        ),
+        (
+            f"reserved, {len(native)} mixed-length runs, native: each within 1 %",
+            f"worst {max(native):.3%}",
+            max(native) <= 0.01,
+        ),
+        (
+            f"reserved, {len(expandable)} mixed-length runs, expandable segments: each within 3 %",
+            f"worst {max(expandable):.3%}",
+            max(expandable) <= 0.03,
+        ),
+        (
+            f"least capacity, {len(outside)} bisected runs: within 0.5 % of the interval",
+            f"worst {max(outside):.3%} outside",
+            max(outside) <= 0.005,
+        ),
+        (
+            f"completes or not, {len(capped)} runs short of memory: every one called right",
+            f"{right} of {len(capped)}",
+            right == len(capped),
+        ),
+    ]

@@ -34,32 +34,48 @@ def draw(pick: random.Random, models: dict[str, Any]) -> dict[str, Any]:
     length = pick.choice([256, 512, 777, 1000, 1024, 1536, 2048, 2048, 3000, 4096])
     batch = pick.choice([1, 1, 2, 3, 4, 8])
     job: dict[str, Any] = {
-        "model": name, "method": method, "seq_len": length, "micro_batch": batch, "weights_dtype": "bfloat16",
-        "autocast": "bfloat16", "gradient_checkpointing": pick.random() < 0.6, "max_grad_norm": pick.choice([1.0, 1.0, 0.5]),
+        "model": name,
+        "method": method,
+        "seq_len": length,
+        "micro_batch": batch,
+        "weights_dtype": "bfloat16",
+        "autocast": "bfloat16",
+        "gradient_checkpointing": pick.random() < 0.6,
+        "max_grad_norm": pick.choice([1.0, 1.0, 0.5]),
         "attention": pick.choice(["sdpa", "sdpa", "sdpa", "eager"]) if length <= 2048 and batch <= 2 else "sdpa",
         "grad_accum": pick.choice([1, 1, 1, 2, 3]),
         "allocator": pick.choice(["native", "native", "expandable_segments"]),
-        "optimizer": pick.choice(["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "lion_8bit"]),
-    }  # fmt: skip
+        "optimizer": pick.choice(
+            ["adamw_torch", "adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit", "adafactor", "sgd", "lion_8bit"]
+        ),
+    }
     if method == "full":
         job["autocast"] = pick.choice([None, "bfloat16"])
         if small and pick.random() < 0.3:
             job |= {"weights_dtype": "float32", "autocast": "bfloat16"}
         if not small:
-            job |= {"optimizer": pick.choice(["adamw_8bit", "sgd", "adafactor"]), "gradient_checkpointing": True, "weights_dtype": "bfloat16"}
+            job |= {
+                "optimizer": pick.choice(["adamw_8bit", "sgd", "adafactor"]),
+                "gradient_checkpointing": True,
+                "weights_dtype": "bfloat16",
+            }
     else:
         job["lora"] = {
-            "rank": pick.choice([4, 8, 16, 32, 64, 128]), "alpha": 32, "dropout": pick.choice([0.0, 0.0, 0.05, 0.1]),
+            "rank": pick.choice([4, 8, 16, 32, 64, 128]),
+            "alpha": 32,
+            "dropout": pick.choice([0.0, 0.0, 0.05, 0.1]),
             "targets": pick.choice(["all-linear", "all-linear", "attention"]),
-            "dora": method == "lora" and pick.random() < 0.15, "adapter_dtype": pick.choice(["float32", "float32", "bfloat16"]),
-        }  # fmt: skip
+            "dora": method == "lora" and pick.random() < 0.15,
+            "adapter_dtype": pick.choice(["float32", "float32", "bfloat16"]),
+        }
         if method == "lora" and job["lora"]["adapter_dtype"] == "bfloat16":
             job["autocast"] = pick.choice([None, "bfloat16"])
     if method == "qlora":
         job["quantization"] = {
-            "format": pick.choice(["nf4", "nf4", "nf4", "fp4", "int8"]), "double_quant": pick.random() < 0.6,
+            "format": pick.choice(["nf4", "nf4", "nf4", "fp4", "int8"]),
+            "double_quant": pick.random() < 0.6,
             "prepare_kbit": pick.random() < 0.7,
-        }  # fmt: skip
+        }
         if job["quantization"]["format"] == "int8":
             job["quantization"]["double_quant"] = False
     if models[name]["config"]["model_type"] in LIGER and pick.random() < 0.2:

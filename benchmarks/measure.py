@@ -66,8 +66,12 @@ def run(values: dict[str, Any], config: dict[str, Any], answers: Any) -> None:
         measured["peak_reserved"] = torch.cuda.max_memory_reserved()
         free, total = torch.cuda.mem_get_info()
         measured |= {"device_used": total - free, "completed": True, "torch": torch.__version__}
-    except Exception as error:  # noqa: BLE001
-        measured |= {"completed": False, "oom": "OutOfMemory" in type(error).__name__, "error": traceback.format_exc()[-700:]}
+    except Exception as error:
+        measured |= {
+            "completed": False,
+            "oom": "OutOfMemory" in type(error).__name__,
+            "error": traceback.format_exc()[-700:],
+        }
     answers.put(measured)
 
 
@@ -95,15 +99,20 @@ def main() -> None:
             case.start()
             try:
                 measured = answers.get(timeout=options.case_s)
-            except Exception:  # noqa: BLE001
+            except Exception:
                 measured = {"completed": False, "error": f"no answer within {options.case_s} s"}
             case.join(3)
             if case.is_alive():
                 case.kill()
             out.write(json.dumps(row | {"measured": measured}) + "\n")
             out.flush()
-            print(row["job"]["id"], {k: measured.get(k) for k in ("completed", "oom", "peak_alloc", "peak_reserved")},
-                  (measured.get("error") or "")[-200:], round(time.monotonic() - start, 1), flush=True)  # fmt: skip
+            print(
+                row["job"]["id"],
+                {k: measured.get(k) for k in ("completed", "oom", "peak_alloc", "peak_reserved")},
+                (measured.get("error") or "")[-200:],
+                round(time.monotonic() - start, 1),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -48,7 +48,9 @@ def models() -> dict[str, Any]:
 
 def tape_key(job: Job) -> Job:
     """What decides the tape: all but how and in how much memory it is replayed."""
-    return dataclasses.replace(job, id=None, allocator="native", hardware=dataclasses.replace(job.hardware, capacity_bytes=None))
+    return dataclasses.replace(
+        job, id=None, allocator="native", hardware=dataclasses.replace(job.hardware, capacity_bytes=None)
+    )
 
 
 def compare(job: Job, measured: dict[str, Any], tape: Tape, torch_version: str) -> dict[str, Any]:
@@ -60,9 +62,14 @@ def compare(job: Job, measured: dict[str, Any], tape: Tape, torch_version: str) 
     steps = program(tape)
     free = replay(steps, settings)
     row: dict[str, Any] = {
-        "id": job.id, "guesses": list(tape.guesses),
-        "predicted": {"model_bytes": free.model_bytes, "allocated_bytes": free.allocated_bytes, "reserved_bytes": free.reserved_bytes},
-    }  # fmt: skip
+        "id": job.id,
+        "guesses": list(tape.guesses),
+        "predicted": {
+            "model_bytes": free.model_bytes,
+            "allocated_bytes": free.allocated_bytes,
+            "reserved_bytes": free.reserved_bytes,
+        },
+    }
     capacity = job.hardware.capacity_bytes
     if "cap_runs_gib" in measured:
         low, high = (measured[k] * GIB for k in ("cap_fails_gib", "cap_runs_gib"))
@@ -80,7 +87,11 @@ def compare(job: Job, measured: dict[str, Any], tape: Tape, torch_version: str) 
         return row
     row["kind"] = "compiled" if job.compile else "mixed lengths" if job.lengths else "fixed length"
     row["expandable"] = settings.expandable_segments
-    row["measured"] = {"model_bytes": measured["model_alloc"], "allocated_bytes": measured["peak_alloc"], "reserved_bytes": measured["peak_reserved"]}
+    row["measured"] = {
+        "model_bytes": measured["model_alloc"],
+        "allocated_bytes": measured["peak_alloc"],
+        "reserved_bytes": measured["peak_reserved"],
+    }
     row["error"] = {k: row["predicted"][k] / v - 1 for k, v in row["measured"].items()}
     return row
 
@@ -98,7 +109,9 @@ def group_results(group: list[tuple[Job, dict[str, Any]]], python: str) -> tuple
     start = time.perf_counter()
     tape = trace_job(job, models()[job.model], Card(), python=python)
     seconds = round(time.perf_counter() - start, 1)
-    return [compare(job, measured, tape, "2.11.0") | {"trace_s": seconds} for job, measured in group], dict(tape.versions)
+    return [compare(job, measured, tape, "2.11.0") | {"trace_s": seconds} for job, measured in group], dict(
+        tape.versions
+    )
 
 
 def main() -> None:
@@ -117,10 +130,13 @@ def main() -> None:
             order.append(job.id)
     made_at, found, versions = options.commit or commit(), {}, {}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for results, versions in pool.map(group_results, groups.values(), repeat(options.python)):
+        for results, traced_with in pool.map(group_results, groups.values(), repeat(options.python)):
+            versions |= traced_with
             for row in results:
                 found[row["id"]] = row
-                shown = row.get("error") or {k: row[k] for k in ("outside_interval", "predicted", "measured") if k in row}
+                shown = row.get("error") or {
+                    k: row[k] for k in ("outside_interval", "predicted", "measured") if k in row
+                }
                 shown = {k: f"{v:+.4%}" if isinstance(v, float) else v for k, v in shown.items()}
                 print(row["id"], row["kind"], shown, f"{row['trace_s']} s", flush=True)
     if not options.only:

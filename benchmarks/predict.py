@@ -1,6 +1,6 @@
 """Predict the generated jobs and write the predictions down, to be committed before anything is measured.
 
-    python benchmarks/predict.py --python ENV/bin/python        writes data/generated_predictions.jsonl
+python benchmarks/predict.py --python ENV/bin/python        writes data/generated_predictions.jsonl
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ def predicted(values: dict[str, Any], python: str, made_at: str) -> dict[str, An
     free, real = replay(steps, settings), replay(steps, settings, H200_CAPACITY_BYTES)
     seen = real if real.completed else free
     row["predicted"] = {
-        "completed": real.completed, "model_bytes": seen.model_bytes,
-        "allocated_bytes": seen.allocated_bytes, "reserved_bytes": seen.reserved_bytes,
-    }  # fmt: skip
+        "completed": real.completed,
+        "model_bytes": seen.model_bytes,
+        "allocated_bytes": seen.allocated_bytes,
+        "reserved_bytes": seen.reserved_bytes,
+    }
     return row | {"guesses": list(tape.guesses)}
 
 

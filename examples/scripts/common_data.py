@@ -22,11 +22,17 @@ def padded(rows: list[dict[str, Any]], pad_id: int = 0) -> dict[str, Any]:
 
     longest = max(len(row["input_ids"]) for row in rows)
     fill = {"input_ids": pad_id, "attention_mask": 0, "labels": -100}
-    return {name: torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows]) for name, value in fill.items()}
+    return {
+        name: torch.tensor([row[name] + [value] * (longest - len(row[name])) for row in rows])
+        for name, value in fill.items()
+    }
 
 
 def print_memory() -> None:
     import torch
 
-    peaks = {"max_memory_allocated": torch.cuda.max_memory_allocated(), "max_memory_reserved": torch.cuda.max_memory_reserved()}
+    peaks = {
+        "max_memory_allocated": torch.cuda.max_memory_allocated(),
+        "max_memory_reserved": torch.cuda.max_memory_reserved(),
+    }
     print(json.dumps(peaks))

@@ -1,7 +1,7 @@
 """QLoRA on a 3B Llama 3.2 in a plain loop: bitsandbytes 4-bit weights, 8-bit Adam, a length of its own each step.
 
-    python loop_qlora.py --steps 10
-    tunecast trace --steps all -- loop_qlora.py --steps 10
+python loop_qlora.py --steps 10
+tunecast trace --steps all -- loop_qlora.py --steps 10
 """
 
 import argparse
@@ -23,8 +23,13 @@ args = parser.parse_args()
 def in_four_bits(module: torch.nn.Module) -> None:
     for name, child in list(module.named_children()):
         if isinstance(child, torch.nn.Linear) and name != "lm_head":
-            new = bnb.nn.Linear4bit(child.in_features, child.out_features, bias=child.bias is not None,
-                                    compute_dtype=torch.bfloat16, quant_type="nf4")  # fmt: skip
+            new = bnb.nn.Linear4bit(
+                child.in_features,
+                child.out_features,
+                bias=child.bias is not None,
+                compute_dtype=torch.bfloat16,
+                quant_type="nf4",
+            )
             new.weight = bnb.nn.Params4bit(child.weight.data, requires_grad=False, quant_type="nf4", module=new)
             setattr(module, name, new)
         else:
@@ -32,9 +37,17 @@ def in_four_bits(module: torch.nn.Module) -> None:
 
 
 config = AutoConfig.for_model(
-    "llama", hidden_size=3072, intermediate_size=8192, num_hidden_layers=args.layers, num_attention_heads=24,
-    num_key_value_heads=8, head_dim=128, vocab_size=128256, tie_word_embeddings=True, use_cache=False,
-)  # fmt: skip
+    "llama",
+    hidden_size=3072,
+    intermediate_size=8192,
+    num_hidden_layers=args.layers,
+    num_attention_heads=24,
+    num_key_value_heads=8,
+    head_dim=128,
+    vocab_size=128256,
+    tie_word_embeddings=True,
+    use_cache=False,
+)
 model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 in_four_bits(model)
 model.to("cuda")

@@ -37,10 +37,15 @@ def test_the_result_says_where_it_comes_from_and_covers_every_run() -> None:
 
 
 TRACED_NOW = {
-    "llama-3.2-1b-full-b4s2048", "llama-3.2-1b-full-b4s2048-weights=fp32", "llama-3.2-1b-full-b4s2048-accum=4",
-    "qwen2.5-0.5b-full-b8s1024", "gpt2-full-b8s1024-weights=fp32", "llama-3.1-8b-qlora-b4s2048-ckpt",
-    "llama-3.1-8b-lora-b1s2048-dora", "llama-3.2-1b-full-b8s2048-ckpt",
-}  # fmt: skip
+    "llama-3.2-1b-full-b4s2048",
+    "llama-3.2-1b-full-b4s2048-weights=fp32",
+    "llama-3.2-1b-full-b4s2048-accum=4",
+    "qwen2.5-0.5b-full-b8s1024",
+    "gpt2-full-b8s1024-weights=fp32",
+    "llama-3.1-8b-qlora-b4s2048-ckpt",
+    "llama-3.1-8b-lora-b1s2048-dora",
+    "llama-3.2-1b-full-b8s2048-ckpt",
+}
 ROWS = {str(job.id): (job, measured) for job, measured in memory.rows(BENCHMARKS / "data" / "h200_runs.jsonl")}
 
 

@@ -1,7 +1,7 @@
 """What the tracer says a step allocates, against what an H200 did: every allocation and free of step 1, in order.
 
-`data/h200_histories.jsonl.gz`: torch's own allocation history (`torch.cuda.memory._record_memory_history`) of ten jobs cut
-to three or four layers, torch 2.11.0, transformers 5.17.0. A positive number is an allocation of that many bytes, a
+`data/h200_histories.jsonl.gz`: torch's own allocation history (`torch.cuda.memory._record_memory_history`) of ten jobs
+cut to three or four layers, torch 2.11.0, transformers 5.17.0. A positive number is an allocation of that many bytes, a
 negative one a free. Frees that follow each other directly may come in any order and are compared as a set.
 """
 

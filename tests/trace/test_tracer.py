@@ -116,7 +116,9 @@ print(json.dumps(answers))
 @pytest.fixture(scope="module")
 def answers() -> dict[str, Any]:
     environment = os.environ | {"PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-c", PROGRAMS], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAMS], capture_output=True, text=True, env=environment, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

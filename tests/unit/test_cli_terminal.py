@@ -60,6 +60,15 @@ def test_progress_counts_whole_seconds_and_cleans_up(monkeypatch: pytest.MonkeyP
     assert screen.getvalue() == "\r\x1b[Ktracing gpt2  0 s\r\r\x1b[Ktracing gpt2  1 s\r\r\x1b[K"
 
 
+def test_progress_beside_a_scripts_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    screen = Screen()
+    with Progress("tracing a.py", screen, aside=True) as progress:
+        progress(0.0)
+    assert screen.getvalue() == "\r\x1b[K\x1b[63Gtracing a.py  0 s\r\r\x1b[K", "17 characters that end in column 79"
+
+
 def test_progress_into_a_pipe_is_nothing() -> None:
     pipe = Pipe()
     with Progress("tracing gpt2", pipe) as progress:

@@ -58,9 +58,10 @@ def test_a_period_of_two_layers() -> None:
         tape = toy(layers)
         return tape.with_events(
             e._replace(flops=e.flops + int(e.module[-1:]) % 2 if "layers" in e.module and e.name == "mm" else e.flops)
-            if isinstance(e, Op) else e
+            if isinstance(e, Op)
+            else e
             for e in tape.events
-        )  # fmt: skip
+        )
 
     assert list(extended(alternating(5), alternating(7), 5, 7, 9, head=2).events) == renumbered(alternating(9).events)
 

@@ -35,12 +35,30 @@ def sizes(tape: Tape) -> list[int]:
 def test_steps_repeat_and_free_what_the_one_before_left() -> None:
     #                                       weights, step 0        step 2          step 2          step 1
     assert sizes(scheduled(traced(), [0, 2, 2, 1])) == [
-        100, 1, 10, -10, 50,   3, -1, 30, -30,   3, -3, 30, -30,   2, -3, 20, -20,
-    ]  # fmt: skip
+        100,
+        1,
+        10,
+        -10,
+        50,
+        3,
+        -1,
+        30,
+        -30,
+        3,
+        -3,
+        30,
+        -30,
+        2,
+        -3,
+        20,
+        -20,
+    ]
 
 
 def test_steps_are_numbered_anew() -> None:
-    begins = [e.step for e in scheduled(traced(), [0, 2, 1]).events if isinstance(e, Begin) and e.phase is not Phase.LOAD]
+    begins = [
+        e.step for e in scheduled(traced(), [0, 2, 1]).events if isinstance(e, Begin) and e.phase is not Phase.LOAD
+    ]
     assert begins == [0, 1, 2]
 
 

@@ -28,12 +28,13 @@ def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> Ter
 class Progress:
     """`tracing llama-3.1-8b  12 s`, rewritten in place; nothing at all where stderr is no terminal.
 
-    The cursor is left at the start of the line, so that what a script prints begins there. Traces run side by side
-    call from their own threads.
+    `aside` writes it at the right edge and leaves the cursor at the left one, where what a traced script prints
+    begins. Traces run side by side call from their own threads.
     """
 
-    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+    def __init__(self, label: str, stream: TextIO | None = None, *, aside: bool = False) -> None:
         self._label = label
+        self._aside = aside
         self._stream = sys.stderr if stream is None else stream
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._shown_s = -1
@@ -46,7 +47,9 @@ class Progress:
         with self._lock:
             if self._live and int(passed_s) > self._shown_s:
                 self._shown_s = int(passed_s)
-                self._stream.write(f"\r\x1b[K{self._label}  {self._shown_s} s\r")
+                text = f"{self._label}  {self._shown_s} s"
+                column = shutil.get_terminal_size().columns - len(text) if self._aside else 0
+                self._stream.write(f"\r\x1b[K{f'{chr(27)}[{column}G' if column > 0 else ''}{text}\r")
                 self._stream.flush()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
     models = models_of(arguments.model)
     python = python_for(launch, arguments.python)
     os.environ.update(launch.environment)
-    with Progress(f"tracing {launch.script}") as progress:
+    with Progress(f"tracing {launch.script}", aside=True) as progress:
         tape, answer = _traced(launch, arguments, gpu, models, python, progress)
     held = held_of(replace(tape, guesses=(*tape.guesses, *answer.untraced)), gpu, arguments, configured)
     said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))

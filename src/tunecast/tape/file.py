@@ -77,7 +77,14 @@ def write_tape(tape: Tape, path: str | os.PathLike[str]) -> None:
 
 
 def _lines(tape: Tape) -> Iterator[bytes]:
-    header = _encoded({"format": FORMAT, "guesses": list(tape.guesses), "assumptions": list(tape.assumptions), "versions": dict(tape.versions)})
+    header = _encoded(
+        {
+            "format": FORMAT,
+            "guesses": list(tape.guesses),
+            "assumptions": list(tape.assumptions),
+            "versions": dict(tape.versions),
+        }
+    )
     if len(header) > _MAX_LINE_BYTES:
         raise _Damaged("what was guessed fills more than a line may hold")
     yield header

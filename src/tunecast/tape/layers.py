@@ -260,7 +260,9 @@ def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, cop
                     moved = Alloc(block, event.nbytes, event.role, _moved(event.module, container, shift), event.stream)
                     out.append(moved if layer is not None else _OutsideAlloc(moved))  # type: ignore[arg-type]
                 elif isinstance(event, Free):
-                    out.append(Free(_born(births[event.block], run.layer, layer, last_copied, copies * period, numbers)))
+                    out.append(
+                        Free(_born(births[event.block], run.layer, layer, last_copied, copies * period, numbers))
+                    )
                 elif isinstance(event, Op):
                     op = event._replace(module=_moved(event.module, container, shift)) if shift else event
                     out.append(op if layer is not None else _OutsideOp(op))  # type: ignore[arg-type]
@@ -310,8 +312,9 @@ def _moved(module: str, container: str, shift: int) -> str:
         return module
     return container + NUMBERED.sub(
         lambda match: match.group(0).replace(match.group(1), str(int(match.group(1)) + shift)),
-        module[len(container) :], count=1,
-    )  # fmt: skip
+        module[len(container) :],
+        count=1,
+    )
 
 
 def renumbered(events: Sequence[Event]) -> list[Event]:

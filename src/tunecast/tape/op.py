@@ -24,7 +24,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-
 MANY = "(many)"
 """The module of an operation on a list of tensors of many modules: an optimizer's, a gradient norm's."""
 

@@ -27,7 +27,9 @@ def scheduled(tape: Tape, order: Sequence[int]) -> Tape:
     for position, step in enumerate([-1, *order]):
         before = {block: index for index, block in enumerate(left.get(step - 1, []))}
         if position > 1 and len(before) != len(carried):
-            raise NotRepeatable(f"step {step} expects {len(before)} blocks of the step before it, {len(carried)} are there")
+            raise NotRepeatable(
+                f"step {step} expects {len(before)} blocks of the step before it, {len(carried)} are there"
+            )
         own: dict[int, int] = {}
         for event in steps[step]:
             if isinstance(event, Alloc):

@@ -27,8 +27,8 @@ def require_supported_version() -> None:
 def require_faithful_trace(recorder: Recorder) -> None:
     """Trains a 4-by-4 product one step under the tracer and compares with what paper says.
 
-        weight (1024 B), input (1024 B), product (1024 B), mean (4 B), then backward: 1.0 (4 B), its spread over the
-        product (1024 B, an expanded view divided), and the weight's gradient (1024 B).
+    weight (1024 B), input (1024 B), product (1024 B), mean (4 B), then backward: 1.0 (4 B), its spread over the
+    product (1024 B, an expanded view divided), and the weight's gradient (1024 B).
     """
     before = len(recorder._events)
     weight = torch.ones(16, 16, device="cuda", requires_grad=True)
@@ -51,5 +51,3 @@ def require_faithful_trace(recorder: Recorder) -> None:
             "To fix: upgrade tunecast, or trace with the newest torch it names in `tunecast trace --help`."
         )
     recorder.forget_all()
-
-

@@ -32,7 +32,7 @@ def main(path: str) -> int:
         write_tape(tape, request.tape_path)
     except TunecastError as error:
         answer = Answer(error=error.message, code=error.code, field=error.field)
-    except BaseException as error:  # noqa: BLE001  whatever the user's program raises is told, not shown as a crash
+    except BaseException as error:
         detail = "".join(traceback.format_exception(error))[-4000:]
         answer = Answer(error=f"{type(error).__name__}: {error}", code="internal", detail=detail)
     answer.write(request.answer_path)
@@ -73,5 +73,3 @@ if __name__ == "__main__":
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # the engine's threads and C++ statics need not be taken down around a card that is not there
-
-

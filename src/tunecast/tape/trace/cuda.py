@@ -19,12 +19,24 @@ from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.recorder import Recorder
 
 HOPPER_DETAILS = {  # what a Hopper card answers; code that plans tiles by them only picks among Triton configurations
-    "is_integrated": 0, "is_multi_gpu_board": 0, "max_threads_per_multi_processor": 2048, "warp_size": 32,
-    "max_threads_per_block": 1024, "regs_per_multiprocessor": 65536, "gcnArchName": "", "L2_cache_size": 60 << 20,
-    "shared_memory_per_block": 49152, "shared_memory_per_block_optin": 232448,
-    "shared_memory_per_multiprocessor": 233472, "uuid": "00000000-0000-0000-0000-000000000000",
-    "pci_bus_id": 0, "pci_device_id": 0, "pci_domain_id": 0, "clock_rate": 1980000, "memory_clock_rate": 3201000,
-}  # fmt: skip
+    "is_integrated": 0,
+    "is_multi_gpu_board": 0,
+    "max_threads_per_multi_processor": 2048,
+    "warp_size": 32,
+    "max_threads_per_block": 1024,
+    "regs_per_multiprocessor": 65536,
+    "gcnArchName": "",
+    "L2_cache_size": 60 << 20,
+    "shared_memory_per_block": 49152,
+    "shared_memory_per_block_optin": 232448,
+    "shared_memory_per_multiprocessor": 233472,
+    "uuid": "00000000-0000-0000-0000-000000000000",
+    "pci_bus_id": 0,
+    "pci_device_id": 0,
+    "pci_domain_id": 0,
+    "clock_rate": 1980000,
+    "memory_clock_rate": 3201000,
+}
 
 
 class Stream:
@@ -85,9 +97,13 @@ class DeviceContext:
 
 def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int = 0) -> None:
     properties = types.SimpleNamespace(
-        name=card.name, major=card.capability[0], minor=card.capability[1], total_memory=card.total_bytes,
-        multi_processor_count=card.sm_count, **HOPPER_DETAILS,
-    )  # fmt: skip
+        name=card.name,
+        major=card.capability[0],
+        minor=card.capability[1],
+        total_memory=card.total_bytes,
+        multi_processor_count=card.sm_count,
+        **HOPPER_DETAILS,
+    )
     streams: dict[int, Stream] = {0: Stream(number=0)}
 
     def current_stream(*args: Any, **kwargs: Any) -> Stream:
@@ -128,39 +144,79 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
 
     random_state = torch.zeros(16, dtype=torch.uint8)
     shared: dict[str, Any] = {
-        "is_available": constant(True), "device_count": constant(devices), "synchronize": constant(None),
-        "current_stream": current_stream, "set_stream": set_stream,
-        "empty_cache": lambda *a, **k: recorder.empty_cache(), "memory_stats": memory_stats,
+        "is_available": constant(True),
+        "device_count": constant(devices),
+        "synchronize": constant(None),
+        "current_stream": current_stream,
+        "set_stream": set_stream,
+        "empty_cache": lambda *a, **k: recorder.empty_cache(),
+        "memory_stats": memory_stats,
         "memory_allocated": lambda *a, **k: recorder.allocated_bytes,
         "max_memory_allocated": lambda *a, **k: recorder.peak_bytes,
         "memory_reserved": lambda *a, **k: recorder.allocated_bytes,
         "max_memory_reserved": lambda *a, **k: recorder.peak_bytes,
-        "reset_peak_memory_stats": reset_peak, "reset_accumulated_memory_stats": constant(None),
-    }  # fmt: skip
+        "reset_peak_memory_stats": reset_peak,
+        "reset_accumulated_memory_stats": constant(None),
+    }
     of_cuda = shared | {
-        "init": constant(None), "is_initialized": constant(True), "_lazy_init": constant(None), "_lazy_call": lambda f, **k: f(),
-        "_is_in_bad_fork": constant(False), "current_device": constant(local_rank), "set_device": constant(None), "device": DeviceContext, "device_of": nothing,
-        "_exchange_device": constant(local_rank), "_maybe_exchange_device": constant(local_rank),
-        "get_device_properties": constant(properties), "get_device_name": constant(card.name),
-        "get_device_capability": constant(card.capability), "get_arch_list": constant(["sm_%d%d" % card.capability]),
-        "is_bf16_supported": constant(card.capability >= (8, 0)), "is_tf32_supported": constant(card.capability >= (8, 0)),
-        "Stream": Stream, "Event": Event, "ExternalStream": Stream, "stream": StreamContext, "StreamContext": StreamContext,
-        "default_stream": constant(streams[0]), "is_current_stream_capturing": constant(False), "ipc_collect": constant(None),
-        "manual_seed": constant(None), "manual_seed_all": constant(None), "seed": constant(None), "seed_all": constant(None),
-        "initial_seed": constant(0), "get_rng_state": constant(random_state), "set_rng_state": constant(None),
-        "get_rng_state_all": constant([random_state]), "set_rng_state_all": constant(None),
+        "init": constant(None),
+        "is_initialized": constant(True),
+        "_lazy_init": constant(None),
+        "_lazy_call": lambda f, **k: f(),
+        "_is_in_bad_fork": constant(False),
+        "current_device": constant(local_rank),
+        "set_device": constant(None),
+        "device": DeviceContext,
+        "device_of": nothing,
+        "_exchange_device": constant(local_rank),
+        "_maybe_exchange_device": constant(local_rank),
+        "get_device_properties": constant(properties),
+        "get_device_name": constant(card.name),
+        "get_device_capability": constant(card.capability),
+        "get_arch_list": constant([f"sm_{card.capability[0]}{card.capability[1]}"]),
+        "is_bf16_supported": constant(card.capability >= (8, 0)),
+        "is_tf32_supported": constant(card.capability >= (8, 0)),
+        "Stream": Stream,
+        "Event": Event,
+        "ExternalStream": Stream,
+        "stream": StreamContext,
+        "StreamContext": StreamContext,
+        "default_stream": constant(streams[0]),
+        "is_current_stream_capturing": constant(False),
+        "ipc_collect": constant(None),
+        "manual_seed": constant(None),
+        "manual_seed_all": constant(None),
+        "seed": constant(None),
+        "seed_all": constant(None),
+        "initial_seed": constant(0),
+        "get_rng_state": constant(random_state),
+        "set_rng_state": constant(None),
+        "get_rng_state_all": constant([random_state]),
+        "set_rng_state_all": constant(None),
         "mem_get_info": lambda *a, **k: (card.total_bytes - recorder.allocated_bytes, card.total_bytes),
-        "memory_summary": constant(""), "memory_snapshot": constant([]), "utilization": constant(0),
-        "set_per_process_memory_fraction": constant(None), "get_per_process_memory_fraction": constant(1.0),
-        "can_device_access_peer": constant(True), "temperature": constant(40), "power_draw": constant(0), "clock_rate": constant(1980),
-        "reset_max_memory_allocated": reset_peak, "reset_max_memory_cached": reset_peak,
-        "max_memory_cached": lambda *a, **k: recorder.peak_bytes, "memory_cached": lambda *a, **k: recorder.allocated_bytes,
-    }  # fmt: skip
+        "memory_summary": constant(""),
+        "memory_snapshot": constant([]),
+        "utilization": constant(0),
+        "set_per_process_memory_fraction": constant(None),
+        "get_per_process_memory_fraction": constant(1.0),
+        "can_device_access_peer": constant(True),
+        "temperature": constant(40),
+        "power_draw": constant(0),
+        "clock_rate": constant(1980),
+        "reset_max_memory_allocated": reset_peak,
+        "reset_max_memory_cached": reset_peak,
+        "max_memory_cached": lambda *a, **k: recorder.peak_bytes,
+        "memory_cached": lambda *a, **k: recorder.allocated_bytes,
+    }
     of_accelerator = shared | {
-        "current_device_index": constant(local_rank), "current_device_idx": constant(local_rank),
-        "set_device_index": constant(None), "set_device_idx": constant(None), "device_index": nothing,
-        "current_accelerator": constant(torch.device("cuda")), "get_memory_info": of_cuda["mem_get_info"],
-    }  # fmt: skip
+        "current_device_index": constant(local_rank),
+        "current_device_idx": constant(local_rank),
+        "set_device_index": constant(None),
+        "set_device_idx": constant(None),
+        "device_index": nothing,
+        "current_accelerator": constant(torch.device("cuda")),
+        "get_memory_info": of_cuda["mem_get_info"],
+    }
     for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         _replace(module, of_cuda, add=module is torch.cuda)
     _replace(torch.accelerator, of_accelerator)
@@ -168,11 +224,20 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
         _replace(torch.accelerator.memory, of_accelerator)
     torch.version.cuda = torch.version.cuda or "13.0"
     for name, answer in {
-        "_cuda_getDevice": local_rank, "_cuda_setDevice": None, "_cuda_exchangeDevice": local_rank,
-        "_cuda_maybeExchangeDevice": local_rank, "_cuda_getDeviceCount": devices, "_cuda_isInBadFork": False,
-        "_cuda_emptyCache": None, "_cuda_synchronize": None, "_cuda_getCurrentRawStream": 0, "_cuda_init": None,
-        "_cuda_isCurrentStreamCapturing": False, "_cuda_getArchFlags": "", "_get_accelerator": torch.device("cuda"),
-    }.items():  # fmt: skip
+        "_cuda_getDevice": local_rank,
+        "_cuda_setDevice": None,
+        "_cuda_exchangeDevice": local_rank,
+        "_cuda_maybeExchangeDevice": local_rank,
+        "_cuda_getDeviceCount": devices,
+        "_cuda_isInBadFork": False,
+        "_cuda_emptyCache": None,
+        "_cuda_synchronize": None,
+        "_cuda_getCurrentRawStream": 0,
+        "_cuda_init": None,
+        "_cuda_isCurrentStreamCapturing": False,
+        "_cuda_getArchFlags": "",
+        "_get_accelerator": torch.device("cuda"),
+    }.items():
         setattr(torch._C, name, constant(answer))
 
 

@@ -28,8 +28,14 @@ LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
 def trace_job(
-    job: Job, config: Mapping[str, Any], card: Card, *, exact: bool = False, python: str = sys.executable,
-    limits: Limits | None = None, progress: Progress | None = None,
+    job: Job,
+    config: Mapping[str, Any],
+    card: Card,
+    *,
+    exact: bool = False,
+    python: str = sys.executable,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
 ) -> Tape:
     """The tape of the training run a job describes. `exact` traces every layer rather than a few."""
 

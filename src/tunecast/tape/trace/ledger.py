@@ -77,9 +77,15 @@ class Ledger:
     def forget_all(self) -> None:
         """Start from an empty card; nothing traced so far may be alive."""
         for values in (
-            self._events, self._blocks, self._storages, self._renamed, self._workspaces, self._op_of_block,
-            self._became, self._summed,
-        ):  # fmt: skip
+            self._events,
+            self._blocks,
+            self._storages,
+            self._renamed,
+            self._workspaces,
+            self._op_of_block,
+            self._became,
+            self._summed,
+        ):
             values.clear()
         self.guesses.clear()
         self.assumptions.clear()

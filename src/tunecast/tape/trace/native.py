@@ -67,7 +67,9 @@ def _register_stub_guard(over_a_real_one: bool) -> None:
     guard = (ctypes.c_void_p * 8)(ctypes.addressof(methods))
     _kept_alive.extend((answer, methods, guard))
     register = getattr(c10, REGISTER_GUARD, None)
-    if register is None:  # torch 2.8 has no such function yet; it is this assignment (c10/core/impl/DeviceGuardImplInterface.cpp)
+    if (
+        register is None
+    ):  # torch 2.8 has no such function yet; it is this assignment (c10/core/impl/DeviceGuardImplInterface.cpp)
         registry[CUDA_DEVICE_TYPE] = ctypes.addressof(guard)
         return
     register.argtypes, register.restype = [ctypes.c_int8, ctypes.c_void_p], None

@@ -115,7 +115,9 @@ def graft_parameter_subclasses() -> None:
             return make(cls, data, require_grad, **kwargs)
         if not issubclass(cls, FakeTensor):
             if cls not in grafted:
-                grafted[cls] = type(cls)("Fake" + cls.__name__, (cls, FakeTensor), {"detach": detach, "device": torch.Tensor.device})
+                grafted[cls] = type(cls)(
+                    "Fake" + cls.__name__, (cls, FakeTensor), {"detach": detach, "device": torch.Tensor.device}
+                )
             cls = grafted[cls]
         tensor = data.detach()
         tensor._tunecast_known = known(data)
@@ -219,7 +221,15 @@ def multiply_into_wider_results() -> None:
     from torch._subclasses.fake_impls import register_op_impl
 
     def product(
-        mode: Any, func: Any, bias: Any, left: Any, right: Any, out_dtype: torch.dtype, *, out: Any = None, **scales: Any
+        mode: Any,
+        func: Any,
+        bias: Any,
+        left: Any,
+        right: Any,
+        out_dtype: torch.dtype,
+        *,
+        out: Any = None,
+        **scales: Any,
     ) -> Any:
         with mode:
             shape = (*left.shape[:-1], right.shape[-1])

@@ -142,9 +142,14 @@ def adapt(job: Job, model: Any) -> Any:
             model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=job.gradient_checkpointing)
         lora = job.lora
         settings = LoraConfig(
-            r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets(job, model),
-            task_type="CAUSAL_LM", use_dora=lora.dora, use_rslora=lora.rslora,
-        )  # fmt: skip
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=targets(job, model),
+            task_type="CAUSAL_LM",
+            use_dora=lora.dora,
+            use_rslora=lora.rslora,
+        )
         try:
             model = get_peft_model(model, settings, autocast_adapter_dtype=lora.adapter_dtype == "float32")
         except ValueError as error:
@@ -168,8 +173,10 @@ def targets(job: Job, model: Any) -> Any:
     missing = [name for name in names if name not in present]
     if missing or not names:
         linear = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if hasattr(m, "in_features")})
-        raise UsageError(f"lora.targets: this model has no {', '.join(missing) or 'such modules'}; it has "
-                         f"{', '.join(linear)}", field="lora.targets")  # fmt: skip
+        raise UsageError(
+            f"lora.targets: this model has no {', '.join(missing) or 'such modules'}; it has {', '.join(linear)}",
+            field="lora.targets",
+        )
     return names
 
 
@@ -186,19 +193,28 @@ def make_optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.opti
     import bitsandbytes as bnb
 
     kinds = {
-        "adamw_8bit": bnb.optim.AdamW8bit, "adamw_bnb_8bit": bnb.optim.AdamW8bit, "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
-        "paged_adamw_32bit": bnb.optim.PagedAdamW32bit, "paged_adamw": bnb.optim.PagedAdamW32bit,
-        "lion_8bit": bnb.optim.Lion8bit, "lion_32bit": bnb.optim.Lion32bit, "paged_lion_8bit": bnb.optim.PagedLion8bit,
-        "paged_lion_32bit": bnb.optim.PagedLion32bit, "rmsprop_bnb_8bit": bnb.optim.RMSprop8bit,
-    }  # fmt: skip
+        "adamw_8bit": bnb.optim.AdamW8bit,
+        "adamw_bnb_8bit": bnb.optim.AdamW8bit,
+        "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
+        "paged_adamw_32bit": bnb.optim.PagedAdamW32bit,
+        "paged_adamw": bnb.optim.PagedAdamW32bit,
+        "lion_8bit": bnb.optim.Lion8bit,
+        "lion_32bit": bnb.optim.Lion32bit,
+        "paged_lion_8bit": bnb.optim.PagedLion8bit,
+        "paged_lion_32bit": bnb.optim.PagedLion32bit,
+        "rmsprop_bnb_8bit": bnb.optim.RMSprop8bit,
+    }
     if name not in kinds:
         known = sorted({"adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *kinds})
-        raise UsageError(f"optimizer: the traced engine does not build {name!r} yet; it builds {', '.join(known)}. "
-                         "To fix: trace your own script with `tunecast trace`.", field="optimizer")  # fmt: skip
+        raise UsageError(
+            f"optimizer: the traced engine does not build {name!r} yet; it builds {', '.join(known)}. "
+            "To fix: trace your own script with `tunecast trace`.",
+            field="optimizer",
+        )
     return kinds[name](parameters, lr=1e-5)
 
 
-class default_dtype:  # noqa: N801  reads like torch's own context managers
+class default_dtype:
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
 

@@ -73,9 +73,8 @@ class Recorder(Ledger, TorchDispatchMode):
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
         known = self.values.evaluate(func, args, kwargs, inputs)
         on_card = any(x.device.type == "cuda" for x in inputs)
-        if on_card and name == "aten::index":
-            if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]):
-                args = (args[0], self.values.indices_of_masks(args[1], self))
+        if on_card and name == "aten::index" and any(i is not None and i.dtype in MASKS for i in args[1]):
+            args = (args[0], self.values.indices_of_masks(args[1], self))
         try:
             out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
@@ -84,9 +83,9 @@ class Recorder(Ledger, TorchDispatchMode):
             else:
                 self.values.relied_on(inputs[0], self)
             out = self.values.as_fake(known, inputs[0].device)
-        outputs = [out] if isinstance(out, torch.Tensor) else [
-            x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)
-        ]
+        outputs = (
+            [out] if isinstance(out, torch.Tensor) else [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
+        )
         outputs_on_card = [x for x in outputs if isinstance(x, FakeTensor) and x.device.type == "cuda"]
         if on_card or outputs_on_card:
             with self._lock:
@@ -98,8 +97,14 @@ class Recorder(Ledger, TorchDispatchMode):
         return out
 
     def _record(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any],
-        inputs: list[torch.Tensor], outputs: list[torch.Tensor], out: Any,
+        self,
+        func: Any,
+        name: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        out: Any,
     ) -> None:
         new = [x for x in outputs if self._is_new(x.untyped_storage())]
         if not new and not func._schema.is_mutable and name not in ALWAYS_WORK:
@@ -116,10 +121,15 @@ class Recorder(Ledger, TorchDispatchMode):
         source = self.scopes.source() if new and max(map(nbytes, new)) >= SOURCE_FROM_BYTES else ""
         self._events.append(
             Op(
-                name.removeprefix("aten::"), module, flops(func, args, kwargs, out),
-                sum(map(nbytes, inputs)), written, workspaces.kernel_count(name, args, inputs),
+                name.removeprefix("aten::"),
+                module,
+                flops(func, args, kwargs, out),
+                sum(map(nbytes, inputs)),
+                written,
+                workspaces.kernel_count(name, args, inputs),
                 str((outputs or inputs)[0].dtype).removeprefix("torch."),
-                tuple(tuple(x.shape) for x in inputs[:3]), source,
+                tuple(tuple(x.shape) for x in inputs[:3]),
+                source,
                 self.stream_of_thread.get(threading.get_ident(), 0),
             )
         )
@@ -178,8 +188,12 @@ class Recorder(Ledger, TorchDispatchMode):
 
     def _is_engine_addition(self, func: Any, name: str, kwargs: Any, inputs: list[torch.Tensor]) -> bool:
         return (
-            name == "aten::add" and func._overloadname == "Tensor" and len(inputs) == 2 and not kwargs
-            and inputs[0].shape == inputs[1].shape and _called_by_engine()
+            name == "aten::add"
+            and func._overloadname == "Tensor"
+            and len(inputs) == 2
+            and not kwargs
+            and inputs[0].shape == inputs[1].shape
+            and _called_by_engine()
         )
 
     def _replaced_in_place(self, old: torch.Tensor, storage: Any) -> int | None:
@@ -188,9 +202,16 @@ class Recorder(Ledger, TorchDispatchMode):
 
 
 BETWEEN_ENGINE_AND_US = {
-    "_called_by_engine", "_is_engine_addition", "_record", "_run", "__torch_dispatch__",  # this file
-    "inner", "_fn", "wrapper",  # torch's own wrapping of dispatch modes
-}  # fmt: skip
+    "_called_by_engine",
+    "_is_engine_addition",
+    "_record",
+    "_run",
+    "__torch_dispatch__",  # this file
+    "inner",
+    "_fn",
+    "wrapper",  # torch's own wrapping of dispatch modes
+}
+MASKS = (torch.bool, torch.uint8)
 ALWAYS_WORK = {"aten::copy_", "aten::_foreach_copy_"}
 
 

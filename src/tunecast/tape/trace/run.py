@@ -6,6 +6,7 @@ outlives its time or outgrows its memory, and leaves nothing behind: its files l
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -37,10 +38,16 @@ runpy.run_module("tunecast.tape.trace.child", run_name="__main__", alter_sys=Tru
 """Gives another interpreter this tunecast and nothing else: on its path, our site-packages would hide its own."""
 POLL_S = 0.2
 OFFLINE = {
-    "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1",
-    "WANDB_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1",
-    "PYTHONDONTWRITEBYTECODE": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1",
-}  # fmt: skip
+    "CUDA_VISIBLE_DEVICES": "",
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONUNBUFFERED": "1",
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+}
 
 Progress = Callable[[float], None]
 """Called several times a second with the seconds passed."""
@@ -53,8 +60,14 @@ class Limits:
 
 
 def trace_training(
-    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, *, python: str = sys.executable,
-    limits: Limits | None = None, progress: Progress | None = None,
+    job: Job,
+    config: Mapping[str, Any],
+    lengths: Sequence[int],
+    card: Card,
+    *,
+    python: str = sys.executable,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
 ) -> Tape:
     """The tape of a job's own training run over the model of `config`: a step for each of `lengths`."""
     with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
@@ -66,16 +79,33 @@ def trace_training(
 
 
 def trace_script(
-    script: str, args: Sequence[str], card: Card, *, as_module: bool = False, steps: int = 3, nproc_per_node: int = 1,
-    nnodes: int = 1, models: Mapping[str, Mapping[str, Any]] | None = None, python: str = sys.executable,
-    limits: Limits | None = None, progress: Progress | None = None,
+    script: str,
+    args: Sequence[str],
+    card: Card,
+    *,
+    as_module: bool = False,
+    steps: int = 3,
+    nproc_per_node: int = 1,
+    nnodes: int = 1,
+    models: Mapping[str, Mapping[str, Any]] | None = None,
+    python: str = sys.executable,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tape, Answer]:
     """The tape of the first steps of an unmodified training script, and what could not be traced."""
     with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
         request = ScriptRequest(
-            Path(folder), card, devices=nproc_per_node, script=script, args=tuple(args), as_module=as_module,
-            steps=steps, nproc_per_node=nproc_per_node, nnodes=nnodes, models=dict(models or {}),
-        )  # fmt: skip
+            Path(folder),
+            card,
+            devices=nproc_per_node,
+            script=script,
+            args=tuple(args),
+            as_module=as_module,
+            steps=steps,
+            nproc_per_node=nproc_per_node,
+            nnodes=nnodes,
+            models=dict(models or {}),
+        )
         tape, answer = _ask(request, python, limits or Limits(), progress, quiet=False)
         if tape is None:
             raise _failure(answer)
@@ -92,9 +122,13 @@ def _ask(
     with log_path.open("wb") as log:
         try:
             child = subprocess.Popen(
-                command, env=environment, stdin=subprocess.DEVNULL, stdout=log if quiet else sys.stderr,
-                stderr=log if quiet else sys.stderr, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log if quiet else sys.stderr,
+                stderr=log if quiet else sys.stderr,
+                start_new_session=True,
+            )
         except OSError as error:
             raise NotResolved(f"the interpreter {python!r} could not be started: {error.strerror}") from None
         try:
@@ -122,17 +156,15 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, progress: Progress | 
         if used > limits.memory_bytes:
             raise TunecastError(
                 f"tracing used {gib(used)} of host memory, more than {gib(limits.memory_bytes)}, and was stopped. "
-                "To fix: --memory-limit GIB; a script that builds real tensors before importing torch models can do this."
+                "To fix: --memory-limit GIB, or let the script hold less real data."
             )
         time.sleep(POLL_S)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
     """The whole process group, so that nothing a script started lives on."""
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     child.wait()
 
 
@@ -161,13 +193,19 @@ def _crash(python: str, code: int | None, log: Path) -> TunecastError:
 
 def _failure(answer: Answer) -> TunecastError:
     kinds: dict[str | None, type[TunecastError]] = {
-        "usage": UsageError, "not_resolved": NotResolved, "unsupported": Unsupported,
-    }  # fmt: skip
+        "usage": UsageError,
+        "not_resolved": NotResolved,
+        "unsupported": Unsupported,
+    }
     message = answer.error or "the traced process gave no answer"
     missing = "No module named " in message
     if missing:
         name = message.rpartition("No module named ")[2].strip("'\"")
-        return NotResolved(f"this job needs the package {name}, which the tracing environment lacks. "
-                           f"To fix: pip install {name.partition('.')[0]}")  # fmt: skip
+        return NotResolved(
+            f"this job needs the package {name}, which the tracing environment lacks. "
+            f"To fix: pip install {name.partition('.')[0]}"
+        )
     kind = kinds.get(answer.code, TunecastError)
-    return kind(message if kind is not TunecastError or not answer.detail else f"{message}\n{answer.detail}", field=answer.field)
+    return kind(
+        message if kind is not TunecastError or not answer.detail else f"{message}\n{answer.detail}", field=answer.field
+    )

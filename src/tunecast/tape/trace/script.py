@@ -55,7 +55,7 @@ def trace_script(request: ScriptRequest, recorder: Recorder) -> Answer:
         if end.code in (None, 0):
             return run.answer(finished=True)
         return run.failed(end, f"the script ended with {'code ' if isinstance(end.code, int) else ''}{end.code}")
-    except BaseException as error:  # noqa: BLE001  whatever a user's program raises is reported
+    except BaseException as error:
         return run.failed(error, f"{type(error).__name__}: {error}")
     return run.answer(finished=True)
 

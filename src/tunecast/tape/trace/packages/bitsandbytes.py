@@ -74,7 +74,7 @@ def install(recorder: Recorder) -> None:
 
     widths: list[int] = []
 
-    def int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> tuple[Any, Any, Any]:  # noqa: N803
+    def int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> tuple[Any, Any, Any]:
         """As bitsandbytes/backends/cuda/ops.py does it, but for the columns that hold a value beyond the threshold,
         which only the data knows. What a normalisation or an attention puts out has next to none (a unit normal
         passes 6 once in 500 million values). The inner activations of a gated MLP are products, heavy-tailed: over

@@ -23,7 +23,6 @@ from tunecast.tape.trace.kernels.cub import threads_per_sm
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder, nbytes
 
-
 BLOCK_THREADS, BLOCK_BYTES = 128, 2048
 """Of the two copy kernels below, which find their work in a table of 8-byte entries sent to the card."""
 
