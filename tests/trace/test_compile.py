@@ -21,12 +21,18 @@ BLOCK = 1024 * 64 * 4
 L2_CACHE = 60 << 20
 
 PROGRAMS = '''
-import gc, json
+import gc, json, subprocess
 import torch
 from torch.utils.checkpoint import checkpoint
 from tunecast.tape.op import Alloc, Begin, Op, Phase
 from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.session import tracing
+
+class NoProcess(subprocess.Popen):
+    def __init__(self, command, *args, **kwargs):
+        raise AssertionError(f"the compiler started {command}")
+
+subprocess.Popen = NoProcess
 
 class Gate(torch.nn.Module):
     def __init__(self, breaks=False):
@@ -118,6 +124,11 @@ with tracing(Card()) as recorder:
         train(torch.compile(outer), outer)
 
     @program
+    def partly_on_the_host():
+        gate, table = Gate(), torch.arange(4.0)
+        train(torch.compile(lambda x: gate(x) * (table.exp() * 2).sum()), gate)
+
+    @program
     def not_compilable():
         gate = Gate(breaks=True)
         train(torch.compile(gate, fullgraph=True), gate)
@@ -167,6 +178,13 @@ def test_lengths_share_one_graph(answers: dict[str, Any]) -> None:
     """The second length makes the graph general; the fourth, 8192, runs it: two blocks of eight times the size."""
     found = answers["of_varying_length"]
     assert found["forward"] == [8 * BLOCK] * 2
+    assert found["guesses"] == []
+
+
+def test_host_work_needs_no_compiler(answers: dict[str, Any]) -> None:
+    """No process may be started here. The host's sum arrives as a number and is multiplied in the one kernel."""
+    found = answers["partly_on_the_host"]
+    assert found["forward"] == [BLOCK] * 2
     assert found["guesses"] == []
 
 

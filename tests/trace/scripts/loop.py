@@ -1,4 +1,4 @@
-"""A plain loop on a linear layer, and the ways such a script can end: `loop.py [forever|mistake|exit|save|eval|swallow]`."""
+"""A plain loop on a linear layer, and how it can end: `loop.py [forever|mistake|exit|save|eval|swallow]`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import torch
 
 how = sys.argv[1]
+large = torch.ones(1 << 18, device="cuda")  # a mebibyte: its line is told
 assert __name__ == "__main__" and sys.argv[0].endswith("loop.py")
 model = torch.nn.Linear(8, 4).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -36,7 +37,7 @@ if how == "eval":
 while how == "forever":
     step()
 while how == "swallow":
-    try:
+    try:  # noqa: SIM105
         step()
     except:  # noqa: E722  the kind of loop this is about
         pass

@@ -16,7 +16,10 @@ words = tokenizer()
 
 
 def loader():
-    return DataLoader(texts(), batch_size=2, collate_fn=lambda lines: dict(words(lines, return_tensors="pt", padding=True)))
+    def padded(lines):
+        return dict(words(lines, return_tensors="pt", padding=True))
+
+    return DataLoader(texts(), batch_size=2, collate_fn=padded)
 
 
 for quantization in (
@@ -26,7 +29,8 @@ for quantization in (
     accelerator = Accelerator(mixed_precision="bf16")
     model = AutoModelForCausalLM.from_pretrained(folder(), quantization_config=quantization, dtype=torch.bfloat16)
     weight = model.model.layers[0].mlp.up_proj.weight
-    assert model.device.type == "cuda" and weight.dtype in (torch.uint8, torch.int8) and model.lm_head.weight.dtype == torch.bfloat16
+    assert model.device.type == "cuda" and weight.dtype in (torch.uint8, torch.int8)
+    assert model.lm_head.weight.dtype == torch.bfloat16
     model = get_peft_model(prepare_model_for_kbit_training(model), LoraConfig(r=4, target_modules="all-linear"))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
     model, optimizer, batches = accelerator.prepare(model, optimizer, loader())

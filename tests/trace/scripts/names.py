@@ -27,7 +27,8 @@ assert classifier.score.weight.shape == (3, 64) and classifier.score.weight.devi
 # a checkpoint and an adapter written by this script, read back for their shapes
 adapted = get_peft_model(offered, LoraConfig(r=4, target_modules="all-linear"))
 adapted.save_pretrained("adapter")
-again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("some/offered-model"), "adapter", is_trainable=True)
+base = AutoModelForCausalLM.from_pretrained("some/offered-model")
+again = PeftModel.from_pretrained(base, "adapter", is_trainable=True)
 assert any(p.requires_grad and p.shape == (4, 96) for p in again.parameters())
 cached.save_pretrained("mine")
 assert any(name.endswith(".safetensors") for name in os.listdir("mine"))

@@ -1,4 +1,4 @@
-"""What the scripts of this folder share: a two-layer Llama as a folder with nothing but a config.json, a tokenizer, texts."""
+"""What the scripts of this folder share: a two-layer Llama (a folder with a config.json), a tokenizer, texts."""
 
 from __future__ import annotations
 

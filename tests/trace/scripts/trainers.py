@@ -25,9 +25,10 @@ def model(dtype=torch.bfloat16, **options):
 
 
 def train(model, data=rows, collator=padded, **options):
-    settings = {"max_steps": 2, "per_device_train_batch_size": 2, "logging_steps": 1, "report_to": [], "save_strategy": "no"}
-    arguments = TrainingArguments("out", **settings | options)
-    Trainer(model, arguments, train_dataset=data, eval_dataset=rows[:4], data_collator=collator, processing_class=words).train()
+    settings = {"max_steps": 2, "per_device_train_batch_size": 2, "logging_steps": 1, "report_to": []}
+    arguments = TrainingArguments("out", **settings | {"save_strategy": "no"} | options)
+    trained_on = {"train_dataset": data, "eval_dataset": rows[:4], "data_collator": collator}
+    Trainer(model, arguments, processing_class=words, **trained_on).train()
 
 
 # steps 0 and 1, then 2 and 3: the same work by the Trainer and by hand, 2 x 32 tokens
@@ -56,5 +57,7 @@ train(model(), gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_
 # 12, 13: without padding, sequences told apart by position_ids
 train(model(), collator=DataCollatorWithFlattening())
 # 14, 15: batches of like lengths, accumulated, with workers, 8-bit Adam
-by_length = {"train_sampling_strategy": "group_by_length"} if hasattr(TrainingArguments, "train_sampling_strategy") else {"group_by_length": True}
-train(model(device_map="auto"), gradient_accumulation_steps=2, dataloader_num_workers=2, optim="adamw_8bit", **by_length)
+newer = hasattr(TrainingArguments, "train_sampling_strategy")
+options = {"train_sampling_strategy": "group_by_length"} if newer else {"group_by_length": True}
+options |= {"gradient_accumulation_steps": 2, "dataloader_num_workers": 2, "optim": "adamw_8bit"}
+train(model(device_map="auto"), **options)

@@ -8,7 +8,10 @@ from tiny import folder, texts, tokenizer
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 words = tokenizer()
-settings = {"max_steps": 2, "per_device_train_batch_size": 2, "logging_steps": 1, "report_to": [], "bf16": True, "max_length": 48}
+settings = {
+    "max_steps": 2, "per_device_train_batch_size": 2, "logging_steps": 1, "report_to": [], "bf16": True,
+    "max_length": 48, "save_strategy": "no",
+}  # fmt: skip
 lines = texts()
 for packing in (False, True):
     SFTTrainer(

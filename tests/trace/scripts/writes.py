@@ -48,7 +48,7 @@ shutil.move("out/c.txt", "out/logs/c.txt")
 assert os.path.getsize("out/logs/c.txt") == 7 and not os.path.exists("out/c.txt")
 os.remove("keep.txt")
 assert not os.path.exists("keep.txt") and "keep.txt" not in os.listdir(".")
-assert refused(lambda: open("keep.txt"))
+assert refused(lambda: Path("keep.txt").read_text())
 shutil.rmtree("out/logs")
 assert os.listdir("out") == ["b.txt"]
 os.makedirs("out/logs", exist_ok=True)

@@ -16,7 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
-WHOLE_NUMBERS = frozenset({"aten::random_", "aten::randint", "aten::randperm", "aten::randint_like", "aten::multinomial"})
+WHOLE_NUMBERS = frozenset(
+    {"aten::random_", "aten::randint", "aten::randperm", "aten::randint_like", "aten::multinomial"}
+)
 FRACTIONS = frozenset({
     "aten::rand", "aten::randn", "aten::rand_like", "aten::randn_like", "aten::normal", "aten::normal_",
     "aten::uniform_", "aten::bernoulli", "aten::bernoulli_", "aten::exponential_", "aten::log_normal_",

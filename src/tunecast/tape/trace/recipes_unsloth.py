@@ -65,8 +65,7 @@ def build(job: Job, config: Mapping[str, Any], folder: Path, recorder: Recorder)
     after_import("safetensors", lambda module: setattr(module, "safe_open", SafeOpen))
     loader.offer({}, folder)
     model_folder = write_model(config, folder / "model")
-    torch.zeros(1, device="cuda")
-    from unsloth import FastLanguageModel  # before transformers, which it changes
+    from unsloth import FastLanguageModel  # before transformers and the card, whose settings it changes
 
     dtype = None if job.weights_dtype == "float32" else recipe.DTYPES[job.weights_dtype]
     if dtype is None:

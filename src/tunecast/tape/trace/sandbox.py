@@ -26,14 +26,15 @@ READING_PROGRAMS = frozenset({
     "cat", "ls", "df", "free", "nvcc",
 })  # fmt: skip
 """Tools that only tell something; libraries ask them about the machine."""
-READING_GIT = frozenset({"rev-parse", "log", "status", "describe", "diff", "show", "branch", "remote", "ls-files",
-                         "rev-list", "cat-file", "--version", "version"})  # fmt: skip
+READING_GIT = frozenset({
+    "rev-parse", "log", "status", "describe", "diff", "show", "ls-files", "rev-list", "cat-file", "--version", "version",
+    "config --get", "config --list", "branch --show-current", "remote -v", "remote get-url",
+})  # fmt: skip
 GIT_OPTIONS_WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})
 QUIET = {
-    "WANDB_MODE": "disabled", "WANDB_DISABLED": "true", "COMET_MODE": "DISABLED", "MLFLOW_ENABLE_SYSTEM_METRICS": "false",
-    "DISABLE_MLFLOW_INTEGRATION": "TRUE", "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1",
-    "GIT_OPTIONAL_LOCKS": "0", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    "WANDB_MODE": "disabled", "COMET_MODE": "DISABLED", "DISABLE_MLFLOW_INTEGRATION": "TRUE",
+    "HF_HUB_DISABLE_TELEMETRY": "1", "DO_NOT_TRACK": "1", "GIT_OPTIONAL_LOCKS": "0",
 }  # fmt: skip
 """Trackers off, telemetry off, and git told not to refresh its index while looking."""
 OWN_CACHES = ("HF_MODULES_CACHE", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "MPLCONFIGDIR", "NUMBA_CACHE_DIR")
@@ -65,7 +66,7 @@ class Sandbox:
             "socket.gethostbyname": self._on_lookup,
         }  # fmt: skip
 
-        multiprocessing.util.spawnv_passfds = lambda *args: self._on_fork()  # type: ignore[attr-defined]  not audited
+        vars(multiprocessing.util)["spawnv_passfds"] = self._on_fork  # raises no audit event
 
         def hook(event: str, args: tuple[Any, ...]) -> None:
             answer = answers.get(event)
@@ -148,7 +149,7 @@ def only_reads(words: Sequence[str]) -> bool:
     rest = list(words[1:])
     while rest and rest[0] in GIT_OPTIONS_WITH_VALUE:
         del rest[:2]
-    return bool(rest) and (rest[0] in READING_GIT or rest[:2] in (["config", "--get"], ["config", "--list"]))
+    return bool({" ".join(rest[:1]), " ".join(rest[:2])} & READING_GIT)
 
 
 def _shown(address: Any) -> str:

@@ -181,7 +181,7 @@ def follow_threads() -> None:
 
 
 def skip_no_step(recorder: Recorder) -> None:
-    """A gradient scaler reads whether a gradient overflowed, and skips the step then; these have no contents to read."""
+    """A gradient scaler reads whether a gradient overflowed, and skips the step then; here there is nothing to read."""
 
     def _maybe_opt_step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
         recorder.assumptions["no float16 gradient overflows, so no step is skipped"] = 1
@@ -191,6 +191,7 @@ def skip_no_step(recorder: Recorder) -> None:
 
 
 def masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As on the card: an index by the mask (aten/src/ATen/native/cuda/IndexKernel.cpp, `masked_select_out_cuda_impl`)."""
+    """As on the card: an index by the mask (aten/src/ATen/native/cuda/IndexKernel.cpp, `masked_select_out_cuda_impl`).
+    """
     tensor, mask = torch.broadcast_tensors(tensor, mask)
     return tensor[mask]

@@ -34,7 +34,10 @@ DTYPE_NAMES = {
 }  # fmt: skip
 MOST_HEADER_BYTES = 100_000_000  # safetensors' own limit
 MOST_READ_BYTES = 1 << 20
-COMPARES_ADDRESSES = frozenset({"torch", "transformers", "accelerate", "peft", "safetensors", "trl", "bitsandbytes", "triton"})
+COMPARES_ADDRESSES = frozenset({
+    "torch", "transformers", "accelerate", "peft", "safetensors", "trl", "bitsandbytes", "triton", "unsloth",
+    "unsloth_zoo",
+})  # fmt: skip
 """Packages that compare addresses, or whose C library is silent here."""
 
 

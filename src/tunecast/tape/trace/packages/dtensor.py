@@ -21,6 +21,7 @@ from tunecast.tape.trace.values import known
 def install(recorder: Recorder) -> None:
     after_import("torch.distributed.device_mesh", keep_ranks_real)
     after_import("torch.distributed._functional_collectives", lambda module: wait_as_late_as_eager_code(module, recorder))
+    after_import("torch.distributed.tensor._random", draw_without_state)
     after_import("torch.distributed.tensor._sharding_prop", lambda module: hide_whole_tensors(module, recorder))
 
 
@@ -36,9 +37,14 @@ def keep_ranks_real(module: ModuleType) -> None:
     module.DeviceMesh.__init__ = __init__
 
 
+def draw_without_state(module: ModuleType) -> None:
+    """Random operations on a DTensor read and move the card's random state (16 bytes) so that ranks draw alike."""
+    _replace_everywhere("is_rng_supported_mesh", module.is_rng_supported_mesh, lambda device_mesh: False)
+
+
 def wait_as_late_as_eager_code(module: ModuleType, recorder: Recorder) -> None:
     """Under a fake mode torch believes it is being compiled, and waits for a collective where it starts it. Eager code
-    waits when the result is first used. Modules import the question by name, and some are there already."""
+    waits when the result is first used."""
     asks: Callable[[], bool] = module._are_we_tracing
 
     def _are_we_tracing() -> bool:
@@ -46,9 +52,7 @@ def wait_as_late_as_eager_code(module: ModuleType, recorder: Recorder) -> None:
             return asks()
         return get_proxy_mode() is not None
 
-    for name, loaded in list(sys.modules.items()):
-        if name.startswith("torch.distributed") and getattr(loaded, "_are_we_tracing", None) is asks:
-            loaded._are_we_tracing = _are_we_tracing  # type: ignore[attr-defined]
+    _replace_everywhere("_are_we_tracing", asks, _are_we_tracing)
     # The wrapper that waits late is made by an operator whose shape-only form makes a tensor instead (torch >= 2.10).
     recorder.emulated["_c10d_functional::_wrap_tensor_autograd"] = module.AsyncCollectiveTensor
 
@@ -72,6 +76,13 @@ def hide_whole_tensors(module: ModuleType, recorder: Recorder) -> None:
     for name, value in list(vars(propagator).items()):
         if name.startswith("_propagate_tensor_meta") and callable(value):
             setattr(propagator, name, unrecorded(value))
+
+
+def _replace_everywhere(name: str, old: Any, new: Any) -> None:
+    """torch's modules import functions from each other by name, and some are loaded already."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("torch.distributed") and getattr(module, name, None) is old:
+            setattr(module, name, new)
 
 
 def _real(value: Any) -> Any:

@@ -35,6 +35,7 @@ NAMESPACES = ("unsloth", "unsloth_zoo", "xformers_flash", "xformers_flash3")
 IMPORT_PROBES = ("moe_fused_swiglu.py", "torch.compile with")
 """Guessed while Unsloth is imported, and without consequence: a probe of clamp's gradient at its bound, and options of
 functions that are compiled when they first run."""
+EXPANDABLE = "expandable_segments:True"
 _folders: list[tempfile.TemporaryDirectory[str]] = []  # deleted when the process ends
 
 
@@ -57,6 +58,7 @@ def install(recorder: Recorder) -> None:
     after_import("unsloth_zoo.tiled_mlp", lambda module: tell_free_memory(module, recorder))
     after_import("unsloth.models._block_compile", lambda module: tell_compiled_blocks(module, recorder))
     after_import("unsloth", lambda module: forget_import_probes(recorder))
+    after_import("unsloth", lambda module: tell_allocator(recorder))
 
 
 def run_custom_operations(recorder: Recorder) -> None:
@@ -203,6 +205,13 @@ def show_quantised_weights(model: torch.nn.Module) -> None:
     for kind in {builtins.type(p) for p in model.parameters() if isinstance(p, FakeTensor)}:
         for trace_numpy in (True, False):
             VariableBuilder._type_dispatch_impl(trace_numpy).setdefault(kind, VariableBuilder.wrap_tensor)
+
+
+def tell_allocator(recorder: Recorder) -> None:
+    """`import unsloth` sets this before torch first allocates on the card; whoever replays the tape must know."""
+    settings = " ".join(os.environ.get(name, "") for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if EXPANDABLE in settings:
+        recorder.assumptions[f"Unsloth set PYTORCH_ALLOC_CONF to {EXPANDABLE}: allocator is expandable_segments"] = 1
 
 
 def forget_import_probes(recorder: Recorder) -> None:

@@ -24,10 +24,13 @@ def install(recorder: Recorder) -> None:
     ask_for_no_assembler()
     after_import("triton.backends.nvidia.driver", load_no_driver)
     after_import("torch._inductor.config", cache_nothing)
+    after_import("torch._dynamo.repro.after_aot", write_no_reproducer)
     after_import("torch._inductor.compile_fx", compile_outside_the_trace)
     after_import("torch._inductor.fx_passes.joint_graph", fold_on_the_host)
     after_import("torch._inductor.fx_passes.pad_mm", lambda module: pad_without_timing(module, recorder))
     after_import("torch._inductor.async_compile", build_no_host_kernels)
+    after_import("torch._inductor.cpu_vec_isa", try_no_instructions)
+    after_import("torch._inductor.cpp_builder", look_for_no_compiler)
 
 
 def leave_out_timed_modes(recorder: Recorder) -> None:
@@ -59,6 +62,11 @@ def ask_for_no_assembler() -> None:
 def load_no_driver(module: ModuleType) -> None:
     """Triton builds a C extension against libcuda to launch kernels."""
     replace(module.CudaUtils, "__init__", lambda old: lambda self: None)
+
+
+def write_no_reproducer(module: ModuleType) -> None:
+    """Every graph is also written out as a script for bug reports, with what `nvcc` says of itself."""
+    replace(module, "save_graph_repro", lambda old: constant(None))
 
 
 def cache_nothing(module: ModuleType) -> None:
@@ -128,3 +136,18 @@ def build_no_host_kernels(module: ModuleType) -> None:
     """What a graph computes on the host becomes C++ that a compiler would have to build; it allocates nothing."""
     for name in ("cpp", "cpp_pybinding"):
         replace(module.AsyncCompile, name, lambda old: lambda self, *args, **kwargs: constant(None))
+
+
+def try_no_instructions(module: ModuleType) -> None:
+    """To learn which vector instructions the host has, a C++ compiler is tried."""
+    replace(module, "valid_vec_isa_list", lambda old: constant([]))
+
+
+def look_for_no_compiler(module: ModuleType) -> None:
+    """Source for the host differs by compiler, which is started to tell its name."""
+    for name, answer in {"is_gcc": True, "is_clang": False, "is_msvc_cl": False}.items():
+        replace(module, name, functools.partial(_always, answer))
+
+
+def _always(answer: bool, old: Any) -> Callable[..., bool]:
+    return constant(answer)
