@@ -278,12 +278,12 @@ def test_more_ranks_need_less(results: Path) -> None:
     for world, tape in tapes.items():
         shards = sum(-(-rows // world) * row_bytes for rows, row_bytes in LLAMA)
         assert alive_after(tape, Phase.OPTIMIZER, 1, Role.OPTIMIZER) == 2 * shards
-        assert alive_after(tape, Phase.OPTIMIZER, 1, Role.WEIGHTS) == shards + ROTARY_BYTES
+        assert alive_after(tape, Phase.OPTIMIZER, 1, Role.WEIGHTS) - shards in ROTARY_BYTES
     assert all(not tape.guesses for tape in tapes.values())
 
 
-ROTARY_BYTES = 2 * 32 * 4
-"""Rotary frequencies, two buffers of half a head; buffers are not sharded."""
+ROTARY_BYTES = (128, 256)
+"""Rotary frequencies, half a head of them, in one buffer or (transformers 5) two; buffers are not sharded."""
 
 
 # ------------------------------------------------------------------------------------------------------- tensor parallel

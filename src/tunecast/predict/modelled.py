@@ -13,8 +13,8 @@ from tunecast.job.job import Job
 ENGINES: Mapping[str, str] = {"traced": "the real training code, run under fake tensors"}
 LATER_ENGINES: Mapping[str, str] = {"analytic": "a closed form without torch"}
 
-STACKS: frozenset[str] = frozenset({"transformers"})
-"""Stacks whose kernels, casts and loss `tape/trace/recipe.py` trains with. One that is added there is added here."""
+STACKS: frozenset[str] = frozenset({"transformers", "unsloth"})
+"""Stacks whose kernels, casts and loss are traced: `tape/trace/recipe.py` and `recipes_unsloth.py`."""
 
 TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 

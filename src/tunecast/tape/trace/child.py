@@ -47,9 +47,11 @@ def _traced(request: Request) -> tuple[Tape, Answer]:
     with tracing(request.card, devices=request.devices) as recorder:
         if isinstance(request, JobRequest):
             from tunecast.job.mapping import job_from_dict
-            from tunecast.tape.trace.recipe import train
+            from tunecast.tape.trace import recipe, recipes_unsloth
 
-            train(job_from_dict(request.job), request.config, request.lengths, recorder)
+            job = job_from_dict(request.job)
+            train = recipes_unsloth.train if job.stack == "unsloth" else recipe.train
+            train(job, request.config, request.lengths, recorder)
             return recorder.tape(versions()), Answer(steps=len(request.lengths), finished=True)
         assert isinstance(request, ScriptRequest)
         from tunecast.tape.trace.script import trace_script

@@ -27,8 +27,8 @@ READING_PROGRAMS = frozenset({
 })  # fmt: skip
 """Tools that only tell something; libraries ask them about the machine."""
 READING_GIT = frozenset({
-    "rev-parse", "log", "status", "describe", "diff", "show", "ls-files", "rev-list", "cat-file", "--version", "version",
-    "config --get", "config --list", "branch --show-current", "remote -v", "remote get-url",
+    "rev-parse", "log", "status", "describe", "diff", "show", "ls-files", "rev-list", "cat-file", "--version",
+    "version", "config --get", "config --list", "branch --show-current", "remote -v", "remote get-url",
 })  # fmt: skip
 GIT_OPTIONS_WITH_VALUE = frozenset({"-C", "-c", "--git-dir", "--work-tree"})
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1", "0.0.0.0", "::", ""})

@@ -60,18 +60,22 @@ def find_offered_models(module: ModuleType, recorder: Recorder) -> None:
 
     def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
         name = str(path_or_repo_id)
-        if name in _offered and list(filenames) == [CONFIG]:
-            recorder.assumptions[f"{name}: its configuration is the one tunecast was given or has for this name"] = 1
-            return [str(_offered[name] / CONFIG)]
+        offered = _offered.get(name) if list(filenames) == [CONFIG] else None
         try:
-            return find(path_or_repo_id, filenames, *args, **kwargs)
+            found = find(path_or_repo_id, filenames, *args, **kwargs)
         except OSError as error:
-            if CONFIG not in filenames or os.path.isdir(name):
+            if offered is None and (CONFIG not in filenames or os.path.isdir(name)):
                 raise
-            raise NotOnThisMachine(
-                f"the configuration of the model {name!r} is not on this machine, and tracing uses no network. "
-                f"To fix: --model {name}=path/to/config.json, or run `hf download {name} {CONFIG}` once."
-            ) from error
+            if offered is None:
+                raise NotOnThisMachine(
+                    f"the configuration of the model {name!r} is not on this machine, and tracing uses no network. "
+                    f"To fix: --model {name}=path/to/config.json, or run `hf download {name} {CONFIG}` once."
+                ) from error
+            found = None
+        if found is None and offered is not None:
+            recorder.assumptions[f"{name}: its configuration is the one tunecast was given or has for this name"] = 1
+            return [str(offered / CONFIG)]
+        return found
 
     module.cached_files = cached_files  # type: ignore[attr-defined]
 
