@@ -108,11 +108,11 @@ def most_alive(events: Iterable[Event], chosen: set[int]) -> int:
     return most
 
 
-# ------------------------------------------------------------------------------------------------ against real tensors
+# ---------------------------------------------------------------- against real tensors
 
 
 def in_order(births_and_deaths: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Blocks numbered by birth; deaths that follow each other directly sorted, and those after the last birth left out."""
+    """Blocks numbered by birth; deaths that follow each other directly sorted, those after the last birth left out."""
     numbers: dict[int, int] = {}
     out: list[tuple[int, int]] = []
     dead: list[tuple[int, int]] = []
@@ -141,7 +141,7 @@ def test_same_allocations_as_real_tensors(results: Path, name: str) -> None:
     assert in_order(large[0]) == expected
 
 
-# ---------------------------------------------------------------------------------------------------------- DDP on paper
+# ---------------------------------------------------------------- DDP on paper
 
 
 def test_ddp_makes_one_bucket_then_one_of_1_mib_and_the_rest(results: Path) -> None:
@@ -168,7 +168,7 @@ def test_ddp_gradients_are_held_twice_unless_they_are_views(results: Path, name:
     assert alive_after(tape_of(results, name), Phase.BACKWARD, 2, Role.GRADIENTS) == mib * MIB
 
 
-# --------------------------------------------------------------------------------------------------------- FSDP on paper
+# ---------------------------------------------------------------- FSDP on paper
 
 
 @pytest.mark.parametrize(("world", "rows"), [(2, 256), (8, 64), (1024, 1)])
@@ -286,11 +286,11 @@ ROTARY_BYTES = (128, 256)
 """Rotary frequencies, half a head of them, in one buffer or (transformers 5) two; buffers are not sharded."""
 
 
-# ------------------------------------------------------------------------------------------------------- tensor parallel
+# ---------------------------------------------------------------- tensor parallel
 
 
 def test_tensor_parallel_weights_are_halved(results: Path) -> None:
-    """LayerNorm's 2 KiB whole, two matrices of 512 KiB each; nothing as large as a whole matrix once training starts."""
+    """LayerNorm's 2 KiB whole, two matrices of 512 KiB each; no block as large as a matrix once training starts."""
     tape = tape_of(results, "tensor_2")
     assert alive_after(tape, Phase.OPTIMIZER, 0, Role.WEIGHTS) == 2 * KIB + 2 * 512 * KIB
     steps = tape.steps()
@@ -330,7 +330,7 @@ def test_a_parallel_loss_never_sees_all_logits(results: Path) -> None:
     assert 32 * 4096 * 4 not in sizes
 
 
-# --------------------------------------------------------------------------------------------------------------- scripts
+# ---------------------------------------------------------------- scripts
 
 
 def test_a_script_finds_its_group(tmp_path: Path) -> None:
@@ -386,7 +386,7 @@ def test_deepspeed_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "deepspeed.py").write_text("def initialize(**options): raise SystemExit('a real engine would start')\n")
     script = tmp_path / "train.py"
     script.write_text("import deepspeed\ndeepspeed.initialize(model=None)\n")
-    with pytest.raises(TunecastError, match="DeepSpeed .ZeRO. is not traced") as refusal:
+    with pytest.raises(TunecastError, match=r"DeepSpeed .ZeRO. is not traced") as refusal:
         trace_script(str(script), (), Card(), nproc_per_node=8)
     assert refusal.value.code == "unsupported"
 

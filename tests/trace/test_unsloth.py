@@ -148,7 +148,7 @@ with tracing(Card()) as recorder:
         guesses=list(tape.guesses),
         kept=sorted(e.nbytes for b, (i, e) in made.items() if b not in freed and e.module == "base_model.model.model"),
         sizes=[e.nbytes for e in tape.events if isinstance(e, Alloc)],
-        lengths=sorted({o.shapes[0][2] for o in ops if "dot_product" in o.name}),
+        lengths=sorted({o.shapes[0][2] for o in ops if o.name.startswith("_scaled_dot_product")}),
         kernels=sorted({o.name for o in ops if o.name.startswith("triton::")}),
     )
 """

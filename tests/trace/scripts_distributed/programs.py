@@ -147,8 +147,13 @@ program("fsdp1", 8, fsdp1)
 
 def tensor_parallel(device: str, world: int, shape: tuple[int, ...] = (), sequence: bool = False) -> None:
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel
-    from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
 
     mesh = init_device_mesh(device, shape or (world,), mesh_dim_names=("data", "tensor")[-len(shape or (1,)) :])
     with torch.device(device):

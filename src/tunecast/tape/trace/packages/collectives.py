@@ -96,15 +96,15 @@ def barrier(*args: Any, **kwargs: Any) -> Any:
 
 def finished(result: list[torch.Tensor]) -> Any:
     """A `Work` that is done. DDP's reducer reads the reduced bucket from its future."""
-    from torch._C._distributed_c10d import _create_work_from_future
+    from torch._C import _distributed_c10d as c10d
 
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(result)
-    return _create_work_from_future(future).boxed()  # type: ignore[attr-defined]
+    return c10d._create_work_from_future(future).boxed()  # type: ignore[attr-defined]
 
 
 def group_size(args: tuple[Any, ...]) -> int:
-    """Of the group among the arguments of a collective: boxed in c10d's operators, itself or its name in functional ones."""
+    """Of the group among a collective's arguments: boxed in c10d's operators, itself or its name in functional ones."""
     from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 
     for value in reversed(args):

@@ -167,8 +167,8 @@ def keep_generators(module: ModuleType) -> None:
 def refuse_deepspeed(module: ModuleType) -> None:
     def initialize(*args: Any, **kwargs: Any) -> None:
         raise Unsupported(
-            "DeepSpeed (ZeRO) is not traced. To fix: trace the same model with FSDP2 (fully_shard, or `fsdp_version: 2` "
-            "in the accelerate config), whose full sharding corresponds to ZeRO-3."
+            "DeepSpeed (ZeRO) is not traced. To fix: trace the same model with FSDP2 (fully_shard, or "
+            "`fsdp_version: 2` in the accelerate config), whose full sharding corresponds to ZeRO-3."
         )
 
     module.initialize = initialize  # type: ignore[attr-defined]

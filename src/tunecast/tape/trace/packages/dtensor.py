@@ -20,7 +20,8 @@ from tunecast.tape.trace.values import known
 
 def install(recorder: Recorder) -> None:
     after_import("torch.distributed.device_mesh", keep_ranks_real)
-    after_import("torch.distributed._functional_collectives", lambda module: wait_as_late_as_eager_code(module, recorder))
+    functional = "torch.distributed._functional_collectives"
+    after_import(functional, lambda module: wait_as_late_as_eager_code(module, recorder))
     after_import("torch.distributed.tensor._random", draw_without_state)
     after_import("torch.distributed.tensor._sharding_prop", lambda module: hide_whole_tensors(module, recorder))
 

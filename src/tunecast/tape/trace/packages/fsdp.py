@@ -64,8 +64,8 @@ def install(recorder: Recorder) -> None:
         return run
 
     def copied(name: str, read: Any, written: Any, table_bytes: int = 0) -> None:
-        sizes = (sum(nbytes(x) for x in tree_flatten(value)[0]) for value in (read, written))
-        recorder.launched(Op(f"fsdp::{name}", "", 0, *sizes))
+        read_bytes, written_bytes = (sum(nbytes(x) for x in tree_flatten(value)[0]) for value in (read, written))
+        recorder.launched(Op(f"fsdp::{name}", read_bytes=read_bytes, written_bytes=written_bytes))
         if table_bytes:
             table = recorder.allocate(table_bytes, recorder.scopes.current() or "")
             recorder.free(table)
@@ -91,7 +91,7 @@ def install(recorder: Recorder) -> None:
         copied("chunk_cat", tensors, out, 8 * (6 * len(rows) + 2 + blocks))
 
     def only_copy(module: ModuleType) -> None:
-        """Its three operators fill buffers made before; torch 2.8's first one still makes its own, and runs as it is."""
+        """Its three operators fill buffers made before; torch 2.8's first one makes its own, and runs as it is."""
         for copy in (all_gather_copy_in, split_with_sizes_copy, chunk_cat):
             if "dtype" not in str(getattr(torch.ops.fsdp, copy.__name__).default._schema):
                 recorder.emulated[f"fsdp::{copy.__name__}"] = copy
