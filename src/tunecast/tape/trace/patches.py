@@ -52,6 +52,7 @@ def make_tensors_on_the_host() -> None:
         make: Callable[..., Any] = getattr(torch, name)
 
         def on_host(data: Any, *args: Any, make: Any = make, device: Any = None, **kwargs: Any) -> Any:
+            kwargs.pop("pin_memory", None)  # pinning is the driver's work
             device = _default_device() if device is None else device
             if device is None or torch.device(device).type != "cuda" or isinstance(data, torch.Tensor):
                 return make(data, *args, device=device, **kwargs)

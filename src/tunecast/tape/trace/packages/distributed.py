@@ -126,11 +126,9 @@ def have_nccl(c10d: ModuleType) -> None:
     import torch
     import torch.distributed as public
 
-    for module in (c10d, public):
-        module.is_nccl_available = lambda: True  # type: ignore[attr-defined, union-attr]
-        if not hasattr(module, "ProcessGroupNCCL"):
-            options = types.SimpleNamespace(Options=types.SimpleNamespace)
-            module.ProcessGroupNCCL = options  # type: ignore[attr-defined, union-attr]
+    public.is_nccl_available = lambda: True
+    if not hasattr(public, "ProcessGroupNCCL"):
+        public.ProcessGroupNCCL = type("ProcessGroupNCCL", (), {"Options": types.SimpleNamespace})
     c10d.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout or NCCL_TIMEOUT  # type: ignore[attr-defined]
     torch.cuda.nccl.version = lambda: NCCL_VERSION  # type: ignore[assignment]
 
@@ -154,7 +152,10 @@ def keep_generators(module: ModuleType) -> None:
 
     class Kept:
         def __init__(self, generator: Any) -> None:
-            self.get_state = generator.get_state
+            self._generator = generator
+
+        def get_state(self) -> Any:
+            return self._generator.get_state().clone()  # the copy is a fake tensor, and can go to the card
 
         def set_state(self, state: Any) -> None: ...
 
@@ -172,3 +173,5 @@ def refuse_deepspeed(module: ModuleType) -> None:
         )
 
     module.initialize = initialize  # type: ignore[attr-defined]
+    if hasattr(module, "zero"):  # `deepspeed.zero.Init()`, under which transformers builds models for ZeRO-3
+        module.zero.Init = initialize
