@@ -26,6 +26,11 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], recorder:
     model = adapt(job, model)
     if job.compile:
         model = torch.compile(model)
+    take_steps(job, model, lengths, recorder)
+
+
+def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder) -> None:
+    """The loop, whoever built the model: forward, backward, clip, optimizer, over batches of random tokens."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     gc.collect()
     torch.cuda.empty_cache()

@@ -6,7 +6,6 @@ reach the run than in `recipe.py`; those that cannot are refused or said to be a
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import json
 import os
@@ -15,8 +14,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.job import Job
@@ -37,26 +34,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], recorder:
     refuse(job)
     with tempfile.TemporaryDirectory(prefix="tunecast-unsloth-") as folder:
         model = build(job, config, Path(folder), recorder)
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    gc.collect()
-    torch.cuda.empty_cache()
-    optimizer = recipe.make_optimizer(job, parameters)
-    vocabulary = model.config.get_text_config().vocab_size
-    dtype = recipe.DTYPES[job.autocast or "bfloat16"]
-    for length in lengths:
-        recorder.scopes.begin_step()
-        for _ in range(job.grad_accum):
-            ids = torch.randint(0, vocabulary, (job.micro_batch, length), device="cuda")
-            mask = torch.ones_like(ids)
-            with torch.autocast("cuda", dtype, enabled=job.autocast is not None):
-                loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss / job.grad_accum
-            loss.backward()
-        if job.max_grad_norm:
-            torch.nn.utils.clip_grad_norm_(parameters, job.max_grad_norm)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        del loss
-    recorder.scopes.begin_step()
+    recipe.take_steps(job, model, lengths, recorder)
 
 
 def build(job: Job, config: Mapping[str, Any], folder: Path, recorder: Recorder) -> Any:
