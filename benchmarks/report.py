@@ -94,6 +94,22 @@ def described(job: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
+def unsloth_section() -> list[str]:
+    runs = [json.loads(line) for line in (HERE / "data" / "unsloth_runs.jsonl").read_text().splitlines()]
+    compared = [comparison(row) | {"about": row["about"]} for row in runs]
+    about = {row["id"]: row["about"] for row in compared}
+    return [
+        "## Unsloth",
+        "",
+        "The real package under the tracer, then on the H200 (`benchmarks/data/README.md`).",
+        "",
+        *table(
+            ["run", "what", "allocated GiB", "error", "reserved GiB", "error", ""],
+            [[row[0], about[row[0]], *row[1:]] for row in error_rows(compared)],
+        ),
+    ]
+
+
 def main() -> None:
     result = load("memory.json")
     rows = result["rows"]
@@ -145,6 +161,7 @@ def main() -> None:
                 [[r[0], next(c["about"] for c in compared if c["id"] == r[0]), *r[1:]] for r in error_rows(compared)],
             ),
         ]
+    lines += unsloth_section()
     for kind in ("fixed length", "mixed lengths", "compiled"):
         chosen = [row for row in rows if row["kind"] == kind]
         head = ["run", "allocated GiB", "error", "reserved GiB", "error", ""]

@@ -62,7 +62,7 @@ def main() -> None:
                 gradient_accumulation_steps=options.accumulate, gradient_checkpointing=options.checkpointing,
                 bf16=True, learning_rate=1e-5, lr_scheduler_type="cosine", warmup_steps=2, logging_steps=1,
                 save_strategy="no", report_to=[], dataloader_num_workers=2,
-            ),  # fmt: skip
+            ),
             train_dataset=[{"input_ids": ids} for ids in rows],
             data_collator=padded,
         )

@@ -287,5 +287,3 @@ def test_a_terminal_without_unicode(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert (told.returncode, told.stderr) == (0, b"")
-
-

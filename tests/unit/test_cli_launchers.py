@@ -9,6 +9,7 @@ import pytest
 from tunecast.cli.accelerate import accelerate_config
 from tunecast.cli.launchers import Launch, launch_from
 from tunecast.errors import TunecastError, UsageError
+from tunecast.tape.trace.launch import rank_zero
 
 
 @pytest.mark.parametrize(
@@ -19,11 +20,11 @@ from tunecast.errors import TunecastError, UsageError
         ("python train.py -m x", Launch("train.py", ("-m", "x"), python="python")),
         ("/env/bin/python3.12 -u -X dev -m pkg", Launch("pkg", (), True, python="/env/bin/python3.12")),
         ("python -W ignore train.py", Launch("train.py", python="python")),
-        ("torchrun train.py", Launch("train.py", nproc_per_node=1, nnodes=1)),
+        ("torchrun train.py", Launch("train.py", nproc_per_node=1, nnodes=1, environment=rank_zero(1))),
         ("torchrun --nproc-per-node 8 train.py --nnodes 3", Launch("train.py", ("--nnodes", "3"), False, None, 8, 1)),
         ("torchrun --standalone --nproc_per_node=4 --nnodes=2 train.py", Launch("train.py", (), False, None, 4, 2)),
         ("torchrun --nnodes 1:4 --nproc-per-node 2 -m pkg a", Launch("pkg", ("a",), True, None, 2, 4)),
-        ("torchrun --rdzv-backend c10d --rdzv_endpoint=h:1 train.py", Launch("train.py", (), False, None, 1, 1)),
+        ("torchrun --rdzv-backend c10d --rdzv_endpoint=h:1 train.py", Launch("train.py", (), False, None, 1, 1, rank_zero(1))),
         ("python -m torch.distributed.run --nproc-per-node 2 t.py", Launch("t.py", (), False, "python", 2, 1)),
     ],
 )

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from tunecast.cli.accelerate import Accelerate, accelerate_from
 from tunecast.errors import UsageError
+from tunecast.tape.trace.launch import rank_zero
 
 UNDERSTOOD = "train.py ARGS, -m package.module ARGS, or either after python, torchrun ... or accelerate launch ..."
 
@@ -86,10 +87,12 @@ def _after_torchrun(words: list[str]) -> Launch:
     if "no-python" in options:
         raise UsageError("torchrun --no-python runs no script that could be traced", field="script")
     launch = _script(rest, as_module="m" in options or "module" in options)
+    nproc_per_node, nnodes = _processes(options.get("nproc-per-node", "1")), _nodes(options.get("nnodes", "1"))
     return replace(
         launch,
-        nproc_per_node=_processes(options.get("nproc-per-node", "1")),
-        nnodes=_nodes(options.get("nnodes", "1")),
+        nproc_per_node=nproc_per_node,
+        nnodes=nnodes,
+        environment=rank_zero(1) if nproc_per_node * nnodes == 1 else {},
     )
 
 

@@ -17,10 +17,9 @@ from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError, job_error, read_jobs
 from tunecast.predict.modelled import require_engine
-from tunecast.predict.traced import Traced, traced
-from tunecast.report.figures import Figures
+from tunecast.predict.traced import traced
 from tunecast.report.text import report
-from tunecast.report.traced import traced_figures
+from tunecast.report.traced import card_figures
 from tunecast.tape.trace.interpreter import tracing_python
 from tunecast.tape.trace.run import Limits
 
@@ -120,33 +119,16 @@ def predicted(job: Job, number: int, how: How) -> int:
     place = f" ({number} of {how.total})" if how.total > 1 else ""
     with Progress(f"tracing {job.id or job.model}{place}") as progress:
         done = traced(job, exact=how.exact, python=how.python, limits=how.limits, progress=progress)
+    figures = card_figures(done.held, done.prediction, title_of(done.job))
     if how.json:
         print(json.dumps(done.prediction.to_dict()), flush=True)
     else:
         if number > 1:
             print()
-        print(report(job_figures(done), terminal_of(sys.stdout)), end="", flush=True)
+        print(report(figures, terminal_of(sys.stdout)), end="", flush=True)
     if how.html or how.snapshot:
-        write_asked(job_figures(done), done.held, how.html, how.snapshot)
+        write_asked(figures, done.held, how.html, how.snapshot)
     return 0 if done.prediction.fits else DoesNotFit.exit_code
-
-
-def job_figures(done: Traced) -> Figures:
-    held = done.held
-    guessed = {f"guessed: {guess}" for guess in held.tape.guesses}
-    told = [text for text in (*done.prediction.assumptions, *done.prediction.warnings) if text not in guessed]
-    return traced_figures(
-        held.tape,
-        held.unlimited,
-        held.peak,
-        title=title_of(done.job),
-        gpu=held.gpu.name,
-        capacity_bytes=held.capacity_bytes,
-        on_card=held.limited,
-        context_bytes=held.context.nbytes,
-        smallest_capacity_bytes=held.smallest_capacity_bytes,
-        assumptions=[text for text in told if not text.startswith("traced with ")],
-    )
 
 
 def title_of(job: Job) -> str:

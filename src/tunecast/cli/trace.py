@@ -24,11 +24,11 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
-from tunecast.predict.prediction import OnCard, Prediction, allocator_settings, on_card, prediction_of
+from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
 from tunecast.predict.traced import card_of
 from tunecast.report.figures import Figures, grouped_blocks
 from tunecast.report.text import report
-from tunecast.report.traced import traced_figures
+from tunecast.report.traced import card_figures
 from tunecast.tape.op import Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.request import Answer
@@ -108,7 +108,7 @@ def run(argv: Sequence[str]) -> int:
         tape, answer = _traced(launch, arguments, gpu, models, python, progress)
     held = held_of(replace(tape, guesses=(*tape.guesses, *answer.untraced)), gpu, arguments, configured)
     said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
-    figures = script_figures(launch, held, said)
+    figures = card_figures(held, said, title_of(launch))
     if arguments.json:
         print(json.dumps(said.to_dict() | {"trace": details(figures, answer)}), flush=True)
     else:
@@ -186,9 +186,7 @@ def _traced(
         raise NotResolved(f"the script fails before its first step is done: {in_short(error.message)}") from None
 
 
-def held_of(
-    tape: Tape, gpu: Gpu, arguments: argparse.Namespace, configured: AllocatorSettings | None = None
-) -> OnCard:
+def held_of(tape: Tape, gpu: Gpu, arguments: argparse.Namespace, configured: AllocatorSettings | None = None) -> OnCard:
     capacity_bytes = None if arguments.capacity is None else int(arguments.capacity * GIB)
     settings = allocator_settings(arguments.allocator or "native", gpu, tape, pretended=capacity_bytes is not None)
     if configured is not None:
@@ -250,21 +248,8 @@ def in_short(message: str) -> str:
     return f"{first} ({own[-1][0]}:{own[-1][1]}; {DEBUG}=1 shows more)" if own else first
 
 
-def script_figures(launch: Launch, held: OnCard, said: Prediction) -> Figures:
-    guessed = {f"guessed: {guess}" for guess in held.tape.guesses}
-    told = [text for text in (*said.assumptions, *said.warnings) if text not in guessed]
-    return traced_figures(
-        held.tape,
-        held.unlimited,
-        held.peak,
-        title=" ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *launch.args)))[:200],
-        gpu=held.gpu.name,
-        capacity_bytes=held.capacity_bytes,
-        on_card=held.limited,
-        context_bytes=held.context.nbytes,
-        smallest_capacity_bytes=held.smallest_capacity_bytes,
-        assumptions=[text for text in told if not text.startswith("traced with ")],
-    )
+def title_of(launch: Launch) -> str:
+    return " ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *launch.args)))[:200]
 
 
 def details(figures: Figures, answer: Answer) -> dict[str, Any]:

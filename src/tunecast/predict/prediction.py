@@ -32,6 +32,9 @@ of MiB of a peak of some GiB."""
 GUESSED_FRACTION = 0.05
 """Half the range around a tape with guesses: what the benchmark allows the runs it knows least about."""
 
+ALLOCATOR_OF_STACK: Mapping[str, str] = {"unsloth": "expandable_segments"}
+"""Importing unsloth sets PYTORCH_ALLOC_CONF (unsloth/__init__.py of 2026.10.9), whatever the job says."""
+
 Range = tuple[int, int]
 
 
@@ -228,7 +231,8 @@ def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:
 
 def job_on_card(job: Job, gpu: Gpu, tape: Tape) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
-    settings = allocator_settings(job.allocator, gpu, tape, pretended=capacity_bytes is not None)
+    allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
+    settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
     return on_card(tape, gpu, settings, capacity_bytes)
 
 

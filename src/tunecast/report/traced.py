@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from tunecast.predict import memory
+from tunecast.predict.prediction import OnCard, Prediction
 from tunecast.report.figures import Figures, LiveBlock, PhasePeak
 from tunecast.report.moments import Band, Moment, Timeline
 from tunecast.tape.op import Begin, Event, Op, Phase, Role, Tape
@@ -53,6 +54,24 @@ def traced_figures(
         assumptions=tuple(assumptions),
         guesses=tape.guesses,
         versions=tape.versions,
+    )
+
+
+def card_figures(held: OnCard, said: Prediction, title: str) -> Figures:
+    """What is shown of a tape on a card. Guesses and versions are told apart from the other assumptions."""
+    apart = {f"guessed: {guess}" for guess in held.tape.guesses}
+    told = [text for text in (*said.assumptions, *said.warnings) if text not in apart]
+    return traced_figures(
+        held.tape,
+        held.unlimited,
+        held.peak,
+        title=title,
+        gpu=held.gpu.name,
+        capacity_bytes=held.capacity_bytes,
+        on_card=held.limited,
+        context_bytes=held.context.nbytes,
+        smallest_capacity_bytes=held.smallest_capacity_bytes,
+        assumptions=[text for text in told if not text.startswith("traced with ")],
     )
 
 

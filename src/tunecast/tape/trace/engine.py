@@ -24,6 +24,8 @@ from tunecast.tape.trace.run import Limits, Progress, trace_training
 
 STEPS = 6
 """The contract's run: six optimizer steps, or one a length when there are more."""
+WHOLE_STACKS = ("unsloth",)
+"""Stacks whose layers are not alike: Unsloth's checkpointing keeps host buffers that grow over the layers."""
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 
 
@@ -58,7 +60,7 @@ def trace_job(
                 raise
 
         small, large, total = layers_to_trace(config)
-        if not exact and not job.compile and large < total:
+        if not exact and not job.compile and job.stack not in WHOLE_STACKS and large < total:
             with ThreadPoolExecutor(2) as both:
                 runs = [both.submit(with_count, count) for count in (small, large)]
                 try:
