@@ -24,7 +24,10 @@ from tunecast.tape.trace.launch import rank_zero
         ("torchrun --nproc-per-node 8 train.py --nnodes 3", Launch("train.py", ("--nnodes", "3"), False, None, 8, 1)),
         ("torchrun --standalone --nproc_per_node=4 --nnodes=2 train.py", Launch("train.py", (), False, None, 4, 2)),
         ("torchrun --nnodes 1:4 --nproc-per-node 2 -m pkg a", Launch("pkg", ("a",), True, None, 2, 4)),
-        ("torchrun --rdzv-backend c10d --rdzv_endpoint=h:1 train.py", Launch("train.py", (), False, None, 1, 1, rank_zero(1))),
+        (
+            "torchrun --rdzv-backend c10d --rdzv_endpoint=h:1 train.py",
+            Launch("train.py", (), False, None, 1, 1, rank_zero(1)),
+        ),
         ("python -m torch.distributed.run --nproc-per-node 2 t.py", Launch("t.py", (), False, "python", 2, 1)),
     ],
 )
