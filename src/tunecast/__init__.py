@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from tunecast.errors import UsageError as UsageError
     from tunecast.job.job import Job as Job
     from tunecast.job.readers import read_jobs as read_jobs
+    from tunecast.predict.engines import prediction as prediction
     from tunecast.predict.prediction import Memory as Memory
     from tunecast.predict.prediction import Prediction as Prediction
-    from tunecast.predict.traced import prediction as prediction
 
 __version__ = "0.1.0"
 
@@ -48,7 +48,7 @@ _PLACES = {
     "Job": "tunecast.job.job",
     "read_jobs": "tunecast.job.readers",
     **dict.fromkeys(("Memory", "Prediction"), "tunecast.predict.prediction"),
-    "prediction": "tunecast.predict.traced",
+    "prediction": "tunecast.predict.engines",
 }
 
 

@@ -17,8 +17,7 @@ from tunecast.errors import NotResolved, TunecastError
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict.prediction import job_on_card, prediction_of
-from tunecast.predict.traced import Traced
+from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
@@ -38,14 +37,14 @@ TAPE = Tape(
 def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """Runs a command line in an empty folder: (exit code, stdout, stderr)."""
 
-    def traced(job: Job, **how: Any) -> Traced:
+    def traced(job: Job, **how: Any) -> Predicted:
         model = resolve_model(job.model)
         if job.id == "breaks":
             raise KeyError("a bug of ours")
         if job.id == "fails":
             raise TunecastError("TypeError: it fails inside\nTraceback (most recent call last):\n  ...")
         held = job_on_card(job, gpu(job.hardware.gpu), TAPE)
-        return Traced(job, model, held, prediction_of(held, id=job.id))
+        return Predicted(job, model, held, prediction_of(held, id=job.id))
 
     def run(*argv: str) -> tuple[int, str, str]:
         code = cli.main(argv)

@@ -12,6 +12,7 @@ import pytest
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware import Gpu, gpu
 from tunecast.job import Job, job_from_dict
+from tunecast.predict.engines import the_job
 from tunecast.predict.modelled import require_engine, require_modelled
 from tunecast.predict.prediction import (
     H200_CONTEXT,
@@ -21,7 +22,7 @@ from tunecast.predict.prediction import (
     prediction_from_tape,
     prediction_of,
 )
-from tunecast.predict.traced import the_job, with_few_micro_batches
+from tunecast.predict.traced import with_few_micro_batches
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import GIB, MIB
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
 from tunecast.predict.memory import Peak, Replay, peak, program, replay, smallest_capacity_bytes
 from tunecast.tape.op import Tape
@@ -147,6 +148,16 @@ class OnCard:
         return self.limited if self.limited.completed else self.unlimited
 
 
+@dataclass(frozen=True)
+class Predicted:
+    """A prediction and what it was read off, for reports that show more than it says."""
+
+    job: Job
+    model: ModelConfig
+    held: OnCard
+    prediction: Prediction
+
+
 def allocator_settings(allocator: str, gpu: Gpu, tape: Tape, *, pretended: bool = False) -> AllocatorSettings:
     """`allocator` as a job names it; the rest follows from the card and the torch that was traced.
 
@@ -210,11 +221,16 @@ def _range(nbytes: int, spread_bytes: int, held: OnCard) -> Range:
 
 
 def prediction_of(
-    held: OnCard, *, id: str | int | None = None, assumptions: Iterable[str] = (), warnings: Iterable[str] = ()
+    held: OnCard,
+    *,
+    id: str | int | None = None,
+    engine: str = "traced",
+    assumptions: Iterable[str] = (),
+    warnings: Iterable[str] = (),
 ) -> Prediction:
     return Prediction(
         id=id,
-        engine="traced",
+        engine=engine,
         memory=memory_of(held),
         fits=held.fits,
         capacity_bytes=held.capacity_bytes,

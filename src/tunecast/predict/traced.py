@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
-from tunecast.job.mapping import job_from_dict
-from tunecast.job.model import ModelConfig, resolve_model
-from tunecast.job.readers import read_jobs
-from tunecast.predict.modelled import job_assumptions, require_engine, require_modelled
-from tunecast.predict.prediction import OnCard, Prediction, job_on_card, prediction_of
+from tunecast.job.model import resolve_model
+from tunecast.predict.modelled import job_assumptions, require_modelled
+from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
 from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.engine import trace_job
 from tunecast.tape.trace.interpreter import tracing_python
 from tunecast.tape.trace.run import Limits, Progress
 
 MOST_MICRO_BATCHES = 4
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A prediction and what it was read off, for reports that show more than it says."""
-
-    job: Job
-    model: ModelConfig
-    held: OnCard
-    prediction: Prediction
 
 
 def traced(
@@ -40,7 +25,7 @@ def traced(
     python: str | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
-) -> Traced:
+) -> Predicted:
     """Trace a job with `python` (None: the one `tracing_python` finds). `exact` traces every layer."""
     require_modelled(job)
     gpu = gpu_named(job.hardware.gpu)
@@ -52,30 +37,7 @@ def traced(
     assumptions = [f"architecture from {model.source}", *job_assumptions(job)]
     if short.grad_accum < job.grad_accum:
         assumptions.append(f"the last {job.grad_accum - short.grad_accum} micro-batches of a step repeat those before")
-    return Traced(job, model, held, prediction_of(held, id=job.id, assumptions=assumptions, warnings=model.notes))
-
-
-def prediction(
-    job: Job | Mapping[str, Any] | str, *, engine: str = "traced", exact: bool = False, python: str | None = None
-) -> Prediction:
-    """What a job needs: a `Job`, its fields as a mapping, a file that holds one, or a model's name."""
-    require_engine(engine)
-    if isinstance(job, str):
-        job = the_job(job)
-    elif not isinstance(job, Job):
-        job = job_from_dict(job)
-    return traced(job, exact=exact, python=python).prediction
-
-
-def the_job(source: str) -> Job:
-    """The one job of a file or a model's name."""
-    jobs = list(read_jobs(source))
-    if len(jobs) != 1:
-        raise UsageError(f"{source}: got {len(jobs)} jobs; allowed: one. To fix: ask for each of read_jobs({source!r})")
-    if isinstance(jobs[0], Job):
-        return jobs[0]
-    kinds = {kind.code: kind for kind in (UsageError, NotResolved, Unsupported)}
-    raise kinds.get(jobs[0].code, TunecastError)(jobs[0].message, field=jobs[0].field)
+    return Predicted(job, model, held, prediction_of(held, id=job.id, assumptions=assumptions, warnings=model.notes))
 
 
 def with_few_micro_batches(job: Job) -> Job:
