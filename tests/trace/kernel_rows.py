@@ -17,9 +17,9 @@ def main() -> None:
     import torch
     from torch.nn import functional as F
 
+    from tunecast.tape.card import Card
     from tunecast.tape.op import Free
     from tunecast.tape.trace import attention
-    from tunecast.tape.trace.card import Card
     from tunecast.tape.trace.session import tracing
 
     def tensors(dtype: torch.dtype) -> Any:

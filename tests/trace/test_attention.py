@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tunecast.tape.trace.attention import Attention, choose, priority
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels.attention import backward_tiles, efficient_workspace_floats, flash_splits, flash_width
+from tunecast.tape.card import Card
+from tunecast.tape.kernels.attention import backward_tiles, efficient_workspace_floats, flash_splits, flash_width
+from tunecast.tape.kernels.backend import Attention, choose, priority
+from tunecast.tape.trace.attention import enabled
 
 H200 = Card()
 CARDS = {
@@ -71,7 +72,7 @@ def test_the_choice(why: str, attention: Attention, card: str, chosen: str) -> N
 def test_a_backend_switched_off_is_passed_over() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
     try:
-        assert choose(call(), H200) == "flash"
+        assert choose(call(), H200, enabled()) == "flash"
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
 

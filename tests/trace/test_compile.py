@@ -25,7 +25,7 @@ import gc, json, subprocess
 import torch
 from torch.utils.checkpoint import checkpoint
 from tunecast.tape.op import Alloc, Begin, Op, Phase
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
 from tunecast.tape.trace.session import tracing
 
 class NoProcess(subprocess.Popen):

@@ -19,9 +19,9 @@ from tunecast.cli.accelerate import accelerate_config
 from tunecast.errors import TunecastError
 from tunecast.predict.allocator import AllocatorSettings
 from tunecast.predict.memory import replay
+from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Alloc, Begin, Event, Free, Op, Phase, Role, Tape
-from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.launch import rank_zero
 from tunecast.tape.trace.run import trace_script
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
+from tunecast.tape.card import Card
 from tunecast.tape.layers import renumbered
 from tunecast.tape.op import Event, Op, with_frees_in_order
-from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.engine import trace_job
 
 pytestmark = pytest.mark.trace

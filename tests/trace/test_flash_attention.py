@@ -22,7 +22,7 @@ START = """
 import json, sys
 import torch
 from tunecast.tape.op import Alloc, Begin, Free, Op
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
 from tunecast.tape.trace.session import tracing
 
 def answer(**values):

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
+from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Tape
-from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.run import Limits, trace_script
 

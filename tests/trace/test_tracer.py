@@ -18,7 +18,7 @@ PROGRAMS = '''
 import gc, json, sys
 import torch
 from tunecast.tape.op import Alloc, Free, Op, Phase
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
 from tunecast.tape.trace.session import tracing
 
 def sizes(tape, phase=None):

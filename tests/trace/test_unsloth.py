@@ -23,7 +23,7 @@ START = """
 import json, sys
 import torch
 from tunecast.tape.op import Alloc, Free, Op
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
 from tunecast.tape.trace.packages import unsloth as answers
 from tunecast.tape.trace.session import tracing
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from tunecast.tape.card import Card
+from tunecast.tape.kernels import cub
+from tunecast.tape.kernels.launch import Kernel, accumulation_bytes, buffers, extent
+from tunecast.tape.kernels.steps import Borrow, Make, Return, Script
 from tunecast.tape.trace import workspaces
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels import cub
-from tunecast.tape.trace.kernels.launch import Kernel, accumulation_bytes, buffers, extent
-from tunecast.tape.trace.kernels.steps import Borrow, Make, Return, Script
 
 ROOT = Path(__file__).parents[2]
 PROVENANCE, *LINES = (ROOT / "tests" / "golden" / "data" / "h200_kernel_temporaries.jsonl").read_text().splitlines()

@@ -229,8 +229,8 @@ for ranks in (2, 8, 128):
 
 
 def traced(folder: Path, names: list[str]) -> None:
+    from tunecast.tape.card import Card
     from tunecast.tape.file import write_tape
-    from tunecast.tape.trace.card import Card
     from tunecast.tape.trace.session import tracing
 
     with tracing(Card(), devices=8) as recorder:

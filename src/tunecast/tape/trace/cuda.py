@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
 from tunecast.tape.trace.recorder import Recorder
 
 HOPPER_DETAILS = {  # what a Hopper card answers; code that plans tiles by them only picks among Triton configurations

@@ -16,10 +16,10 @@ from typing import Any
 
 from tunecast.errors import TunecastError
 from tunecast.job.job import Job
+from tunecast.tape.card import Card
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
-from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.run import Limits, Progress, trace_training
 
 STEPS = 6

@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
+from tunecast.tape.card import Card
 from tunecast.tape.op import MANY, Op, Phase
 from tunecast.tape.trace import workspaces
-from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.ledger import Ledger
 from tunecast.tape.trace.scopes import Scopes
 from tunecast.tape.trace.values import KnownValues

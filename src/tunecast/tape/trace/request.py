@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
-from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
 from tunecast.units import GIB, gib
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from tunecast.tape.card import Card
 from tunecast.tape.op import Role
 from tunecast.tape.trace import attention, check, cuda, native, packages, patches
-from tunecast.tape.trace.card import Card
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.scopes import Scopes
 

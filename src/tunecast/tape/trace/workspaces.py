@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels import IN_PLACE_IN_BACKWARD, RULES
-from tunecast.tape.trace.kernels.steps import Borrow, Call, Make, Return, Script, Step
+from tunecast.tape.card import Card
+from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
+from tunecast.tape.kernels.steps import Borrow, Call, Make, Return, Script, Step
 
 MIB = 1 << 20
 MATRIX_PRODUCTS = {

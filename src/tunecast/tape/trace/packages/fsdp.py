@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
+from tunecast.tape.card import Card
+from tunecast.tape.kernels.cub import threads_per_sm
 from tunecast.tape.op import Op, Role
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels.cub import threads_per_sm
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder, nbytes
 

@@ -19,8 +19,8 @@ from torch._library.custom_ops import CustomOpDef
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.flop_counter import flop_registry
 
-from tunecast.tape.trace import attention
-from tunecast.tape.trace.attention import Attention
+from tunecast.tape.kernels.backend import Attention, choose
+from tunecast.tape.trace.attention import enabled, keeps_gradient
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder
 
@@ -121,8 +121,9 @@ def answer_which_attention(recorder: Recorder) -> None:
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
     ) -> int:  # fmt: skip
-        call = Attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        return BACKENDS[attention.choose(call, recorder.card)]
+        keeps = keeps_gradient(query, key, value)
+        call = Attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, keeps)
+        return BACKENDS[choose(call, recorder.card, enabled())]
 
     torch._fused_sdp_choice = _fused_sdp_choice
 

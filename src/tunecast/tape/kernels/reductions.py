@@ -6,16 +6,14 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple
 
-import torch
+from tunecast.tape.card import Card
+from tunecast.tape.kernels.launch import Kernel, accumulation_bytes, buffers, extent
+from tunecast.tape.kernels.shapes import HALF, Dtype, Shaped, name_of
+from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes
 
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels.launch import Kernel, accumulation_bytes, buffers, extent
-from tunecast.tape.trace.kernels.steps import Call, Rule, Script, ceil_div, nbytes
-
-HALF = (torch.float16, torch.bfloat16)
 FOREACH_CHUNK = 65536
 
-RunningBytes = Callable[[torch.dtype], int]
+RunningBytes = Callable[[Dtype], int]
 
 
 class Read(NamedTuple):
@@ -27,7 +25,7 @@ class Read(NamedTuple):
     element_bytes: int
 
 
-def of(tensor: torch.Tensor) -> Read:
+def of(tensor: Shaped) -> Read:
     return Read(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
 
 
@@ -58,16 +56,16 @@ def reduced_dims(call: Call, place: int = 1) -> tuple[int, ...]:
     return tuple(d % tensor.dim() for d in dims) if tensor.dim() else ()
 
 
-def opmath_bytes(dtype: torch.dtype) -> int:
+def opmath_bytes(dtype: Dtype) -> int:
     """Sums of 16-bit numbers run in fp32 (aten/src/ATen/OpMathType.h)."""
     return max(4, dtype.itemsize)
 
 
-def own_bytes(dtype: torch.dtype) -> int:
+def own_bytes(dtype: Dtype) -> int:
     return dtype.itemsize
 
 
-def pair_bytes(dtype: torch.dtype) -> int:
+def pair_bytes(dtype: Dtype) -> int:
     """A value with its place, or Welford's mean, spread and two counts (SharedReduceOps.h): 16 bytes for up to fp32."""
     return 16 if dtype.itemsize <= 4 else 32
 
@@ -80,7 +78,7 @@ def rule(running: RunningBytes, dims_place: int = 1, vector: int = 4, casts: boo
         tensor, out = call.args[0], call.outputs[0].dtype
         script.make(*range(len(call.outputs)))
         read, dtype = of(tensor), tensor.dtype
-        if casts and dtype != out and not (dtype in HALF and out == torch.float32):
+        if casts and dtype != out and not (name_of(dtype) in HALF and name_of(out) == "float32"):
             script.borrow(tensor.numel() * out.itemsize)
             read, dtype = read._replace(offset=0, element_bytes=out.itemsize), out
         reduce(script, call.card, read, reduced_dims(call, dims_place), running(dtype), out.itemsize, vector)

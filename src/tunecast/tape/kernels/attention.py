@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import torch
-
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
+from tunecast.tape.card import Card
+from tunecast.tape.kernels.shapes import Shaped
+from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
 
 FLOAT_BYTES = 4
 CUDNN_PLAN_BYTES = 256
@@ -140,7 +139,7 @@ class Tile(NamedTuple):
 
 
 def efficient_workspace_floats(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, card: Card, dropout: bool
+    query: Shaped, key: Shaped, value: Shaped, card: Card, dropout: bool
 ) -> int:
     """mem_eff_attention/kernel_backward.h, `workspace_elements_gq`, `_gk`, `_gv`: per query block and width block a
     tile and a counter of 4; per key split dK and dV where they are not summed in registers and are not fp32."""
@@ -179,7 +178,7 @@ def backward_tiles(half: bool, card: Card, dropout: bool) -> Iterator[Tile]:
     yield Tile(64, 64, 65536, False)
 
 
-def _copy_bytes(tensor: torch.Tensor) -> int:
+def _copy_bytes(tensor: Shaped) -> int:
     """The kernels want heads interleaved, [batch, length, heads, width]; any other layout is copied."""
     return 0 if tensor.transpose(1, 2).is_contiguous() else nbytes(tensor)
 

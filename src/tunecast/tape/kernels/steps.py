@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import torch
-
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
+from tunecast.tape.kernels.shapes import Shaped
 
 
 class Make(NamedTuple):
@@ -42,7 +41,7 @@ class Call(NamedTuple):
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    outputs: list[torch.Tensor]
+    outputs: list[Shaped]
     card: Card
     by_engine: bool = False
     """No Python stands between the autograd engine and this call."""
@@ -96,7 +95,7 @@ class Script:
 Rule = Callable[[Call, Script], None]
 
 
-def nbytes(tensor: torch.Tensor) -> int:
+def nbytes(tensor: Shaped) -> int:
     return tensor.numel() * tensor.element_size()
 
 

@@ -7,8 +7,8 @@ tuned for Hopper; other cards differ by a few kibibytes.
 
 from __future__ import annotations
 
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels.steps import ceil_div, up
+from tunecast.tape.card import Card
+from tunecast.tape.kernels.steps import ceil_div, up
 
 PART = 256
 DIGITS = 256

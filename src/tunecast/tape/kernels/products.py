@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
-from tunecast.tape.trace.kernels.steps import Call, Rule, Script, nbytes
+from tunecast.tape.kernels.shapes import Shaped
+from tunecast.tape.kernels.steps import Call, Rule, Script, nbytes
 
 GROUP_BYTES = 60
 """Grouped product: three pointers, three strides of 8 bytes and a shape of three 4-byte numbers a group."""
@@ -25,11 +24,13 @@ def matrix_product(first: int) -> Rule:
     return write
 
 
-def walkable(matrix: torch.Tensor) -> bool:
+def walkable(matrix: Shaped) -> bool:
     if matrix.is_contiguous():
         return True
     (rows, columns), (row_stride, column_stride) = matrix.shape[-2:], matrix.stride()[-2:]
-    return (row_stride == 1 and column_stride >= max(1, rows)) or (column_stride == 1 and row_stride >= max(1, columns))
+    by_column = row_stride == 1 and column_stride >= max(1, rows)
+    by_row = column_stride == 1 and row_stride >= max(1, columns)
+    return bool(by_column or by_row)
 
 
 def grouped_product(call: Call, script: Script) -> None:
@@ -48,7 +49,7 @@ def softmax_backward(call: Call, script: Script) -> None:
     `softmax_backward_cuda_out`); log_softmax has no such buffer."""
     gradient, result = call.args[:2]
     script.make(0)
-    script.borrow(gradient.numel() * torch.promote_types(gradient.dtype, result.dtype).itemsize)
+    script.borrow(gradient.numel() * max(gradient.element_size(), result.element_size()))
 
 
 def safe_softmax(call: Call, script: Script) -> None:

@@ -11,9 +11,9 @@ was compared with the real kernel's allocation history on an H200 (tests/golden/
 
 from __future__ import annotations
 
-from tunecast.tape.trace.kernels import attention, indexing, products, reductions
-from tunecast.tape.trace.kernels.indexing import IN_PLACE_IN_BACKWARD
-from tunecast.tape.trace.kernels.steps import Rule
+from tunecast.tape.kernels import attention, indexing, products, reductions
+from tunecast.tape.kernels.indexing import IN_PLACE_IN_BACKWARD
+from tunecast.tape.kernels.steps import Rule
 
 RULES: dict[str, Rule] = attention.RULES | indexing.RULES | products.RULES | reductions.RULES
 

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import NamedTuple
 
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.kernels.cub import threads_per_sm
-from tunecast.tape.trace.kernels.steps import ceil_div
+from tunecast.tape.card import Card
+from tunecast.tape.kernels.cub import threads_per_sm
+from tunecast.tape.kernels.steps import ceil_div
 
 MOST_THREADS = 512
 WARP = 32

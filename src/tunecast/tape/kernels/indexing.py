@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import torch
+from tunecast.tape.kernels import cub
+from tunecast.tape.kernels.shapes import Shaped, name_of
+from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
 
-from tunecast.tape.trace.kernels import cub
-from tunecast.tape.trace.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
-
-MASKS = (torch.bool, torch.uint8)
+MASKS = ("bool", "uint8")
 INDEX_BYTES = 8
 MOST_INDICES_IN_ONE_KERNEL = 3072
 ROWS_A_PARTIAL_SUM = 10
@@ -96,7 +95,7 @@ def index_put_in_place(call: Call, script: Script) -> None:
     accumulates = call.argument(3, "accumulate", False)
     if not accumulates and values.numel() == 1 and values.device.type == "cpu":
         return  # runs as masked_fill_
-    masks = [(i, place) for place, i in enumerate(indices) if i is not None and i.dtype in MASKS]
+    masks = [(i, place) for place, i in enumerate(indices) if i is not None and name_of(i.dtype) in MASKS]
     positions = [_positions_of_mask(mask, _count_of(values, place), call, script) for mask, place in masks]
     if accumulates:
         _accumulate(tensor, indices, values, positions, script, checks=not call.by_engine)
@@ -104,12 +103,12 @@ def index_put_in_place(call: Call, script: Script) -> None:
         script.give_back(*positions)
 
 
-def _count_of(values: torch.Tensor, place: int) -> int:
+def _count_of(values: Shaped, place: int) -> int:
     """How many elements a mask selects is seen in the values it selects, where the masked dimensions stood."""
     return values.shape[place] if place < values.dim() else 1
 
 
-def _positions_of_mask(mask: torch.Tensor, found: int, call: Call, script: Script) -> int:
+def _positions_of_mask(mask: Shaped, found: int, call: Call, script: Script) -> int:
     count = script.borrow(4)
     script.touch(cub.reduce_to_int(mask.numel(), call.card))
     positions = script.borrow(found * mask.dim() * INDEX_BYTES)
@@ -119,7 +118,7 @@ def _positions_of_mask(mask: torch.Tensor, found: int, call: Call, script: Scrip
 
 
 def _accumulate(
-    tensor: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, positions: Sequence[int],
+    tensor: Shaped, indices: Sequence[Shaped | None], values: Shaped, positions: Sequence[int],
     script: Script, checks: bool,
 ) -> None:  # fmt: skip
     places: list[tuple[int, int]] = []  # the dimensions indexed, and how many indices each has
@@ -127,7 +126,7 @@ def _accumulate(
     for place, index in enumerate(indices):
         if index is None:
             dim += 1
-        elif index.dtype in MASKS:
+        elif name_of(index.dtype) in MASKS:
             places += [(d, _count_of(values, place)) for d in range(dim, dim + index.dim())]
             dim += index.dim()
         else:
