@@ -26,8 +26,8 @@ sys.path.insert(0, str(HERE.parent / "src"))
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
 from tunecast.predict.memory import program, replay, smallest_capacity_bytes  # noqa: E402
+from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.op import Tape  # noqa: E402
-from tunecast.tape.trace.card import Card  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
 GIB = 2**30

@@ -23,7 +23,7 @@ from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
 from tunecast.predict.memory import program, replay  # noqa: E402
-from tunecast.tape.trace.card import Card  # noqa: E402
+from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
 
