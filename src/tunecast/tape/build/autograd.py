@@ -1,0 +1,312 @@
+"""Autograd on paper: nodes with saved tensors, the engine that runs them backward, and recomputation.
+
+The engine follows torch/csrc/autograd: the ready node made last goes first, gradients of one tensor are summed in
+place when nobody else holds the first (input_buffer.cpp), a leaf takes a gradient over when it can
+(functions/accumulate_grad.h), saved tensors go as soon as their node has run.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.op import Phase, Role
+
+Gradients = list[Any]
+Backward = Callable[["Node", Gradients], Sequence[Any]]
+FIRST = 1 << 62
+"""The sequence number of a leaf's node: it runs as soon as its gradient is there."""
+
+
+class Node:
+    __slots__ = ("backward", "edges", "module", "needs", "outputs", "saved", "sequence", "taken")
+
+    def __init__(self, machine: Machine, backward: Backward, inputs: Sequence[Any], saved: Sequence[Any]) -> None:
+        self.backward = backward
+        self.edges = [edge_of(t) for t in inputs]
+        self.needs = [edge is not None for edge in self.edges]
+        self.saved: Any = []
+        self.taken: Any = ()
+        self.keep(machine, saved)
+        self.module = machine.module
+        self.sequence = machine.sequence
+        self.outputs = 1
+        machine.sequence += 1
+
+    def keep(self, machine: Machine, saved: Sequence[Any]) -> None:
+        hooks = machine.pack_hooks
+        self.saved += [hooks[-1](t) if hooks and t is not None else t for t in saved]
+
+    def take(self, place: int) -> Any:
+        return self.taken[place]
+
+    def run(self, gradients: Gradients) -> Gradients:
+        """All that was saved is unpacked first and held until the formula is done; what must be recomputed is."""
+        self.taken = [kept.tensor() if isinstance(kept, Holder) else kept for kept in self.saved]
+        results = list(self.backward(self, gradients))
+        self.taken = ()
+        return results
+
+
+class Leaf:
+    """Accumulates into `tensor.grad`. It holds the tensor, the tensor only knows of it."""
+
+    __slots__ = ("__weakref__", "module", "outputs", "sequence", "tensor")
+    edges: Sequence[Any] = ()
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.sequence, self.outputs, self.module = tensor, FIRST, 1, ""
+
+    def accumulate(self, gradient: list[Any]) -> None:
+        tensor = self.tensor
+        machine = tensor.machine
+        if tensor.grad is not None:
+            machine.launch("add_", (tensor.grad, gradient[0]), tensor.dtype, tensor.nbytes)
+            return
+        unshared = sys.getrefcount(gradient[0]) <= 2
+        if unshared and same_layout(gradient[0], tensor):
+            tensor.grad = gradient[0]
+        else:
+            tensor.grad = machine.run("clone", gradient, tensor.shape, gradient[0].dtype)
+        assert tensor.grad is not None
+        block = machine.blocks[tensor.grad.storage.block]
+        block.role = Role.GRADIENTS
+        block.module = machine.blocks[tensor.storage.block].module
+
+
+def same_layout(gradient: Tensor, variable: Tensor) -> bool:
+    return gradient.strides == variable.strides or gradient.stride() == variable.stride()
+
+
+def edge_of(tensor: Any) -> Any:
+    if tensor is None or not tensor.requires_grad:
+        return None
+    if tensor.node is not None:
+        return tensor.node, tensor.number, tensor.shape, tensor.dtype
+    leaf = tensor.leaf() if tensor.leaf is not None else None
+    if leaf is None:
+        leaf = Leaf(tensor)
+        tensor.leaf = weakref.ref(leaf)
+    return leaf, 0, tensor.shape, tensor.dtype
+
+
+def start(machine: Machine, inputs: Sequence[Any], backward: Backward, saved: Sequence[Any] = ()) -> Node | None:
+    """The node of an operation about to run, if it has one. Inputs are saved before the kernel runs, as in torch's
+    generated code; that is why recomputation may stop without running the last operation."""
+    if machine.grad_enabled:
+        for tensor in inputs:
+            if tensor is not None and tensor.requires_grad:
+                return Node(machine, backward, inputs, saved)
+    return None
+
+
+def finish(node: Node | None, out: Tensor, *saved: Tensor) -> Tensor:
+    """Give a result its history, and save what only the kernel made. A result saves itself without its history."""
+    if node is not None:
+        node.keep(out.machine, saved)
+        out.node, out.requires_grad = node, True
+    return out
+
+
+def record(out: Tensor, inputs: Sequence[Any], backward: Backward) -> Tensor:
+    """Give a result its history; nothing is saved."""
+    return finish(start(out.machine, inputs, backward), out)
+
+
+def wants(machine: Machine, *inputs: Any) -> bool:
+    return machine.grad_enabled and any([t is not None and t.requires_grad for t in inputs])
+
+
+# ---------------------------------------------------------------------------------------------------- the engine
+
+
+def backward(loss: Tensor) -> None:
+    machine = loss.machine
+    gradient = machine.run("ones_like", (loss,), loss.shape, loss.dtype)
+    outer_module = machine.module
+    machine.phase, machine.in_backward, machine.grad_enabled = Phase.BACKWARD, True, False
+    machine.in_forward = False
+    _run(loss.node, gradient)
+    machine.phase, machine.in_backward, machine.grad_enabled = Phase.OTHER, False, True
+    machine.module = outer_module
+
+
+def _run(root: Node, gradient: Tensor) -> None:
+    machine = gradient.machine
+    waiting = _dependencies(root)
+    buffers: dict[Any, Gradients] = {root: [gradient]}
+    del gradient
+    ready: list[tuple[int, int, Any]] = [(-root.sequence, 0, root)]
+    tie = 0
+    while ready:
+        node = heapq.heappop(ready)[2]
+        gradients = buffers.pop(node)
+        if node.sequence == FIRST:
+            node.accumulate(gradients)
+            del gradients
+            continue
+        machine.module = node.module
+        if all(g is None for g in gradients):
+            results: list[Any] = [None] * len(node.edges)
+        else:
+            results = node.run(gradients)
+            _validate(node, results)
+        node.saved = ()
+        del gradients
+        for place, edge in enumerate(node.edges):
+            if edge is None:
+                results[place] = None
+                continue
+            target, number = edge[:2]
+            buffer = buffers.get(target)
+            if buffer is None:
+                buffer = buffers[target] = [None] * target.outputs
+            if results[place] is not None:
+                if buffer[number] is None:
+                    buffer[number] = results[place]
+                else:
+                    _sum_into(buffer, number, results[place])
+                results[place] = None
+            waiting[target] -= 1
+            if not waiting[target]:
+                tie += 1
+                heapq.heappush(ready, (-target.sequence, tie, target))
+
+
+def _validate(node: Node, results: Gradients) -> None:
+    """Bring each gradient to its tensor's shape and dtype, while what was saved still lives (engine.cpp,
+    `validate_outputs`)."""
+    from tunecast.tape.build.ops import sum_to, to
+
+    for place, edge in enumerate(node.edges):
+        gradient = results[place]
+        if edge is None or gradient is None:
+            results[place] = None
+        elif gradient.shape != edge[2] or gradient.dtype != edge[3]:
+            results[place] = None
+            gradient = sum_to(gradient, edge[2])
+            results[place] = to(gradient, edge[3])
+
+
+def _sum_into(buffer: Gradients, number: int, gradient: Tensor) -> None:
+    old = buffer[number]
+    machine = old.machine
+    if not old.is_view and sys.getrefcount(old) <= 3 and sys.getrefcount(old.storage) <= 2:
+        machine.launch("add", (old, gradient), old.dtype, old.nbytes)
+        return
+    total = machine.run("add", (old, gradient), old.shape, old.dtype, strides=result_strides(old, gradient))
+    buffer[number] = total
+
+
+def result_strides(first: Tensor, second: Tensor) -> Any:
+    """An element-wise result is laid out as its inputs are, where they agree and are dense."""
+    if first.strides is None and second.strides is None:
+        return None
+    for tensor in (first, second):
+        if tensor.strides is not None and first.shape == tensor.shape and is_dense(tensor):
+            return tensor.strides
+    return None
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Every element once, without gaps, in some order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _dependencies(root: Node) -> dict[Any, int]:
+    count: dict[Any, int] = {}
+    seen = {root}
+    stack: list[Any] = [root]
+    while stack:
+        for edge in stack.pop().edges:
+            if edge is not None:
+                target = edge[0]
+                count[target] = count.get(target, 0) + 1
+                if target not in seen:
+                    seen.add(target)
+                    stack.append(target)
+    return count
+
+
+# ------------------------------------------------------------------------------------------------ recomputation
+
+
+class Recomputed(Exception):
+    """All that was missing has been computed; the rest of the forward is not needed."""
+
+
+class Frame:
+    """One checkpointed call (torch/utils/checkpoint.py, `_CheckpointFrame`, use_reentrant=False)."""
+
+    def __init__(self, machine: Machine, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.machine, self.function, self.args = machine, function, args
+        self.autocast = machine.autocast
+        self.module = machine.module
+        self.holders: list[Any] = []
+        self.found: dict[int, Tensor] = {}
+        self.is_recomputed = False
+
+    def pack(self, tensor: Tensor) -> Holder:
+        holder = Holder(self, len(self.holders))
+        self.holders.append(weakref.ref(holder))
+        return holder
+
+    def recompute(self) -> None:
+        self.is_recomputed = True
+        machine, count = self.machine, 0
+
+        def keep(tensor: Tensor) -> Tensor:
+            nonlocal count
+            kept = tensor.detached() if tensor.requires_grad else tensor
+            if self.holders[count]() is not None:
+                self.found[count] = kept
+            count += 1
+            if count == len(self.holders):
+                raise Recomputed
+            return kept
+
+        before = machine.module, machine.in_forward, machine.grad_enabled
+        machine.module, machine.in_forward, machine.grad_enabled = self.module, True, True
+        machine.pack_hooks.append(keep)
+        try:
+            with machine.autocasting(self.autocast):
+                self.function(*self.args)
+        except Recomputed:
+            pass
+        finally:
+            machine.pack_hooks.pop()
+            machine.module, machine.in_forward, machine.grad_enabled = before
+
+
+class Holder:
+    """Stands for a saved tensor that will be computed again."""
+
+    __slots__ = ("__weakref__", "frame", "place")
+
+    def __init__(self, frame: Frame, place: int) -> None:
+        self.frame, self.place = frame, place
+
+    def tensor(self) -> Tensor:
+        if not self.frame.is_recomputed:
+            self.frame.recompute()
+        return self.frame.found.pop(self.place)
+
+
+def checkpointed(machine: Machine, function: Callable[..., Any], *args: Any) -> Any:
+    frame = Frame(machine, function, args)
+    machine.pack_hooks.append(frame.pack)
+    try:
+        return function(*args)
+    finally:
+        machine.pack_hooks.pop()

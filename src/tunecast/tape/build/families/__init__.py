@@ -1,0 +1,22 @@
+"""Which file holds which architecture: `model_type` of a config.json to the class that is its causal language model.
+
+A family's file says only what differs from `decoder.py`, after transformers' modeling file of the same name.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+FAMILIES: dict[str, str] = {
+    "llama": "tunecast.tape.build.decoder:CausalLM",
+}
+
+
+def causal_lm(model_type: str) -> Any:
+    """The class, or None for an architecture nobody has written down."""
+    place = FAMILIES.get(model_type)
+    if place is None:
+        return None
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)

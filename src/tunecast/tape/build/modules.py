@@ -1,0 +1,142 @@
+"""Modules on paper: named, nested, with parameters that come to the card when loading puts them there.
+
+Calling a module holds its arguments until it returns, as `torch.nn.Module.__call__` does: a temporary passed in lives
+until then. Forward passes are written with the same local names as the code they follow for the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Storage, Tensor
+from tunecast.tape.op import Role
+
+
+class Module:
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.path = ""
+        self.children: dict[str, Module] = {}
+        self.own: dict[str, Tensor] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Module):
+            self.children[name] = value
+        elif isinstance(value, Tensor):
+            self.own[name] = value
+        object.__setattr__(self, name, value)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        machine = self.machine
+        before, machine.module = machine.module, self.path
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            machine.module = before
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
+
+    def parameter(self, *shape: int) -> Tensor:
+        """A weight; it has no memory yet."""
+        out = Tensor(self.machine, None, shape, self.machine.weights_dtype)  # type: ignore[arg-type]
+        out.requires_grad = True
+        return out
+
+    def modules(self) -> Iterator[Module]:
+        yield self
+        for child in self.children.values():
+            yield from child.modules()
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Each once, in the order of registration."""
+        seen: set[int] = set()
+        for module in self.modules():
+            for tensor in module.own.values():
+                if id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield tensor
+
+    def name_all(self, path: str = "") -> None:
+        self.path = path or type(self).__name__
+        for name, child in self.children.items():
+            child.name_all(f"{path}.{name}" if path else name)
+
+
+class ModuleList(Module):
+    def append(self, module: Module) -> None:
+        setattr(self, str(len(self.children)), module)
+
+    def __iter__(self) -> Iterator[Module]:
+        return iter(self.children.values())
+
+
+def bring(tensor: Tensor, module: str, role: Role = Role.WEIGHTS, dtype: Dtype | None = None) -> None:
+    """Memory for a parameter."""
+    machine = tensor.machine
+    tensor.dtype = dtype or tensor.dtype
+    before, machine.module = machine.module, module
+    machine.launch("empty", (), tensor.dtype, tensor.nbytes, kernels=0)
+    tensor.storage = Storage(machine, machine.allocate(tensor.nbytes))
+    machine.module = before
+    machine.blocks[tensor.storage.block].role = role
+
+
+class Linear(Module):
+    def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__(machine)
+        self.inputs, self.outputs = inputs, outputs
+        self.weight = self.parameter(outputs, inputs)
+        self.bias: Any = self.parameter(outputs) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(x, self.weight, self.bias)
+
+
+class Embedding(Module):
+    def __init__(self, machine: Machine, rows: int, width: int) -> None:
+        super().__init__(machine)
+        self.weight = self.parameter(rows, width)
+        self.gives_gradient = False
+        """PEFT's `enable_input_require_grads`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out = ops.embedding(self.weight, ids)
+        if self.gives_gradient:
+            out.requires_grad = True
+        return out
+
+
+class RMSNorm(Module):
+    """Llama's: in fp32, back, then the weight."""
+
+    def __init__(self, machine: Machine, width: int) -> None:
+        super().__init__(machine)
+        self.weight = self.parameter(width)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        input_dtype = hidden_states.dtype
+        hidden_states = ops.to(hidden_states, FLOAT32)
+        variance = ops.mean(ops.power(hidden_states), -1)
+        hidden_states = ops.multiply(hidden_states, ops.rsqrt(ops.shift(variance)))
+        return ops.multiply(self.weight, ops.to(hidden_states, input_dtype))
+
+
+class Activation(Module):
+    def __init__(self, machine: Machine, name: str) -> None:
+        super().__init__(machine)
+        self.function = {"silu": ops.silu, "swish": ops.silu, "gelu": ops.gelu, "gelu_pytorch_tanh": ops.gelu}[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)  # type: ignore[no-any-return]
+
+
+class Dropout(Module):
+    def __init__(self, machine: Machine, probability: float) -> None:
+        super().__init__(machine)
+        self.probability = probability
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.dropout(x, self.probability)

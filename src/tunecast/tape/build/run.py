@@ -1,0 +1,72 @@
+"""The training run of a job on paper: the same program `tape/trace/recipe.py` runs for real."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.adapters import adapt
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.families import causal_lm
+from tunecast.tape.build.modules import bring
+from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.tensor import DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.card import Card
+from tunecast.tape.op import Phase, Tape
+
+
+def build(job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card) -> Tape:
+    """The tape of one optimizer step for each of `lengths`."""
+    machine = Machine(card, DTYPES[job.weights_dtype], job.attention)
+    machine.run("zeros", (), (1,), FLOAT32)
+    model = load(job, config, machine)
+    adapt(job, model)
+    machine.empty_cache()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(job, parameters)
+    take_steps(job, model, parameters, optimizer, lengths)
+    return Tape(machine.tape_events(), tuple(machine.guesses))
+
+
+def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
+    text = config.get("text_config", config)
+    family = causal_lm(text["model_type"])
+    if family is None:
+        raise Unsupported(f"model: the closed form does not know the architecture {text['model_type']!r}")
+    model = family(machine, text)
+    model.name_all()
+    machine.head_modules = {model.output_embedding().path, model.path}
+    for module in model.modules():
+        for tensor in module.own.values():
+            bring(tensor, module.path)
+    model.tie()
+    return model
+
+
+def take_steps(
+    job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]
+) -> None:
+    """The loop of `take_steps` in tape/trace/recipe.py."""
+    machine = model.machine
+    dtype = DTYPES[job.autocast] if job.autocast else None
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for _ in range(job.grad_accum):
+            ids = machine.run("randint", (), (job.micro_batch, length), INT64)
+            mask = machine.run("ones_like", (ids,), ids.shape, INT64)
+            machine.phase, machine.in_forward = Phase.FORWARD, True
+            with machine.autocasting(dtype):
+                loss = ops.scale(model(ids, mask, ids), "div")
+            backward(loss)
+        if job.max_grad_norm:
+            machine.phase = Phase.CLIP
+            clip_gradients(parameters)
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.zero_grad()
+        del loss
+    machine.step = len(lengths)

@@ -1,0 +1,333 @@
+"""Tensors without contents, and the machine that writes down what making and dropping them does.
+
+A `Tensor` has a shape, strides, a dtype and a `Storage`. Making a storage is an allocation; when Python drops the last
+reference to it, that is the free. So code written on these tensors the way it is written on torch's holds and lets
+go of memory at the same moments, and the machine's list of events is the tape.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from tunecast.tape.card import Card
+from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
+from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
+from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, with_frees_in_order
+
+MIB = 1 << 20
+Shape = tuple[int, ...]
+
+
+class Dtype(NamedTuple):
+    name: str
+    itemsize: int
+    floating: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+FLOAT32, BFLOAT16, FLOAT16 = Dtype("float32", 4), Dtype("bfloat16", 2), Dtype("float16", 2)
+INT64, INT32, UINT8, INT8 = (
+    Dtype("int64", 8, False), Dtype("int32", 4, False), Dtype("uint8", 1, False), Dtype("int8", 1, False),
+)  # fmt: skip
+BOOL = Dtype("bool", 1, False)
+DTYPES = {dtype.name: dtype for dtype in (FLOAT32, BFLOAT16, FLOAT16, INT64, INT32, UINT8, INT8, BOOL)}
+
+
+class Device(NamedTuple):
+    type: str
+
+
+CUDA = Device("cuda")
+
+
+class Block:
+    """One allocation while the tape is written."""
+
+    __slots__ = ("born_forward", "died_backward", "module", "nbytes", "phase", "role")
+
+    def __init__(self, nbytes: int, module: str, phase: Phase, born_forward: bool) -> None:
+        self.nbytes, self.module, self.phase = nbytes, module, phase
+        self.born_forward, self.died_backward = born_forward, False
+        self.role: Role | None = None
+
+
+class Storage:
+    __slots__ = ("block", "machine")
+
+    def __init__(self, machine: Machine, block: int) -> None:
+        self.machine, self.block = machine, block
+
+    def __del__(self) -> None:
+        self.machine.free(self.block)
+
+
+class Tensor:
+    __slots__ = (
+        "dtype", "grad", "is_view", "leaf", "machine", "name", "node", "number", "offset", "requires_grad", "shape",
+        "storage", "strides",
+    )  # fmt: skip
+    device = CUDA
+
+    def __init__(
+        self, machine: Machine, storage: Storage, shape: Shape, dtype: Dtype,
+        strides: Shape | None = None, offset: int = 0, is_view: bool = False,
+    ) -> None:  # fmt: skip
+        self.machine, self.storage, self.shape, self.dtype = machine, storage, shape, dtype
+        self.strides = strides
+        """None: contiguous."""
+        self.offset, self.is_view = offset, is_view
+        self.requires_grad = False
+        self.node: Any = None
+        """The autograd node that made it, and which of its outputs it is."""
+        self.number = 0
+        self.leaf: Any = None
+        self.grad: Tensor | None = None
+        self.name = ""
+
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def stride(self) -> Shape:
+        return contiguous_strides(self.shape) if self.strides is None else self.strides
+
+    def storage_offset(self) -> int:
+        return self.offset
+
+    def is_contiguous(self) -> bool:
+        if self.strides is None:
+            return True
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1:
+                if stride != expected:
+                    return False
+                expected *= size
+        return True
+
+    def alias(self, shape: Shape, strides: Shape | None, offset: int | None = None) -> Tensor:
+        return Tensor(
+            self.machine, self.storage, shape, self.dtype, strides, self.offset if offset is None else offset, True
+        )
+
+    def transpose(self, first: int, second: int) -> Tensor:
+        """For the kernels' rules; `ops.transpose` is the differentiable one."""
+        shape, strides = list(self.shape), list(self.stride())
+        shape[first], shape[second] = shape[second], shape[first]
+        strides[first], strides[second] = strides[second], strides[first]
+        return self.alias(tuple(shape), tuple(strides))
+
+    def detached(self) -> Tensor:
+        """The same memory, no history."""
+        return self.alias(self.shape, self.strides)
+
+
+def contiguous_strides(shape: Shape) -> Shape:
+    strides, step = [0] * len(shape), 1
+    for dim in range(len(shape) - 1, -1, -1):
+        strides[dim] = step
+        step *= max(1, shape[dim])
+    return tuple(strides)
+
+
+class Machine:
+    """Writes the tape, and holds what a running torch program holds besides its tensors: modes, names, workspaces."""
+
+    def __init__(
+        self, card: Card, weights_dtype: Dtype = FLOAT32, attention: str = "sdpa", shared_workspace: bool = False
+    ) -> None:
+        self.card = card
+        self.weights_dtype = weights_dtype
+        """Of weights that are not quantised, as they are loaded."""
+        self.attention = attention
+        self.shared_workspace = shared_workspace
+        """torch 2.13 and later: cublasLt shares cuBLAS' workspace."""
+        self.events: list[Any] = []
+        self.blocks: list[Block] = []
+        self.phase, self.step = Phase.LOAD, 0
+        self.module = ""
+        self.in_forward = False
+        self.in_backward = False
+        """The autograd engine runs: it has a thread, and so workspaces, of its own."""
+        self.grad_enabled = True
+        self.autocast: Dtype | None = None
+        self.cast_cache: dict[int, tuple[Tensor, Tensor]] = {}
+        self.pack_hooks: list[Any] = []
+        self.sequence = 0
+        self.head_modules: set[str] = set()
+        self.guesses: dict[str, None] = {}
+        self._announced: Begin | None = None
+        self._workspaces: set[tuple[str, bool]] = set()
+
+    # ------------------------------------------------------------------ memory
+
+    def allocate(self, nbytes: int) -> int:
+        self._announce()
+        number = len(self.blocks)
+        self.blocks.append(Block(nbytes, self.module, self.phase, self.in_forward))
+        self.events.append(number)
+        return number
+
+    def free(self, number: int) -> None:
+        self._announce()
+        self.blocks[number].died_backward = self.in_backward and not self.in_forward
+        self.events.append(~number)
+
+    def empty_cache(self) -> None:
+        self._announce()
+        self.events.append(EmptyCache())
+
+    def _announce(self) -> None:
+        announced = self._announced
+        if announced is None or announced.phase is not self.phase or announced.step != self.step:
+            self._announced = Begin(self.phase, self.step)
+            self.events.append(self._announced)
+
+    # ------------------------------------------------------------------ operations
+
+    def tensor(self, shape: Shape, dtype: Dtype, nbytes: int | None = None) -> Tensor:
+        size = prod(shape) * dtype.itemsize if nbytes is None else nbytes
+        return Tensor(self, Storage(self, self.allocate(size)), shape, dtype)
+
+    def launch(
+        self, name: str, inputs: Sequence[Tensor], dtype: Dtype, written: int, flops: int = 0, kernels: int = 1
+    ) -> None:
+        """An operation that makes nothing: it writes in place, or its results are made by the caller."""
+        self._announce()
+        shapes = tuple([t.shape for t in inputs[:3]])
+        read = sum([t.nbytes for t in inputs])
+        self.events.append(Op(name, self.module, flops, read, written, kernels, dtype.name, shapes))
+
+    def run(
+        self, name: str, inputs: Sequence[Tensor], shape: Shape, dtype: Dtype, flops: int = 0,
+        args: tuple[Any, ...] | None = None, strides: Shape | None = None,
+    ) -> Tensor:  # fmt: skip
+        """An operation with one result; `args` as torch takes them, for operations whose kernels borrow."""
+        if args is not None:
+            return self.run_many(name, inputs, ((shape, dtype),), flops, args)[0]
+        size = prod(shape) * dtype.itemsize
+        self.launch(name, inputs, dtype, size, flops)
+        out = Tensor(self, Storage(self, self.allocate(size)), shape, dtype, strides)
+        if name in PRODUCTS:
+            self.keep_workspaces(name)
+        return out
+
+    def run_many(
+        self, name: str, inputs: Sequence[Tensor], outs: Sequence[tuple[Shape, Dtype]], flops: int = 0,
+        args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, kernels: int = 1,
+    ) -> list[Tensor]:  # fmt: skip
+        """An operation with several results, or one whose kernels borrow memory (`tape/kernels`)."""
+        self.launch(name, inputs, outs[0][1], sum([prod(s) * d.itemsize for s, d in outs]), flops, kernels)
+        rule = RULES.get("aten::" + name)
+        made: list[Any] = [Unmade(self, shape, dtype) for shape, dtype in outs]
+        if rule is None:
+            return [tensor.make() for tensor in made]
+        script = Script()
+        by_engine = self.in_backward and "aten::" + name in IN_PLACE_IN_BACKWARD
+        rule(Call(args, kwargs or {}, made, self.card, by_engine), script)
+        borrowed: list[int] = []
+        results: list[Any] = [None] * len(outs)
+        for step in script.steps():
+            if isinstance(step, Make):
+                results[step.output] = made[step.output].make(step.nbytes)
+            elif isinstance(step, Borrow):
+                borrowed.append(self.allocate(step.nbytes))
+            else:
+                self.free(borrowed[step.borrowed])
+        if name in PRODUCTS:
+            self.keep_workspaces(name)
+        return results
+
+    def keep_workspaces(self, name: str) -> None:
+        """tape/trace/workspaces.py, `kept_for_life`, says whose they are."""
+        capability = self.card.capability
+        large = capability == (9, 0) or (self.shared_workspace and capability[0] in (10, 12))
+        self._keep("cublas_workspace", 32 * MIB if large else 8 * MIB + 128 * 1024)
+        if name == "addmm" and not self.shared_workspace:
+            self._keep("cublaslt_workspace", MIB)
+
+    def _keep(self, kind: str, nbytes: int) -> None:
+        key = (kind, self.in_backward)
+        if key not in self._workspaces:
+            self._workspaces.add(key)
+            module, self.module = self.module, kind
+            self.events.append(Op(kind, kernels=0))
+            self.allocate(nbytes)
+            self.module = module
+
+    # ------------------------------------------------------------------ modes
+
+    @contextlib.contextmanager
+    def within(self, module: str) -> Iterator[None]:
+        before, self.module = self.module, module
+        try:
+            yield
+        finally:
+            self.module = before
+
+    @contextlib.contextmanager
+    def no_grad(self) -> Iterator[None]:
+        before, self.grad_enabled = self.grad_enabled, False
+        try:
+            yield
+        finally:
+            self.grad_enabled = before
+
+    @contextlib.contextmanager
+    def autocasting(self, dtype: Dtype | None) -> Iterator[None]:
+        """Casts of trainable fp32 leaves are kept until the outermost context ends (ATen/autocast_mode.cpp)."""
+        before, self.autocast = self.autocast, dtype
+        try:
+            yield
+        finally:
+            self.autocast = before
+            if before is None:
+                self.cast_cache.clear()
+
+    # ------------------------------------------------------------------ the tape
+
+    def tape_events(self) -> tuple[Event, ...]:
+        out: list[Event] = []
+        for event in self.events:
+            if type(event) is not int:
+                out.append(event)
+            elif event < 0:
+                out.append(Free(~event))
+            else:
+                block = self.blocks[event]
+                out.append(Alloc(event, block.nbytes, block.role or self._role(block), block.module))
+        return tuple(with_frees_in_order(out))
+
+    def _role(self, block: Block) -> Role:
+        if block.phase in (Phase.FORWARD, Phase.BACKWARD) and (block.module in self.head_modules or not block.module):
+            return Role.LOGITS_AND_LOSS
+        return Role.ACTIVATIONS if block.born_forward and block.died_backward else Role.TEMPORARIES
+
+
+class Unmade(Tensor):
+    """A result a rule may look at before it is made."""
+
+    __slots__ = ()
+
+    def __init__(self, machine: Machine, shape: Shape, dtype: Dtype) -> None:
+        super().__init__(machine, None, shape, dtype)  # type: ignore[arg-type]
+
+    def make(self, nbytes: int = 0) -> Tensor:
+        return self.machine.tensor(self.shape, self.dtype, nbytes or None)
+
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm"})
