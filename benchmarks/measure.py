@@ -52,7 +52,7 @@ def run(values: dict[str, Any], config: dict[str, Any], answers: Any) -> None:
         import torch
 
         from tunecast.job import job_from_dict
-        from tunecast.tape.trace.engine import steps_of
+        from tunecast.tape.shorten import steps_of
         from tunecast.tape.trace.recipe import train
 
         job = job_from_dict(values)

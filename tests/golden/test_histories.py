@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
+from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Free
-from tunecast.tape.trace.card import Card
-from tunecast.tape.trace.engine import with_layers
+from tunecast.tape.shorten import with_layers
 from tunecast.tape.trace.run import trace_training
 
 pytestmark = pytest.mark.trace

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from tunecast.job import job_from_dict
-from tunecast.tape.trace.engine import (
-    layer_period,
-    layers_to_trace,
-    leading_layers,
-    steps_of,
-    steps_to_trace,
-    with_layers,
-)
+from tunecast.tape.shorten import layer_period, layers_to_trace, leading_layers, steps_of, steps_to_trace, with_layers
 
 
 def test_one_length_needs_step_zero_and_two_steady_ones() -> None:

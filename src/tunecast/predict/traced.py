@@ -10,7 +10,7 @@ from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.predict.modelled import job_assumptions, require_modelled
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
-from tunecast.tape.trace.card import Card
+from tunecast.tape.card import Card
 from tunecast.tape.trace.engine import trace_job
 from tunecast.tape.trace.interpreter import tracing_python
 from tunecast.tape.trace.run import Limits, Progress

@@ -20,7 +20,11 @@ def clip_gradients(parameters: Sequence[Tensor]) -> None:
         by_dtype.setdefault(gradient.dtype, []).append(gradient)
     norms = []
     for dtype, group in by_dtype.items():
-        norms += machine.run_many("_foreach_norm", group, [((), dtype)] * len(group), args=(group,))
+        found = machine.run_many("_foreach_norm", group, [((), dtype)] * len(group), args=(group,))
+        for norm, gradient in zip(found, group, strict=True):
+            machine.blocks[norm.storage.block].module = machine.blocks[gradient.storage.block].module
+        norms += found
+        del found, norm
     dtype = FLOAT32 if len(by_dtype) > 1 else gradients[0].dtype
     stacked = machine.run("stack", norms, (len(norms),), dtype)
     total = machine.run("linalg_vector_norm", (stacked,), (), dtype, args=(stacked, 2.0, None))

@@ -3,6 +3,7 @@
     steps.py       what a rule says: outputs made, buffers borrowed and returned, in order
     attention.py   fused attention              products.py  matrix products, softmax, dropout, convolution
     reductions.py  sums, norms, maxima          indexing.py  gathers, scatters, sorts, scans
+    flash.py       the flash-attn package       backend.py   which attention kernel runs
     launch.py      how a reduction is launched  cub.py       scratch memory of CUB's algorithms
 
 Sizes are bytes asked for. Every rule names the source it follows (paths in the PyTorch repository unless said) and

@@ -46,7 +46,7 @@ def _well_formed(call: Attention) -> bool:
     if any(t.dim() != 4 or t.shape[0] != call.query.shape[0] or t.shape[2] == 0 for t in tensors):
         return False
     looked_at = tensors if call.mask is None else (*tensors, call.mask)
-    return all(t.stride(-1) == 1 or t.shape[-1] == 1 for t in looked_at)
+    return all(t.stride()[-1] == 1 or t.shape[-1] == 1 for t in looked_at)
 
 
 def _heads_fit(call: Attention) -> bool:

@@ -17,13 +17,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from tunecast.errors import Unsupported
+from tunecast.tape.kernels.flash import VERSION, Call
 from tunecast.tape.op import Op
 from tunecast.tape.trace.packages import flash_kernels as kernels
-from tunecast.tape.trace.packages.flash_kernels import Call
 from tunecast.tape.trace.recorder import Recorder, nbytes
 
-VERSION = "2.8.3"
-"""The release followed, and the version given where none is installed."""
 ASSUMED = (
     f"flash-attn is not installed here; its kernels are taken to be those of flash-attn {VERSION} "
     "(csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp)"

@@ -1,0 +1,22 @@
+"""A job's prediction by the closed form: find the model, build its tape on paper, replay it on the card."""
+
+from __future__ import annotations
+
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.job.job import Job
+from tunecast.job.model import resolve_model
+from tunecast.predict.modelled import job_assumptions, require_modelled
+from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.predict.traced import card_of, with_few_micro_batches
+from tunecast.tape.build.short import build_job
+
+
+def analytic(job: Job) -> Predicted:
+    require_modelled(job)
+    gpu = gpu_named(job.hardware.gpu)
+    model = resolve_model(job.model)
+    tape = build_job(with_few_micro_batches(job), model.raw, card_of(gpu))
+    held = job_on_card(job, gpu, tape)
+    assumptions = [f"architecture from {model.source}", *job_assumptions(job)]
+    said = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
+    return Predicted(job, model, held, said)
