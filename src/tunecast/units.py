@@ -1,9 +1,15 @@
 """The only place where a number means a unit."""
 
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
 GB = 10**9
+TERA = 10**12
 HOUR_S = 3600
 
 
@@ -13,3 +19,24 @@ def gib(nbytes: float) -> str:
         if abs(nbytes) >= size:
             return f"{nbytes / size:.2f} {name}"
     return f"{int(nbytes)} B"
+
+
+SIZES: Mapping[str, int] = {
+    **{"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40},
+    **{"KB": 10**3, "MB": 10**6, "GB": GB, "TB": TERA},
+}
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([a-zA-Z]{1,3})")
+
+
+def bytes_from(text: str) -> int | None:
+    """`2GiB`, `40 GB`, `1.5gib`: whole bytes. None for anything else, `2G` included: it could be either."""
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        return None
+    unit = next((size for name, size in SIZES.items() if name.lower() == found[2].lower()), None)
+    return None if unit is None else round(float(found[1]) * unit)
+
+
+def billions(count: int) -> str:
+    """`8.03B`, or `124.4M` below a billion: how people name models."""
+    return f"{count / 10**9:.2f}B" if count >= 10**9 else f"{count / 10**6:.1f}M"

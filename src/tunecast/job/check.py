@@ -175,6 +175,14 @@ def one_measure_of_data(v: Values) -> str | None:
     return None
 
 
+@rule("hardware.reserve_bytes", "hardware.capacity_bytes")
+def capacity_is_what_is_left(v: Values) -> str | None:
+    if not v["hardware.reserve_bytes"] or v["hardware.capacity_bytes"] is None:
+        return None
+    got = f"got {v['hardware.reserve_bytes']} with capacity_bytes, which already says what is left for the allocator"
+    return f"{got}; allowed: one of the two; nearest: 0"
+
+
 @rule("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.layers", "hardware.gpus", "hardware.nodes")
 def cards_divide(v: Values) -> Problem | None:
     parts = {name: n for name in ("tensor", "pipeline", "context", "layers") if (n := v[f"parallel.{name}"]) > 1}

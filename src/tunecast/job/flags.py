@@ -54,7 +54,7 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
                 flag.flag, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
             )
             continue
-        metavar = {"int": "N", "float": "X", "ints": "N,N,…", "names": "NAME,…"}.get(flag.kind, "…")
+        metavar = {"int": "N", "bytes": "SIZE", "float": "X", "ints": "N,N,…", "names": "NAME,…"}.get(flag.kind, "…")
         if flag.kind == "choice" and len(flag.choices) <= 8:
             metavar = "|".join(flag.choices)
         group.add_argument(flag.flag, dest=dest, metavar=metavar, default=argparse.SUPPRESS, help=help)

@@ -14,13 +14,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tunecast.errors import UsageError, nearest
+from tunecast.units import bytes_from
 
-Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "id"]
+Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "id", "bytes"]
 
 LONGEST_TEXT = 4096
 LONGEST_LIST = 100_000
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_SHORT_SIZE = re.compile(r"[0-9.]{1,15}[kKmMgGtT]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,255}")
 _NULLS = frozenset({"null", "none", "~"})
 _BOOLS = {"true": True, "false": False}
@@ -73,6 +75,7 @@ class Knob:
         what = {
             "bool": "true or false",
             "int": f"a whole number from {_number(self.low)} to {_number(self.high)}",
+            "bytes": f"bytes from {_number(self.low)} to {_number(self.high)}, or a size such as 2GiB or 2GB",
             "float": f"a number {'above' if self.above_low else 'from'} {_number(self.low)} to {_number(self.high)}",
             "text": f"text of 1 to {LONGEST_TEXT} printable characters",
             "id": "text or a whole number",
@@ -109,6 +112,14 @@ class Knob:
         number = _whole(given)
         if number is None:
             raise self._wrong(given, _rounded(given, self.low, self.high))
+        return int(self._bounded(given, number))
+
+    def _bytes(self, given: object) -> int:
+        size = bytes_from(given) if isinstance(given, str) and len(given) <= 64 else None
+        number = _whole(given) if size is None else size
+        if number is None:
+            near = f"{given.strip()}iB" if isinstance(given, str) and _SHORT_SIZE.fullmatch(given.strip()) else None
+            raise self._wrong(given, near)
         return int(self._bounded(given, number))
 
     def _float(self, given: object) -> float:
@@ -180,6 +191,7 @@ class Knob:
 _READERS = {
     "bool": Knob._bool,
     "int": Knob._int,
+    "bytes": Knob._bytes,
     "float": Knob._float,
     "text": Knob._text,
     "id": Knob._id,

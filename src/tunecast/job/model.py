@@ -20,6 +20,8 @@ from tunecast.job import hub
 from tunecast.job.knob import Problem, shown
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
+from tunecast.job.registry import bundled_config, bundled_name, bundled_names
+from tunecast.job.registry import bundled_models as bundled_models
 from tunecast.job.safetensors import Weights
 from tunecast.units import MIB
 
@@ -84,23 +86,20 @@ class ModelConfig:
 def resolve_model(name: str, *, offline: bool | None = None) -> ModelConfig:
     """The architecture a job's `model` names: a folder or a config.json on disk, a bundled name, or a Hub id.
 
+    The Hub is right about its own: a bundled model stands in for its Hub ids only where the Hub is not reached.
+
     `offline` None: as HF_HUB_OFFLINE says. Raises `NotResolved` with the nearest names.
     """
     path = _local(name) if name.strip() else None
     if path is not None:
         weights, notes = _told(lambda: hub.folder_weights(path.parent))
         return model_config(name, bounded_config(path), str(path), weights, notes)
-    key = name.lower()
-    if key in bundled_models():
-        return _bundled(name, key)
     if not hub.is_hub_id(name):
-        raise _unknown(name)
+        key = bundled_name(name)
+        if key is None:
+            raise _unknown(name)
+        return _bundled(name, key)
     return _from_hub(name, hub.settings(offline=offline))
-
-
-def bundled_models() -> Mapping[str, Mapping[str, Any]]:
-    """Names tunecast knows without a network, with where each was taken from."""
-    return _bundle_index()
 
 
 def model_config(
@@ -253,7 +252,7 @@ def _local(name: str) -> Path | None:
             return path / "config.json"
         if path.is_file() or name.endswith(".json"):
             return path
-        if path.is_dir() and name.lower() not in bundled_models():
+        if path.is_dir() and name.lower() not in bundled_names():
             raise NotResolved(f"{name}: the folder holds no config.json", field="model")
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, no home
         raise NotResolved(f"{shown(name)}: neither a path nor a model's name", field="model") from None
@@ -263,16 +262,14 @@ def _local(name: str) -> Path | None:
 
 
 def _bundled(name: str, key: str) -> ModelConfig:
-    entry = bundled_models()[key]
-    text = (files("tunecast.job") / "models" / f"{key}.json").read_text("utf-8")
-    return model_config(name, json.loads(text), f"bundled ({entry['hub']})")
+    return model_config(name, bundled_config(key), f"bundled ({key})")
 
 
 def _from_hub(name: str, settings: hub.Settings) -> ModelConfig:
     try:
         found = hub.config(name, settings, MOST_CONFIG_BYTES)
     except hub.NotReached as error:
-        key = next((key for key, entry in bundled_models().items() if entry["hub"].lower() == name.lower()), None)
+        key = bundled_name(name)
         if key is None:
             raise NotResolved(f"{error.message}{_did_you_mean(name)}", field="model") from None
         bundled = _bundled(name, key)
@@ -300,18 +297,12 @@ def _unknown(name: str) -> NotResolved:
 
 
 def _did_you_mean(name: str) -> str:
-    near = nearest(name.rpartition("/")[2][:64], bundled_models())
-    return f"; nearest: {near}" if near else f"; bundled: {', '.join(bundled_models())}"
+    near = nearest(name.rpartition("/")[2][:64], sorted(bundled_names()))
+    return f"; nearest: {near}" if near else "; bundled: those that `tunecast models` lists"
 
 
 def _short(name: str) -> str:
     return name if len(name) <= 80 and name.isprintable() else shown(name)
-
-
-@cache
-def _bundle_index() -> Mapping[str, Mapping[str, Any]]:
-    index: dict[str, Mapping[str, Any]] = tomllib.loads((files("tunecast.job") / "models.toml").read_text("utf-8"))
-    return index
 
 
 @cache

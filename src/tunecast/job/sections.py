@@ -151,6 +151,16 @@ class Hardware(Section):
     capacity_bytes: int | None = field(
         "int", None, OURS, "pretend that the card has this much for the allocator", low=1, high=2**50, nullable=True
     )
+    reserve_bytes: int = field(
+        "bytes",
+        0,
+        OURS,
+        "held on the card by others: a display, another process",
+        low=0,
+        high=2**50,
+        null_is=0,
+        flag="reserve",
+    )
 
     def __post_init__(self) -> None:
         self._read_fields("hardware.")

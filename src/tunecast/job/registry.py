@@ -1,0 +1,54 @@
+"""The models tunecast knows without a network: models.toml tells of them, models/<name>.json is each one's config.json.
+
+A name is answered from the folder alone: the index takes ten times as long to read as everything else a prediction
+needs of a model, and only searches and Hub ids need it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def bundled_names() -> frozenset[str]:
+    return frozenset(entry.name.removesuffix(".json") for entry in (files("tunecast.job") / "models").iterdir())
+
+
+@cache
+def bundled_models() -> Mapping[str, Mapping[str, Any]]:
+    """The index, in its own order: by family, line and size. Its head says what the keys mean."""
+    index: dict[str, Mapping[str, Any]] = tomllib.loads((files("tunecast.job") / "models.toml").read_text("utf-8"))
+    return index
+
+
+def bundled_config(name: str) -> dict[str, Any]:
+    """The config.json of one of `bundled_names`; a fresh copy each time."""
+    content: dict[str, Any] = json.loads((files("tunecast.job") / "models" / f"{name}.json").read_text("utf-8"))
+    return content
+
+
+def bundled_name(given: str) -> str | None:
+    """The bundled model that goes by this name, Hub id, or last part of a Hub id (`llama-3.1-8b-instruct`)."""
+    key = given.lower()
+    return key if key in bundled_names() else _spellings().get(key)
+
+
+def hub_ids(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """The repository an entry's config.json is of, then those of the same shape."""
+    return entry["hub"], *entry.get("aliases", ())
+
+
+@cache
+def _spellings() -> Mapping[str, str]:
+    return {spelling: name for name, entry in bundled_models().items() for spelling in _spelled(entry)}
+
+
+def _spelled(entry: Mapping[str, Any]) -> Iterator[str]:
+    for hub_id in hub_ids(entry):
+        yield hub_id.lower()
+        yield hub_id.lower().rpartition("/")[2]
