@@ -177,9 +177,10 @@ def predict(path: Path, tiny: bool) -> None:
 
     from tunecast.predict.allocator import AllocatorSettings
     from tunecast.predict.checkpoint import optimizer_states
-    from tunecast.predict.outside import HOST_PROCESS_BYTES, held_bytes, outside, state_card_bytes
+    from tunecast.predict.evaluation import state_card_bytes
+    from tunecast.predict.outside import HOST_PROCESS_BYTES, held_bytes, outside
 
-    with path.open("w") as out:
+    with path.open("x") as out:  # what was predicted before a measurement is never written again
         for case in CASES:
             row: dict[str, Any] = {"case": case["case"], "kind": case["kind"], "job": case["job"]}
             if case["kind"] == "context":
@@ -268,7 +269,8 @@ class Watch:
         self.reset()
         host = status_of()
         seen = self.phases.setdefault(name, {"times": 0, "s": 0.0})
-        seen |= {"before_anon": host.get("RssAnon"), "before_file": host.get("RssFile"), "before_alloc": self.now()}
+        before = {"before_anon": host.get("RssAnon"), "before_file": host.get("RssFile"), "before_alloc": self.now()}
+        seen |= {key: value for key, value in before.items() if key not in seen}  # of several, before the first
         seen["times"] += 1
         self.stack.append(name)
         self.board.value = PHASES.index(name)

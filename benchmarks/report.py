@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import load, summary
+from outside import outside_section
 
 HERE = Path(__file__).parent
 GIB = 2**30
@@ -162,6 +163,7 @@ def main() -> None:
             ),
         ]
     lines += unsloth_section()
+    lines += outside_section()
     for kind in ("fixed length", "mixed lengths", "compiled"):
         chosen = [row for row in rows if row["kind"] == kind]
         head = ["run", "allocated GiB", "error", "reserved GiB", "error", ""]

@@ -17,7 +17,7 @@ import figures  # noqa: E402
 import memory  # noqa: E402
 
 from tunecast.job import Job  # noqa: E402
-from tunecast.tape.trace.card import Card  # noqa: E402
+from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
 RESULT = figures.load("memory.json")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from tunecast.cli import predict, trace
+from tunecast.cli import trace
 from tunecast.cli.launchers import launch_from
+from tunecast.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -21,7 +23,7 @@ def commands() -> Iterator[tuple[str, str]]:
     for page in PAGES:
         for block in re.findall(r"```\w*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
-                plain = re.sub(r"\s#.*|[|>].*", "", line.strip().removeprefix("$ ").removeprefix("if ")).split(";")[0]
+                plain = re.sub(r"\s#.*|[|<>].*", "", line.strip().removeprefix("$ ").removeprefix("if ")).split(";")[0]
                 if plain.startswith("tunecast "):
                     yield page.name, plain
 
@@ -36,8 +38,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize(("page", "command"), list(commands()))
 def test_commands_parse(page: str, command: str) -> None:
     _, name, *argv = shlex.split(command)
-    if name == "predict":
-        jobs = predict.parser().read(argv).jobs
+    if name != "trace":
+        read = import_module(COMMANDS[name].module).parser().read(argv)
+        jobs = getattr(read, "jobs", None) or []
         assert all((ROOT / job).exists() for job in jobs if job.startswith("examples/"))
     else:
         options, script = trace.split_command(argv)

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 import tunecast
-from tunecast.cli import main, predict, trace
+from tunecast.cli import compare, explain_oom, gpus, largest, main, predict, trace
 from tunecast.predict.prediction import SCHEMA
 
 PUBLIC = [
@@ -28,8 +28,8 @@ JOB = {
     "--optimizer", "--max-grad-norm", "--seq-len", "--micro-batch", "--grad-accum", "--gradient-checkpointing",
     "--no-gradient-checkpointing", "--attention", "--kernels", "--compile", "--no-compile", "--allocator",
     "--lengths", "--tokens", "--samples", "--data-lengths", "--epochs", "--packing", "--no-packing", "--gpu",
-    "--gpus", "--nodes", "--capacity-bytes", "--parallel-data", "--layers", "--tensor", "--pipeline", "--context",
-    "--expert", "--offload", "--set",
+    "--gpus", "--nodes", "--capacity-bytes", "--reserve", "--parallel-data", "--layers", "--tensor", "--pipeline",
+    "--context", "--expert", "--offload", "--set",
 }  # fmt: skip
 
 
@@ -53,11 +53,24 @@ def test_public_names_survive_the_import_of_their_rooms() -> None:
 
 
 def test_commands() -> None:
-    assert set(main.COMMANDS) == {"predict", "trace"}
+    assert {"predict", "trace", "largest", "compare", "explain-oom", "gpus"} <= set(main.COMMANDS)
 
 
 def test_flags_of_predict() -> None:
     assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | JOB | {"--engine", "--exact"}
+
+
+ASKING = {"-h", "--help", "--engine", "--python", "--json"}
+
+
+def test_flags_of_the_commands_that_ask_many_times() -> None:
+    assert set(largest.parser()._option_string_actions) == ASKING | JOB
+    assert set(compare.parser()._option_string_actions) == ASKING | JOB | {"--to"}
+    assert set(explain_oom.parser()._option_string_actions) == ASKING | JOB
+
+
+def test_flags_of_gpus() -> None:
+    assert set(gpus.parser()._option_string_actions) == {"-h", "--help", "--vendor", "--min-memory", "--json"}
 
 
 def test_flags_of_trace() -> None:

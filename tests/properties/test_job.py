@@ -46,6 +46,7 @@ def right(knob: Knob) -> st.SearchStrategy[Any]:
     values: dict[str, st.SearchStrategy[Any]] = {
         "bool": st.booleans(),
         "int": st.integers(int(low), int(high)),
+        "bytes": st.integers(int(low), int(high)) | st.integers(1, 99).map(lambda size: f"{size}MiB"),
         "float": st.floats(low, high, exclude_min=knob.above_low),
         "text": st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=9),
         "id": st.integers(-(2**62), 2**62) | st.sampled_from(["a", "run 1"]),

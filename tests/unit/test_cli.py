@@ -17,6 +17,7 @@ from tunecast.errors import NotResolved, TunecastError
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
+from tunecast.predict.engines import predicted as real_predicted
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.units import MIB
@@ -37,21 +38,21 @@ TAPE = Tape(
 def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """Runs a command line in an empty folder: (exit code, stdout, stderr)."""
 
-    def traced(job: Job, **how: Any) -> Predicted:
+    def predicted(job: Job, *, engine: str, **how: Any) -> Predicted:
         model = resolve_model(job.model)
         if job.id == "breaks":
             raise KeyError("a bug of ours")
         if job.id == "fails":
             raise TunecastError("TypeError: it fails inside\nTraceback (most recent call last):\n  ...")
         held = job_on_card(job, gpu(job.hardware.gpu), TAPE)
-        return Predicted(job, model, held, prediction_of(held, id=job.id))
+        return Predicted(job, model, held, prediction_of(held, id=job.id, engine=engine))
 
     def run(*argv: str) -> tuple[int, str, str]:
         code = cli.main(argv)
         out, err = capsys.readouterr()
         return code, out, err
 
-    monkeypatch.setattr(predict, "traced", traced)
+    monkeypatch.setattr(predict.engines, "predicted", predicted)
     monkeypatch.setattr(predict, "tracing_python", lambda given: "python")
     monkeypatch.chdir(tmp_path)
     return run
@@ -80,7 +81,7 @@ def test_without_a_command_the_help_goes_to_stderr(shell: Any) -> None:
     assert "usage: tunecast COMMAND" in err
 
 
-@pytest.mark.parametrize("command", ["predict", "trace"])
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
 def test_a_commands_help(shell: Any, command: str) -> None:
     code, out, err = shell(command, "--help")
     assert (code, err) == (0, "")
@@ -108,7 +109,7 @@ def test_a_flag_is_not_shortened(shell: Any) -> None:
     ("argv", "told"),
     [
         (["predict"], "JOB"),
-        (["predict", "gpt2", "--engine", "analytic"], "allowed: traced"),
+        (["predict", "gpt2", "--engine", "trace"], "allowed: analytic, traced; nearest: traced"),
         (["predict", "gpt2", "--time-limit", "soon"], "a number of seconds above 0"),
         (["predict", "gpt2", "--memory-limit", "-1"], "a number of GiB above 0"),
         (["predict", "gpt2", "--method", "lorra"], "nearest: lora"),
@@ -172,9 +173,7 @@ def test_a_model_that_is_not_there(shell: Any) -> None:
 
 
 def test_what_is_not_modelled_is_an_answer_about_one_job(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tunecast.predict.traced import traced
-
-    monkeypatch.setattr(predict, "traced", traced)
+    monkeypatch.setattr(predict.engines, "predicted", real_predicted)
     code, out, _ = shell("predict", "gpt2", "--gpus", "2", "--json")
     assert code == 2
     assert "tunecast trace --nproc-per-node 2" in json.loads(out)["error"]["message"]
@@ -243,7 +242,7 @@ def test_ctrl_c_ends_cleanly(shell: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(predict, "traced", interrupted)
+    monkeypatch.setattr(predict.engines, "predicted", interrupted)
     assert shell("predict", "gpt2") == (130, "", "tunecast: interrupted\n")
 
 
@@ -252,7 +251,7 @@ def test_no_interpreter_with_torch_is_said_once(shell: Any, monkeypatch: pytest.
         raise NotResolved("no torch. To fix: pip install 'tunecast[trace]'")
 
     monkeypatch.setattr(predict, "tracing_python", nowhere)
-    code, out, err = shell("predict", "gpt2", "qwen2.5-0.5b", "--json")
+    code, out, err = shell("predict", "gpt2", "qwen2.5-0.5b", "--json", "--engine", "traced")
     assert (code, out) == (5, "")
     assert err.count("To fix") == 1
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tunecast.errors import UsageError
-from tunecast.hardware import gpu, gpus
+from tunecast.hardware import gpu, gpus, known_gpu
 from tunecast.units import GIB
 
 
@@ -40,16 +40,36 @@ from tunecast.units import GIB
         ("H100 SXM5", "h100-sxm-80gb"),
         ("a100 40g sxm", "a100-sxm-40gb"),
         ("6000 ada", "rtx-6000-ada"),
+        ("A6000", "rtx-a6000"),
+        ("NVIDIA RTX PRO 4500 Blackwell", "rtx-pro-4500"),
+        ("NVIDIA B300 SXM6 AC", "b300-sxm-288gb"),
+        ("NVIDIA GB300", "gb300-288gb"),
     ],
 )
 def test_the_usual_spellings(spelled, name):
     assert gpu(spelled).name == name
 
 
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("mi300x", "mi300x"),
+        ("AMD Instinct MI300X OAM", "mi300x"),
+        ("MI250X", "mi250x"),
+        ("Gaudi 2", "gaudi2"),
+        ("HL-225", "gaudi2"),
+        ("intel gaudi3", "gaudi3"),
+        ("4090", "rtx-4090"),
+    ],
+)
+def test_the_spellings_of_other_vendors(spelled, name):
+    assert known_gpu(spelled).name == name
+
+
 def test_every_card_goes_by_its_own_name():
     for name in gpus():
-        assert gpu(name).name == name
-        assert gpu(name.upper().replace("-", " ")).name == name
+        assert known_gpu(name).name == name
+        assert known_gpu(name.upper().replace("-", " ")).name == name
 
 
 @pytest.mark.parametrize(
@@ -79,8 +99,9 @@ def test_an_unknown_name_is_answered_with_the_nearest(spelled, near):
 
 
 def test_a_card_of_another_vendor_is_not_taken_for_a_typing_error():
-    with pytest.raises(UsageError, match="got 'mi300x'; only NVIDIA cards are modelled yet"):
-        gpu("mi300x")
+    for name in ("mi300x", "mi308x", "TPU v5p"):
+        with pytest.raises(UsageError, match=f"got '{name}'; only NVIDIA cards are modelled yet"):
+            gpu(name)
 
 
 @pytest.mark.parametrize("name", ["", " ", "nvidia", "x" * 10_000, "\x1b[31m", "h100-sxm-80gb; rm -rf /"])
@@ -99,3 +120,12 @@ def test_the_card_the_measurements_were_made_on():
     assert card.context_bytes == 650_969_088
     assert card.training_context_bytes == 804_061_184
     assert gpu("l4").context_bytes is None
+
+
+def test_what_a_card_can_do():
+    card = known_gpu("h100-sxm-80gb")
+    assert card.memory_bytes_per_s == 3350e9
+    assert card.dense_flop_per_s["bf16"] == pytest.approx(989.4e12)  # the data sheet prints 1979, with sparsity
+    assert card.link_bytes_per_s == 450e9  # 900 GB/s both ways
+    assert (card.memory_type, card.tdp_w, card.nominal_bytes) == ("HBM3", 700, 80 * 10**9)
+    assert "bf16" not in known_gpu("t4").dense_flop_per_s

@@ -122,3 +122,9 @@ def test_one_mistake_is_told_once():
     assert len(problems(method="qlroa", lora={"rank": 8}, quantization={"format": "nf4"})) == 1
     # attention is wrong, so nothing is said about what it would need
     assert len(problems(attention="flash_attention_9", weights_dtype="float32", autocast=None)) == 1
+
+
+def test_a_capacity_already_says_what_others_leave():
+    [line] = problems(hardware={"reserve_bytes": "2GiB", "capacity_bytes": 2**34})
+    assert line.startswith("hardware.reserve_bytes: got 2147483648 with capacity_bytes")
+    assert problems(hardware={"reserve_bytes": 0, "capacity_bytes": 2**34}) == []

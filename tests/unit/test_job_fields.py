@@ -48,7 +48,7 @@ def test_the_contract_s_own_example_is_read():
             "allocator": "native",
             "lengths": None,
             "data": {"tokens": 20000000, "epochs": 3, "packing": False},
-            "hardware": {"gpu": "h200-sxm-141gb", "gpus": 1, "nodes": 1, "capacity_bytes": None},
+            "hardware": {"gpu": "h200-sxm-141gb", "gpus": 1, "nodes": 1, "capacity_bytes": None, "reserve_bytes": 0},
             "parallel": {"data": "ddp", "layers": 1, "tensor": 1, "pipeline": 1, "context": 1, "expert": 1,
                          "offload": "none"},
         }
@@ -96,7 +96,15 @@ def test_to_dict_is_read_back_as_it_was():
         ({"lengths": []}, "lengths: got []; allowed: a list of whole numbers from 1 to 10000000 or null"),
         ({"lengths": [0]}, "lengths: got 0; allowed: a list of whole numbers from 1 to 10000000 or null; nearest: 1"),
         ({"hardware": {"gpus": 0}}, "hardware.gpus: got 0; allowed: a whole number from 1 to 1024; nearest: 1"),
-        ({"hardware": 8}, "hardware: got 8; allowed: a mapping of gpu, gpus, nodes, capacity_bytes; or null"),
+        (
+            {"hardware": 8},
+            "hardware: got 8; allowed: a mapping of gpu, gpus, nodes, capacity_bytes, reserve_bytes; or null",
+        ),
+        (
+            {"hardware": {"reserve_bytes": "2G"}},
+            "hardware.reserve_bytes: got '2G'; allowed: bytes from 0 to 1125899906842624, "
+            "or a size such as 2GiB or 2GB; nearest: 2GiB",
+        ),
         ({"model": "a\x1b[31m"}, "model: got 'a\\x1b[31m'; allowed: text of 1 to 4096 printable characters"),
         ({"model": 5}, "model: got 5; allowed: text of 1 to 4096 printable characters"),
         ({"id": True}, "id: got true; allowed: text or a whole number or null"),
@@ -177,3 +185,17 @@ def test_a_job_made_in_python_is_checked_too():
 
 def test_a_number_too_long_to_print_is_refused_all_the_same():
     assert refusal(seq_len=1 << 100_000).startswith("seq_len: got a value of type int")
+
+
+@pytest.mark.parametrize(
+    ("given", "nbytes"),
+    [("2GiB", 2 * 2**30), ("2 GB", 2 * 10**9), ("1.5gib", 3 * 2**29), ("512MiB", 2**29), ("4096", 4096), (4096, 4096),
+     (None, 0), ("0", 0)],
+)  # fmt: skip
+def test_a_size_with_its_unit_or_in_bytes(given, nbytes):
+    assert job_from_dict({"model": "gpt2", "hardware": {"reserve_bytes": given}}).hardware.reserve_bytes == nbytes
+
+
+@pytest.mark.parametrize("given", ["2G", "-1", "1e30GiB", "GiB", "2 GiB GiB", 2.5, True, "9" * 100 + "GiB"])
+def test_what_is_no_size(given):
+    assert refusal(hardware={"reserve_bytes": given}).startswith("hardware.reserve_bytes: got ")

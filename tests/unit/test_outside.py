@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
 from tunecast.errors import Unsupported
 from tunecast.job import Job, job_from_dict
+from tunecast.job.model import resolve_model
+from tunecast.predict.allocator import AllocatorSettings
 from tunecast.predict.checkpoint import (
     Parameter,
     State,
+    code_book_bytes,
     largest_shard_bytes,
     optimizer_file_bytes,
     optimizer_states,
@@ -18,21 +22,22 @@ from tunecast.predict.checkpoint import (
     saved_parameters,
     state_tensors,
 )
-from tunecast.predict.loading import loading, natural_order
+from tunecast.predict.evaluation import Evaluation, block_bytes, kept_logits_bytes, state_card_bytes, workspaces_bytes
+from tunecast.predict.evaluation import evaluation as evaluation_of
+from tunecast.predict.loading import KERNELS_BYTES, loading, natural_order
 from tunecast.predict.outside import (
-    WORKSPACES_BYTES,
+    HOST_BITSANDBYTES_BYTES,
+    HOST_PROCESS_BYTES,
+    HOST_TRAINING_BYTES,
     as_loaded,
-    disk,
-    evaluation,
     held_bytes,
-    kept_logits_bytes,
-    optimizer_steps,
     outside,
-    resuming,
-    saving,
-    state_card_bytes,
+    outside_of,
+    tensors_on_paper,
 )
-from tunecast.units import MIB
+from tunecast.predict.prediction import Memory
+from tunecast.predict.saving import disk, optimizer_steps, resuming, saving
+from tunecast.units import GIB, KIB, MIB
 
 EMBED = Parameter("model.embed_tokens.weight", (1000, 1024), "bfloat16", True)
 MATRIX = Parameter("model.layers.0.mlp.up_proj.weight", (4096, 1024), "bfloat16", True)
@@ -51,6 +56,10 @@ ADAPTED = [
 
 def job(**values: object) -> Job:
     return job_from_dict({"model": "llama-3.2-1b", "weights_dtype": "bfloat16"} | values)
+
+
+def evaluation(job: Job, parameters: list[Parameter], states: list[State]) -> Evaluation:
+    return evaluation_of(job, parameters, states, model_bytes=held_bytes(parameters))
 
 
 # ------------------------------------------------------------------------------------------------------- files
@@ -145,21 +154,38 @@ def test_four_bit_weights_arrive_whole() -> None:
     held = loading(packed, "bfloat16")
     scales = 4 * 4 * MIB // 64
     assert held.model_bytes == 2 * MIB + scales + 512 == held_bytes(packed)
-    assert held.card_allocated_bytes == held.model_bytes + 8 * MIB
+    # the weight itself, and two blocks to find the largest code value
+    assert held.card_allocated_bytes == held.model_bytes + 8 * MIB + 2 * 512
+    assert held.host_bytes == KERNELS_BYTES["nf4"]
 
 
 def test_double_quantisation_keeps_a_byte_for_64_elements() -> None:
     packed = [MATRIX._replace(dtype="nf4", trainable=False)]
     maxima = 4 * MIB // 64
     held = loading(packed, "bfloat16", double_quant=True)
-    assert held.model_bytes == 2 * MIB + maxima + 4 * maxima // 256 + 1024 + 512 + 512
-    assert held.model_bytes == held_bytes(packed, double_quant=True)
+    kept = 2 * MIB + maxima + 4 * maxima // 256 + 1024 + 512 + 512
+    assert held_bytes(packed, double_quant=True) == kept
+    assert held.model_bytes == kept + 1024  # the code book all weights' own are copied from
+    twice = [packed[0], packed[0]._replace(name="another")]
+    assert loading(twice, "bfloat16", double_quant=True).model_bytes == 2 * kept + 1024
 
 
 def test_int8_weights_go_over_the_host() -> None:
     held = loading([MATRIX._replace(dtype="int8", trainable=False)], "bfloat16")
-    assert held.host_bytes == (2 + 2) * 4 * MIB
+    assert held.host_bytes == (2 + 2) * 4 * MIB + KERNELS_BYTES["int8"]
     assert held.card_allocated_bytes == (2 + 2 + 1) * 4 * MIB + 4 * 4096
+
+
+def test_buffers_come_last() -> None:
+    assert loading(MODEL, "bfloat16", buffers=(128, 600)).model_bytes == loading(MODEL, "bfloat16").model_bytes + 1536
+
+
+def test_the_warm_up_leaves_a_small_card_some_room() -> None:
+    three = [Parameter(f"{i}", (512, MIB), "bfloat16", True) for i in range(3)]  # of 1 GiB
+    small = AllocatorSettings(device_total_bytes=4 * GIB)
+    # 2.8 GiB, 2868 MiB in segments' steps, hold two; the third needs a segment of its own
+    assert loading(three, "bfloat16", settings=small).card_reserved_bytes == (2868 + 1024) * MIB
+    assert loading(three, "bfloat16").card_reserved_bytes == 3 * GIB
 
 
 def test_experts_are_merged_beside_themselves() -> None:
@@ -226,7 +252,36 @@ def test_steps_follow_from_the_data() -> None:
     assert optimizer_steps(job()) is None
 
 
+def test_saving_clones_the_code_books_of_double_quantisation() -> None:
+    packed = [MATRIX._replace(dtype="nf4", trainable=False), A, B]
+    assert saving(packed, []).card_bytes == 0
+    assert saving(packed, [], double_quant=True).card_bytes == KIB
+
+
 # ------------------------------------------------------------------------------------------ evaluation, resuming
+
+
+def test_a_large_tensor_keeps_what_is_left_of_its_segment() -> None:
+    assert block_bytes(501 * MIB) == 502 * MIB  # 1 MiB is not split off
+    assert block_bytes(501 * MIB, expandable=True) == 501 * MIB
+    assert block_bytes(501 * MIB - 512) == 501 * MIB - 512  # more than 1 MiB is
+    assert block_bytes(9 * MIB) == 9 * MIB  # shares a segment
+
+
+def test_logits_larger_than_trainings_need_segments_of_their_own() -> None:
+    wide = [EMBED._replace(shape=(65_536, 1024)), MATRIX]
+    small = job(seq_len=128, micro_batch=4)
+    grown = evaluation(small, wide, []).cache_growth_bytes
+    assert grown == 8 * 128 * 65_536 * (2 + 4 + 4)
+    assert evaluation(dataclasses.replace(small, micro_batch=8), wide, []).cache_growth_bytes == 0
+    memory = Memory(100 * MIB, 3 * GIB, 4 * GIB, 5 * GIB, {}, "backward", {})
+    held = evaluation_of(small, wide, [], memory, model_bytes=memory.model_bytes)
+    assert held.card_reserved_bytes == 4 * GIB + grown
+    assert held.above_training_bytes == held.card_allocated_bytes - 3 * GIB
+
+
+def test_workspaces_are_larger_on_hopper() -> None:
+    assert (workspaces_bytes((9, 0)), workspaces_bytes((8, 9))) == (64 * MIB, 16 * MIB + 256 * KIB)
 
 
 def test_the_loss_holds_the_logits_three_times() -> None:
@@ -235,30 +290,30 @@ def test_the_loss_holds_the_logits_three_times() -> None:
     logits = tokens * 1000 * (2 + 4 + 4)
     layer = tokens * (3 * 4096 * 2 + 2 * 1024 * 2)
     assert layer > logits  # of so small a vocabulary
-    assert held.transient_bytes == WORKSPACES_BYTES + 4 * 8 * tokens + layer
-    wide = [EMBED._replace(shape=(100_000, 1024)), MATRIX, NORM]
+    assert held.transient_bytes == workspaces_bytes() + 4 * 8 * tokens + layer
+    wide = [EMBED._replace(shape=(102_400, 1024)), MATRIX, NORM]
     hidden = tokens * 1024 * 2
     assert evaluation(job(seq_len=128), wide, []).transient_bytes == (
-        WORKSPACES_BYTES + 4 * 8 * tokens + tokens * 100_000 * 10 + hidden
+        workspaces_bytes() + 4 * 8 * tokens + tokens * 102_400 * 10 + hidden
     )
 
 
 def test_float32_logits_are_not_copied() -> None:
-    wide = [EMBED._replace(shape=(100_000, 1024), dtype="float32")]
+    wide = [EMBED._replace(shape=(102_400, 1024), dtype="float32")]
     held = evaluation(job(seq_len=128, weights_dtype="float32", autocast=None), wide, [])
-    assert held.transient_bytes - WORKSPACES_BYTES == 1024 * (100_000 * 8 + 1024 * 4 + 32)
+    assert held.transient_bytes - workspaces_bytes() == 1024 * (102_400 * 8 + 1024 * 4 + 32)
 
 
 def test_autocast_keeps_copies_of_what_trains() -> None:
-    whole = [p._replace(dtype="float32") for p in (EMBED._replace(shape=(100_000, 1024)), MATRIX, NORM)]
+    whole = [p._replace(dtype="float32") for p in (EMBED._replace(shape=(102_400, 1024)), MATRIX, NORM)]
     frozen = [p._replace(trainable=False) for p in whole]
     more = evaluation(job(seq_len=128), whole, []).transient_bytes
-    assert more - evaluation(job(seq_len=128), frozen, []).transient_bytes == 2 * (100_000 * 1024 + 4 * MIB)
+    assert more - evaluation(job(seq_len=128), frozen, []).transient_bytes == 2 * (102_400 * 1024 + 4 * MIB)
 
 
 def test_liger_makes_no_logits() -> None:
-    wide = [EMBED._replace(shape=(100_000, 1024)), MATRIX]
-    assert evaluation(job(seq_len=128, kernels=["liger"]), wide, []).transient_bytes < 1024 * 100_000
+    wide = [EMBED._replace(shape=(102_400, 1024)), MATRIX]
+    assert evaluation(job(seq_len=128, kernels=["liger"]), wide, []).transient_bytes < 1024 * 102_400
 
 
 def test_kept_logits_lie_beside_their_sum() -> None:
@@ -276,9 +331,16 @@ def test_resuming_reads_the_optimizer_into_host_memory() -> None:
 def test_resuming_bitsandbytes_copies_twice_and_unpages() -> None:
     states = optimizer_states("paged_adamw_8bit", [MATRIX])
     held = resuming("paged_adamw_8bit", [MATRIX], states)
-    assert held.host_bytes == 2 * sum(s.nbytes for s in states)
-    assert held.card_lasting_bytes == 2 * 4 * MIB
+    assert held.host_bytes == 2 * (sum(s.nbytes for s in states) + 2 * KIB)
+    assert held.card_lasting_bytes == 2 * 4 * MIB + 2 * KIB
     assert state_card_bytes(states) == 2 * 4 * 16384
+
+
+def test_code_books_are_those_of_8bit_parameters() -> None:
+    # the embedding and the norm stay in 32 bits
+    assert code_book_bytes("adamw_8bit", [*MODEL, MATRIX._replace(trainable=False)]) == 2 * KIB
+    assert code_book_bytes("lion_8bit", MODEL) == KIB
+    assert code_book_bytes("adamw_torch", MODEL) == code_book_bytes("adafactor", MODEL) == 0
 
 
 def test_resuming_adapters_reads_them_to_the_card() -> None:
@@ -287,7 +349,56 @@ def test_resuming_adapters_reads_them_to_the_card() -> None:
 
 def test_everything_together() -> None:
     said = outside(job(method="lora", micro_batch=1), ADAPTED, save_total_limit=2, steps=2000)
-    assert dataclasses.asdict(said).keys() == {"loading", "saving", "disk", "evaluation", "resuming"}
     assert said.disk.most == 3
     assert said.loading.model_bytes >= 2 * (1_024_000 + 4 * MIB + 1024)
     assert said.evaluation.batch == 8
+
+
+def test_host_memory_is_that_of_the_worst_phase() -> None:
+    full = outside(job(micro_batch=1, optimizer="sgd"), MODEL)
+    weights = 2 * (1_024_000 + 4 * MIB + 1024)
+    assert full.host_bytes == HOST_TRAINING_BYTES + weights
+    cast = outside(job(micro_batch=1, optimizer="sgd", weights_dtype="float32"), MODEL, device_map=False)
+    assert cast.host_resident_bytes == HOST_TRAINING_BYTES + weights  # saved as it trains
+    packed = outside(job(method="qlora", micro_batch=1), [MATRIX._replace(dtype="nf4", trainable=False), EMBED, A, B])
+    assert packed.process_bytes == HOST_PROCESS_BYTES + HOST_BITSANDBYTES_BYTES
+
+
+# ---------------------------------------------------------------------------------------- from the closed form
+
+
+def test_the_closed_form_names_every_tensor() -> None:
+    said = tensors_on_paper(job(method="full"), resolve_model("llama-3.2-1b").raw)
+    assert sum(p.elements for p in said.parameters) == 1_235_814_400
+    assert all(p.trainable and p.dtype == "bfloat16" for p in said.parameters)
+    assert said.parameters[0].name == "model.embed_tokens.weight"
+    assert not any(p.name == "lm_head.weight" for p in said.parameters)  # tied
+    assert said.buffers == (128, 128)  # 32 frequencies, and as they were
+
+
+def test_packed_weights_keep_their_shape_and_the_rest_is_prepared() -> None:
+    asked = job(method="qlora", lora={"rank": 8, "targets": ["q_proj"]})
+    said = {p.name: p for p in tensors_on_paper(asked, resolve_model("llama-3.2-1b").raw).parameters}
+    query = "base_model.model.model.layers.3.self_attn.q_proj"
+    assert said[f"{query}.base_layer.weight"][1:] == ((2048, 2048), "nf4", False)
+    assert said[f"{query}.lora_A.weight"][1:] == ((8, 2048), "float32", True)
+    assert said["base_model.model.model.layers.3.mlp.up_proj.weight"].dtype == "nf4"
+    assert said["base_model.model.model.embed_tokens.weight"][2:] == ("float32", False)
+    assert sum(p.trainable for p in said.values()) == 2 * 16
+
+
+def test_a_job_from_its_model() -> None:
+    asked = job(method="full", data={"samples": 8000, "epochs": 1}, micro_batch=8, optimizer="adamw_torch")
+    said = outside_of(asked, resolve_model("llama-3.2-1b"))
+    assert said.loading.model_bytes >= 2 * 1_235_814_400
+    assert said.disk.saves == 2
+    told = json.loads(json.dumps(said.to_dict()))
+    assert told["disk"]["peak_bytes"] == 2 * said.disk.checkpoint_bytes
+    assert told["host_bytes"] == said.host_bytes
+    assert told["evaluation"]["card_reserved_bytes"] is None  # no prediction of the step was given
+
+
+def test_an_architecture_nobody_has_written_down_is_refused() -> None:
+    unknown = dataclasses.replace(resolve_model("llama-3.2-1b"), raw_json='{"model_type": "unheard-of"}')
+    with pytest.raises(Unsupported, match="unheard-of"):
+        outside_of(job(), unknown)

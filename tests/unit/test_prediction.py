@@ -203,10 +203,11 @@ def test_a_plain_job_is_modelled() -> None:
     require_modelled(job(method="lora", lora={"adapter_dtype": "bfloat16"}, weights_dtype="bfloat16"))
 
 
-@pytest.mark.parametrize(("name", "told"), [("analytic", "later release"), ("trace", "nearest: traced")])
+@pytest.mark.parametrize(("name", "told"), [("analytical", "nearest: analytic"), ("trace", "nearest: traced")])
 def test_engines_that_are_not_there(name: str, told: str) -> None:
+    require_engine("analytic")
     require_engine("traced")
-    with pytest.raises(UsageError, match="allowed: traced") as refused:
+    with pytest.raises(UsageError, match="allowed: analytic, traced") as refused:
         require_engine(name)
     assert told in refused.value.message
 
@@ -230,3 +231,20 @@ def test_the_one_job_of_a_file_or_a_name(tmp_path: Path) -> None:
     assert refused.value.field == "seqlen"
     with pytest.raises(NotResolved):
         the_job(str(tmp_path / "none.yaml"))
+
+
+def test_what_others_hold_is_not_there_for_the_allocator() -> None:
+    alone = job_on_card(Job("gpt2"), H200, TAPE)
+    shared = job_on_card(job_from_dict({"model": "gpt2", "hardware": {"reserve_bytes": "2GiB"}}), H200, TAPE)
+    assert alone.capacity_bytes - shared.capacity_bytes == 2 * GIB
+    assert shared.shown.reserved_bytes == alone.shown.reserved_bytes == 390 * MIB
+    tight = H200.memory_bytes - H200_CONTEXT.nbytes - 389 * MIB
+    assert job_on_card(job_from_dict({"model": "gpt2", "hardware": {"reserve_bytes": tight}}), H200, TAPE).fits
+    tighter = job_from_dict({"model": "gpt2", "hardware": {"reserve_bytes": tight + 60 * MIB}})
+    assert not job_on_card(tighter, H200, TAPE).fits  # 329 MiB; 340 are alive at the peak
+
+
+def test_others_cannot_hold_all_of_it() -> None:
+    job = job_from_dict({"model": "gpt2", "hardware": {"reserve_bytes": "200GiB"}})
+    with pytest.raises(UsageError, match=r"hardware.reserve_bytes: got 200.00 GiB, which leaves PyTorch nothing"):
+        job_on_card(job, H200, TAPE)

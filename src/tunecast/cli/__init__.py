@@ -1,7 +1,11 @@
 """The command line. stdout carries only results, stderr the rest; no traceback reaches a user.
 
     main.py         which command, and what every ending looks like
-    predict.py      tunecast predict JOB...           trace.py       tunecast trace -- train.py
+    predict.py      tunecast predict JOB...           trace.py        tunecast trace -- train.py
+    largest.py      tunecast largest --gpu 4090       compare.py      tunecast compare A B
+    gpus.py         tunecast gpus                     explain_oom.py  tunecast explain-oom < log
+    models.py       tunecast models [TEXT...]
+    asking.py       what commands share that ask an engine many times
     arguments.py    parsers whose refusals name the nearest right thing
     launchers.py    what stands before the script: python, torchrun, accelerate launch
     accelerate.py   accelerate's configuration as the environment its launcher sets

@@ -34,6 +34,31 @@ COMMANDS: Mapping[str, Command] = {
         "the same of your own training script, line by line",
         "tunecast trace --gpu a100-sxm-80gb -- train.py --epochs 3",
     ),
+    "models": Command(
+        "tunecast.cli.models",
+        "the bundled models: sizes, parameters, Hub ids",
+        "tunecast models qwen3 8b",
+    ),
+    "largest": Command(
+        "tunecast.cli.largest",
+        "the longest sequence, the largest batch and the largest model that fit a card",
+        "tunecast largest llama-3.1-8b --method qlora --gpu rtx-4090",
+    ),
+    "compare": Command(
+        "tunecast.cli.compare",
+        "what differs between two jobs, and what each difference costs",
+        "tunecast compare before.yaml after.yaml",
+    ),
+    "explain-oom": Command(
+        "tunecast.cli.explain_oom",
+        "what filled the card when PyTorch ran out of memory, and what to change",
+        "tunecast explain-oom job.yaml < train.log",
+    ),
+    "gpus": Command(
+        "tunecast.cli.gpus",
+        "the cards a job can name, with what torch sees of their memory",
+        "tunecast gpus --min-memory 40GB",
+    ),
 }
 
 

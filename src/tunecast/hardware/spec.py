@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import date
 
 
 @dataclass(frozen=True)
 class Gpu:
+    """One device of torch. What nobody is known to have published or measured is None."""
+
     name: str
     vendor: str
     compute_capability: tuple[int, int]
+    """Of torch.cuda.get_device_capability(): of an AMD card its gfx version; (0, 0) where there is no torch.cuda."""
     sm_count: int | None
     memory_bytes: int
     """What torch sees: `torch.cuda.mem_get_info()[1]`, less than nvidia-smi's total. Of a range, the least."""
@@ -20,5 +24,24 @@ class Gpu:
     """Held above what torch reserved while it trains: the context and the libraries' kernels and workspaces."""
     source: str
     checked: date
-    recalled: tuple[str, ...] = ()
-    """Fields no source at hand confirms."""
+    unverified: tuple[str, ...] = ()
+    """Fields of gpus.toml no source at hand confirms; a rate as `dense_tflop_per_s.bf16`."""
+    architecture: str = ""
+    released: str = ""
+    """Year and month."""
+    nominal_bytes: int | None = None
+    """As sold."""
+    memory_type: str = ""
+    memory_bytes_per_s: float | None = None
+    dense_flop_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By bf16, fp16, tf32, fp32, fp8, fp4, int8: without sparsity, accumulated in float32."""
+    achieved_flop_per_s: Mapping[str, float] = field(default_factory=dict)
+    """The best matrix product anyone measured."""
+    l2_bytes: int | None = None
+    tdp_w: int | None = None
+    pcie: str = ""
+    link: str = "none"
+    """How cards of one machine are joined."""
+    link_bytes_per_s: float | None = None
+    """All links of a card together, one way."""
+    notes: str = ""

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tunecast.errors import UsageError, nearest
@@ -299,6 +300,13 @@ class CachingAllocator:
         """torch.cuda.reset_peak_memory_stats: what is held now counts from now on."""
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
+
+    def state(self, blocks: Iterable[int]) -> tuple[object, ...]:
+        """All that decides what comes next, but for where live blocks lie; of those, the given ones."""
+        pools = [(key, tuple(pool.keys)) for kind in (self._small, self._large) for key, pool in sorted(kind.items())]
+        pages = self._expandable.state() if self._expandable else ()
+        places = [self._live[block][:2] for block in blocks if block in self._live]
+        return self.reserved_bytes, self.allocated_bytes, pages, *pools, *places
 
     def place(self, block: int) -> tuple[int, int]:
         """Address and size of a live block."""

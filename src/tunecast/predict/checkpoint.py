@@ -27,8 +27,9 @@ SMALL_FILES_BYTES = 28 * KIB
 by about 200 bytes with each line of the log."""
 SHARD_BYTES = 50 * GB
 """save_pretrained's max_shard_size; transformers 4 cuts at 5 GB."""
-TORCH_SAVE_TENSOR_BYTES = 250
-"""torch.save: a tensor's zip records, padding to 64 bytes and pickle. Counted: 245 to 270 for each of 30 to 900."""
+TORCH_SAVE_TENSOR_BYTES = 283
+"""torch.save: a tensor's zip records, padding to 64 bytes and pickle. Counted on an H200: 278 to 285 for each of 400 to
+1200; of bitsandbytes' 8-bit states, which are pickled with more beside them, up to 335."""
 TORCH_SAVE_BYTES = 2 * KIB
 PAGED_ELEMENTS = 100_000
 """bitsandbytes pages the state of parameters this large, and keeps that of smaller ones on the card."""
@@ -120,6 +121,14 @@ class Kept(NamedTuple):
     """torch's optimizers count steps in a float32 tensor a parameter."""
     paged: bool = False
 
+    @property
+    def code_books(self) -> int:
+        """Tables an 8-bit parameter's state refers to: one for the first average, one for all others."""
+        return min(self.copies, 2) if self.width_bytes == 1 else 0
+
+    def packs(self, p: Parameter) -> bool:
+        return self.width_bytes == 1 and p.elements >= MIN_8BIT_ELEMENTS and not p.is_embedding
+
 
 STATES: Mapping[str, Kept] = {
     "adamw_torch": Kept(2, step_tensor=True),
@@ -146,6 +155,7 @@ STATES: Mapping[str, Kept] = {
 """As Trainer.create_optimizer makes them: SGD without momentum. AdEMAMix holds its two averages in one tensor."""
 MIN_8BIT_ELEMENTS = 4096
 BLOCK_8BIT_ELEMENTS = 256
+CODE_BOOK_BYTES = 4 * 256
 
 
 class State(NamedTuple):
@@ -161,7 +171,8 @@ def state_tensors(optimizer: str, p: Parameter) -> Iterator[State]:
     8-bit    a byte an element and a float32 a block of 256; parameters under 4096 elements, and embeddings, stay
              32-bit: the Trainer registers an override for every nn.Embedding (Trainer.create_optimizer).
     Adafactor keeps a row's and a column's mean of a matrix, a whole copy of a vector, in float32, and the RMS.
-    Ignored  the two 1 KiB code books of the 8-bit optimizers, which all parameters share.
+    Ignored  the two 1 KiB code books of the 8-bit optimizers, which all parameters share until the run is resumed
+             (`code_book_bytes`).
     """
     if optimizer == "adafactor":
         if len(p.shape) >= 2:
@@ -178,11 +189,11 @@ def state_tensors(optimizer: str, p: Parameter) -> Iterator[State]:
     if kept.step_tensor:
         yield State(4)
     width = WIDTHS[p.dtype] if kept.width_bytes is None else kept.width_bytes
-    if kept.width_bytes == 1 and (p.elements < MIN_8BIT_ELEMENTS or p.is_embedding):
-        width = 4
-    elif kept.width_bytes == 1:
+    if kept.packs(p):
         blocks = -(-p.elements // BLOCK_8BIT_ELEMENTS)
         yield from (State(4 * blocks) for _ in range(kept.copies))
+    elif kept.width_bytes == 1:
+        width = 4
     for _ in range(kept.copies):
         yield State(width * p.elements, paged=kept.paged and p.elements >= PAGED_ELEMENTS)
 
@@ -191,6 +202,14 @@ def optimizer_states(optimizer: str, parameters: Iterable[Parameter]) -> list[St
     return [state for p in parameters if p.trainable for state in state_tensors(optimizer, p)]
 
 
+def code_book_bytes(optimizer: str, parameters: Iterable[Parameter]) -> int:
+    """Code books of a state read from a file, where every 8-bit parameter has its own."""
+    kept = STATES.get(optimizer)
+    if kept is None:
+        return 0
+    return kept.code_books * CODE_BOOK_BYTES * sum(p.trainable and kept.packs(p) for p in parameters)
+
+
 def optimizer_file_bytes(states: Sequence[State]) -> int:
-    """optimizer.pt: torch.save of the state, and some 250 bytes a tensor around it."""
+    """optimizer.pt: torch.save of the state, and some 280 bytes a tensor around it."""
     return TORCH_SAVE_BYTES + sum(state.nbytes + TORCH_SAVE_TENSOR_BYTES for state in states)

@@ -12,17 +12,23 @@ from tunecast.job.readers import read_jobs
 from tunecast.predict.modelled import require_engine
 from tunecast.predict.prediction import Predicted, Prediction
 
+DEFAULT_ENGINE = "analytic"
 
-def predicted(job: Job, *, engine: str = "traced", **how: Any) -> Predicted:
-    """The prediction with the tape and replays behind it. `how` is the engine's own: exact, python, progress."""
+
+def predicted(job: Job, *, engine: str = DEFAULT_ENGINE, **how: Any) -> Predicted:
+    """The prediction with the tape and replays behind it. `how` is the traced engine's: exact, python, progress."""
     require_engine(engine)
-    from tunecast.predict.traced import traced
+    if engine == "traced":
+        from tunecast.predict.traced import traced
 
-    return traced(job, **how)
+        return traced(job, **how)
+    from tunecast.predict.analytic import analytic
+
+    return analytic(job)
 
 
 def prediction(
-    job: Job | Mapping[str, Any] | str, *, engine: str = "traced", exact: bool = False, python: str | None = None
+    job: Job | Mapping[str, Any] | str, *, engine: str = DEFAULT_ENGINE, exact: bool = False, python: str | None = None
 ) -> Prediction:
     """What a job needs: a `Job`, its fields as a mapping, a file that holds one, or a model's name."""
     if isinstance(job, str):
@@ -32,9 +38,9 @@ def prediction(
     return predicted(job, engine=engine, exact=exact, python=python).prediction
 
 
-def the_job(source: str) -> Job:
-    """The one job of a file or a model's name."""
-    jobs = list(read_jobs(source))
+def the_job(source: str, overrides: Mapping[str, object] | None = None) -> Job:
+    """The one job of a file or a model's name; overrides as flags give them."""
+    jobs = list(read_jobs(source, overrides))
     if len(jobs) != 1:
         raise UsageError(f"{source}: got {len(jobs)} jobs; allowed: one. To fix: ask for each of read_jobs({source!r})")
     if isinstance(jobs[0], Job):

@@ -85,6 +85,10 @@ class ExpandableSegments:
         self._hole_starts: dict[int, int] = {}
         """The same by their end."""
 
+    def state(self) -> tuple[object, ...]:
+        """For `CachingAllocator.state`: the ranges and their holes."""
+        return tuple(sorted(self._ranges.items())), tuple(sorted(self._holes.items()))
+
     def best_fit(self, pool: Pool, at: int) -> int:
         """Index of the free block to use when the smallest that is large enough is at `at`.
 

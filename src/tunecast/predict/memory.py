@@ -32,6 +32,9 @@ class Program:
     streams: list[int]
     begins: list[Begin]
     tape: Tape
+    repeats: Mapping[int, list[int]]
+    """Rows at which a step begins that does what the step before it did, as all steps after it do, with the blocks
+    that cross that line. Once the allocator stands there as it stood one or two such steps before, the rest repeats."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +157,51 @@ def program(tape: Tape) -> Program:
         blocks.append(block)
         sizes.append(size)
         streams.append(stream)
-    return Program(blocks, sizes, streams, begins, tape)
+    return Program(blocks, sizes, streams, begins, tape, _repeats(blocks, sizes, streams, begins))
+
+
+def _repeats(blocks: list[int], sizes: list[int], streams: list[int], begins: list[Begin]) -> dict[int, list[int]]:
+    starts = _step_starts(blocks, sizes, begins)
+    if len(starts) < 4:
+        return {}
+    born = {block: row for row, (block, size) in enumerate(zip(blocks, sizes, strict=True)) if size >= 0}
+    bounds = list(pairwise(starts))
+    found: dict[int, list[int]] = {}
+    for before, here in reversed(list(pairwise(bounds))):
+        if not _alike(before, here, blocks, sizes, streams, born):
+            break
+        start, end = here
+        frees = (blocks[row] for row in range(start, end) if sizes[row] == FREE)
+        found[start] = [block for block in frees if born[block] < start]
+    return found
+
+
+def _step_starts(blocks: list[int], sizes: list[int], begins: list[Begin]) -> list[int]:
+    """Rows where optimizer steps begin, and where the last ends: after it a program only lets go of its blocks."""
+    starts, step = [], -1
+    for row, size in enumerate(sizes):
+        if size == BEGIN and begins[blocks[row]].phase is not Phase.LOAD and begins[blocks[row]].step != step:
+            step = begins[blocks[row]].step
+            starts.append(row)
+    last = starts[-1] if starts else 0
+    only_frees = all(size in (FREE, BEGIN) for size in sizes[last:])
+    return starts if only_frees else [*starts, len(sizes)]
+
+
+def _alike(
+    one: tuple[int, int], two: tuple[int, int], blocks: list[int], sizes: list[int], streams: list[int],
+    born: Mapping[int, int],
+) -> bool:  # fmt: skip
+    """The same requests in the same order, and the same of their blocks freed at the same places."""
+    (first, first_end), (second, second_end) = one, two
+    if sizes[first:first_end] != sizes[second:second_end] or streams[first:first_end] != streams[second:second_end]:
+        return False
+    shift = second - first
+    return all(
+        born[blocks[row + shift]] - born[blocks[row]] == shift
+        for row in range(first, first_end)
+        if sizes[row] == FREE
+    )
 
 
 def replay(tape: Tape | Program, settings: AllocatorSettings, capacity_bytes: int | None = None) -> Replay:
@@ -177,14 +224,21 @@ def replay(tape: Tape | Program, settings: AllocatorSettings, capacity_bytes: in
 
     out_of_memory = None
     block = 0
+    repeats = rows.repeats
+    seen: list[tuple[object, ...]] = []
     try:
-        for block, size, stream in zip(rows.blocks, rows.sizes, rows.streams, strict=True):
+        for row, (block, size, stream) in enumerate(zip(rows.blocks, rows.sizes, rows.streams, strict=True)):
             if size >= 0:
                 malloc(block, size, stream)
             elif size == FREE:
                 free(block)
             elif size == BEGIN:
                 close_phase()
+                if row in repeats:
+                    state = allocator.state(repeats[row])
+                    if state in seen[-2:]:
+                        break
+                    seen.append(state)
                 current = rows.begins[block]
                 if model_bytes is None and current.phase is not Phase.LOAD:
                     model_bytes = allocator.allocated_bytes

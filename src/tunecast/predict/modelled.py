@@ -7,27 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tunecast.errors import UsageError, nearest
+from tunecast.errors import Unsupported, UsageError, nearest
 from tunecast.job.job import Job
+from tunecast.units import gib
 
-ENGINES: Mapping[str, str] = {"traced": "the real training code, run under fake tensors"}
-LATER_ENGINES: Mapping[str, str] = {"analytic": "a closed form without torch"}
+ENGINES: Mapping[str, str] = {
+    "analytic": "the closed form: milliseconds, no torch needed",
+    "traced": "the real training code, run under fake tensors",
+}
 
 STACKS: frozenset[str] = frozenset({"transformers", "unsloth"})
 """Stacks whose kernels, casts and loss are traced: `tape/trace/recipe.py` and `recipes_unsloth.py`."""
 
+TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
 TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 
 
 def require_engine(name: str) -> None:
     if name in ENGINES:
         return
-    if name in LATER_ENGINES:
-        told = f"got {name}, {LATER_ENGINES[name]}, which comes with a later release"
-    else:
-        told = f"got {name!r}"
     near = nearest(name, ENGINES) or next(iter(ENGINES))
-    raise UsageError(f"--engine: {told}; allowed: {', '.join(ENGINES)}; nearest: {near}", field="--engine")
+    raise UsageError(f"--engine: got {name!r}; allowed: {', '.join(ENGINES)}; nearest: {near}", field="--engine")
 
 
 def require_modelled(job: Job) -> None:
@@ -89,9 +89,22 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
 }
 
 
+def require_written_down(job: Job) -> None:
+    """What the closed form leaves to the tracer."""
+    found = [
+        ("stack", job.stack, job.stack != "transformers"),
+        ("compile", "true", job.compile),
+    ]
+    for field, got, missing in found:
+        if missing:
+            raise Unsupported(f"{field}: got {got}, which the closed form does not know. {TRACED_INSTEAD}", field=field)
+
+
 def job_assumptions(job: Job) -> list[str]:
     """What the traced run takes for granted about this job, beyond what the tape itself says."""
     told = [f"{max(6, len(job.lengths or ()))} optimizer steps from an empty cache, as the contract defines the run"]
+    if job.hardware.reserve_bytes:
+        told.append(f"others hold {gib(job.hardware.reserve_bytes)} of the card (--reserve)")
     if job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":

@@ -13,88 +13,37 @@ Source   transformers 5.17.0, PEFT 0.21.0, accelerate 1.15.0, safetensors 0.8.0,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from math import ceil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NamedTuple
 
-from tunecast.job.job import Job
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.job.job import Job, Quantization
+from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, rounded_bytes
 from tunecast.predict.checkpoint import (
     FOUR_BIT,
     QUANTIZED,
-    SMALL_FILES_BYTES,
     STATES,
     WIDTHS,
     Parameter,
-    State,
-    largest_shard_bytes,
-    optimizer_file_bytes,
     optimizer_states,
-    safetensors_bytes,
-    saved_parameters,
-    weights_bytes,
 )
+from tunecast.predict.evaluation import EVAL_BATCH, Evaluation, evaluation
 from tunecast.predict.loading import Loading, loading
-from tunecast.predict.prediction import Memory
-from tunecast.units import GIB, MIB
+from tunecast.predict.prediction import ALLOCATOR_OF_STACK, Memory, Prediction
+from tunecast.predict.saving import SAVE_STEPS, Disk, Resuming, Saving, disk, optimizer_steps, resuming, saving
 
-HOST_PROCESS_BYTES = 1 * GIB
-"""Resident in a process that has imported torch and transformers and made a CUDA context, before any weight."""
-EVAL_BATCH = 8
-"""TrainingArguments.per_device_eval_batch_size, whatever the training batch is."""
-SAVE_STEPS = 500
-WORKSPACES_BYTES = 2 * 32 * MIB
-"""cuBLAS's, of the two threads that ran the forward and the backward pass, on Hopper; 2 x 8.125 MiB on other cards
-(CUDABlas.cpp, parseChosenWorkspaceSize)."""
-
-
-@dataclass(frozen=True)
-class Saving:
-    host_bytes: int
-    card_bytes: int
-    """Allocated on top of what is held while saving."""
-
-
-@dataclass(frozen=True)
-class Disk:
-    weights_bytes: int
-    optimizer_bytes: int
-    small_bytes: int
-    saves: int | None
-    """How often the run saves; None: its length is not known."""
-    kept: int | None
-    """Checkpoints that stay."""
-    most: int | None
-    """Checkpoints there at once: the new one is written before the oldest goes."""
-
-    @property
-    def checkpoint_bytes(self) -> int:
-        return self.weights_bytes + self.optimizer_bytes + self.small_bytes
-
-    @property
-    def peak_bytes(self) -> int | None:
-        return None if self.most is None else self.most * self.checkpoint_bytes
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    batch: int
-    seq_len: int
-    transient_bytes: int
-    """What the forward pass and the loss hold on top of weights and optimizer state."""
-    card_allocated_bytes: int
-    above_training_bytes: int | None
-    """Peak less that of the training step; negative: evaluation needs less. None: no prediction was given."""
-
-
-@dataclass(frozen=True)
-class Resuming:
-    host_bytes: int
-    host_mapped_bytes: int
-    card_bytes: int
-    """On top of model and state while the checkpoint is read."""
-    card_lasting_bytes: int
-    """What a resumed run holds on the card and a fresh one does not: the state of a paged optimizer."""
+HOST_PROCESS_BYTES = 760_012_800
+"""Resident in a process that has imported torch and transformers and made a CUDA context, before any weight: 518 MB of
+its own, 234 MB of libraries' pages, 8 MB shared. One H200, torch 2.11.0+cu130, transformers 5.17.0
+(benchmarks/data/outside_runs.jsonl, context); 760.0 to 760.5 MB in nine processes, 774 with the Trainer and PEFT."""
+HOST_TRAINING_BYTES = 1_548_587_008
+"""The same after two steps, with the kernels of cuBLAS, cuDNN and torch that CUDA has loaded (full-1b, before it
+saves); 1.54 to 1.57 GB in the three runs that hold nothing else by then, bitsandbytes imported or not."""
+HOST_BITSANDBYTES_BYTES = 43_745_280
+"""What importing it adds (load-3b-nf4, which imports it while it loads, less qlora-3b-paged, which had before);
+43.1 MB on a machine without a card."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +53,110 @@ class Outside:
     disk: Disk
     evaluation: Evaluation
     resuming: Resuming
+    process_bytes: int = HOST_PROCESS_BYTES
+    """Resident before any weight."""
+    training_process_bytes: int = HOST_TRAINING_BYTES
+    """Resident while training."""
+
+    @property
+    def host_bytes(self) -> int:
+        """The most the run needs of the host's memory: what no other use of the machine can take back."""
+        before = self.process_bytes + max(self.loading.host_bytes, self.resuming.host_bytes)
+        return max(before, self.training_process_bytes + self.saving.host_bytes)
+
+    @property
+    def host_resident_bytes(self) -> int:
+        """The same with the pages of mapped files, as `top` and a container's limit count them."""
+        loaded = self.loading.host_bytes + self.loading.host_mapped_bytes
+        before = self.process_bytes + max(loaded, self.resuming.host_mapped_bytes, self.resuming.host_bytes)
+        return max(before, self.training_process_bytes + self.saving.host_bytes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Ready for JSON; what is not known is None."""
+        space = self.disk
+        return {
+            "host_bytes": self.host_bytes,
+            "host_resident_bytes": self.host_resident_bytes,
+            "process_bytes": self.process_bytes,
+            "training_process_bytes": self.training_process_bytes,
+            "loading": asdict(self.loading),
+            "saving": asdict(self.saving),
+            "evaluation": asdict(self.evaluation),
+            "resuming": asdict(self.resuming),
+            "disk": asdict(space) | {"checkpoint_bytes": space.checkpoint_bytes, "peak_bytes": space.peak_bytes},
+        }
+
+
+def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = None) -> Outside:
+    """Everything around a job's step, its tensors read off the closed form. Raises Unsupported where that has none.
+
+    Ignored  the towers of a multimodal model, which the closed form does not build; a checkpoint that is stored
+             quantised. One card; what a job has no field for follows the Trainer's defaults.
+    """
+    card = gpu_named(job.hardware.gpu)
+    expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
+    tensors = tensors_on_paper(job, model.raw)
+    return outside(
+        job,
+        tensors.parameters,
+        None if prediction is None else prediction.memory,
+        # Checkpoints whose configuration is silent are older than that entry, and were written in float32.
+        file_dtype=model.dtype if model.dtype is not None and model.dtype in WIDTHS else "float32",
+        merged_experts=model.model_type not in EXPERTS_IN_ONE_TENSOR,
+        buffers=tensors.buffers,
+        settings=AllocatorSettings(expandable_segments=expandable, device_total_bytes=card.memory_bytes),
+        capability=card.compute_capability,
+    )
+
+
+EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4"})
+"""Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
+
+
+class Tensors(NamedTuple):
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[int, ...]
+    """Bytes of each."""
+
+
+def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
+    """Names, shapes and dtypes of the model that trains, as the closed form builds it.
+
+    It is built unquantised, for a packed weight has lost its shape; then every linear layer but the head is packed.
+    """
+    from tunecast.tape.build.adapters import insert_adapters
+    from tunecast.tape.build.modules import Buffer, Linear
+    from tunecast.tape.build.run import load
+    from tunecast.tape.build.tensor import DTYPES, Machine
+    from tunecast.tape.card import Card
+
+    packed_as = job.quantization.format
+    adapted = job.method != "full"
+    plain = replace(job, method="lora" if adapted else "full", quantization=Quantization(), kernels=())
+    model = load(plain, config, Machine(Card(), DTYPES[job.weights_dtype], job.attention))
+    head = model.output_embedding()
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head}
+    packed = linear if packed_as is not None else set()
+    if adapted:
+        insert_adapters(plain, model)
+    parameters: dict[int, Parameter] = {}
+    buffers: dict[int, int] = {}
+    upcast = packed_as is not None and job.quantization.prepare_kbit
+    for module in model.modules():
+        for name, tensor in module.own.items():
+            if isinstance(tensor, Buffer):
+                buffers[id(tensor)] = tensor.nbytes
+                continue
+            path = f"base_model.model.{module.path}.{name}" if adapted else f"{module.path}.{name}"
+            p = Parameter(path, tensor.shape, tensor.dtype.name, not adapted)
+            if id(tensor) in packed and packed_as is not None:
+                p = p._replace(dtype=packed_as)
+            elif p.is_adapter:
+                p = p._replace(trainable=True, dtype="float32" if packed_as == "int8" else p.dtype)
+            elif upcast:
+                p = p._replace(dtype="float32")
+            parameters.setdefault(id(tensor), p)
+    return Tensors(tuple(parameters.values()), tuple(buffers.values()))
 
 
 def outside(
@@ -114,7 +167,9 @@ def outside(
     file_dtype: str = "bfloat16",
     device_map: bool = True,
     merged_experts: bool = True,
+    buffers: Sequence[int] = (),
     settings: AllocatorSettings | None = None,
+    capability: tuple[int, int] = (9, 0),
     eval_batch: int = EVAL_BATCH,
     save_steps: int = SAVE_STEPS,
     save_total_limit: int | None = None,
@@ -126,18 +181,28 @@ def outside(
     What a job has no field for follows the Trainer's defaults. `merged_experts`: the checkpoint holds each expert
     apart and transformers merges them (Mixtral, Qwen MoE, DeepSeek; not gpt-oss, nor Llama 4).
     """
+    settings = settings or AllocatorSettings(expandable_segments=job.allocator == "expandable_segments")
+    double_quant = job.quantization.double_quant
     states = optimizer_states(job.optimizer, parameters)
+    base = as_loaded(job, parameters)
+    loads = loading(
+        base,
+        job.weights_dtype,
+        file_dtype=file_dtype,
+        device_map=device_map,
+        double_quant=double_quant,
+        merged_experts=merged_experts,
+        buffers=buffers,
+        settings=settings,
+    )
+    if memory is None:
+        # As loaded, with what the loader's blocks have to spare, and as changed since: adapters, prepare_kbit.
+        model_bytes = loads.model_bytes + held_bytes(parameters, double_quant) - held_bytes(base, double_quant)
+    else:
+        model_bytes = memory.model_bytes
     return Outside(
-        loading=loading(
-            as_loaded(job, parameters),
-            job.weights_dtype,
-            file_dtype=file_dtype,
-            device_map=device_map,
-            double_quant=job.quantization.double_quant,
-            merged_experts=merged_experts,
-            settings=settings or AllocatorSettings(expandable_segments=job.allocator == "expandable_segments"),
-        ),
-        saving=saving(parameters, states, merged_experts=merged_experts),
+        loading=loads,
+        saving=saving(parameters, states, merged_experts=merged_experts, double_quant=double_quant),
         disk=disk(
             parameters,
             states,
@@ -146,9 +211,24 @@ def outside(
             save_total_limit=save_total_limit,
             keeps_best=keeps_best,
         ),
-        evaluation=evaluation(job, parameters, states, memory, batch=eval_batch),
-        resuming=resuming(job.optimizer, parameters, states),
+        evaluation=evaluation(
+            job,
+            parameters,
+            states,
+            memory,
+            model_bytes=model_bytes,
+            batch=eval_batch,
+            expandable=settings.expandable_segments,
+            capability=capability,
+        ),
+        resuming=resuming(job.optimizer, parameters, states, double_quant=double_quant),
+        process_bytes=HOST_PROCESS_BYTES + (HOST_BITSANDBYTES_BYTES if uses_bitsandbytes(job) else 0),
     )
+
+
+def uses_bitsandbytes(job: Job) -> bool:
+    kept = STATES.get(job.optimizer)
+    return job.quantization.format is not None or (kept is not None and kept.width_bytes is not None)
 
 
 def as_loaded(job: Job, parameters: Iterable[Parameter]) -> list[Parameter]:
@@ -161,151 +241,6 @@ def as_loaded(job: Job, parameters: Iterable[Parameter]) -> list[Parameter]:
         for p in parameters
         if not p.is_adapter
     ]
-
-
-def saving(parameters: Sequence[Parameter], states: Sequence[State], *, merged_experts: bool = True) -> Saving:
-    """Trainer._save_checkpoint: the weights, then the optimizer.
-
-    Host     safetensors brings every tensor of a file to the host and keeps them until it is written
-             (_flatten_as_ptr): a whole file, of up to 50 GB. torch.save brings the optimizer's tensors one by one.
-    Card     nothing, but for merged experts: reverting the merge makes contiguous copies of each gate and up
-             projection (Chunk.convert) and holds all of them before the first byte is written.
-    """
-    saved = saved_parameters(parameters)
-    pairs = [p for p in saved if p.is_expert_pair] if merged_experts else []
-    return Saving(
-        host_bytes=max(largest_shard_bytes(saved), max((s.nbytes for s in states if not s.paged), default=0)),
-        card_bytes=weights_bytes(pairs),
-    )
-
-
-def disk(
-    parameters: Sequence[Parameter],
-    states: Sequence[State],
-    *,
-    steps: int | None = None,
-    save_steps: int = SAVE_STEPS,
-    save_total_limit: int | None = None,
-    keeps_best: bool = False,
-) -> Disk:
-    """Size and number of checkpoints.
-
-    A run saves every `save_steps` and at its end (DefaultFlowCallback.on_step_end). `save_total_limit` N deletes the
-    oldest after the new one is written (rotate_checkpoints): N + 1 at once. The newest and the best are never deleted,
-    so with load_best_model_at_end (`keeps_best`) a limit of 1 keeps 2.
-    """
-    saves = None if steps is None else ceil(steps / save_steps)
-    if save_total_limit is None or save_total_limit <= 0:
-        kept = most = saves
-    else:
-        kept = max(save_total_limit, 2) if keeps_best else save_total_limit
-        most = kept + 1
-        if saves is not None:
-            kept, most = min(kept, saves), min(most, saves)
-    return Disk(
-        weights_bytes=safetensors_bytes(saved_parameters(parameters)),
-        optimizer_bytes=optimizer_file_bytes(states),
-        small_bytes=SMALL_FILES_BYTES,
-        saves=saves,
-        kept=kept,
-        most=most,
-    )
-
-
-def optimizer_steps(job: Job) -> int | None:
-    """Steps of the whole run, where the job says how much data there is; tokens are taken as full rows."""
-    rows = job.data.samples
-    if rows is None and job.data.tokens is not None:
-        rows = ceil(job.data.tokens / job.seq_len)
-    if rows is None:
-        return None
-    ranks = job.hardware.gpus * job.hardware.nodes
-    an_epoch = max(1, ceil(ceil(rows / (job.micro_batch * ranks)) / job.grad_accum))
-    return ceil(an_epoch * job.data.epochs)
-
-
-def evaluation(
-    job: Job,
-    parameters: Sequence[Parameter],
-    states: Sequence[State],
-    memory: Memory | None = None,
-    *,
-    batch: int = EVAL_BATCH,
-    seq_len: int | None = None,
-) -> Evaluation:
-    """Trainer.evaluate between two steps, without compute_metrics: gradients are gone, state stays, logits are dropped.
-
-    At the loss, t tokens over a vocabulary of v: the logits as the head gives them, their float32 copy where they are
-    not float32 (ForCausalLMLoss), and the float32 log-probabilities: 10 t v bytes of bfloat16, 8 t v of float32.
-    In a layer, three tensors of the widest projection and two of the hidden size, which rarely is more.
-    Under autocast every trainable float32 matrix leaves a 16-bit copy in autocast's cache until the forward pass ends,
-    gradients or not (autocast_mode.cpp, cached_cast); a frozen one is cast anew and dropped.
-    Liger's loss makes no logits (Trainer.prediction_step passes skip_logits): then the layers decide.
-    Checked  against the tracer, Llama 3.2 1B, 8 x 1024 tokens: full, full in float32 and LoRA agree to 1 MiB of 12 GiB.
-    Ignored  compute_metrics, which keeps float32 logits of every batch on the card (`kept_logits_bytes`); eager
-             attention's scores; SFTTrainer's own metrics.
-    """
-    tokens = batch * (seq_len or job.seq_len)
-    head = next((p for p in parameters if p.name.endswith(HEADS)), None)
-    head = head or next(p for p in parameters if p.is_embedding)
-    vocabulary, hidden = head.shape
-    low = WIDTHS[job.autocast or head.dtype]
-    copies = cast = 0
-    if job.autocast is not None:
-        whole = [p for p in parameters if p.dtype == "float32" and len(p.shape) > 1]
-        matrices = [p for p in whole if p is head or not p.is_embedding]
-        copies = sum(p.elements * low for p in matrices if p.trainable)
-        cast = max((p.elements * low for p in matrices if not p.trainable), default=0)
-    at_loss = tokens * (vocabulary * (low + (4 if low < 4 else 0) + 4) + hidden * WIDTHS[head.dtype])
-    layers = [p for p in parameters if len(p.shape) == 2 and p is not head and not p.is_embedding]
-    widest = max((max(p.shape) for p in layers), default=0)
-    in_layer = tokens * (3 * widest * low + 2 * hidden * WIDTHS[head.dtype]) + cast
-    ids = 4 * 8 * tokens  # input_ids, attention_mask, labels and the labels shifted, int64
-    transient = WORKSPACES_BYTES + copies + ids + (in_layer if "liger" in job.kernels else max(at_loss, in_layer))
-    model = held_bytes(parameters, job.quantization.double_quant) if memory is None else memory.model_bytes
-    allocated = model + state_card_bytes(states) + transient
-    return Evaluation(
-        batch=batch,
-        seq_len=seq_len or job.seq_len,
-        transient_bytes=transient,
-        card_allocated_bytes=allocated,
-        above_training_bytes=None if memory is None else allocated - memory.allocated_bytes,
-    )
-
-
-HEADS = ("lm_head.weight", "embed_out.weight")
-
-
-def kept_logits_bytes(tokens: int, vocabulary: int, batches: int) -> int:
-    """Card memory for the logits that evaluation with compute_metrics keeps: float32, and joined to the others anew
-    for every batch, so that old and new lie side by side (EvalLoopContainer.add). eval_accumulation_steps bounds it."""
-    return 2 * batches * tokens * vocabulary * 4 if batches > 1 else tokens * vocabulary * 4
-
-
-def resuming(optimizer: str, parameters: Sequence[Parameter], states: Sequence[State]) -> Resuming:
-    """Trainer.train(resume_from_checkpoint=...), on one card.
-
-    Weights  A full model's file is mapped and copied into the model in place; adapters are read to the card first
-             (load_peft_weights: infer_device) and then copied.
-    State    torch.load puts all of optimizer.pt into host memory, then it moves to the card. bitsandbytes copies it
-             once more on the host (Optimizer8bit.load_state_dict: deepcopy), and moves to the card what a fresh run
-             would have paged: `.to(param.device)` makes an ordinary tensor.
-    """
-    saved = saved_parameters(parameters)
-    adapters = any(p.is_adapter for p in parameters)
-    kept = STATES.get(optimizer)
-    copies = 2 if kept is not None and kept.width_bytes is not None else 1
-    return Resuming(
-        host_bytes=copies * sum(s.nbytes for s in states),
-        host_mapped_bytes=weights_bytes(saved),
-        card_bytes=sum(rounded_bytes(p.elements * WIDTHS[p.dtype]) for p in saved) if adapters else 0,
-        card_lasting_bytes=sum(rounded_bytes(s.nbytes) for s in states if s.paged),
-    )
-
-
-def state_card_bytes(states: Iterable[State]) -> int:
-    """What the optimizer holds in torch's allocator; paged state is CUDA's managed memory."""
-    return sum(rounded_bytes(s.nbytes) for s in states if not s.paged)
 
 
 def held_bytes(parameters: Iterable[Parameter], double_quant: bool = False) -> int:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tunecast.errors import UsageError
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
@@ -171,10 +172,20 @@ def allocator_settings(allocator: str, gpu: Gpu, tape: Tape, *, pretended: bool 
     )
 
 
-def on_card(tape: Tape, gpu: Gpu, settings: AllocatorSettings, capacity_bytes: int | None = None) -> OnCard:
-    """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator."""
+def on_card(
+    tape: Tape, gpu: Gpu, settings: AllocatorSettings, capacity_bytes: int | None = None, reserve_bytes: int = 0
+) -> OnCard:
+    """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator.
+
+    `reserve_bytes` of the card are held by others: a display, another process.
+    """
     context = context_of(gpu)
-    capacity = gpu.memory_bytes - context.nbytes if capacity_bytes is None else capacity_bytes
+    left_bytes = gpu.memory_bytes - context.nbytes - reserve_bytes
+    if capacity_bytes is None and left_bytes <= 0:
+        most = gib(gpu.memory_bytes - context.nbytes)
+        told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
+        raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
+    capacity = left_bytes if capacity_bytes is None else capacity_bytes
     rows = program(tape)
     limited = replay(rows, settings, capacity)
     return OnCard(
@@ -235,7 +246,7 @@ def prediction_of(
         fits=held.fits,
         capacity_bytes=held.capacity_bytes,
         smallest_capacity_bytes=held.smallest_capacity_bytes,
-        assumptions=(*held.tape.assumptions, *assumptions, *_traced_with(held.tape)),
+        assumptions=(*held.tape.assumptions, *assumptions, *_versions(held.tape, engine)),
         warnings=(*(f"guessed: {guess}" for guess in held.tape.guesses), *warnings, *card_warnings(held)),
     )
 
@@ -249,13 +260,14 @@ def job_on_card(job: Job, gpu: Gpu, tape: Tape) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
-    return on_card(tape, gpu, settings, capacity_bytes)
+    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes)
 
 
-def _traced_with(tape: Tape) -> list[str]:
+def _versions(tape: Tape, engine: str) -> list[str]:
     if not tape.versions:
         return []
-    return ["traced with " + ", ".join(f"{name} {version}" for name, version in sorted(tape.versions.items()))]
+    packages = ", ".join(f"{name} {version}" for name, version in sorted(tape.versions.items()))
+    return [f"{'traced with' if engine == 'traced' else 'follows'} {packages}"]
 
 
 def card_warnings(held: OnCard) -> list[str]:

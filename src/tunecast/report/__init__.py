@@ -3,7 +3,7 @@
     figures.py     what is shown: plain values, the same for every form
     moments.py     memory over the run, as plain values
     traced.py      both, from a tape and what `predict.memory` says of it
-    text.py        for the terminal
+    text.py        for the terminal; cards.py, largest.py, compare.py and oom.py what one command says; columns.py
     html.py        one self-contained page (chart.py its picture, markup.py its escaping, page/ its style and script)
     snapshot.py    the pickle that PyTorch's own viewer opens
 """

@@ -144,3 +144,13 @@ def with_frees_in_order(events: Iterable[Event]) -> list[Event]:
             frees.clear()
         out.append(event)
     return out + sorted(frees)
+
+
+def name_clip_phases(events: list[Event]) -> list[Event]:
+    """What runs between the backward pass and the optimizer is the clipping of gradients."""
+    begins = [i for i, event in enumerate(events) if isinstance(event, Begin)]
+    for before, here, after in zip(begins, begins[1:], begins[2:], strict=False):
+        phases = [events[i].phase for i in (before, here, after)]  # type: ignore[union-attr]
+        if phases == [Phase.BACKWARD, Phase.OTHER, Phase.OPTIMIZER]:
+            events[here] = Begin(Phase.CLIP, events[here].step)  # type: ignore[union-attr]
+    return events

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Iterator
 
+from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.decoder import CausalLM
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
-from tunecast.tape.build.tensor import DTYPES, Tensor
+from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
 from tunecast.tape.op import Role
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "out_proj"}
+QUERY_AND_VALUE = (
+    "bart", "opt", "gptj", "gpt_neo", "llama", "llama4", "mistral", "mixtral", "stablelm", "gemma", "gemma2",
+    "gemma3_text", "qwen2", "qwen3",
+)  # fmt: skip
+USUAL_TARGETS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(QUERY_AND_VALUE, ("q_proj", "v_proj")),
+    **dict.fromkeys(("bloom", "gpt_neox", "falcon"), ("query_key_value",)),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), ("c_attn",)),
+    "mpt": ("Wqkv",),
+    "codegen": ("qkv_proj",),
+    "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
+}
+"""peft/utils/constants.py, `TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`: decoders."""
 
 
 def adapt(job: Job, model: CausalLM) -> None:
     """What `adapt` of tape/trace/recipe.py does: freeze, insert adapters, switch checkpointing on."""
     if job.method != "full":
+        if job.quantization.format is not None and job.quantization.prepare_kbit:
+            prepare_kbit(model)
         for parameter in model.parameters():
             parameter.requires_grad = False
         insert_adapters(job, model)
@@ -28,22 +46,63 @@ def adapt(job: Job, model: CausalLM) -> None:
 
 
 def insert_adapters(job: Job, model: CausalLM) -> None:
-    dtype = DTYPES[job.lora.adapter_dtype]
+    """Each comes in its layer's dtype; at the end all become fp32, unless `autocast_adapter_dtype` is off."""
+    adapted = [adapter(job, parent, name, child) for parent, name, child in list(targets(job, model))]
+    if job.lora.adapter_dtype == "float32":
+        for module in adapted:
+            for tensor in module.adapter_parameters():
+                if tensor.dtype != FLOAT32:
+                    change_dtype(tensor, FLOAT32)
+
+
+def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
+    kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit if isinstance(base, Linear8bit) else LoraLinear
+    adapted = kind(base, job.lora.rank, job.lora.dropout)
+    adapted.name_all(base.path)
+    for part in (adapted.lora_A, adapted.lora_B):
+        bring(part.weight, part.path, Role.ADAPTERS, adapted.adapter_dtype())
+    setattr(parent, name, adapted)
+    return adapted
+
+
+def targets(job: Job, model: CausalLM) -> Iterator[tuple[Module, str, Linear]]:
+    """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
+    wanted = wanted_names(job, model)
     head = model.output_embedding()
-    for module in list(model.modules()):
-        for name, child in list(module.children.items()):
-            if isinstance(child, Linear) and child is not head and is_target(name, job.lora.targets):
-                adapted = LoraLinear(child, job.lora.rank, job.lora.dropout)
-                adapted.name_all(child.path)
-                for part in (adapted.lora_A, adapted.lora_B):
-                    bring(part.weight, part.path, Role.ADAPTERS, dtype)
-                setattr(module, name, adapted)
+
+    def within(module: Module) -> Iterator[tuple[Module, str, Linear]]:
+        for name, child in module.children.items():
+            if wanted is None and isinstance(child, Linear) and child is not head:
+                yield module, name, child
+            elif wanted is not None and name in wanted:
+                if not isinstance(child, Linear):
+                    raise Unsupported(
+                        f"lora.targets: the closed form adapts linear layers; {name} is none", field="lora.targets"
+                    )
+                yield module, name, child
+            else:
+                yield from within(child)
+
+    return within(model)
 
 
-def is_target(name: str, targets: Any) -> bool:
-    if targets == "all-linear":
-        return True
-    return name in (ATTENTION if targets == "attention" else targets)
+def wanted_names(job: Job, model: CausalLM) -> Collection[str] | None:
+    """None: every linear layer but the head."""
+    given = job.lora.targets
+    if given == "all-linear":
+        return None
+    if given is None:
+        if model.model_type not in USUAL_TARGETS:
+            raise UsageError(
+                f"lora.targets: PEFT knows no usual targets of {model.model_type}; name them, or say all-linear",
+                field="lora.targets",
+            )
+        return USUAL_TARGETS[model.model_type]
+    present = {name for module in model.modules() for name in module.children}
+    names = ATTENTION & present if given == "attention" else set(given)
+    if missing := sorted(names - present):
+        raise UsageError(f"lora.targets: this model has no {', '.join(missing)}", field="lora.targets")
+    return names
 
 
 class LoraLinear(Module):
@@ -56,6 +115,13 @@ class LoraLinear(Module):
         self.lora_A = Linear(base.machine, base.inputs, rank)
         self.lora_B = Linear(base.machine, rank, base.outputs)
 
+    def adapter_dtype(self) -> Dtype:
+        """As it comes: the layer's, where that is a floating one."""
+        return self.base_layer.weight.dtype
+
+    def adapter_parameters(self) -> list[Tensor]:
+        return [self.lora_A.weight, self.lora_B.weight]
+
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         torch_result_dtype = result.dtype
@@ -63,3 +129,35 @@ class LoraLinear(Module):
         x = ops.to(x, lora_A.weight.dtype)
         result = ops.add(result, ops.scale(lora_B(lora_A(dropout(x)))))
         return ops.to(result, torch_result_dtype)
+
+
+class LoraLinear8bit(LoraLinear):
+    """peft/tuners/lora/bnb.py, `Linear8bitLt.forward`: conversions only where autocast makes none."""
+
+    def adapter_dtype(self) -> Dtype:
+        return FLOAT32
+
+    def forward(self, x: Tensor) -> Tensor:
+        result = self.base_result(x)
+        lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
+        requires_conversion = self.machine.autocast is None
+        if requires_conversion:
+            expected_dtype = result.dtype
+            x = ops.to(x, lora_A.weight.dtype)
+        output = ops.scale(lora_B(lora_A(dropout(x))))
+        if requires_conversion:
+            output = ops.to(output, expected_dtype)
+        return ops.add(result, output)
+
+    def base_result(self, x: Tensor) -> Tensor:
+        return self.base_layer(x)  # type: ignore[no-any-return]
+
+
+class LoraLinear4bit(LoraLinear8bit):
+    """The same, and the result is copied before it is added to."""
+
+    def adapter_dtype(self) -> Dtype:
+        return self.base_layer.compute_dtype  # type: ignore[no-any-return]
+
+    def base_result(self, x: Tensor) -> Tensor:
+        return ops.clone(self.base_layer(x))

@@ -7,8 +7,12 @@ from typing import Any
 
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start, wants
-from tunecast.tape.build.tensor import FLOAT32, INT64, Tensor
+from tunecast.tape.build.flash import flash_attention
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Tensor
 from tunecast.tape.kernels.backend import Attention, choose
+
+MASK_ALIGNMENT = 8
+"""Mask values the memory-efficient kernel loads at once (attention.cpp, `preprocess_mask`)."""
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -24,11 +28,69 @@ def rotate_half(x: Tensor) -> Tensor:
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    if q.machine.rotary is not None:
+        return q.machine.rotary(q, k, cos, sin)  # type: ignore[no-any-return]
     cos = ops.unsqueeze(cos, 1)
     sin = ops.unsqueeze(sin, 1)
     q_embed = rotated(q, cos, sin)
     k_embed = rotated(k, cos, sin)
     return q_embed, k_embed
+
+
+def repeat_kv(hidden_states: Tensor, groups: int) -> Tensor:
+    """A copy of keys or values for every query head."""
+    batch, heads, length, width = hidden_states.shape
+    if groups == 1:
+        return hidden_states
+    hidden_states = ops.expand(ops.unsqueeze(hidden_states, 2), batch, heads, groups, length, width)
+    return ops.reshape(hidden_states, batch, heads * groups, length, width)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int = 1, dropout: float = 0.0, *,
+    position_ids: Tensor | None = None, window: int | None = None, softcap: float | None = None, eager: Any = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """What `attention_interface` does in every model of transformers: the result as [batch, length, heads, width], and
+    the weights, which only `eager` has and which the caller holds. `eager` is the family's own, where it has one."""
+    implementation = query.machine.attention
+    if implementation == "eager":
+        return (eager or by_hand)(query, key, value, attention_mask, groups, dropout)
+    if implementation.startswith("flash"):
+        return flash_attention(query, key, value, dropout, window, softcap, position_ids), None
+    return by_sdpa(query, key, value, attention_mask, groups, dropout), None
+
+
+def by_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float
+) -> Tensor:
+    """transformers/integrations/sdpa_attention.py, `sdpa_attention_forward`: heads share keys inside the kernel only
+    where no mask is given."""
+    gqa = False
+    if groups > 1:
+        gqa = attention_mask is None and key.shape[-1] == value.shape[-1] <= 256
+        if not gqa:
+            key = repeat_kv(key, groups)
+            value = repeat_kv(value, groups)
+    causal = query.shape[2] > 1 and attention_mask is None
+    attn_output = scaled_dot_product(query, key, value, attention_mask, dropout, causal, gqa)
+    attn_output = ops.contiguous(ops.transpose(attn_output, 1, 2))
+    return attn_output
+
+
+def by_hand(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """`eager_attention_forward` of most models: softmax in fp32."""
+    key_states = repeat_kv(key, groups)
+    value_states = repeat_kv(value, groups)
+    attn_weights = ops.scale(ops.matmul(query, ops.transpose(key_states, 2, 3)))
+    if attention_mask is not None:
+        attn_weights = ops.add(attn_weights, attention_mask)
+    attn_weights = ops.to(ops.softmax(attn_weights, FLOAT32), query.dtype)
+    attn_weights = ops.dropout(attn_weights, dropout)
+    attn_output = ops.matmul(attn_weights, value_states)
+    attn_output = ops.contiguous(ops.transpose(attn_output, 1, 2))
+    return attn_output, attn_weights
 
 
 def scaled_dot_product(
@@ -43,8 +105,47 @@ def scaled_dot_product(
         query = ops.cast_for_product(query)
     keeps = wants(machine, query, key, value)
     kernel = choose(Attention(query, key, value, mask, dropout, causal, None, gqa, keeps), machine.card)
+    if kernel == "math":
+        with machine.autocasting(None):
+            return math(query, key, value, mask, dropout, causal, gqa)
     run = {"cudnn": cudnn, "flash": flash, "efficient": efficient}[kernel]
     return run(query, key, value, mask, dropout, causal, keeps)
+
+
+def as_numbers(mask: Tensor | None, dtype: Dtype) -> Tensor | None:
+    """Flags become 0 and a very low number (aten/src/ATen/native/transformers/attention.cpp,
+    `convert_boolean_attn_mask_`)."""
+    if mask is None or mask.dtype != BOOL:
+        return mask
+    low = mask.machine.run("scalar_tensor", (), (), dtype)
+    zero = mask.machine.run("scalar_tensor", (), (), dtype)
+    return mask.machine.run("where", (mask, zero, low), mask.shape, dtype)
+
+
+def math(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, gqa: bool
+) -> Tensor:
+    """The plain formula in fp32 (attention.cpp, `_scaled_dot_product_attention_math`)."""
+    machine, dtype, given = query.machine, query.dtype, (query, key, value)
+    mask = as_numbers(mask, dtype)
+    query, key, value = [ops.to(t, FLOAT32) for t in given]
+    scaled = ops.scale(query)
+    if causal:
+        ones = machine.run("ones", (), (query.shape[2], key.shape[2]), BOOL)
+        mask = ops.map_("tril", ones)
+        del ones
+        mask = as_numbers(mask, FLOAT32)
+    groups = query.shape[1] // key.shape[1] if gqa else 1
+    keys, values = [t if groups == 1 else ops.repeat_interleave(t, groups, 1) for t in (key, value)]
+    weights = ops.matmul(scaled, ops.scale(ops.transpose(keys, 2, 3)))
+    if mask is not None:
+        weights = ops.add_in_place(weights, mask)
+    weights = ops.safe_softmax(weights)
+    weights = ops.dropout(weights, dropout)
+    returned = ops.to(weights, dtype)  # C++ makes the second result first; nobody takes it
+    out = ops.to(ops.matmul(weights, values), dtype)
+    del returned
+    return out
 
 
 def flops_of(query: Tensor, key: Tensor, value: Tensor) -> int:
@@ -61,6 +162,7 @@ def interleaved(query: Tensor, width: int) -> Any:
 def cudnn(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool
 ) -> Tensor:
+    mask = as_numbers(mask, query.dtype)
     batch, heads, length, _ = query.shape
     width = value.shape[3]
     out = (batch, heads, length, width)
@@ -83,7 +185,13 @@ def flash(
 def efficient(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool
 ) -> Tensor:
+    mask = as_numbers(mask, query.dtype)
     batch, heads, length, _ = query.shape
+    if mask is not None:
+        keys = mask.shape[-1]
+        if any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]):
+            mask = ops.slice_(ops.pad_last(mask, -keys % MASK_ALIGNMENT), -1, 0, keys)
+        mask = ops.expand(mask, batch, heads, length, keys)
     rows = -(-length // 32) * 32
     outs = (((batch, heads, length, value.shape[3]), query.dtype), ((batch, heads, rows), FLOAT32))
     flops = flops_of(query, key, value)

@@ -175,6 +175,7 @@ def _run(root: Node, gradient: Tensor) -> None:
             if not waiting[target]:
                 tie += 1
                 heapq.heappush(ready, (-target.sequence, tie, target))
+            del buffer  # else it would hold a gradient a leaf has added to its own and let go
 
 
 def _validate(node: Node, results: Gradients) -> None:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.tape.build import attention, ops
 from tunecast.tape.build.autograd import checkpointed
+from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Embedding, Linear, Module, ModuleList, RMSNorm
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
 
 Config = Mapping[str, Any]
+Step = Callable[[Tensor], Tensor]
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""Kinds of layers, as transformers' configurations name them."""
 
 
 class RotaryEmbedding(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        self.width = head_dim(config)
+        self.width = rotary_width(config)
+        self.inv_freq = self.buffer(self.width // 2)
+        self.original_inv_freq = self.buffer(self.width // 2)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         machine = self.machine
         length, half = position_ids.shape[1], self.width // 2
         position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
-        inverse = Tensor(machine, position_ids_expanded.storage, (1, half, 1), FLOAT32)
+        inverse = self.inv_freq.alias((1, half, 1), None)
         freqs = machine.run(
             "bmm", (inverse, position_ids_expanded), (1, half, length), FLOAT32, 2 * half * length,
             args=(inverse, position_ids_expanded),
@@ -37,33 +43,65 @@ def head_dim(config: Config) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
+def layer_kinds(config: Config) -> Sequence[str]:
+    return config.get("layer_types") or [FULL] * config["num_hidden_layers"]
+
+
+def rotary_width(config: Config) -> int:
+    """How much of a head is rotated."""
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    share = config.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1.0
+    return int(head_dim(config) * share)
+
+
 class SelfAttention(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
+    """Families differ in how queries, keys and values come about (`projected`) and are placed (`placed`)."""
+
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine)
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
         self.head_dim = head_dim(config)
         self.groups = heads // kv_heads
-        bias = bool(config.get("attention_bias", False))
+        self.dropout = config.get("attention_dropout") or 0.0
+        self.window = config.get("sliding_window") if layer_kinds(config)[index] == SLIDING else None
+        """For kernels that are told how far back to look; those of sdpa get a mask instead."""
+        self.softcap = config.get("attn_logit_softcapping")
+        bias, bias_after = self.biases(config)
         self.q_proj = Linear(machine, hidden, heads * self.head_dim, bias)
         self.k_proj = Linear(machine, hidden, kv_heads * self.head_dim, bias)
         self.v_proj = Linear(machine, hidden, kv_heads * self.head_dim, bias)
-        self.o_proj = Linear(machine, heads * self.head_dim, hidden, bias)
+        self.o_proj = Linear(machine, heads * self.head_dim, hidden, bias_after)
 
-    def forward(self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any) -> Tensor:
+    def biases(self, config: Config) -> tuple[bool, bool]:
+        """Of the projections before and after attention."""
+        bias = bool(config.get("attention_bias", False))
+        return bias, bias
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
+    ) -> tuple[Tensor, Any]:
+        batch, length, _ = hidden_states.shape
+        query_states, key_states, value_states = self.projected(hidden_states)
+        query_states, key_states = self.placed(query_states, key_states, position_embeddings)
+        attn_output, attn_weights = attention.attend(
+            query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
+            position_ids=position_ids, window=self.window, softcap=self.softcap,
+        )  # fmt: skip
+        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+        attn_output = self.o_proj(attn_output)
+        return attn_output, attn_weights
+
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = hidden_states.shape
         query_states = ops.transpose(ops.view(self.q_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
         key_states = ops.transpose(ops.view(self.k_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
         value_states = ops.transpose(ops.view(self.v_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
+        return query_states, key_states, value_states
+
+    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         cos, sin = position_embeddings
-        query_states, key_states = attention.apply_rotary(query_states, key_states, cos, sin)
-        attn_output = attention.scaled_dot_product(
-            query_states, key_states, value_states, attention_mask, gqa=self.groups > 1
-        )
-        attn_output = ops.contiguous(ops.transpose(attn_output, 1, 2))
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
-        attn_output = self.o_proj(attn_output)
-        return attn_output  # type: ignore[no-any-return]
+        return attention.apply_rotary(query_states, key_states, cos, sin)
 
 
 class GatedMLP(Module):
@@ -97,22 +135,29 @@ class CheckpointingLayer(Module):
 
 
 class Layer(CheckpointingLayer):
-    def __init__(self, machine: Machine, config: Config) -> None:
+    """Classes are named apart, so that a family can put its own in their place."""
+
+    attention_class: Any = SelfAttention
+    mlp_class: Any = GatedMLP
+    norm_class: Any = RMSNorm
+
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine)
         hidden = config["hidden_size"]
-        self.self_attn = SelfAttention(machine, config)
-        self.mlp = GatedMLP(machine, config)
-        self.input_layernorm = RMSNorm(machine, hidden)
-        self.post_attention_layernorm = RMSNorm(machine, hidden)
+        self.self_attn = self.attention_class(machine, config, index)
+        self.mlp = self.mlp_class(machine, config)
+        self.input_layernorm = self.norm_class(machine, hidden)
+        self.post_attention_layernorm = self.norm_class(machine, hidden)
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
     ) -> Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        hidden_states = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask
-        )
+        hidden_states, _ = self.self_attn(
+            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
+            position_ids=position_ids,
+        )  # fmt: skip
         hidden_states = ops.add(residual, hidden_states)
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
@@ -122,45 +167,68 @@ class Layer(CheckpointingLayer):
 
 
 class Decoder(Module):
+    layer_class: Any = Layer
+    norm_class: Any = RMSNorm
+    rotary_class: Any = RotaryEmbedding
+    embedding_class: Any = Embedding
+    after_embedding: Sequence[Step] = ()
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        self.embed_tokens = Embedding(machine, config["vocab_size"], config["hidden_size"])
+        self.kinds = layer_kinds(config)
+        self.mask_kinds = tuple(dict.fromkeys((FULL, *self.kinds)))
+        """Masks that are made, in this order, whether a layer needs them or not."""
+        self.window = config.get("sliding_window")
+        self.embed_tokens = self.embedding_class(machine, config["vocab_size"], config["hidden_size"])
         self.layers = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.layers.append(Layer(machine, config))
-        self.norm = RMSNorm(machine, config["hidden_size"])
-        self.rotary_emb = RotaryEmbedding(machine, config)
+        for index in range(config["num_hidden_layers"]):
+            self.layers.append(self.layer_class(machine, config, index))
+        self.norm = self.norm_class(machine, config["hidden_size"])
+        self.rotary_emb = self.rotary_class(machine, config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         machine = self.machine
         inputs_embeds = self.embed_tokens(input_ids)
+        for step in self.after_embedding:
+            inputs_embeds = step(inputs_embeds)
         length = input_ids.shape[1]
         position_ids = machine.run("add", (machine.run("arange", (), (length,), INT64),), (length,), INT64)
         position_ids = ops.unsqueeze(position_ids, 0)
-        causal_mask = self.causal_mask(attention_mask)
+        masks = self.masks(attention_mask, inputs_embeds)
         hidden_states = inputs_embeds
-        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
-        for decoder_layer in self.layers:
+        position_embeddings = self.positions(hidden_states, position_ids)
+        for decoder_layer, kind in zip(self.layers, self.kinds, strict=True):
             hidden_states = decoder_layer(
-                hidden_states, attention_mask=causal_mask, position_embeddings=position_embeddings,
+                hidden_states, attention_mask=masks[kind], position_embeddings=position_embeddings[kind],
                 position_ids=position_ids,
             )  # fmt: skip
         hidden_states = self.norm(hidden_states)
         return hidden_states  # type: ignore[no-any-return]
 
-    def causal_mask(self, attention_mask: Tensor) -> Any:
-        """Nothing is masked but the future: the kernel is told so and needs no mask (masking_utils.py)."""
-        machine = self.machine
-        flags = machine.run("_to_copy", (attention_mask,), attention_mask.shape, BOOL)
-        all_true = ops.total(flags, range(flags.dim()), dtype=INT64)
-        machine.run("eq", (all_true,), (), BOOL)
-        return None
+    def masks(self, attention_mask: Tensor, inputs_embeds: Tensor) -> dict[str, Any]:
+        """By kind of layer."""
+        return {
+            kind: causal_mask(attention_mask, inputs_embeds, self.window if kind == SLIDING else None)
+            for kind in self.mask_kinds
+        }
+
+    def positions(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
+        """Cosines and sines by kind of layer."""
+        return dict.fromkeys(self.kinds, self.rotary_emb(hidden_states, position_ids=position_ids))
 
 
 class CausalLM(Module):
+    decoder_class: Any = Decoder
+    defaults: Config = {}
+    """What the family's configuration class takes where config.json is silent."""
+    after_head: Sequence[Step] = ()
+    """What is done to the logits before the loss; each result replaces the one before."""
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        self.model = Decoder(machine, config)
+        config = {**self.defaults, **config}
+        config["layer_types"] = self.layer_types(config)
+        self.model = self.decoder_class(machine, config)
         self.vocabulary = config["vocab_size"]
         self.lm_head = Linear(machine, config["hidden_size"], self.vocabulary)
         self.tied = bool(config.get("tie_word_embeddings", False))
@@ -168,7 +236,13 @@ class CausalLM(Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
         hidden_states = self.model(input_ids, attention_mask=attention_mask)
         logits = self.lm_head(ops.alias(hidden_states))
+        for step in self.after_head:
+            logits = step(logits)
         return self.loss(logits, labels)
+
+    def layer_types(self, config: Config) -> Sequence[str]:
+        """What each layer attends to, which decides its mask."""
+        return [FULL] * config["num_hidden_layers"]
 
     def layers(self) -> Iterator[Any]:
         return iter(self.model.layers)
@@ -189,7 +263,7 @@ class CausalLM(Module):
         batch, length = labels.shape
         upcast = ops.to(logits, FLOAT32)
         labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
-        shift_labels = machine.run("clone", (labels,), (batch, length), INT64)
+        shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
         upcast = ops.view(upcast, -1, self.vocabulary)
         shift_labels = ops.view(shift_labels, -1)
         return ops.cross_entropy(upcast, shift_labels)

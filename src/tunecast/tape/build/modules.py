@@ -14,6 +14,10 @@ from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Storage, Tensor
 from tunecast.tape.op import Role
 
 
+class Buffer(Tensor):
+    __slots__ = ()
+
+
 class Module:
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
@@ -45,6 +49,10 @@ class Module:
         out.requires_grad = True
         return out
 
+    def buffer(self, *shape: int, dtype: Dtype = FLOAT32) -> Buffer:
+        """Loaded with the module, never trained."""
+        return Buffer(self.machine, None, shape, dtype)  # type: ignore[arg-type]
+
     def modules(self) -> Iterator[Module]:
         yield self
         for child in self.children.values():
@@ -55,7 +63,7 @@ class Module:
         seen: set[int] = set()
         for module in self.modules():
             for tensor in module.own.values():
-                if id(tensor) not in seen:
+                if id(tensor) not in seen and not isinstance(tensor, Buffer):
                     seen.add(id(tensor))
                     yield tensor
 
@@ -124,10 +132,27 @@ class RMSNorm(Module):
         return ops.multiply(self.weight, ops.to(hidden_states, input_dtype))
 
 
+class LayerNorm(Module):
+    def __init__(self, machine: Machine, width: int, bias: bool = True) -> None:
+        super().__init__(machine)
+        self.weight = self.parameter(width)
+        self.bias: Any = self.parameter(width) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.layer_norm(x, self.weight, self.bias)
+
+
+ACTIVATIONS: dict[str, Any] = {
+    "silu": ops.silu, "swish": ops.silu, "gelu": ops.gelu, "gelu_pytorch_tanh": ops.gelu, "relu": ops.relu,
+    "gelu_new": ops.gelu_new, "gelu_fast": ops.gelu_fast,
+}  # fmt: skip
+"""transformers/activations.py."""
+
+
 class Activation(Module):
     def __init__(self, machine: Machine, name: str) -> None:
         super().__init__(machine)
-        self.function = {"silu": ops.silu, "swish": ops.silu, "gelu": ops.gelu, "gelu_pytorch_tanh": ops.gelu}[name]
+        self.function = ACTIVATIONS[name]
 
     def forward(self, x: Tensor) -> Tensor:
         return self.function(x)  # type: ignore[no-any-return]

@@ -341,7 +341,8 @@ def shift(x: Tensor) -> Tensor:
 
 
 def power(x: Tensor) -> Tensor:
-    """x ** 2: grad * (2 * x ** 1)."""
+    """x ** 2: grad * (2 * x ** 1). In fp32 under autocast."""
+    x = cast_to_float32(x)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         raised = map_("pow", node.take(0))  # C++ keeps temporaries until the whole expression is done
@@ -396,18 +397,30 @@ tanh, sigmoid = by_result("tanh"), by_result("sigmoid")
 silu, gelu, relu = by_input("silu"), by_input("gelu"), by_result("relu")
 
 
+def gelu_new(x: Tensor) -> Tensor:
+    """0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))) (transformers/activations.py, `NewGELUActivation`)."""
+    return multiply(scale(x), shift(tanh(scale(add(x, scale(power(x)))))))
+
+
+def gelu_fast(x: Tensor) -> Tensor:
+    """0.5 * x * (1 + tanh(x * c * (1 + 0.044715 * x * x))) (`FastGELUActivation`)."""
+    return multiply(scale(x), shift(tanh(multiply(scale(x), shift(multiply(scale(x), x))))))
+
+
 def total(x: Tensor, dims: Sequence[int], keepdim: bool = False, dtype: Dtype | None = None) -> Tensor:
-    return _reduced("sum", x, dims, keepdim, dtype)
+    return reduced("sum", x, dims, keepdim, dtype)
 
 
 def mean(x: Tensor, dim: int) -> Tensor:
     """Over one dimension, kept: grad.expand / n."""
     shape = x.shape
-    out = _reduced("mean", x, (dim,), True)
+    out = reduced("mean", x, (dim,), True)
     return record(out, (x,), lambda node, gradients: (map_("div", expand(gradients[0], *shape)),))
 
 
-def _reduced(name: str, x: Tensor, dims: Sequence[int], keepdim: bool, dtype: Dtype | None = None) -> Tensor:
+def reduced(
+    name: str, x: Tensor, dims: Sequence[int], keepdim: bool = False, dtype: Dtype | None = None
+) -> Tensor:
     dims = tuple([d % x.dim() for d in dims]) if x.dim() else ()
     shape = tuple([1 if d in dims else size for d, size in enumerate(x.shape) if keepdim or d not in dims])
     kwargs = {"dtype": dtype} if dtype else {}
@@ -445,6 +458,16 @@ def dropout(x: Tensor, probability: float) -> Tensor:
     outs = ((x.shape, x.dtype), (x.shape, BOOL))
     out, mask = machine.run_many("native_dropout", (x,), outs, args=(x, probability, True))
     return finish(node, out, mask)
+
+
+def pad_last(x: Tensor, more: int) -> Tensor:
+    """Zeros behind the last dimension; the gradient is cut off by a copy."""
+    machine, before = x.machine, x.shape
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("constant_pad_nd", gradients, before, gradients[0].dtype),)
+
+    return record(machine.run("constant_pad_nd", (x,), (*before[:-1], before[-1] + more), x.dtype), (x,), back)
 
 
 # ------------------------------------------------------------------------------------------------------ products
@@ -625,11 +648,13 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
 
 
 def softmax(x: Tensor, dtype: Dtype | None = None) -> Tensor:
-    x = cast_to_float32(x)
-    kind = dtype or x.dtype
-    machine, before, shape = x.machine, x.dtype, x.shape
-    if kind != before and not (before in (FLOAT16, BFLOAT16) and kind == FLOAT32):
+    """A result asked for in fp32, which is what autocast does, is made from fp16 inside the kernel, and else of a copy
+    (aten/src/ATen/native/SoftMax.cpp, `softmax`)."""
+    machine, shape = x.machine, x.shape
+    kind = dtype or (FLOAT32 if machine.autocast is not None and x.dtype in (FLOAT16, BFLOAT16) else x.dtype)
+    if not (x.dtype == FLOAT16 and kind == FLOAT32):
         x = to(x, kind)
+    before = x.dtype
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient, kept = gradients[0], node.take(0)
@@ -661,6 +686,33 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     node = start(machine, (log,), loss_back, (log, labels))
     loss, weight = machine.run_many("nll_loss_forward", (log, labels), (((), dtype), ((), dtype)), args=(log, labels))
     return finish(node, loss, weight)
+
+
+def safe_softmax(x: Tensor) -> Tensor:
+    """Over the last dimension; rows that are masked altogether become 0."""
+    machine, shape, dtype = x.machine, x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient, kept = gradients[0], node.take(0)
+        args = (gradient, kept, -1, dtype)
+        return (machine.run("_softmax_backward_data", (gradient, kept), shape, dtype, args=args),)
+
+    node = start(machine, (x,), back)
+    out = machine.run("_safe_softmax", (x,), shape, dtype, args=(x, -1))
+    return finish(node, out, out.detached())
+
+
+def add_in_place(x: Tensor, other: Tensor) -> Tensor:
+    """x.add_(other), where `other` wants no gradient: the same memory with a longer history."""
+    x.machine.launch("add_", (x, other), x.dtype, x.nbytes)
+    return record(x.detached(), (x,), lambda node, gradients: (gradients[0],))
+
+
+def repeat_interleave(x: Tensor, count: int, dim: int) -> Tensor:
+    """Each entry of `dim` so often in a row: a copy."""
+    shape = (*x.shape[: dim + 1], count, *x.shape[dim + 1 :])
+    copied = clone(expand(unsqueeze(x, dim + 1), *shape))
+    return view(copied, *x.shape[:dim], x.shape[dim] * count, *x.shape[dim + 1 :])
 
 
 def integers(machine: Machine, name: str, shape: Shape, dtype: Dtype = INT64, inputs: Sequence[Tensor] = ()) -> Tensor:

@@ -7,20 +7,27 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.tape.build import liger, ops
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.families import causal_lm
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.quantized import quantize
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.op import Phase, Tape
 
+ONE_WORKSPACE_FROM = (2, 13)
+"""The torch release whose cublasLt shares cuBLAS' workspace (tape/trace/workspaces.py)."""
 
-def build(job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card) -> Tape:
+
+def build(
+    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str = "2.11"
+) -> Tape:
     """The tape of one optimizer step for each of `lengths`."""
-    machine = Machine(card, DTYPES[job.weights_dtype], job.attention)
+    shared = tuple(int(part) for part in torch_version.split(".")[:2]) >= ONE_WORKSPACE_FROM
+    machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shared)
     machine.run("zeros", (), (1,), FLOAT32)
     model = load(job, config, machine)
     adapt(job, model)
@@ -39,10 +46,16 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     model = family(machine, text)
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}
+    model.model_type = text["model_type"]
+    if job.quantization.format is not None:
+        quantize(job, model, text.get("initializer_range", 0.02))
     for module in model.modules():
         for tensor in module.own.values():
-            bring(tensor, module.path)
+            if tensor.storage is None:
+                bring(tensor, module.path)
     model.tie()
+    if "liger" in job.kernels:
+        liger.apply(model, text["model_type"])
     return model
 
 
@@ -62,7 +75,6 @@ def take_steps(
                 loss = ops.scale(model(ids, mask, ids), "div")
             backward(loss)
         if job.max_grad_norm:
-            machine.phase = Phase.CLIP
             clip_gradients(parameters)
         machine.phase = Phase.OPTIMIZER
         optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tunecast.job.job import Job
@@ -13,6 +14,11 @@ from tunecast.tape.op import Tape
 from tunecast.tape.schedule import scheduled
 from tunecast.tape.shorten import layers_to_trace, leading_layers, steps_to_trace, with_layers
 
+FOLLOWS: Mapping[str, str] = {
+    "torch": "2.11.0", "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2", "liger-kernel": "0.8.5",
+}  # fmt: skip
+"""The releases whose code is written down here."""
+
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     """The tape of the run the contract defines, every layer and every step of it."""
@@ -20,8 +26,10 @@ def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     small, large, total = layers_to_trace(config)
     if large < total:
         try:
-            short = [build(job, with_layers(config, count), lengths, card) for count in (small, large)]
-            return scheduled(extended(*short, small, large, total, head=leading_layers(config)), order)
+            few, more = (build(job, with_layers(config, count), lengths, card) for count in (small, large))
+            whole = extended(few, more, small, large, total, head=leading_layers(config))
         except NotRepeating:
-            pass
-    return scheduled(build(job, config, lengths, card), order)
+            whole = build(job, config, lengths, card)
+    else:
+        whole = build(job, config, lengths, card)
+    return replace(scheduled(whole, order), versions=FOLLOWS)

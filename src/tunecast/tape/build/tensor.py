@@ -15,7 +15,18 @@ from typing import Any, NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, with_frees_in_order
+from tunecast.tape.op import (
+    Alloc,
+    Begin,
+    EmptyCache,
+    Event,
+    Free,
+    Op,
+    Phase,
+    Role,
+    name_clip_phases,
+    with_frees_in_order,
+)
 
 MIB = 1 << 20
 Shape = tuple[int, ...]
@@ -170,6 +181,8 @@ class Machine:
         self.sequence = 0
         self.head_modules: set[str] = set()
         self.guesses: dict[str, None] = {}
+        self.rotary: Any = None
+        """What a package of kernels puts in the place of the models' own rotation of queries and keys."""
         self._announced: Begin | None = None
         self._workspaces: set[tuple[str, bool]] = set()
 
@@ -237,13 +250,14 @@ class Machine:
         if rule is None:
             return [tensor.make() for tensor in made]
         script = Script()
-        by_engine = self.in_backward and "aten::" + name in IN_PLACE_IN_BACKWARD
+        by_engine = self.in_backward and not self.in_forward and "aten::" + name in IN_PLACE_IN_BACKWARD
         rule(Call(args, kwargs or {}, made, self.card, by_engine), script)
         borrowed: list[int] = []
         results: list[Any] = [None] * len(outs)
         for step in script.steps():
             if isinstance(step, Make):
-                results[step.output] = made[step.output].make(step.nbytes)
+                taken = None if step.into is None else args[step.into]
+                results[step.output] = made[step.output].make(step.nbytes) if taken is None else taken
             elif isinstance(step, Borrow):
                 borrowed.append(self.allocate(step.nbytes))
             else:
@@ -310,7 +324,7 @@ class Machine:
             else:
                 block = self.blocks[event]
                 out.append(Alloc(event, block.nbytes, block.role or self._role(block), block.module))
-        return tuple(with_frees_in_order(out))
+        return tuple(with_frees_in_order(name_clip_phases(out)))
 
     def _role(self, block: Block) -> Role:
         if block.phase in (Phase.FORWARD, Phase.BACKWARD) and (block.module in self.head_modules or not block.module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 GATES = ("gate_proj", "gate_up_proj", "w1", "input_linear")
@@ -9,6 +10,7 @@ GATES = ("gate_proj", "gate_up_proj", "w1", "input_linear")
 STEPS = 2000
 
 
+@functools.cache
 def share_of_outlier_columns(
     threshold: float, rows: int, hidden_size: int, initializer_range: float, gated: bool
 ) -> float:

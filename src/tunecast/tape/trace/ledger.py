@@ -13,7 +13,19 @@ from typing import Any
 
 import torch
 
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape, with_frees_in_order
+from tunecast.tape.op import (
+    Alloc,
+    Begin,
+    EmptyCache,
+    Event,
+    Free,
+    Op,
+    Phase,
+    Role,
+    Tape,
+    name_clip_phases,
+    with_frees_in_order,
+)
 from tunecast.tape.trace.scopes import Scopes
 
 
@@ -232,13 +244,3 @@ class Ledger:
 
 def counted(sentences: Counter[str]) -> tuple[str, ...]:
     return tuple(f"{text} ({count} times)" if count > 1 else text for text, count in sentences.items())
-
-
-def name_clip_phases(events: list[Event]) -> list[Event]:
-    """What runs between the backward pass and the optimizer is the clipping of gradients."""
-    begins = [i for i, event in enumerate(events) if isinstance(event, Begin)]
-    for before, here, after in zip(begins, begins[1:], begins[2:], strict=False):
-        phases = [events[i].phase for i in (before, here, after)]  # type: ignore[union-attr]
-        if phases == [Phase.BACKWARD, Phase.OTHER, Phase.OPTIMIZER]:
-            events[here] = Begin(Phase.CLIP, events[here].step)  # type: ignore[union-attr]
-    return events

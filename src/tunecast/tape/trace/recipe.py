@@ -189,8 +189,9 @@ def make_optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.opti
     name = job.optimizer
     if name in ("adamw_torch", "adamw_torch_fused"):
         return torch.optim.AdamW(parameters, lr=1e-5, fused=True if name.endswith("fused") else None)
-    if name == "sgd":
-        return torch.optim.SGD(parameters, lr=1e-5)
+    if name in ("sgd", "adagrad", "rmsprop"):
+        kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}[name]
+        return kind(parameters, lr=1e-5)
     if name == "adafactor":
         from transformers.optimization import Adafactor
 
@@ -207,10 +208,16 @@ def make_optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.opti
         "lion_32bit": bnb.optim.Lion32bit,
         "paged_lion_8bit": bnb.optim.PagedLion8bit,
         "paged_lion_32bit": bnb.optim.PagedLion32bit,
+        "rmsprop_bnb": bnb.optim.RMSprop32bit,
         "rmsprop_bnb_8bit": bnb.optim.RMSprop8bit,
+        "rmsprop_bnb_32bit": bnb.optim.RMSprop32bit,
+        "ademamix": bnb.optim.AdEMAMix,
+        "ademamix_8bit": bnb.optim.AdEMAMix8bit,
+        "paged_ademamix_32bit": bnb.optim.PagedAdEMAMix,
+        "paged_ademamix_8bit": bnb.optim.PagedAdEMAMix8bit,
     }
     if name not in kinds:
-        known = sorted({"adamw_torch", "adamw_torch_fused", "sgd", "adafactor", *kinds})
+        known = sorted({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor", *kinds})
         raise UsageError(
             f"optimizer: the traced engine does not build {name!r} yet; it builds {', '.join(known)}. "
             "To fix: trace your own script with `tunecast trace`.",

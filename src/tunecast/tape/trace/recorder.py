@@ -21,6 +21,7 @@ from torch.utils.flop_counter import flop_registry
 from tunecast.tape.card import Card
 from tunecast.tape.op import MANY, Op, Phase
 from tunecast.tape.trace import workspaces
+from tunecast.tape.trace.composites import linear
 from tunecast.tape.trace.ledger import Ledger
 from tunecast.tape.trace.scopes import Scopes
 from tunecast.tape.trace.values import KnownValues
@@ -62,8 +63,12 @@ class Recorder(Ledger, TorchDispatchMode):
             return args[0]
         emulation = self.emulated.get(name if func._overloadname in ("", "default") else f"{name}.{func._overloadname}")
         if emulation is not None:
-            with self:
+            # as on a card: autograd is done with the operation, autocast still is what it was where it was called
+            with torch._C._RestorePythonTLSSnapshot(), torch._C._AutoDispatchBelowAutograd(), self:
                 return emulation(*args, **kwargs)
+        if name in ("aten::linear", "aten::matmul"):  # below autograd they come whole
+            with self:
+                return linear(*args, **kwargs) if name == "aten::linear" else func.decompose(*args, **kwargs)
         return self._run(func, name, args, kwargs)
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

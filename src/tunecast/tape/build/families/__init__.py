@@ -9,7 +9,15 @@ from importlib import import_module
 from typing import Any
 
 FAMILIES: dict[str, str] = {
+    "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",
     "llama": "tunecast.tape.build.decoder:CausalLM",
+    "gemma": "tunecast.tape.build.families.gemma:Gemma",
+    "gemma2": "tunecast.tape.build.families.gemma:Gemma2",
+    "gemma3_text": "tunecast.tape.build.families.gemma:Gemma3",
+    "qwen2": "tunecast.tape.build.families.qwen:Qwen2",
+    "qwen3": "tunecast.tape.build.families.qwen:Qwen3",
+    "mistral": "tunecast.tape.build.families.mistral:CausalLM",
+    "mixtral": "tunecast.tape.build.families.mixtral:CausalLM",
 }
 
 

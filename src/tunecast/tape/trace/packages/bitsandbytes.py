@@ -7,7 +7,6 @@ function does nothing it runs here as it is, so its allocations are the real one
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -15,11 +14,9 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from tunecast.tape.kernels.outliers import GATES, share_of_outlier_columns
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder
-
-GATES = ("gate_proj", "gate_up_proj", "w1", "input_linear")
-"""What the gating projections of transformers' models are called."""
 
 
 class SilentFunction:
@@ -92,7 +89,8 @@ def install(recorder: Recorder) -> None:
             count = 0
             if A.shape[-1] > widths[0]:
                 model = next(iter(recorder.scopes.roots), None)
-                count = round(A.shape[-1] * share_of_outlier_columns(threshold, rows, widths[0], model))
+                deviation, gated = initializer_range(model), is_gated(model)
+                count = round(A.shape[-1] * share_of_outlier_columns(threshold, rows, widths[0], deviation, gated))
             recorder.guesses[
                 "LLM.int8 keeps columns with a value beyond its threshold in 16 bits; taken: as many as"
                 " untrained weights are expected to give; trained ones may give others"
@@ -106,8 +104,13 @@ def install(recorder: Recorder) -> None:
             out[:, columns] = 0
         return out, row_stats, columns
 
+    def int8_vectorwise_dequant(A: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
+        """bitsandbytes/_ops.py, which registers it before `keep_cuda_kernels` can see it: two products."""
+        return A * stats.view(-1, 1) * (1 / 127)
+
     def know_outliers(module: ModuleType) -> None:
         recorder.emulated["bitsandbytes::int8_vectorwise_quant"] = int8_vectorwise_quant
+        recorder.emulated["bitsandbytes::int8_vectorwise_dequant"] = int8_vectorwise_dequant
 
     after_import("bitsandbytes.backends.cuda.ops", know_outliers)
     after_import("bitsandbytes.cuda_specs", look_for_no_driver)
@@ -116,26 +119,9 @@ def install(recorder: Recorder) -> None:
     after_import("bitsandbytes.functional", page_on_the_host)
 
 
-def share_of_outlier_columns(threshold: float, rows: int, hidden_size: int, model: torch.nn.Module | None) -> float:
-    """Of an MLP's inner columns, the share expected to pass the threshold in one row at least.
+def initializer_range(model: torch.nn.Module | None) -> float:
+    return float(getattr(getattr(model, "config", None), "initializer_range", 0.02))
 
-    Untrained, each projection of a normalised state is a normal value of deviation initializer_range * sqrt(hidden
-    size). A gated MLP multiplies two, one through SiLU: the product has heavy tails (8B Llama: every column passes 6
-    within 4,096 rows; 2B Granite: 14 % within 3,000; both as an H200 showed). Without a gate next to none passes,
-    as with what a normalisation or an attention puts out: a unit normal passes 6 once in 500 million values.
-    """
-    deviation = float(getattr(getattr(model, "config", None), "initializer_range", 0.02)) * math.sqrt(hidden_size)
-    gated = model is not None and any(name.rpartition(".")[2] in GATES for name, _ in model.named_modules())
-    if not gated:
-        chance = math.erfc(threshold / deviation / math.sqrt(2))
-    else:
-        steps = 2000
-        values = [deviation * (16 * i / steps - 8) for i in range(steps + 1)]
-        weight = 16 / steps / math.sqrt(2 * math.pi)
-        chance = sum(
-            weight
-            * math.exp(-((value / deviation) ** 2) / 2)
-            * math.erfc(threshold * (1 + math.exp(-value)) / max(abs(value), 1e-9) / deviation / math.sqrt(2))
-            for value in values
-        )
-    return -math.expm1(rows * math.log1p(-min(chance, 1 - 1e-12)))
+
+def is_gated(model: torch.nn.Module | None) -> bool:
+    return model is not None and any(name.rpartition(".")[2] in GATES for name, _ in model.named_modules())

@@ -19,8 +19,9 @@ from types import ModuleType
 from typing import Any
 
 from tunecast.errors import Unsupported
+from tunecast.tape.kernels.flash import VERSION
 from tunecast.tape.trace.packages import after_import
-from tunecast.tape.trace.packages.flash_interface import MODULES, VERSION, installed_version
+from tunecast.tape.trace.packages.flash_interface import MODULES, installed_version
 from tunecast.tape.trace.recorder import Recorder
 from tunecast.tape.trace.scopes import LIBRARY_FOLDERS
 

@@ -58,11 +58,12 @@ class Attend2(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, *unused: Any) -> Any:
-        q, k, v, out, _, _, *ends = ctx.saved_tensors
+        q, k, v, out, lse, random, *ends = ctx.saved_tensors
         whole, (dq, dk, dv) = _gradients(q, k, v, ctx.form)
         dout_padded = kernels.rows_side_by_side(_padded(dout))
         q, k, v, out = (kernels.rows_side_by_side(x) for x in (q, k, v, out))
         kernels.backward_2(ctx.recorder, dout_padded, q, k, dq, dk, dv, ends[0] if ends else None, ctx.call)
+        del lse, random  # the kernel reads them
         return (None, None, None, None, None, *(x[..., : dout.shape[-1]] for x in whole))
 
 
@@ -81,10 +82,11 @@ class Attend3(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor, *unused: Any) -> Any:
-        q, k, v, out, _, *ends = ctx.saved_tensors
+        q, k, v, out, lse, *ends = ctx.saved_tensors
         dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         rows = [kernels.rows_side_by_side(x) for x in (dout, q, k, v, out)]
         kernels.backward_3(ctx.recorder, *rows[:4], dq, ends[0] if ends else None, ctx.call)  # type: ignore[call-arg]
+        del lse  # the kernel reads it
         return None, None, None, None, dq, dk, dv
 
 

@@ -1,0 +1,58 @@
+"""Commands that ask an engine many times: which engine, the same question only once, and the seconds on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from tunecast.cli.terminal import Progress
+from tunecast.job.job import Job
+from tunecast.predict import engines
+from tunecast.predict.modelled import require_engine
+from tunecast.predict.prediction import Predicted
+
+QUIET_S = 1.0
+"""Shorter work needs no line that counts seconds."""
+
+
+def add_asking_flags(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how it is answered")
+    group.add_argument(
+        "--engine", metavar="NAME", default=engines.DEFAULT_ENGINE, help=f"default: {engines.DEFAULT_ENGINE}"
+    )
+    group.add_argument("--python", metavar="PATH", help="with --engine traced: the interpreter that has your torch")
+    group.add_argument("--json", action="store_true", help="JSON instead of text")
+
+
+class Asking:
+    """`predict(job)` for as long as the `with` lasts. Jobs are values, so each is asked for once."""
+
+    def __init__(self, arguments: argparse.Namespace, label: str) -> None:
+        require_engine(arguments.engine)
+        self.engine: str = arguments.engine
+        self._how: Mapping[str, Any] = {} if arguments.python is None else {"python": arguments.python}
+        self._progress = Progress(label)
+        self._began_s = time.monotonic()
+        self._known: dict[Job, Predicted] = {}
+
+    @property
+    def asked(self) -> int:
+        return len(self._known)
+
+    def predict(self, job: Job) -> Predicted:
+        if job not in self._known:
+            passed_s = time.monotonic() - self._began_s
+            if passed_s >= QUIET_S:
+                self._progress(passed_s)
+            self._known[job] = engines.predicted(job, engine=self.engine, **self._how)
+        return self._known[job]
+
+    def __enter__(self) -> Asking:
+        self._progress.__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._progress.__exit__(kind, error, at)

@@ -1,0 +1,121 @@
+"""What differs between two jobs, and what each difference costs.
+
+From one job to the other, field by field in the order of the contract: each step is predicted, and the difference to
+the step before is what that field costs there. The steps sum to the whole difference exactly. What a field costs
+depends on the fields changed before it (adapters make an optimizer's choice cheap), so another order divides the same
+sum otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from tunecast.errors import UsageError
+from tunecast.job.job import Job, sections
+from tunecast.predict.prediction import Predicted, Prediction
+
+Predict = Callable[[Job], Predicted]
+NOT_COMPARED = frozenset({"id"})
+MEASURES = ("allocated_bytes", "reserved_bytes", "device_bytes", "smallest_capacity_bytes")
+
+
+class Difference(NamedTuple):
+    """A field by its dotted name, as it was and as it becomes."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True)
+class Step:
+    """Fields that change together, because the job without one of them would be refused; mostly it is one."""
+
+    differences: tuple[Difference, ...]
+    costs_bytes: Mapping[str, int]
+    """By `MEASURES`: what each is more than at the step before."""
+    breakdown_bytes: Mapping[str, int]
+    """The same of every part of the device's memory; sums to `costs_bytes["device_bytes"]`."""
+    fits: bool
+    """After it."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    before: Predicted
+    after: Predicted
+    steps: tuple[Step, ...]
+
+
+def differences(before: Job, after: Job) -> list[Difference]:
+    """In the order of the contract."""
+    old, new = before.flat(), after.flat()
+    return [
+        Difference(name, old[name], new[name]) for name in old if old[name] != new[name] and name not in NOT_COMPARED
+    ]
+
+
+def compared(before: Job, after: Job, predict: Predict) -> Comparison:
+    """Predict both, and every job between them. Raises what the prediction of either end raises."""
+    first, last = predict(before), predict(after)
+    return Comparison(first, last, tuple(_steps(before, after, predict)))
+
+
+def _steps(job: Job, after: Job, predict: Predict) -> Iterator[Step]:
+    """The fewest fields at a time, from the first on, that make a job which can be predicted."""
+    left = differences(job, after)
+    while left:
+        step, job = next(
+            (_step(left, job, other, after, predict), other)
+            for count in range(1, len(left) + 1)
+            if (other := _changed(job, after, left[:count], predict)) is not None
+        )
+        yield step
+        left = differences(job, after)
+
+
+def _changed(job: Job, after: Job, changes: list[Difference], predict: Predict) -> Job | None:
+    """None where there is no such job, or it cannot be predicted: then the next field changes with these."""
+    if changes == differences(job, after):
+        return after
+    try:
+        other = _job({**job.flat(), **{change.field: change.after for change in changes}})
+        predict(other)
+    except UsageError:
+        return None
+    return other
+
+
+def _job(values: Mapping[str, Any]) -> Job:
+    parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
+    own: dict[str, Any] = {}
+    for dotted, value in values.items():
+        section, _, leaf = dotted.rpartition(".")
+        (parts[section] if section else own)[leaf] = value
+    own |= {name: sections()[name](**part) for name, part in parts.items()}
+    return Job(**own)
+
+
+def _step(left: list[Difference], job: Job, other: Job, after: Job, predict: Predict) -> Step:
+    """What is settled now: what was set, and what follows from it (qlora quantises to nf4)."""
+    open_fields = {difference.field for difference in differences(other, after)}
+    old, new = predict(job).prediction, predict(other).prediction
+    parts = {**old.memory.breakdown_bytes, **new.memory.breakdown_bytes}
+    return Step(
+        differences=tuple(difference for difference in left if difference.field not in open_fields),
+        costs_bytes={name: measure(new, name) - measure(old, name) for name in MEASURES},
+        breakdown_bytes={
+            part: new.memory.breakdown_bytes.get(part, 0) - old.memory.breakdown_bytes.get(part, 0) for part in parts
+        },
+        fits=new.fits,
+    )
+
+
+def measure(prediction: Prediction, name: str) -> int:
+    """One of `MEASURES`."""
+    if name == "smallest_capacity_bytes":
+        return prediction.smallest_capacity_bytes
+    nbytes: int = getattr(prediction.memory, name)
+    return nbytes

@@ -1,0 +1,216 @@
+"""Mixtures of experts on paper: routers, and experts whose tokens are sorted and multiplied in groups.
+
+After transformers/integrations/moe.py, `grouped_mm_experts_forward`, which 5.17.0 takes on cards from Ampere on. All
+sizes are by tokens times experts a token, so how many tokens an expert gets changes nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
+from tunecast.tape.build.modules import Activation, Module
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Machine, Tensor
+
+# ------------------------------------------------------------------------------------------------------ operations
+
+
+def top_k(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest of each row and their places. The gradient is scattered into zeros."""
+    machine, shape, dtype = x.machine, x.shape, x.dtype
+    kept = (*shape[:-1], count)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        zeros = machine.run("zeros", (), shape, dtype)
+        return (machine.run("scatter", (zeros, node.take(0)), shape, dtype, args=(zeros, -1, node.take(0))),)
+
+    node = start(machine, (x,), back)
+    values, places = machine.run_many("topk", (x,), ((kept, dtype), (kept, INT64)), args=(x, count, -1))
+    return finish(node, values, places), places
+
+
+def row_sums(x: Tensor) -> Tensor:
+    """Over the last dimension, kept."""
+    shape = x.shape
+    return record(ops.total(x, (-1,), keepdim=True), (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
+
+
+def sums(x: Tensor, dim: int) -> Tensor:
+    """Over one dimension, dropped."""
+    shape = x.shape
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (ops.expand(ops.unsqueeze(gradients[0], dim), *shape),)
+
+    return record(ops.total(x, (dim,)), (x,), back)
+
+
+def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
+    """a /= b: what a was is copied when b wants a gradient."""
+    machine = a.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        second = first = None
+        if node.needs[1]:
+            once = ops.divide(node.take(0), node.take(1))
+            twice = ops.divide(once, node.take(1))
+            minus = ops.map_("neg", gradient)
+            second = ops.multiply(minus, twice)
+            del once, twice, minus
+        if node.needs[0]:
+            first = ops.divide(gradient, node.take(1))
+        return first, second
+
+    before = None
+    if wants(machine, b):
+        with machine.no_grad():
+            before = ops.clone(a)
+    node = start(machine, (a, b), back, (before, b))
+    machine.launch("div_", (a, b), a.dtype, a.nbytes)
+    return finish(node, a.alias(a.shape, a.strides))
+
+
+def rows_at(x: Tensor, places: Tensor) -> Tensor:
+    """x[places]: the gradient is added up in zeros, which sorts the places."""
+    machine, shape, dtype = x.machine, x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        zeros = machine.run("new_zeros", (), shape, dtype)
+        args = (zeros, [node.take(0)], gradients[0], True)
+        return (machine.run("index_put", (zeros, node.take(0), gradients[0]), shape, dtype, args=args),)
+
+    node = start(machine, (x,), back, (places,))
+    return finish(node, machine.run("index", (x, places), (*places.shape, *shape[1:]), dtype))
+
+
+def masked(x: Tensor, mask: Tensor, in_place: bool = False) -> Tensor:
+    """Zeros where the mask says."""
+    machine = x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (ops.map_("masked_fill", gradients[0]) if node.take(0) is not None else None,)
+
+    node = start(machine, (x,), back, (mask,))
+    if not in_place:
+        return finish(node, ops.map_("masked_fill", x))
+    machine.launch("masked_fill_", (x, mask), x.dtype, x.nbytes)
+    return finish(node, x.alias(x.shape, x.strides))
+
+
+def grouped_product(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    """Each group of rows with the matrix of its expert: [S, k] x [E, k, m]."""
+    machine = x.machine
+    rows, k, m = x.shape[0], x.shape[1], weights.shape[2]
+    layout = weights.stride()
+
+    def run(a: Tensor, b: Tensor, shape: tuple[int, ...], offsets: Tensor) -> Tensor:
+        return machine.run("_grouped_mm", (a, b, offsets), shape, a.dtype, 2 * rows * k * m, args=(a, b, offsets))
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient, offsets = gradients[0], node.take(2)
+        second = first = None
+        if node.needs[1]:
+            x, experts = node.take(0), offsets.shape[0]
+            if layout[1] == 1:  # laid out as the second factor is
+                second = run(gradient.transpose(0, 1), x, (experts, m, k), offsets).transpose(1, 2)
+            else:
+                second = run(x.transpose(0, 1), gradient, (experts, k, m), offsets)
+        if node.needs[0]:
+            first = run(gradient, node.take(1).transpose(1, 2), (rows, k), offsets)
+        return first, second
+
+    saved = (x if weights.requires_grad else None, weights if x.requires_grad else None, offsets)
+    node = start(machine, (x, weights), back, saved)
+    return finish(node, run(x, weights, (rows, m), offsets))
+
+
+# --------------------------------------------------------------------------------------------------------- modules
+
+
+class Experts(Module):
+    """All experts' weights, stacked. Some families store them the other way round, with a bias."""
+
+    transposed = False
+    biased = False
+
+    def __init__(self, machine: Machine, experts: int, hidden: int, inner: int, activation: str = "silu") -> None:
+        super().__init__(machine)
+        self.count = experts
+        gate_up, down = (2 * inner, hidden), (hidden, inner)
+        self.gate_up_proj = self.parameter(experts, *(reversed(gate_up) if self.transposed else gate_up))
+        if self.biased:
+            self.gate_up_proj_bias: Any = self.parameter(experts, 2 * inner)
+        self.down_proj = self.parameter(experts, *(reversed(down) if self.transposed else down))
+        if self.biased:
+            self.down_proj_bias: Any = self.parameter(experts, hidden)
+        self.act_fn = Activation(machine, activation)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        machine = self.machine
+        num_tokens, num_top_k, hidden_dim = hidden_states.shape[0], top_k_index.shape[-1], hidden_states.shape[-1]
+        sample_weights = ops.reshape(top_k_weights, -1)
+        expert_ids = ops.reshape(top_k_index, -1)
+        pairs = expert_ids.shape
+        expert_ids_g, perm = machine.run_many("sort", (expert_ids,), ((pairs, INT64),) * 2, args=(expert_ids,))
+        selected_hidden_states_g = rows_at(hidden_states, ops.map_("floor_divide", perm))
+        sample_weights_g = rows_at(sample_weights, perm)
+        histc_input = ops.map_("_to_copy", expert_ids_g, INT32)
+        tokens_per_expert = machine.run("histc", (histc_input,), (self.count,), INT32)
+        offsets = machine.run("cumsum", (tokens_per_expert,), (self.count,), INT32, args=(tokens_per_expert, 0))
+        sentinel_mask = ops.unsqueeze(ops.map_("ge", expert_ids_g, BOOL), -1)
+        machine.launch("clamp_", (expert_ids_g,), INT64, expert_ids_g.nbytes)
+        selected_biases = rows_at(self.gate_up_proj_bias, expert_ids_g) if self.biased else None
+        selected_hidden_states_g = masked(selected_hidden_states_g, sentinel_mask, in_place=True)
+        proj_out = self.product(selected_hidden_states_g, self.gate_up_proj, offsets, selected_biases)
+        proj_out = masked(proj_out, sentinel_mask)
+        proj_out = self.gated(proj_out)
+        selected_biases = rows_at(self.down_proj_bias, expert_ids_g) if self.biased else None
+        proj_out = self.product(proj_out, self.down_proj, offsets, selected_biases)
+        proj_out = masked(proj_out, sentinel_mask)
+        weighted_out = ops.multiply(proj_out, ops.unsqueeze(sample_weights_g, -1))
+        inv_perm = machine.run("empty_like", (perm,), pairs, INT64)
+        positions = machine.run("arange", (), pairs, INT64)
+        machine.launch("index_put_", (inv_perm, perm, positions), INT64, inv_perm.nbytes)
+        del positions
+        weighted_out = rows_at(weighted_out, inv_perm)
+        final_hidden_states = sums(ops.view(weighted_out, num_tokens, num_top_k, hidden_dim), 1)
+        return ops.to(final_hidden_states, hidden_states.dtype)
+
+    def product(self, x: Tensor, weights: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
+        """`_grouped_linear`: not known to autocast, so the input takes the weights' type."""
+        turned = weights if self.transposed else ops.transpose(weights, 1, 2)
+        out = grouped_product(ops.to(x, weights.dtype), turned, offsets)
+        return out if bias is None else ops.add_in_place(out, bias)
+
+    def gated(self, gate_up_out: Tensor) -> Tensor:
+        gate, up = ops.chunk(gate_up_out, 2, -1)
+        return ops.multiply(self.act_fn(gate), up)
+
+
+class Router(Module):
+    """A linear layer that is no `nn.Linear` (adapters pass it by), softmax in fp32, the k most probable experts."""
+
+    def __init__(self, machine: Machine, experts: int, hidden: int, top_k: int, normalized: bool = True) -> None:
+        super().__init__(machine)
+        self.top_k, self.normalized = top_k, normalized
+        self.weight = self.parameter(experts, hidden)
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        router_logits = ops.linear(hidden_states, self.weight)
+        router_probs = ops.softmax(router_logits, FLOAT32)
+        router_top_value, router_indices = top_k(router_probs, self.top_k)
+        if self.normalized:
+            router_top_value = divide_in_place(router_top_value, row_sums(router_top_value))
+        router_top_value = ops.to(router_top_value, router_logits.dtype)
+        return router_logits, router_top_value, router_indices
+
+
+def refuse_router_loss(config: Mapping[str, Any]) -> None:
+    if config.get("output_router_logits"):
+        raise Unsupported(
+            "model: the closed form does not know the load balancing loss (output_router_logits in config.json)"
+        )

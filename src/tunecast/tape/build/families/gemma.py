@@ -1,0 +1,161 @@
+"""Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; from 2 on norms on both sides
+of a block, capped logits and windows, in 3 norms of queries and keys and two rotary bases
+(transformers/models/gemma*/modeling_gemma*.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.tape.build import decoder, ops
+from tunecast.tape.build.decoder import FULL, SLIDING, Config, Step
+from tunecast.tape.build.modules import Embedding, Module
+from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+
+
+class ScaledEmbedding(Embedding):
+    def __init__(self, machine: Machine, rows: int, width: int) -> None:
+        super().__init__(machine, rows, width)
+        self.embed_scale = self.buffer(dtype=machine.weights_dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out = ops.multiply(ops.embedding(self.weight, ids), ops.to(self.embed_scale, self.weight.dtype))
+        if self.gives_gradient:
+            out.requires_grad = True
+        return out
+
+
+class GemmaNorm(Module):
+    def __init__(self, machine: Machine, width: int) -> None:
+        super().__init__(machine)
+        self.weight = self.parameter(width)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x), -1))))
+
+    def forward(self, x: Tensor) -> Tensor:
+        output = self._norm(ops.to(x, FLOAT32))
+        output = ops.multiply(output, ops.shift(ops.to(self.weight, FLOAT32)))
+        return ops.to(output, x.dtype)
+
+
+class GemmaLayer(decoder.Layer):
+    norm_class: Any = GemmaNorm
+
+
+class GemmaDecoder(decoder.Decoder):
+    layer_class: Any = GemmaLayer
+    norm_class: Any = GemmaNorm
+    embedding_class: Any = ScaledEmbedding
+
+
+class Gemma(decoder.CausalLM):
+    decoder_class: Any = GemmaDecoder
+    defaults: Config = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+
+
+class SandwichLayer(GemmaLayer):
+    """A norm before and after attention, and before and after the MLP."""
+
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        self.pre_feedforward_layernorm = GemmaNorm(machine, config["hidden_size"])
+        self.post_feedforward_layernorm = GemmaNorm(machine, config["hidden_size"])
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
+    ) -> Tensor:
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states, _ = self.self_attn(
+            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
+            position_ids=position_ids,
+        )  # fmt: skip
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = ops.add(residual, hidden_states)
+        residual = hidden_states
+        hidden_states = self.pre_feedforward_layernorm(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        hidden_states = self.post_feedforward_layernorm(hidden_states)
+        hidden_states = ops.add(residual, hidden_states)
+        return hidden_states
+
+
+def divide_by_cap(logits: Tensor) -> Tensor:
+    return ops.scale(logits, "div")
+
+
+CAPPED: Sequence[Step] = (divide_by_cap, ops.tanh, ops.scale)
+"""Logits kept within plus and minus a number."""
+
+
+class Gemma2Decoder(GemmaDecoder):
+    layer_class: Any = SandwichLayer
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine, config)
+        self.mask_kinds = (FULL, SLIDING)
+
+
+class Gemma2(decoder.CausalLM):
+    decoder_class: Any = Gemma2Decoder
+    defaults: Config = {
+        "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 4096,
+        "num_key_value_heads": 4, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
+    }  # fmt: skip
+    every = 2
+    """Of so many layers the last attends to everything."""
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        whole = {**self.defaults, **config}
+        super().__init__(machine, {**whole, "hidden_act": whole["hidden_activation"]})
+        if whole.get("final_logit_softcapping") is not None:
+            self.after_head = CAPPED
+
+    def layer_types(self, config: Config) -> Sequence[str]:
+        every = config.get("sliding_window_pattern", self.every)
+        kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
+        return config.get("layer_types") or kinds
+
+
+class Gemma3Rotary(Module):
+    """Frequencies by kind of layer."""
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        for kind in sorted(set(config["layer_types"])):
+            setattr(self, kind, decoder.RotaryEmbedding(machine, config))
+
+    def forward(self, x: Tensor, position_ids: Tensor, kind: str) -> Any:
+        return self.children[kind].forward(x, position_ids)
+
+
+class Gemma3Attention(decoder.SelfAttention):
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        self.q_norm = GemmaNorm(machine, self.head_dim)
+        self.k_norm = GemmaNorm(machine, self.head_dim)
+        self.softcap = None
+
+    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+        query_states = self.q_norm(query_states)
+        key_states = self.k_norm(key_states)
+        return super().placed(query_states, key_states, position_embeddings)
+
+
+class Gemma3Layer(SandwichLayer):
+    attention_class: Any = Gemma3Attention
+
+
+class Gemma3Decoder(Gemma2Decoder):
+    layer_class: Any = Gemma3Layer
+    rotary_class: Any = Gemma3Rotary
+
+    def positions(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
+        return {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in sorted(set(self.kinds))}
+
+
+class Gemma3(Gemma2):
+    decoder_class: Any = Gemma3Decoder
+    defaults: Config = {**Gemma2.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None}
+    every = 6

@@ -1,0 +1,149 @@
+"""GPT-2 (transformers/models/gpt2): learned positions, one product for queries, keys and values, dropout everywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunecast.tape.build import attention, ops
+from tunecast.tape.build.decoder import CheckpointingLayer, Config
+from tunecast.tape.build.families import named
+from tunecast.tape.build.families.named import GPT_NAMES
+from tunecast.tape.build.masks import causal_mask, positions
+from tunecast.tape.build.modules import Activation, Dropout, Embedding, LayerNorm, Linear, Module, ModuleList
+from tunecast.tape.build.tensor import Machine, Tensor
+
+
+class Conv1D(Linear):
+    """transformers/pytorch_utils.py: a linear layer whose weight is stored the other way round."""
+
+    def __init__(self, machine: Machine, outputs: int, inputs: int) -> None:
+        super().__init__(machine, inputs, outputs, bias=True)
+        self.weight = self.parameter(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (*x.shape[:-1], self.outputs)
+        x = add_product(self.bias, ops.view(x, -1, x.shape[-1]), self.weight)
+        x = ops.view(x, *shape)
+        return x
+
+
+def add_product(bias: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """`torch.addmm`, which autocast runs in its own precision."""
+    weight = ops.cast_for_product(weight)
+    x = ops.cast_for_product(x)
+    bias = ops.cast_for_product(bias)
+    return ops.add_matrix_product(bias, x, weight)
+
+
+def eager(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """`eager_attention_forward`: softmax in whatever precision it gets, the result left where it lies."""
+    attn_weights = ops.scale(ops.matmul(query, ops.transpose(key, 2, 3)))
+    if attention_mask is not None:
+        attn_weights = ops.add(attn_weights, attention_mask)
+    attn_weights = ops.softmax(attn_weights)
+    attn_weights = ops.to(attn_weights, value.dtype)
+    attn_weights = ops.dropout(attn_weights, dropout)
+    attn_output = ops.matmul(attn_weights, value)
+    attn_output = ops.transpose(attn_output, 1, 2)
+    return attn_output, attn_weights
+
+
+class Attention(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        self.width = config["hidden_size"]
+        self.head_dim = self.width // config["num_attention_heads"]
+        self.c_attn = Conv1D(machine, 3 * self.width, self.width)
+        self.c_proj = Conv1D(machine, self.width, self.width)
+        self.attn_dropout = Dropout(machine, config["attn_pdrop"])
+        self.resid_dropout = Dropout(machine, config["resid_pdrop"])
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor) -> tuple[Tensor, Any]:
+        query_states, key_states, value_states = ops.split(self.c_attn(hidden_states), [self.width] * 3, 2)
+        shape = (*key_states.shape[:-1], -1, self.head_dim)
+        key_states = ops.transpose(ops.view(key_states, *shape), 1, 2)
+        value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
+        query_states = ops.transpose(ops.view(query_states, *shape), 1, 2)
+        attn_output, attn_weights = attention.attend(
+            query_states, key_states, value_states, attention_mask, dropout=self.attn_dropout.probability,
+            position_ids=position_ids, eager=eager,
+        )  # fmt: skip
+        attn_output = ops.contiguous(ops.reshape(attn_output, *attn_output.shape[:-2], -1))
+        attn_output = self.c_proj(attn_output)
+        attn_output = self.resid_dropout(attn_output)
+        return attn_output, attn_weights
+
+
+class MLP(Module):
+    def __init__(self, machine: Machine, inner: int, config: Config) -> None:
+        super().__init__(machine)
+        self.c_fc = Conv1D(machine, inner, config["hidden_size"])
+        self.c_proj = Conv1D(machine, config["hidden_size"], inner)
+        self.act = Activation(machine, config["activation_function"])
+        self.dropout = Dropout(machine, config["resid_pdrop"])
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        hidden_states = self.c_fc(hidden_states)
+        hidden_states = self.act(hidden_states)
+        hidden_states = self.c_proj(hidden_states)
+        hidden_states = self.dropout(hidden_states)
+        return hidden_states
+
+
+class Block(CheckpointingLayer):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        width = config["hidden_size"]
+        self.ln_1 = LayerNorm(machine, width)
+        self.attn = Attention(machine, config)
+        self.ln_2 = LayerNorm(machine, width)
+        self.mlp = MLP(machine, config.get("n_inner") or 4 * width, config)
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor) -> Tensor:
+        residual = hidden_states
+        hidden_states = self.ln_1(hidden_states)
+        attn_output, _ = self.attn(hidden_states, attention_mask=attention_mask, position_ids=position_ids)
+        hidden_states = ops.add(attn_output, residual)
+        residual = hidden_states
+        hidden_states = self.ln_2(hidden_states)
+        feed_forward_hidden_states = self.mlp(hidden_states)
+        hidden_states = ops.add(residual, feed_forward_hidden_states)
+        return hidden_states
+
+
+class Transformer(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        width = config["hidden_size"]
+        self.wte = Embedding(machine, config["vocab_size"], width)
+        self.wpe = Embedding(machine, config["max_position_embeddings"], width)
+        self.drop = Dropout(machine, config["embd_pdrop"])
+        self.h = ModuleList(machine)
+        for _ in range(config["num_hidden_layers"]):
+            self.h.append(Block(machine, config))
+        self.ln_f = LayerNorm(machine, width)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        inputs_embeds = self.wte(input_ids)
+        position_ids = ops.unsqueeze(positions(self.machine, input_ids.shape[1]), 0)
+        position_embeds = self.wpe(position_ids)
+        hidden_states = ops.add(inputs_embeds, position_embeds)
+        mask = causal_mask(attention_mask, inputs_embeds)
+        hidden_states = self.drop(hidden_states)
+        for block in self.h:
+            hidden_states = block(hidden_states, mask, position_ids=position_ids)
+        hidden_states = self.ln_f(hidden_states)
+        hidden_states = ops.view(hidden_states, *hidden_states.shape)
+        return hidden_states
+
+
+class CausalLM(named.CausalLM):
+    decoder_class = Transformer
+    usual_names: Config = GPT_NAMES | {"n_positions": "max_position_embeddings"}
+    defaults: Config = {
+        "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "max_position_embeddings": 1024,
+        "vocab_size": 50257, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
+        "activation_function": "gelu_new", "tie_word_embeddings": True,
+    }  # fmt: skip

@@ -1,0 +1,147 @@
+"""The flash-attn package on paper, as transformers calls it (integrations/flash_attention.py,
+modeling_flash_attention_utils.py of 5.17.0; flash_attn_interface.py of both generations)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Dtype, Shape, Tensor
+from tunecast.tape.kernels import flash
+from tunecast.tape.kernels.flash import Call, Sizes
+
+
+def flash_attention(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, window: int | None, softcap: float | None,
+    position_ids: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """`flash_attention_forward` and `_flash_attention_forward`: [batch, length, heads, width]."""
+    machine = query.machine
+    query = ops.transpose(query, 1, 2)
+    key = ops.transpose(key, 1, 2)
+    value = ops.transpose(value, 1, 2)
+    width, value_width = query.shape[-1], value.shape[-1]
+    if value_width != width:
+        value = ops.pad_last(value, width - value_width)
+    if query.dtype == FLOAT32:
+        target_dtype = machine.autocast or machine.weights_dtype
+        query, key, value = ops.to(query, target_dtype), ops.to(key, target_dtype), ops.to(value, target_dtype)
+    is_packed = None if position_ids is None else _is_packed(position_ids, query.shape[0])
+    sides = (window - 1, window - 1) if window is not None and key.shape[1] > window else (-1, -1)
+    call = Call(True, sides, dropout, softcap or 0.0)
+    out = (attend_3 if machine.attention.endswith("3") else attend_2)(query, key, value, call)
+    del is_packed
+    return ops.slice_(out, -1, 0, value_width) if value_width != width else out
+
+
+def _is_packed(position_ids: Tensor, batch: int) -> Tensor | None:
+    """Only one long row can be several sequences; the answer stays on the card."""
+    machine, length = position_ids.machine, position_ids.shape[1]
+    arange = machine.run("arange", (), (length,), INT64)
+    smallest = machine.run("min", (position_ids,), (), INT64, args=(position_ids,))
+    increasing = ops.add(arange, smallest)
+    del arange, smallest
+    if batch != 1:
+        return None
+    apart = ops.total(ops.map_("abs", ops.subtract(increasing, position_ids)), (0, 1), dtype=INT64)
+    return machine.run("_to_copy", (apart,), (), BOOL)
+
+
+def rows_side_by_side(x: Tensor) -> Tensor:
+    """`maybe_contiguous`."""
+    return x if x.stride()[-1] == 1 else x.machine.run("clone", (x,), x.shape, x.dtype)
+
+
+def padded(x: Tensor) -> Tensor:
+    missing = -x.shape[-1] % 8
+    return ops.pad_last(x, missing) if missing else x
+
+
+def cut(x: Tensor, width: int) -> Tensor:
+    whole = x.shape[-1] == width
+    return x.alias((*x.shape[:-1], width), x.strides if whole else x.stride())
+
+
+def like(x: Tensor) -> Tensor:
+    return ops.map_("empty_like", x)
+
+
+def scores(size: Sizes) -> int:
+    return 4 * size.heads * size.width * size.batch * size.length * size.key_length
+
+
+def made(x: Tensor, shapes: Sequence[Shape], dtype: Dtype) -> list[Tensor]:
+    return [x.machine.tensor(shape, dtype) for shape in shapes]
+
+
+def attend_2(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    """FlashAttnFunc; widths are padded to a multiple of 8 inside it, without history."""
+    machine = query.machine
+    node = start(machine, (query, key, value), _back_2(call))
+    with machine.no_grad():
+        q, k, v = (padded(x) for x in (query, key, value))
+        rows = [rows_side_by_side(x) for x in (q, k, v)]
+        size = Sizes.of(rows[0], rows[1], None, call)
+        machine.launch("flash_attn::fwd", rows, q.dtype, q.nbytes, scores(size))
+        out = like(rows[0])
+        lse = machine.tensor(size.rows(), FLOAT32)
+        parts = made(q, flash.forward_parts_2(size, call, machine.card), FLOAT32)
+        random = machine.tensor((2,), INT64)
+        del parts, rows
+        given = cut(out, query.shape[-1])
+    return finish(node, given, q, k, v, out, lse, random)
+
+
+def _back_2(call: Call) -> Any:
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        q, k, v, out = (node.take(place) for place in range(4))
+        width = gradients[0].shape[-1]
+        dq, dk, dv = like(q), like(k), like(v)
+        dout = rows_side_by_side(padded(gradients[0]))
+        q, k, v, out = (rows_side_by_side(x) for x in (q, k, v, out))
+        _kernel_2(dout, q, k, v, call)
+        return [cut(x, width) for x in (dq, dk, dv)]
+
+    return back
+
+
+def _kernel_2(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+    machine = q.machine
+    size = Sizes.of(q, k, None, call)
+    machine.launch("flash_attn::bwd", (dout, q, k), q.dtype, q.nbytes, scores(size) * 5 // 2)
+    kept = made(q, flash.backward_floats_2(size, call, machine.card), FLOAT32)
+    if size.key_heads != size.heads:
+        kept += made(q, [(*k.shape[:-2], size.heads, size.width)] * 2, q.dtype)
+
+
+def attend_3(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+    machine = query.machine
+    node = start(machine, (query, key, value), _back_3(call))
+    with machine.no_grad():
+        rows = [rows_side_by_side(query), rows_side_by_side(key)]
+        size = Sizes.of(*rows, None, call)
+        machine.launch("flash_attn_3::fwd", (*rows, value), query.dtype, query.nbytes, scores(size))
+        out = machine.tensor((*query.shape[:-1], value.shape[-1]), query.dtype)
+        lse = machine.tensor(size.rows(), FLOAT32)
+        numbers = flash.scheduler_numbers_3(size, call, machine.card)
+        made(query, [(numbers,)] if numbers else [], INT32)
+        del rows
+    return finish(node, out, query, key, value, out.detached(), lse)
+
+
+def _back_3(call: Call) -> Any:
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        q, k, v, out = (node.take(place) for place in range(4))
+        dq, dk, dv = like(q), like(k), like(v)
+        rows = [rows_side_by_side(x) for x in (gradients[0], q, k, v, out)]
+        size = Sizes.of(rows[1], rows[2], None, call)
+        machine = q.machine
+        machine.launch("flash_attn_3::bwd", rows[:4], q.dtype, q.nbytes, scores(size) * 5 // 2)
+        shapes = flash.backward_3(size, max(q.shape[-1], v.shape[-1]), call, machine.card)
+        kept = made(q, shapes.floats + shapes.zeroed, FLOAT32) + made(q, shapes.semaphores, INT32)
+        del kept
+        return dq, dk, dv
+
+    return back

@@ -1,0 +1,218 @@
+"""Liger's kernels on paper (liger-kernel 0.8.5): Python autograd functions, so they save after their forward has run,
+and their backward passes write gradients over what was saved or came in wherever they can.
+
+Ignored  the multiplication of all gradients by the loss's own gradient when that is not 1: it allocates nothing.
+Source   liger_kernel/ops/{rms_norm,rope,swiglu,geglu,fused_linear_cross_entropy}.py, transformers/monkey_patch.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64, Tensor
+
+IN_PLACE = {"llama": True, "mistral": True, "qwen2": True, "qwen3": True, "gemma": True, "gemma2": False}
+"""Whether the norm's gradient may overwrite the one that comes in, by architecture (`_patch_rms_norm_module`)."""
+
+
+def apply(model: Any, model_type: str) -> None:
+    """What `_apply_liger_kernel_to_instance` does to a model that is loaded."""
+    if model_type not in IN_PLACE:
+        raise Unsupported(
+            f"kernels: the closed form does not know Liger's kernels for {model_type}; it knows them for "
+            + ", ".join(sorted(IN_PLACE)),
+            field="kernels",
+        )
+    model.machine.rotary = rotary
+    model.forward = MethodType(causal_lm_forward, model)
+    for module in model.modules():
+        kind = {base.__name__ for base in type(module).__mro__}
+        if "RMSNorm" in kind:
+            module.in_place = IN_PLACE[model_type]
+            module.forward = MethodType(norm_forward, module)
+        elif "GatedMLP" in kind:
+            module.forward = MethodType(mlp_forward, module)
+
+
+def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, self.weight, self.in_place)
+
+
+def mlp_forward(self: Any, x: Tensor) -> Tensor:
+    return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
+
+
+def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    """`lce_forward`: the loss without logits."""
+    hidden_states = self.model(input_ids, attention_mask=attention_mask)
+    machine = self.machine
+    batch, length = labels.shape
+    labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
+    shift_labels = machine.run("clone", (labels,), (batch, length), INT64)
+    flat = ops.view(hidden_states, -1, hidden_states.shape[-1])
+    return linear_cross_entropy(flat, self.lm_head.weight, ops.view(shift_labels, -1))
+
+
+# ------------------------------------------------------------------------------------------------------- functions
+
+
+def rms_norm(x: Tensor, weight: Tensor, in_place: bool) -> Tensor:
+    machine, shape, width = x.machine, x.shape, x.shape[-1]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        dy = ops.contiguous(gradients[0])
+        x, weight, _ = (node.take(place) for place in range(3))
+        partial = machine.run("empty", (), (machine.card.sm_count, width), FLOAT32) if node.needs[1] else None
+        dx = dy if in_place else machine.run("zeros_like", (dy,), (rows, width), dy.dtype)
+        machine.launch("triton::_rms_norm_backward_kernel", (dy, dx, x), dy.dtype, dx.nbytes)
+        dw = None
+        if partial is not None:
+            dw = ops.to(ops.total(partial, (0,)), weight.dtype)
+        return dx.alias(shape, None), dw
+
+    node = start(machine, (x, weight), back)
+    with machine.no_grad():
+        x = ops.view(ops.contiguous(x), -1, width)
+        rows = x.shape[0]
+        y = machine.run("empty", (), x.shape, x.dtype)
+        deviations = machine.run("empty", (), (rows,), FLOAT32)
+        machine.launch("triton::_rms_norm_forward_kernel", (y, x, weight), x.dtype, y.nbytes)
+    return finish(node, y.alias(shape, None), x, weight, deviations)
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """In place, forward and backward, on what is laid out as the projections put it."""
+    machine = q.machine
+
+    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
+        turned = [ops.contiguous(ops.transpose(x, 1, 2)) for x in (q, k)]
+        machine.launch("triton::_triton_rope", (*turned, cos, sin), q.dtype, q.nbytes + k.nbytes)
+        return [ops.transpose(x, 1, 2) for x in turned]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return rotated(gradients[0], gradients[1], node.take(0), node.take(1))
+
+    node = start(machine, (q, k), back)
+    with machine.no_grad():
+        q, k = rotated(q, k, cos, sin)
+    finish(node, q, cos, sin)
+    if node is not None:
+        node.outputs = 2
+        k.node, k.number, k.requires_grad = node, 1, True
+    return q, k
+
+
+def gated(a: Tensor, b: Tensor) -> Tensor:
+    """SwiGLU or GeGLU: the gradients take the place of the inputs that were saved."""
+    machine, shape, width = a.machine, a.shape, a.shape[-1]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        dc = ops.contiguous(gradients[0])
+        a, b = node.take(0), node.take(1)
+        machine.launch("triton::_glu_backward_kernel", (dc, a, b), dc.dtype, a.nbytes + b.nbytes)
+        return a.alias(shape, None), b.alias(shape, None)
+
+    node = start(machine, (a, b), back)
+    with machine.no_grad():
+        a, b = (ops.view(ops.contiguous(x), -1, width) for x in (a, b))
+        c = machine.run("empty_like", (a,), a.shape, a.dtype)
+        machine.launch("triton::_glu_forward_kernel", (a, b, c), a.dtype, c.nbytes)
+    return finish(node, c.alias(shape, None), a, b)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """Head and loss a chunk of tokens at a time; the gradients are computed with the loss and saved."""
+    machine = x.machine
+    wants_x, wants_weight = x.requires_grad, weight.requires_grad
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        one = machine.run("_to_copy", (), (), FLOAT32)
+        same = machine.run("eq", (gradients[0], one), (), BOOL)
+        machine.run("all", (same,), (), BOOL)
+        return node.take(0), node.take(1)
+
+    node = start(machine, (x, weight), back)
+    with machine.no_grad():
+        loss, grad_input, grad_weight = _in_chunks(x, weight, target, wants_x, wants_weight)
+    if node is not None:
+        node.keep(machine, (grad_input, grad_weight))
+    return finish(node, loss)
+
+
+def _in_chunks(
+    x: Tensor, weight: Tensor, target: Tensor, wants_x: bool, wants_weight: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    machine = x.machine
+    tokens, vocabulary = x.shape[0], weight.shape[0]
+    chunk = chunk_tokens(tokens, *weight.shape)
+    grad_input = machine.run("zeros_like", (x,), x.shape, x.dtype)
+    grad_weight = machine.run("zeros_like", (weight,), weight.shape, weight.dtype) if wants_x and wants_weight else None
+    loss_1d = machine.run("zeros", (), (tokens,), FLOAT32)
+    target_mask = machine.run("ne", (target,), target.shape, BOOL)
+    ops.total(target_mask, (0,), dtype=INT64)
+    writes_out = x.dtype == weight.dtype and machine.autocast in (None, x.dtype)
+    logits_storage = machine.run("empty", (), (chunk, vocabulary), x.dtype) if writes_out else None
+    for start_ in range(0, tokens, chunk):
+        x_chunk = ops.slice_(x, 0, start_, min(start_ + chunk, tokens))
+        logits_chunk: Any
+        if logits_storage is not None:
+            logits_chunk = ops.slice_(logits_storage, 0, 0, x_chunk.shape[0])
+            _product_into(x_chunk, ops.transpose(weight, 0, 1), logits_chunk)
+        else:
+            logits_chunk = _product(x_chunk, ops.transpose(weight, 0, 1))
+        machine.launch("triton::liger_cross_entropy_kernel", (logits_chunk,), logits_chunk.dtype, logits_chunk.nbytes)
+        grad_logits_chunk = logits_chunk
+        del logits_chunk
+        machine.launch("copy_", (loss_1d,), FLOAT32, 4 * x_chunk.shape[0])
+        if wants_x:
+            if writes_out and grad_logits_chunk.dtype == grad_input.dtype:
+                _product_into(grad_logits_chunk, weight, x_chunk)
+            else:
+                part = _product(grad_logits_chunk, weight)
+                machine.launch("copy_", (part,), x.dtype, part.nbytes)
+                del part
+        if grad_weight is not None:
+            _add_weight_gradient(grad_weight, grad_logits_chunk, x_chunk)
+        del grad_logits_chunk, x_chunk
+    del logits_storage
+    loss = ops.total(loss_1d, (0,))
+    return loss, grad_input, grad_weight
+
+
+def chunk_tokens(tokens: int, vocabulary: int, hidden: int) -> int:
+    """So many that a chunk's logits are about as large as all hidden states; a power of two."""
+    parts = -(-vocabulary // hidden)
+    wanted = -(-tokens // parts)
+    return min(1 << (wanted - 1).bit_length(), tokens)
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b, cast by autocast, the second factor first."""
+    b = ops.cast_for_product(b)
+    a = ops.cast_for_product(a)
+    return ops.matrix_product(a, b)
+
+
+def _product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
+    machine = a.machine
+    machine.launch("mm", (a, b, out), out.dtype, out.nbytes, 2 * a.shape[0] * a.shape[1] * b.shape[1])
+    machine.keep_workspaces("mm")
+
+
+def _add_weight_gradient(grad_weight: Tensor, grad_logits: Tensor, x: Tensor) -> None:
+    """One product into the sum where tensor cores take both factors; else a copy of the whole gradient a chunk."""
+    machine = x.machine
+    low = grad_logits.dtype in (BFLOAT16, FLOAT16)
+    if machine.card.capability[0] >= 8 and low and grad_weight.dtype in (FLOAT32, grad_logits.dtype):
+        x = ops.to(x, grad_logits.dtype)
+        flops = 2 * grad_logits.shape[0] * grad_weight.numel()
+        machine.launch("addmm", (grad_weight, grad_logits, x), grad_weight.dtype, grad_weight.nbytes, flops)
+        return
+    part = _product(ops.transpose(grad_logits, 0, 1), x)
+    part = ops.to(part, FLOAT32)
+    machine.launch("add_", (grad_weight, part), grad_weight.dtype, grad_weight.nbytes)

@@ -1,0 +1,96 @@
+"""Attention masks on paper, after transformers/masking_utils.py (5.17.0): made once a forward pass, before the layers.
+
+All tokens are real (a job's batches have no padding): `sdpa` then needs no mask but `is_causal`, unless a window must
+be cut out; flash-attn never needs one; `eager` always makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.tensor import BOOL, INT64, Machine, Tensor
+
+Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Of indices of batch, head, query and key, each broadcast over the others' dimensions."""
+
+
+def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None) -> Any:
+    """`create_causal_mask`, `create_sliding_window_causal_mask`."""
+    machine = inputs_embeds.machine
+    attention_mask = machine.run("_to_copy", (attention_mask,), attention_mask.shape, BOOL)
+    if machine.attention.startswith("flash"):
+        ops.reduced("all", attention_mask, range(attention_mask.dim()), dtype=BOOL)
+        return None
+    pattern = causal if window is None else and_(within(window), causal)
+    if machine.attention == "eager":
+        return eager_mask(attention_mask, inputs_embeds, pattern)
+    return sdpa_mask(attention_mask, pattern, window)
+
+
+def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: bool = True) -> Tensor | None:
+    machine = padding_mask.machine
+    batch, length = padding_mask.shape
+    if skip and (window is None or length < window):
+        all_true = ops.total(padding_mask, range(2), dtype=INT64)
+        machine.run("eq", (all_true,), (), BOOL)
+        return None
+    pattern = and_(pattern, padding(padding_mask))
+    batch_arange = machine.run("arange", (), (batch,), INT64)
+    head_arange = machine.run("arange", (), (1,), INT64)
+    q_arange = positions(machine, length)
+    kv_arange = positions(machine, length)
+    attention_mask = pattern(
+        ops.view(batch_arange, batch, 1, 1, 1), ops.view(head_arange, 1, 1, 1, 1),
+        ops.view(q_arange, 1, 1, length, 1), ops.view(kv_arange, 1, 1, 1, length),
+    )  # fmt: skip
+    return ops.expand(attention_mask, batch, 1, length, length)
+
+
+def positions(machine: Machine, length: int) -> Tensor:
+    return ops.map_("add", machine.run("arange", (), (length,), INT64))
+
+
+def eager_mask(padding_mask: Tensor, inputs_embeds: Tensor, pattern: Pattern) -> Tensor:
+    """The same, as 0 and the lowest number."""
+    machine, dtype = padding_mask.machine, inputs_embeds.dtype
+    mask = sdpa_mask(padding_mask, pattern, None, skip=False)
+    assert mask is not None
+    zero = machine.run("scalar_tensor", (), (), dtype)
+    lowest = machine.run("scalar_tensor", (), (), dtype)
+    return machine.run("where", (mask, zero, lowest), mask.shape, dtype)
+
+
+def causal(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+    return compared("le", kv_idx, q_idx)
+
+
+def within(window: int) -> Pattern:
+    def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return compared("gt", kv_idx, ops.map_("sub", q_idx))
+
+    return pattern
+
+
+def padding(padding_mask: Tensor) -> Pattern:
+    def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        shape = ops.broadcast(batch_idx.shape, kv_idx.shape)
+        args = (padding_mask, [batch_idx, kv_idx])
+        return padding_mask.machine.run("index", (padding_mask, batch_idx, kv_idx), shape, BOOL, args=args)
+
+    return pattern
+
+
+def and_(*patterns: Pattern) -> Pattern:
+    def both(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        result = q_idx.machine.run("new_ones", (), (), BOOL)
+        for pattern in patterns:
+            result = compared("bitwise_and", result, pattern(batch_idx, head_idx, q_idx, kv_idx))
+        return result
+
+    return both
+
+
+def compared(name: str, first: Tensor, second: Tensor) -> Tensor:
+    return first.machine.run(name, (first, second), ops.broadcast(first.shape, second.shape), BOOL)

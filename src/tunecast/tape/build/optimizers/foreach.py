@@ -1,0 +1,100 @@
+"""torch.optim on paper: kernels that take a list of tensors, a list by dtype (torch 2.11, torch/optim)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunecast.tape.build.optimizers.state import Optimizer, by_dtype
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
+from tunecast.tape.op import MANY
+
+
+class Foreach(Optimizer):
+    """State like the parameter, made when it first has a gradient; then an update a dtype."""
+
+    states = 1
+
+    def step(self) -> None:
+        trained = self.trained()
+        for parameter in trained:
+            if id(parameter) not in self.state:
+                self.state[id(parameter)] = self.first_state(parameter)
+        self.machine.module = MANY
+        for dtype, group in by_dtype(trained).items():
+            self.update(group, dtype)
+
+    def first_state(self, parameter: Tensor) -> list[Tensor]:
+        return self.made(parameter, *[(parameter.shape, parameter.dtype)] * self.states)
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        raise NotImplementedError
+
+    def launch(self, group: list[Tensor], dtype: Dtype, *names: str) -> None:
+        for name in names:
+            self.machine.launch(name, group, dtype, 0)
+
+    def copies(self, name: str, group: list[Tensor], dtype: Dtype) -> list[Tensor]:
+        """A result for each tensor, each its parameter's module's."""
+        machine = self.machine
+        out = machine.run_many(name, group, [(p.shape, dtype) for p in group])
+        for copy, parameter in zip(out, group, strict=True):
+            machine.blocks[copy.storage.block].module = self.module_of(parameter)
+        return out
+
+
+class AdamW(Foreach):
+    """adam.py, `_multi_tensor_adam`: the square roots are a copy of the second moments. Steps are counted on the host."""
+
+    states = 2
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        self.launch(group, dtype, "_foreach_mul_", "_foreach_lerp_", "_foreach_mul_", "_foreach_addcmul_")
+        roots = self.copies("_foreach_sqrt", group, dtype)
+        self.launch(group, dtype, "_foreach_div_", "_foreach_add_", "_foreach_addcdiv_")
+        del roots
+
+
+class FusedAdamW(Foreach):
+    """One kernel, nothing borrowed; it counts steps on the card."""
+
+    def first_state(self, parameter: Tensor) -> list[Tensor]:
+        like = (parameter.shape, parameter.dtype)
+        return self.made(parameter, ((), FLOAT32), like, like)
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        self.launch(group, FLOAT32, "_foreach_add_")
+        self.launch(group, dtype, "_fused_adamw_")
+
+
+class SGD(Foreach):
+    """Without momentum: no state."""
+
+    states = 0
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        self.launch(group, dtype, "_foreach_add_")
+
+
+class RMSprop(Foreach):
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        self.launch(group, dtype, "_foreach_mul_", "_foreach_addcmul_")
+        roots = self.copies("_foreach_sqrt", group, dtype)
+        self.launch(group, dtype, "_foreach_add_", "_foreach_addcdiv_")
+        del roots
+
+
+class Adagrad(Foreach):
+    """Its sums exist from the start; a step copies them as square roots and the gradients, scaled."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters)
+        for parameter in parameters:
+            self.state[id(parameter)] = self.first_state(parameter)
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        self.launch(group, dtype, "_foreach_addcmul_")
+        roots = self.copies("_foreach_sqrt", group, dtype)
+        self.launch(group, dtype, "_foreach_add_")
+        scaled = self.copies("_foreach_mul", group, dtype)
+        self.launch(group, dtype, "_foreach_addcdiv_")
+        del roots, scaled

@@ -1,0 +1,72 @@
+"""What optimizers share, and the clipping of gradients before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
+from tunecast.tape.op import MANY, Role
+
+
+def clip_gradients(parameters: Sequence[Tensor]) -> None:
+    """torch/nn/utils/clip_grad.py: a norm a gradient by kind of dtype, the norm of the norms, one factor for all."""
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    machine = parameters[0].machine
+    machine.module = MANY
+    norms = []
+    groups = by_dtype(gradients)
+    for dtype, group in groups.items():
+        found = machine.run_many("_foreach_norm", group, [((), dtype)] * len(group), args=(group,))
+        for norm, gradient in zip(found, group, strict=True):
+            machine.blocks[norm.storage.block].module = machine.blocks[gradient.storage.block].module
+        norms += found
+        del found, norm
+    dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
+    stacked = machine.run("stack", norms, (len(norms),), dtype)
+    total = machine.run("linalg_vector_norm", (stacked,), (), dtype, args=(stacked, 2.0, None))
+    del norms, stacked
+    shifted = machine.run("add", (total,), (), dtype)
+    inverse = machine.run("reciprocal", (shifted,), (), dtype)
+    coefficient = machine.run("mul", (inverse,), (), dtype)
+    del shifted, inverse
+    clamped = machine.run("clamp", (coefficient,), (), dtype)
+    for dtype, group in groups.items():
+        cast = clamped if clamped.dtype == dtype else machine.run("_to_copy", (clamped,), (), dtype)
+        machine.launch("_foreach_mul_", (*group, cast), dtype, 0)
+    machine.module = ""
+
+
+def by_dtype(tensors: Sequence[Tensor]) -> dict[Dtype, list[Tensor]]:
+    groups: dict[Dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(tensor.dtype, []).append(tensor)
+    return groups
+
+
+class Optimizer:
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self.parameters = parameters
+        self.machine = parameters[0].machine
+        self.state: dict[int, list[Tensor]] = {}
+
+    def step(self) -> None:
+        raise NotImplementedError
+
+    def zero_grad(self) -> None:
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def trained(self) -> list[Tensor]:
+        return [p for p in self.parameters if p.grad is not None]
+
+    def module_of(self, parameter: Tensor) -> str:
+        return self.machine.blocks[parameter.storage.block].module
+
+    def made(self, parameter: Tensor, *kinds: tuple[Shape, Dtype]) -> list[Tensor]:
+        machine = self.machine
+        machine.module = self.module_of(parameter)
+        out = [machine.run("zeros_like", (), shape, dtype) for shape, dtype in kinds]
+        for tensor in out:
+            machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
+        machine.module = MANY
+        return out

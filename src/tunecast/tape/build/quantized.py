@@ -1,0 +1,342 @@
+"""Weights that bitsandbytes holds in 4 or 8 bits, on paper (bitsandbytes 0.50.2): loading, forward, backward.
+
+Loading follows `quantize` of tape/trace/recipe.py: a weight arrives in its dtype and leaves quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.modules import Linear, Module
+from tunecast.tape.build.tensor import (
+    BFLOAT16,
+    BOOL,
+    FLOAT16,
+    FLOAT32,
+    INT8,
+    INT32,
+    INT64,
+    UINT8,
+    Dtype,
+    Machine,
+    Tensor,
+)
+from tunecast.tape.kernels.four_bit import BLOCK, takes_fused_kernel
+from tunecast.tape.kernels.outliers import GATES, share_of_outlier_columns
+from tunecast.tape.op import Role
+
+NESTED_BLOCK = 256
+OUTLIER_THRESHOLD = 6.0
+OUTLIERS_GUESSED = (
+    "LLM.int8 keeps columns with a value beyond its threshold in 16 bits; taken: as many as"
+    " untrained weights are expected to give; trained ones may give others"
+)
+
+
+# ------------------------------------------------------------------------------------------------------- loading
+
+
+def quantize(job: Job, model: Any, initializer_range: float) -> None:
+    """Linear by linear, in the order of the tree; the head stays as it is."""
+    quantizer = Quantizer(job, model, initializer_range)
+    model.quantizer = quantizer
+    quantizer.replace_in(model)
+
+
+class Quantizer:
+    def __init__(self, job: Job, model: Any, initializer_range: float) -> None:
+        self.options = job.quantization
+        self.head = model.output_embedding()
+        self.tables: list[Tensor] = []
+        """Made once, and kept as long as the program runs."""
+        self.outliers = Outliers(initializer_range, any(m.path.rpartition(".")[2] in GATES for m in model.modules()))
+
+    def replace_in(self, module: Module) -> None:
+        for name, child in list(module.children.items()):
+            if isinstance(child, Linear) and child is not self.head:
+                with child.machine.within(child.path):
+                    setattr(module, name, self.quantized(child))
+            else:
+                self.replace_in(child)
+
+    def quantized(self, linear: Linear) -> Linear:
+        machine = linear.machine
+        weight = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
+        new: Linear
+        if self.options.format == "int8":
+            new = Linear8bit(linear, weight, self.outliers)
+        else:
+            new = Linear4bit(linear, weight, self.options.double_quant, self.tables)
+        new.path = linear.path
+        if linear.bias is not None:
+            new.bias = kept(made(machine, "zeros", (linear.outputs,), machine.weights_dtype))
+        return new
+
+
+def made(machine: Machine, name: str, shape: tuple[int, ...], dtype: Dtype) -> Tensor:
+    return machine.run(name, (), shape, dtype)
+
+
+def kept(tensor: Tensor) -> Tensor:
+    """Part of the weights from now on."""
+    tensor.machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+    return tensor
+
+
+def prepare_kbit(model: Any) -> None:
+    """peft/utils/other.py, `prepare_model_for_kbit_training`: what is not quantised becomes fp32."""
+    for parameter in model.parameters():
+        if parameter.dtype in (FLOAT16, BFLOAT16):
+            change_dtype(parameter, FLOAT32)
+    model.machine.empty_cache()
+
+
+def change_dtype(parameter: Tensor, dtype: Dtype) -> None:
+    """`parameter.data = parameter.data.to(dtype)`."""
+    machine = parameter.machine
+    block = machine.blocks[parameter.storage.block]
+    before, machine.module = machine.module, block.module
+    copy = ops.map_("_to_copy", parameter.detached(), dtype)
+    machine.module = before
+    machine.blocks[copy.storage.block].role, block.role = block.role, None
+    parameter.storage, parameter.dtype = copy.storage, dtype
+
+
+# -------------------------------------------------------------------------------------------------------- 4 bits
+
+
+class QuantState:
+    """Scales a block of weights, the table of values and, where the scales are quantised too, theirs."""
+
+    def __init__(self, weight: Tensor, nested: bool, tables: list[Tensor]) -> None:
+        """functional.py, `quantize_4bit` and `quantize_blockwise`; the table of 8-bit values is made once."""
+        machine = weight.machine
+        self.shape, self.dtype, self.nested = weight.shape, weight.dtype, nested
+        blocks = -(-weight.numel() // BLOCK)
+        self.absmax = made(machine, "quantize_4bit", (blocks,), FLOAT32)
+        self.packed = kept(made(machine, "empty", ((weight.numel() + 1) // 2, 1), UINT8))
+        self.code = kept(made(machine, "_to_copy", (16,), FLOAT32))
+        magnitude = ops.map_("abs", self.code)
+        largest = machine.run("max", (magnitude,), (), FLOAT32, args=(magnitude,))
+        del magnitude
+        machine.launch("div_", (self.code, largest), FLOAT32, self.code.nbytes)
+        del largest
+        self.offset = self.absmax2 = self.code2 = self.absmax
+        if nested:
+            absmax = self.absmax
+            self.offset = kept(machine.run("mean", (absmax,), (), FLOAT32, args=(absmax,)))
+            centred = ops.map_("sub", absmax)
+            if not tables:
+                tables.append(made(machine, "_to_copy", (256,), FLOAT32))
+            self.absmax2 = kept(made(machine, "quantize_blockwise", (-(-blocks // NESTED_BLOCK),), FLOAT32))
+            self.absmax = made(machine, "empty", (blocks,), UINT8)
+            self.code2 = kept(made(machine, "_to_copy", (256,), FLOAT32))
+            del centred, absmax
+        kept(self.absmax)
+
+    def dequantized(self) -> Tensor:
+        """functional.py, `dequantize_4bit`."""
+        machine = self.packed.machine
+        absmax = self.absmax
+        if self.nested:
+            absmax = machine.run("dequantize_blockwise", (self.absmax,), self.absmax.shape, FLOAT32)
+            machine.launch("add_", (absmax, self.offset), FLOAT32, absmax.nbytes)
+        return machine.run("dequantize_4bit", (self.packed, absmax), self.shape, self.dtype)
+
+
+class Linear4bit(Linear):
+    """nn/modules.py, `Linear4bit`, computing in the dtype the weights came in."""
+
+    def __init__(self, linear: Linear, weight: Tensor, nested: bool, tables: list[Tensor]) -> None:
+        Module.__init__(self, linear.machine)
+        self.inputs, self.outputs = linear.inputs, linear.outputs
+        self.bias: Any = None
+        self.compute_dtype = weight.dtype
+        self.state = QuantState(weight, nested, tables)
+        self.weight = self.state.packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        inp_dtype = x.dtype
+        x = ops.to(x, self.compute_dtype)
+        if self.bias is not None and self.bias.dtype != x.dtype:
+            change_dtype(self.bias, x.dtype)
+        return ops.to(matmul_4bit(x, self.state, self.bias), inp_dtype)
+
+    def dequantized(self) -> Tensor:
+        return self.state.dequantized()
+
+
+def matmul_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
+    """autograd/_functions.py, `MatMul4Bit`: only the packed weight is kept for the backward pass."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (folded_product(gradients[0], ops.to(state.dequantized(), gradients[0].dtype)),)
+
+    machine = x.machine
+    node = start(machine, (x,), back)
+    with machine.no_grad():
+        out = gemm_4bit(x, state, bias)
+    return finish(node, out)
+
+
+def gemm_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
+    """backends/cuda/ops.py, `gemm_4bit`: the weight read packed, or a dequantised copy."""
+    machine = x.machine
+    outputs, inputs = state.shape
+    rows = x.numel() // inputs
+    if takes_fused_kernel(machine.card, x.dtype.name, rows, outputs, inputs):
+        x = ops.contiguous(x)
+        flops = 2 * rows * outputs * inputs
+        return machine.run("gemm_4bit", (x, state.packed), (*x.shape[:-1], outputs), x.dtype, flops)
+    absmax = state.absmax
+    if state.nested:
+        absmax_dq = machine.run("dequantize_blockwise", (absmax,), absmax.shape, FLOAT32)
+        absmax = ops.add(absmax_dq, state.offset)
+    weight = machine.run("dequantize_4bit", (state.packed, absmax), state.shape, x.dtype)
+    return unviewed(ops.linear(x, weight, bias))
+
+
+def folded_product(x: Tensor, weight: Tensor) -> Tensor:
+    """torch.matmul of [..., n, k] and [k, m]: leading dimensions folded, and no view in autograd's eyes
+    (aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`: `_unsafe_view`)."""
+    flat = ops.reshape(x, -1, x.shape[-1])
+    return unviewed(ops.view(ops.matrix_product(flat, weight), *x.shape[:-1], weight.shape[1]))
+
+
+def unviewed(x: Tensor) -> Tensor:
+    x.is_view = False
+    return x
+
+
+# -------------------------------------------------------------------------------------------------------- 8 bits
+
+
+class Outliers:
+    """How many columns of a layer's input are held back; as the tracer counts them (packages/bitsandbytes.py)."""
+
+    def __init__(self, initializer_range: float, gated: bool) -> None:
+        self.initializer_range, self.gated = initializer_range, gated
+        self.hidden = 0
+        """The first layer's width; what is wider is an MLP's inner activation."""
+
+    def columns(self, rows: int, width: int) -> int:
+        if width <= self.hidden:
+            return 0
+        share = share_of_outlier_columns(OUTLIER_THRESHOLD, rows, self.hidden, self.initializer_range, self.gated)
+        return round(width * share)
+
+
+class Linear8bit(Linear):
+    """nn/modules.py, `Linear8bitLt`; the weight comes from the host and is quantised row by row."""
+
+    def __init__(self, linear: Linear, weight: Tensor, outliers: Outliers) -> None:
+        Module.__init__(self, linear.machine)
+        self.inputs, self.outputs, self.outliers = linear.inputs, linear.outputs, outliers
+        outliers.hidden = outliers.hidden or linear.inputs
+        self.bias: Any = None
+        machine = linear.machine
+        half = made(machine, "_to_copy", weight.shape, FLOAT16)
+        scales = made(machine, "int8_vectorwise_quant", (linear.outputs,), FLOAT32)
+        self.weight = kept(made(machine, "empty", weight.shape, INT8))
+        del half
+        self.state = {"scales": kept(scales)}
+        """The scales, and the columns held back in the last forward pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.bias is not None and self.bias.dtype != x.dtype:
+            change_dtype(self.bias, x.dtype)
+        return matmul_8bit(x, self)
+
+    def dequantized(self) -> Tensor:
+        return vectorwise_dequantized(self.weight, self.state["scales"])
+
+
+def matmul_8bit(x: Tensor, layer: Linear8bit) -> Tensor:
+    """autograd/_functions.py, `MatMul8bitLt`. The input and its columns held back hang on the node itself, not among
+    its saved tensors: recomputation does not spare them, and they live until the whole graph goes."""
+    machine, dtype, shape = x.machine, x.dtype, x.shape
+    held: list[Any] = []
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        grad_output = ops.contiguous(ops.reshape(gradients[0], -1, layer.outputs))
+        weight = machine.run("_to_copy", (layer.weight,), layer.weight.shape, dtype)
+        scales = ops.map_("mul", ops.unsqueeze(layer.state["scales"], 1))
+        machine.launch("mul_", (weight, scales), dtype, weight.nbytes)
+        del scales
+        return (ops.view(ops.matrix_product(ops.to(grad_output, dtype), weight), *shape),)
+
+    node = start(machine, (x,), back)
+    with machine.no_grad():
+        flat = ops.reshape(x.detached(), -1, layer.inputs)
+        quantized, scales, columns = vectorwise_quantized(ops.to(flat, FLOAT16), layer.outliers)
+        layer.state.pop("columns", None)
+        if columns is not None:
+            layer.state["columns"] = columns
+        out, columns_of_x = mixed_product(flat, quantized, scales, columns, layer)
+        if node is not None:
+            held += [flat, columns_of_x, columns]
+        return finish(node, ops.reshape(out, *shape[:-1], layer.outputs))
+
+
+def vectorwise_quantized(x: Tensor, outliers: Outliers) -> tuple[Tensor, Tensor, Tensor | None]:
+    """backends/cuda/ops.py, `int8_vectorwise_quant`."""
+    machine = x.machine
+    rows, width = x.shape
+    scales = made(machine, "int8_vectorwise_quant", (rows,), FLOAT32)
+    out = made(machine, "empty", x.shape, INT8)
+    beyond = ops.map_("ge", ops.map_("abs", x), BOOL)
+    machine.run("any", (beyond,), (), BOOL, args=(beyond,))
+    machine.guesses[OUTLIERS_GUESSED] = None
+    columns = None
+    if count := outliers.columns(rows, width):
+        machine.run("any", (beyond,), (width,), BOOL, args=(beyond, 0))
+        columns = made(machine, "argwhere", (count,), INT64)
+    machine.launch("index_put_", (out,), INT8, 0)
+    return out, scales, columns
+
+
+def mixed_product(
+    x: Tensor, quantized: Tensor, scales: Tensor, columns: Tensor | None, layer: Linear8bit
+) -> tuple[Tensor, Tensor | None]:
+    """backends/default/ops.py, `int8_mixed_scaled_mm`: 8-bit product; the columns held back in x's own dtype."""
+    if columns is None:
+        return scaled_product(x, quantized, scales, layer), None
+    machine = x.machine
+    count = columns.shape[0]
+    of_x = machine.run("index", (x, columns), (x.shape[0], count), x.dtype)
+    of_weight = machine.run("index", (layer.weight, columns), (layer.outputs, count), INT8)
+    part = ops.to(vectorwise_dequantized(of_weight, layer.state["scales"]), x.dtype)
+    del of_weight
+    part = ops.transpose(part, 0, 1)
+    out = scaled_product(x, quantized, scales, layer)
+    return added_product(out, of_x, part), of_x
+
+
+def scaled_product(x: Tensor, quantized: Tensor, scales: Tensor, layer: Linear8bit) -> Tensor:
+    """backends/default/ops.py, `int8_scaled_mm`; backends/cuda/ops.py, `int8_mm_dequant`, which writes fp16."""
+    machine = x.machine
+    shape = (x.shape[0], layer.outputs)
+    flops = 2 * x.numel() * layer.outputs
+    whole = machine.run("int8_linear_matmul", (quantized, layer.weight), shape, INT32, flops)
+    out = machine.run("int8_mm_dequant", (whole, scales), shape, FLOAT16)
+    if layer.bias is not None and layer.bias.dtype != FLOAT16:
+        machine.launch("add_", (out, layer.bias), FLOAT16, out.nbytes)
+    return ops.to(out, x.dtype)
+
+
+def added_product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """addmm to a whole matrix: cuBLAS adds, nothing of cublasLt's is needed. Under autocast as every product."""
+    if out.machine.autocast is not None:
+        b = ops.cast_for_product(b)
+        a = ops.cast_for_product(a)
+        out = ops.cast_for_product(out)
+    return out.machine.run("mm", (a, b, out), out.shape, out.dtype, 2 * a.numel() * b.shape[1])
+
+
+def vectorwise_dequantized(weight: Tensor, scales: Tensor) -> Tensor:
+    """_ops.py, `int8_vectorwise_dequant`."""
+    return weight.machine.run("int8_vectorwise_dequant", (weight, scales), weight.shape, FLOAT32)

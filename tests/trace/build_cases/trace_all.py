@@ -1,0 +1,67 @@
+"""Trace many small jobs in one process: python trace_all.py CASES.json OUT.json
+
+CASES is a list of [id, job, config, lengths]; OUT maps ids to events: [step, phase, +bytes or -bytes, operation], frees
+that follow each other sorted. Half a second a job instead of a process each.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from tunecast.job import job_from_dict
+from tunecast.tape.card import Card
+from tunecast.tape.op import Alloc, Begin, Event, Free, Op, Phase
+
+
+def told(events: tuple[Event, ...]) -> list[list[Any]]:
+    """Only what an allocator sees: requests with their step and phase, and between two requests the sizes let go, sorted;
+    and the operation before each request for whoever reads a difference."""
+    out: list[list[Any]] = []
+    sizes: dict[int, int] = {}
+    frees: list[int] = []
+    op = ""
+    place: list[Any] = [0, "load"]
+    for event in events:
+        if isinstance(event, Free):
+            frees.append(-sizes[event.block])
+        elif isinstance(event, Begin):
+            # An optimizer that runs no operation of torch leaves no mark, and what comes before it is not called clipping.
+            place = [event.step, "other" if event.phase is Phase.CLIP else event.phase.value]
+        elif isinstance(event, Op):
+            op = f"{event.name} {event.module} {[list(shape) for shape in event.shapes]}"
+        elif isinstance(event, Alloc):
+            sizes[event.block] = event.nbytes
+            if event.nbytes:
+                out += [[*place, size, ""] for size in sorted(frees) if size]
+                frees.clear()
+                out.append([*place, event.nbytes, op])
+    return out + [[*place, size, ""] for size in sorted(frees) if size]
+
+
+def main() -> None:
+    from tunecast.tape.trace import recipe
+    from tunecast.tape.trace.session import tracing
+
+    cases = json.loads(Path(sys.argv[1]).read_text())
+    found: dict[str, Any] = {}
+    with tracing(Card()) as recorder:
+        for name, job, config, lengths in cases:
+            gc.collect()
+            recorder.forget_all()
+            try:
+                recipe.train(job_from_dict(job), config, lengths, recorder)
+                found[name] = told(recorder.tape({}).events)
+            except Exception as error:  # noqa: BLE001  one bad case must not hide the others
+                found[name] = f"{type(error).__name__}: {error}"
+    Path(sys.argv[2]).write_text(json.dumps(found))
+    sys.stdout.flush()
+    os._exit(0)  # the autograd threads of a card that is not there need not be taken down
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The section of the report about what lies outside the step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tunecast.predict.evaluation import Evaluation
+from tunecast.predict.loading import Loading
+from tunecast.predict.outside import Outside
+from tunecast.predict.saving import Disk, Resuming, Saving
+from tunecast.report.outside import outside_lines, outside_text
+from tunecast.report.text import Terminal
+from tunecast.units import GIB, MIB
+
+SAID = Outside(
+    loading=Loading(GIB, 8 * GIB, 9 * GIB, 10 * GIB, 9 * GIB),
+    saving=Saving(8 * GIB, 512),
+    disk=Disk(8 * GIB, 16 * GIB, 0, saves=3, kept=3, most=3),
+    evaluation=Evaluation(8, 1024, 4 * GIB, 20 * GIB, 0, None, -2 * GIB),
+    resuming=Resuming(16 * GIB, 8 * GIB, 3 * MIB, 5 * MIB),
+    process_bytes=GIB,
+    training_process_bytes=2 * GIB,
+)
+
+
+def line(start: str, lines: list[str]) -> list[str]:
+    return next(line.split() for line in lines if line.strip().startswith(start))
+
+
+def test_host_figures_hold_the_process() -> None:
+    lines = outside_lines(SAID)
+    assert line("loading", lines)[1:] == ["2.00", "GiB", "8.00", "GiB", "10.00", "GiB"]
+    assert line("saving", lines)[1:] == ["10.00", "GiB"]  # half a KiB on the card is not told
+    assert line("resuming", lines)[1:7] == ["17.00", "GiB", "8.00", "GiB", "+3.00", "MiB"]
+    assert "resuming: the card holds 5.00 MiB more than before" in outside_text(SAID)
+
+
+def test_the_most_of_all_phases() -> None:
+    assert SAID.host_bytes == 17 * GIB
+    told = outside_text(SAID)
+    assert "host memory: 17.00 GiB at most\n" in told  # resuming; loading with its mapped file is less
+    mapped = replace(SAID, loading=replace(SAID.loading, host_mapped_bytes=30 * GIB))
+    assert "17.00 GiB at most, 32.00 GiB with mapped pages" in outside_text(mapped)
+
+
+def test_evaluation_is_compared_with_training() -> None:
+    assert "evaluation: 8 x 1024 tokens, 2.00 GiB less than training\n" in outside_text(SAID)
+    more = replace(SAID, evaluation=replace(SAID.evaluation, above_training_bytes=GIB, cache_growth_bytes=3 * GIB))
+    assert "1.00 GiB more than training; reserved grows by 3.00 GiB" in outside_text(more)
+    alone = replace(SAID, evaluation=replace(SAID.evaluation, above_training_bytes=None))
+    assert "training" not in outside_text(alone)
+
+
+def test_disk_by_the_number_of_checkpoints() -> None:
+    assert "24.00 GiB a checkpoint (weights 8.00 GiB, optimizer 16.00 GiB); 3 at once: 72.00 GiB" in outside_text(SAID)
+    once = replace(SAID, disk=replace(SAID.disk, saves=1, kept=1, most=1))
+    assert outside_text(once).endswith("; one is written")
+    unknown = replace(SAID, disk=replace(SAID.disk, saves=None, kept=None, most=None))
+    assert "unless save_total_limit is set" in outside_text(unknown, Terminal(width=200))
+
+
+def test_what_does_not_fit_says_what_to_change() -> None:
+    assert "does not fit" not in outside_text(SAID, capacity_bytes=20 * GIB)
+    told = outside_text(SAID, Terminal(width=200), capacity_bytes=8 * GIB)
+    assert "loading does not fit: the card has 8.00 GiB for PyTorch" in told
+    assert "20.00 GiB of 8.00 GiB. To fix: a smaller per_device_eval_batch_size than 8" in told
+
+
+def test_lines_keep_to_the_terminal_and_colours_are_asked_for() -> None:
+    assert max(map(len, outside_lines(SAID, Terminal(width=72)))) <= 72
+    assert "\x1b" not in outside_text(SAID)
+    assert "\x1b[1mOutside the step" in outside_text(SAID, Terminal(colour=True))
