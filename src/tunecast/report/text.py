@@ -141,15 +141,16 @@ def block_table(figures: Figures, terminal: Terminal = DEFAULT, count: int = 10)
     indent = " " * 15
     room = terminal.width - len(indent)
     lines = []
+    has_lines = any(block.source for block in figures.blocks)  # the closed form runs no code that has some
     for block, times in grouped_blocks(figures.blocks)[:count]:
         each = f"{times} x {gib(block.nbytes)}, " if times > 1 else ""
         size = terminal.paint(f"{gib(block.nbytes * times):>11}", "bold")
         first, *more = _wrapped([f"{words(block.role)}, {each}{made_by(block)}"], indent, terminal)
         lines += [f"  {size}  {first.strip()}", *more]
-        where = short_source(block.source, room) or "line not known"
+        where = short_source(block.source, room) or ("line not known" if has_lines else "")
         left = room - len(where) - 2
         module = tail(shown(block.module), ".", left) if left >= 16 else ""
-        lines.append(terminal.paint(f"{indent}{where}  {module}".rstrip(), "dim"))
+        lines.append(terminal.paint(f"{indent}{where}  {module}".rstrip() if where else f"{indent}{module}", "dim"))
     return _section("Largest blocks alive at the peak", lines, terminal)
 
 
@@ -160,7 +161,7 @@ def notes(figures: Figures, terminal: Terminal = DEFAULT) -> str:
     parts = [
         _section(guessed, _bullets(figures.guesses, terminal), terminal, "warn"),
         _section("Assumed", _bullets(figures.assumptions, terminal), terminal),
-        _section("Traced with", _bullets(filter(None, [versions]), terminal), terminal),
+        _section("Versions", _bullets(filter(None, [versions]), terminal), terminal),
     ]
     return "\n\n".join(filter(None, parts))
 

@@ -71,7 +71,7 @@ def card_figures(held: OnCard, said: Prediction, title: str) -> Figures:
         on_card=held.limited,
         context_bytes=held.context.nbytes,
         smallest_capacity_bytes=held.smallest_capacity_bytes,
-        assumptions=[text for text in told if not text.startswith("traced with ")],
+        assumptions=[text for text in told if not text.startswith(("traced with ", "follows "))],
     )
 
 

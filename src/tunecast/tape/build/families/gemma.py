@@ -103,17 +103,17 @@ class Gemma2(decoder.CausalLM):
         "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 4096,
         "num_key_value_heads": 4, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
     }  # fmt: skip
-    every = 2
-    """Of so many layers the last attends to everything."""
+    pattern = 2
 
     def __init__(self, machine: Machine, config: Config) -> None:
-        whole = {**self.defaults, **config}
+        whole = {"sliding_window_pattern": self.pattern, **self.defaults, **config}
         super().__init__(machine, {**whole, "hidden_act": whole["hidden_activation"]})
         if whole.get("final_logit_softcapping") is not None:
             self.after_head = CAPPED
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        every = config.get("sliding_window_pattern", self.every)
+        """Of so many layers the last attends to everything."""
+        every = config["sliding_window_pattern"]
         kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
         return config.get("layer_types") or kinds
 
@@ -158,4 +158,4 @@ class Gemma3Decoder(Gemma2Decoder):
 class Gemma3(Gemma2):
     decoder_class: Any = Gemma3Decoder
     defaults: Config = {**Gemma2.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None}
-    every = 6
+    pattern = 6
