@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.memory import PhasePeak, peak, program, replay, smallest_capacity_bytes, timeline
+from tunecast.predict.memory import PhasePeak, op_before, peak, program, replay, smallest_capacity_bytes, timeline
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
@@ -118,8 +118,10 @@ def test_out_of_memory_names_the_event_and_its_operation() -> None:
     assert not run.completed
     assert run.out_of_memory is not None
     at = run.out_of_memory
-    assert TAPE.events[at.event] == alloc(12, 10)
-    assert at.op is not None and at.op.name == "mm_backward"
+    requests = [event for event in TAPE.events if isinstance(event, Alloc)]
+    assert requests[at.request] == alloc(12, 10)
+    op = op_before(TAPE, at.request)
+    assert op is not None and op.name == "mm_backward"
     assert (at.phase, at.step) == (Phase.BACKWARD, 0)
     assert (at.requested_bytes, at.segment_bytes) == (10 * MIB, 10 * MIB)
     assert (at.allocated_bytes, at.reserved_bytes) == (170 * MIB, 170 * MIB)

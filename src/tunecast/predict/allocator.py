@@ -73,6 +73,11 @@ class AllocatorSettings:
     asked for, and the garbage collector watches it. True: as the end of the card does, by the pages mapped. They
     differ for expandable segments alone: by fraction these may pass the capacity by less than a large page."""
 
+    @property
+    def needs_capacity(self) -> bool:
+        """Whether a capacity changes the run before it is full."""
+        return self.expandable_segments or self.garbage_collection_threshold > 0
+
 
 _INERT_KEYS = ("pinned_", "release_lock_on_", "graph_capture_record_stream_reuse")
 """How keys begin that are about host memory, locks and graphs (CUDAAllocatorConfig.h, getKeys)."""

@@ -6,9 +6,9 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.predict.modelled import job_assumptions, require_modelled, require_written_down
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.predict.traced import card_of, with_few_micro_batches
-from tunecast.tape.build.short import build_job
+from tunecast.tape.build.short import fold_job
 
 
 def analytic(job: Job) -> Predicted:
@@ -16,8 +16,10 @@ def analytic(job: Job) -> Predicted:
     require_written_down(job)
     gpu = gpu_named(job.hardware.gpu)
     model = resolve_model(job.model)
-    tape = build_job(with_few_micro_batches(job), model.raw, card_of(gpu))
-    held = job_on_card(job, gpu, tape)
+    held = job_on_card(job, gpu, fold_job(with_few_micro_batches(job), model.raw, card_of(gpu)))
     assumptions = [f"architecture from {model.source}", *job_assumptions(job)]
-    said = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
+
+    def said() -> Prediction:
+        return prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
+
     return Predicted(job, model, held, said)

@@ -137,7 +137,7 @@ def longest_sequence(job: Job, predict: Predict, positions: int | None = None) -
     limit = min(most, positions or most)
 
     def fits(length: int) -> bool:
-        return predict(dataclasses.replace(job, seq_len=length, lengths=None)).prediction.fits
+        return predict(dataclasses.replace(job, seq_len=length, lengths=None)).held.fits
 
     return largest_fitting(fits, limit, SEQUENCE_STEP)
 
@@ -146,14 +146,14 @@ def largest_batch(job: Job, predict: Predict) -> Boundary:
     """How many rows at a time, of the job's length."""
 
     def fits(rows: int) -> bool:
-        return predict(dataclasses.replace(job, micro_batch=rows)).prediction.fits
+        return predict(dataclasses.replace(job, micro_batch=rows)).held.fits
 
     return largest_fitting(fits, int(all_knobs()["micro_batch"].high))
 
 
 def largest_model(jobs: Iterable[Candidate[Job]], predict: Predict, capacity_bytes: int) -> LargestItem[Job]:
     """Of jobs that differ in their model."""
-    return largest_item(jobs, lambda job: predict(job).prediction.fits, capacity_bytes)
+    return largest_item(jobs, lambda job: predict(job).held.fits, capacity_bytes)
 
 
 def of_model(job: Job, parameters: int, *, all_used: bool) -> Candidate[Job]:

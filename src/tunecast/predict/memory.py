@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, rounded_bytes
+from tunecast.tape.fold import BEGIN, EMPTY_CACHE, FREE, Columns
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
-FREE, BEGIN, EMPTY_CACHE = -1, -2, -3
 CAPACITY_STEP_BYTES = 2 * MIB
 """Every segment is a multiple of this, so capacities in between decide nothing new."""
 
@@ -31,7 +31,8 @@ class Program:
     """Bytes asked for by an Alloc; FREE, BEGIN or EMPTY_CACHE for the rest."""
     streams: list[int]
     begins: list[Begin]
-    tape: Tape
+    roles: Mapping[int, Role] | Sequence[Role]
+    """Of each block."""
     repeats: Mapping[int, list[int]]
     """Rows at which a step begins that does what the step before it did, as all steps after it do, with the blocks
     that cross that line. Once the allocator stands there as it stood one or two such steps before, the rest repeats."""
@@ -41,10 +42,10 @@ class Program:
 class Exhausted:
     """Where a run died, with the figures of torch's message."""
 
-    event: int
+    request: int
+    """The how-manieth of the run it was, from 0."""
     phase: Phase
     step: int
-    op: Op | None
     requested_bytes: int
     segment_bytes: int
     allocated_bytes: int
@@ -79,6 +80,8 @@ class Replay:
     peak_phase: Phase
     """Where `allocated_bytes` was reached first."""
     retries: int
+    held: Sequence[int] = field(default=(), repr=False, compare=False)
+    """What each request was given, in order; as far as the run went."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,7 @@ def program(tape: Tape) -> Program:
     sizes: list[int] = []
     streams: list[int] = []
     begins: list[Begin] = []
+    roles: dict[int, Role] = {}
     born: set[int] = set()
     dead: set[int] = set()
     for index, event in enumerate(tape.events):
@@ -144,6 +148,7 @@ def program(tape: Tape) -> Program:
             if block in born:
                 raise ValueError(f"event {index}: block {block} is allocated a second time")
             born.add(block)
+            roles[block] = event.role
         elif isinstance(event, Free):
             block, size = event.block, FREE
             if block not in born or block in dead:
@@ -157,7 +162,12 @@ def program(tape: Tape) -> Program:
         blocks.append(block)
         sizes.append(size)
         streams.append(stream)
-    return Program(blocks, sizes, streams, begins, tape, _repeats(blocks, sizes, streams, begins))
+    return Program(blocks, sizes, streams, begins, roles, _repeats(blocks, sizes, streams, begins))
+
+
+def program_of(columns: Columns, repeats: Mapping[int, list[int]]) -> Program:
+    """Of a folded tape (tape/fold.py), which has one stream."""
+    return Program(columns.blocks, columns.sizes, [0] * len(columns.sizes), columns.begins, columns.roles, repeats)
 
 
 def _repeats(blocks: list[int], sizes: list[int], streams: list[int], begins: list[Begin]) -> dict[int, list[int]]:
@@ -198,9 +208,7 @@ def _alike(
         return False
     shift = second - first
     return all(
-        born[blocks[row + shift]] - born[blocks[row]] == shift
-        for row in range(first, first_end)
-        if sizes[row] == FREE
+        born[blocks[row + shift]] - born[blocks[row]] == shift for row in range(first, first_end) if sizes[row] == FREE
     )
 
 
@@ -223,13 +231,14 @@ def replay(tape: Tape | Program, settings: AllocatorSettings, capacity_bytes: in
         allocator.reset_peaks()
 
     out_of_memory = None
+    held: list[int] = []
     block = 0
     repeats = rows.repeats
     seen: list[tuple[object, ...]] = []
     try:
         for row, (block, size, stream) in enumerate(zip(rows.blocks, rows.sizes, rows.streams, strict=True)):
             if size >= 0:
-                malloc(block, size, stream)
+                held.append(malloc(block, size, stream))
             elif size == FREE:
                 free(block)
             elif size == BEGIN:
@@ -245,7 +254,15 @@ def replay(tape: Tape | Program, settings: AllocatorSettings, capacity_bytes: in
             else:
                 allocator.empty_cache()
     except OutOfMemory as error:
-        out_of_memory = _exhausted(rows.tape.events, block, current, error)
+        out_of_memory = Exhausted(
+            request=len(held),
+            phase=current.phase,
+            step=current.step,
+            requested_bytes=error.requested_bytes,
+            segment_bytes=error.segment_bytes,
+            allocated_bytes=error.allocated_bytes,
+            reserved_bytes=error.reserved_bytes,
+        )
     close_phase()
     load_peak_bytes = max((allocated for (_, phase), (allocated, _) in peaks.items() if phase is Phase.LOAD), default=0)
     if model_bytes is None:
@@ -262,26 +279,66 @@ def replay(tape: Tape | Program, settings: AllocatorSettings, capacity_bytes: in
         peaks=tuple(PhasePeak(step, phase, *both) for (step, phase), both in peaks.items()),
         peak_phase=next(phase for allocated, _, phase in after_load if allocated == allocated_bytes),
         retries=allocator.retries,
+        held=held,
     )
 
 
-def _exhausted(events: Iterable[Event], block: int, begin: Begin, error: OutOfMemory) -> Exhausted:
-    op, at = None, 0
-    for at, event in enumerate(events):  # noqa: B007
+@dataclass(frozen=True)
+class AtPeak:
+    """Where `allocated_bytes` was first reached, and what was alive there by role, which sums to it exactly."""
+
+    allocated_bytes: int
+    phase: Phase
+    step: int
+    by_role: Mapping[Role, int]
+
+
+def at_peak(rows: Program, run: Replay) -> AtPeak:
+    """Of the part of the program the replay ran, after loading."""
+    requests = iter(run.held)
+    held: dict[int, int] = {}
+    now = most = at = 0
+    begin, found, loading = Begin(Phase.LOAD), Begin(Phase.LOAD), True
+    for row, (block, size) in enumerate(zip(rows.blocks, rows.sizes, strict=True)):
+        if size >= 0:
+            given = next(requests, None)
+            if given is None:
+                break
+            held[block] = given
+            now += given
+            if now > most:
+                most, at, found = now, row, begin
+        elif size == FREE:
+            now -= held.pop(block)
+        elif size == BEGIN:
+            begin = rows.begins[block]
+            if loading and begin.phase is not Phase.LOAD:
+                loading = False
+                most, at, found = now, row, begin
+    by_role = dict.fromkeys(Role, 0)
+    alive: dict[int, int] = {}
+    requests = iter(run.held)
+    for block, size in zip(rows.blocks[: at + 1], rows.sizes[: at + 1], strict=True):
+        if size >= 0:
+            alive[block] = next(requests)
+        elif size == FREE:
+            del alive[block]
+    for block, nbytes in alive.items():
+        by_role[rows.roles[block]] += nbytes
+    return AtPeak(most, found.phase, found.step, by_role)
+
+
+def op_before(tape: Tape, request: int) -> Op | None:
+    """The last operation before the how-manieth request."""
+    op = None
+    for event in tape.events:
         if isinstance(event, Op):
             op = event
-        elif isinstance(event, Alloc) and event.block == block:
-            break
-    return Exhausted(
-        event=at,
-        phase=begin.phase,
-        step=begin.step,
-        op=op,
-        requested_bytes=error.requested_bytes,
-        segment_bytes=error.segment_bytes,
-        allocated_bytes=error.allocated_bytes,
-        reserved_bytes=error.reserved_bytes,
-    )
+        elif isinstance(event, Alloc):
+            if not request:
+                return op
+            request -= 1
+    return None
 
 
 def smallest_capacity_bytes(tape: Tape | Program, settings: AllocatorSettings) -> int:

@@ -7,8 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError
@@ -16,7 +17,19 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
-from tunecast.predict.memory import Peak, Replay, peak, program, replay, smallest_capacity_bytes
+from tunecast.predict.memory import (
+    AtPeak,
+    Peak,
+    Program,
+    Replay,
+    at_peak,
+    peak,
+    program,
+    program_of,
+    replay,
+    smallest_capacity_bytes,
+)
+from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.units import MIB, gib
 
@@ -126,9 +139,13 @@ class Prediction:
 
 @dataclass(frozen=True)
 class OnCard:
-    """Everything the allocator's model says of one tape on one card."""
+    """Everything the allocator's model says of one tape on one card. What takes long is found out when it is asked for."""
 
-    tape: Tape
+    make_tape: Callable[[], Tape]
+    program: Program
+    guesses: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    versions: Mapping[str, str]
     gpu: Gpu
     settings: AllocatorSettings
     context: Context
@@ -136,8 +153,6 @@ class OnCard:
     unlimited: Replay
     limited: Replay
     """With `capacity_bytes`."""
-    peak: Peak
-    smallest_capacity_bytes: int
 
     @property
     def fits(self) -> bool:
@@ -148,18 +163,41 @@ class OnCard:
         """The card's own figures where the run completes on it, else those of a card without limit."""
         return self.limited if self.limited.completed else self.unlimited
 
+    @cached_property
+    def tape(self) -> Tape:
+        """Every event of the run, for reports that name modules and operations."""
+        return self.make_tape()
 
-@dataclass(frozen=True)
+    @cached_property
+    def at_peak(self) -> AtPeak:
+        return at_peak(self.program, self.shown)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """`at_peak` with modules and blocks."""
+        return peak(self.tape, self.settings, ALL_BLOCKS, self.capacity_bytes if self.fits else None)
+
+    @cached_property
+    def smallest_capacity_bytes(self) -> int:
+        return smallest_capacity_bytes(self.program, self.settings)
+
+
 class Predicted:
     """A prediction and what it was read off, for reports that show more than it says."""
 
-    job: Job
-    model: ModelConfig
-    held: OnCard
-    prediction: Prediction
+    def __init__(
+        self, job: Job, model: ModelConfig, held: OnCard, prediction: Prediction | Callable[[], Prediction]
+    ) -> None:
+        self.job, self.model, self.held = job, model, held
+        self._prediction = prediction
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        """The least capacity alone takes several replays: it waits until somebody asks."""
+        return self._prediction() if callable(self._prediction) else self._prediction
 
 
-def allocator_settings(allocator: str, gpu: Gpu, tape: Tape, *, pretended: bool = False) -> AllocatorSettings:
+def allocator_settings(allocator: str, gpu: Gpu, tape: Tape | Folded, *, pretended: bool = False) -> AllocatorSettings:
     """`allocator` as a job names it; the rest follows from the card and the torch that was traced.
 
     A capacity that is only pretended binds as torch.cuda.set_per_process_memory_fraction does, a card by its end.
@@ -173,7 +211,11 @@ def allocator_settings(allocator: str, gpu: Gpu, tape: Tape, *, pretended: bool 
 
 
 def on_card(
-    tape: Tape, gpu: Gpu, settings: AllocatorSettings, capacity_bytes: int | None = None, reserve_bytes: int = 0
+    tape: Tape | Folded,
+    gpu: Gpu,
+    settings: AllocatorSettings,
+    capacity_bytes: int | None = None,
+    reserve_bytes: int = 0,
 ) -> OnCard:
     """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator.
 
@@ -186,31 +228,37 @@ def on_card(
         told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = left_bytes if capacity_bytes is None else capacity_bytes
-    rows = program(tape)
-    limited = replay(rows, settings, capacity)
+    if isinstance(tape, Folded):
+        rows, make_tape = program_of(tape.columns, tape.repeats), tape.make_tape
+    else:
+        rows, make_tape = program(tape), lambda: tape
+    unlimited = replay(rows, settings)
+    bound = capacity < max(peak.reserved_bytes for peak in unlimited.peaks) or settings.needs_capacity
     return OnCard(
-        tape=tape,
+        make_tape=make_tape,
+        program=rows,
+        guesses=tape.guesses,
+        assumptions=tape.assumptions,
+        versions=tape.versions,
         gpu=gpu,
         settings=settings,
         context=context,
         capacity_bytes=capacity,
-        unlimited=replay(rows, settings),
-        limited=limited,
-        peak=peak(tape, settings, ALL_BLOCKS, capacity if limited.completed else None),
-        smallest_capacity_bytes=smallest_capacity_bytes(rows, settings),
+        unlimited=unlimited,
+        limited=replay(rows, settings, capacity) if bound else unlimited,
     )
 
 
 def memory_of(held: OnCard) -> Memory:
     shown, context = held.shown, held.context
-    breakdown = {role.value: nbytes for role, nbytes in held.peak.by_role.items()}
-    breakdown["allocator"] = shown.reserved_bytes - held.peak.allocated_bytes
+    breakdown = {role.value: nbytes for role, nbytes in held.at_peak.by_role.items()}
+    breakdown["allocator"] = shown.reserved_bytes - held.at_peak.allocated_bytes
     breakdown["context"] = context.nbytes
-    allocated = _range(held.peak.allocated_bytes, ALLOCATED_SPREAD_BYTES, held)
+    allocated = _range(held.at_peak.allocated_bytes, ALLOCATED_SPREAD_BYTES, held)
     reserved = _range(shown.reserved_bytes, RESERVED_SPREAD_BYTES, held)
     return Memory(
         model_bytes=shown.model_bytes,
-        allocated_bytes=held.peak.allocated_bytes,
+        allocated_bytes=held.at_peak.allocated_bytes,
         reserved_bytes=shown.reserved_bytes,
         device_bytes=shown.reserved_bytes + context.nbytes,
         range_bytes={
@@ -218,14 +266,14 @@ def memory_of(held: OnCard) -> Memory:
             "reserved": reserved,
             "device": (reserved[0] + context.low_bytes, reserved[1] + context.high_bytes),
         },
-        peak_phase=held.peak.phase.value,
+        peak_phase=held.at_peak.phase.value,
         breakdown_bytes=breakdown,
     )
 
 
 def _range(nbytes: int, spread_bytes: int, held: OnCard) -> Range:
     fraction = 0.0 if held.context.measured else UNMEASURED_FRACTION
-    if held.tape.guesses:
+    if held.guesses:
         fraction = GUESSED_FRACTION
     half = max(spread_bytes, int(nbytes * fraction))
     return max(0, nbytes - half), nbytes + half
@@ -246,8 +294,8 @@ def prediction_of(
         fits=held.fits,
         capacity_bytes=held.capacity_bytes,
         smallest_capacity_bytes=held.smallest_capacity_bytes,
-        assumptions=(*held.tape.assumptions, *assumptions, *_versions(held.tape, engine)),
-        warnings=(*(f"guessed: {guess}" for guess in held.tape.guesses), *warnings, *card_warnings(held)),
+        assumptions=(*held.assumptions, *assumptions, *_versions(held.versions, engine)),
+        warnings=(*(f"guessed: {guess}" for guess in held.guesses), *warnings, *card_warnings(held)),
     )
 
 
@@ -256,17 +304,17 @@ def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:
     return prediction_of(job_on_card(job, gpu, tape), id=job.id)
 
 
-def job_on_card(job: Job, gpu: Gpu, tape: Tape) -> OnCard:
+def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
     return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes)
 
 
-def _versions(tape: Tape, engine: str) -> list[str]:
-    if not tape.versions:
+def _versions(versions: Mapping[str, str], engine: str) -> list[str]:
+    if not versions:
         return []
-    packages = ", ".join(f"{name} {version}" for name, version in sorted(tape.versions.items()))
+    packages = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     return [f"{'traced with' if engine == 'traced' else 'follows'} {packages}"]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from tunecast.predict.changes import Change
 from tunecast.predict.oom import Filling, OomMessage, filled, short_bytes
 from tunecast.predict.oom_advice import Advice
+from tunecast.predict.memory import op_before
 from tunecast.predict.prediction import Predicted
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
@@ -114,13 +115,14 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
     held, said = foreseen.predicted.held, foreseen.predicted.prediction
     memory = said.memory
     verdict = (
-        f"{gib(memory.allocated_bytes)} at the peak, {when(memory.peak_phase, held.peak.step)}; completes with "
+        f"{gib(memory.allocated_bytes)} at the peak, {when(memory.peak_phase, held.at_peak.step)}; completes with "
         f"{gib(said.smallest_capacity_bytes)}, PyTorch could have {gib(said.capacity_bytes)}"
     )
     lines = _wrapped(verdict, "  ", terminal)
     stop = held.limited.out_of_memory
     if stop is not None:
-        op = shown(stop.op.name) if stop.op else "an allocation"
+        before = op_before(held.tape, stop.request)
+        op = shown(before.name) if before else "an allocation"
         where = f"stops {when(stop.phase.value, stop.step)}: {op} asks for {gib(stop.requested_bytes)}"
         lines += _wrapped(where, "  ", terminal)
     elif said.fits:

@@ -50,7 +50,7 @@ def traced_figures(
         capacity_bytes=capacity_bytes,
         fits=fits,
         smallest_capacity_bytes=smallest_capacity_bytes,
-        stopped_by=_stopped_by(on_card.out_of_memory) if on_card is not None else None,
+        stopped_by=_stopped_by(tape, on_card.out_of_memory) if on_card is not None else None,
         assumptions=tuple(assumptions),
         guesses=tape.guesses,
         versions=tape.versions,
@@ -59,7 +59,7 @@ def traced_figures(
 
 def card_figures(held: OnCard, said: Prediction, title: str) -> Figures:
     """What is shown of a tape on a card. Guesses and versions are told apart from the other assumptions."""
-    apart = {f"guessed: {guess}" for guess in held.tape.guesses}
+    apart = {f"guessed: {guess}" for guess in held.guesses}
     told = [text for text in (*said.assumptions, *said.warnings) if text not in apart]
     return traced_figures(
         held.tape,
@@ -89,10 +89,10 @@ def _live_block(live: memory.LiveBlock) -> LiveBlock:
     return LiveBlock(live.held_bytes, live.role.value, live.module, op, live.source, live.phase.value, live.step)
 
 
-def _stopped_by(end: memory.Exhausted | None) -> LiveBlock | None:
+def _stopped_by(tape: Tape, end: memory.Exhausted | None) -> LiveBlock | None:
     if end is None:
         return None
-    op = end.op or Op("")
+    op = memory.op_before(tape, end.request) or Op("")
     return LiveBlock(end.requested_bytes, "", op.module, op.name, op.source, end.phase.value, end.step)
 
 

@@ -1,18 +1,19 @@
 """A short tape, folded: a whole run's requests and frees as columns of numbers, without making its events.
 
 `layers.extended` and `schedule.scheduled` write a long tape out event by event, for reports that name modules and
-operations. A planner asks only for memory, many times. Here the runs of a layer are kept as columns, and the columns of a
-long run are put together from them: the copy for layer 7 is layer 6's with other block numbers. Both give the same
-program (tests/properties/test_fold.py).
+operations. A planner asks only for memory, many times. Here the runs of a layer are kept as columns, and the columns of
+a long run are put together from them: the copy for layer 7 is layer 6's with other block numbers. Both give the same
+program (tests/unit/test_fold.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from tunecast.tape.layers import NotRepeating, Run, Sweep, sweeps_of
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
+from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Phase, Role, Tape
+from tunecast.tape.schedule import NotRepeatable
 
 FREE, BEGIN, EMPTY_CACHE = -1, -2, -3
 """In the column of sizes: what a row is when it asks for nothing."""
@@ -29,6 +30,19 @@ class Columns:
     """Of each block, by its number."""
     starts: list[int]
     """The rows at which optimizer steps begin."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A tape that is not written out yet: its columns, and how to write it out."""
+
+    columns: Columns
+    repeats: Mapping[int, list[int]]
+    """Rows at which a step begins that does again what the one before did, with the blocks that cross into it."""
+    make_tape: Callable[[], Tape]
+    guesses: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
 
 
 class Template:
@@ -118,6 +132,50 @@ def _longer(sweep: Sweep, head: int, period: int, copies: int) -> list[tuple[int
     return longer[::-1] if sweep.falls else longer
 
 
-def marks(names: Sequence[str]) -> dict[str, Op]:
-    """For tapes that keep no operations: one that says only whose turn it is, for each module."""
-    return {name: Op("", name, kernels=0) for name in names}
+def in_order(columns: Columns, order: Sequence[int]) -> tuple[Columns, dict[int, list[int]]]:
+    """The steps of the columns in `order`, as `schedule.scheduled`; and by the first row of a step that does again what
+    the one before it did, the blocks that cross into it."""
+    bounds = [*columns.starts, len(columns.sizes)]
+    load = columns.starts[0]
+    out = Columns(columns.blocks[:load], columns.sizes[:load], columns.begins[:], columns.roles[:], [])
+    left = [_left_behind(columns, bounds[step], bounds[step + 1]) for step in range(len(bounds) - 1)]
+    carried: list[int] = []
+    repeats: dict[int, list[int]] = {}
+    used: set[int] = set()
+    for position, step in enumerate(order):
+        start, end = bounds[step], bounds[step + 1]
+        out.starts.append(len(out.sizes))
+        before = left[step - 1] if step else []
+        if position and len(before) != len(carried):
+            raise NotRepeatable(f"step {step} expects {len(before)} blocks of the step before it, not {len(carried)}")
+        names = dict(zip(before, carried, strict=True)) if position else {}
+        blocks = columns.blocks[start:end]
+        if step in used:
+            born = [b for b, size in zip(blocks, columns.sizes[start:end], strict=True) if size >= 0]
+            names.update({block: len(out.roles) + number for number, block in enumerate(born)})
+            out.roles.extend([columns.roles[block] for block in born])
+            if order[position - 1] == step:
+                repeats[len(out.sizes)] = list(carried)
+        used.add(step)
+        marked = columns.sizes[start:end]
+        for row, size in enumerate(marked):
+            if size == BEGIN:
+                begin = columns.begins[blocks[row]]
+                blocks[row] = len(out.begins)
+                out.begins.append(Begin(begin.phase, position))
+            elif size != EMPTY_CACHE:
+                blocks[row] = names.get(blocks[row], blocks[row])
+        out.blocks.extend(blocks)
+        out.sizes.extend(marked)
+        carried = [names.get(block, block) for block in left[step]]
+    return out, repeats
+
+
+def _left_behind(columns: Columns, start: int, end: int) -> list[int]:
+    """Blocks born between two rows and freed after, in the order they were made."""
+    freed = {b for b, size in zip(columns.blocks[end:], columns.sizes[end:], strict=True) if size == FREE}
+    return [
+        b
+        for b, size in zip(columns.blocks[start:end], columns.sizes[start:end], strict=True)
+        if size >= 0 and b in freed
+    ]

@@ -17,6 +17,11 @@ ONE_HEAD_A_KEY = {**LLAMA, "num_key_value_heads": 6}
 GPT2 = {
     "model_type": "gpt2", "n_embd": 384, "n_head": 6, "n_layer": 2, "n_positions": 512, "vocab_size": 2048,
 }  # fmt: skip
+NEOX = {
+    "model_type": "gpt_neox", "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1152,
+    "num_hidden_layers": 2, "vocab_size": 2048, "rotary_pct": 0.25, "tie_word_embeddings": False,
+}  # fmt: skip
+SERIAL_NEOX = {**NEOX, "use_parallel_residual": False, "hidden_dropout": 0.1, "attention_dropout": 0.1}
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "weights_dtype": "bfloat16"},
@@ -54,4 +59,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     *cases("gpt2", "gpt2", GPT2),
     *cases("gpt2 eager", "gpt2", GPT2, "full", "lora_all", attention="eager"),
     *cases("gpt2 flash2", "gpt2", GPT2, "lora_all", attention="flash_attention_2"),
+    *cases("gpt_neox", "pythia-160m", NEOX),
+    *cases("gpt_neox eager", "pythia-160m", NEOX, "full", "lora_all", attention="eager"),
+    *cases("gpt_neox flash2", "pythia-160m", NEOX, "lora_all", attention="flash_attention_2"),
+    *cases("gpt_neox serial", "pythia-160m", SERIAL_NEOX, "full", "lora_all"),
 ]

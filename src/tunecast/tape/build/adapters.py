@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.decoder import CausalLM
+from tunecast.tape.build.expert_adapters import insert_parameter_adapters, moved_names
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
@@ -47,7 +49,8 @@ def adapt(job: Job, model: CausalLM) -> None:
 
 def insert_adapters(job: Job, model: CausalLM) -> None:
     """Each comes in its layer's dtype; at the end all become fp32, unless `autocast_adapter_dtype` is off."""
-    adapted = [adapter(job, parent, name, child) for parent, name, child in list(targets(job, model))]
+    adapted: list[Any] = [adapter(job, parent, name, child) for parent, name, child in list(targets(job, model))]
+    adapted += insert_parameter_adapters(job, model, wanted_names(job, model))
     if job.lora.adapter_dtype == "float32":
         for module in adapted:
             for tensor in module.adapter_parameters():
@@ -68,11 +71,14 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
 def targets(job: Job, model: CausalLM) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     wanted = wanted_names(job, model)
+    moved = moved_names(model.model_type)
+    if wanted is not None:
+        wanted = set(wanted) - set(moved)
     head = model.output_embedding()
 
     def within(module: Module) -> Iterator[tuple[Module, str, Linear]]:
         for name, child in module.children.items():
-            if wanted is None and isinstance(child, Linear) and child is not head:
+            if wanted is None and isinstance(child, Linear) and child is not head and name not in moved:
                 yield module, name, child
             elif wanted is not None and name in wanted:
                 if not isinstance(child, Linear):

@@ -37,6 +37,20 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     return q_embed, k_embed
 
 
+def apply_partial_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The first part of each head turns, the rest is put back behind it."""
+    cos = ops.unsqueeze(cos, 1)
+    sin = ops.unsqueeze(sin, 1)
+    rotary_dim, width = cos.shape[-1], q.shape[-1]
+    q_rot, q_pass = ops.slice_(q, -1, 0, rotary_dim), ops.slice_(q, -1, rotary_dim, width)
+    k_rot, k_pass = ops.slice_(k, -1, 0, rotary_dim), ops.slice_(k, -1, rotary_dim, width)
+    q_embed = rotated(q_rot, cos, sin)
+    k_embed = rotated(k_rot, cos, sin)
+    q_embed = ops.cat((q_embed, q_pass), -1)
+    k_embed = ops.cat((k_embed, k_pass), -1)
+    return q_embed, k_embed
+
+
 def repeat_kv(hidden_states: Tensor, groups: int) -> Tensor:
     """A copy of keys or values for every query head."""
     batch, heads, length, width = hidden_states.shape
@@ -159,6 +173,17 @@ def interleaved(query: Tensor, width: int) -> Any:
     return (length * heads * width, width, heads * width, 1)
 
 
+def matching(query: Tensor, width: int) -> Any:
+    """Dimensions in memory as the query's are (cudnn/MHA.cpp, `alloc_with_matching_layout`)."""
+    if width == query.shape[3]:
+        return ops.kept_strides(query)
+    strides = query.stride()
+    shape, packed, step = (*query.shape[:3], width), [0] * 4, 1
+    for dim in sorted(range(4), key=lambda d: strides[d]):
+        packed[dim], step = step, step * shape[dim]
+    return tuple(packed)
+
+
 def cudnn(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool
 ) -> Tensor:
@@ -205,6 +230,7 @@ def _run(
 ) -> Tensor:  # fmt: skip
     machine = query.machine
     likes = [(t.shape, t.dtype) for t in (query, key, value)]
+    laid_out = interleaved if "efficient" in name else matching
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         q, k, v, _, kept_out = (node.take(place) for place in range(5))
@@ -213,11 +239,11 @@ def _run(
         arguments = (gradients[0], q, k, v, kept_out, None, None, None, None, dropout)
         made = machine.run_many(name + "_backward", (gradients[0], q, k, v), likes, flops * 5 // 2, arguments)
         for gradient, like in zip(made, (q, k, v), strict=True):
-            gradient.strides = interleaved(like, like.shape[3])
+            gradient.strides = laid_out(like, like.shape[3])
         return made
 
     node = start(machine, (query, key, value), back, (query, key, value, mask))
     results = machine.run_many(name, (query, key, value), outs, flops, args)
     out = results[0]
-    out.strides = interleaved(query, out.shape[3])
+    out.strides = laid_out(query, out.shape[3])
     return finish(node, out, out.detached(), *[t for t in results[1:] if t is not None])

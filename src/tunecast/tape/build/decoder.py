@@ -9,7 +9,7 @@ from tunecast.tape.build import attention, ops
 from tunecast.tape.build.autograd import checkpointed
 from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Embedding, Linear, Module, ModuleList, RMSNorm
-from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import FLOAT32, INT64, Dtype, Machine, Tensor
 
 Config = Mapping[str, Any]
 Step = Callable[[Tensor], Tensor]
@@ -36,7 +36,11 @@ class RotaryEmbedding(Module):
         emb = machine.run("cat", (freqs, freqs), (1, length, self.width), FLOAT32)
         cos = ops.map_("mul", ops.map_("cos", emb))
         sin = ops.map_("mul", ops.map_("sin", emb))
-        return ops.to(cos, x.dtype), ops.to(sin, x.dtype)
+        dtype = self.result_dtype(x)
+        return ops.to(cos, dtype), ops.to(sin, dtype)
+
+    def result_dtype(self, x: Tensor) -> Dtype:
+        return x.dtype
 
 
 def head_dim(config: Config) -> int:
@@ -59,7 +63,7 @@ class SelfAttention(Module):
 
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine)
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        heads = config["num_attention_heads"]
         kv_heads = config.get("num_key_value_heads") or heads
         self.head_dim = head_dim(config)
         self.groups = heads // kv_heads
@@ -67,6 +71,11 @@ class SelfAttention(Module):
         self.window = config.get("sliding_window") if layer_kinds(config)[index] == SLIDING else None
         """For kernels that are told how far back to look; those of sdpa get a mask instead."""
         self.softcap = config.get("attn_logit_softcapping")
+        self.add_projections(machine, config)
+
+    def add_projections(self, machine: Machine, config: Config) -> None:
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        kv_heads = heads // self.groups
         bias, bias_after = self.biases(config)
         self.q_proj = Linear(machine, hidden, heads * self.head_dim, bias)
         self.k_proj = Linear(machine, hidden, kv_heads * self.head_dim, bias)

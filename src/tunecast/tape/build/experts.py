@@ -39,13 +39,14 @@ def row_sums(x: Tensor) -> Tensor:
 
 
 def sums(x: Tensor, dim: int) -> Tensor:
-    """Over one dimension, dropped."""
+    """Over one dimension, dropped; into fp32 under autocast."""
     shape = x.shape
+    dtype = FLOAT32 if x.machine.autocast is not None else None
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         return (ops.expand(ops.unsqueeze(gradients[0], dim), *shape),)
 
-    return record(ops.total(x, (dim,)), (x,), back)
+    return record(ops.total(x, (dim,), dtype=dtype), (x,), back)
 
 
 def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
@@ -131,7 +132,24 @@ def grouped_product(x: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
 # --------------------------------------------------------------------------------------------------------- modules
 
 
-class Experts(Module):
+class Routed(Module):
+    """Its parameters may be adapted: then reading one computes it, once a call."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__(machine)
+        self.computed: dict[str, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        proxies = self.__dict__.get("computed", {})
+        if name not in proxies:
+            raise AttributeError(name)
+        value = proxies[name]
+        if not isinstance(value, Tensor):
+            value = proxies[name] = value()
+        return value
+
+
+class Experts(Routed):
     """All experts' weights, stacked. Some families store them the other way round, with a bias."""
 
     transposed = False
@@ -191,7 +209,7 @@ class Experts(Module):
         return ops.multiply(self.act_fn(gate), up)
 
 
-class Router(Module):
+class Router(Routed):
     """A linear layer that is no `nn.Linear` (adapters pass it by), softmax in fp32, the k most probable experts."""
 
     def __init__(self, machine: Machine, experts: int, hidden: int, top_k: int, normalized: bool = True) -> None:

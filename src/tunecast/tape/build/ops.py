@@ -7,6 +7,7 @@ inputs want a gradient the generated code computes the one first whose name come
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 from typing import Any
 
@@ -128,18 +129,19 @@ def expand(x: Tensor, *shape: int) -> Tensor:
     return view_of(x, tuple(shape), strides, None, lambda node, gradients: (sum_to(gradients[0], before),))
 
 
-def slice_(x: Tensor, dim: int, start: int, end: int) -> Tensor:
+def slice_(x: Tensor, dim: int, start: int, end: int, step: int = 1) -> Tensor:
     dim = dim % x.dim()
     before, strides = x.shape, x.stride()
-    if start == 0 and end >= before[dim]:
+    if start == 0 and end >= before[dim] and step == 1:
         return view_of(x, before, x.strides, None, lambda node, gradients: (gradients[0],))
-    shape = (*before[:dim], end - start, *before[dim + 1 :])
+    shape = (*before[:dim], -(-(end - start) // step), *before[dim + 1 :])
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         return (x_machine.run("slice_backward", gradients, before, gradients[0].dtype),)
 
     x_machine = x.machine
-    return view_of(x, shape, strides, x.offset + start * strides[dim], back)
+    offset = x.offset + start * strides[dim]
+    return view_of(x, shape, (*strides[:dim], strides[dim] * step, *strides[dim + 1 :]), offset, back)
 
 
 def select(x: Tensor, dim: int, index: int) -> Tensor:
@@ -441,8 +443,24 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
             start += size
         return out
 
-    out = parts[0].machine.run("cat", parts, shape, parts[0].dtype)
+    dtype = reduce(promoted, [part.dtype for part in parts])
+    out = parts[0].machine.run("cat", parts, shape, dtype)
     return record(out, parts, back)
+
+
+def stack_last(parts: Sequence[Tensor]) -> Tensor:
+    """Side by side in a new last dimension; the gradients are views."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        shape, strides = gradient.shape, gradient.stride()
+        return [
+            gradient.alias(shape[:-1], strides[:-1], gradient.offset + place * strides[-1])
+            for place in range(len(parts))
+        ]
+
+    shape = (*parts[0].shape, len(parts))
+    return record(parts[0].machine.run("stack", parts, shape, parts[0].dtype), parts, back)
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:

@@ -23,11 +23,13 @@ ONE_WORKSPACE_FROM = (2, 13)
 
 
 def build(
-    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str = "2.11"
-) -> Tape:
-    """The tape of one optimizer step for each of `lengths`."""
+    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str = "2.11",
+    *, keeps_ops: bool = True, folds: tuple[int, int, int] = (0, -1, 1),
+) -> Tape:  # fmt: skip
+    """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops` and `folds`."""
     shared = tuple(int(part) for part in torch_version.split(".")[:2]) >= ONE_WORKSPACE_FROM
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shared)
+    machine.keeps_ops, machine.folds = keeps_ops, folds
     machine.run("zeros", (), (1,), FLOAT32)
     model = load(job, config, machine)
     adapt(job, model)

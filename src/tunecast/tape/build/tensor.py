@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -147,6 +148,12 @@ class Tensor:
         return self.alias(self.shape, self.strides)
 
 
+@lru_cache(maxsize=100_000)
+def layer_number(module: str) -> int:
+    """The first number in a module's name; -1 outside the layers."""
+    return next((int(part) for part in module.split(".") if part.isdecimal()), -1)
+
+
 def contiguous_strides(shape: Shape) -> Shape:
     strides, step = [0] * len(shape), 1
     for dim in range(len(shape) - 1, -1, -1):
@@ -181,10 +188,27 @@ class Machine:
         self.sequence = 0
         self.head_modules: set[str] = set()
         self.guesses: dict[str, None] = {}
+        self.keeps_ops = True
+        """Without, the tape says only whose turn it is: enough for memory, in half the time."""
+        self.folds = (0, -1, 1)
+        """The first and last of the layers that stand for others, and for how many each."""
+        self._marks: dict[str, Op] = {}
         self.rotary: Any = None
         """What a package of kernels puts in the place of the models' own rotation of queries and keys."""
         self._announced: Begin | None = None
         self._workspaces: set[tuple[str, bool]] = set()
+
+    def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors, those of the layers that stand for others as often as they stand for one: for sizes that grow with
+        the number of layers."""
+        first, last, times = self.folds
+        if times == 1:
+            return list(tensors)
+        out: list[Tensor] = []
+        for tensor in tensors:
+            layer = layer_number(self.blocks[tensor.storage.block].module)
+            out += [tensor] * (times if first <= layer <= last else 1)
+        return out
 
     # ------------------------------------------------------------------ memory
 
@@ -221,6 +245,12 @@ class Machine:
     ) -> None:
         """An operation that makes nothing: it writes in place, or its results are made by the caller."""
         self._announce()
+        if not self.keeps_ops:
+            mark = self._marks.get(self.module)
+            if mark is None:
+                mark = self._marks[self.module] = Op("", self.module, kernels=0)
+            self.events.append(mark)
+            return
         shapes = tuple([t.shape for t in inputs[:3]])
         read = sum([t.nbytes for t in inputs])
         self.events.append(Op(name, self.module, flops, read, written, kernels, dtype.name, shapes))

@@ -53,6 +53,7 @@ class Ledger:
         self._storages: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._renamed: dict[int, int] = {}
         self._pending: tuple[int, int] | None = None
+        self._waiting: list[int] = []
         self._workspaces: set[tuple[str, int, int]] = set()
         self._announced: Begin | None = None
         self._op_of_block: dict[int, int] = {}
@@ -193,13 +194,14 @@ class Ledger:
             number = self._renamed.pop(number, number)
             if self._pending is not None:
                 old, new = self._pending
+                if number not in (old, new):  # what was added; where the sum is a new block, that came first
+                    self._waiting.append(number)
+                    return
                 if number == old:  # the sum went into the old gradient: no new block was needed
                     self._renamed[new] = old
-                    self._pending = None
-                    return
-                if number == new:
-                    self._pending = None
-                    return
+                self._pending = None
+                self._free_waiting()
+                return
             self.free(number)
 
     def resized(self, storage: Any, nbytes: int) -> None:
@@ -232,6 +234,12 @@ class Ledger:
             self._pending = None
             self._events.append(new)
             self._grow(self._blocks[new].nbytes)
+            self._free_waiting()
+
+    def _free_waiting(self) -> None:
+        for number in self._waiting:
+            self.free(number)
+        self._waiting.clear()
 
     def _defer(self, storage: Any, old: int, module: str) -> None:
         self._announce()

@@ -101,7 +101,7 @@ def move_data_between_devices() -> None:
 
 def graft_parameter_subclasses() -> None:
     """`Tensor._make_subclass` (bitsandbytes' Params4bit, Int8Params) would lose the fake tensor inside; make a class
-    that is both."""
+    that is both, of the same name: PEFT asks for it."""
     make = torch.Tensor._make_subclass
     grafted: dict[type, type] = {}
 
@@ -117,7 +117,7 @@ def graft_parameter_subclasses() -> None:
         if not issubclass(cls, FakeTensor):
             if cls not in grafted:
                 grafted[cls] = type(cls)(
-                    "Fake" + cls.__name__, (cls, FakeTensor), {"detach": detach, "device": torch.Tensor.device}
+                    cls.__name__, (cls, FakeTensor), {"detach": detach, "device": torch.Tensor.device}
                 )
             cls = grafted[cls]
         tensor = data.detach()

@@ -10,14 +10,26 @@ from typing import Any
 
 FAMILIES: dict[str, str] = {
     "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",
+    "gpt_neox": "tunecast.tape.build.families.gpt_neox:CausalLM",
     "llama": "tunecast.tape.build.decoder:CausalLM",
     "gemma": "tunecast.tape.build.families.gemma:Gemma",
     "gemma2": "tunecast.tape.build.families.gemma:Gemma2",
     "gemma3_text": "tunecast.tape.build.families.gemma:Gemma3",
+    "cohere": "tunecast.tape.build.families.cohere:Cohere",
+    "cohere2": "tunecast.tape.build.families.cohere:Cohere2",
+    "granite": "tunecast.tape.build.families.granite:CausalLM",
+    "olmo2": "tunecast.tape.build.families.olmo:Olmo2",
+    "olmo3": "tunecast.tape.build.families.olmo:Olmo3",
+    "phi3": "tunecast.tape.build.families.phi3:CausalLM",
+    "seed_oss": "tunecast.tape.build.families.seed_oss:CausalLM",
+    "smollm3": "tunecast.tape.build.families.smollm3:CausalLM",
+    "stablelm": "tunecast.tape.build.families.stablelm:CausalLM",
     "qwen2": "tunecast.tape.build.families.qwen:Qwen2",
     "qwen3": "tunecast.tape.build.families.qwen:Qwen3",
     "mistral": "tunecast.tape.build.families.mistral:CausalLM",
     "mixtral": "tunecast.tape.build.families.mixtral:CausalLM",
+    "qwen2_moe": "tunecast.tape.build.families.qwen2_moe:CausalLM",
+    "qwen3_moe": "tunecast.tape.build.families.qwen3_moe:CausalLM",
 }
 
 

@@ -137,10 +137,11 @@ class Gemma3Attention(decoder.SelfAttention):
         self.k_norm = GemmaNorm(machine, self.head_dim)
         self.softcap = None
 
-    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query_states, key_states, value_states = super().projected(hidden_states)
         query_states = self.q_norm(query_states)
         key_states = self.k_norm(key_states)
-        return super().placed(query_states, key_states, position_embeddings)
+        return query_states, key_states, value_states
 
 
 class Gemma3Layer(SandwichLayer):

@@ -16,13 +16,13 @@ def clip_gradients(parameters: Sequence[Tensor]) -> None:
     norms = []
     groups = by_dtype(gradients)
     for dtype, group in groups.items():
-        found = machine.run_many("_foreach_norm", group, [((), dtype)] * len(group), args=(group,))
+        found = machine.run_many("_foreach_norm", group, [((), dtype)] * len(group), args=(machine.repeated(group),))
         for norm, gradient in zip(found, group, strict=True):
             machine.blocks[norm.storage.block].module = machine.blocks[gradient.storage.block].module
         norms += found
         del found, norm
     dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
-    stacked = machine.run("stack", norms, (len(norms),), dtype)
+    stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), dtype)
     total = machine.run("linalg_vector_norm", (stacked,), (), dtype, args=(stacked, 2.0, None))
     del norms, stacked
     shifted = machine.run("add", (total,), (), dtype)

@@ -1,0 +1,147 @@
+"""LoRA on stacked experts and routers, which are parameters and no linear layers (peft/tuners/lora/layer.py,
+`ParamWrapper`; peft/utils/transformers_weight_conversion.py says which names of a target list mean them).
+
+The adapted parameter is the whole stack again, W + B A: made once to check its type when the wrapper is entered, and
+once more when the experts read it, which then keep it for the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import UsageError
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.modules import Linear, Module, bring
+from tunecast.tape.build.tensor import Dtype, Tensor
+from tunecast.tape.op import Role
+
+MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
+QWEN = {
+    "gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
+}  # fmt: skip
+PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "mixtral": MIXTRAL, "qwen3_moe": QWEN, "deepseek_v2": QWEN, "deepseek_v3": QWEN,
+}  # fmt: skip
+"""Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
+
+
+def moved_names(model_type: str) -> Mapping[str, str]:
+    return PARAMETERS.get(model_type, {})
+
+
+def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | None) -> list[ParameterLora]:
+    """After all linear layers; `wanted` None means every one."""
+    moved = moved_names(model.model_type)
+    names = {new for old, new in moved.items() if wanted is None or old in wanted}
+    if names and (job.lora.dropout or job.lora.dora):
+        what = "dropout" if job.lora.dropout else "dora"
+        raise UsageError(
+            f"lora.{what}: PEFT refuses it for experts and routers, which are parameters here. To fix: lora.{what} 0, "
+            "or lora.targets attention.",
+            field=f"lora.{what}",
+        )
+    out = []
+    for parent, child, module in list(held_modules(model)):
+        for parameter in module.own:
+            if parameter in names or f"{child}.{parameter}" in names:
+                rank = job.lora.rank * (2 if parameter == "gate_up_proj" else 1)  # two layers in one
+                adapted = ParameterLora(parent.children[child], module, parameter, rank, scaling(job))
+                adapted.name_all(module.path)
+                for part in (adapted.lora_A, adapted.lora_B):
+                    bring(part.weight, part.path, Role.ADAPTERS, adapted.adapter_dtype())
+                setattr(parent, child, adapted)
+                out.append(adapted)
+    return out
+
+
+def scaling(job: Job) -> float:
+    return job.lora.alpha / (job.lora.rank**0.5 if job.lora.rslora else job.lora.rank)
+
+
+def held_modules(module: Module) -> Iterator[tuple[Module, str, Module]]:
+    for name, child in module.children.items():
+        yield module, name, child
+        yield from held_modules(child)
+
+
+class ParameterLora(Module):
+    def __init__(self, base: Module, holder: Module, parameter: str, rank: int, scaling: float) -> None:
+        super().__init__(base.machine)
+        self.base_layer = base
+        self.holder = [holder]  # in a list: it is no child of this module
+        self.parameter_name, self.scaling = parameter, scaling
+        shape = holder.own[parameter].shape
+        self.experts = shape[0] if len(shape) == 3 else 1
+        self.stored_by_input = getattr(holder, "transposed", False)
+        outputs, inputs = reversed(shape[-2:]) if self.stored_by_input else shape[-2:]
+        self.lora_A = Linear(base.machine, inputs, rank * self.experts)
+        self.lora_B = Linear(base.machine, rank * self.experts, outputs)
+
+    def adapter_dtype(self) -> Dtype:
+        return self.holder[0].own[self.parameter_name].dtype
+
+    def adapter_parameters(self) -> list[Tensor]:
+        return [self.lora_A.weight, self.lora_B.weight]
+
+    def forward(self, *args: Any) -> Any:
+        holder, name = self.holder[0], self.parameter_name
+        weight = holder.own[name]
+        proxy = self.by_factors(weight) if self.experts > 1 else self.by_sum(weight)
+        proxy()  # whether it changes shape or type
+        del holder.__dict__[name]
+        holder.computed[name] = proxy
+        try:
+            return self.base_layer(*args)
+        finally:
+            holder.computed.clear()
+            object.__setattr__(holder, name, weight)
+
+    def by_sum(self, weight: Tensor) -> Callable[[], Tensor]:
+        a = ops.cast_for_product(self.lora_A.weight)
+        b = ops.cast_for_product(self.lora_B.weight)
+        delta_weight = ops.scale(ops.matrix_product(b, a))
+        delta_weight = ops.to(delta_weight, weight.dtype)
+        return lambda: ops.add(weight, delta_weight)
+
+    def by_factors(self, weight: Tensor) -> Callable[[], Tensor]:
+        weight_a, weight_b = self.lora_A.weight, self.lora_B.weight
+        weight_a = ops.reshape(weight_a, self.experts, -1, weight_a.shape[-1])
+        weight_b = ops.permute(ops.reshape(weight_b, weight_b.shape[0], -1, self.experts), 2, 0, 1)
+        if self.stored_by_input:
+            lhs, rhs = ops.transpose(weight_a, 1, 2), ops.transpose(weight_b, 1, 2)
+        else:
+            lhs, rhs = weight_b, weight_a
+        lhs = ops.to(lhs, weight.dtype)
+        rhs = ops.to(rhs, weight.dtype)
+
+        def folded() -> Tensor:
+            with self.machine.autocasting(None):
+                return add_batched_product(weight, lhs, rhs, self.scaling)
+
+        return folded
+
+
+def add_batched_product(added: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """baddbmm onto a frozen tensor."""
+    machine = a.machine
+    batch, n, k, m = *a.shape, b.shape[2]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        first = second = None
+        if node.needs[0]:
+            first = scaled(ops.batched_product(gradient, node.take(1).transpose(1, 2)), alpha)
+        if node.needs[1]:
+            second = scaled(ops.batched_product(node.take(0).transpose(1, 2), gradient), alpha)
+        return first, second
+
+    node = start(machine, (a, b), back, (a if b.requires_grad else None, b if a.requires_grad else None))
+    flops = 2 * batch * n * k * m
+    return finish(node, machine.run("baddbmm", (added, a, b), (batch, n, m), a.dtype, flops, args=(added, a, b)))
+
+
+def scaled(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1 else ops.map_("mul", x)

@@ -1,0 +1,52 @@
+"""Seed-OSS: Llama with biases before attention and dropout behind every block
+(transformers/models/seed_oss/modeling_seed_oss.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunecast.tape.build import decoder, ops
+from tunecast.tape.build.decoder import Config
+from tunecast.tape.build.tensor import Machine, Tensor
+
+
+class Attention(decoder.SelfAttention):
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        self.residual_dropout = config["residual_dropout"]
+
+    def biases(self, config: Config) -> tuple[bool, bool]:
+        return bool(config["attention_bias"]), bool(config.get("attention_out_bias", False))
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        attn_output, attn_weights = super().forward(*args, **kwargs)
+        attn_output = ops.dropout(attn_output, self.residual_dropout)
+        return attn_output, attn_weights
+
+
+class MLP(decoder.GatedMLP):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine, config)
+        self.residual_dropout = config["residual_dropout"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        down_proj = super().forward(x)
+        down_proj = ops.dropout(down_proj, self.residual_dropout)
+        return down_proj
+
+
+class Layer(decoder.Layer):
+    attention_class: Any = Attention
+    mlp_class: Any = MLP
+
+
+class Decoder(decoder.Decoder):
+    layer_class: Any = Layer
+
+
+class CausalLM(decoder.CausalLM):
+    decoder_class: Any = Decoder
+    defaults: Config = {
+        "head_dim": 128, "num_key_value_heads": 8, "attention_bias": True, "attention_dropout": 0.1,
+        "residual_dropout": 0.1,
+    }  # fmt: skip

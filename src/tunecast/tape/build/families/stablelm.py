@@ -1,0 +1,94 @@
+"""StableLM 2 and 3B: layer norms, a quarter of each head rotated (transformers/models/stablelm/modeling_stablelm.py)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunecast.tape.build import attention, decoder, ops
+from tunecast.tape.build.decoder import CheckpointingLayer, Config, GatedMLP, rotary_width
+from tunecast.tape.build.modules import Dropout, LayerNorm, Module, ModuleList
+from tunecast.tape.build.tensor import Machine, Tensor
+
+
+class NormPerHead(Module):
+    def __init__(self, machine: Machine, width: int, heads: int) -> None:
+        super().__init__(machine)
+        self.norms = ModuleList(machine)
+        for _ in range(heads):
+            self.norms.append(LayerNorm(machine, width, bias=False))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        states_per_heads = ops.split(hidden_states, [1] * hidden_states.shape[1], 1)
+        return ops.cat([norm(states) for norm, states in zip(self.norms, states_per_heads, strict=True)], 1)
+
+
+class Attention(decoder.SelfAttention):
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        self.rotary_ndims = rotary_width(config)
+        self.qk_layernorm = bool(config.get("qk_layernorm", False))
+        if self.qk_layernorm:
+            self.q_layernorm = NormPerHead(machine, self.head_dim, config["num_attention_heads"])
+            self.k_layernorm = NormPerHead(machine, self.head_dim, config["num_attention_heads"] // self.groups)
+
+    def biases(self, config: Config) -> tuple[bool, bool]:
+        return bool(config.get("use_qkv_bias", False)), False
+
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query_states, key_states, value_states = super().projected(hidden_states)
+        if self.qk_layernorm:
+            query_states = self.q_layernorm(query_states)
+            key_states = self.k_layernorm(key_states)
+        return query_states, key_states, value_states
+
+    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = position_embeddings
+        width, whole = self.rotary_ndims, self.head_dim
+        query_rot, query_pass = ops.slice_(query_states, -1, 0, width), ops.slice_(query_states, -1, width, whole)
+        key_rot, key_pass = ops.slice_(key_states, -1, 0, width), ops.slice_(key_states, -1, width, whole)
+        query_rot, key_rot = attention.apply_rotary(query_rot, key_rot, cos, sin)
+        query_states = ops.cat((query_rot, query_pass), -1)
+        key_states = ops.cat((key_rot, key_pass), -1)
+        return query_states, key_states
+
+
+class Layer(CheckpointingLayer):
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine)
+        self.parallel = bool(config.get("use_parallel_residual", False))
+        self.self_attn = Attention(machine, config, index)
+        self.mlp = GatedMLP(machine, config)
+        self.input_layernorm = LayerNorm(machine, config["hidden_size"])
+        if not self.parallel:
+            self.post_attention_layernorm = LayerNorm(machine, config["hidden_size"])
+        self.dropout = Dropout(machine, config.get("hidden_dropout") or 0.0)
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
+    ) -> Tensor:
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        self_attn_output, _ = self.self_attn(
+            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
+            position_ids=position_ids,
+        )  # fmt: skip
+        if self.parallel:
+            mlp_output = self.mlp(hidden_states)
+            mlp_output = self.dropout(mlp_output)
+            hidden_states = ops.add(ops.add(residual, self_attn_output), mlp_output)
+        else:
+            residual = ops.add(residual, self_attn_output)
+            mlp_output = self.mlp(self.post_attention_layernorm(residual))
+            mlp_output = self.dropout(mlp_output)
+            hidden_states = ops.add(residual, mlp_output)
+        return hidden_states
+
+
+class Decoder(decoder.Decoder):
+    layer_class: Any = Layer
+    norm_class: Any = LayerNorm
+
+
+class CausalLM(decoder.CausalLM):
+    decoder_class: Any = Decoder
+    defaults: Config = {"partial_rotary_factor": 0.25}

@@ -1,0 +1,65 @@
+"""A folded run and the same run written out: one program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunecast.job import job_from_dict
+from tunecast.predict.allocator import AllocatorSettings
+from tunecast.predict.memory import BEGIN, FREE, Program, at_peak, peak, program, program_of, replay
+from tunecast.tape.build.short import build_job, fold_job
+from tunecast.tape.card import Card
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 9,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 3001, "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+JOBS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full", "autocast": None},
+    "recomputed": {"method": "full", "gradient_checkpointing": True, "autocast": None},
+    "lora": {"method": "lora", "lora": {"targets": "all-linear"}},
+    "lora-recomputed": {"method": "lora", "gradient_checkpointing": True, "grad_accum": 2},
+    "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "gradient_checkpointing": True},
+    "lengths": {"method": "lora", "lengths": [256, 128, 200, 128, 256, 96, 64]},
+    "one-length-twice": {"method": "lora", "lengths": [256, 128, 128, 128, 256, 96, 96, 96]},
+    "adafactor": {"method": "full", "optimizer": "adafactor", "autocast": None},
+    "adamw_8bit": {"method": "full", "optimizer": "adamw_8bit", "autocast": None},
+}
+
+
+def numbered(rows: Program) -> list[tuple[int, int]]:
+    """Blocks by the order they come to life, marks without their place."""
+    numbers: dict[int, int] = {}
+    out = []
+    for block, size in zip(rows.blocks, rows.sizes, strict=True):
+        if size >= 0:
+            numbers[block] = len(numbers)
+        out.append((numbers[block] if size >= FREE else 0, size))
+    return out
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("layers", [3, 4, 5, 9])
+def test_folded_is_written_out(name: str, layers: int) -> None:
+    values = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 256, "micro_batch": 2, **JOBS[name]}
+    job, config = job_from_dict(values), CONFIG | {"num_hidden_layers": layers}
+    folded = fold_job(job, config, Card())
+    tape = build_job(job, config, Card())
+    short, whole = program_of(folded.columns, folded.repeats), program(tape)
+    assert numbered(short) == numbered(whole)
+    begins = [
+        [rows.begins[b] for b, s in zip(rows.blocks, rows.sizes, strict=True) if s == BEGIN] for rows in (short, whole)
+    ]
+    assert begins[0] == begins[1]
+    for settings in (AllocatorSettings(), AllocatorSettings(expandable_segments=True)):
+        one, two = replay(short, settings), replay(whole, settings)
+        assert (one.reserved_bytes, one.allocated_bytes, one.model_bytes) == (
+            two.reserved_bytes, two.allocated_bytes, two.model_bytes,
+        )  # fmt: skip
+        there, here = at_peak(short, one), peak(tape, settings)
+        assert (there.allocated_bytes, there.phase, there.step, there.by_role) == (
+            here.allocated_bytes, here.phase, here.step, here.by_role,
+        )  # fmt: skip
