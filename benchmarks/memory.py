@@ -1,6 +1,7 @@
 """Predicted memory against measured memory, every run of `data/`; writes `results/memory.json`.
 
     python benchmarks/memory.py --python ENV/bin/python [--only TEXT] [--jobs N]
+    python benchmarks/memory.py --engine analytic                 the closed form; writes `results/memory_analytic.json`
 
 ENV holds the packages the runs were measured with (data/README.md). One tape serves all rows that differ only in the
 allocator's settings or capacity. Accuracy is enforced by tests on the committed result; time is only reported.
@@ -23,10 +24,14 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
 
+from tunecast.errors import Unsupported  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
-from tunecast.predict.memory import program, replay, smallest_capacity_bytes  # noqa: E402
+from tunecast.predict.memory import program, program_of, replay, smallest_capacity_bytes  # noqa: E402
+from tunecast.predict.prediction import H200_CONTEXT  # noqa: E402
+from tunecast.tape.build.short import fold_job  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
+from tunecast.tape.fold import Folded  # noqa: E402
 from tunecast.tape.op import Tape  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
@@ -53,13 +58,13 @@ def tape_key(job: Job) -> Job:
     )
 
 
-def compare(job: Job, measured: dict[str, Any], tape: Tape, torch_version: str) -> dict[str, Any]:
+def compare(job: Job, measured: dict[str, Any], tape: Tape | Folded, torch_version: str) -> dict[str, Any]:
     """One row of the result. `torch_version` is the measured one: ties between segments depend on it."""
     settings = AllocatorSettings(
         expandable_segments=job.allocator == "expandable_segments",
         oldest_segment_first=takes_oldest_segment_first(torch_version),
     )
-    steps = program(tape)
+    steps = program_of(tape.columns, tape.repeats) if isinstance(tape, Folded) else program(tape)
     free = replay(steps, settings)
     row: dict[str, Any] = {
         "id": job.id,
@@ -68,6 +73,7 @@ def compare(job: Job, measured: dict[str, Any], tape: Tape, torch_version: str) 
             "model_bytes": free.model_bytes,
             "allocated_bytes": free.allocated_bytes,
             "reserved_bytes": free.reserved_bytes,
+            "device_bytes": free.reserved_bytes + H200_CONTEXT.nbytes,
         },
     }
     capacity = job.hardware.capacity_bytes
@@ -91,6 +97,7 @@ def compare(job: Job, measured: dict[str, Any], tape: Tape, torch_version: str) 
         "model_bytes": measured["model_alloc"],
         "allocated_bytes": measured["peak_alloc"],
         "reserved_bytes": measured["peak_reserved"],
+        "device_bytes": measured["device_used"],
     }
     row["error"] = {k: row["predicted"][k] / v - 1 for k, v in row["measured"].items()}
     return row
@@ -104,11 +111,15 @@ def commit() -> str:
 
 
 def group_results(group: list[tuple[Job, dict[str, Any]]], python: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Rows that share a tape: traced once, replayed for each."""
+    """Rows that share a tape: made once, replayed for each. Without an interpreter, by the closed form."""
     job = group[0][0]
     start = time.perf_counter()
-    tape = trace_job(job, models()[job.model], Card(), python=python)
-    seconds = round(time.perf_counter() - start, 1)
+    config = models()[job.model]
+    try:
+        tape = trace_job(job, config, Card(), python=python) if python else fold_job(job, config, Card())
+    except Unsupported as error:
+        return [{"id": job.id, "kind": "refused", "refused": error.message, "trace_s": 0} for job, _ in group], {}
+    seconds = round(time.perf_counter() - start, 1 if python else 3)
     return [compare(job, measured, tape, "2.11.0") | {"trace_s": seconds} for job, measured in group], dict(
         tape.versions
     )
@@ -117,11 +128,14 @@ def group_results(group: list[tuple[Job, dict[str, Any]]], python: str) -> tuple
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
+    parser.add_argument("--engine", choices=("traced", "analytic"), default="traced")
     parser.add_argument("--only", default="", help="rows whose id contains this; prints, writes nothing")
     parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
     parser.add_argument("--commit", help="the commit this is a copy of, where git cannot say")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "memory.json")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
+    analytic = options.engine == "analytic"
+    out = options.out or HERE / "results" / ("memory_analytic.json" if analytic else "memory.json")
     groups: dict[Job, list[tuple[Job, dict[str, Any]]]] = {}
     order = []
     for job, measured in rows(HERE / "data" / "h200_runs.jsonl"):
@@ -130,7 +144,7 @@ def main() -> None:
             order.append(job.id)
     made_at, found, versions = options.commit or commit(), {}, {}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for results, traced_with in pool.map(group_results, groups.values(), repeat(options.python)):
+        for results, traced_with in pool.map(group_results, groups.values(), repeat("" if analytic else options.python)):
             versions |= traced_with
             for row in results:
                 found[row["id"]] = row
@@ -141,7 +155,7 @@ def main() -> None:
                 print(row["id"], row["kind"], shown, f"{row['trace_s']} s", flush=True)
     if not options.only:
         result = {"commit": made_at, "versions": versions, "rows": [found[name] for name in order]}
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class OnCard:
-    """Everything the allocator's model says of one tape on one card. What takes long is found out when it is asked for."""
+    """Everything the allocator's model says of one tape on one card. What takes long waits until it is asked for."""
 
     make_tape: Callable[[], Tape]
     program: Program

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tunecast.predict.changes import Change
+from tunecast.predict.memory import op_before
 from tunecast.predict.oom import Filling, OomMessage, filled, short_bytes
 from tunecast.predict.oom_advice import Advice
-from tunecast.predict.memory import op_before
 from tunecast.predict.prediction import Predicted
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown

@@ -22,6 +22,25 @@ NEOX = {
     "num_hidden_layers": 2, "vocab_size": 2048, "rotary_pct": 0.25, "tie_word_embeddings": False,
 }  # fmt: skip
 SERIAL_NEOX = {**NEOX, "use_parallel_residual": False, "hidden_dropout": 0.1, "attention_dropout": 0.1}
+PHI = {
+    "model_type": "phi", "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1152,
+    "num_hidden_layers": 2, "vocab_size": 2048, "partial_rotary_factor": 0.5, "resid_pdrop": 0.1,
+}  # fmt: skip
+PHI_DROPPED = {**PHI, "resid_pdrop": 0.0, "embd_pdrop": 0.1, "attention_dropout": 0.1, "qk_layernorm": True}
+STARCODER2 = {
+    "model_type": "starcoder2", "hidden_size": 384, "num_attention_heads": 6, "num_key_value_heads": 2,
+    "intermediate_size": 1152, "num_hidden_layers": 2, "vocab_size": 2048, "sliding_window": 4096,
+    "residual_dropout": 0.1, "embedding_dropout": 0.1, "attention_dropout": 0.1,
+}  # fmt: skip
+STARCODER2_LARGE = {**STARCODER2, "sliding_window": None, "attention_dropout": 0.0}
+STARCODER2_WINDOW = {**STARCODER2, "sliding_window": 128}
+OPT = {
+    "model_type": "opt", "hidden_size": 384, "num_attention_heads": 6, "ffn_dim": 1152, "num_hidden_layers": 2,
+    "vocab_size": 2048, "max_position_embeddings": 512,
+}  # fmt: skip
+OPT_350M = {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 192, "attention_dropout": 0.1}
+MPT = {"model_type": "mpt", "d_model": 384, "n_heads": 8, "n_layers": 2, "vocab_size": 2048, "max_seq_len": 512}
+MPT_CLIPPED = {**MPT, "n_heads": 6, "attn_config": {"clip_qkv": 6, "attn_pdrop": 0}}
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "weights_dtype": "bfloat16"},
@@ -63,4 +82,20 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     *cases("gpt_neox eager", "pythia-160m", NEOX, "full", "lora_all", attention="eager"),
     *cases("gpt_neox flash2", "pythia-160m", NEOX, "lora_all", attention="flash_attention_2"),
     *cases("gpt_neox serial", "pythia-160m", SERIAL_NEOX, "full", "lora_all"),
+    *cases("phi", "phi-2", PHI),
+    *cases("phi eager", "phi-2", PHI, "lora_all", attention="eager"),
+    *cases("phi flash2", "phi-2", PHI, "full_autocast", attention="flash_attention_2"),
+    *cases("phi dropped", "phi-2", PHI_DROPPED, "full", "lora_all"),
+    *cases("starcoder2", "starcoder2-3b", STARCODER2, "full", "full_fp32", "full_autocast", "lora_all", "lora_attention"),
+    *cases("starcoder2 eager", "starcoder2-3b", STARCODER2, "lora_all", attention="eager"),
+    *cases("starcoder2 flash2", "starcoder2-3b", STARCODER2_WINDOW, "lora_all", attention="flash_attention_2"),
+    *cases("starcoder2 large", "starcoder2-15b", STARCODER2_LARGE, "lora_all"),
+    *cases("starcoder2 window", "starcoder2-3b", STARCODER2_WINDOW, "full", "lora_all"),
+    *cases("starcoder2 window eager", "starcoder2-3b", STARCODER2_WINDOW, "lora_all", attention="eager"),
+    *cases("opt", "opt-125m", OPT),
+    *cases("opt eager", "opt-125m", OPT, "lora_all", attention="eager"),
+    *cases("opt flash2", "opt-125m", OPT, "full_autocast", attention="flash_attention_2"),
+    *cases("opt 350m", "opt-350m", OPT_350M, "full", "lora_all"),
+    *cases("mpt", "mpt-7b", MPT),
+    *cases("mpt clipped", "mpt-7b", MPT_CLIPPED, "full", "lora_all"),
 ]

@@ -10,6 +10,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.decoder import CausalLM
 from tunecast.tape.build.expert_adapters import insert_parameter_adapters, moved_names
+from tunecast.tape.build.dora import DoraLinear
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
@@ -59,11 +60,16 @@ def insert_adapters(job: Job, model: CausalLM) -> None:
 
 
 def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
-    kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit if isinstance(base, Linear8bit) else LoraLinear
-    adapted = kind(base, job.lora.rank, job.lora.dropout)
+    kind: type[LoraLinear] = LoraLinear
+    if isinstance(base, Linear4bit | Linear8bit):
+        kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit
+    adapted = kind(base, job.lora.rank, job.lora.dropout, job.lora.dora)
     adapted.name_all(base.path)
-    for part in (adapted.lora_A, adapted.lora_B):
+    lora_A, lora_B = adapted.lora_A, adapted.lora_B
+    for part in (lora_A, lora_B):
         bring(part.weight, part.path, Role.ADAPTERS, adapted.adapter_dtype())
+    if adapted.lora_magnitude_vector is not None:
+        adapted.lora_magnitude_vector.begin(base, lora_A.weight, lora_B.weight)
     setattr(parent, name, adapted)
     return adapted
 
@@ -114,27 +120,45 @@ def wanted_names(job: Job, model: CausalLM) -> Collection[str] | None:
 class LoraLinear(Module):
     """peft/tuners/lora/layer.py, `Linear.forward`."""
 
-    def __init__(self, base: Linear, rank: int, dropout: float) -> None:
+    def __init__(self, base: Linear, rank: int, dropout: float, dora: bool) -> None:
         super().__init__(base.machine)
         self.base_layer = base
         self.lora_dropout = Dropout(base.machine, dropout)
         self.lora_A = Linear(base.machine, base.inputs, rank)
         self.lora_B = Linear(base.machine, rank, base.outputs)
+        self.lora_magnitude_vector = DoraLinear(base) if dora else None
 
     def adapter_dtype(self) -> Dtype:
         """As it comes: the layer's, where that is a floating one."""
         return self.base_layer.weight.dtype
 
     def adapter_parameters(self) -> list[Tensor]:
-        return [self.lora_A.weight, self.lora_B.weight]
+        magnitude = [] if self.lora_magnitude_vector is None else [self.lora_magnitude_vector.weight]
+        return [self.lora_A.weight, self.lora_B.weight, *magnitude]
 
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_layer(x)
         torch_result_dtype = result.dtype
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
         x = ops.to(x, lora_A.weight.dtype)
-        result = ops.add(result, ops.scale(lora_B(lora_A(dropout(x)))))
+        if self.lora_magnitude_vector is None:
+            result = ops.add(result, ops.scale(lora_B(lora_A(dropout(x)))))
+        else:
+            result = self.with_magnitude(x, result)
         return ops.to(result, torch_result_dtype)
+
+    def with_magnitude(self, x: Tensor, result: Tensor) -> Tensor:
+        """peft/tuners/lora/variants.py, `DoraLinearVariant.forward`: with dropout the layer's own result is made anew."""
+        base_result = None if self.lora_dropout.probability else result
+        if base_result is None:
+            x = self.lora_dropout(x)
+        assert self.lora_magnitude_vector is not None
+        return ops.add(
+            result,
+            self.lora_magnitude_vector(
+                x, lora_A=self.lora_A, lora_B=self.lora_B, base_layer=self.base_layer, base_result=base_result
+            ),
+        )
 
 
 class LoraLinear8bit(LoraLinear):
@@ -146,13 +170,15 @@ class LoraLinear8bit(LoraLinear):
     def forward(self, x: Tensor) -> Tensor:
         result = self.base_result(x)
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
-        requires_conversion = self.machine.autocast is None
-        if requires_conversion:
+        expected_dtype = None
+        if self.machine.autocast is None:
             expected_dtype = result.dtype
             x = ops.to(x, lora_A.weight.dtype)
+        if self.lora_magnitude_vector is not None:
+            result = self.with_magnitude(x, result)
+            return ops.to(result, expected_dtype or result.dtype)
         output = ops.scale(lora_B(lora_A(dropout(x))))
-        if requires_conversion:
-            output = ops.to(output, expected_dtype)
+        output = ops.to(output, expected_dtype or output.dtype)
         return ops.add(result, output)
 
     def base_result(self, x: Tensor) -> Tensor:

@@ -43,6 +43,20 @@ class RotaryEmbedding(Module):
         return x.dtype
 
 
+class RotaryByKind(Module):
+    """Other frequencies for other kinds of layers."""
+
+    rotary_class: Any = RotaryEmbedding
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        for kind in sorted(set(layer_kinds(config))):
+            setattr(self, kind, self.rotary_class(machine, config))
+
+    def forward(self, x: Tensor, position_ids: Tensor, kind: str) -> Any:
+        return self.children[kind].forward(x, position_ids)
+
+
 def head_dim(config: Config) -> int:
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
@@ -68,6 +82,7 @@ class SelfAttention(Module):
         self.head_dim = head_dim(config)
         self.groups = heads // kv_heads
         self.dropout = config.get("attention_dropout") or 0.0
+        self.residual_dropout = config.get("residual_dropout") or 0.0
         self.window = config.get("sliding_window") if layer_kinds(config)[index] == SLIDING else None
         """For kernels that are told how far back to look; those of sdpa get a mask instead."""
         self.softcap = config.get("attn_logit_softcapping")
@@ -99,6 +114,7 @@ class SelfAttention(Module):
         )  # fmt: skip
         attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
         attn_output = self.o_proj(attn_output)
+        attn_output = ops.dropout(attn_output, self.residual_dropout)
         return attn_output, attn_weights
 
     def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -204,7 +220,7 @@ class Decoder(Module):
         position_ids = machine.run("add", (machine.run("arange", (), (length,), INT64),), (length,), INT64)
         position_ids = ops.unsqueeze(position_ids, 0)
         masks = self.masks(attention_mask, inputs_embeds)
-        hidden_states = inputs_embeds
+        hidden_states = self.entering(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)
         for decoder_layer, kind in zip(self.layers, self.kinds, strict=True):
             hidden_states = decoder_layer(
@@ -213,6 +229,10 @@ class Decoder(Module):
             )  # fmt: skip
         hidden_states = self.norm(hidden_states)
         return hidden_states  # type: ignore[no-any-return]
+
+    def entering(self, inputs_embeds: Tensor) -> Tensor:
+        """What the first layer gets."""
+        return inputs_embeds
 
     def masks(self, attention_mask: Tensor, inputs_embeds: Tensor) -> dict[str, Any]:
         """By kind of layer."""
@@ -223,6 +243,8 @@ class Decoder(Module):
 
     def positions(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
         """Cosines and sines by kind of layer."""
+        if isinstance(self.rotary_emb, RotaryByKind):
+            return {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in sorted(set(self.kinds))}
         return dict.fromkeys(self.kinds, self.rotary_emb(hidden_states, position_ids=position_ids))
 
 

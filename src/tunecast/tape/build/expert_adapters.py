@@ -48,8 +48,9 @@ def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | No
         for parameter in module.own:
             if parameter in names or f"{child}.{parameter}" in names:
                 rank = job.lora.rank * (2 if parameter == "gate_up_proj" else 1)  # two layers in one
-                adapted = ParameterLora(parent.children[child], module, parameter, rank, scaling(job))
-                adapted.name_all(module.path)
+                base = parent.children[child]
+                adapted = ParameterLora(base, module, parameter, rank, scaling(job))
+                adapted.name_all(base.path)
                 for part in (adapted.lora_A, adapted.lora_B):
                     bring(part.weight, part.path, Role.ADAPTERS, adapted.adapter_dtype())
                 setattr(parent, child, adapted)

@@ -13,13 +13,23 @@ from tunecast.errors import Unsupported
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
 from tunecast.tape.build.modules import Activation, Module
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Dtype, Machine, Tensor
 
 # ------------------------------------------------------------------------------------------------------ operations
 
 
 def top_k(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row and their places. The gradient is scattered into zeros."""
+    """The largest of each row and their places."""
+    return _selected("topk", x, count, (x, count, -1))
+
+
+def largest(x: Tensor) -> Tensor:
+    """The largest of each row, the dimension kept."""
+    return _selected("max", x, 1, (x, -1, True))[0]
+
+
+def _selected(name: str, x: Tensor, count: int, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+    """The gradient is scattered into zeros."""
     machine, shape, dtype = x.machine, x.shape, x.dtype
     kept = (*shape[:-1], count)
 
@@ -28,25 +38,29 @@ def top_k(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return (machine.run("scatter", (zeros, node.take(0)), shape, dtype, args=(zeros, -1, node.take(0))),)
 
     node = start(machine, (x,), back)
-    values, places = machine.run_many("topk", (x,), ((kept, dtype), (kept, INT64)), args=(x, count, -1))
+    values, places = machine.run_many(name, (x,), ((kept, dtype), (kept, INT64)), args=args)
     return finish(node, values, places), places
 
 
 def row_sums(x: Tensor) -> Tensor:
-    """Over the last dimension, kept."""
+    """Over the last dimension, kept; into fp32 under autocast."""
     shape = x.shape
-    return record(ops.total(x, (-1,), keepdim=True), (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
+    out = ops.total(x, (-1,), keepdim=True, dtype=_sum_dtype(x))
+    return record(out, (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
 
 
 def sums(x: Tensor, dim: int) -> Tensor:
     """Over one dimension, dropped; into fp32 under autocast."""
     shape = x.shape
-    dtype = FLOAT32 if x.machine.autocast is not None else None
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         return (ops.expand(ops.unsqueeze(gradients[0], dim), *shape),)
 
-    return record(ops.total(x, (dim,), dtype=dtype), (x,), back)
+    return record(ops.total(x, (dim,), dtype=_sum_dtype(x)), (x,), back)
+
+
+def _sum_dtype(x: Tensor) -> Dtype | None:
+    return FLOAT32 if x.machine.autocast is not None else None
 
 
 def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
@@ -181,13 +195,15 @@ class Experts(Routed):
         offsets = machine.run("cumsum", (tokens_per_expert,), (self.count,), INT32, args=(tokens_per_expert, 0))
         sentinel_mask = ops.unsqueeze(ops.map_("ge", expert_ids_g, BOOL), -1)
         machine.launch("clamp_", (expert_ids_g,), INT64, expert_ids_g.nbytes)
+        selected_weights = self.gate_up_proj
         selected_biases = rows_at(self.gate_up_proj_bias, expert_ids_g) if self.biased else None
         selected_hidden_states_g = masked(selected_hidden_states_g, sentinel_mask, in_place=True)
-        proj_out = self.product(selected_hidden_states_g, self.gate_up_proj, offsets, selected_biases)
+        proj_out = self.product(selected_hidden_states_g, selected_weights, offsets, selected_biases)
         proj_out = masked(proj_out, sentinel_mask)
         proj_out = self.gated(proj_out)
+        selected_weights = self.down_proj
         selected_biases = rows_at(self.down_proj_bias, expert_ids_g) if self.biased else None
-        proj_out = self.product(proj_out, self.down_proj, offsets, selected_biases)
+        proj_out = self.product(proj_out, selected_weights, offsets, selected_biases)
         proj_out = masked(proj_out, sentinel_mask)
         weighted_out = ops.multiply(proj_out, ops.unsqueeze(sample_weights_g, -1))
         inv_perm = machine.run("empty_like", (perm,), pairs, INT64)

@@ -37,7 +37,9 @@ def reshape(x: Tensor, *shape: int) -> Tensor:
     shape = whole_shape(x.numel(), shape)
     strides = view_strides(x, shape)
     if strides is False:
-        return view(clone(x), *shape)
+        copied = view(clone(x), *shape)
+        copied.is_view = False  # `_unsafe_view`: the copy is nobody else's
+        return copied
     return view(x, *shape)
 
 
@@ -399,6 +401,32 @@ tanh, sigmoid = by_result("tanh"), by_result("sigmoid")
 silu, gelu, relu = by_input("silu"), by_input("gelu"), by_result("relu")
 
 
+def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+    """A number where the mask is set; no gradient flows there."""
+    machine, shape = x.machine, broadcast(x.shape, mask.shape)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        return (machine.run("masked_fill", (gradient, node.take(0)), gradient.shape, gradient.dtype),)
+
+    node = start(machine, (x,), back, (mask,))
+    return finish(node, machine.run("masked_fill", (x, mask), shape, x.dtype))
+
+
+def clamp(x: Tensor) -> Tensor:
+    """Between two numbers: where((x >= min) and (x <= max), grad, 0)."""
+    machine = x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient, kept = gradients[0], node.take(0)
+        zero = machine.run("scalar_tensor", (), (), gradient.dtype)
+        above = map_("ge", kept, BOOL)
+        below = map_("le", kept, BOOL)
+        return (machine.run("where", (above, gradient, zero), gradient.shape, gradient.dtype), below)[:1]
+
+    return finish(start(machine, (x,), back, (x,)), map_("clamp", x))
+
+
 def gelu_new(x: Tensor) -> Tensor:
     """0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))) (transformers/activations.py, `NewGELUActivation`)."""
     return multiply(scale(x), shift(tanh(scale(add(x, scale(power(x)))))))
@@ -721,9 +749,9 @@ def safe_softmax(x: Tensor) -> Tensor:
 
 
 def add_in_place(x: Tensor, other: Tensor) -> Tensor:
-    """x.add_(other), where `other` wants no gradient: the same memory with a longer history."""
+    """x.add_(other): the same memory with a longer history."""
     x.machine.launch("add_", (x, other), x.dtype, x.nbytes)
-    return record(x.detached(), (x,), lambda node, gradients: (gradients[0],))
+    return record(x.detached(), (x, other), lambda node, gradients: (gradients[0], gradients[0]))
 
 
 def repeat_interleave(x: Tensor, count: int, dim: int) -> Tensor:

@@ -27,7 +27,7 @@ from tunecast.tape.build.tensor import (
 )
 from tunecast.tape.kernels.four_bit import BLOCK, takes_fused_kernel
 from tunecast.tape.kernels.outliers import GATES, share_of_outlier_columns
-from tunecast.tape.op import Role
+from tunecast.tape.op import Phase, Role
 
 NESTED_BLOCK = 256
 OUTLIER_THRESHOLD = 6.0
@@ -102,7 +102,9 @@ def change_dtype(parameter: Tensor, dtype: Dtype) -> None:
     before, machine.module = machine.module, block.module
     copy = ops.map_("_to_copy", parameter.detached(), dtype)
     machine.module = before
-    machine.blocks[copy.storage.block].role, block.role = block.role, None
+    machine.blocks[copy.storage.block].role = block.role
+    if machine.phase is Phase.LOAD:  # it was never more than a step of loading
+        block.role = None
     parameter.storage, parameter.dtype = copy.storage, dtype
 
 
@@ -138,6 +140,9 @@ class QuantState:
             del centred, absmax
         kept(self.absmax)
 
+    def tensors(self) -> list[Tensor]:
+        return [self.absmax, self.code, *([self.offset, self.absmax2, self.code2] if self.nested else [])]
+
     def dequantized(self) -> Tensor:
         """functional.py, `dequantize_4bit`."""
         machine = self.packed.machine
@@ -168,6 +173,12 @@ class Linear4bit(Linear):
 
     def dequantized(self) -> Tensor:
         return self.state.dequantized()
+
+    def copied(self) -> list[Tensor]:
+        """`copy.deepcopy`: the state hangs on the layer and on its weight, and is copied twice."""
+        bias = [] if self.bias is None else [self.bias]
+        state = self.state.tensors()
+        return [ops.map_("clone", tensor.detached()) for tensor in (*state, self.weight, *bias, *state)]
 
 
 def matmul_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:

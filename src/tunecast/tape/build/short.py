@@ -14,7 +14,7 @@ from tunecast.tape.fold import Folded, in_order, unfolded
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
-from tunecast.tape.shorten import layers_to_trace, leading_layers, steps_to_trace, with_layers
+from tunecast.tape.shorten import layers_to_trace, leading_layers, steps_of, steps_to_trace, with_layers
 
 FOLLOWS: Mapping[str, str] = {
     "torch": "2.11.0", "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2", "liger-kernel": "0.8.5",
@@ -25,16 +25,21 @@ FOLLOWS: Mapping[str, str] = {
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     """The tape of the run the contract defines, every layer and every step of it."""
     lengths, order = steps_to_trace(job)
+    try:
+        tape = scheduled(_with_all_layers(job, config, card, lengths), order)
+    except NotRepeatable:  # what a step leaves behind dies in none it was built with: all of them are built
+        every = steps_of(job)
+        tape = scheduled(_with_all_layers(job, config, card, every), range(len(every)))
+    return replace(tape, versions=FOLLOWS)
+
+
+def _with_all_layers(job: Job, config: Mapping[str, Any], card: Card, lengths: list[int]) -> Tape:
     small, large, total = layers_to_trace(config)
     if large < total:
-        try:
+        with contextlib.suppress(NotRepeating):
             few, more = (build(job, with_layers(config, count), lengths, card) for count in (small, large))
-            whole = extended(few, more, small, large, total, head=leading_layers(config))
-        except NotRepeating:
-            whole = build(job, config, lengths, card)
-    else:
-        whole = build(job, config, lengths, card)
-    return replace(scheduled(whole, order), versions=FOLLOWS)
+            return extended(few, more, small, large, total, head=leading_layers(config))
+    return build(job, config, lengths, card)
 
 
 def fold_job(job: Job, config: Mapping[str, Any], card: Card) -> Folded:
@@ -47,7 +52,10 @@ def fold_job(job: Job, config: Mapping[str, Any], card: Card) -> Folded:
     if len(set(lengths)) == 1:  # two steps are enough where what the first one leaves behind dies as the second one's
         with contextlib.suppress(NotRepeatable):
             return _folded(job, config, card, lengths[:2], [0, *[1] * (len(order) - 1)], make_tape)
-    return _folded(job, config, card, lengths, order, make_tape)
+    with contextlib.suppress(NotRepeatable):
+        return _folded(job, config, card, lengths, order, make_tape)
+    every = steps_of(job)
+    return _folded(job, config, card, every, list(range(len(every))), make_tape)
 
 
 def _folded(

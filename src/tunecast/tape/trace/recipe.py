@@ -64,7 +64,10 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
         text.max_position_embeddings = longest
     attention = job.attention
     dtype = DTYPES[job.weights_dtype]
-    AutoModelForCausalLM._model_mapping[type(config)]  # imports the model's code: constants it makes belong on the host
+    # this imports the model's code: constants it makes belong on the host
+    kind = AutoModelForCausalLM._model_mapping[type(config)]
+    if attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
+        attention = "eager"  # which transformers takes by itself for models without sdpa
     if job.quantization.format is not None:
         with default_dtype(dtype), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)

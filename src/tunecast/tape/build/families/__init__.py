@@ -11,6 +11,10 @@ from typing import Any
 FAMILIES: dict[str, str] = {
     "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",
     "gpt_neox": "tunecast.tape.build.families.gpt_neox:CausalLM",
+    "mpt": "tunecast.tape.build.families.mpt:CausalLM",
+    "opt": "tunecast.tape.build.families.opt:CausalLM",
+    "phi": "tunecast.tape.build.families.phi:CausalLM",
+    "starcoder2": "tunecast.tape.build.families.starcoder2:CausalLM",
     "llama": "tunecast.tape.build.decoder:CausalLM",
     "gemma": "tunecast.tape.build.families.gemma:Gemma",
     "gemma2": "tunecast.tape.build.families.gemma:Gemma2",
@@ -28,6 +32,10 @@ FAMILIES: dict[str, str] = {
     "qwen3": "tunecast.tape.build.families.qwen:Qwen3",
     "mistral": "tunecast.tape.build.families.mistral:CausalLM",
     "mixtral": "tunecast.tape.build.families.mixtral:CausalLM",
+    "deepseek_v2": "tunecast.tape.build.families.deepseek_v2:CausalLM",
+    "deepseek_v3": "tunecast.tape.build.families.deepseek_v3:CausalLM",
+    "gpt_oss": "tunecast.tape.build.families.gpt_oss:CausalLM",
+    "granitemoe": "tunecast.tape.build.families.granitemoe:CausalLM",
     "qwen2_moe": "tunecast.tape.build.families.qwen2_moe:CausalLM",
     "qwen3_moe": "tunecast.tape.build.families.qwen3_moe:CausalLM",
 }

@@ -118,18 +118,6 @@ class Gemma2(decoder.CausalLM):
         return config.get("layer_types") or kinds
 
 
-class Gemma3Rotary(Module):
-    """Frequencies by kind of layer."""
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        for kind in sorted(set(config["layer_types"])):
-            setattr(self, kind, decoder.RotaryEmbedding(machine, config))
-
-    def forward(self, x: Tensor, position_ids: Tensor, kind: str) -> Any:
-        return self.children[kind].forward(x, position_ids)
-
-
 class Gemma3Attention(decoder.SelfAttention):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
@@ -150,10 +138,7 @@ class Gemma3Layer(SandwichLayer):
 
 class Gemma3Decoder(Gemma2Decoder):
     layer_class: Any = Gemma3Layer
-    rotary_class: Any = Gemma3Rotary
-
-    def positions(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
-        return {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in sorted(set(self.kinds))}
+    rotary_class: Any = decoder.RotaryByKind
 
 
 class Gemma3(Gemma2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from tunecast.errors import UsageError
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.modules import Linear, Module
@@ -21,19 +22,27 @@ class CausalLM(decoder.CausalLM):
     usual_names: Mapping[str, str] = {}
     """Of entries in config.json, by the family's own names (`attribute_map` of its configuration class)."""
 
+    only_eager = False
+    """Attention by hand is all the family has; transformers then takes it where sdpa was asked for."""
+
     def __init__(self, machine: Machine, config: Config) -> None:
         Module.__init__(self, machine)
+        if self.only_eager:
+            take_eager(machine, config["model_type"])
         named = {self.usual_names.get(name, name): value for name, value in config.items()}
         config = {**self.defaults, **named}
         setattr(self, self.body, self.decoder_class(machine, config))
         self.vocabulary = config["vocab_size"]
-        setattr(self, self.head, Linear(machine, config["hidden_size"], self.vocabulary, self.has_head_bias))
+        setattr(self, self.head, Linear(machine, self.head_inputs(config), self.vocabulary, self.has_head_bias))
         self.tied = bool(config.get("tie_word_embeddings", False))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
         hidden_states = self.base()(input_ids, attention_mask=attention_mask)
         logits = self.output_embedding()(ops.alias(hidden_states))
         return self.loss(logits, labels)
+
+    def head_inputs(self, config: Config) -> int:
+        return int(config["hidden_size"])
 
     def base(self) -> Any:
         return getattr(self, self.body)
@@ -50,3 +59,11 @@ class CausalLM(decoder.CausalLM):
     def tie(self) -> None:
         if self.tied:
             self.output_embedding().weight = self.input_embedding().weight
+
+
+def take_eager(machine: Machine, model_type: str) -> None:
+    if machine.attention.startswith("flash"):
+        raise UsageError(
+            f"attention: {model_type} has no {machine.attention} in transformers; it has eager", field="attention"
+        )
+    machine.attention = "eager"

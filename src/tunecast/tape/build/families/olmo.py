@@ -100,7 +100,13 @@ class Olmo2(decoder.CausalLM):
     decoder_class: Any = Olmo2Decoder
 
 
+class Olmo3Rotary(decoder.RotaryByKind):
+    rotary_class: Any = OlmoRotary
+
+
 class Olmo3Decoder(Olmo2Decoder):
+    rotary_class: Any = Olmo3Rotary
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, config)
         self.mask_kinds = (FULL, SLIDING)

@@ -41,7 +41,12 @@ class Attention(decoder.SelfAttention):
             key_states = self.k_layernorm(key_states)
         return query_states, key_states, value_states
 
-    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
+    ) -> tuple[Tensor, Any]:
+        """All in one: the parts of queries and keys live as long as attention runs."""
+        batch, length, _ = hidden_states.shape
+        query_states, key_states, value_states = self.projected(hidden_states)
         cos, sin = position_embeddings
         width, whole = self.rotary_ndims, self.head_dim
         query_rot, query_pass = ops.slice_(query_states, -1, 0, width), ops.slice_(query_states, -1, width, whole)
@@ -49,7 +54,13 @@ class Attention(decoder.SelfAttention):
         query_rot, key_rot = attention.apply_rotary(query_rot, key_rot, cos, sin)
         query_states = ops.cat((query_rot, query_pass), -1)
         key_states = ops.cat((key_rot, key_pass), -1)
-        return query_states, key_states
+        attn_output, attn_weights = attention.attend(
+            query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
+            position_ids=position_ids,
+        )  # fmt: skip
+        attn_output = ops.reshape(attn_output, batch, length, -1)
+        attn_output = self.o_proj(attn_output)
+        return attn_output, attn_weights
 
 
 class Layer(CheckpointingLayer):

@@ -73,12 +73,9 @@ def install(recorder: Recorder) -> None:
         if "data_ptr" not in vars(FakeTensor):
             FakeTensor.data_ptr = lambda self: 0  # type: ignore[method-assign]
 
-    widths: list[int] = []
-
     def int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> tuple[Any, Any, Any]:
         """As bitsandbytes/backends/cuda/ops.py does it, but for the columns that hold a value beyond the threshold,
-        which only the data knows. An MLP's inner activations are told by being wider than the first input seen."""
-        widths.append(A.shape[-1])
+        which only the data knows. An MLP's inner activations are told by being wider than the first layer's input."""
         rows = A.numel() // A.shape[-1]
         row_stats = torch.empty(rows, device=A.device, dtype=torch.float32)
         out = torch.empty(A.shape, device=A.device, dtype=torch.int8)
@@ -87,10 +84,11 @@ def install(recorder: Recorder) -> None:
             outliers = A.abs() >= threshold
             outliers.any()
             count = 0
-            if A.shape[-1] > widths[0]:
-                model = next(iter(recorder.scopes.roots), None)
+            model = next(iter(recorder.scopes.roots), None)
+            hidden = first_width(model) or A.shape[-1]
+            if A.shape[-1] > hidden:
                 deviation, gated = initializer_range(model), is_gated(model)
-                count = round(A.shape[-1] * share_of_outlier_columns(threshold, rows, widths[0], deviation, gated))
+                count = round(A.shape[-1] * share_of_outlier_columns(threshold, rows, hidden, deviation, gated))
             recorder.guesses[
                 "LLM.int8 keeps columns with a value beyond its threshold in 16 bits; taken: as many as"
                 " untrained weights are expected to give; trained ones may give others"
@@ -117,6 +115,12 @@ def install(recorder: Recorder) -> None:
     after_import("bitsandbytes.cextension", silence)
     after_import("bitsandbytes._ops", keep_cuda_kernels)
     after_import("bitsandbytes.functional", page_on_the_host)
+
+
+def first_width(model: torch.nn.Module | None) -> int:
+    """Of the first layer's input that is quantised to 8 bits."""
+    layers = (m for m in model.modules() if type(m).__name__ == "Linear8bitLt") if model is not None else iter(())
+    return next((int(layer.in_features) for layer in layers), 0)  # type: ignore[arg-type]
 
 
 def initializer_range(model: torch.nn.Module | None) -> float:

@@ -1,0 +1,247 @@
+"""DeepSeek-V2: attention through compressed keys and values, positions as complex numbers, experts beside shared ones
+(transformers/models/deepseek_v2/modeling_deepseek_v2.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.tape.build import attention, decoder, ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.decoder import Config
+from tunecast.tape.build.experts import Experts, Router, largest, masked, top_k
+from tunecast.tape.build.modules import Linear, Module, RMSNorm
+from tunecast.tape.build.tensor import BOOL, FLOAT32, Dtype, Machine, Tensor
+
+COMPLEX64 = Dtype("complex64", 8)
+
+
+class RotaryEmbedding(decoder.RotaryEmbedding):
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        machine = self.machine
+        length, half = position_ids.shape[1], self.width // 2
+        position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
+        inverse = self.inv_freq.alias((1, half, 1), None)
+        args = (inverse, position_ids_expanded)
+        freqs = machine.run("bmm", args, (1, half, length), FLOAT32, 2 * half * length, args=args).transpose(1, 2)
+        freqs_cis = ops.map_("polar", ops.map_("ones_like", freqs), COMPLEX64)
+        freqs_cis = ops.map_("mul", freqs_cis)
+        return freqs_cis
+
+
+def as_complex(x: Tensor) -> Tensor:
+    """Pairs as one number each: a view."""
+    strides = tuple([stride // 2 for stride in x.stride()[:-1]])
+    out = Tensor(x.machine, x.storage, x.shape[:-1], COMPLEX64, strides, x.offset // 2, True)
+    return record(out, (x,), lambda node, gradients: (as_real(gradients[0]),))
+
+
+def as_real(x: Tensor) -> Tensor:
+    strides = (*[stride * 2 for stride in x.stride()], 1)
+    out = Tensor(x.machine, x.storage, (*x.shape, 2), FLOAT32, strides, x.offset * 2, True)
+    return record(out, (x,), lambda node, gradients: (as_complex(gradients[0]),))
+
+
+def turned(x: Tensor, freqs_cis: Tensor) -> Tensor:
+    """A product of complex numbers; the gradient's needs the conjugate, which is a copy."""
+    machine, shape = x.machine, x.shape
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        conjugate = ops.map_("clone", node.take(0))
+        strides = ops.elementwise_strides(shape, gradients[0])
+        return (machine.run("mul", (gradients[0], conjugate), shape, COMPLEX64, strides=strides),)
+
+    node = start(machine, (x,), back, (freqs_cis,))
+    strides = ops.elementwise_strides(shape, x)
+    return finish(node, machine.run("mul", (x, freqs_cis), shape, COMPLEX64, strides=strides))
+
+
+def placed(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+    xq_ = as_complex(ops.reshape(ops.to(xq, FLOAT32), *xq.shape[:-1], -1, 2))
+    xk_ = as_complex(ops.reshape(ops.to(xk, FLOAT32), *xk.shape[:-1], -1, 2))
+    freqs_cis = ops.unsqueeze(freqs_cis, 1)
+    xq_out = ops.to(ops.reshape(as_real(turned(xq_, freqs_cis)), *xq.shape), xq.dtype)
+    xk_out = ops.to(ops.reshape(as_real(turned(xk_, freqs_cis)), *xk.shape), xk.dtype)
+    return xq_out, xk_out
+
+
+def filled(parts: Sequence[Tensor]) -> Tensor:
+    """Parts copied side by side into fresh memory, one `copy_` into a slice each. The gradient of each is taken from
+    a copy of the whole, which goes on to the part before (torch/csrc/autograd/functions/tensor.cpp, `CopySlices`)."""
+    first = parts[0]
+    machine, dtype = first.machine, first.dtype
+    whole = (*first.shape[:-1], sum([part.shape[-1] for part in parts]))
+    out = machine.run("new_empty", (), whole, dtype)
+    for part in parts:
+        machine.launch("copy_", (part,), dtype, part.nbytes)
+        out = finish(start(machine, (out, part), copied_back(part.shape)), out.alias(whole, None))
+    return out
+
+
+def copied_back(shape: tuple[int, ...]) -> Any:
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        machine, dtype = gradient.machine, gradient.dtype
+        result: Any = machine.run("new_empty_strided", (gradient,), gradient.shape, dtype)
+        machine.launch("copy_", (result, gradient), dtype, result.nbytes)
+        part = machine.run("clone", (result,), shape, dtype)
+        if node.needs[0]:
+            machine.run("zeros_like", (part,), shape, dtype)
+        return result if node.needs[0] else None, part
+
+    return back
+
+
+class LatentAttention(Module):
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine)
+        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        bias = bool(config.get("attention_bias", False))
+        self.groups = heads // (config.get("num_key_value_heads") or heads)
+        self.dropout = config.get("attention_dropout") or 0.0
+        self.rotated, self.plain = config["qk_rope_head_dim"], config["qk_nope_head_dim"]
+        self.value_width, self.kv_rank = config["v_head_dim"], config["kv_lora_rank"]
+        width = self.rotated + self.plain
+        self.q_rank = config["q_lora_rank"]
+        if self.q_rank is None:
+            self.q_proj = Linear(machine, hidden, heads * width)
+        else:
+            self.q_a_proj = Linear(machine, hidden, self.q_rank, bias)
+            self.q_a_layernorm = RMSNorm(machine, self.q_rank)
+            self.q_b_proj = Linear(machine, self.q_rank, heads * width)
+        self.kv_a_proj_with_mqa = Linear(machine, hidden, self.kv_rank + self.rotated, bias)
+        self.kv_a_layernorm = RMSNorm(machine, self.kv_rank)
+        self.kv_b_proj = Linear(machine, self.kv_rank, heads * (self.plain + self.value_width))
+        self.o_proj = Linear(machine, heads * self.value_width, hidden, bias)
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
+    ) -> tuple[Tensor, Any]:
+        batch_size, seq_length = hidden_states.shape[:-1]
+        if self.q_rank is None:
+            q = self.q_proj(hidden_states)
+        else:
+            q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
+        q = ops.transpose(ops.view(q, batch_size, seq_length, -1, self.plain + self.rotated), 1, 2)
+        q_nope, q_pe = ops.split(q, (self.plain, self.rotated), -1)
+        compressed_kv = self.kv_a_proj_with_mqa(hidden_states)
+        kv_nope, k_pe = ops.split(compressed_kv, (self.kv_rank, self.rotated), -1)
+        k_nope, k_pe = self.compressed(kv_nope, k_pe)
+        q_pe, k_pe = self.placed(q_pe, k_pe, position_embeddings)
+        query_states = ops.cat((q_nope, q_pe), -1)
+        key_states, value_states = self.expand_kv(k_nope, k_pe)
+        attn_output, attn_weights = attention.attend(
+            query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
+            position_ids=position_ids,
+        )  # fmt: skip
+        attn_output = ops.contiguous(ops.reshape(attn_output, batch_size, seq_length, -1))
+        attn_output = self.o_proj(attn_output)
+        return attn_output, attn_weights
+
+    def compressed(self, kv_nope: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+        batch_size, seq_length = kv_nope.shape[:2]
+        k_nope = ops.view(self.kv_a_layernorm(kv_nope), batch_size, 1, seq_length, self.kv_rank)
+        return k_nope, ops.view(k_pe, batch_size, 1, seq_length, self.rotated)
+
+    def placed(self, q_pe: Tensor, k_pe: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+        return placed(q_pe, k_pe, position_embeddings)
+
+    def expand_kv(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+        batch_size, _, seq_length, _ = kv_nope.shape
+        kv_nope = self.kv_b_proj(kv_nope)
+        kv_nope = ops.view(kv_nope, batch_size, seq_length, -1, self.plain + self.value_width)
+        kv_nope = ops.transpose(kv_nope, 1, 2)
+        k_nope, value_states = ops.split(kv_nope, (self.plain, self.value_width), -1)
+        k_rot = ops.expand(k_rot, batch_size, k_nope.shape[1], seq_length, self.rotated)
+        key_states = filled((k_nope, k_rot))
+        return key_states, value_states
+
+
+def linear_in_float32(x: Tensor, router: Router) -> Tensor:
+    """The caller holds both copies, whatever autocast makes of them."""
+    states, weights = ops.to(x, FLOAT32), ops.to(router.weight, FLOAT32)
+    return ops.linear(states, weights)
+
+
+class V2Router(Router):
+    """In fp32; experts may be chosen from the best groups only."""
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine, config["n_routed_experts"], config["hidden_size"], config["num_experts_per_tok"])
+        self.method, self.groups, self.top_groups = config["topk_method"], config["n_group"], config["topk_group"]
+        if self.method not in ("greedy", "group_limited_greedy"):
+            raise Unsupported(f"model: the closed form does not know topk_method {self.method!r} of config.json")
+
+    def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden_states = ops.view(hidden_states, -1, hidden_states.shape[-1])
+        router_logits = linear_in_float32(hidden_states, self)
+        scores = ops.softmax(router_logits, FLOAT32)
+        if self.method == "group_limited_greedy":
+            group_scores = ops.squeeze(largest(ops.view(scores, scores.shape[0], self.groups, -1)), -1)
+            scores, _held = in_best_groups(scores, group_scores, self.top_groups)
+        topk_weights, topk_indices = top_k(scores, self.top_k)
+        topk_weights = ops.scale(topk_weights)
+        return router_logits, topk_weights, topk_indices
+
+
+def in_best_groups(scores: Tensor, group_scores: Tensor, top_groups: int) -> tuple[Tensor, Any]:
+    """Scores outside the best groups are masked away. And what the caller holds until it returns."""
+    machine, experts = scores.machine, scores.shape[-1]
+    rows, groups = group_scores.shape
+    group_idx = top_k(group_scores, top_groups)[1]
+    group_mask = machine.run("zeros_like", (group_scores,), group_scores.shape, FLOAT32)
+    machine.launch("scatter_", (group_mask, group_idx), FLOAT32, group_mask.nbytes)
+    score_mask = ops.reshape(ops.expand(ops.unsqueeze(group_mask, -1), rows, groups, experts // groups), rows, experts)
+    outside = ops.map_("bitwise_not", ops.map_("_to_copy", score_mask, BOOL))
+    return masked(scores, outside), (group_idx, group_mask, score_mask)
+
+
+class SparseMoe(Module):
+    router_class: Any = V2Router
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        inner = config["moe_intermediate_size"]
+        size = config["n_routed_experts"], config["hidden_size"], inner
+        self.experts = Experts(machine, *size, config.get("hidden_act", "silu"))
+        self.gate = self.router_class(machine, config)
+        shared = {**config, "intermediate_size": inner * config["n_shared_experts"]}
+        self.shared_experts = decoder.GatedMLP(machine, shared)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        residuals = hidden_states
+        orig_shape = hidden_states.shape
+        _, topk_weights, topk_indices = self.gate(hidden_states)
+        hidden_states = ops.view(hidden_states, -1, orig_shape[-1])
+        hidden_states = ops.view(self.experts(hidden_states, topk_indices, topk_weights), *orig_shape)
+        hidden_states = ops.add(hidden_states, self.shared_experts(residuals))
+        return hidden_states
+
+
+class Layer(decoder.Layer):
+    attention_class: Any = LatentAttention
+    moe_class: Any = SparseMoe
+
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        if index >= config["first_k_dense_replace"]:
+            self.mlp = self.moe_class(machine, config)
+
+
+class Decoder(decoder.Decoder):
+    layer_class: Any = Layer
+    rotary_class: Any = RotaryEmbedding
+
+
+class CausalLM(decoder.CausalLM):
+    decoder_class: Any = Decoder
+    defaults: Config = {
+        "first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": None, "n_routed_experts": 64,
+        "n_shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": None,
+        "topk_method": "greedy", "v_head_dim": 128, "moe_intermediate_size": 1407,
+    }  # fmt: skip
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        rotated = config.get("qk_rope_head_dim", self.defaults["qk_rope_head_dim"])
+        super().__init__(machine, {**config, "head_dim": rotated})
