@@ -19,10 +19,13 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from tunecast.errors import UsageError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
+from tunecast.job.registry import bundled_config, bundled_models  # noqa: E402
 
 SEED = 20261115
 COUNT = 22
 LIGER = {"llama", "qwen2", "mistral", "qwen3", "gemma2", "phi3", "granite", "olmo2"}
+CLOSED_SEED, CLOSED_COUNT, MOST_PARAMETERS = 20261116, 24, 10_000_000_000
+"""The second draw, for the closed form: over all bundled text models up to that size."""
 SMALL = 2_000_000_000
 """Full fine-tuning is drawn for models up to about this many parameters, and 8-bit or plain SGD for the others."""
 
@@ -85,8 +88,8 @@ def draw(pick: random.Random, models: dict[str, Any]) -> dict[str, Any]:
     return job
 
 
-def drawn(count: int = COUNT, seed: int = SEED) -> list[dict[str, Any]]:
-    models = json.loads((HERE / "data" / "generated_models.json").read_text())
+def drawn(count: int = COUNT, seed: int = SEED, prefix: str = "generated", models: Any = None) -> list[dict[str, Any]]:
+    models = models or json.loads((HERE / "data" / "generated_models.json").read_text())
     pick = random.Random(seed)
     jobs: list[dict[str, Any]] = []
     while len(jobs) < count:
@@ -95,8 +98,17 @@ def drawn(count: int = COUNT, seed: int = SEED) -> list[dict[str, Any]]:
             job_from_dict(job)
         except UsageError:
             continue
-        jobs.append({"id": f"generated-{len(jobs):02d}"} | job)
+        jobs.append({"id": f"{prefix}-{len(jobs):02d}"} | job)
     return jobs
+
+
+def bundled(most: int = MOST_PARAMETERS) -> dict[str, Any]:
+    """The registry's text models that an H200 builds in a moment."""
+    return {
+        name: {"parameters": entry["parameters"], "config": bundled_config(name)}
+        for name, entry in bundled_models().items()
+        if entry["parameters"] <= most and "parts" not in entry
+    }
 
 
 if __name__ == "__main__":

@@ -95,7 +95,7 @@ def main() -> None:
                 print("out of time before", row["job"]["id"])
                 break
             answers = fork.Queue()
-            case = fork.Process(target=run, args=(row["job"], models[row["job"]["model"]]["config"], answers))
+            case = fork.Process(target=run, args=(row["job"], row.get("config") or models[row["job"]["model"]]["config"], answers))
             case.start()
             try:
                 measured = answers.get(timeout=options.case_s)

@@ -1,6 +1,7 @@
 """Predict the generated jobs and write the predictions down, to be committed before anything is measured.
 
 python benchmarks/predict.py --python ENV/bin/python        writes data/generated_predictions.jsonl
+python benchmarks/predict.py --engine analytic              writes data/closed_predictions.jsonl
 """
 
 from __future__ import annotations
@@ -16,30 +17,39 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
-from generate import drawn  # noqa: E402
+from generate import CLOSED_COUNT, CLOSED_SEED, bundled, drawn  # noqa: E402
 from memory import H200_CAPACITY_BYTES, commit  # noqa: E402
 
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
+from tunecast.job.registry import bundled_config  # noqa: E402
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
-from tunecast.predict.memory import program, replay  # noqa: E402
+from tunecast.predict.memory import program, program_of, replay  # noqa: E402
+from tunecast.tape.build.short import fold_job  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
+from tunecast.tape.fold import Folded  # noqa: E402
+from tunecast.tape.op import Tape  # noqa: E402
 from tunecast.tape.trace.engine import trace_job  # noqa: E402
 
 
 def predicted(values: dict[str, Any], python: str, made_at: str) -> dict[str, Any]:
-    models = json.loads((HERE / "data" / "generated_models.json").read_text())
     row: dict[str, Any] = {"job": values, "commit": made_at}
     job = job_from_dict(values)
+    tape: Tape | Folded
     try:
-        tape = trace_job(job, models[job.model]["config"], Card(), python=python)
+        if python:
+            models = json.loads((HERE / "data" / "generated_models.json").read_text())
+            tape = trace_job(job, models[job.model]["config"], Card(), python=python)
+        else:
+            row["config"] = bundled_config(job.model)
+            tape = fold_job(job, row["config"], Card())
     except TunecastError as error:
         return row | {"refused": error.message}
     settings = AllocatorSettings(
         expandable_segments=job.allocator == "expandable_segments",
         oldest_segment_first=takes_oldest_segment_first(tape.versions["torch"]),
     )
-    steps = program(tape)
+    steps = program_of(tape.columns, tape.repeats) if isinstance(tape, Folded) else program(tape)
     free, real = replay(steps, settings), replay(steps, settings, H200_CAPACITY_BYTES)
     seen = real if real.completed else free
     row["predicted"] = {
@@ -54,12 +64,17 @@ def predicted(values: dict[str, Any], python: str, made_at: str) -> dict[str, An
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter with torch and the measured packages")
+    parser.add_argument("--engine", choices=("traced", "analytic"), default="traced")
     parser.add_argument("--jobs", type=int, default=1, help="tapes at once; each takes two cores and 2 GiB")
     parser.add_argument("--commit", help="the commit this is a copy of, where git cannot say")
-    parser.add_argument("--out", type=Path, default=HERE / "data" / "generated_predictions.jsonl")
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    with options.out.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
-        for row in pool.map(predicted, drawn(), repeat(options.python), repeat(options.commit or commit())):
+    closed = options.engine == "analytic"
+    jobs = drawn(CLOSED_COUNT, CLOSED_SEED, "closed", bundled()) if closed else drawn()
+    python = "" if closed else options.python
+    path = options.out or HERE / "data" / f"{'closed' if closed else 'generated'}_predictions.jsonl"
+    with path.open("w") as out, ProcessPoolExecutor(options.jobs) as pool:
+        for row in pool.map(predicted, jobs, repeat(python), repeat(options.commit or commit())):
             out.write(json.dumps(row) + "\n")
             print(row["job"]["id"], row.get("predicted") or row.get("refused"), flush=True)
 

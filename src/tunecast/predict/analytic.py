@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict.modelled import job_assumptions, require_modelled, require_written_down
+from tunecast.predict.modelled import job_assumptions, require_modelled
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.predict.traced import card_of, with_few_micro_batches
 from tunecast.tape.build.short import fold_job
@@ -13,7 +13,6 @@ from tunecast.tape.build.short import fold_job
 
 def analytic(job: Job) -> Predicted:
     require_modelled(job)
-    require_written_down(job)
     gpu = gpu_named(job.hardware.gpu)
     model = resolve_model(job.model)
     held = job_on_card(job, gpu, fold_job(with_few_micro_batches(job), model.raw, card_of(gpu)))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tunecast.errors import Unsupported, UsageError, nearest
+from tunecast.errors import UsageError, nearest
 from tunecast.job.job import Job
 from tunecast.units import gib
 
@@ -19,7 +19,6 @@ ENGINES: Mapping[str, str] = {
 STACKS: frozenset[str] = frozenset({"transformers", "unsloth"})
 """Stacks whose kernels, casts and loss are traced: `tape/trace/recipe.py` and `recipes_unsloth.py`."""
 
-TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
 TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 
 
@@ -87,17 +86,6 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "matmul_dtype": _matmul_dtype,
     "lora.adapter_dtype": _adapter_dtype,
 }
-
-
-def require_written_down(job: Job) -> None:
-    """What the closed form leaves to the tracer."""
-    found = [
-        ("stack", job.stack, job.stack != "transformers"),
-        ("compile", "true", job.compile),
-    ]
-    for field, got, missing in found:
-        if missing:
-            raise Unsupported(f"{field}: got {got}, which the closed form does not know. {TRACED_INSTEAD}", field=field)
 
 
 def job_assumptions(job: Job) -> list[str]:

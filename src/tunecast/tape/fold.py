@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tunecast.tape.layers import NotRepeating, Run, Sweep, sweeps_of
+from tunecast.tape.layers import NotRepeating, Run, Sweep, births_of, sweeps_of
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Phase, Role, Tape
 from tunecast.tape.schedule import NotRepeatable
 
@@ -57,15 +57,20 @@ class Template:
         """(sweep, layer, nth) of the block of each row."""
         self.begins: list[Begin] = []
         self.roles: list[Role] = []
+        for nth, block in enumerate(births_of(run)):
+            births[block] = (sweep, run.layer, nth)
+        roles = {event.block: event.role for event in run.events if isinstance(event, Alloc)}
+        self.roles.extend([roles[block] for block in births_of(run)])
         for event in run.events:
             if isinstance(event, Alloc):
-                place = births[event.block] = (sweep, run.layer, len(self.roles))
                 self.sizes.append(max(0, event.nbytes))
-                self.places.append(place)
-                self.roles.append(event.role)
+                self.places.append(births[event.block])
             elif isinstance(event, Free):
                 self.sizes.append(FREE)
-                self.places.append(births[event.block])
+                place = births[event.block]
+                if run.layer is not None and place[1] is not None and abs(place[1] - run.layer) > 1:
+                    raise NotRepeating(f"layer {run.layer} frees what layer {place[1]} made")
+                self.places.append(place)
             elif isinstance(event, Begin):
                 self.sizes.append(BEGIN)
                 self.places.append((0, None, len(self.begins)))
@@ -102,7 +107,10 @@ def unfolded(tape: Tape, layers: int, head: int, period: int, copies: int) -> Co
                             of += shift
                         elif of > last_copied:
                             of += added
-                    blocks.append(bases[born, of] + nth)
+                    start = bases.get((born, of))
+                    if start is None:
+                        raise NotRepeating(f"layer {layer} frees a block that layer {of} did not make")
+                    blocks.append(start + nth)
                 elif size == BEGIN:
                     begin = template.begins[nth]
                     if begin.phase is not Phase.LOAD and begin.step != step:
@@ -113,6 +121,9 @@ def unfolded(tape: Tape, layers: int, head: int, period: int, copies: int) -> Co
                 else:
                     blocks.append(0)
             columns.sizes.extend(template.sizes)
+    freed = [block for block, size in zip(columns.blocks, columns.sizes, strict=True) if size == FREE]
+    if len(set(freed)) < len(freed):
+        raise NotRepeating("a block is freed twice")
     return columns
 
 

@@ -19,6 +19,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 from tunecast.tape.op import Alloc, Event, Free, Op, Tape, with_frees_in_order
@@ -231,8 +232,9 @@ def _absorb_gaps(runs: list[tuple[int | None, list[Event]]]) -> list[tuple[int |
     return merged
 
 
+@lru_cache(maxsize=100_000)
 def _layer(module: str, container: str) -> int | None:
-    if not module:
+    if not module or is_workspace(module):  # a library's workspace is made in whichever layer needs it first
         return NOWHERE
     if not module.startswith(container):
         return None
@@ -240,23 +242,31 @@ def _layer(module: str, container: str) -> int | None:
     return int(match.group(1)) if match else None
 
 
+def is_workspace(module: str) -> bool:
+    return module.endswith("_workspace")
+
+
+def births_of(run: Run) -> list[int]:
+    """A run's blocks in the order they are made; workspaces, which the first run alone makes, after all others, so that
+    the others have the same place in every run."""
+    made = [event for event in run.events if isinstance(event, Alloc)]
+    return [e.block for e in made if not is_workspace(e.module)] + [e.block for e in made if is_workspace(e.module)]
+
+
 def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, copies: int) -> list[Event]:
     births: dict[int, Birth] = {}
     for number, sweep in enumerate(sweeps):
         for run in sweep.runs:
-            blocks = (event.block for event in run.events if isinstance(event, Alloc))
-            births.update((block, Birth(number, run.layer, nth)) for nth, block in enumerate(blocks))
+            births.update((block, Birth(number, run.layer, nth)) for nth, block in enumerate(births_of(run)))
     numbers: dict[Birth, int] = {}
     out: list[Event] = []
     last_copied = head + period - 1
     for number, sweep in enumerate(sweeps):
         for run, layer in _longer(sweep, head, period, copies):
             shift = 0 if layer is None or run.layer is None else layer - run.layer
-            nth = 0
             for event in run.events:
                 if isinstance(event, Alloc):
-                    block = numbers[Birth(number, layer, nth)] = len(numbers)
-                    nth += 1
+                    block = numbers[Birth(number, layer, births[event.block].nth)] = len(numbers)
                     moved = Alloc(block, event.nbytes, event.role, _moved(event.module, container, shift), event.stream)
                     out.append(moved if layer is not None else _OutsideAlloc(moved))  # type: ignore[arg-type]
                 elif isinstance(event, Free):

@@ -40,7 +40,7 @@ OPT = {
 }  # fmt: skip
 OPT_350M = {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 192, "attention_dropout": 0.1}
 MPT = {"model_type": "mpt", "d_model": 384, "n_heads": 8, "n_layers": 2, "vocab_size": 2048, "max_seq_len": 512}
-MPT_CLIPPED = {**MPT, "n_heads": 6, "attn_config": {"clip_qkv": 6, "attn_pdrop": 0}}
+MPT_CLIPPED = {**MPT, "n_heads": 6, "attn_config": {"clip_qkv": 6.0, "attn_pdrop": 0}}
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "weights_dtype": "bfloat16"},

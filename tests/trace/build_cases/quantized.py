@@ -38,13 +38,14 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     *(
         (
             "-".join(
-                [form + "-double" * double, "prepared" * prepare, "autocast" * bool(autocast), "recomputed" * recomputed]
+                [name, "prepared" * prepare, "autocast" * bool(autocast), "recomputed" * recomputed]
             ),
             qlora(form, double, prepare, autocast=autocast, gradient_checkpointing=recomputed),
             config,
         )
-        for (form, double, config), prepare, autocast, recomputed in product(
-            (("nf4", False, LLAMA), ("nf4", True, BIASED), ("int8", False, LLAMA), ("int8", False, BIASED)),
+        for (name, form, double, config), prepare, autocast, recomputed in product(
+            (("nf4", "nf4", False, LLAMA), ("nf4-double", "nf4", True, BIASED), ("int8", "int8", False, LLAMA),
+             ("int8-biased", "int8", False, BIASED)),
             (False, True), (None, "bfloat16"), (False, True),
         )  # fmt: skip
     ),

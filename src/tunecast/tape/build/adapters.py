@@ -60,6 +60,12 @@ def insert_adapters(job: Job, model: CausalLM) -> None:
 
 
 def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
+    if getattr(base, "returns_many", False):
+        raise UsageError(
+            f"lora.targets: PEFT adapts {name} of this model and then fails on what it returns. To fix: lora.targets"
+            " attention, or a list without it.",
+            field="lora.targets",
+        )
     kind: type[LoraLinear] = LoraLinear
     if isinstance(base, Linear4bit | Linear8bit):
         kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit

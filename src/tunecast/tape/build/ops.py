@@ -422,7 +422,9 @@ def clamp(x: Tensor) -> Tensor:
         zero = machine.run("scalar_tensor", (), (), gradient.dtype)
         above = map_("ge", kept, BOOL)
         below = map_("le", kept, BOOL)
-        return (machine.run("where", (above, gradient, zero), gradient.shape, gradient.dtype), below)[:1]
+        out = machine.run("where", (above, gradient, zero), gradient.shape, gradient.dtype)
+        del above, below
+        return (out,)
 
     return finish(start(machine, (x,), back, (x,)), map_("clamp", x))
 

@@ -27,6 +27,7 @@ def build(
     *, keeps_ops: bool = True, folds: tuple[int, int, int] = (0, -1, 1),
 ) -> Tape:  # fmt: skip
     """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops` and `folds`."""
+    refuse(job)
     shared = tuple(int(part) for part in torch_version.split(".")[:2]) >= ONE_WORKSPACE_FROM
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shared)
     machine.keeps_ops, machine.folds = keeps_ops, folds
@@ -40,11 +41,22 @@ def build(
     return Tape(machine.tape_events(), tuple(machine.guesses))
 
 
+TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
+
+
+def refuse(job: Job) -> None:
+    """What the closed form leaves to the tracer, by name."""
+    for field, got, missing in (("stack", job.stack, job.stack != "transformers"), ("compile", "true", job.compile)):
+        if missing:
+            raise Unsupported(f"{field}: got {got}, which the closed form does not know. {TRACED_INSTEAD}", field=field)
+
+
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     text = config.get("text_config", config)
     family = causal_lm(text["model_type"])
     if family is None:
-        raise Unsupported(f"model: the closed form does not know the architecture {text['model_type']!r}")
+        told = f"model: the closed form does not know the architecture {text['model_type']!r}. {TRACED_INSTEAD}"
+        raise Unsupported(told, field="model")
     model = family(machine, text)
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}

@@ -34,6 +34,7 @@ FAMILIES: dict[str, str] = {
     "mixtral": "tunecast.tape.build.families.mixtral:CausalLM",
     "deepseek_v2": "tunecast.tape.build.families.deepseek_v2:CausalLM",
     "deepseek_v3": "tunecast.tape.build.families.deepseek_v3:CausalLM",
+    "llama4_text": "tunecast.tape.build.families.llama4:CausalLM",
     "gpt_oss": "tunecast.tape.build.families.gpt_oss:CausalLM",
     "granitemoe": "tunecast.tape.build.families.granitemoe:CausalLM",
     "qwen2_moe": "tunecast.tape.build.families.qwen2_moe:CausalLM",

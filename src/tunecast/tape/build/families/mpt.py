@@ -19,7 +19,9 @@ def build_alibi(machine: Machine, heads: int, length: int) -> Tensor:
     rounded = 2 ** ceil(log2(heads))
     base = ops.to(machine.run("arange", (), (rounded,), INT64), FLOAT32)
     base = ops.map_("mul", base)
-    slopes = ops.map_("mul", ops.map_("reciprocal", ops.map_("pow", base)))
+    powers = ops.map_("pow", base)
+    slopes = ops.map_("mul", ops.map_("reciprocal", powers))  # 1 / powers, which Python holds until it is done
+    del powers
     slopes = ops.view(slopes, 1, rounded, 1, 1)
     if rounded != heads:
         half = machine.run("cat", (slopes,), (1, rounded, 1, 1), FLOAT32)

@@ -35,7 +35,13 @@ class Attention(decoder.SelfAttention):
         return bool(config.get("use_qkv_bias", False)), False
 
     def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query_states, key_states, value_states = super().projected(hidden_states)
+        shape = (*hidden_states.shape[:2], -1, self.head_dim)
+        query_states = self.q_proj(hidden_states)
+        key_states = self.k_proj(hidden_states)
+        value_states = self.v_proj(hidden_states)
+        query_states = ops.transpose(ops.view(query_states, *shape), 1, 2)
+        key_states = ops.transpose(ops.view(key_states, *shape), 1, 2)
+        value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
         if self.qk_layernorm:
             query_states = self.q_layernorm(query_states)
             key_states = self.k_layernorm(key_states)
