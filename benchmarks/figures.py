@@ -85,3 +85,48 @@ def summary(rows: list[Row]) -> list[tuple[str, str, bool]]:
             right == len(capped),
         ),
     ]
+
+
+def closed_summary(rows: list[Row]) -> list[tuple[str, str, bool]]:
+    """The same for the closed form. Nothing is fitted, so nothing has to be left out."""
+    asked = [row for row in rows if not row["id"].endswith("-compile")]
+    refused = [row for row in asked if row["kind"] == "refused"]
+    allocated = errors(rows, "allocated_bytes", "fixed length")
+    device = errors(rows, "device_bytes", "fixed length") + errors(rows, "device_bytes", "mixed lengths")
+    native = errors(rows, "reserved_bytes", "mixed lengths", expandable=False)
+    outside = [row["outside_interval"] for row in rows if row["kind"] == "bisected"]
+    capped = [row for row in rows if row["kind"] == "capped"]
+    right = sum(row["predicted"]["completed"] == row["measured"]["completed"] for row in capped)
+    exact = sum(e == 0 for e in allocated)
+    return [
+        (
+            f"{len(asked)} runs without torch.compile: all answered",
+            f"{len(asked) - len(refused)} answered",
+            not refused,
+        ),
+        (
+            f"allocated, {len(allocated)} fixed-length runs: median 0.3 %, 95 % within 2 %",
+            f"median {quantile(allocated, 0.5):.4%}, p95 {quantile(allocated, 0.95):.4%}; {exact} exact to the byte",
+            quantile(allocated, 0.5) <= 0.003 and quantile(allocated, 0.95) <= 0.02,
+        ),
+        (
+            f"device memory, {len(device)} runs: median 1.5 %, p90 4 %",
+            f"median {quantile(device, 0.5):.3%}, p90 {quantile(device, 0.9):.3%}",
+            quantile(device, 0.5) <= 0.015 and quantile(device, 0.9) <= 0.04,
+        ),
+        (
+            f"reserved, {len(native)} mixed-length runs, native: median 4 %, worst 12 %",
+            f"median {quantile(native, 0.5):.3%}, worst {max(native):.3%}",
+            quantile(native, 0.5) <= 0.04 and max(native) <= 0.12,
+        ),
+        (
+            f"least capacity, {len(outside)} bisected runs: within 2 % of the interval",
+            f"worst {max(outside):.3%} outside",
+            max(outside) <= 0.02,
+        ),
+        (
+            f"completes or not, {len(capped)} runs short of memory",
+            f"{right} of {len(capped)} called right",
+            right == len(capped),
+        ),
+    ]

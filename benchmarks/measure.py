@@ -95,7 +95,8 @@ def main() -> None:
                 print("out of time before", row["job"]["id"])
                 break
             answers = fork.Queue()
-            case = fork.Process(target=run, args=(row["job"], row.get("config") or models[row["job"]["model"]]["config"], answers))
+            config = row.get("config") or models[row["job"]["model"]]["config"]
+            case = fork.Process(target=run, args=(row["job"], config, answers))
             case.start()
             try:
                 measured = answers.get(timeout=options.case_s)

@@ -144,12 +144,13 @@ def main() -> None:
             order.append(job.id)
     made_at, found, versions = options.commit or commit(), {}, {}
     with ProcessPoolExecutor(options.jobs) as pool:
-        for results, traced_with in pool.map(group_results, groups.values(), repeat("" if analytic else options.python)):
+        python = "" if analytic else options.python
+        for results, traced_with in pool.map(group_results, groups.values(), repeat(python)):
             versions |= traced_with
             for row in results:
                 found[row["id"]] = row
                 shown = row.get("error") or {
-                    k: row[k] for k in ("outside_interval", "predicted", "measured") if k in row
+                    k: row[k] for k in ("refused", "outside_interval", "predicted", "measured") if k in row
                 }
                 shown = {k: f"{v:+.4%}" if isinstance(v, float) else v for k, v in shown.items()}
                 print(row["id"], row["kind"], shown, f"{row['trace_s']} s", flush=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from figures import load, summary
 from outside import outside_section
+from report_closed import closed_section
 
 HERE = Path(__file__).parent
 GIB = 2**30
@@ -197,6 +198,7 @@ def main() -> None:
             if r["kind"] == "bisected"
         ],
     )
+    lines += closed_section(table, comparison, error_rows)
     (HERE.parent / "docs" / "accuracy.md").write_text("\n".join(lines).rstrip() + "\n")
 
 

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
+from tunecast.hardware import gpu
 from tunecast.predict import memory
 from tunecast.predict.allocator import AllocatorSettings
-from tunecast.report.figures import LiveBlock, PhasePeak
+from tunecast.predict.prediction import OnCard, on_card, prediction_of
+from tunecast.report.figures import Figures, LiveBlock, PhasePeak
 from tunecast.report.html import timeline_html
 from tunecast.report.moments import Band, Moment
 from tunecast.report.text import report
-from tunecast.report.traced import BLOCKS, traced_figures, traced_timeline
+from tunecast.report.traced import card_figures, traced_timeline
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
@@ -41,19 +47,26 @@ TAPE = Tape(
 SETTINGS = AllocatorSettings()
 
 
+def held(capacity_bytes: int = 1024 * MIB) -> OnCard:
+    return on_card(TAPE, gpu("h200"), SETTINGS, capacity_bytes)
+
+
+def figures_of(run: OnCard, *, details: bool = True) -> Figures:
+    return card_figures(run, prediction_of(run), "train.py", details=details)
+
+
 def test_figures_of_the_run() -> None:
     """Peak: 60 MiB of weights, 60 of gradients, the first activation's 10. Reserved: the second's 10 as well."""
-    peak = memory.peak(TAPE, SETTINGS, BLOCKS)
-    figures = traced_figures(TAPE, memory.replay(TAPE, SETTINGS), peak, title="train.py")
+    figures = figures_of(held())
     assert (figures.allocated_bytes, figures.reserved_bytes) == (130 * MIB, 140 * MIB)
-    assert (figures.peak_phase, figures.peak_step, figures.word, figures.fits) == ("backward", 0, "exact", None)
+    assert (figures.peak_phase, figures.peak_step, figures.word, figures.fits) == ("backward", 0, "exact", True)
     assert {role: nbytes // MIB for role, nbytes in figures.breakdown_bytes.items() if nbytes} == {
         "weights": 60,
         "gradients": 60,
         "activations": 10,
     }
     assert figures.modules == {"model.layers.0": 70 * MIB, "model.layers.1": 60 * MIB}
-    assert figures.phases == (
+    assert tuple(peak._replace(breakdown_bytes=None) for peak in figures.phases) == (
         PhasePeak("load", 0, 60 * MIB, 60 * MIB),
         PhasePeak("forward", 0, 80 * MIB, 80 * MIB),
         PhasePeak("backward", 0, 130 * MIB, 140 * MIB),
@@ -68,29 +81,47 @@ def test_figures_of_the_run() -> None:
     assert "60.00 MiB  gradients, 2 x 30.00 MiB, aten.mm in backward of step 0\n" in text
 
 
+def test_every_phase_is_told_by_its_parts() -> None:
+    """At the end of the forward pass both activations; in the optimizer both gradients and a temporary."""
+    parts = {
+        peak.phase: {role: nbytes // MIB for role, nbytes in (peak.breakdown_bytes or {}).items() if nbytes}
+        for peak in figures_of(held()).phases
+    }
+    assert parts == {
+        "load": {"weights": 60},
+        "forward": {"weights": 60, "activations": 20},
+        "backward": {"weights": 60, "activations": 10, "gradients": 60},
+        "optimizer": {"weights": 60, "gradients": 60, "temporaries": 2},
+    }
+
+
+@pytest.mark.parametrize("capacity_bytes", [1024 * MIB, 125 * MIB])
+def test_without_details_no_tape_is_written_out(capacity_bytes: int) -> None:
+    def never() -> Tape:
+        raise AssertionError("the tape was asked for")
+
+    run = held(capacity_bytes)
+    full, short = figures_of(run), figures_of(replace(run, make_tape=never), details=False)
+    assert short.modules == {} and short.blocks == ()
+    stop = full.stopped_by and full.stopped_by._replace(module="", op="", source="")
+    assert short == replace(full, modules={}, blocks=(), stopped_by=stop)
+
+
 def test_a_card_that_is_too_small() -> None:
     """135 MiB hold the peak of 130 once the second activation's 10 MiB are given back: it fits. 125 do not."""
-    run, peak = memory.replay(TAPE, SETTINGS), memory.peak(TAPE, SETTINGS)
-    least_bytes = memory.smallest_capacity_bytes(TAPE, SETTINGS)
-    assert least_bytes == 130 * MIB
     for capacity_bytes, fits in ((135 * MIB, True), (125 * MIB, False)):
-        figures = traced_figures(
-            TAPE,
-            run,
-            peak,
-            title="train.py",
-            gpu="toy",
-            capacity_bytes=capacity_bytes,
-            on_card=memory.replay(TAPE, SETTINGS, capacity_bytes),
-            context_bytes=MIB,
-            smallest_capacity_bytes=least_bytes,
-        )
+        run = held(capacity_bytes)
+        figures = figures_of(run)
+        assert figures.smallest_capacity_bytes == 130 * MIB
         assert figures.fits is fits
         assert figures.reserved_bytes == (130 if fits else 140) * MIB
         text = report(figures)
         assert ("fits: 5.00 MiB (4 %) to spare" in text) is fits
         assert ("does not fit: 5.00 MiB short" in text) is not fits
-        assert ("stops in backward of step 0: aten.mm asks for 30.00 MiB at /home/me/train.py:32" in text) is not fits
+        asks = "stops in backward of step 0: aten.mm asks for 30.00 MiB of gradients at /home/me/train.py:32"
+        assert (asks in " ".join(text.split())) is not fits
+        asks = "stops in backward of step 0: no room for 30.00 MiB of gradients"
+        assert (asks in report(figures_of(run, details=False))) is not fits
 
 
 def test_the_course_of_the_run() -> None:
@@ -113,7 +144,6 @@ def test_the_course_of_the_run() -> None:
 
 
 def test_the_page_of_the_run() -> None:
-    peak = memory.peak(TAPE, SETTINGS, BLOCKS)
-    figures = traced_figures(TAPE, memory.replay(TAPE, SETTINGS), peak, title="train.py")
-    page = timeline_html(figures, traced_timeline(TAPE, memory.timeline(TAPE, SETTINGS), peak.event))
+    run = held()
+    page = timeline_html(figures_of(run), traced_timeline(TAPE, memory.timeline(TAPE, SETTINGS), run.peak.event))
     assert "peak 130.00 MiB" in page and "step 0" in page

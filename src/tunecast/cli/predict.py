@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
+from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.main import DEBUG, internal_error, without_traceback
 from tunecast.cli.terminal import Progress, terminal_of
@@ -17,9 +20,16 @@ from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError, job_error, read_jobs
 from tunecast.predict import engines
+from tunecast.predict.changes import changes_tried, reserved
 from tunecast.predict.engines import DEFAULT_ENGINE
+from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.modelled import require_engine
-from tunecast.report.text import report
+from tunecast.predict.outside import outside_of
+from tunecast.predict.prediction import Predicted, context_of
+from tunecast.report.advice import advice_text, best_of
+from tunecast.report.figures import LeastCard
+from tunecast.report.outside import outside_text
+from tunecast.report.text import Terminal, report
 from tunecast.report.traced import card_figures
 from tunecast.tape.trace.interpreter import tracing_python
 from tunecast.tape.trace.run import Limits
@@ -39,6 +49,8 @@ The closed form follows the real training code allocation by allocation and need
 code itself, in your versions, on tensors without contents: seconds instead of a moment, and no GPU either.
 """
 
+Extra = TypeVar("Extra")
+
 SEVERITY = (0, DoesNotFit.exit_code, OverBudget.exit_code, 2, 5, 1)
 """Exit codes from good to bad: a job without an answer is worse than an answer that says no."""
 
@@ -50,6 +62,10 @@ def parser() -> Parser:
         "--engine", metavar="NAME", default=DEFAULT_ENGINE,
         help="analytic (the default): the closed form, in a moment; traced: the real training code, in seconds",
     )  # fmt: skip
+    made.add_argument(
+        "--details", action="store_true", help="also the modules and the largest blocks at the peak (always if traced)"
+    )
+    made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
     made.add_argument("--exact", action="store_true", help="trace every layer instead of a few that stand for all")
     add_output_flags(made)
     add_tracing_flags(made)
@@ -66,6 +82,8 @@ class How:
     exact: bool
     limits: Limits
     json: bool
+    details: bool
+    advice: bool
     html: str | None
     snapshot: str | None
     total: int
@@ -87,6 +105,9 @@ def run(argv: Sequence[str]) -> int:
         arguments.exact,
         limits_from(arguments),
         arguments.json,
+        arguments.details or arguments.engine == "traced" or arguments.html is not None,
+        # A traced change takes as long as the job itself.
+        not (arguments.no_advice or arguments.json or arguments.engine == "traced"),
         arguments.html,
         arguments.snapshot,
         len(jobs),
@@ -131,16 +152,62 @@ def predicted(job: Job, number: int, how: How) -> int:
             )
     else:
         done = engines.predicted(job, engine=how.engine)
-    figures = card_figures(done.held, done.prediction, title_of(done.job))
+    said, held = done.prediction, done.held
+    outside = extra("what lies outside the step", lambda: outside_of(done.job, done.model, said))
+    figures = None
     if how.json:
-        print(json.dumps(done.prediction.to_dict()), flush=True)
+        print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
     else:
+        figures = card_figures(held, said, title_of(job), details=how.details, least_card=smallest(done))
+        terminal = terminal_of(sys.stdout)
+        advice = extra("changes to the job", lambda: advice_on(done, terminal, place)) if how.advice else None
+        # Where the training itself does not fit, that loading or evaluation do not either is no news.
+        capacity_bytes = held.capacity_bytes if held.fits else None
+        around = "" if outside is None else outside_text(outside, terminal, capacity_bytes=capacity_bytes)
         if number > 1:
             print()
-        print(report(figures, terminal_of(sys.stdout)), end="", flush=True)
+        print(report(figures, terminal, advice=advice or "", outside=around), end="", flush=True)
     if how.html or how.snapshot:
-        write_asked(figures, done.held, how.html, how.snapshot)
-    return 0 if done.prediction.fits else DoesNotFit.exit_code
+        write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot)
+    return 0 if held.fits else DoesNotFit.exit_code
+
+
+def extra(what: str, ask: Callable[[], Extra]) -> Extra | None:
+    """What goes with an answer must not take the answer with it: None where it is not known, a line where it breaks."""
+    try:
+        return ask()
+    except TunecastError:
+        return None
+    except Exception as error:
+        if os.environ.get(DEBUG):
+            raise
+        print(f"tunecast: {what}: {internal_error(error)}", file=sys.stderr, flush=True)
+        return None
+
+
+def smallest(done: Predicted) -> LeastCard:
+    # A capacity the job pretends is no card's: what fits into it says nothing about the card it names.
+    tried = {done.held.gpu.name: done.held.fits} if done.job.hardware.capacity_bytes is None else {}
+    card = least_card(done.job, done.prediction.smallest_capacity_bytes, tried)
+    if card is None:
+        return LeastCard(None, largest_memory_bytes(), measured=False)
+    return LeastCard(card.name, card.memory_bytes, context_of(card).measured)
+
+
+def advice_on(done: Predicted, terminal: Terminal, place: str) -> str:
+    """The changes that help most, each predicted."""
+    began_s = time.monotonic()
+    with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
+
+        def predict(job: Job) -> Predicted:
+            passed_s = time.monotonic() - began_s
+            if passed_s >= QUIET_S:
+                progress(passed_s)
+            return engines.predicted(job)
+
+        tried = changes_tried(done.job, done, predict, reserved)
+    fitted = done.held.fits
+    return advice_text(best_of(tried, reserved(done), fitted), terminal, fitted=fitted)
 
 
 def title_of(job: Job) -> str:

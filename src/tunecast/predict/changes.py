@@ -22,7 +22,8 @@ class Change:
     """By dotted name."""
     job: Job
     saves_bytes: int
-    """Of the least capacity the job completes with; negative where it needs more."""
+    """Of what was measured: the least capacity the job completes with, unless asked otherwise; negative where it
+    needs more."""
     fits: bool
 
 
@@ -34,22 +35,34 @@ def with_fields(job: Job, overrides: Overrides) -> Job:
     return job_from_dict(with_overrides(fields, overrides))
 
 
-def changes_tried(job: Job, before: Predicted, predict: Predict) -> list[Change]:
+def least_capacity(of: Predicted) -> int:
+    return of.prediction.smallest_capacity_bytes
+
+
+def reserved(of: Predicted) -> int:
+    """What PyTorch holds of the card. Needs no search for the least capacity, which takes most of a prediction."""
+    return of.held.shown.reserved_bytes
+
+
+def changes_tried(
+    job: Job, before: Predicted, predict: Predict, measure: Callable[[Predicted], int] = least_capacity
+) -> list[Change]:
     """Every change that applies to this job and helps, those that make it fit first, then the largest saving.
 
     What cannot be predicted (an architecture a fused kernel does not know) is left out.
     """
-    need = before.prediction.smallest_capacity_bytes
+    need = measure(before)
     found = []
     for overrides in _candidates(job):
         try:
             other = with_fields(job, overrides)
-            after = predict(other).prediction
+            after = predict(other)
+            saves = need - measure(after)
         except (UsageError, NotResolved):
             continue
-        saves = need - after.smallest_capacity_bytes
-        if saves > 0 or (after.fits and not before.prediction.fits):
-            found.append(Change(overrides, other, saves, after.fits))
+        fits = after.held.fits
+        if saves > 0 or (fits and not before.held.fits):
+            found.append(Change(overrides, other, saves, fits))
     return sorted(found, key=lambda change: (not change.fits, -change.saves_bytes))
 
 
@@ -73,6 +86,8 @@ def _candidates(job: Job) -> Iterator[Overrides]:
         yield {"optimizer": "paged_adamw_8bit"}
     if job.weights_dtype == "float32" and job.autocast == "bfloat16":
         yield {"weights_dtype": "bfloat16"}
+    if job.quantization.format is not None and job.quantization.prepare_kbit:
+        yield {"quantization.prepare_kbit": False}
     if job.method == "full":
         yield {"method": "lora"}
     if job.method in ("full", "lora"):

@@ -90,7 +90,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
 
 def job_assumptions(job: Job) -> list[str]:
     """What the traced run takes for granted about this job, beyond what the tape itself says."""
-    told = [f"{max(6, len(job.lengths or ()))} optimizer steps from an empty cache, as the contract defines the run"]
+    told = [f"the figures are the most of {max(6, len(job.lengths or ()))} optimizer steps, from an empty cache on"]
     if job.hardware.reserve_bytes:
         told.append(f"others hold {gib(job.hardware.reserve_bytes)} of the card (--reserve)")
     if job.data.packing:

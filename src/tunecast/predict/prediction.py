@@ -29,6 +29,7 @@ from tunecast.predict.memory import (
     replay,
     smallest_capacity_bytes,
 )
+from tunecast.predict.phases import phase_peaks
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.units import MIB, gib
@@ -171,6 +172,10 @@ class OnCard:
     @cached_property
     def at_peak(self) -> AtPeak:
         return at_peak(self.program, self.shown)
+
+    @cached_property
+    def phase_peaks(self) -> tuple[AtPeak, ...]:
+        return phase_peaks(self.program, self.shown)
 
     @cached_property
     def peak(self) -> Peak:

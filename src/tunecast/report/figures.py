@@ -18,6 +18,8 @@ class PhasePeak(NamedTuple):
     step: int
     allocated_bytes: int
     reserved_bytes: int
+    breakdown_bytes: Mapping[str, int] | None = None
+    """By role, then: sums to `allocated_bytes`."""
 
 
 class LiveBlock(NamedTuple):
@@ -30,6 +32,17 @@ class LiveBlock(NamedTuple):
     source: str = ""
     phase: str = ""
     step: int = 0
+
+
+class LeastCard(NamedTuple):
+    """The smallest card that is large enough."""
+
+    name: str | None
+    """None where no card is."""
+    memory_bytes: int
+    """Of that card; of the largest one where no card is large enough."""
+    measured: bool
+    """Whether any run was measured on it."""
 
 
 class Share(NamedTuple):
@@ -60,8 +73,11 @@ class Figures:
     gpu: str | None = None
     capacity_bytes: int | None = None
     """What the caching allocator may hold on that card."""
+    others_bytes: int = 0
+    """Of that card, held by a display or other processes."""
     fits: bool | None = None
     smallest_capacity_bytes: int | None = None
+    least_card: LeastCard | None = None
     stopped_by: LiveBlock | None = None
     """The allocation that found no room, when it does not fit."""
     assumptions: tuple[str, ...] = ()
@@ -81,6 +97,13 @@ class Figures:
     @property
     def device_bytes(self) -> int | None:
         return None if self.context_bytes is None else self.reserved_bytes + self.context_bytes
+
+    @property
+    def card_bytes(self) -> int | None:
+        """All of the card the bars are drawn against: the allocator's part, the context, and what others hold."""
+        if self.capacity_bytes is None:
+            return None
+        return self.capacity_bytes + (self.context_bytes or 0) + self.others_bytes
 
     @property
     def margin_bytes(self) -> int | None:

@@ -18,7 +18,7 @@ from tunecast.report.moments import Timeline
 from tunecast.report.text import verdict_lines, when, words
 from tunecast.units import gib
 
-FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Drawn by tunecast from the operations the code itself ran."
+FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Drawn by tunecast, allocation by allocation."
 
 
 def timeline_html(figures: Figures, timeline: Timeline) -> str:

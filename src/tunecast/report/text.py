@@ -1,17 +1,38 @@
-"""A traced run for the terminal. Pure: figures and a `Terminal` in, a string out; whoever calls it prints."""
+"""A run for the terminal. Pure: figures and a `Terminal` in, a string out; whoever calls it prints."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tunecast.report.figures import Figures, LiveBlock, grouped_blocks, grouped_modules, short_source, shown, tail, top
+from tunecast.report.bars import END, Run, legend, stacked
+from tunecast.report.columns import columns
+from tunecast.report.figures import (
+    Figures,
+    LiveBlock,
+    PhasePeak,
+    grouped_blocks,
+    grouped_modules,
+    short_source,
+    shown,
+    tail,
+    top,
+)
 from tunecast.units import gib
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-_COLOURS = {"bold": "1", "dim": "2", "good": "32", "bad": "31", "bar": "36", "warn": "33"}
+_COLOURS = {
+    **{"bold": "1", "dim": "2", "good": "32", "bad": "31", "bar": "36", "warn": "33", END: "1"},
+    **{"W": "30;44", "D": "30;46", "G": "30;45", "O": "30;43", "A": "30;42", "L": "30;41", "T": "30;47"},
+    **{"c": "37;100", "x": "37;100", "o": "37;100"},
+}
+"""The parts of a bar as letters on a ground of their own colour."""
+BETWEEN = "other"
+"""What lies between the phases that have a name tells something only where it is the highest."""
+ROOMY = 90
+"""Columns from which on a phase's row also says in which step it was highest."""
 _ASCII = str.maketrans({"█": "#", "…": "~", "·": "-", "─": "-", "•": "-"})
 
 
@@ -24,7 +45,7 @@ class Terminal:
     unicode: bool = True
 
     def paint(self, text: str, style: str) -> str:
-        return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if self.colour and text else text
+        return f"\x1b[{_COLOURS[style]}m{text}\x1b[0m" if self.colour and text and style in _COLOURS else text
 
     def plain(self, text: str) -> str:
         if self.unicode:
@@ -35,14 +56,21 @@ class Terminal:
 DEFAULT = Terminal()
 
 
-def report(figures: Figures, terminal: Terminal = DEFAULT, *, modules: int = 10, blocks: int = 10) -> str:
-    """The whole page: headline, phases, composition, modules, largest blocks, what it rests on."""
+def report(
+    figures: Figures, terminal: Terminal = DEFAULT, *, advice: str = "", outside: str = "", rows: int = 10
+) -> str:
+    """The whole page: headline, bars, composition, modules, largest blocks, what it rests on.
+
+    `advice` and `outside` are sections made elsewhere (report/advice.py, report/outside.py); '' leaves them out.
+    """
     parts = [
         headline(figures, terminal),
-        phase_table(figures, terminal),
+        bars(figures, terminal),
         composition(figures, terminal),
-        module_table(figures, terminal, modules),
-        block_table(figures, terminal, blocks),
+        advice,
+        module_table(figures, terminal, rows),
+        block_table(figures, terminal, rows),
+        outside,
         notes(figures, terminal),
     ]
     return terminal.plain("\n\n".join(part for part in parts if part)) + "\n"
@@ -57,11 +85,17 @@ def headline(figures: Figures, terminal: Terminal = DEFAULT) -> str:
         rows.append(("on the card", figures.device_bytes, f"with {gib(figures.context_bytes)} of CUDA context"))
     if figures.smallest_capacity_bytes is not None:
         rows.append(("least capacity", figures.smallest_capacity_bytes, "with less the run does not complete"))
+    if (card := figures.least_card) is not None and card.name is not None:
+        which = "as named" if card.name == figures.gpu else "by its memory"
+        rows.append(("least card", card.memory_bytes, f"{card.name}, {which}"))
     names = max(len(name) for name, _, _ in rows)
-    lines = [
-        f"  {name:<{names}}  {terminal.paint(f'{gib(nbytes):>11}', 'bold')}  {terminal.paint(note, 'dim')}"
-        for name, nbytes, note in rows
-    ]
+    room = max(30, terminal.width - names - 17)
+    lines = []
+    for name, nbytes, note in rows:
+        first, *more = textwrap.wrap(note, room, break_on_hyphens=False) or [""]
+        bold = terminal.paint(f"{gib(nbytes):>11}", "bold")
+        lines.append(f"  {name:<{names}}  {bold}  {terminal.paint(first, 'dim')}")
+        lines += [terminal.paint(" " * (names + 17) + line, "dim") for line in more]
     verdict = verdict_lines(figures)
     lines += [terminal.paint(line, "good" if figures.fits else "bad") for line in _wrapped(verdict, "  ", terminal)]
     word = terminal.paint(figures.word, "warn" if figures.guesses else "good")
@@ -87,21 +121,71 @@ def verdict_lines(figures: Figures) -> list[str]:
     if figures.stopped_by is not None:
         stop = figures.stopped_by
         where = f" at {short_source(stop.source)}" if stop.source else ""
-        asks = f"{shown(stop.op) or 'an allocation'} asks for {gib(stop.nbytes)}"
-        lines.append(f"stops {when(stop.phase, stop.step)}: {asks}{where}")
+        asks = f"{shown(stop.op)} asks for {gib(stop.nbytes)}" if stop.op else f"no room for {gib(stop.nbytes)}"
+        purpose = f" of {words(stop.role)}" if stop.role else ""
+        lines.append(f"stops {when(stop.phase, stop.step)}: {asks}{purpose}{where}")
+    if figures.least_card is not None and figures.least_card.name is None:
+        lines.append(f"no card is large enough: the largest known has {gib(figures.least_card.memory_bytes)}")
     return lines
 
 
-def phase_table(figures: Figures, terminal: Terminal = DEFAULT) -> str:
-    rows = [
-        Row(
-            (shown(peak.phase), "" if peak.phase == "load" else f"step {peak.step}"),
-            (gib(peak.allocated_bytes), gib(peak.reserved_bytes)),
-            peak.allocated_bytes,
-        )
+def bars(figures: Figures, terminal: Terminal = DEFAULT) -> str:
+    """What the peak puts on the card as one bar; then each phase at its own highest moment, to the same scale."""
+    whole = _on_card(figures, figures.breakdown_bytes, figures.reserved_bytes)
+    phases = [
+        (peak, _on_card(figures, peak.breakdown_bytes, peak.reserved_bytes))
         for peak in figures.phases
+        if peak.breakdown_bytes is not None and (peak.phase != BETWEEN or peak.phase == figures.peak_phase)
     ]
-    return _table("Peak by phase", ("phase", "highest in"), ("allocated", "reserved"), rows, terminal)
+    card_bytes = figures.card_bytes
+    longest_bytes = max(card_bytes or 0, *(sum(parts.values()) for parts in (whole, *(parts for _, parts in phases))))
+    drawn = [stacked(whole, terminal.width - 2, longest_bytes, card_bytes)]
+    lines = [f"  {_painted(drawn[0], terminal)}"]
+    if phases:
+        head, *rows = _phase_columns([peak for peak, _ in phases], steps=terminal.width >= ROOMY)
+        taken = max(map(len, rows)) + 2
+        lines += ["", terminal.paint(head, "dim")]
+        for row, (_, parts) in zip(rows, phases, strict=True):
+            drawn.append(stacked(parts, terminal.width - taken, longest_bytes, card_bytes))
+            lines.append(f"{row:<{taken}}{_painted(drawn[-1], terminal)}")
+    lines += ["", *_legend(drawn, terminal)]
+    against = "" if card_bytes is None else f" against {gib(card_bytes)} of {shown(figures.gpu or 'the card')}"
+    taken_bytes = figures.reserved_bytes if figures.device_bytes is None else figures.device_bytes
+    return _section(f"Where it goes: {gib(taken_bytes)}{against}", lines, terminal)
+
+
+def _on_card(figures: Figures, roles: Mapping[str, int], reserved_bytes: int) -> dict[str, int]:
+    """Roles, and all that lies on the card besides."""
+    rest = {"allocator": reserved_bytes - sum(roles.values()), "context": figures.context_bytes or 0}
+    return {**roles, **rest, "others": figures.others_bytes}
+
+
+def _phase_columns(peaks: Sequence[PhasePeak], *, steps: bool) -> list[str]:
+    cells = [("phase", "highest in", "allocated", "reserved")]
+    for peak in peaks:
+        step = "" if peak.phase == "load" else f"step {peak.step}"
+        cells.append((shown(peak.phase), step, gib(peak.allocated_bytes), gib(peak.reserved_bytes)))
+    return columns(cells, left=(0, 1)) if steps else columns([(row[0], *row[2:]) for row in cells])
+
+
+def _painted(bar: Iterable[Run], terminal: Terminal) -> str:
+    return "".join(terminal.paint(run.letter * run.columns, run.letter) for run in bar)
+
+
+def _legend(drawn: Sequence[Sequence[Run]], terminal: Terminal) -> list[str]:
+    """As many a line as there is room for; a letter is painted as in the bars."""
+    lines: list[str] = []
+    left = 0
+    for letter, meaning in legend(drawn):
+        entry = f"{terminal.paint(letter, letter)} {meaning}"
+        length = len(meaning) + 2
+        if left < length + 3:
+            lines.append(f"  {entry}")
+            left = terminal.width - 2 - length
+        else:
+            lines[-1] += f"   {entry}"
+            left -= length + 3
+    return lines
 
 
 def composition(figures: Figures, terminal: Terminal = DEFAULT) -> str:
@@ -158,12 +242,21 @@ def notes(figures: Figures, terminal: Terminal = DEFAULT) -> str:
     """What the figures rest on; what was guessed comes first."""
     guessed = "Estimate: this was guessed or could not be traced"
     versions = ", ".join(f"{name} {version}" for name, version in sorted(figures.versions.items()))
+    assumed = [*figures.assumptions, *_of_the_least_card(figures)]
     parts = [
         _section(guessed, _bullets(figures.guesses, terminal), terminal, "warn"),
-        _section("Assumed", _bullets(figures.assumptions, terminal), terminal),
+        _section("Assumed", _bullets(assumed, terminal), terminal),
         _section("Versions", _bullets(filter(None, [versions]), terminal), terminal),
     ]
     return "\n\n".join(filter(None, parts))
+
+
+def _of_the_least_card(figures: Figures) -> list[str]:
+    card = figures.least_card
+    if card is None or card.name is None or card.name == figures.gpu:
+        return []
+    measured = "" if card.measured else "no run on it was measured, and "
+    return [f"the {card.name} is the least card by its memory alone: {measured}its kernels may need other workspaces"]
 
 
 class Row(NamedTuple):

@@ -2,86 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 
 from tunecast.predict import memory
 from tunecast.predict.prediction import OnCard, Prediction
-from tunecast.report.figures import Figures, LiveBlock, PhasePeak
+from tunecast.report.figures import Figures, LeastCard, LiveBlock, PhasePeak
 from tunecast.report.moments import Band, Moment, Timeline
 from tunecast.tape.op import Begin, Event, Op, Phase, Role, Tape
 
 SAMPLES = 3000
 """For `memory.timeline`: a few for each pixel of a wide screen, so that one step of many looks right enlarged."""
-BLOCKS = 100_000
-"""For `memory.peak`: all of them, since alike ones are shown together."""
 
 
-def traced_figures(
-    tape: Tape,
-    run: memory.Replay,
-    peak: memory.Peak,
-    *,
-    title: str,
-    gpu: str | None = None,
-    capacity_bytes: int | None = None,
-    on_card: memory.Replay | None = None,
-    context_bytes: int | None = None,
-    smallest_capacity_bytes: int | None = None,
-    assumptions: Iterable[str] = (),
+def card_figures(
+    held: OnCard, said: Prediction, title: str, *, details: bool = True, least_card: LeastCard | None = None
 ) -> Figures:
-    """`run` is the replay without a limit, `on_card` the one with `capacity_bytes`.
+    """What is shown of a tape on a card. Guesses and versions are told apart from the other assumptions.
 
-    What is reserved is what that card would show, if the run fits; else what a card without limit would.
+    Without `details` the tape need not be written out: no modules, no blocks, no operation that found no room.
     """
-    fits = None if on_card is None else on_card.completed
-    shown = on_card if on_card is not None and on_card.completed else run
-    return Figures(
-        title=title,
-        allocated_bytes=peak.allocated_bytes,
-        reserved_bytes=shown.reserved_bytes,
-        peak_phase=peak.phase.value,
-        peak_step=peak.step,
-        breakdown_bytes={role.value: nbytes for role, nbytes in peak.by_role.items()},
-        phases=_phase_peaks(shown.peaks),
-        modules=peak.by_module,
-        blocks=tuple(_live_block(live) for live in peak.largest),
-        context_bytes=context_bytes,
-        gpu=gpu,
-        capacity_bytes=capacity_bytes,
-        fits=fits,
-        smallest_capacity_bytes=smallest_capacity_bytes,
-        stopped_by=_stopped_by(tape, on_card.out_of_memory) if on_card is not None else None,
-        assumptions=tuple(assumptions),
-        guesses=tape.guesses,
-        versions=tape.versions,
-    )
-
-
-def card_figures(held: OnCard, said: Prediction, title: str) -> Figures:
-    """What is shown of a tape on a card. Guesses and versions are told apart from the other assumptions."""
     apart = {f"guessed: {guess}" for guess in held.guesses}
     told = [text for text in (*said.assumptions, *said.warnings) if text not in apart]
-    return traced_figures(
-        held.tape,
-        held.unlimited,
-        held.peak,
+    most = held.peak if details else held.at_peak
+    free_for_us = held.capacity_bytes + held.context.nbytes
+    pretended = not held.settings.capacity_is_physical
+    return Figures(
         title=title,
+        allocated_bytes=most.allocated_bytes,
+        reserved_bytes=held.shown.reserved_bytes,
+        peak_phase=most.phase.value,
+        peak_step=most.step,
+        breakdown_bytes=_by_role(most.by_role),
+        phases=tuple(_phase_peaks(held.shown.peaks, held.phase_peaks)),
+        modules=held.peak.by_module if details else {},
+        blocks=tuple(_live_block(live) for live in held.peak.largest) if details else (),
+        context_bytes=held.context.nbytes,
         gpu=held.gpu.name,
         capacity_bytes=held.capacity_bytes,
-        on_card=held.limited,
-        context_bytes=held.context.nbytes,
-        smallest_capacity_bytes=held.smallest_capacity_bytes,
-        assumptions=[text for text in told if not text.startswith(("traced with ", "follows "))],
+        others_bytes=0 if pretended else max(0, held.gpu.memory_bytes - free_for_us),
+        fits=held.fits,
+        smallest_capacity_bytes=said.smallest_capacity_bytes,
+        least_card=least_card,
+        stopped_by=_stopped_by(held, details),
+        assumptions=tuple(text for text in told if not text.startswith(("traced with ", "follows "))),
+        guesses=held.guesses,
+        versions=held.versions,
     )
 
 
-def _phase_peaks(peaks: Iterable[memory.PhasePeak]) -> tuple[PhasePeak, ...]:
-    """Each phase's highest step; of steps that are equally high the first."""
-    highest: dict[Phase, PhasePeak] = {}
-    for peak in peaks:
-        if peak.phase not in highest or peak.allocated_bytes > highest[peak.phase].allocated_bytes:
-            highest[peak.phase] = PhasePeak(peak.phase.value, peak.step, peak.allocated_bytes, peak.reserved_bytes)
-    return tuple(highest.values())
+def _by_role(parts: Mapping[Role, int]) -> dict[str, int]:
+    return {role.value: nbytes for role, nbytes in parts.items()}
+
+
+def _phase_peaks(peaks: Iterable[memory.PhasePeak], moments: Iterable[memory.AtPeak]) -> Iterable[PhasePeak]:
+    """Each phase at its highest moment; of steps that are equally high the first."""
+    reserved = {(peak.phase, peak.step): peak.reserved_bytes for peak in peaks}
+    for moment in moments:
+        reserved_bytes = reserved[moment.phase, moment.step]
+        yield PhasePeak(
+            moment.phase.value, moment.step, moment.allocated_bytes, reserved_bytes, _by_role(moment.by_role)
+        )
 
 
 def _live_block(live: memory.LiveBlock) -> LiveBlock:
@@ -89,11 +70,20 @@ def _live_block(live: memory.LiveBlock) -> LiveBlock:
     return LiveBlock(live.held_bytes, live.role.value, live.module, op, live.source, live.phase.value, live.step)
 
 
-def _stopped_by(tape: Tape, end: memory.Exhausted | None) -> LiveBlock | None:
+def _stopped_by(held: OnCard, details: bool) -> LiveBlock | None:
+    """The request that found no room: what it was for, and with details which operation made it."""
+    end = held.limited.out_of_memory
     if end is None:
         return None
-    op = memory.op_before(tape, end.request) or Op("")
-    return LiveBlock(end.requested_bytes, "", op.module, op.name, op.source, end.phase.value, end.step)
+    op = (memory.op_before(held.tape, end.request) if details else None) or Op("")
+    role = held.program.roles[_block(held.program, end.request)].value
+    return LiveBlock(end.requested_bytes, role, op.module, op.name, op.source, end.phase.value, end.step)
+
+
+def _block(rows: memory.Program, request: int) -> int:
+    """The block of the how-manieth request."""
+    born = (block for block, size in zip(rows.blocks, rows.sizes, strict=True) if size >= 0)
+    return next(islice(born, request, None))
 
 
 def traced_timeline(tape: Tape, samples: Sequence[memory.Sample], peak_event: int) -> Timeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from math import lcm
 from typing import Any
 
 from tunecast.job.job import Job
@@ -11,6 +12,10 @@ from tunecast.job.job import Job
 STEPS = 6
 """The contract's run: six optimizer steps, or one a length when there are more."""
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+USUAL_PERIODS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4, "llama4_text": 4}
+"""Of architectures whose config.json may leave the kinds of layers out: the pattern their class then makes."""
+SPARSE_STEPS = ("interleave_moe_layer_step", "decoder_sparse_step")
+"""Every how many layers there are experts."""
 
 
 def steps_of(job: Job) -> list[int]:
@@ -51,10 +56,13 @@ def leading_layers(config: Mapping[str, Any]) -> int:
 
 
 def layer_period(config: Mapping[str, Any]) -> int:
-    """After how many layers the pattern repeats: sliding and full attention alternate in some models."""
+    """After how many layers the pattern repeats: sliding and full attention alternate in some models, dense and sparse
+    layers in others."""
     text = config.get("text_config", config)
-    kinds: Sequence[Any] = text.get("layer_types") or ()
-    return next((p for p in range(1, len(kinds)) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p))), 1)
+    kinds: Sequence[Any] = text.get("layer_types") or text.get("no_rope_layers") or ()
+    usual = int(text.get("sliding_window_pattern") or USUAL_PERIODS.get(text.get("model_type", ""), 1))
+    found = next((p for p in range(1, len(kinds)) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p))), 1)
+    return lcm(found if kinds else usual, *(int(text.get(name) or 1) for name in SPARSE_STEPS))
 
 
 def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:

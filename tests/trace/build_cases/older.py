@@ -41,6 +41,25 @@ OPT = {
 OPT_350M = {**OPT, "do_layer_norm_before": False, "word_embed_proj_dim": 192, "attention_dropout": 0.1}
 MPT = {"model_type": "mpt", "d_model": 384, "n_heads": 8, "n_layers": 2, "vocab_size": 2048, "max_seq_len": 512}
 MPT_CLIPPED = {**MPT, "n_heads": 6, "attn_config": {"clip_qkv": 6.0, "attn_pdrop": 0}}
+FALCON_7B = {
+    "model_type": "falcon", "hidden_size": 384, "num_attention_heads": 6, "num_hidden_layers": 2, "vocab_size": 2048,
+}  # fmt: skip
+FALCON_40B = {**FALCON_7B, "new_decoder_architecture": True, "num_kv_heads": 2}
+FALCON_11B = {**FALCON_40B, "num_ln_in_parallel_attn": 1, "tie_word_embeddings": False}
+FALCON_OLD = {
+    **FALCON_7B, "multi_query": False, "parallel_attn": False, "bias": True, "hidden_dropout": 0.1,
+    "attention_dropout": 0.1,
+}  # fmt: skip
+BLOOM = {"model_type": "bloom", "hidden_size": 384, "n_head": 8, "n_layer": 2, "vocab_size": 2048}
+BLOOM_DROPPED = {**BLOOM, "n_head": 6, "hidden_dropout": 0.1, "attention_dropout": 0.1}
+GPT_NEO = {
+    "model_type": "gpt_neo", "hidden_size": 384, "num_heads": 6, "num_layers": 2, "vocab_size": 2048,
+    "attention_types": [[["global", "local"], 1]], "max_position_embeddings": 512, "attention_dropout": 0.1,
+}  # fmt: skip
+GPTJ = {
+    "model_type": "gptj", "n_embd": 384, "n_head": 6, "n_layer": 2, "vocab_size": 2048, "rotary_dim": 16,
+    "n_positions": 512,
+}  # fmt: skip
 
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "weights_dtype": "bfloat16"},
@@ -55,6 +74,10 @@ TRAININGS: dict[str, dict[str, Any]] = {
     },
     "lora_attention": {
         "method": "lora", "lora": {"rank": 8, "targets": "attention", "adapter_dtype": "bfloat16"},
+        "gradient_checkpointing": True,
+    },
+    "qlora": {
+        "method": "qlora", "lora": {"rank": 8, "targets": "all-linear"}, "quantization": {"format": "nf4"},
         "gradient_checkpointing": True,
     },
 }  # fmt: skip
@@ -98,4 +121,18 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     *cases("opt 350m", "opt-350m", OPT_350M, "full", "lora_all"),
     *cases("mpt", "mpt-7b", MPT),
     *cases("mpt clipped", "mpt-7b", MPT_CLIPPED, "full", "lora_all"),
+    *cases("falcon", "falcon-7b", FALCON_7B),
+    *cases("falcon eager", "falcon-7b", FALCON_7B, "lora_all", attention="eager"),
+    *cases("falcon flash2", "falcon-7b", FALCON_7B, "lora_all", attention="flash_attention_2"),
+    *cases("falcon 40b", "falcon-40b", FALCON_40B, "full", "full_fp32", "full_autocast", "lora_all"),
+    *cases("falcon 40b eager", "falcon-40b", FALCON_40B, "full", attention="eager"),
+    *cases("falcon 40b flash2", "falcon-40b", FALCON_40B, "full_autocast", attention="flash_attention_2"),
+    *cases("falcon 11b", "falcon-40b", FALCON_11B, "lora_all"),
+    *cases("falcon one key a head", "falcon-7b", FALCON_OLD, "full", "lora_all"),
+    *cases("bloom", "bloom-560m", BLOOM),
+    *cases("bloom dropped", "bloom-560m", BLOOM_DROPPED, "full", "lora_all"),
+    *cases("gpt_neo", "gpt-neo-1.3b", GPT_NEO),
+    *cases("gpt_neo flash2", "gpt-neo-1.3b", GPT_NEO, "full_autocast", "lora_all", attention="flash_attention_2"),
+    *cases("gptj", "gpt-j-6b", GPTJ),
+    *cases("gptj flash2", "gpt-j-6b", GPTJ, "full_autocast", "lora_all", attention="flash_attention_2"),
 ]

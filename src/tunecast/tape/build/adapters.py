@@ -8,9 +8,8 @@ from typing import Any
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
-from tunecast.tape.build.decoder import CausalLM
-from tunecast.tape.build.expert_adapters import insert_parameter_adapters, moved_names
 from tunecast.tape.build.dora import DoraLinear
+from tunecast.tape.build.expert_adapters import insert_parameter_adapters, moved_names
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
@@ -33,7 +32,7 @@ USUAL_TARGETS: dict[str, tuple[str, ...]] = {
 """peft/utils/constants.py, `TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`: decoders."""
 
 
-def adapt(job: Job, model: CausalLM) -> None:
+def adapt(job: Job, model: Any) -> None:
     """What `adapt` of tape/trace/recipe.py does: freeze, insert adapters, switch checkpointing on."""
     if job.method != "full":
         if job.quantization.format is not None and job.quantization.prepare_kbit:
@@ -48,7 +47,7 @@ def adapt(job: Job, model: CausalLM) -> None:
             model.input_embedding().gives_gradient = True
 
 
-def insert_adapters(job: Job, model: CausalLM) -> None:
+def insert_adapters(job: Job, model: Any) -> None:
     """Each comes in its layer's dtype; at the end all become fp32, unless `autocast_adapter_dtype` is off."""
     adapted: list[Any] = [adapter(job, parent, name, child) for parent, name, child in list(targets(job, model))]
     adapted += insert_parameter_adapters(job, model, wanted_names(job, model))
@@ -80,7 +79,7 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     return adapted
 
 
-def targets(job: Job, model: CausalLM) -> Iterator[tuple[Module, str, Linear]]:
+def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     wanted = wanted_names(job, model)
     moved = moved_names(model.model_type)
@@ -104,7 +103,7 @@ def targets(job: Job, model: CausalLM) -> Iterator[tuple[Module, str, Linear]]:
     return within(model)
 
 
-def wanted_names(job: Job, model: CausalLM) -> Collection[str] | None:
+def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     """None: every linear layer but the head."""
     given = job.lora.targets
     if given == "all-linear":
@@ -118,8 +117,9 @@ def wanted_names(job: Job, model: CausalLM) -> Collection[str] | None:
         return USUAL_TARGETS[model.model_type]
     present = {name for module in model.modules() for name in module.children}
     names = ATTENTION & present if given == "attention" else set(given)
-    if missing := sorted(names - present):
-        raise UsageError(f"lora.targets: this model has no {', '.join(missing)}", field="lora.targets")
+    if not names or names - present:
+        missing = ", ".join(sorted(names - present)) or "such modules"
+        raise UsageError(f"lora.targets: this model has no {missing}", field="lora.targets")
     return names
 
 
@@ -154,7 +154,7 @@ class LoraLinear(Module):
         return ops.to(result, torch_result_dtype)
 
     def with_magnitude(self, x: Tensor, result: Tensor) -> Tensor:
-        """peft/tuners/lora/variants.py, `DoraLinearVariant.forward`: with dropout the layer's own result is made anew."""
+        """peft/tuners/lora/variants.py, `DoraLinearVariant.forward`: with dropout the layer's result is made anew."""
         base_result = None if self.lora_dropout.probability else result
         if base_result is None:
             x = self.lora_dropout(x)
@@ -195,7 +195,8 @@ class LoraLinear4bit(LoraLinear8bit):
     """The same, and the result is copied before it is added to."""
 
     def adapter_dtype(self) -> Dtype:
-        return self.base_layer.compute_dtype  # type: ignore[no-any-return]
+        assert isinstance(self.base_layer, Linear4bit)
+        return self.base_layer.compute_dtype
 
     def base_result(self, x: Tensor) -> Tensor:
         return ops.clone(self.base_layer(x))

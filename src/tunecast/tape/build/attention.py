@@ -200,11 +200,14 @@ def cudnn(
 def flash(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, causal: bool, keeps: bool
 ) -> Tensor:
-    batch, heads, length, _ = query.shape
+    batch, heads, length, width = query.shape
+    if width % 8:
+        query, key, value = [ops.pad_last(x, -width % 8) for x in (query, key, value)]
     outs = ((query.shape, query.dtype), ((batch, heads, length), FLOAT32), ((2,), INT64), ((), INT64))
     flops = flops_of(query, key, value)
     args = (query, key, value, dropout, causal)
-    return _run("_scaled_dot_product_flash_attention", query, key, value, None, outs, flops, args, dropout)
+    out = _run("_scaled_dot_product_flash_attention", query, key, value, None, outs, flops, args, dropout)
+    return ops.slice_(out, -1, 0, width) if width % 8 else out
 
 
 def efficient(

@@ -168,14 +168,15 @@ def _run(root: Node, gradient: Tensor) -> None:
             if results[place] is not None:
                 if buffer[number] is None:
                     buffer[number] = results[place]
-                else:
+                    results[place] = None
+                else:  # what is added, not moved, lives until all results are handed on
                     _sum_into(buffer, number, results[place])
-                results[place] = None
             waiting[target] -= 1
             if not waiting[target]:
                 tie += 1
                 heapq.heappush(ready, (-target.sequence, tie, target))
             del buffer  # else it would hold a gradient a leaf has added to its own and let go
+        del results
 
 
 def _validate(node: Node, results: Gradients) -> None:

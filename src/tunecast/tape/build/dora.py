@@ -29,7 +29,7 @@ class DoraLinear(Module):
         if half:
             lora_A, lora_B = ops.to(lora_A, FLOAT32), ops.to(lora_B, FLOAT32)
         copied = base_layer.copied() if isinstance(base_layer, Linear4bit) else None
-        weight = whole_weight(base_layer)
+        weight = stored_by_output(base_layer, whole_weight(base_layer))
         lora_weight = ops.matrix_product(lora_B, lora_A)
         if half:
             lora_weight = ops.to(lora_weight, FLOAT16)
@@ -51,7 +51,7 @@ class DoraLinear(Module):
         lora_weight = ops.to(lora_weight, x.dtype)
         magnitude = self.weight
         weight = whole_weight(base_layer)
-        weight = ops.to(weight, x.dtype)
+        weight = stored_by_output(base_layer, ops.to(weight, x.dtype))
         weight_norm = self.weight_norm(weight=weight, lora_weight=lora_weight.detached())
         mag_norm_scale = ops.view(ops.divide(magnitude, weight_norm), 1, -1)
         lora_result = lora_B(lora_A(x))
@@ -73,3 +73,8 @@ class DoraLinear(Module):
 def whole_weight(layer: Linear) -> Tensor:
     """peft/utils/integrations.py, `dequantize_module_weight`."""
     return layer.dequantized() if isinstance(layer, Linear4bit | Linear8bit) else layer.weight
+
+
+def stored_by_output(layer: Linear, weight: Tensor) -> Tensor:
+    """PEFT turns the weights of GPT-2's layers round (`fan_in_fan_out`)."""
+    return ops.transpose(weight, 0, 1) if layer.fan_in_fan_out else weight

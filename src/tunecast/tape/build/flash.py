@@ -17,23 +17,37 @@ def flash_attention(
     query: Tensor, key: Tensor, value: Tensor, dropout: float, window: int | None, softcap: float | None,
     position_ids: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """`flash_attention_forward` and `_flash_attention_forward`: [batch, length, heads, width]."""
-    machine = query.machine
+    """`flash_attention_forward`: from [batch, heads, length, width] to [batch, length, heads, width]."""
     query = ops.transpose(query, 1, 2)
     key = ops.transpose(key, 1, 2)
     value = ops.transpose(value, 1, 2)
     width, value_width = query.shape[-1], value.shape[-1]
     if value_width != width:
         value = ops.pad_last(value, width - value_width)
+    out = attend(query, key, value, dropout, window, softcap, position_ids)
+    return ops.slice_(out, -1, 0, value_width) if value_width != width else out
+
+
+def taken_dtype(query: Tensor) -> Dtype:
+    """fp32, which the kernels do not take, becomes what autocast or the weights say."""
+    machine = query.machine
+    return (machine.autocast or machine.weights_dtype) if query.dtype == FLOAT32 else query.dtype
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float, window: int | None, softcap: float | None,
+    position_ids: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """`_flash_attention_forward`."""
     if query.dtype == FLOAT32:
-        target_dtype = machine.autocast or machine.weights_dtype
-        query, key, value = ops.to(query, target_dtype), ops.to(key, target_dtype), ops.to(value, target_dtype)
+        dtype = taken_dtype(query)
+        query, key, value = ops.to(query, dtype), ops.to(key, dtype), ops.to(value, dtype)
     is_packed = None if position_ids is None else _is_packed(position_ids, query.shape[0])
     sides = (window - 1, window - 1) if window is not None and key.shape[1] > window else (-1, -1)
     call = Call(True, sides, dropout, softcap or 0.0)
-    out = (attend_3 if machine.attention.endswith("3") else attend_2)(query, key, value, call)
+    out = (attend_3 if query.machine.attention.endswith("3") else attend_2)(query, key, value, call)
     del is_packed
-    return ops.slice_(out, -1, 0, value_width) if value_width != width else out
+    return out
 
 
 def _is_packed(position_ids: Tensor, batch: int) -> Tensor | None:

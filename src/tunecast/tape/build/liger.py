@@ -16,27 +16,36 @@ from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64, Tensor
 
-IN_PLACE = {"llama": True, "mistral": True, "qwen2": True, "qwen3": True, "gemma": True, "gemma2": False}
-"""Whether the norm's gradient may overwrite the one that comes in, by architecture (`_patch_rms_norm_module`)."""
+MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
+NORMS = {"RMSNorm", "GemmaNorm", "OlmoNorm"}
 
 
 def apply(model: Any, model_type: str) -> None:
     """What `_apply_liger_kernel_to_instance` does to a model that is loaded."""
-    if model_type not in IN_PLACE:
+    if model_type not in MODELS:
         raise Unsupported(
             f"kernels: the closed form does not know Liger's kernels for {model_type}; it knows them for "
-            + ", ".join(sorted(IN_PLACE)),
+            + ", ".join(sorted(MODELS)),
             field="kernels",
         )
     model.machine.rotary = rotary
     model.forward = MethodType(causal_lm_forward, model)
     for module in model.modules():
-        kind = {base.__name__ for base in type(module).__mro__}
-        if "RMSNorm" in kind:
-            module.in_place = IN_PLACE[model_type]
+        kinds = {base.__name__ for base in type(module).__mro__}
+        if kinds & NORMS and not (model_type == "olmo2" and module.path.endswith(("q_norm", "k_norm"))):
+            module.in_place = norm_in_place(model_type, module.path)
             module.forward = MethodType(norm_forward, module)
-        elif "GatedMLP" in kind:
+        elif "GatedMLP" in kinds:
             module.forward = MethodType(mlp_forward, module)
+        elif "FusedMLP" in kinds:
+            module.forward = MethodType(fused_mlp_forward, module)
+
+
+def norm_in_place(model_type: str, path: str) -> bool:
+    """Whether the norm's gradient may overwrite the one that comes in: not where a residual still needs that."""
+    if model_type == "olmo2":
+        return path == "model.norm"
+    return model_type not in ("gemma2", "gemma3_text")
 
 
 def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
@@ -45,6 +54,12 @@ def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
 
 def mlp_forward(self: Any, x: Tensor) -> Tensor:
     return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
+
+
+def fused_mlp_forward(self: Any, x: Tensor) -> Tensor:
+    up_states = self.gate_up_proj(x)
+    gate, up_states = ops.chunk(up_states, 2, -1)
+    return self.down_proj(gated(gate, up_states))  # type: ignore[no-any-return]
 
 
 def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of batch, head, query and key, each broadcast over the others' dimensions."""
 
 
-def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None) -> Any:
-    """`create_causal_mask`, `create_sliding_window_causal_mask`."""
+def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None, skip: bool = True) -> Any:
+    """`create_causal_mask`, `create_sliding_window_causal_mask`; `skip`: sdpa may do without (`allow_is_causal_skip`)."""
     machine = inputs_embeds.machine
     attention_mask = machine.run("_to_copy", (attention_mask,), attention_mask.shape, BOOL)
     if machine.attention.startswith("flash"):
@@ -26,7 +26,7 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
     pattern = causal if window is None else and_(within(window), causal)
     if machine.attention == "eager":
         return eager_mask(attention_mask, inputs_embeds, pattern)
-    return sdpa_mask(attention_mask, pattern, window)
+    return sdpa_mask(attention_mask, pattern, window, skip)
 
 
 def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: bool = True) -> Tensor | None:

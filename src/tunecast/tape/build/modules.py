@@ -93,6 +93,9 @@ def bring(tensor: Tensor, module: str, role: Role = Role.WEIGHTS, dtype: Dtype |
 
 
 class Linear(Module):
+    fan_in_fan_out = False
+    """PEFT's word for a weight stored by input."""
+
     def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(machine)
         self.inputs, self.outputs = inputs, outputs

@@ -480,16 +480,17 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
 
 def stack_last(parts: Sequence[Tensor]) -> Tensor:
     """Side by side in a new last dimension; the gradients are views."""
+    count = len(parts)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
         shape, strides = gradient.shape, gradient.stride()
         return [
             gradient.alias(shape[:-1], strides[:-1], gradient.offset + place * strides[-1])
-            for place in range(len(parts))
+            for place in range(count)
         ]
 
-    shape = (*parts[0].shape, len(parts))
+    shape = (*parts[0].shape, count)
     return record(parts[0].machine.run("stack", parts, shape, parts[0].dtype), parts, back)
 
 
@@ -592,6 +593,25 @@ def batched_product(a: Tensor, b: Tensor) -> Tensor:
 
     node = start(a.machine, (a, b), back, (a if b.requires_grad else None, b if a.requires_grad else None))
     return finish(node, a.machine.run("bmm", (a, b), (batch, n, m), a.dtype, 2 * batch * n * k * m, args=(a, b)))
+
+
+def add_batched_product(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """baddbmm of a constant and a scaled product."""
+    batch, n, k, m = *a.shape, b.shape[2]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        first = second = None
+        if node.needs[0]:
+            first = scale(batched_product(gradient, node.take(1).transpose(1, 2)))
+        if node.needs[1]:
+            second = scale(batched_product(node.take(0).transpose(1, 2), gradient))
+        return first, second
+
+    machine = a.machine
+    node = start(machine, (a, b), back, (a if b.requires_grad else None, b if a.requires_grad else None))
+    args = (addend, a, b)
+    return finish(node, machine.run("baddbmm", args, (batch, n, m), a.dtype, 2 * batch * n * k * m, args=args))
 
 
 def cast_for_product(x: Tensor) -> Tensor:
@@ -700,17 +720,16 @@ def softmax(x: Tensor, dtype: Dtype | None = None) -> Tensor:
     (aten/src/ATen/native/SoftMax.cpp, `softmax`)."""
     machine, shape = x.machine, x.shape
     kind = dtype or (FLOAT32 if machine.autocast is not None and x.dtype in (FLOAT16, BFLOAT16) else x.dtype)
-    if not (x.dtype == FLOAT16 and kind == FLOAT32):
-        x = to(x, kind)
-    before = x.dtype
+    converted = x if x.dtype == FLOAT16 and kind == FLOAT32 else to(x, kind)
+    before = converted.dtype
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient, kept = gradients[0], node.take(0)
         args = (gradient, kept, -1, before)
         return (machine.run("_softmax_backward_data", (gradient, kept), shape, before, args=args),)
 
-    node = start(machine, (x,), back)
-    out = machine.run("_softmax", (x,), shape, kind)
+    node = start(machine, (converted,), back)
+    out = machine.run("_softmax", (converted,), shape, kind)
     return finish(node, out, out.detached())
 
 
@@ -754,6 +773,12 @@ def add_in_place(x: Tensor, other: Tensor) -> Tensor:
     """x.add_(other): the same memory with a longer history."""
     x.machine.launch("add_", (x, other), x.dtype, x.nbytes)
     return record(x.detached(), (x, other), lambda node, gradients: (gradients[0], gradients[0]))
+
+
+def scale_in_place(x: Tensor, name: str = "mul") -> Tensor:
+    """x.mul_(number), x.div_(number)."""
+    x.machine.launch(name + "_", (x,), x.dtype, x.nbytes)
+    return record(x.detached(), (x,), lambda node, gradients: (map_(name, gradients[0]),))
 
 
 def repeat_interleave(x: Tensor, count: int, dim: int) -> Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
@@ -57,7 +58,7 @@ class Quantizer:
 
     def replace_in(self, module: Module) -> None:
         for name, child in list(module.children.items()):
-            if isinstance(child, Linear) and child is not self.head:
+            if isinstance(child, Linear) and child is not self.head and not child.fan_in_fan_out:
                 with child.machine.within(child.path):
                     setattr(module, name, self.quantized(child))
             else:
@@ -65,6 +66,11 @@ class Quantizer:
 
     def quantized(self, linear: Linear) -> Linear:
         machine = linear.machine
+        if getattr(linear, "returns_many", False):
+            raise Unsupported(
+                f"quantization.format: {linear.path} is linear by its class, and fails when bitsandbytes replaces it",
+                field="quantization.format",
+            )
         weight = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
         new: Linear
         if self.options.format == "int8":
@@ -185,7 +191,8 @@ def matmul_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
     """autograd/_functions.py, `MatMul4Bit`: only the packed weight is kept for the backward pass."""
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (folded_product(gradients[0], ops.to(state.dequantized(), gradients[0].dtype)),)
+        grad_output = given_away(gradients)
+        return (folded_product(grad_output, ops.to(state.dequantized(), grad_output.dtype)),)
 
     machine = x.machine
     node = start(machine, (x,), back)
@@ -216,6 +223,15 @@ def folded_product(x: Tensor, weight: Tensor) -> Tensor:
     (aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`: `_unsafe_view`)."""
     flat = ops.reshape(x, -1, x.shape[-1])
     return unviewed(ops.view(ops.matrix_product(flat, weight), *x.shape[:-1], weight.shape[1]))
+
+
+def given_away(gradients: Gradients) -> Tensor:
+    """From torch 2.13 on the gradient of a function written in Python goes when the function ends, before its results
+    are brought to their inputs' dtypes; earlier engines held it until then."""
+    gradient: Tensor = gradients[0]
+    if gradient.machine.shared_workspace:
+        gradients[0] = None
+    return gradient
 
 
 def unviewed(x: Tensor) -> Tensor:
@@ -273,7 +289,8 @@ def matmul_8bit(x: Tensor, layer: Linear8bit) -> Tensor:
     held: list[Any] = []
 
     def back(node: Node, gradients: Gradients, held: list[Any] = held) -> Sequence[Any]:
-        grad_output = ops.contiguous(ops.reshape(gradients[0], -1, layer.outputs))
+        gradient = given_away(gradients)
+        grad_output = ops.contiguous(ops.reshape(gradient, -1, layer.outputs))
         weight = machine.run("_to_copy", (layer.weight,), layer.weight.shape, dtype)
         scales = ops.map_("mul", ops.unsqueeze(layer.state["scales"], 1))
         machine.launch("mul_", (weight, scales), dtype, weight.nbytes)
@@ -319,11 +336,9 @@ def mixed_product(
     machine = x.machine
     count = columns.shape[0]
     of_x = machine.run("index", (x, columns), (x.shape[0], count), x.dtype)
-    shape = (layer.outputs, count)
-    part = ops.to(
-        vectorwise_dequantized(machine.run("index", (layer.weight, columns), shape, INT8), layer.state["scales"]), x.dtype
-    )
-    part = ops.transpose(part, 0, 1)
+    shape, of_rows = (layer.outputs, count), layer.state["scales"]
+    part = vectorwise_dequantized(machine.run("index", (layer.weight, columns), shape, INT8), of_rows)
+    part = ops.transpose(ops.to(part, x.dtype), 0, 1)
     out = scaled_product(x, quantized, scales, layer)
     return added_product(out, of_x, part), of_x
 

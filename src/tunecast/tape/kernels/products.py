@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.tape.kernels.shapes import Shaped
+from tunecast.tape.kernels.shapes import Shaped, name_of
 from tunecast.tape.kernels.steps import Call, Rule, Script, nbytes
 
 GROUP_BYTES = 60
@@ -34,10 +34,11 @@ def walkable(matrix: Shaped) -> bool:
 
 
 def grouped_product(call: Call, script: Script) -> None:
-    """aten/src/ATen/native/cuda/GroupMM.cu, Hopper: the groups' arguments, then cutlass' workspace."""
+    """aten/src/ATen/native/cuda/GroupMM.cu, Hopper: the groups' arguments, then cutlass' workspace. Only bf16 is
+    multiplied that way; else one group follows the other and nothing is borrowed."""
     script.make(0)
     offsets = call.argument(2, "offs")
-    if call.card.capability != (9, 0):
+    if call.card.capability != (9, 0) or name_of(call.args[0].dtype) != "bfloat16":
         return
     groups = offsets.shape[0] if offsets is not None else call.args[0].shape[0]
     script.borrow(groups * GROUP_BYTES)

@@ -34,6 +34,7 @@ def install(recorder: Recorder) -> None:
     load_data_in_this_process()
     save_nothing()
     multiply_into_wider_results()
+    multiply_groups_of_any_type()
     copy_tensors_not_the_mode()
 
 
@@ -241,6 +242,26 @@ def multiply_into_wider_results() -> None:
             overload = getattr(operation, name)
             decomposition_table.pop(overload, None)
             register_op_impl(overload)(product)
+
+
+def multiply_groups_of_any_type() -> None:
+    """The card multiplies groups in fp32 and fp16 too, one after the other (aten/src/ATen/native/GroupedMMUtils.h,
+    `_grouped_mm_fallback`); torch's shape-only kernel admits bf16 alone."""
+    import torch._meta_registrations as meta
+
+    if not hasattr(meta, "_meta_grouped_mm_common"):
+        return
+    shapes = meta._meta_grouped_mm_common
+
+    def common(mat_a: torch.Tensor, mat_b: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if mat_a.dtype not in (torch.float32, torch.float16) or mat_a.dtype != mat_b.dtype:
+            return shapes(mat_a, mat_b, *args, **kwargs)
+        stand_ins = [
+            torch.empty_strided(x.shape, x.stride(), dtype=torch.bfloat16, device=x.device) for x in (mat_a, mat_b)
+        ]
+        return torch.empty_like(shapes(*stand_ins, *args, **kwargs), dtype=mat_a.dtype)
+
+    meta._meta_grouped_mm_common = common
 
 
 def copy_tensors_not_the_mode() -> None:

@@ -72,6 +72,9 @@ class Recorder(Ledger, TorchDispatchMode):
         return self._run(func, name, args, kwargs)
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not torch._C._only_lift_cpu_tensors():
+            # lists of numbers become tensors on the card without a card; the fake mode says so in its own thread only
+            torch._C._set_only_lift_cpu_tensors(True)
         if self._pending is not None:
             with self._lock:
                 self._settle_accumulation()

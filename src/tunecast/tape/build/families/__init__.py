@@ -10,7 +10,11 @@ from typing import Any
 
 FAMILIES: dict[str, str] = {
     "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",
+    "gpt_neo": "tunecast.tape.build.families.gpt_neo:CausalLM",
+    "gptj": "tunecast.tape.build.families.gptj:CausalLM",
     "gpt_neox": "tunecast.tape.build.families.gpt_neox:CausalLM",
+    "bloom": "tunecast.tape.build.families.bloom:CausalLM",
+    "falcon": "tunecast.tape.build.families.falcon:CausalLM",
     "mpt": "tunecast.tape.build.families.mpt:CausalLM",
     "opt": "tunecast.tape.build.families.opt:CausalLM",
     "phi": "tunecast.tape.build.families.phi:CausalLM",

@@ -34,13 +34,13 @@ def as_complex(x: Tensor) -> Tensor:
     """Pairs as one number each: a view."""
     strides = tuple([stride // 2 for stride in x.stride()[:-1]])
     out = Tensor(x.machine, x.storage, x.shape[:-1], COMPLEX64, strides, x.offset // 2, True)
-    return record(out, (x,), lambda node, gradients: (as_real(gradients[0]),))
+    return record(out, (x,), lambda node, gradients: (as_real(ops.contiguous(gradients[0])),))
 
 
 def as_real(x: Tensor) -> Tensor:
     strides = (*[stride * 2 for stride in x.stride()], 1)
     out = Tensor(x.machine, x.storage, (*x.shape, 2), FLOAT32, strides, x.offset * 2, True)
-    return record(out, (x,), lambda node, gradients: (as_complex(gradients[0]),))
+    return record(out, (x,), lambda node, gradients: (as_complex(ops.contiguous(gradients[0])),))
 
 
 def turned(x: Tensor, freqs_cis: Tensor) -> Tensor:
@@ -75,20 +75,21 @@ def filled(parts: Sequence[Tensor]) -> Tensor:
     out = machine.run("new_empty", (), whole, dtype)
     for part in parts:
         machine.launch("copy_", (part,), dtype, part.nbytes)
-        out = finish(start(machine, (out, part), copied_back(part.shape)), out.alias(whole, None))
+        out = finish(start(machine, (out, part), copied_back(part.shape, part.dtype)), out.alias(whole, None))
     return out
 
 
-def copied_back(shape: tuple[int, ...]) -> Any:
+def copied_back(shape: tuple[int, ...], source: Dtype) -> Any:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
         machine, dtype = gradient.machine, gradient.dtype
         result: Any = machine.run("new_empty_strided", (gradient,), gradient.shape, dtype)
         machine.launch("copy_", (result, gradient), dtype, result.nbytes)
         part = machine.run("clone", (result,), shape, dtype)
-        if node.needs[0]:
-            machine.run("zeros_like", (part,), shape, dtype)
-        return result if node.needs[0] else None, part
+        zeros = machine.run("zeros_like", (part,), shape, dtype) if node.needs[0] else None
+        moved = ops.to(part, source)
+        del zeros
+        return result if node.needs[0] else None, moved
 
     return back
 

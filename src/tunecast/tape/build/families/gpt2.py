@@ -16,6 +16,8 @@ from tunecast.tape.build.tensor import Machine, Tensor
 class Conv1D(Linear):
     """transformers/pytorch_utils.py: a linear layer whose weight is stored the other way round."""
 
+    fan_in_fan_out = True
+
     def __init__(self, machine: Machine, outputs: int, inputs: int) -> None:
         super().__init__(machine, inputs, outputs, bias=True)
         self.weight = self.parameter(inputs, outputs)

@@ -80,10 +80,9 @@ class SelfAttention(decoder.SelfAttention):
     def scales(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
         """Queries grow with their position, where nothing else tells it."""
         positions = ops.map_("add", self.machine.run("arange", (), (length,), INT64))
-        shifted = ops.map_("add", ops.map_("_to_copy", positions, FLOAT32))
-        grown = ops.map_("log1p", ops.map_("floor", ops.map_("div", shifted)))
-        del shifted
-        attn_scales = ops.map_("add", ops.map_("mul", grown))
+        attn_scales = ops.map_("_to_copy", positions, FLOAT32)
+        for name in ("add", "div", "floor", "log1p", "mul", "add"):
+            attn_scales = ops.map_(name, attn_scales)
         return positions, ops.expand(ops.view(attn_scales, 1, length, 1, 1), batch, length, 1, 1)
 
 
@@ -308,4 +307,5 @@ class CausalLM(decoder.CausalLM):
         super().__init__(machine, config)
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        return list(config.get("layer_types") or [CHUNKED if on else FULL for on in rotated_layers(config)])
+        kinds = config.get("layer_types") or [CHUNKED if on else FULL for on in rotated_layers(config)]
+        return list(kinds)[: config["num_hidden_layers"]]

@@ -14,6 +14,7 @@ class MixtralRouter(Router):
     """Its scores stay in fp32."""
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        hidden_states = ops.reshape(hidden_states, -1, hidden_states.shape[-1])
         router_logits = ops.linear(hidden_states, self.weight)
         router_probs = ops.softmax(ops.to(router_logits, FLOAT32))
         router_top_value, router_indices = top_k(router_probs, self.top_k)

@@ -129,7 +129,7 @@ class Transformer(Module):
 class CausalLM(named.CausalLM):
     decoder_class: Any = Transformer
     block_list = "blocks"
-    only_eager = True
+    attentions = ("eager",)
     usual_names: Config = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
     defaults: Config = {
         "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24, "max_seq_len": 2048,

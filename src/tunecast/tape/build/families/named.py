@@ -22,13 +22,12 @@ class CausalLM(decoder.CausalLM):
     usual_names: Mapping[str, str] = {}
     """Of entries in config.json, by the family's own names (`attribute_map` of its configuration class)."""
 
-    only_eager = False
-    """Attention by hand is all the family has; transformers then takes it where sdpa was asked for."""
+    attentions: tuple[str, ...] = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
+    """What the family has; where it has no sdpa, transformers takes eager."""
 
     def __init__(self, machine: Machine, config: Config) -> None:
         Module.__init__(self, machine)
-        if self.only_eager:
-            take_eager(machine, config["model_type"])
+        self.choose_attention(config["model_type"])
         named = {self.usual_names.get(name, name): value for name, value in config.items()}
         config = {**self.defaults, **named}
         setattr(self, self.body, self.decoder_class(machine, config))
@@ -60,10 +59,12 @@ class CausalLM(decoder.CausalLM):
         if self.tied:
             self.output_embedding().weight = self.input_embedding().weight
 
-
-def take_eager(machine: Machine, model_type: str) -> None:
-    if machine.attention.startswith("flash"):
-        raise UsageError(
-            f"attention: {model_type} has no {machine.attention} in transformers; it has eager", field="attention"
-        )
-    machine.attention = "eager"
+    def choose_attention(self, model_type: str) -> None:
+        machine = self.machine
+        if machine.attention == "sdpa" and "sdpa" not in self.attentions:
+            machine.attention = "eager"
+        if machine.attention not in self.attentions:
+            raise UsageError(
+                f"attention: transformers' {model_type} has {', '.join(self.attentions)}; it has no {machine.attention}",
+                field="attention",
+            )

@@ -11,17 +11,8 @@ from tunecast.tape.build.tensor import Machine, Tensor
 
 
 class Attention(decoder.SelfAttention):
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
-        super().__init__(machine, config, index)
-        self.residual_dropout = config["residual_dropout"]
-
     def biases(self, config: Config) -> tuple[bool, bool]:
         return bool(config["attention_bias"]), bool(config.get("attention_out_bias", False))
-
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        attn_output, attn_weights = super().forward(*args, **kwargs)
-        attn_output = ops.dropout(attn_output, self.residual_dropout)
-        return attn_output, attn_weights
 
 
 class MLP(decoder.GatedMLP):

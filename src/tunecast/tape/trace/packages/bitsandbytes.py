@@ -7,7 +7,7 @@ function does nothing it runs here as it is, so its allocations are the real one
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
@@ -119,8 +119,8 @@ def install(recorder: Recorder) -> None:
 
 def first_width(model: torch.nn.Module | None) -> int:
     """Of the first layer's input that is quantised to 8 bits."""
-    layers = (m for m in model.modules() if type(m).__name__ == "Linear8bitLt") if model is not None else iter(())
-    return next((int(layer.in_features) for layer in layers), 0)  # type: ignore[arg-type]
+    modules: Iterable[Any] = model.modules() if model is not None else ()
+    return next((int(module.in_features) for module in modules if type(module).__name__ == "Linear8bitLt"), 0)
 
 
 def initializer_range(model: torch.nn.Module | None) -> float:

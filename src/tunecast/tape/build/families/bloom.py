@@ -1,0 +1,194 @@
+"""BLOOM (transformers/models/bloom): attention by hand with slopes instead of positions (ALiBi), a GELU of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import floor, log2
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.decoder import CheckpointingLayer, Config
+from tunecast.tape.build.families import named
+from tunecast.tape.build.families.falcon import dropout_add
+from tunecast.tape.build.families.opt import running_sum
+from tunecast.tape.build.masks import causal_mask
+from tunecast.tape.build.modules import Dropout, Embedding, LayerNorm, Linear, Module, ModuleList
+from tunecast.tape.build.tensor import FLOAT32, INT32, Dtype, Machine, Tensor
+
+
+def build_alibi(attention_mask: Tensor, heads: int, dtype: Dtype) -> Tensor:
+    """[batch * heads, 1, length]."""
+    machine = attention_mask.machine
+    batch, length = attention_mask.shape
+    closest = 2 ** floor(log2(heads))
+    base = machine.run("full", (), (), FLOAT32)
+    powers = machine.run("arange", (), (closest,), INT32)
+    slopes = machine.run("pow", (base, powers), (closest,), FLOAT32)
+    if closest != heads:
+        more = min(closest, heads - closest)
+        extra_base = machine.run("full", (), (), FLOAT32)
+        extra_powers = machine.run("arange", (), (more,), INT32)
+        slopes = ops.cat((slopes, machine.run("pow", (extra_base, extra_powers), (more,), FLOAT32)), 0)
+    arange_tensor = ops.multiply(ops.map_("sub", running_sum(attention_mask)), attention_mask)
+    arange_tensor = ops.unsqueeze(arange_tensor, 1)
+    alibi = ops.multiply(ops.unsqueeze(slopes, -1), arange_tensor)
+    return ops.to(ops.reshape(alibi, batch * heads, 1, length), dtype)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """`GeLUFunction`: only the input is saved; both directions are made of element-wise kernels."""
+    machine = x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        x = node.take(0)
+        tanh_out = ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x))))
+        left = ops.multiply(
+            ops.scale(x),
+            ops.multiply(
+                ops.map_("rsub", ops.multiply(tanh_out, tanh_out)), ops.shift(ops.multiply(ops.scale(x), x))
+            ),
+        )
+        ff = ops.add(left, ops.scale(ops.shift(tanh_out)))
+        del left
+        return (ops.multiply(ff, gradients[0]),)
+
+    node = start(machine, (x,), back)
+    with machine.no_grad():
+        out = ops.gelu_fast(x)
+    return finish(node, out, x)
+
+
+class Gelu(Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return gelu(x)
+
+
+class Attention(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        hidden = config["hidden_size"]
+        self.heads = config["num_attention_heads"]
+        self.hidden_dropout = config["hidden_dropout"]
+        self.query_key_value = Linear(machine, hidden, 3 * hidden, bias=True)
+        self.dense = Linear(machine, hidden, hidden, bias=True)
+        self.attention_dropout = Dropout(machine, config["attention_dropout"])
+
+    def split_heads(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, width = fused_qkv.shape
+        fused_qkv = ops.view(fused_qkv, batch, length, self.heads, 3, width // self.heads // 3)
+        query_layer = ops.transpose(ops.select(fused_qkv, 3, 0), 1, 2)
+        key_layer = ops.transpose(ops.select(fused_qkv, 3, 1), 1, 2)
+        value_layer = ops.transpose(ops.select(fused_qkv, 3, 2), 1, 2)
+        return query_layer, key_layer, value_layer
+
+    def forward(
+        self, hidden_states: Tensor, residual: Tensor, alibi: Tensor, attention_mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        batch, length, width = hidden_states.shape
+        fused_qkv = self.query_key_value(hidden_states)
+        query_layer, key_layer, value_layer = self.split_heads(fused_qkv)
+        shape = (batch * self.heads, -1, width // self.heads)
+        query_layer = ops.reshape(query_layer, *shape)
+        key_layer = ops.transpose(ops.reshape(key_layer, *shape), 1, 2)
+        value_layer = ops.reshape(value_layer, *shape)
+        attention_scores = scores(alibi, query_layer, key_layer)
+        attn_weights = ops.view(attention_scores, batch, self.heads, length, -1)
+        attn_weights = ops.add(attn_weights, attention_mask)
+        attention_probs = ops.to(ops.softmax(attn_weights, FLOAT32), query_layer.dtype)
+        attention_probs = self.attention_dropout(attention_probs)
+        attention_probs_reshaped = ops.view(attention_probs, batch * self.heads, length, -1)
+        context_layer = weighted(attention_probs_reshaped, value_layer)
+        context_layer = ops.permute(ops.view(context_layer, batch, self.heads, length, -1), 0, 2, 1, 3)
+        context_layer = ops.reshape(context_layer, batch, length, width)
+        output_tensor = self.dense(context_layer)
+        output_tensor = dropout_add(output_tensor, residual, self.hidden_dropout)
+        return output_tensor, attention_probs
+
+
+def scores(alibi: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """`alibi.baddbmm(query, key)`."""
+    key = ops.cast_for_product(key)
+    query = ops.cast_for_product(query)
+    alibi = ops.cast_for_product(alibi)
+    return ops.add_batched_product(alibi, query, key)
+
+
+def weighted(probabilities: Tensor, value: Tensor) -> Tensor:
+    """`torch.bmm`."""
+    value = ops.cast_for_product(value)
+    probabilities = ops.cast_for_product(probabilities)
+    return ops.batched_product(probabilities, value)
+
+
+class MLP(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        hidden = config["hidden_size"]
+        self.dense_h_to_4h = Linear(machine, hidden, 4 * hidden, bias=True)
+        self.gelu_impl = Gelu(machine)
+        self.dense_4h_to_h = Linear(machine, 4 * hidden, hidden, bias=True)
+        self.hidden_dropout = config["hidden_dropout"]
+
+    def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:
+        hidden_states = self.gelu_impl(self.dense_h_to_4h(hidden_states))
+        intermediate_output = self.dense_4h_to_h(hidden_states)
+        output = dropout_add(intermediate_output, residual, self.hidden_dropout)
+        return output
+
+
+class Block(CheckpointingLayer):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        self.input_layernorm = LayerNorm(machine, config["hidden_size"])
+        self.self_attention = Attention(machine, config)
+        self.post_attention_layernorm = LayerNorm(machine, config["hidden_size"])
+        self.mlp = MLP(machine, config)
+        self.residual_after_norm = config["apply_residual_connection_post_layernorm"]
+
+    def forward(self, hidden_states: Tensor, alibi: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+        layernorm_output = self.input_layernorm(hidden_states)
+        residual = layernorm_output if self.residual_after_norm else hidden_states
+        attention_output, attn_weights = self.self_attention(
+            layernorm_output, residual, alibi=alibi, attention_mask=attention_mask
+        )
+        layernorm_output = self.post_attention_layernorm(attention_output)
+        residual = layernorm_output if self.residual_after_norm else attention_output
+        output = self.mlp(layernorm_output, residual)
+        return output, attn_weights
+
+
+class Transformer(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        hidden = config["hidden_size"]
+        self.heads = config["num_attention_heads"]
+        self.word_embeddings = Embedding(machine, config["vocab_size"], hidden)
+        self.word_embeddings_layernorm = LayerNorm(machine, hidden)
+        self.h = ModuleList(machine)
+        for _ in range(config["num_hidden_layers"]):
+            self.h.append(Block(machine, config))
+        self.ln_f = LayerNorm(machine, hidden)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        inputs_embeds = self.word_embeddings(input_ids)
+        hidden_states = self.word_embeddings_layernorm(inputs_embeds)
+        alibi = build_alibi(attention_mask, self.heads, hidden_states.dtype)
+        mask = causal_mask(attention_mask, inputs_embeds)
+        for block in self.h:
+            outputs = block(hidden_states, attention_mask=mask, alibi=alibi)
+            hidden_states = outputs[0]
+        hidden_states = self.ln_f(hidden_states)
+        return hidden_states
+
+
+class CausalLM(named.CausalLM):
+    decoder_class: Any = Transformer
+    embedding = "word_embeddings"
+    attentions = ("eager",)
+    usual_names: Config = named.GPT_NAMES | {"n_embed": "hidden_size"}
+    defaults: Config = {
+        "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 250880,
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "apply_residual_connection_post_layernorm": False,
+        "tie_word_embeddings": True,
+    }  # fmt: skip

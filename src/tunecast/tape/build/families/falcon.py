@@ -1,0 +1,219 @@
+"""Falcon (transformers/models/falcon): 7B shares one key among all heads, 40B and later one among a group; attention
+and MLP lie side by side. The mask is always made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.tape.build import attention, flash, ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.decoder import CheckpointingLayer, Config, RotaryEmbedding
+from tunecast.tape.build.families import named
+from tunecast.tape.build.masks import causal_mask, positions
+from tunecast.tape.build.modules import Activation, Embedding, LayerNorm, Linear, Module, ModuleList
+from tunecast.tape.build.tensor import INT64, Machine, Tensor
+
+
+class FalconLinear(Linear):
+    """`input @ weight.T + bias`: autocast casts the transposed weight, and so keeps no copy of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden_states = product(x, ops.transpose(self.weight, 0, 1))
+        if self.bias is None:
+            return hidden_states
+        return ops.add(hidden_states, self.bias)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    weight = ops.cast_for_product(weight)
+    x = ops.cast_for_product(x)
+    flat = ops.reshape(x, -1, x.shape[-1])
+    return ops.view(ops.matrix_product(flat, weight), *x.shape[:-1], weight.shape[1])
+
+
+def entry_at(x: Tensor, dim: int) -> Tensor:
+    """x[..., [i], ...]: one entry of a dimension, copied; the gradient is added up in zeros."""
+    machine, shape, dtype = x.machine, x.shape, x.dtype
+    places = machine.run("_to_copy", (), (1,), INT64)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        zeros = machine.run("new_zeros", (), shape, dtype)
+        args = (zeros, [*[None] * dim, node.take(0)], gradients[0], True)
+        return (machine.run("index_put", (zeros, node.take(0), gradients[0]), shape, dtype, args=args),)
+
+    node = start(machine, (x,), back, (places,))
+    return finish(node, machine.run("index", (x, places), (*shape[:dim], 1, *shape[dim + 1 :]), dtype))
+
+
+class Attention(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        hidden, bias = config["hidden_size"], config["bias"]
+        self.heads = config["num_attention_heads"]
+        self.head_dim = hidden // self.heads
+        self.grouped, self.multi_query = config["new_decoder_architecture"], config["multi_query"]
+        kv_heads = config["num_kv_heads"] or self.heads
+        self.kv_heads = kv_heads if self.grouped or not self.multi_query else 1
+        width = (2 * self.kv_heads + self.heads) * self.head_dim if self.grouped or self.multi_query else 3 * hidden
+        self.query_key_value = FalconLinear(machine, hidden, width, bias)
+        self.dense = FalconLinear(machine, hidden, hidden, bias)
+        self.dropout = config["attention_dropout"]
+
+    def split_heads(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _ = fused_qkv.shape
+        if self.grouped:
+            group = self.heads // self.kv_heads
+            qkv = ops.view(fused_qkv, batch, length, -1, group + 2, self.head_dim)
+            query = ops.slice_(qkv, 3, 0, group)
+            key = entry_at(qkv, 3)
+            value = entry_at(qkv, 3)
+            key = ops.expand(key, *query.shape)
+            value = ops.expand(value, *query.shape)
+            flat = (batch, length, self.heads, self.head_dim)
+            query, key, value = [ops.reshape(x, *flat) for x in (query, key, value)]
+            return query, key, value
+        if not self.multi_query:
+            fused_qkv = ops.view(fused_qkv, batch, length, self.heads, 3, self.head_dim)
+            return ops.select(fused_qkv, 3, 0), ops.select(fused_qkv, 3, 1), ops.select(fused_qkv, 3, 2)
+        fused_qkv = ops.view(fused_qkv, batch, length, self.heads + 2, self.head_dim)
+        return ops.slice_(fused_qkv, 2, 0, self.heads), entry_at(fused_qkv, 2), entry_at(fused_qkv, 2)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor, position_embeddings: Any
+    ) -> tuple[Tensor, Any]:
+        batch, length, _ = hidden_states.shape
+        fused_qkv = self.query_key_value(hidden_states)
+        query_layer, key_layer, value_layer = self.split_heads(fused_qkv)
+        shape = (batch, -1, length, self.head_dim)
+        query_layer = ops.reshape(ops.transpose(query_layer, 1, 2), *shape)
+        key_layer = ops.reshape(ops.transpose(key_layer, 1, 2), *shape)
+        value_layer = ops.reshape(ops.transpose(value_layer, 1, 2), *shape)
+        cos, sin = position_embeddings
+        query_layer, key_layer = attention.apply_rotary(query_layer, key_layer, cos, sin)
+        attention_scores: Tensor | None = None
+        if self.machine.attention.startswith("flash"):
+            dtype = flash.taken_dtype(query_layer)
+            query_layer = ops.to(ops.transpose(query_layer, 1, 2), dtype)
+            key_layer = ops.to(ops.transpose(key_layer, 1, 2), dtype)
+            value_layer = ops.to(ops.transpose(value_layer, 1, 2), dtype)
+            attn_output = flash.attend(query_layer, key_layer, value_layer, self.dropout, None, None, position_ids)
+            attn_output = self.dense(ops.reshape(attn_output, batch, length, -1))
+            return attn_output, None
+        if self.machine.attention == "eager":
+            attention_scores = ops.matmul(query_layer, ops.transpose(key_layer, 2, 3))
+            attention_scores = ops.scale_in_place(attention_scores, "div")
+            attention_scores = ops.softmax(ops.add(attention_scores, attention_mask), hidden_states.dtype)
+            attn_output = ops.matmul(attention_scores, value_layer)
+        else:
+            attn_output = attention.scaled_dot_product(query_layer, key_layer, value_layer, attention_mask, causal=False)
+        attn_output = ops.view(attn_output, *attn_output.shape)
+        attn_output = ops.permute(attn_output, 0, 2, 1, 3)
+        attn_output = ops.reshape(attn_output, batch, length, -1)
+        attn_output = self.dense(attn_output)
+        return attn_output, attention_scores
+
+
+class MLP(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        hidden, bias = config["hidden_size"], config["bias"]
+        inner = config["ffn_hidden_size"] or 4 * hidden
+        self.dense_h_to_4h = FalconLinear(machine, hidden, inner, bias)
+        self.act = Activation(machine, config["activation"])
+        self.dense_4h_to_h = FalconLinear(machine, inner, hidden, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.act(self.dense_h_to_4h(x))
+        x = self.dense_4h_to_h(x)
+        return x
+
+
+class Layer(CheckpointingLayer):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        hidden = config["hidden_size"]
+        self.self_attention = Attention(machine, config)
+        self.mlp = MLP(machine, config)
+        self.grouped = config["new_decoder_architecture"]
+        self.parallel = config["parallel_attn"]
+        self.attention_dropout, self.hidden_dropout = config["attention_dropout"], config["hidden_dropout"]
+        self.norms = config["num_ln_in_parallel_attn"] or (2 if self.grouped else None)
+        if not self.parallel:
+            self.post_attention_layernorm = LayerNorm(machine, hidden)
+            self.input_layernorm = LayerNorm(machine, hidden)
+        elif self.norms == 2:
+            self.ln_attn = LayerNorm(machine, hidden)
+            self.ln_mlp = LayerNorm(machine, hidden)
+        else:
+            self.input_layernorm = LayerNorm(machine, hidden)
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor, position_embeddings: Any
+    ) -> tuple[Tensor, Any]:
+        residual = hidden_states
+        if self.grouped and self.norms == 2:
+            attention_layernorm_out = self.ln_attn(hidden_states)
+            mlp_layernorm_out = self.ln_mlp(hidden_states)
+        else:
+            attention_layernorm_out = self.input_layernorm(hidden_states)
+        attention_output, attn_weights = self.self_attention(
+            attention_layernorm_out, attention_mask=attention_mask, position_ids=position_ids,
+            position_embeddings=position_embeddings,
+        )  # fmt: skip
+        if not self.grouped and not self.parallel:
+            residual = dropout_add(attention_output, residual, self.attention_dropout)
+            mlp_layernorm_out = self.post_attention_layernorm(residual)
+        elif not self.grouped or self.norms == 1:
+            mlp_layernorm_out = attention_layernorm_out
+        mlp_output = self.mlp(mlp_layernorm_out)
+        if self.grouped or self.parallel:
+            mlp_output = ops.add_in_place(mlp_output, attention_output)
+        output = dropout_add(mlp_output, residual, self.hidden_dropout)
+        return output, attn_weights
+
+
+def dropout_add(x: Tensor, residual: Tensor, probability: float) -> Tensor:
+    out = ops.dropout(x, probability)
+    out = ops.add(residual, out)
+    return out
+
+
+class Transformer(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        if config["alibi"]:
+            raise Unsupported("model: the closed form knows Falcon with rotary positions, not with ALiBi", field="model")
+        self.word_embeddings = Embedding(machine, config["vocab_size"], config["hidden_size"])
+        self.h = ModuleList(machine)
+        for _ in range(config["num_hidden_layers"]):
+            self.h.append(Layer(machine, config))
+        self.ln_f = LayerNorm(machine, config["hidden_size"])
+        self.rotary_emb = RotaryEmbedding(machine, config)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        inputs_embeds = self.word_embeddings(input_ids)
+        position_ids = ops.unsqueeze(positions(self.machine, input_ids.shape[1]), 0)
+        mask = causal_mask(attention_mask, inputs_embeds, skip=False)
+        hidden_states = inputs_embeds
+        position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
+        for block in self.h:
+            outputs = block(
+                hidden_states, attention_mask=mask, position_ids=position_ids, position_embeddings=position_embeddings
+            )
+            hidden_states = outputs[0]
+        hidden_states = self.ln_f(hidden_states)
+        return hidden_states
+
+
+class CausalLM(named.CausalLM):
+    decoder_class = Transformer
+    embedding = "word_embeddings"
+    attentions = ("sdpa", "eager", "flash_attention_2")
+    defaults: Config = {
+        "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "num_ln_in_parallel_attn": None,
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "num_kv_heads": None, "alibi": False,
+        "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "bias": False,
+        "ffn_hidden_size": None, "activation": "gelu", "vocab_size": 65024, "tie_word_embeddings": True,
+    }  # fmt: skip

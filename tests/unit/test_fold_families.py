@@ -1,0 +1,69 @@
+"""Every architecture on paper: the folded run of seven layers is the one built with all of them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.job import job_from_dict
+from tunecast.predict.memory import FREE, program, program_of
+from tunecast.tape.build.run import build
+from tunecast.tape.build.short import fold_job
+from tunecast.tape.card import Card
+from tunecast.tape.schedule import NotRepeatable, scheduled
+from tunecast.tape.shorten import steps_of, steps_to_trace, with_layers
+
+CASES = Path(__file__).parents[1] / "trace" / "build_cases"
+JOB = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 128, "micro_batch": 1}
+WAYS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full", "autocast": None},
+    "lora": {"method": "lora", "lora": {"targets": "all-linear"}, "gradient_checkpointing": True},
+    "lengths": {"method": "lora", "lora": {"targets": "all-linear"}, "lengths": [128, 96, 128, 64, 96, 64]},
+}
+
+
+def configs() -> dict[str, dict[str, Any]]:
+    """One of each architecture."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(CASES.glob("*.py")):
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        if path.stem != "trace_all":
+            spec.loader.exec_module(module)
+            for _, _, config in module.CASES:
+                found.setdefault(config.get("text_config", config)["model_type"], config)
+    return found
+
+
+CONFIGS = configs()
+
+
+def numbered(blocks: list[int], sizes: list[int]) -> list[tuple[int, int]]:
+    numbers: dict[int, int] = {}
+    out = []
+    for block, size in zip(blocks, sizes, strict=True):
+        if size >= 0:
+            numbers[block] = len(numbers)
+        out.append((numbers[block] if size >= FREE else 0, size))
+    return out
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_folded_is_built(model_type: str, way: str) -> None:
+    job, config = job_from_dict(JOB | WAYS[way]), with_layers(CONFIGS[model_type], 7)
+    folded = fold_job(job, config, Card())
+    lengths, order = steps_to_trace(job)
+    try:
+        tape = scheduled(build(job, config, lengths, Card()), order)
+    except NotRepeatable:
+        tape = scheduled(build(job, config, steps_of(job), Card()), range(len(steps_of(job))))
+    short, whole = program_of(folded.columns, folded.repeats), program(tape)
+    ours, theirs = numbered(short.blocks, short.sizes), numbered(whole.blocks, whole.sizes)
+    differ = next((row for row, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
+    assert differ is None, f"row {differ} of {len(theirs)}: folded {ours[differ]}, built {theirs[differ]}"
+    assert len(ours) == len(theirs)
