@@ -57,7 +57,8 @@ def test_commands() -> None:
 
 
 def test_flags_of_predict() -> None:
-    assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | JOB | {"--engine", "--exact"}
+    own = {"--engine", "--exact", "--details", "--no-advice"}
+    assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | JOB | own
 
 
 ASKING = {"-h", "--help", "--engine", "--python", "--json"}

@@ -13,7 +13,7 @@ import pytest
 
 from tunecast.cli import main as cli
 from tunecast.cli import predict
-from tunecast.errors import NotResolved, TunecastError
+from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
@@ -137,6 +137,86 @@ def test_a_job_that_fits(shell: Any) -> None:
     assert "130.00 MiB" in out
     assert "fits:" in out
     assert "\x1b" not in out, "no colours into a pipe"
+
+
+def test_the_page_of_a_job(shell: Any) -> None:
+    """What it takes, where it goes, whether it fits, on which card at least, what lies outside the step."""
+    code, out, _ = shell("predict", "gpt2", "--gpu", "4090")
+    assert code == 0
+    titles = ("Where it goes: ", "What the peak is made of", "Outside the step", "Assumed", "Versions")
+    assert [line for line in out.splitlines() if line.startswith(titles)] == [
+        "Where it goes: 896.81 MiB against 23.52 GiB of rtx-4090",
+        "What the peak is made of, in forward of step 0",
+        "Outside the step",
+        "Assumed",
+        "Versions",
+    ]
+    assert "least card" in out
+    assert "Peak by module" not in out and "Largest blocks" not in out
+
+
+def test_details_are_asked_for(shell: Any) -> None:
+    out = shell("predict", "gpt2", "--gpu", "4090", "--details")[1]
+    assert "Peak by module" in out and "Largest blocks" in out
+    assert "train.py:7" in out
+
+
+def test_a_traced_job_has_its_details_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "changes_tried", lambda *_: pytest.fail("each would be traced"))
+    code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--engine", "traced")
+    assert (code, err) == (0, "")
+    assert "Peak by module" in out and "attack" not in out
+
+
+def smaller(job: Job, *, engine: str, **how: Any) -> Predicted:
+    """Half the micro-batch holds half the activations; nothing else helps."""
+    events = [e._replace(nbytes=e.nbytes * job.micro_batch // 8) if e == TAPE.events[-1] else e for e in TAPE.events]
+    held = job_on_card(job, gpu(job.hardware.gpu), TAPE.with_events(events))
+    return Predicted(job, resolve_model(job.model), held, prediction_of(held, id=job.id, engine=engine))
+
+
+def test_the_line_to_attack_first(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict.engines, "predicted", smaller)
+    argv = ("predict", "gpt2", "--capacity-bytes", str(120 * MIB))
+    code, out, err = shell(*argv)
+    assert (code, err) == (3, "")
+    told = "Which line to attack first\n  micro_batch: 4, grad_accum: 2  frees 14.00 MiB, fits then\n"
+    assert told in out, "30 MiB of activations, then 15 of 16 reserved in segments of 2"
+    assert "attack" not in shell(*argv, "--no-advice")[1]
+    assert "attack" not in shell(*argv, "--json")[1]
+
+
+def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a bug of ours")
+
+    monkeypatch.setattr(predict, "changes_tried", broken)
+    monkeypatch.setattr(predict, "outside_of", broken)
+    code, out, err = shell("predict", "gpt2", "--gpu", "4090")
+    assert code == 0 and "fits:" in out and "Outside" not in out
+    assert err.count("internal error: KeyError: 'a bug of ours'") == 2
+    code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--json")
+    assert (code, json.loads(out)["outside"]) == (0, None)
+    assert err.startswith("tunecast: what lies outside the step: internal error")
+
+
+def test_what_lies_outside_the_step(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    outside = json.loads(shell("predict", "gpt2", "--json")[1])["outside"]
+    assert outside["disk"]["weights_bytes"] > 4 * 124_000_000, "gpt2 has 124 million parameters of four bytes"
+    assert outside["host_bytes"] <= outside["host_resident_bytes"]
+
+    def unsupported(*_: object) -> None:
+        raise Unsupported("model: not written down")
+
+    monkeypatch.setattr(predict, "outside_of", unsupported)
+    code, out, err = shell("predict", "gpt2", "--json")
+    assert (code, json.loads(out)["outside"], err) == (0, None, "")
+
+
+def test_evaluation_that_does_not_fit_is_told_where_training_does(shell: Any) -> None:
+    room = ("--capacity-bytes", str(200 * MIB))
+    assert "evaluation does not fit" in shell("predict", "gpt2", *room)[1]
+    assert "evaluation does not fit" not in shell("predict", "gpt2", "--capacity-bytes", str(100 * MIB))[1]
 
 
 def test_a_job_that_does_not_fit(shell: Any) -> None:

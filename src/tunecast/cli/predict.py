@@ -160,7 +160,7 @@ def predicted(job: Job, number: int, how: How) -> int:
     else:
         figures = card_figures(held, said, title_of(job), details=how.details, least_card=smallest(done))
         terminal = terminal_of(sys.stdout)
-        advice = extra("changes to the job", lambda: advice_on(done, terminal, place)) if how.advice else None
+        advice = extra("changes to the job", lambda: advice_on(done, terminal, how, place)) if how.advice else None
         # Where the training itself does not fit, that loading or evaluation do not either is no news.
         capacity_bytes = held.capacity_bytes if held.fits else None
         around = "" if outside is None else outside_text(outside, terminal, capacity_bytes=capacity_bytes)
@@ -194,7 +194,7 @@ def smallest(done: Predicted) -> LeastCard:
     return LeastCard(card.name, card.memory_bytes, context_of(card).measured)
 
 
-def advice_on(done: Predicted, terminal: Terminal, place: str) -> str:
+def advice_on(done: Predicted, terminal: Terminal, how: How, place: str) -> str:
     """The changes that help most, each predicted."""
     began_s = time.monotonic()
     with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
@@ -203,7 +203,7 @@ def advice_on(done: Predicted, terminal: Terminal, place: str) -> str:
             passed_s = time.monotonic() - began_s
             if passed_s >= QUIET_S:
                 progress(passed_s)
-            return engines.predicted(job)
+            return engines.predicted(job, engine=how.engine)
 
         tried = changes_tried(done.job, done, predict, reserved)
     fitted = done.held.fits

@@ -87,7 +87,7 @@ def headline(figures: Figures, terminal: Terminal = DEFAULT) -> str:
         rows.append(("least capacity", figures.smallest_capacity_bytes, "with less the run does not complete"))
     if (card := figures.least_card) is not None and card.name is not None:
         which = "as named" if card.name == figures.gpu else "by its memory"
-        rows.append(("least card", card.memory_bytes, f"{card.name}, {which}"))
+        rows.append(("least card", card.memory_bytes, f"{shown(card.name)}, {which}"))
     names = max(len(name) for name, _, _ in rows)
     room = max(30, terminal.width - names - 17)
     lines = []

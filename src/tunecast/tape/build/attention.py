@@ -68,7 +68,9 @@ def attend(
     the weights, which only `eager` has and which the caller holds. `eager` is the family's own, where it has one."""
     implementation = query.machine.attention
     if implementation == "eager":
-        return (eager or by_hand)(query, key, value, attention_mask, groups, dropout)
+        if eager is not None:
+            return eager(query, key, value, attention_mask, groups, dropout)  # type: ignore[no-any-return]
+        return by_hand(query, key, value, attention_mask, groups, dropout, softcap)
     if implementation.startswith("flash"):
         return flash_attention(query, key, value, dropout, window, softcap, position_ids), None
     return by_sdpa(query, key, value, attention_mask, groups, dropout), None
@@ -92,12 +94,17 @@ def by_sdpa(
 
 
 def by_hand(
-    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float
-) -> tuple[Tensor, Tensor]:
-    """`eager_attention_forward` of most models: softmax in fp32."""
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float,
+    softcap: float | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """`eager_attention_forward` of most models: softmax in fp32, soft-capped before the mask where Gemma 2 asks for it."""
     key_states = repeat_kv(key, groups)
     value_states = repeat_kv(value, groups)
     attn_weights = ops.scale(ops.matmul(query, ops.transpose(key_states, 2, 3)))
+    if softcap is not None:
+        attn_weights = ops.scale(attn_weights, "div")
+        attn_weights = ops.tanh(attn_weights)
+        attn_weights = ops.scale(attn_weights)
     if attention_mask is not None:
         attn_weights = ops.add(attn_weights, attention_mask)
     attn_weights = ops.to(ops.softmax(attn_weights, FLOAT32), query.dtype)

@@ -8,8 +8,8 @@ from typing import Any
 from tunecast.tape.build import attention, ops
 from tunecast.tape.build.autograd import checkpointed
 from tunecast.tape.build.masks import causal_mask
-from tunecast.tape.build.modules import Activation, Embedding, Linear, Module, ModuleList, RMSNorm
-from tunecast.tape.build.tensor import FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.modules import Activation, Buffer, Embedding, Linear, Module, ModuleList, RMSNorm
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
 
 Config = Mapping[str, Any]
 Step = Callable[[Tensor], Tensor]
@@ -18,14 +18,22 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class RotaryEmbedding(Module):
+    also_longrope: Sequence[str] = ()
+    """Other names the family gives it."""
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         self.width = rotary_width(config)
         self.inv_freq = self.buffer(self.width // 2)
         self.original_inv_freq = self.buffer(self.width // 2)
+        scaling = rope_scaling(config)
+        self.rope_type = str(scaling.get("rope_type") or scaling.get("type") or "default")
+        before = (place.get("original_max_position_embeddings") for place in (config, scaling))
+        self.short_length = next((found for found in before if found), config.get("max_position_embeddings") or 0)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         machine = self.machine
+        self.fit_to(position_ids)
         length, half = position_ids.shape[1], self.width // 2
         position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
         inverse = self.inv_freq.alias((1, half, 1), None)
@@ -41,6 +49,29 @@ class RotaryEmbedding(Module):
 
     def result_dtype(self, x: Tensor) -> Dtype:
         return x.dtype
+
+    def fit_to(self, position_ids: Tensor) -> None:
+        """Some kinds of scaling look at the longest position first (modeling_rope_utils.py, `dynamic_rope_update`)."""
+        dynamic = "dynamic" in self.rope_type
+        if not dynamic and self.rope_type not in ("longrope", *self.also_longrope):
+            return
+        machine = self.machine
+        seq_len = ops.map_("add", machine.run("max", (position_ids,), (), INT64, args=(position_ids,)))
+        machine.run("gt", (seq_len,), (), BOOL)
+        if dynamic:  # the run is never longer than `max_position_embeddings`, so nothing else happens
+            machine.run("lt", (seq_len,), (), BOOL)
+        elif position_ids.shape[1] > self.short_length:
+            self.inv_freq = self.long_frequencies()
+        else:
+            self.inv_freq = self.original_inv_freq
+
+    def long_frequencies(self) -> Buffer:
+        machine, half = self.machine, (self.width // 2,)
+        ext_factors = machine.run("_to_copy", (), half, FLOAT32)
+        inv_freq_shape = ops.map_("div", ops.to(machine.run("arange", (), half, INT64), FLOAT32))
+        slowed = ops.multiply(ext_factors, ops.map_("pow", inv_freq_shape))
+        inverse = ops.map_("reciprocal", slowed)
+        return Buffer(machine, ops.map_("mul", inverse).storage, half, FLOAT32)
 
 
 class RotaryByKind(Module):
@@ -65,10 +96,13 @@ def layer_kinds(config: Config) -> Sequence[str]:
     return config.get("layer_types") or [FULL] * config["num_hidden_layers"]
 
 
+def rope_scaling(config: Config) -> Config:
+    return config.get("rope_scaling") or config.get("rope_parameters") or {}
+
+
 def rotary_width(config: Config) -> int:
     """How much of a head is rotated."""
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    share = config.get("partial_rotary_factor") or scaling.get("partial_rotary_factor") or 1.0
+    share = config.get("partial_rotary_factor") or rope_scaling(config).get("partial_rotary_factor") or 1.0
     return int(head_dim(config) * share)
 
 

@@ -72,7 +72,7 @@ class ParameterLora(Module):
     def __init__(self, base: Module, holder: Module, parameter: str, rank: int, scaling: float) -> None:
         super().__init__(base.machine)
         self.base_layer = base
-        self.holder = [holder]  # in a list: it is no child of this module
+        self.holder: list[Any] = [holder]  # in a list: it is no child of this module
         self.parameter_name, self.scaling = parameter, scaling
         shape = holder.own[parameter].shape
         self.experts = shape[0] if len(shape) == 3 else 1
@@ -82,7 +82,7 @@ class ParameterLora(Module):
         self.lora_B = Linear(base.machine, rank * self.experts, outputs)
 
     def adapter_dtype(self) -> Dtype:
-        return self.holder[0].own[self.parameter_name].dtype
+        return self.holder[0].own[self.parameter_name].dtype  # type: ignore[no-any-return]
 
     def adapter_parameters(self) -> list[Tensor]:
         return [self.lora_A.weight, self.lora_B.weight]

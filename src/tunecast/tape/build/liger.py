@@ -18,6 +18,8 @@ from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64, 
 
 MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
 NORMS = {"RMSNorm", "GemmaNorm", "OlmoNorm"}
+OWN_ROTATION = ("phi3", "olmo2")
+"""Architectures whose rotation differs from Llama's; Liger's takes the place of both."""
 
 
 def apply(model: Any, model_type: str) -> None:
@@ -37,6 +39,8 @@ def apply(model: Any, model_type: str) -> None:
             module.forward = MethodType(norm_forward, module)
         elif "GatedMLP" in kinds:
             module.forward = MethodType(mlp_forward, module)
+        elif "SelfAttention" in kinds and model_type in OWN_ROTATION:
+            module.placed = MethodType(placed, module)
         elif "FusedMLP" in kinds:
             module.forward = MethodType(fused_mlp_forward, module)
 
@@ -56,6 +60,10 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
     return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
 
 
+def placed(self: Any, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    return rotary(query_states, key_states, *position_embeddings)
+
+
 def fused_mlp_forward(self: Any, x: Tensor) -> Tensor:
     up_states = self.gate_up_proj(x)
     gate, up_states = ops.chunk(up_states, 2, -1)
@@ -68,7 +76,7 @@ def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labe
     machine = self.machine
     batch, length = labels.shape
     labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
-    shift_labels = machine.run("clone", (labels,), (batch, length), INT64)
+    shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
     flat = ops.view(hidden_states, -1, hidden_states.shape[-1])
     return linear_cross_entropy(flat, self.lm_head.weight, ops.view(shift_labels, -1))
 

@@ -650,16 +650,27 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         flat = reshape(x, -1, x.shape[-1])
         return view(add_matrix_product(bias, flat, transpose(weight, 0, 1)), *shape)
-    turned = transpose(weight, 0, 1)
-    flat = reshape(x, -1, x.shape[-1])
-    return view(matrix_product(flat, turned), *shape)
+    return product(x, transpose(weight, 0, 1))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Batched, equal leading dimensions: flattened, multiplied, unflattened."""
     if a.machine.autocast is not None:
         b = cast_for_product(b)
         a = cast_for_product(a)
+    return product(a, b)
+
+
+def rows_follow_each_other(x: Tensor) -> bool:
+    strides = x.stride()
+    return x.is_contiguous() or all(strides[d] == strides[d + 1] * x.shape[d + 1] for d in range(x.dim() - 2))
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Leading dimensions are flattened; a matrix is multiplied as it is, where flattening the other needs no copy or
+    the matrix is trained, else expanded (aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`, `should_fold`)."""
+    if b.dim() == 2 and a.dim() > 2 and (b.requires_grad or rows_follow_each_other(a)):
+        flat = reshape(a, -1, a.shape[-1])
+        return view(matrix_product(flat, b), *a.shape[:-1], b.shape[1])
     leading = broadcast(a.shape[:-2], b.shape[:-2])
     a = expand(a, *leading, *a.shape[-2:])
     b = expand(b, *leading, *b.shape[-2:])

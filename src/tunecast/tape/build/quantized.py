@@ -219,10 +219,9 @@ def gemm_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
 
 
 def folded_product(x: Tensor, weight: Tensor) -> Tensor:
-    """torch.matmul of [..., n, k] and [k, m]: leading dimensions folded, and no view in autograd's eyes
+    """torch.matmul of [..., n, k] and [k, m], whose result is no view in autograd's eyes
     (aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`: `_unsafe_view`)."""
-    flat = ops.reshape(x, -1, x.shape[-1])
-    return unviewed(ops.view(ops.matrix_product(flat, weight), *x.shape[:-1], weight.shape[1]))
+    return unviewed(ops.product(x, weight))
 
 
 def given_away(gradients: Gradients) -> Tensor:

@@ -16,9 +16,15 @@ from tunecast.tape.build.tensor import BOOL, FLOAT32, Dtype, Machine, Tensor
 
 COMPLEX64 = Dtype("complex64", 8)
 
+DEFAULTS: Config = {
+    "first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": None, "n_routed_experts": 64,
+    "n_shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": None,
+    "topk_method": "greedy", "v_head_dim": 128, "moe_intermediate_size": 1407,
+}  # fmt: skip
+
 
 class RotaryEmbedding(decoder.RotaryEmbedding):
-    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+    def forward(self, x: Tensor, position_ids: Tensor) -> Any:
         machine = self.machine
         length, half = position_ids.shape[1], self.width // 2
         position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
@@ -237,11 +243,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
-        "first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": None, "n_routed_experts": 64,
-        "n_shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": None,
-        "topk_method": "greedy", "v_head_dim": 128, "moe_intermediate_size": 1407,
-    }  # fmt: skip
+    defaults: Config = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         rotated = config.get("qk_rope_head_dim", self.defaults["qk_rope_head_dim"])

@@ -14,6 +14,13 @@ from tunecast.tape.build.families import deepseek_v2
 from tunecast.tape.build.families.deepseek_v2 import in_best_groups, linear_in_float32
 from tunecast.tape.build.tensor import Machine, Tensor
 
+DEFAULTS: Config = {
+    "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": 8,
+    "n_routed_experts": 256, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+    "topk_group": 4, "v_head_dim": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
+    "norm_topk_prob": True, "rope_interleave": True,
+}  # fmt: skip
+
 
 def even_and_odd(x: Tensor) -> tuple[Tensor, Tensor]:
     return ops.slice_(x, -1, 0, x.shape[-1], 2), ops.slice_(x, -1, 1, x.shape[-1], 2)
@@ -95,9 +102,4 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(deepseek_v2.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
-        "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": 8,
-        "n_routed_experts": 256, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-        "topk_group": 4, "v_head_dim": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
-        "norm_topk_prob": True, "rope_interleave": True,
-    }  # fmt: skip
+    defaults: Config = DEFAULTS

@@ -20,17 +20,10 @@ class FalconLinear(Linear):
     """`input @ weight.T + bias`: autocast casts the transposed weight, and so keeps no copy of it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden_states = product(x, ops.transpose(self.weight, 0, 1))
+        hidden_states = ops.matmul(x, ops.transpose(self.weight, 0, 1))
         if self.bias is None:
             return hidden_states
         return ops.add(hidden_states, self.bias)
-
-
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    weight = ops.cast_for_product(weight)
-    x = ops.cast_for_product(x)
-    flat = ops.reshape(x, -1, x.shape[-1])
-    return ops.view(ops.matrix_product(flat, weight), *x.shape[:-1], weight.shape[1])
 
 
 def entry_at(x: Tensor, dim: int) -> Tensor:

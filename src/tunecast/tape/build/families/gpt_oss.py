@@ -14,6 +14,11 @@ from tunecast.tape.build.experts import Experts, Router, largest, refuse_router_
 from tunecast.tape.build.modules import Module, RMSNorm
 from tunecast.tape.build.tensor import BOOL, FLOAT32, Machine, Tensor
 
+DEFAULTS: Config = {
+    "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "num_local_experts": 128,
+    "num_experts_per_tok": 4, "attention_bias": True,
+}  # fmt: skip
+
 
 class Norm(RMSNorm):
     """The weight is applied in fp32."""
@@ -182,10 +187,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
-        "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "num_local_experts": 128,
-        "num_experts_per_tok": 4, "attention_bias": True,
-    }  # fmt: skip
+    defaults: Config = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

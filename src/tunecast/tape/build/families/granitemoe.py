@@ -11,6 +11,8 @@ from tunecast.tape.build.experts import Experts, Router, refuse_router_loss, top
 from tunecast.tape.build.modules import Module, RMSNorm
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
 
+DEFAULTS: Config = {"num_local_experts": 8, "num_experts_per_tok": 2}
+
 
 class GraniteRouter(Router):
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -88,7 +90,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {"num_local_experts": 8, "num_experts_per_tok": 2}
+    defaults: Config = DEFAULTS
     after_head = (lambda logits: ops.scale(logits, "div"),)
 
     def __init__(self, machine: Machine, config: Config) -> None:

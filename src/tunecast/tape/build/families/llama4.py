@@ -18,6 +18,12 @@ from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
 
 CHUNKED = "chunked_attention"
 
+DEFAULTS: Config = {
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
+    "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True, "no_rope_layer_interval": 4,
+    "attention_chunk_size": 8192, "attn_temperature_tuning": True,
+}  # fmt: skip
+
 
 def normalized(x: Tensor) -> Tensor:
     return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x), -1))))
@@ -65,7 +71,7 @@ class SelfAttention(decoder.SelfAttention):
             query_states = self.qk_norm(query_states)
             key_states = self.qk_norm(key_states)
         if self.tuned:
-            positions, attn_scales = self.scales(batch, length)
+            _positions, attn_scales = self.scales(batch, length)
             query_states = ops.to(ops.multiply(query_states, attn_scales), query_states.dtype)
         query_states = ops.transpose(query_states, 1, 2)
         key_states = ops.transpose(key_states, 1, 2)
@@ -294,11 +300,7 @@ def in_chunks(chunk: int, left_padding: Tensor) -> Pattern:
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
-        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
-        "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True, "no_rope_layer_interval": 4,
-        "attention_chunk_size": 8192, "attn_temperature_tuning": True,
-    }  # fmt: skip
+    defaults: Config = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

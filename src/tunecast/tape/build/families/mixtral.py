@@ -9,6 +9,10 @@ from tunecast.tape.build.families import mistral
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
+DEFAULTS: Config = {
+    "num_key_value_heads": 8, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+
 
 class MixtralRouter(Router):
     """Its scores stay in fp32."""
@@ -49,9 +53,7 @@ class Decoder(mistral.Decoder):
 
 class CausalLM(mistral.CausalLM):
     decoder_class = Decoder
-    defaults: Config = {
-        "num_key_value_heads": 8, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2,
-    }  # fmt: skip
+    defaults: Config = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

@@ -90,10 +90,15 @@ class Layer(decoder.Layer):
         return hidden_states
 
 
+class Rotary(decoder.RotaryEmbedding):
+    also_longrope = ("su", "yarn")
+
+
 class Decoder(mistral.Decoder):
     layer_class: Any = Layer
+    rotary_class: Any = Rotary
 
 
 class CausalLM(mistral.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {}
+    defaults: Config = {"original_max_position_embeddings": 4096}

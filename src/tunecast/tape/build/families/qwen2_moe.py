@@ -12,6 +12,12 @@ from tunecast.tape.build.experts import Experts, Router, refuse_router_loss
 from tunecast.tape.build.modules import Linear, Module
 from tunecast.tape.build.tensor import Machine, Tensor
 
+DEFAULTS: Config = {
+    "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "num_experts": 60,
+    "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+    "norm_topk_prob": False, "qkv_bias": True,
+}  # fmt: skip
+
 
 def router(machine: Machine, config: Config) -> Router:
     size = config["num_experts"], config["hidden_size"], config["num_experts_per_tok"]
@@ -78,11 +84,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
-        "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "num_experts": 60,
-        "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
-        "norm_topk_prob": False, "qkv_bias": True,
-    }  # fmt: skip
+    defaults: Config = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

@@ -13,6 +13,11 @@ from tunecast.tape.build.families.qwen import Qwen3Attention
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import Machine, Tensor
 
+DEFAULTS: Config = {
+    "use_sliding_window": False, "sliding_window": 4096, "num_key_value_heads": 4, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
+}  # fmt: skip
+
 
 class SparseMoe(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
@@ -47,10 +52,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
-        "use_sliding_window": False, "sliding_window": 4096, "num_key_value_heads": 4, "num_experts": 128,
-        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
-    }  # fmt: skip
+    defaults: Config = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

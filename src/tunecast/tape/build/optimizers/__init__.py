@@ -2,6 +2,8 @@
 
     state.py       what all share; clipping         foreach.py     torch.optim, a list of tensors a kernel
     adafactor.py   transformers' Adafactor          blockwise.py   bitsandbytes: 8-bit, 32-bit and paged state
+
+What is not written down is refused by name.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
     "paged_ademamix_32bit": partial(AdEMAMix, bits=32, paged=True),
     "paged_ademamix_8bit": partial(AdEMAMix, paged=True),
 }
-"""By transformers' `optim` names. The others need packages nobody has written down (galore_torch, torchao, lomo, ...)."""
+"""By transformers' `optim` names. The others need packages nobody has written down (galore_torch, torchao, lomo)."""
 
 
 def make_optimizer(job: Job, parameters: Sequence[Tensor]) -> Optimizer:

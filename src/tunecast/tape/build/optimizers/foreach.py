@@ -43,7 +43,7 @@ class Foreach(Optimizer):
 
 
 class AdamW(Foreach):
-    """adam.py, `_multi_tensor_adam`: the square roots are a copy of the second moments. Steps are counted on the host."""
+    """adam.py, `_multi_tensor_adam`: the square roots are a copy of the second moments. The host counts the steps."""
 
     states = 2
 

@@ -1,0 +1,72 @@
+"""Experts and latent attention: full, LoRA on attention or on everything, with recomputation and autocast or without.
+
+No two sizes are alike. LoRA on everything reaches the stacked experts of Mixtral, Qwen3 and DeepSeek, where PEFT
+refuses dropout; Llama 4's router it cannot adapt.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 2048,
+    "tie_word_embeddings": False, "max_position_embeddings": 4096,
+}  # fmt: skip
+FEW = {"intermediate_size": 384, "num_local_experts": 6, "num_experts_per_tok": 2}
+QWEN = {"intermediate_size": 640, "moe_intermediate_size": 96, "num_experts": 12, "num_experts_per_tok": 3}
+LATENT = {
+    "num_key_value_heads": 8, "intermediate_size": 640, "moe_intermediate_size": 96, "n_routed_experts": 12,
+    "num_experts_per_tok": 3, "first_k_dense_replace": 1, "kv_lora_rank": 128, "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32, "v_head_dim": 32,
+}  # fmt: skip
+GROUPS = {"n_group": 4, "topk_group": 2, "q_lora_rank": 192}
+LLAMA4 = {
+    "head_dim": 32, "intermediate_size": 384, "intermediate_size_mlp": 640, "num_local_experts": 4,
+    "num_experts_per_tok": 1, "no_rope_layers": [1, 1], "attention_chunk_size": 8192,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {
+    "mixtral": {"model_type": "mixtral", **FEW, "sliding_window": None},
+    "qwen2_moe": {"model_type": "qwen2_moe", **QWEN, "shared_expert_intermediate_size": 320},
+    "qwen3_moe": {"model_type": "qwen3_moe", **QWEN, "head_dim": 48, "norm_topk_prob": True},
+    "gpt_oss": {"model_type": "gpt_oss", **FEW, "head_dim": 32, "intermediate_size": 320, "sliding_window": 128},
+    "granitemoe": {"model_type": "granitemoe", **FEW, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
+    "deepseek_v2": {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "n_shared_experts": 2},
+    "deepseek_v3": {"model_type": "deepseek_v3", **LATENT, **GROUPS, "n_shared_experts": 1},
+    "llama4": {"model_type": "llama4_text", **LLAMA4},
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe-dense-first": {**MODELS["qwen3_moe"], "mlp_only_layers": [0], "norm_topk_prob": False},
+    "deepseek_v2-groups": {**MODELS["deepseek_v2"], **GROUPS, "topk_method": "group_limited_greedy"},
+    "deepseek_v3-plain": {**MODELS["deepseek_v3"], "q_lora_rank": None, "rope_interleave": False},
+    "llama4-chunks": {
+        **MODELS["llama4"], "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2, "attention_chunk_size": 96,
+        "num_experts_per_tok": 2,
+    },
+}  # fmt: skip
+ATTENTION = {"rank": 8, "targets": "attention", "adapter_dtype": "float32", "dropout": 0.05}
+EVERYTHING = {"rank": 8, "targets": "all-linear", "adapter_dtype": "float32", "dropout": 0.0}
+CHECKPOINTED = {"gradient_checkpointing": True}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full", "autocast": None},
+    "full-checkpointed": {"method": "full", **CHECKPOINTED},
+    "full-float32": {"method": "full", "weights_dtype": "float32"},
+    "full-eager": {"method": "full", "autocast": None, "attention": "eager"},
+    "lora": {"method": "lora", "lora": ATTENTION, "autocast": None},
+    "lora-checkpointed": {"method": "lora", "lora": ATTENTION, **CHECKPOINTED},
+    "all": {"method": "lora", "lora": EVERYTHING},
+    "all-checkpointed": {"method": "lora", "lora": EVERYTHING, "autocast": None, **CHECKPOINTED},
+    "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "lora": ATTENTION, **CHECKPOINTED},
+}
+NOT_WITH_LLAMA4 = ("all", "all-checkpointed", "qlora")
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (f"{model}-{training}", values, SIZES | config)
+    for model, config in MODELS.items()
+    for training, values in TRAININGS.items()
+    if not (model == "llama4" and training in NOT_WITH_LLAMA4)
+]
+CASES += [
+    (f"{variant}-{training}", TRAININGS[training], SIZES | config)
+    for variant, config in VARIANTS.items()
+    for training in ("full", "lora-checkpointed")
+]

@@ -1,0 +1,57 @@
+"""Liger's kernels. Last of the files by name: Liger replaces functions of transformers' modules for good.
+
+A vocabulary that is no multiple of the hidden size, and few tokens, so that the loss takes several chunks, the last
+one short.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "vocab_size": 2304, "tie_word_embeddings": False, "max_position_embeddings": 4096,
+    "pad_token_id": 0,
+}  # fmt: skip
+GEMMA = SIZES | {"head_dim": 48, "tie_word_embeddings": True, "query_pre_attn_scalar": 48, "sliding_window": 128}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": SIZES,
+    "mistral": SIZES | {"sliding_window": None},
+    "qwen2": SIZES,
+    "qwen3": SIZES | {"head_dim": 48},
+    "smollm3": SIZES,
+    "gemma": GEMMA,
+    "gemma2": GEMMA | {"final_logit_softcapping": 30.0},
+    "gemma3_text": GEMMA | {"layer_types": ["sliding_attention", "full_attention"]},
+    "phi3": SIZES | {"sliding_window": None},
+    "olmo2": SIZES,
+}
+ADAPTERS = {"rank": 8, "targets": "all-linear", "adapter_dtype": "float32", "dropout": 0.0}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full", "autocast": None},
+    "float32": {"method": "full", "weights_dtype": "float32", "gradient_checkpointing": True},
+    "lora": {"method": "lora", "lora": ADAPTERS},
+}
+LLAMA_ALONE: dict[str, dict[str, Any]] = {
+    "float32-without-autocast": {"method": "full", "weights_dtype": "float32", "autocast": None, "seq_len": 200},
+    "checkpointed": {"method": "full", "autocast": None, "gradient_checkpointing": True},
+    "accumulated": {"method": "full", "autocast": None, "grad_accum": 3, "micro_batch": 1, "seq_len": 333},
+    "float16": {"method": "lora", "weights_dtype": "float16", "autocast": "float16", "lora": ADAPTERS},
+    "qlora": {
+        "method": "qlora", "quantization": {"format": "nf4"}, "lora": ADAPTERS, "gradient_checkpointing": True,
+        "lengths": [256, 200, 256],
+    },
+}  # fmt: skip
+
+
+def case(model: str, name: str, values: dict[str, Any]) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    return f"{model}-{name}", {"kernels": ["liger"], **values}, {"model_type": model, **MODELS[model]}
+
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    *(case(model, name, values) for model in MODELS for name, values in TRAININGS.items()),
+    *(case("llama", name, values) for name, values in LLAMA_ALONE.items()),
+]
+if find_spec("liger_kernel") is None:
+    CASES = []
