@@ -50,7 +50,7 @@ class Template:
 
     __slots__ = ("begins", "births", "layer", "places", "roles", "sizes", "sweep")
 
-    def __init__(self, run: Run, sweep: int, births: dict[int, tuple[int, int | None, int]]) -> None:
+    def __init__(self, run: Run, sweep: int, births: dict[int, tuple[int, int | None, int]], copied: bool) -> None:
         self.layer, self.sweep = run.layer, sweep
         self.sizes: list[int] = []
         self.places: list[tuple[int, int | None, int]] = []
@@ -68,7 +68,8 @@ class Template:
             elif isinstance(event, Free):
                 self.sizes.append(FREE)
                 place = births[event.block]
-                if run.layer is not None and place[1] is not None and abs(place[1] - run.layer) > 1:
+                far = run.layer is not None and place[1] is not None and abs(place[1] - run.layer) > 1
+                if copied and far:
                     raise NotRepeating(f"layer {run.layer} frees what layer {place[1]} made")
                 self.places.append(place)
             elif isinstance(event, Begin):
@@ -85,7 +86,7 @@ def unfolded(tape: Tape, layers: int, head: int, period: int, copies: int) -> Co
     """The columns of the tape with `copies * period` more layers than the `layers` it has."""
     births: dict[int, tuple[int, int | None, int]] = {}
     made = [
-        (sweep, {run.layer: Template(run, number, births) for run in sweep.runs})
+        (sweep, {run.layer: Template(run, number, births, copies > 0) for run in sweep.runs})
         for number, sweep in enumerate(sweeps_of(tape, layers))
     ]
     columns = Columns([], [], [], [], [])

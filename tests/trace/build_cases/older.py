@@ -135,4 +135,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     *cases("gpt_neo flash2", "gpt-neo-1.3b", GPT_NEO, "full_autocast", "lora_all", attention="flash_attention_2"),
     *cases("gptj", "gpt-j-6b", GPTJ),
     *cases("gptj flash2", "gpt-j-6b", GPTJ, "full_autocast", "lora_all", attention="flash_attention_2"),
+    *cases("gpt2 longer than its table", "gpt2", {**GPT2, "n_positions": 128}, "full"),
+    *cases("llama fp16", "llama-3.2-1b", LLAMA, "full", weights_dtype="float16", attention="eager"),
+    *cases("gpt2 fp16", "gpt2", GPT2, "lora", weights_dtype="float16", autocast="float16", attention="eager"),
+    *cases("starcoder2", "starcoder2-3b", STARCODER2, "qlora"),
+    *cases("falcon 40b", "falcon-40b", FALCON_40B, "qlora"),
+    *cases("gpt2 accumulated", "gpt2", GPT2, "full_autocast", "lora", grad_accum=2),
+    *cases("gpt_neox accumulated", "pythia-160m", NEOX, "full", grad_accum=2),
 ]

@@ -245,15 +245,19 @@ class Decoder(Module):
         self.norm = self.norm_class(machine, config["hidden_size"])
         self.rotary_emb = self.rotary_class(machine, config)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(
+        self, input_ids: Tensor | None = None, attention_mask: Any = None, inputs_embeds: Tensor | None = None
+    ) -> Tensor:
+        """Inside a model with other parts, embeddings and masks are made outside."""
         machine = self.machine
-        inputs_embeds = self.embed_tokens(input_ids)
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
         for step in self.after_embedding:
             inputs_embeds = step(inputs_embeds)
-        length = input_ids.shape[1]
+        length = inputs_embeds.shape[1]
         position_ids = machine.run("add", (machine.run("arange", (), (length,), INT64),), (length,), INT64)
         position_ids = ops.unsqueeze(position_ids, 0)
-        masks = self.masks(attention_mask, inputs_embeds)
+        masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = self.entering(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)
         for decoder_layer, kind in zip(self.layers, self.kinds, strict=True):
@@ -291,8 +295,7 @@ class CausalLM(Module):
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        config = {**self.defaults, **config}
-        config["layer_types"] = self.layer_types(config)
+        config = self.completed(config)
         self.model = self.decoder_class(machine, config)
         self.vocabulary = config["vocab_size"]
         self.lm_head = Linear(machine, config["hidden_size"], self.vocabulary)
@@ -304,6 +307,11 @@ class CausalLM(Module):
         for step in self.after_head:
             logits = step(logits)
         return self.loss(logits, labels)
+
+    def completed(self, config: Config) -> dict[str, Any]:
+        """With what config.json leaves unsaid."""
+        whole = {**self.defaults, **config}
+        return {**whole, "layer_types": self.layer_types(whole)}
 
     def layer_types(self, config: Config) -> Sequence[str]:
         """What each layer attends to, which decides its mask."""

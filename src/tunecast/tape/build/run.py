@@ -10,7 +10,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build import liger, ops
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
-from tunecast.tape.build.families import causal_lm
+from tunecast.tape.build.families import causal_lm, nearest
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
 from tunecast.tape.build.quantized import quantize
@@ -20,6 +20,8 @@ from tunecast.tape.op import Phase, Tape
 
 ONE_WORKSPACE_FROM = (2, 13)
 """The torch release whose cublasLt shares cuBLAS' workspace (tape/trace/workspaces.py)."""
+
+POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def build(
@@ -53,11 +55,7 @@ def refuse(job: Job) -> None:
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     text = config.get("text_config", config)
-    family = causal_lm(text["model_type"])
-    if family is None:
-        told = f"model: the closed form does not know the architecture {text['model_type']!r}. {TRACED_INSTEAD}"
-        raise Unsupported(told, field="model")
-    model = family(machine, text)
+    model = architecture(config, machine, max(job.lengths or (job.seq_len,)))
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}
     model.model_type = text["model_type"]
@@ -71,6 +69,30 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     if "liger" in job.kernels:
         liger.apply(model, text["model_type"])
     return model
+
+
+def architecture(config: Mapping[str, Any], machine: Machine, longest: int) -> Any:
+    """The model of a config.json: of all its parts where they are written down, of its text part where only that is,
+    of Llama's shape where the architecture is nobody's we know."""
+    text = with_room(config.get("text_config", config), longest)
+    if "text_config" in config:
+        family = causal_lm(config["model_type"])
+        if family is not None:
+            return family(machine, {**config, "text_config": text})
+        machine.guesses[f"only the text part of {config['model_type']} is counted"] = None
+    family = causal_lm(text["model_type"])
+    if family is None:
+        family, text, guess = nearest(text)
+        if family is None:
+            told = f"model: the closed form does not know the architecture {text['model_type']!r}. {TRACED_INSTEAD}"
+            raise Unsupported(told, field="model")
+        machine.guesses[guess] = None
+    return family(machine, text)
+
+
+def with_room(text: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Tables of positions are made as long as the run needs, as `build` of tape/trace/recipe.py makes them."""
+    return {name: max(value, longest) if name in POSITIONS and value else value for name, value in text.items()}
 
 
 def take_steps(

@@ -55,7 +55,7 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
 def build(job: Job, raw: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    raw = dict(raw)
+    raw = without_dtype(raw)
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     text = config.get_text_config()
     text.use_cache = False
@@ -85,6 +85,12 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
 
         _apply_liger_kernel_to_instance(model=model)
     return model
+
+
+def without_dtype(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """`from_config` would prefer the dtype a checkpoint was saved in to the one the job loads it in."""
+    parts = {name: value for name, value in raw.items() if name not in ("dtype", "torch_dtype")}
+    return {name: without_dtype(value) if isinstance(value, Mapping) else value for name, value in parts.items()}
 
 
 def no_initialisation() -> Any:

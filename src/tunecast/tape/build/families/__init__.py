@@ -5,6 +5,7 @@ A family's file says only what differs from `decoder.py`, after transformers' mo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -22,10 +23,14 @@ FAMILIES: dict[str, str] = {
     "llama": "tunecast.tape.build.decoder:CausalLM",
     "gemma": "tunecast.tape.build.families.gemma:Gemma",
     "gemma2": "tunecast.tape.build.families.gemma:Gemma2",
+    "gemma3": "tunecast.tape.build.families.gemma3_vision:Gemma3WithVision",
     "gemma3_text": "tunecast.tape.build.families.gemma:Gemma3",
     "cohere": "tunecast.tape.build.families.cohere:Cohere",
     "cohere2": "tunecast.tape.build.families.cohere:Cohere2",
     "granite": "tunecast.tape.build.families.granite:CausalLM",
+    "glm": "tunecast.tape.build.families.glm:Glm",
+    "glm4": "tunecast.tape.build.families.glm:Glm4",
+    "olmo": "tunecast.tape.build.families.olmo:Olmo",
     "olmo2": "tunecast.tape.build.families.olmo:Olmo2",
     "olmo3": "tunecast.tape.build.families.olmo:Olmo3",
     "phi3": "tunecast.tape.build.families.phi3:CausalLM",
@@ -53,3 +58,16 @@ def causal_lm(model_type: str) -> Any:
         return None
     module, _, name = place.partition(":")
     return getattr(import_module(module), name)
+
+
+NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def nearest(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], str]:
+    """The family an architecture nobody has written down is taken for, and the sentence that says so; None where its
+    config.json does not speak of the same things, or speaks of experts."""
+    name = config["model_type"]
+    if any(key not in config for key in NEEDED) or any(config.get(key) for key in EXPERTS):
+        return None, config, ""
+    return causal_lm("llama"), config, f"architecture {name} taken as Llama's"

@@ -106,10 +106,13 @@ class Gemma2(decoder.CausalLM):
     pattern = 2
 
     def __init__(self, machine: Machine, config: Config) -> None:
-        whole = {"sliding_window_pattern": self.pattern, **self.defaults, **config}
-        super().__init__(machine, {**whole, "hidden_act": whole["hidden_activation"]})
-        if whole.get("final_logit_softcapping") is not None:
+        super().__init__(machine, config)
+        if self.completed(config)["final_logit_softcapping"] is not None:
             self.after_head = CAPPED
+
+    def completed(self, config: Config) -> dict[str, Any]:
+        whole = super().completed({"sliding_window_pattern": self.pattern, **config})
+        return {**whole, "hidden_act": whole["hidden_activation"]}
 
     def layer_types(self, config: Config) -> Sequence[str]:
         """Of so many layers the last attends to everything."""

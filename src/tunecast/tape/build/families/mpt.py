@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import ceil, log2
 from typing import Any
 
+from tunecast.errors import UsageError
 from tunecast.tape.build import ops
 from tunecast.tape.build.decoder import CheckpointingLayer, Config
 from tunecast.tape.build.families import named
@@ -115,6 +116,11 @@ class Transformer(Module):
         self.norm_f = LayerNorm(machine, width, bias=False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        if input_ids.shape[1] > self.longest:
+            raise UsageError(
+                f"seq_len: this MPT has slopes for {self.longest} tokens (max_seq_len), not for {input_ids.shape[1]}",
+                field="seq_len",
+            )
         inputs_embeds = self.wte(input_ids)
         hidden_states = inputs_embeds
         alibi = build_alibi(self.machine, self.heads, self.longest)

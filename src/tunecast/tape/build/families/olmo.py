@@ -1,11 +1,12 @@
-"""OLMo 2 and 3: norms after a block, not before it, and of whole queries and keys; OLMo 3 adds windows
-(transformers/models/olmo2/modeling_olmo2.py, models/olmo3/modeling_olmo3.py)."""
+"""OLMo: norms without weights; OLMo 2 and 3: norms after a block, not before it, and of whole queries and keys; OLMo 3 adds windows
+(transformers/models/olmo/modeling_olmo.py, models/olmo2/modeling_olmo2.py, models/olmo3/modeling_olmo3.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.attention import rotated
 from tunecast.tape.build.decoder import FULL, SLIDING, CheckpointingLayer, Config, GatedMLP
@@ -44,7 +45,54 @@ def apply_in_float32(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Te
     return ops.to(q_embed, q_type), ops.to(k_embed, k_type)
 
 
-class Attention(decoder.SelfAttention):
+class PlainNorm(Module):
+    """No weight."""
+
+    def __init__(self, machine: Machine, width: int) -> None:
+        super().__init__(machine)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        orig_dtype = hidden_states.dtype
+        return ops.to(ops.layer_norm(ops.to(hidden_states, FLOAT32), None, None), orig_dtype)
+
+
+class OlmoAttention(decoder.SelfAttention):
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        if config.get("clip_qkv") is not None:
+            raise Unsupported("model: the closed form does not know OLMo's clip_qkv", field="model")
+
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        shape = (*hidden_states.shape[:2], -1, self.head_dim)
+        query_states = self.q_proj(hidden_states)
+        key_states = self.k_proj(hidden_states)
+        value_states = self.v_proj(hidden_states)
+        query_states = ops.transpose(ops.view(query_states, *shape), 1, 2)
+        key_states = ops.transpose(ops.view(key_states, *shape), 1, 2)
+        value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
+        return query_states, key_states, value_states
+
+    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+        cos, sin = position_embeddings
+        return apply_in_float32(query_states, key_states, cos, sin)
+
+
+class OlmoLayer(decoder.Layer):
+    attention_class: Any = OlmoAttention
+    norm_class: Any = PlainNorm
+
+
+class OlmoDecoder(decoder.Decoder):
+    layer_class: Any = OlmoLayer
+    norm_class: Any = PlainNorm
+    rotary_class: Any = OlmoRotary
+
+
+class Olmo(decoder.CausalLM):
+    decoder_class: Any = OlmoDecoder
+
+
+class Olmo2Attention(decoder.SelfAttention):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
         self.q_norm = OlmoNorm(machine, self.q_proj.outputs)
@@ -65,10 +113,10 @@ class Attention(decoder.SelfAttention):
         return apply_in_float32(query_states, key_states, cos, sin)
 
 
-class Layer(CheckpointingLayer):
+class Olmo2Layer(CheckpointingLayer):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine)
-        self.self_attn = Attention(machine, config, index)
+        self.self_attn = Olmo2Attention(machine, config, index)
         self.mlp = GatedMLP(machine, config)
         self.post_attention_layernorm = OlmoNorm(machine, config["hidden_size"])
         self.post_feedforward_layernorm = OlmoNorm(machine, config["hidden_size"])
@@ -91,7 +139,7 @@ class Layer(CheckpointingLayer):
 
 
 class Olmo2Decoder(decoder.Decoder):
-    layer_class: Any = Layer
+    layer_class: Any = Olmo2Layer
     norm_class: Any = OlmoNorm
     rotary_class: Any = OlmoRotary
 
