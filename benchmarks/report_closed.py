@@ -59,7 +59,8 @@ def _generated(table: Any, comparison: Any, error_rows: Any) -> list[str]:
     return [
         "## Predicted by the closed form before measured",
         "",
-        f"{len(runs)} jobs drawn from a seed over all bundled text models up to 10 B parameters. {len(refused)} refused; "
+        f"{len(runs)} jobs drawn from a seed over the bundled text models up to 10 B parameters. "
+        f"{len(refused)} refused; "
         f"of the other {len(ran)}, {called} called right (completes or not). "
         f"Allocated is exact to the byte in {exact} of {len(compared)}.",
         "",

@@ -19,9 +19,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tunecast.job import job_from_dict  # noqa: E402
-from tunecast.tape.build.run import build  # noqa: E402
-from tunecast.tape.card import Card  # noqa: E402
+from tunecast.job import job_from_dict
+from tunecast.tape.build.run import build
+from tunecast.tape.card import Card
 
 HERE = Path(__file__).parent / "build_cases"
 SOURCE = Path(__file__).parents[2] / "src"

@@ -48,9 +48,7 @@ EVERYTHING = {"rank": 8, "targets": "all-linear", "adapter_dtype": "float32", "d
 CHECKPOINTED = {"gradient_checkpointing": True}
 TRAININGS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "autocast": None},
-    "full-checkpointed": {"method": "full", **CHECKPOINTED},
-    "full-float32": {"method": "full", "weights_dtype": "float32"},
-    "full-eager": {"method": "full", "autocast": None, "attention": "eager"},
+    "full-checkpointed": {"method": "full", "weights_dtype": "float32", **CHECKPOINTED},
     "lora": {"method": "lora", "lora": ATTENTION, "autocast": None},
     "lora-checkpointed": {"method": "lora", "lora": ATTENTION, **CHECKPOINTED},
     "all": {"method": "lora", "lora": EVERYTHING},
@@ -58,6 +56,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "lora": ATTENTION, **CHECKPOINTED},
 }
 NOT_WITH_LLAMA4 = ("all", "all-checkpointed", "qlora")
+EAGER = {"method": "full", "attention": "eager"}
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (f"{model}-{training}", values, SIZES | config)
@@ -70,3 +69,4 @@ CASES += [
     for variant, config in VARIANTS.items()
     for training in ("full", "lora-checkpointed")
 ]
+CASES += [(f"{model}-eager", EAGER, SIZES | MODELS[model]) for model in ("deepseek_v3", "llama4")]

@@ -19,8 +19,8 @@ from tunecast.tape.op import Alloc, Begin, Event, Free, Op, Phase
 
 
 def told(events: tuple[Event, ...]) -> list[list[Any]]:
-    """Only what an allocator sees: requests with their step and phase, and between two requests the sizes let go, sorted;
-    and the operation before each request for whoever reads a difference."""
+    """Only what an allocator sees: requests with their step and phase, and between two requests the sizes let go,
+    sorted; and the operation before each request for whoever reads a difference."""
     out: list[list[Any]] = []
     sizes: dict[int, int] = {}
     frees: list[int] = []
@@ -30,7 +30,7 @@ def told(events: tuple[Event, ...]) -> list[list[Any]]:
         if isinstance(event, Free):
             frees.append(-sizes[event.block])
         elif isinstance(event, Begin):
-            # An optimizer that runs no operation of torch leaves no mark, and what comes before it is not called clipping.
+            # An optimizer that runs no operation of torch leaves no mark; what comes before it is not called clipping.
             place = [event.step, "other" if event.phase is Phase.CLIP else event.phase.value]
         elif isinstance(event, Op):
             op = f"{event.name} {event.module} {[list(shape) for shape in event.shapes]}"
@@ -56,7 +56,7 @@ def main() -> None:
             try:
                 recipe.train(job_from_dict(job), config, lengths, recorder)
                 found[name] = told(recorder.tape({}).events)
-            except Exception as error:  # noqa: BLE001  one bad case must not hide the others
+            except Exception as error:
                 found[name] = f"{type(error).__name__}: {error}"
     Path(sys.argv[2]).write_text(json.dumps(found))
     sys.stdout.flush()

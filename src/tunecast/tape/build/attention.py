@@ -97,7 +97,7 @@ def by_hand(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """`eager_attention_forward` of most models: softmax in fp32, soft-capped before the mask where Gemma 2 asks for it."""
+    """`eager_attention_forward` of most models: softmax in fp32, capped before the mask where Gemma 2 asks."""
     key_states = repeat_kv(key, groups)
     value_states = repeat_kv(value, groups)
     attn_weights = ops.scale(ops.matmul(query, ops.transpose(key_states, 2, 3)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import attention, ops
 from tunecast.tape.build.autograd import checkpointed
@@ -288,7 +288,7 @@ class Decoder(Module):
 
 class CausalLM(Module):
     decoder_class: Any = Decoder
-    defaults: Config = {}
+    defaults: ClassVar[Config] = {}
     """What the family's configuration class takes where config.json is silent."""
     after_head: Sequence[Step] = ()
     """What is done to the logits before the loss; each result replaces the one before."""

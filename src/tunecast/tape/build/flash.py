@@ -135,7 +135,7 @@ def attend_3(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     node = start(machine, (query, key, value), _back_3(call))
     with machine.no_grad():
         rows = [rows_side_by_side(query), rows_side_by_side(key)]
-        size = Sizes.of(*rows, None, call)
+        size = Sizes.of(rows[0], rows[1], None, call)
         machine.launch("flash_attn_3::fwd", (*rows, value), query.dtype, query.nbytes, scores(size))
         out = machine.tensor((*query.shape[:-1], value.shape[-1]), query.dtype)
         lse = machine.tensor(size.rows(), FLOAT32)

@@ -17,7 +17,7 @@ Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None, skip: bool = True) -> Any:
-    """`create_causal_mask`, `create_sliding_window_causal_mask`; `skip`: sdpa may do without (`allow_is_causal_skip`)."""
+    """`create_causal_mask`, `create_sliding_window_causal_mask`; `skip`: sdpa may do without one."""
     machine = inputs_embeds.machine
     attention_mask = machine.run("_to_copy", (attention_mask,), attention_mask.shape, BOOL)
     if machine.attention.startswith("flash"):

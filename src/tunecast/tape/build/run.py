@@ -10,7 +10,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build import liger, ops
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
-from tunecast.tape.build.families import causal_lm, nearest
+from tunecast.tape.build.families import model_of
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
 from tunecast.tape.build.quantized import quantize
@@ -55,7 +55,10 @@ def refuse(job: Job) -> None:
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     text = config.get("text_config", config)
-    model = architecture(config, machine, max(job.lengths or (job.seq_len,)))
+    model = model_of(machine, with_room(config, max(job.lengths or (job.seq_len,))))
+    if model is None:
+        told = f"model: the closed form does not know the architecture {text['model_type']!r}. {TRACED_INSTEAD}"
+        raise Unsupported(told, field="model")
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}
     model.model_type = text["model_type"]
@@ -71,28 +74,10 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     return model
 
 
-def architecture(config: Mapping[str, Any], machine: Machine, longest: int) -> Any:
-    """The model of a config.json: of all its parts where they are written down, of its text part where only that is,
-    of Llama's shape where the architecture is nobody's we know."""
-    text = with_room(config.get("text_config", config), longest)
-    if "text_config" in config:
-        family = causal_lm(config["model_type"])
-        if family is not None:
-            return family(machine, {**config, "text_config": text})
-        machine.guesses[f"only the text part of {config['model_type']} is counted"] = None
-    family = causal_lm(text["model_type"])
-    if family is None:
-        family, text, guess = nearest(text)
-        if family is None:
-            told = f"model: the closed form does not know the architecture {text['model_type']!r}. {TRACED_INSTEAD}"
-            raise Unsupported(told, field="model")
-        machine.guesses[guess] = None
-    return family(machine, text)
-
-
-def with_room(text: Mapping[str, Any], longest: int) -> dict[str, Any]:
+def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """Tables of positions are made as long as the run needs, as `build` of tape/trace/recipe.py makes them."""
-    return {name: max(value, longest) if name in POSITIONS and value else value for name, value in text.items()}
+    roomy = {name: max(value, longest) if name in POSITIONS and value else value for name, value in config.items()}
+    return {**roomy, "text_config": with_room(config["text_config"], longest)} if "text_config" in config else roomy
 
 
 def take_steps(

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.tape.build.families import model_of
+from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
+from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.fold import Folded, in_order, unfolded
 from tunecast.tape.layers import NotRepeating, extended
@@ -67,6 +72,8 @@ def _folded(
     try:
         if copies < 1:
             raise NotRepeating("as few layers as stand for all")
+        if not _repeat(config, small, head, period, total):
+            raise NotRepeating("layers differ in another rhythm")
         folds = (head, head + period - 1, copies + 1)
         tape = build(job, with_layers(config, small), lengths, card, keeps_ops=False, folds=folds)
         columns = unfolded(tape, small, head, period, copies)
@@ -75,3 +82,41 @@ def _folded(
         columns = unfolded(tape, total, head, period, 0)
     ordered, repeats = in_order(columns, order)
     return Folded(ordered, repeats, make_tape, tape.guesses, versions=FOLLOWS)
+
+
+def _repeat(config: Mapping[str, Any], small: int, head: int, period: int, total: int) -> bool:
+    """Whether every layer of the whole model is built like the one of the short model that stands for it."""
+    short, whole = _kinds(config, small), _kinds(config, total)
+    last = total - (small - head - period)
+
+    def stands_in(layer: int) -> int:
+        if layer < head:
+            return layer
+        return layer - total + small if layer >= last else head + (layer - head) % period
+
+    return len(whole) == total and all(kind == short[stands_in(layer)] for layer, kind in enumerate(whole))
+
+
+def _kinds(config: Mapping[str, Any], layers: int) -> tuple[Any, ...]:
+    """What each layer is made of, as far as memory can tell layers apart."""
+    return _kinds_of(json.dumps(with_layers(config, layers), sort_keys=True, default=str))
+
+
+@lru_cache(maxsize=256)
+def _kinds_of(config: str) -> tuple[Any, ...]:
+    model = model_of(Machine(Card()), json.loads(config))
+    return () if model is None else tuple(_kind(layer) for layer in model.layers())
+
+
+def _kind(module: Module) -> tuple[Any, ...]:
+    plain = {
+        name: value
+        for name, value in vars(module).items()
+        if name != "path" and isinstance(value, (bool, int, float, str, type(None)))
+    }
+    return (
+        type(module).__name__,
+        tuple(sorted(plain.items())),
+        tuple((name, tensor.shape) for name, tensor in module.own.items()),
+        tuple((name, _kind(child)) for name, child in module.children.items()),
+    )

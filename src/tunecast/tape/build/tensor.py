@@ -199,8 +199,8 @@ class Machine:
         self._workspaces: set[tuple[str, bool]] = set()
 
     def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors, those of the layers that stand for others as often as they stand for one: for sizes that grow with
-        the number of layers."""
+        """The tensors, those of the layers that stand for others as often as they do: for sizes that grow with the
+        number of layers."""
         first, last, times = self.folds
         if times == 1:
             return list(tensors)

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from tunecast.tape.build.families.unknown import nearest
+from tunecast.tape.build.tensor import Machine
+
 FAMILIES: dict[str, str] = {
     "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",
     "gpt_neo": "tunecast.tape.build.families.gpt_neo:CausalLM",
@@ -60,14 +63,25 @@ def causal_lm(model_type: str) -> Any:
     return getattr(import_module(module), name)
 
 
-NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+TEXT_ALONE = frozenset({"llama4", "mllama"})
+"""Models with eyes of which `AutoModelForCausalLM` makes the text part alone."""
 
 
-def nearest(config: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any], str]:
-    """The family an architecture nobody has written down is taken for, and the sentence that says so; None where its
-    config.json does not speak of the same things, or speaks of experts."""
+def model_of(machine: Machine, config: Mapping[str, Any]) -> Any:
+    """The model of a config.json: all its parts where they are written down, else its text part, else that of the
+    nearest known architecture, which is a guess. None where there is nothing near."""
     name = config["model_type"]
-    if any(key not in config for key in NEEDED) or any(config.get(key) for key in EXPERTS):
-        return None, config, ""
-    return causal_lm("llama"), config, f"architecture {name} taken as Llama's"
+    family = causal_lm(name)
+    if family is not None:
+        return family(machine, config)
+    text = config.get("text_config", config)
+    if name not in TEXT_ALONE and (text is not config or "vision_config" in config):
+        machine.guesses[f"only the text part of {name} is counted"] = None
+    family = causal_lm(text["model_type"])
+    if family is not None:
+        return family(machine, text)
+    guess = nearest(text)
+    if guess is None:
+        return None
+    machine.guesses[guess.sentence] = None
+    return causal_lm(guess.family)(machine, guess.config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import floor, log2
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
@@ -45,9 +45,7 @@ def gelu(x: Tensor) -> Tensor:
         tanh_out = ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x))))
         left = ops.multiply(
             ops.scale(x),
-            ops.multiply(
-                ops.map_("rsub", ops.multiply(tanh_out, tanh_out)), ops.shift(ops.multiply(ops.scale(x), x))
-            ),
+            ops.multiply(ops.map_("rsub", ops.multiply(tanh_out, tanh_out)), ops.shift(ops.multiply(ops.scale(x), x))),
         )
         ff = ops.add(left, ops.scale(ops.shift(tanh_out)))
         del left
@@ -179,15 +177,15 @@ class Transformer(Module):
             outputs = block(hidden_states, attention_mask=mask, alibi=alibi)
             hidden_states = outputs[0]
         hidden_states = self.ln_f(hidden_states)
-        return hidden_states
+        return hidden_states  # type: ignore[no-any-return]
 
 
 class CausalLM(named.CausalLM):
     decoder_class: Any = Transformer
     embedding = "word_embeddings"
     attentions = ("eager",)
-    usual_names: Config = named.GPT_NAMES | {"n_embed": "hidden_size"}
-    defaults: Config = {
+    usual_names: ClassVar[Config] = named.GPT_NAMES | {"n_embed": "hidden_size"}
+    defaults: ClassVar[Config] = {
         "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 250880,
         "hidden_dropout": 0.0, "attention_dropout": 0.0, "apply_residual_connection_post_layernorm": False,
         "tie_word_embeddings": True,

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import FULL, SLIDING, CheckpointingLayer, Config, GatedMLP
@@ -105,7 +105,7 @@ class Decoder(decoder.Decoder):
 
 class Cohere(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {"tie_word_embeddings": True}
+    defaults: ClassVar[Config] = {"tie_word_embeddings": True}
     after_head = (ops.scale,)
 
 
@@ -132,7 +132,7 @@ class Cohere2Decoder(Decoder):
 
 class Cohere2(Cohere):
     decoder_class: Any = Cohere2Decoder
-    defaults: Config = {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4}
+    defaults: ClassVar[Config] = {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4}
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, {**config, "head_dim": None, "use_qk_norm": False})

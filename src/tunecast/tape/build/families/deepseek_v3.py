@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import attention, decoder, ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
@@ -102,4 +102,4 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(deepseek_v2.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = DEFAULTS
+    defaults: ClassVar[Config] = DEFAULTS

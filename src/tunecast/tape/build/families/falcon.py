@@ -4,7 +4,7 @@ and MLP lie side by side. The mask is always made."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
 from tunecast.tape.build import attention, flash, ops
@@ -100,7 +100,9 @@ class Attention(Module):
             attention_scores = ops.softmax(ops.add(attention_scores, attention_mask), hidden_states.dtype)
             attn_output = ops.matmul(attention_scores, value_layer)
         else:
-            attn_output = attention.scaled_dot_product(query_layer, key_layer, value_layer, attention_mask, causal=False)
+            attn_output = attention.scaled_dot_product(
+                query_layer, key_layer, value_layer, attention_mask, causal=False
+            )
         attn_output = ops.view(attn_output, *attn_output.shape)
         attn_output = ops.permute(attn_output, 0, 2, 1, 3)
         attn_output = ops.reshape(attn_output, batch, length, -1)
@@ -177,7 +179,7 @@ class Transformer(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         if config["alibi"]:
-            raise Unsupported("model: the closed form knows Falcon with rotary positions, not with ALiBi", field="model")
+            raise Unsupported("model: the closed form knows Falcon with rotary positions, not ALiBi", field="model")
         self.word_embeddings = Embedding(machine, config["vocab_size"], config["hidden_size"])
         self.h = ModuleList(machine)
         for _ in range(config["num_hidden_layers"]):
@@ -197,14 +199,14 @@ class Transformer(Module):
             )
             hidden_states = outputs[0]
         hidden_states = self.ln_f(hidden_states)
-        return hidden_states
+        return hidden_states  # type: ignore[no-any-return]
 
 
 class CausalLM(named.CausalLM):
     decoder_class = Transformer
     embedding = "word_embeddings"
     attentions = ("sdpa", "eager", "flash_attention_2")
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "hidden_size": 4544, "num_hidden_layers": 32, "num_attention_heads": 71, "num_ln_in_parallel_attn": None,
         "hidden_dropout": 0.0, "attention_dropout": 0.0, "num_kv_heads": None, "alibi": False,
         "new_decoder_architecture": False, "multi_query": True, "parallel_attn": True, "bias": False,

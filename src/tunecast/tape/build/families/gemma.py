@@ -5,7 +5,7 @@ of a block, capped logits and windows, in 3 norms of queries and keys and two ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import FULL, SLIDING, Config, Step
@@ -51,7 +51,7 @@ class GemmaDecoder(decoder.Decoder):
 
 class Gemma(decoder.CausalLM):
     decoder_class: Any = GemmaDecoder
-    defaults: Config = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
+    defaults: ClassVar[Config] = {"head_dim": 256, "hidden_act": "gelu_pytorch_tanh", "tie_word_embeddings": True}
 
 
 class SandwichLayer(GemmaLayer):
@@ -99,7 +99,7 @@ class Gemma2Decoder(GemmaDecoder):
 
 class Gemma2(decoder.CausalLM):
     decoder_class: Any = Gemma2Decoder
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "sliding_window": 4096,
         "num_key_value_heads": 4, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
     }  # fmt: skip
@@ -146,5 +146,5 @@ class Gemma3Decoder(Gemma2Decoder):
 
 class Gemma3(Gemma2):
     decoder_class: Any = Gemma3Decoder
-    defaults: Config = {**Gemma2.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None}
+    defaults: ClassVar[Config] = {**Gemma2.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None}
     pattern = 6

@@ -3,7 +3,7 @@ behind each block (transformers/models/glm/modeling_glm.py, models/glm4/modeling
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import Config
@@ -48,7 +48,7 @@ class GlmDecoder(decoder.Decoder):
 
 class Glm(decoder.CausalLM):
     decoder_class: Any = GlmDecoder
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "num_key_value_heads": 2, "head_dim": 128, "attention_bias": True, "partial_rotary_factor": 0.5,
     }  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import attention, ops
 from tunecast.tape.build.decoder import CheckpointingLayer, Config
@@ -81,8 +81,8 @@ class Attention(Module):
 class MLP(Module):
     def __init__(self, machine: Machine, inner: int, config: Config) -> None:
         super().__init__(machine)
-        self.c_fc = Conv1D(machine, inner, config["hidden_size"])
-        self.c_proj = Conv1D(machine, config["hidden_size"], inner)
+        self.c_fc: Linear = Conv1D(machine, inner, config["hidden_size"])
+        self.c_proj: Linear = Conv1D(machine, config["hidden_size"], inner)
         self.act = Activation(machine, config["activation_function"])
         self.dropout = Dropout(machine, config["resid_pdrop"])
 
@@ -143,8 +143,8 @@ class Transformer(Module):
 
 class CausalLM(named.CausalLM):
     decoder_class = Transformer
-    usual_names: Config = GPT_NAMES | {"n_positions": "max_position_embeddings"}
-    defaults: Config = {
+    usual_names: ClassVar[Config] = GPT_NAMES | {"n_positions": "max_position_embeddings"}
+    defaults: ClassVar[Config] = {
         "hidden_size": 768, "num_attention_heads": 12, "num_hidden_layers": 12, "max_position_embeddings": 1024,
         "vocab_size": 50257, "resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1,
         "activation_function": "gelu_new", "tie_word_embeddings": True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import flash, ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
@@ -156,8 +156,8 @@ class Transformer(Module):
 class CausalLM(named.CausalLM):
     decoder_class: Any = Transformer
     attentions = ("eager", "flash_attention_2")
-    usual_names: Config = {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"}
-    defaults: Config = {
+    usual_names: ClassVar[Config] = {"num_heads": "num_attention_heads", "num_layers": "num_hidden_layers"}
+    defaults: ClassVar[Config] = {
         "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24, "max_position_embeddings": 2048,
         "vocab_size": 50257, "intermediate_size": None, "activation_function": "gelu_new", "resid_dropout": 0.0,
         "embed_dropout": 0.0, "attention_dropout": 0.0, "tie_word_embeddings": True,

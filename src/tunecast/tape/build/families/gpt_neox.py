@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import attention, ops
 from tunecast.tape.build.decoder import CheckpointingLayer, Config, RotaryEmbedding
@@ -112,8 +112,8 @@ class Transformer(Module):
 class CausalLM(named.CausalLM):
     decoder_class = Transformer
     body, block_list, embedding = "gpt_neox", "layers", "embed_in"
-    usual_names: Config = {"rotary_pct": "partial_rotary_factor"}
-    defaults: Config = {
+    usual_names: ClassVar[Config] = {"rotary_pct": "partial_rotary_factor"}
+    defaults: ClassVar[Config] = {
         "hidden_act": "gelu", "attention_dropout": 0.0, "hidden_dropout": 0.0, "attention_bias": True,
         "use_parallel_residual": True, "partial_rotary_factor": 0.25, "tie_word_embeddings": False,
     }  # fmt: skip

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
 from tunecast.tape.build import attention, decoder, ops
@@ -187,7 +187,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = DEFAULTS
+    defaults: ClassVar[Config] = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

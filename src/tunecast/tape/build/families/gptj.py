@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import flash, ops
 from tunecast.tape.build.decoder import CheckpointingLayer, Config
@@ -120,9 +120,7 @@ class Block(CheckpointingLayer):
     def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor) -> tuple[Tensor, Any]:
         residual = hidden_states
         hidden_states = self.ln_1(hidden_states)
-        attn_outputs, attn_weights = self.attn(
-            hidden_states, attention_mask=attention_mask, position_ids=position_ids
-        )
+        attn_outputs, attn_weights = self.attn(hidden_states, attention_mask=attention_mask, position_ids=position_ids)
         feed_forward_hidden_states = self.mlp(hidden_states)
         hidden_states = ops.add(ops.add(attn_outputs, feed_forward_hidden_states), residual)
         return hidden_states, attn_weights
@@ -157,8 +155,8 @@ class CausalLM(named.CausalLM):
     decoder_class: Any = Transformer
     attentions = ("eager", "flash_attention_2")
     has_head_bias = True
-    usual_names: Config = GPT_NAMES | {"n_positions": "max_position_embeddings"}
-    defaults: Config = {
+    usual_names: ClassVar[Config] = GPT_NAMES | {"n_positions": "max_position_embeddings"}
+    defaults: ClassVar[Config] = {
         **gpt2.CausalLM.defaults, "hidden_size": 4096, "num_hidden_layers": 28, "num_attention_heads": 16,
         "max_position_embeddings": 2048, "vocab_size": 50400, "rotary_dim": 64, "resid_pdrop": 0.0, "embd_pdrop": 0.0,
         "attn_pdrop": 0.0, "tie_word_embeddings": False,

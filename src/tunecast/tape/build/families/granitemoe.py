@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import FULL, Config
@@ -68,7 +68,7 @@ class Layer(decoder.CheckpointingLayer):
 class Decoder(decoder.Decoder):
     layer_class: Any = Layer
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
         """The embedding is scaled after the mask is made, and replaced."""
         machine = self.machine
         inputs_embeds = self.embed_tokens(input_ids)
@@ -90,7 +90,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = DEFAULTS
+    defaults: ClassVar[Config] = DEFAULTS
     after_head = (lambda logits: ops.scale(logits, "div"),)
 
     def __init__(self, machine: Machine, config: Config) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
@@ -18,7 +18,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {"num_key_value_heads": 8, "sliding_window": 4096}
+    defaults: ClassVar[Config] = {"num_key_value_heads": 8, "sliding_window": 4096}
 
     def layer_types(self, config: Config) -> Sequence[str]:
         return [SLIDING if config.get("sliding_window") else FULL] * config["num_hidden_layers"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.experts import Experts, Router, divide_in_place, refuse_router_loss, row_sums, top_k
@@ -53,7 +55,7 @@ class Decoder(mistral.Decoder):
 
 class CausalLM(mistral.CausalLM):
     decoder_class = Decoder
-    defaults: Config = DEFAULTS
+    defaults: ClassVar[Config] = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import ceil, log2
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.errors import UsageError
 from tunecast.tape.build import ops
@@ -129,15 +129,19 @@ class Transformer(Module):
             outputs = block(hidden_states, attention_mask=mask, position_bias=alibi)
             hidden_states = outputs[0]  # the weights of a layer live until the next one is done
         hidden_states = self.norm_f(hidden_states)
-        return hidden_states
+        return hidden_states  # type: ignore[no-any-return]
 
 
 class CausalLM(named.CausalLM):
     decoder_class: Any = Transformer
     block_list = "blocks"
     attentions = ("eager",)
-    usual_names: Config = {"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers"}
-    defaults: Config = {
+    usual_names: ClassVar[Config] = {
+        "d_model": "hidden_size",
+        "n_heads": "num_attention_heads",
+        "n_layers": "num_hidden_layers",
+    }
+    defaults: ClassVar[Config] = {
         "hidden_size": 2048, "num_attention_heads": 16, "num_hidden_layers": 24, "max_seq_len": 2048,
         "vocab_size": 50368, "attn_config": None, "tie_word_embeddings": True,
     }  # fmt: skip

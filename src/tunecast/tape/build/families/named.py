@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.errors import UsageError
 from tunecast.tape.build import decoder, ops
@@ -19,7 +19,7 @@ class CausalLM(decoder.CausalLM):
 
     body, block_list, embedding, head = "transformer", "h", "wte", "lm_head"
     has_head_bias = False
-    usual_names: Mapping[str, str] = {}
+    usual_names: ClassVar[Mapping[str, str]] = {}
     """Of entries in config.json, by the family's own names (`attribute_map` of its configuration class)."""
 
     attentions: tuple[str, ...] = ("sdpa", "eager", "flash_attention_2", "flash_attention_3")
@@ -65,6 +65,6 @@ class CausalLM(decoder.CausalLM):
             machine.attention = "eager"
         if machine.attention not in self.attentions:
             raise UsageError(
-                f"attention: transformers' {model_type} has {', '.join(self.attentions)}; it has no {machine.attention}",
+                f"attention: {model_type} has no {machine.attention}; it has {', '.join(self.attentions)}",
                 field="attention",
             )

@@ -1,10 +1,10 @@
-"""OLMo: norms without weights; OLMo 2 and 3: norms after a block, not before it, and of whole queries and keys; OLMo 3 adds windows
-(transformers/models/olmo/modeling_olmo.py, models/olmo2/modeling_olmo2.py, models/olmo3/modeling_olmo3.py)."""
+"""OLMo: norms without weights. OLMo 2 and 3: norms after a block, not before it, and of whole queries and keys; OLMo 3
+adds windows (transformers/models/{olmo,olmo2,olmo3}/modeling_*.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
 from tunecast.tape.build import decoder, ops
@@ -162,7 +162,7 @@ class Olmo3Decoder(Olmo2Decoder):
 
 class Olmo3(decoder.CausalLM):
     decoder_class: Any = Olmo3Decoder
-    defaults: Config = {"sliding_window": 4096}
+    defaults: ClassVar[Config] = {"sliding_window": 4096}
 
     def layer_types(self, config: Config) -> Sequence[str]:
         kinds = [SLIDING if (i + 1) % 4 else FULL for i in range(config["num_hidden_layers"])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import attention, ops
 from tunecast.tape.build.decoder import CheckpointingLayer, Config
@@ -137,7 +137,7 @@ class Model(Module):
 class CausalLM(named.CausalLM):
     decoder_class = Model
     body, block_list, embedding = "model", "layers", "embed_tokens"
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "ffn_dim": 3072, "vocab_size": 50272,
         "max_position_embeddings": 2048, "do_layer_norm_before": True, "_remove_final_layer_norm": False,
         "dropout": 0.1, "attention_dropout": 0.0, "activation_function": "relu", "enable_bias": True,

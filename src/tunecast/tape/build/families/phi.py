@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import attention, decoder, ops
 from tunecast.tape.build.decoder import CheckpointingLayer, Config, RotaryEmbedding, rotary_width
@@ -121,7 +121,7 @@ class CausalLM(named.CausalLM):
     decoder_class = Decoder
     body, block_list, embedding = "model", "layers", "embed_tokens"
     has_head_bias = True
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attention_dropout": 0.0, "hidden_act": "gelu_new",
         "partial_rotary_factor": 0.5, "qk_layernorm": False, "tie_word_embeddings": False,
     }  # fmt: skip

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.attention import rotated
@@ -101,4 +101,4 @@ class Decoder(mistral.Decoder):
 
 class CausalLM(mistral.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {"original_max_position_embeddings": 4096}
+    defaults: ClassVar[Config] = {"original_max_position_embeddings": 4096}

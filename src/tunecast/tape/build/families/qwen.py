@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
@@ -37,7 +37,7 @@ class Qwen2Decoder(decoder.Decoder):
 
 class Qwen2(decoder.CausalLM):
     decoder_class: Any = Qwen2Decoder
-    defaults: Config = WINDOWED
+    defaults: ClassVar[Config] = WINDOWED
 
     def layer_types(self, config: Config) -> Sequence[str]:
         return windowed_layers(config)
@@ -67,7 +67,7 @@ class Qwen3Decoder(decoder.Decoder):
 
 class Qwen3(decoder.CausalLM):
     decoder_class: Any = Qwen3Decoder
-    defaults: Config = {**WINDOWED, "head_dim": 128}
+    defaults: ClassVar[Config] = {**WINDOWED, "head_dim": 128}
 
     def layer_types(self, config: Config) -> Sequence[str]:
         return windowed_layers(config)

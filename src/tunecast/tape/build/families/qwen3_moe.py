@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
@@ -52,7 +52,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = DEFAULTS
+    defaults: ClassVar[Config] = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
         refuse_router_loss(config)

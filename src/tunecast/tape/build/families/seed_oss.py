@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import Config
@@ -37,7 +37,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "head_dim": 128, "num_key_value_heads": 8, "attention_bias": True, "attention_dropout": 0.1,
         "residual_dropout": 0.1,
     }  # fmt: skip

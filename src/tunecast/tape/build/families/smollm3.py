@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
@@ -36,7 +36,7 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "num_key_value_heads": 4, "no_rope_layer_interval": 4, "use_sliding_window": False, "tie_word_embeddings": True,
     }  # fmt: skip
 

@@ -1,8 +1,9 @@
-"""StableLM 2 and 3B: layer norms, a quarter of each head rotated (transformers/models/stablelm/modeling_stablelm.py)."""
+"""StableLM 2 and 3B: layer norms, a quarter of each head rotated
+(transformers/models/stablelm/modeling_stablelm.py)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tunecast.tape.build import attention, decoder, ops
 from tunecast.tape.build.decoder import CheckpointingLayer, Config, GatedMLP, rotary_width
@@ -108,4 +109,4 @@ class Decoder(decoder.Decoder):
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
-    defaults: Config = {"partial_rotary_factor": 0.25}
+    defaults: ClassVar[Config] = {"partial_rotary_factor": 0.25}

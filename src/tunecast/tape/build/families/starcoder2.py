@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.families import mistral
@@ -51,7 +53,7 @@ class Decoder(mistral.Decoder):
 
 class CausalLM(mistral.CausalLM):
     decoder_class = Decoder
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "num_key_value_heads": 2, "hidden_act": "gelu_pytorch_tanh", "sliding_window": None, "use_bias": True,
         "residual_dropout": 0.0, "embedding_dropout": 0.0, "tie_word_embeddings": True,
     }  # fmt: skip

@@ -3,6 +3,8 @@ have weights and no forward pass."""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList
 from tunecast.tape.build.tensor import INT64, Machine
@@ -85,7 +87,7 @@ class TorchAttention(Module):
 class SiglipVision(Module):
     """transformers/models/siglip/modeling_siglip.py, `SiglipVisionModel`."""
 
-    defaults: Config = {
+    defaults: ClassVar[Config] = {
         "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_channels": 3, "image_size": 224,
         "patch_size": 16, "vision_use_head": True,
     }  # fmt: skip
