@@ -90,7 +90,7 @@ def ask() -> None:
 
 
 def longest(job: Mapping[str, Any]) -> int:
-    return max(job["lengths"] or (job["seq_len"],))
+    return int(max(job["lengths"] or (job["seq_len"],)))
 
 
 def fitcheck_says(job: Mapping[str, Any], config: Mapping[str, Any], parameters: int | None) -> Answer:
@@ -109,8 +109,10 @@ def fitcheck_says(job: Mapping[str, Any], config: Mapping[str, Any], parameters:
     )
     adapters = job["method"] != "full"
     targets = job["lora.targets"]
-    if not isinstance(targets, (list, tuple)):
-        targets = FITCHECK_TARGETS if targets == "all-linear" else FITCHECK_TARGETS[:4] if targets else ("q_proj", "v_proj")
+    if targets is None:
+        targets = ("q_proj", "v_proj")
+    elif isinstance(targets, str):
+        targets = FITCHECK_TARGETS if targets == "all-linear" else FITCHECK_TARGETS[:4]
     pure = job["autocast"] is None and job["weights_dtype"] == "bfloat16"
     training = TrainingConfig(
         precision=PRECISIONS[job["autocast"] or job["weights_dtype"]],
@@ -165,7 +167,7 @@ def vramcalc_says(job: Mapping[str, Any], config: Mapping[str, Any], parameters:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ask", action="store_true", help="answer jobs from stdin; run by the environment of the peers")
+    parser.add_argument("--ask", action="store_true", help="answer jobs from stdin; run in the peers' environment")
     parser.add_argument("--python", help="interpreter that has fitcheck-llm and vramcalc")
     parser.add_argument("--engine", default="analytic", help="tunecast's own, in the same run")
     parser.add_argument("--tracing-python", help="interpreter with torch, for --engine traced")

@@ -3,7 +3,7 @@
     python benchmarks/public.py --peers ENV/bin/python                   the closed form, and the peers in the same run
     python benchmarks/public.py --engine traced --python TORCH/bin/python
 
-ENV holds fitcheck-llm and vramcalc (`peers.py`). A row is compared in the kind of memory its source measured; a row that
+ENV holds fitcheck-llm and vramcalc (`peers.py`). A row is compared in the kind of memory its source measured; one that
 cannot be predicted stays in the result with the reason.
 """
 

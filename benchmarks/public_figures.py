@@ -15,8 +15,8 @@ KIND_FIELDS: Mapping[str, str] = {
     "unstated": "allocated_bytes",
     "device": "device_bytes",
 }
-"""Which of our figures a source's kind is. Active is allocated and what waits for another stream: nothing, on one stream.
-A source that does not say prints what torchtune prints first, active."""
+"""Which of our figures a source's kind is. Active is allocated and what another stream may still use: on one stream,
+nothing. The two rows whose source does not say are torchtune's, which prints active first."""
 
 LEAST_ANSWERED = 0.9
 MOST_MEDIAN = 0.04

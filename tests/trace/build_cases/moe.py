@@ -28,6 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"model_type": "mixtral", **FEW, "sliding_window": None},
     "qwen2_moe": {"model_type": "qwen2_moe", **QWEN, "shared_expert_intermediate_size": 320},
     "qwen3_moe": {"model_type": "qwen3_moe", **QWEN, "head_dim": 48, "norm_topk_prob": True},
+    "olmoe": {"model_type": "olmoe", **QWEN, "intermediate_size": 96},
     "gpt_oss": {"model_type": "gpt_oss", **FEW, "head_dim": 32, "intermediate_size": 320, "sliding_window": 128},
     "granitemoe": {"model_type": "granitemoe", **FEW, "embedding_multiplier": 12.0, "residual_multiplier": 0.22},
     "deepseek_v2": {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "n_shared_experts": 2},

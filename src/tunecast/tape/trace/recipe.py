@@ -34,7 +34,8 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
     parameters = [p for p in model.parameters() if p.requires_grad]
     gc.collect()
     torch.cuda.empty_cache()
-    optimizer = make_optimizer(job, parameters)
+    outer = [m.weight for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
+    optimizer = make_optimizer(job, parameters, outer)
     vocabulary = model.config.get_text_config().vocab_size
     for length in lengths:
         recorder.scopes.begin_step()
@@ -194,8 +195,15 @@ def targets(job: Job, model: Any) -> Any:
     return names
 
 
-def make_optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def make_optimizer(job: Job, parameters: list[torch.nn.Parameter], outer: Sequence[Any] = ()) -> Any:
+    """`outer` are the weights of embedding and head, which Muon is not for."""
     name = job.optimizer
+    if name == "muon":
+        first_and_last = {id(weight) for weight in outer}
+        matrices = [p for p in parameters if p.dim() == 2 and id(p) not in first_and_last]
+        chosen = {id(p) for p in matrices}
+        rest = [p for p in parameters if id(p) not in chosen]
+        return InTurn([torch.optim.Muon(matrices, lr=1e-5)] + ([torch.optim.AdamW(rest, lr=1e-5)] if rest else []))
     if name in ("adamw_torch", "adamw_torch_fused"):
         return torch.optim.AdamW(parameters, lr=1e-5, fused=True if name.endswith("fused") else None)
     if name in ("sgd", "adagrad", "rmsprop"):
@@ -233,6 +241,19 @@ def make_optimizer(job: Job, parameters: list[torch.nn.Parameter]) -> torch.opti
             field="optimizer",
         )
     return kinds[name](parameters, lr=1e-5)
+
+
+class InTurn(torch.optim.Optimizer):
+    """Optimizers that share a model's parameters, as one: their steps are one step, so their own hooks do not run."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        super().__init__([p for o in optimizers for group in o.param_groups for p in group["params"]], {})
+        self.optimizers = optimizers
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for optimizer in self.optimizers:
+            type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
+            self.state.update(optimizer.state)
 
 
 class default_dtype:

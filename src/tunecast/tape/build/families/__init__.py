@@ -49,6 +49,7 @@ FAMILIES: dict[str, str] = {
     "llama4_text": "tunecast.tape.build.families.llama4:CausalLM",
     "gpt_oss": "tunecast.tape.build.families.gpt_oss:CausalLM",
     "granitemoe": "tunecast.tape.build.families.granitemoe:CausalLM",
+    "olmoe": "tunecast.tape.build.families.olmoe:CausalLM",
     "qwen2_moe": "tunecast.tape.build.families.qwen2_moe:CausalLM",
     "qwen3_moe": "tunecast.tape.build.families.qwen3_moe:CausalLM",
 }

@@ -26,7 +26,7 @@ class Parts(Module):
         self.vision_tower = SiglipVision(machine, vision)
         self.multi_modal_projector = Projector(machine, vision["hidden_size"], text["hidden_size"])
         self.language_model: Any = Gemma3.decoder_class(machine, text)
-        self.language_model.mask_kinds = tuple(sorted(set(text["layer_types"])))
+        self.language_model.mask_kinds = tuple(sorted(set(text["layer_types"])))  # there in the order of a hash table
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.language_model.embed_tokens(input_ids)

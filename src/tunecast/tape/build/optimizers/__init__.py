@@ -2,6 +2,7 @@
 
     state.py       what all share; clipping         foreach.py     torch.optim, a list of tensors a kernel
     adafactor.py   transformers' Adafactor          blockwise.py   bitsandbytes: 8-bit, 32-bit and paged state
+    muon.py        torch's Muon beside AdamW
 
 What is not written down is refused by name.
 """
@@ -16,6 +17,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.optimizers.adafactor import Adafactor
 from tunecast.tape.build.optimizers.blockwise import AdEMAMix, Blockwise
 from tunecast.tape.build.optimizers.foreach import SGD, Adagrad, AdamW, FusedAdamW, RMSprop
+from tunecast.tape.build.optimizers.muon import Muon
 from tunecast.tape.build.optimizers.state import Optimizer, clip_gradients
 from tunecast.tape.build.tensor import Tensor
 
@@ -47,9 +49,12 @@ OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
 """By transformers' `optim` names. The others need packages nobody has written down (galore_torch, torchao, lomo)."""
 
 
-def make_optimizer(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
+def make_optimizer(job: Job, parameters: Sequence[Tensor], outer: Sequence[Tensor] = ()) -> Optimizer:
+    """`outer` are the weights of embedding and head, which Muon is not for."""
+    if job.optimizer == "muon":
+        return Muon(parameters, outer)
     if job.optimizer not in OPTIMIZERS:
-        known = ", ".join(sorted(OPTIMIZERS))
+        known = ", ".join(sorted((*OPTIMIZERS, "muon")))
         raise Unsupported(
             f"optimizer: the closed form does not know {job.optimizer}; it knows {known}", field="optimizer"
         )

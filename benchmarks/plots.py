@@ -1,0 +1,184 @@
+"""Plots and tables for the docs, drawn from benchmark results with the standard library alone. Functions only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+GIB = 2**30
+WIDTH, HEIGHT = 640, 520
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 52
+COLOURS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#0a7d91", "#bf3989", "#57606a")
+"""Apart from each other on white and on dark grey alike; a ninth series starts again with a hollow mark."""
+
+
+class Point(NamedTuple):
+    label: str
+    series: str
+    measured_bytes: float
+    predicted_bytes: float
+
+
+class Confusion(NamedTuple):
+    """Runs by what was predicted and what happened."""
+
+    both_complete: int
+    wrongly_completes: int
+    wrongly_stops: int
+    both_stop: int
+
+    @property
+    def right(self) -> int:
+        return self.both_complete + self.both_stop
+
+    @property
+    def total(self) -> int:
+        return sum(self)
+
+
+def scatter_svg(points: Sequence[Point], title: str, *, band: float = 0.1) -> str:
+    """Predicted against measured on logarithmic axes, with the line of equality and a band of `band` either way.
+
+    Every point has a tooltip (its label, both sizes, the signed error); colours by series, in order of appearance.
+    """
+    if not points:
+        raise ValueError("a scatter plot needs a point")
+    low, high = _range(points)
+    place = _Scale(low, high)
+    names = list(dict.fromkeys(point.series for point in points))
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="12" fill="#57606a">',
+        f"<title>{escape(title)}</title>",
+        f'<text x="{LEFT}" y="22" font-size="14" font-weight="600">{escape(title)}</text>',
+        *_axes(place),
+        *_band(place, band),
+    ]
+    for number, name in enumerate(names):
+        colour = COLOURS[number % len(COLOURS)]
+        hollow = number >= len(COLOURS)
+        style = f'fill="none" stroke="{colour}"' if hollow else f'fill="{colour}" fill-opacity="0.65"'
+        chosen = [point for point in points if point.series == name]
+        parts += [_mark(place, point, style) for point in chosen]
+        y = TOP + 16 + 18 * number
+        parts.append(f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" {style}/>')
+        parts.append(f'<text x="{LEFT + 24}" y="{y}">{escape(name)} ({len(chosen)})</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+class _Scale:
+    """GiB to pixels, the same on both axes."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = low, high
+        self._span = math.log(high / low)
+
+    def x(self, gib: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(gib / self.low) / self._span
+
+    def y(self, gib: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(gib / self.low) / self._span
+
+
+def _range(points: Sequence[Point]) -> tuple[float, float]:
+    """Of both axes, in GiB: a tenth wider than the points."""
+    sizes = [size / GIB for point in points for size in (point.measured_bytes, point.predicted_bytes)]
+    if min(sizes) <= 0:
+        raise ValueError("a logarithmic axis needs sizes above 0")
+    return min(sizes) / 1.1, max(sizes) * 1.1
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times the powers of ten that lie in the range."""
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    values = [step * 10.0**power for power in range(first, last + 1) for step in (1, 2, 5)]
+    return [value for value in values if low <= value <= high]
+
+
+def _axes(place: _Scale) -> list[str]:
+    bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
+    parts = []
+    for value in ticks(place.low, place.high):
+        x, y = place.x(value), place.y(value)
+        grid = 'stroke="#8c959f" stroke-opacity="0.25"'
+        parts.append(f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" {grid}/>')
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" {grid}/>')
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>')
+    middle = (TOP + bottom) / 2
+    upright = f'x="16" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 16 {middle:.1f})"'
+    parts += [
+        f'<text x="{(LEFT + right) / 2:.1f}" y="{HEIGHT - 14}" text-anchor="middle">measured, GiB</text>',
+        f"<text {upright}>predicted, GiB</text>",
+    ]
+    return parts
+
+
+def _band(place: _Scale, band: float) -> list[str]:
+    """The line of equality and what lies within `band` of it, cut to the frame."""
+    low, high = place.low, place.high
+    above = [(low, low * (1 + band)), (high / (1 + band), high), (high, high)]
+    below = [(high, high * (1 - band)), (low / (1 - band), low), (low, low)]
+    corners = " ".join(f"{place.x(m):.1f},{place.y(p):.1f}" for m, p in (*above, *below))
+    ends = f'x1="{place.x(low):.1f}" y1="{place.y(low):.1f}" x2="{place.x(high):.1f}" y2="{place.y(high):.1f}"'
+    note = f'x="{WIDTH - RIGHT - 4}" y="{HEIGHT - BOTTOM - 8}" text-anchor="end"'
+    return [
+        f'<polygon points="{corners}" fill="#8c959f" fill-opacity="0.15"/>',
+        f'<line {ends} stroke="#57606a" stroke-dasharray="4 3"/>',
+        f"<text {note}>band: within {band:.0%}</text>",
+    ]
+
+
+def _mark(place: _Scale, point: Point, style: str) -> str:
+    measured, predicted = point.measured_bytes / GIB, point.predicted_bytes / GIB
+    told = f"{point.label}: measured {measured:.2f} GiB, predicted {predicted:.2f} ({predicted / measured - 1:+.2%})"
+    return (
+        f'<circle cx="{place.x(measured):.1f}" cy="{place.y(predicted):.1f}" r="4" {style}>'
+        f"<title>{escape(told)}</title></circle>"
+    )
+
+
+def public_points(rows: Iterable[dict[str, Any]], tool: str = "tunecast") -> list[Point]:
+    """Of the rows of results/public_memory.json, those `tool` answers, a series a stack and kind."""
+    return [
+        Point(
+            f"{row['id']} {row['about']}",
+            f"{row['stack']}, {row['kind']}",
+            row["measured_bytes"],
+            row["measured_bytes"] * (1 + row["error"][tool]),
+        )
+        for row in rows
+        if tool in row["error"]
+    ]
+
+
+def run_points(rows: Iterable[dict[str, Any]], field: str = "allocated_bytes") -> list[Point]:
+    """Of the rows of results/memory.json or memory_analytic.json, those with an error, a series a kind of run."""
+    return [
+        Point(row["id"], row["kind"], row["measured"][field], row["predicted"][field]) for row in rows if "error" in row
+    ]
+
+
+def confusion(rows: Iterable[dict[str, Any]]) -> Confusion:
+    """Of the capped rows of the same results: does a run short of memory complete?"""
+    count = {(said, ran): 0 for said in (True, False) for ran in (True, False)}
+    for row in rows:
+        if row["kind"] == "capped":
+            count[row["predicted"]["completed"], row["measured"]["completed"]] += 1
+    return Confusion(count[True, True], count[True, False], count[False, True], count[False, False])
+
+
+def confusion_table(found: Confusion) -> list[str]:
+    """Markdown, as `report.table` writes it."""
+    rows = [
+        ["predicted: completes", found.both_complete, found.wrongly_completes],
+        ["predicted: out of memory", found.wrongly_stops, found.both_stop],
+    ]
+    return [
+        f"| {found.right} of {found.total} called right | measured: completes | measured: out of memory |",
+        "|---|---|---|",
+        *("| " + " | ".join(map(str, row)) + " |" for row in rows),
+        "",
+    ]

@@ -1,0 +1,71 @@
+"""A config.json of an architecture nobody has written down: what it is taken for, and when it is not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunecast.errors import Unsupported
+from tunecast.job import job_from_dict
+from tunecast.tape.build.families.unknown import nearest
+from tunecast.tape.build.run import build
+from tunecast.tape.card import Card
+from tunecast.tape.op import Alloc, Role, Tape
+
+CONFIG: dict[str, Any] = {
+    "model_type": "newcomer", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "intermediate_size": 96, "vocab_size": 128,
+}  # fmt: skip
+JOB = job_from_dict({"model": "newcomer", "method": "full", "weights_dtype": "bfloat16", "seq_len": 16})
+
+
+def built(config: dict[str, Any]) -> Tape:
+    return build(JOB, config, [16], Card())
+
+
+def weights_bytes(tape: Tape) -> int:
+    return sum(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is Role.WEIGHTS and e.nbytes >= 128)
+
+
+def test_taken_as_llama_and_told() -> None:
+    tape = built(CONFIG)
+    assert tape.guesses == ("architecture newcomer taken as Llama's",)
+    attention, mlp, norms = 4 * 64 * 64, 3 * 64 * 96, 2 * 64
+    assert weights_bytes(tape) == 2 * (2 * 128 * 64 + 2 * (attention + mlp + norms) + 64)
+
+
+def test_other_names_for_the_same_sizes() -> None:
+    renamed = {"d_model": 64, "n_layers": 2, "n_heads": 4, "d_ff": 96, "n_vocab": 128, "model_type": "newcomer"}
+    assert weights_bytes(built(renamed)) == weights_bytes(built(CONFIG))
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "family"),
+    [
+        ("qwen3_next_thing", {}, "qwen3"),
+        ("gemma2b", {}, "gemma2"),
+        ("newcomer", {"num_local_experts": 8, "num_experts_per_tok": 2}, "qwen3_moe"),
+        ("newcomer", {"n_routed_experts": 8, "num_experts_per_tok": 2, "kv_lora_rank": 32}, "deepseek_v3"),
+    ],
+)
+def test_nearest(name: str, more: dict[str, Any], family: str) -> None:
+    guess = nearest({**CONFIG, "model_type": name, **more})
+    assert guess is not None and guess.family == family
+    assert guess.sentence.startswith(f"architecture {name} taken as ")
+
+
+@pytest.mark.parametrize("more", [{"mamba_d_state": 16}, {"layer_types": ["linear_attention", "full_attention"]}])
+def test_layers_that_are_no_attention_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match="newcomer"):
+        built(CONFIG | more)
+
+
+def test_missing_sizes_are_refused() -> None:
+    with pytest.raises(Unsupported, match="newcomer"):
+        built({name: value for name, value in CONFIG.items() if name != "intermediate_size"})
+
+
+def test_a_model_with_eyes_counts_its_text_part_and_says_so() -> None:
+    seeing = {"model_type": "seeing", "text_config": CONFIG | {"model_type": "llama"}, "vision_config": {}}
+    assert built(seeing).guesses == ("only the text part of seeing is counted",)
