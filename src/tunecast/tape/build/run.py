@@ -38,7 +38,8 @@ def build(
     adapt(job, model)
     machine.empty_cache()
     parameters = [p for p in model.parameters() if p.requires_grad]
-    outer = [model.input_embedding().weight, model.output_embedding().weight]
+    ends = (model.input_embedding(), model.output_embedding())
+    outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
     optimizer = make_optimizer(job, parameters, outer)
     take_steps(job, model, parameters, optimizer, lengths)
     return Tape(machine.tape_events(), tuple(machine.guesses))
