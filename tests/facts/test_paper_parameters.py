@@ -7,7 +7,7 @@ import pytest
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
 from tunecast.job.registry import bundled_config, bundled_models
-from tunecast.tape.build.run import load
+from tunecast.tape.build.stacks.transformers import load
 from tunecast.tape.build.tensor import DTYPES, Machine
 from tunecast.tape.card import Card
 

@@ -29,7 +29,9 @@ JOB = {
     "--no-gradient-checkpointing", "--attention", "--kernels", "--compile", "--no-compile", "--allocator",
     "--lengths", "--tokens", "--samples", "--data-lengths", "--epochs", "--packing", "--no-packing", "--gpu",
     "--gpus", "--nodes", "--capacity-bytes", "--reserve", "--parallel-data", "--layers", "--tensor", "--pipeline",
-    "--context", "--expert", "--offload", "--set",
+    "--context", "--expert", "--offload", "--set", "--transformers-version", "--loss", "--optimizer-in-backward",
+    "--no-optimizer-in-backward", "--offload-activations", "--no-offload-activations", "--checkpoint-reentrant",
+    "--no-checkpoint-reentrant",
 }  # fmt: skip
 
 

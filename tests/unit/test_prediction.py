@@ -13,7 +13,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware import Gpu, gpu
 from tunecast.job import Job, job_from_dict
 from tunecast.predict.engines import the_job
-from tunecast.predict.modelled import require_engine, require_modelled
+from tunecast.predict.modelled import require_engine, require_modelled, require_traceable
 from tunecast.predict.prediction import (
     H200_CONTEXT,
     allocator_settings,
@@ -22,8 +22,8 @@ from tunecast.predict.prediction import (
     prediction_from_tape,
     prediction_of,
 )
-from tunecast.predict.traced import with_few_micro_batches
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
+from tunecast.tape.shorten import with_few_micro_batches
 from tunecast.units import GIB, MIB
 
 H200 = gpu("h200-sxm-141gb")
@@ -187,7 +187,7 @@ def test_callers_add_what_they_know() -> None:
 )
 def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, object], field: str, remedy: str) -> None:
     with pytest.raises(UsageError) as refused:
-        require_modelled(job(**fields))
+        require_traceable(job(**fields))
     assert refused.value.field == field
     assert refused.value.message.startswith(f"{field}: ")
     assert remedy in refused.value.message
@@ -195,7 +195,7 @@ def test_what_is_not_modelled_is_refused_by_name(fields: dict[str, object], fiel
 
 def test_everything_not_modelled_is_told_at_once() -> None:
     with pytest.raises(UsageError) as refused:
-        require_modelled(job(stack="nemo", matmul_dtype="float8"))
+        require_traceable(job(stack="nemo", matmul_dtype="float8"))
     assert [line.partition(":")[0] for line in refused.value.message.splitlines()] == ["stack", "matmul_dtype"]
 
 

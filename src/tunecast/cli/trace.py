@@ -24,8 +24,8 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
+from tunecast.predict.modelled import card_of
 from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
-from tunecast.predict.traced import card_of
 from tunecast.report.figures import Figures, grouped_blocks
 from tunecast.report.text import report
 from tunecast.report.traced import card_figures

@@ -46,6 +46,13 @@ class Job(Section):
         aka=("finetuning_type", "adapter", "use_peft"),
     )
     stack: str = field("choice", "transformers", OURS, "whose kernels, casts and loss", choices=STACKS)
+    transformers_version: str | None = field(
+        "text",
+        None,
+        OURS,
+        "release of transformers whose code runs, such as 4.48; null: the one in VERSIONS",
+        nullable=True,
+    )
     lora: Lora = dataclasses.field(
         default_factory=Lora, metadata={"section": Lora, "help": "adapters, with method lora or qlora"}
     )
@@ -86,6 +93,13 @@ class Job(Section):
         "transformers' `optim`; its default holds from torch 2.8 on",
         choices=OPTIMIZERS,
         aka=("optim",),
+    )
+    optimizer_in_backward: bool = field(
+        "bool",
+        False,
+        OURS,
+        "each weight is updated as soon as its gradient is there, and the gradient dropped",
+        aka=("optimizer_in_bwd",),
     )
     max_grad_norm: float = field(
         "float",
@@ -139,6 +153,21 @@ class Job(Section):
         "recompute activations in the backward pass",
         aka=("activation_checkpointing", "use_gradient_checkpointing"),
     )
+    checkpoint_reentrant: bool | None = field(
+        "bool",
+        None,
+        OURS,
+        "the older kind of checkpointing; null: as the stack's release does",
+        nullable=True,
+        aka=("use_reentrant",),
+    )
+    offload_activations: bool = field(
+        "bool",
+        False,
+        trl("SFTConfig.activation_offloading", False),
+        "what the backward pass needs waits in host memory",
+        aka=("activation_offloading", "enable_activation_offloading"),
+    )
     attention: str = field(
         "choice",
         "sdpa",
@@ -152,8 +181,16 @@ class Job(Section):
         (),
         trl("SFTConfig.use_liger_kernel", False),
         "fused kernels in use",
-        choices=("liger",),
+        choices=("liger", "foak"),
         aka=("use_liger_kernel", "liger"),
+    )
+    loss: str | None = field(
+        "choice",
+        None,
+        OURS,
+        "whether logits are made all at once or a chunk at a time; null: as the stack does",
+        choices=("full", "chunked"),
+        nullable=True,
     )
     compile: bool = field(
         "bool", False, transformers("TrainingArguments.torch_compile", False), "torch.compile", aka=("torch_compile",)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict.modelled import job_assumptions, require_modelled
+from tunecast.predict.modelled import card_of, job_assumptions, require_modelled
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
-from tunecast.predict.traced import card_of, with_few_micro_batches
 from tunecast.tape.build.short import fold_job
+from tunecast.tape.shorten import with_few_micro_batches
 
 
 def analytic(job: Job) -> Predicted:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError
-from tunecast.job.job import Job, sections
+from tunecast.job.job import Job
+from tunecast.job.mapping import job_from_flat
 from tunecast.predict.prediction import Predicted, Prediction
 
 Predict = Callable[[Job], Predicted]
@@ -81,21 +82,11 @@ def _changed(job: Job, after: Job, changes: list[Difference], predict: Predict) 
     if changes == differences(job, after):
         return after
     try:
-        other = _job({**job.flat(), **{change.field: change.after for change in changes}})
+        other = job_from_flat({**job.flat(), **{change.field: change.after for change in changes}})
         predict(other)
     except UsageError:
         return None
     return other
-
-
-def _job(values: Mapping[str, Any]) -> Job:
-    parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
-    own: dict[str, Any] = {}
-    for dotted, value in values.items():
-        section, _, leaf = dotted.rpartition(".")
-        (parts[section] if section else own)[leaf] = value
-    own |= {name: sections()[name](**part) for name, part in parts.items()}
-    return Job(**own)
 
 
 def _step(left: list[Difference], job: Job, other: Job, after: Job, predict: Predict) -> Step:

@@ -1,4 +1,4 @@
-"""What the traced engine can be asked of a job. What it cannot is refused by name, with what to do instead.
+"""What the engines can be asked of a job. What they cannot is refused by name, with what to do instead.
 
 A job is a description; a script is the thing itself. So most of what a job cannot say yet, `tunecast trace` can run.
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tunecast.errors import UsageError, nearest
+from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.job.knob import shown
+from tunecast.tape.card import Card
 from tunecast.units import gib
 
 ENGINES: Mapping[str, str] = {
@@ -30,8 +33,17 @@ def require_engine(name: str) -> None:
 
 
 def require_modelled(job: Job) -> None:
-    """Raises one `UsageError` with a line for each field that asks for what is not modelled."""
-    found = [(field, told) for field, rule in RULES.items() if (told := rule(job)) is not None]
+    """Raises one `UsageError` with a line for each field that asks for what no engine models."""
+    _refuse(job, RULES)
+
+
+def require_traceable(job: Job) -> None:
+    """The same for what the traced engine's own recipe does not do; the closed form's are in `tape/build/stacks`."""
+    _refuse(job, {**RULES, **RECIPE_RULES})
+
+
+def _refuse(job: Job, rules: Mapping[str, Callable[[Job], str | None]]) -> None:
+    found = [(field, told) for field, rule in rules.items() if (told := rule(job)) is not None]
     if found:
         raise UsageError("\n".join(f"{field}: {told}" for field, told in found), field=found[0][0])
 
@@ -66,25 +78,41 @@ def _parallel(job: Job) -> str | None:
     )
 
 
-def _matmul_dtype(job: Job) -> str | None:
-    if job.matmul_dtype is None:
-        return None
-    return f"got {job.matmul_dtype}, known but not modelled yet; allowed: null. {TRACE_INSTEAD}"
+def _only(read: Callable[[Job], object], *allowed: object) -> Callable[[Job], str | None]:
+    """Refuses a value that is none of `allowed`."""
+
+    def rule(job: Job) -> str | None:
+        got = read(job)
+        if got in allowed:
+            return None
+        names = ", ".join(shown(value) for value in allowed)
+        return f"got {shown(got)}, which the traced engine does not run; allowed: {names}. {TRACE_INSTEAD}"
+
+    return rule
 
 
 def _adapter_dtype(job: Job) -> str | None:
     """PEFT either casts adapters to float32 or leaves them in the dtype of the weights they adapt."""
-    if job.method == "full" or job.lora.adapter_dtype in ("float32", job.weights_dtype):
+    if job.method == "full" or job.lora.adapter_dtype in ("float32", job.weights_dtype) or job.stack != "transformers":
         return None
     return f"got {job.lora.adapter_dtype} with weights_dtype {job.weights_dtype}; allowed: float32, or the weights' own"
 
 
 RULES: Mapping[str, Callable[[Job], str | None]] = {
-    "stack": _stack,
     "hardware.gpus": _cards,
     "parallel": _parallel,
-    "matmul_dtype": _matmul_dtype,
     "lora.adapter_dtype": _adapter_dtype,
+}
+RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
+    "stack": _stack,
+    "matmul_dtype": _only(lambda job: job.matmul_dtype, None),
+    "kernels": _only(lambda job: job.kernels, (), ("liger",)),
+    "loss": _only(lambda job: job.loss, None, "full"),
+    "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),
+    "offload_activations": _only(lambda job: job.offload_activations, False),
+    "checkpoint_reentrant": _only(lambda job: job.checkpoint_reentrant, None, False),
+    "transformers_version": _only(lambda job: job.transformers_version, None),
+    "quantization.format": _only(lambda job: job.quantization.format, None, "nf4", "fp4", "int8"),
 }
 
 
@@ -98,3 +126,11 @@ def job_assumptions(job: Job) -> list[str]:
     if job.autocast == "float16":
         told.append("the loss scaler's own few hundred bytes are left out")
     return told
+
+
+def card_of(gpu: Gpu) -> Card:
+    """What torch code can ask of the card. Where nobody has counted the multiprocessors, the H200's stand in."""
+    if gpu.name == "h200-sxm-141gb":
+        return Card(total_bytes=gpu.memory_bytes)
+    name = f"NVIDIA {gpu.name.upper()}"
+    return Card(name, gpu.memory_bytes, gpu.compute_capability, gpu.sm_count or Card.sm_count)

@@ -126,7 +126,7 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
     """
     from tunecast.tape.build.adapters import insert_adapters
     from tunecast.tape.build.modules import Buffer, Linear
-    from tunecast.tape.build.run import load
+    from tunecast.tape.build.stacks.transformers import load
     from tunecast.tape.build.tensor import DTYPES, Machine
     from tunecast.tape.card import Card
 

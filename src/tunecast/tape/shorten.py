@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import lcm
 from typing import Any
 
@@ -11,6 +12,7 @@ from tunecast.job.job import Job
 
 STEPS = 6
 """The contract's run: six optimizer steps, or one a length when there are more."""
+MOST_MICRO_BATCHES = 4
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 USUAL_PERIODS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4, "llama4_text": 4}
 """Of architectures whose config.json may leave the kinds of layers out: the pattern their class then makes."""
@@ -75,3 +77,13 @@ def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     if isinstance(text.get("layer_types"), list):
         text["layer_types"] = text["layer_types"][:layers]
     return changed
+
+
+def with_few_micro_batches(job: Job) -> Job:
+    """The job with at most 5 micro-batches a step: later ones add to gradients that exist and free what they make.
+
+    Odd stays odd. Blocks of one size are taken in turns, and whose turn it is at the optimizer's step moved what was
+    reserved by one segment (2 MiB) where 3, 4 and 9 micro-batches were compared.
+    """
+    most = MOST_MICRO_BATCHES + job.grad_accum % 2
+    return replace(job, grad_accum=most) if job.grad_accum > most else job

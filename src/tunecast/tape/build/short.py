@@ -10,9 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build.families import model_of
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
+from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.fold import Folded, in_order, unfolded
@@ -72,7 +72,7 @@ def _folded(
     try:
         if copies < 1:
             raise NotRepeating("as few layers as stand for all")
-        if not _repeat(config, small, head, period, total):
+        if not _repeat(job, config, small, head, period, total):
             raise NotRepeating("layers differ in another rhythm")
         folds = (head, head + period - 1, copies + 1)
         tape = build(job, with_layers(config, small), lengths, card, keeps_ops=False, folds=folds)
@@ -84,9 +84,12 @@ def _folded(
     return Folded(ordered, repeats, make_tape, tape.guesses, versions=FOLLOWS)
 
 
-def _repeat(config: Mapping[str, Any], small: int, head: int, period: int, total: int) -> bool:
+def _repeat(job: Job, config: Mapping[str, Any], small: int, head: int, period: int, total: int) -> bool:
     """Whether every layer of the whole model is built like the one of the short model that stands for it."""
-    short, whole = _kinds(config, small), _kinds(config, total)
+    model = program_of(job).model
+    short, whole = (
+        _kinds(model, json.dumps(with_layers(config, count), sort_keys=True, default=str)) for count in (small, total)
+    )
     last = total - (small - head - period)
 
     def stands_in(layer: int) -> int:
@@ -97,13 +100,9 @@ def _repeat(config: Mapping[str, Any], small: int, head: int, period: int, total
     return len(whole) == total and all(kind == short[stands_in(layer)] for layer, kind in enumerate(whole))
 
 
-def _kinds(config: Mapping[str, Any], layers: int) -> tuple[Any, ...]:
-    """What each layer is made of, as far as memory can tell layers apart."""
-    return _kinds_of(json.dumps(with_layers(config, layers), sort_keys=True, default=str))
-
-
 @lru_cache(maxsize=256)
-def _kinds_of(config: str) -> tuple[Any, ...]:
+def _kinds(model_of: Callable[[Machine, Mapping[str, Any]], Any], config: str) -> tuple[Any, ...]:
+    """What each layer is made of, as far as memory can tell layers apart."""
     model = model_of(Machine(Card()), json.loads(config))
     return () if model is None else tuple(_kind(layer) for layer in model.layers())
 

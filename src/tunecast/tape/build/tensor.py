@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
+from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
     Alloc,
@@ -29,7 +30,6 @@ from tunecast.tape.op import (
     with_frees_in_order,
 )
 
-MIB = 1 << 20
 Shape = tuple[int, ...]
 
 
@@ -298,11 +298,9 @@ class Machine:
 
     def keep_workspaces(self, name: str) -> None:
         """tape/trace/workspaces.py, `kept_for_life`, says whose they are."""
-        capability = self.card.capability
-        large = capability == (9, 0) or (self.shared_workspace and capability[0] in (10, 12))
-        self._keep("cublas_workspace", 32 * MIB if large else 8 * MIB + 128 * 1024)
+        self._keep("cublas_workspace", workspace_bytes(self.card, self.shared_workspace))
         if name == "addmm" and not self.shared_workspace:
-            self._keep("cublaslt_workspace", MIB)
+            self._keep("cublaslt_workspace", LT_WORKSPACE_BYTES)
 
     def _keep(self, kind: str, nbytes: int) -> None:
         key = (kind, self.in_backward)
@@ -374,4 +372,4 @@ class Unmade(Tensor):
         return self.machine.tensor(self.shape, self.dtype, nbytes or None)
 
 
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm"})
+PRODUCTS = frozenset(name.removeprefix("aten::") for name in MATRIX_PRODUCTS)

@@ -5,6 +5,7 @@
     reductions.py  sums, norms, maxima          indexing.py  gathers, scatters, sorts, scans
     flash.py       the flash-attn package       backend.py   which attention kernel runs
     launch.py      how a reduction is launched  cub.py       scratch memory of CUB's algorithms
+    blas.py        workspaces kept for life
 
 Sizes are bytes asked for. Every rule names the source it follows (paths in the PyTorch repository unless said) and
 was compared with the real kernel's allocation history on an H200 (tests/golden/data/h200_kernel_temporaries.jsonl).

@@ -13,6 +13,7 @@ import torch
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
+from tunecast.tape.build.adapters import ATTENTION
 from tunecast.tape.trace.recorder import Recorder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -176,15 +177,12 @@ def adapt(job: Job, model: Any) -> Any:
     return model
 
 
-ATTENTION_NAMES = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "out_proj"}
-
-
 def targets(job: Job, model: Any) -> Any:
     wanted = job.lora.targets
     if wanted is None or wanted == "all-linear":
         return wanted  # None: PEFT knows the usual ones of each architecture
     present = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-    names = sorted(ATTENTION_NAMES & present) if wanted == "attention" else list(wanted)
+    names = sorted(ATTENTION & present) if wanted == "attention" else list(wanted)
     missing = [name for name in names if name not in present]
     if missing or not names:
         linear = sorted({n.rpartition(".")[2] for n, m in model.named_modules() if hasattr(m, "in_features")})

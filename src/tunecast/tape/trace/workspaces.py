@@ -13,15 +13,8 @@ from torch.utils._pytree import tree_flatten
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
+from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, shares_workspace, workspace_bytes
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Return, Script, Step
-
-MIB = 1 << 20
-MATRIX_PRODUCTS = {
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm", "aten::mv", "aten::addmv", "aten::dot",
-    "aten::_int_mm",
-}  # fmt: skip
-ONE_WORKSPACE_FROM = (2, 13)
-"""The torch release whose cublasLt shares cuBLAS' workspace, and which gives Blackwell the larger one."""
 
 
 def steps(
@@ -46,18 +39,15 @@ def kept_for_life(
 ) -> Iterator[tuple[str, int]]:
     """Workspaces made at the first use on a thread and stream, right after the output, and never given back.
 
-    cuBLAS takes 32 MiB on Hopper, 8.125 MiB on others (aten/src/ATen/cuda/CublasHandlePool.cpp,
-    `parseChosenWorkspaceSize`: 4096 KiB x 8, or 4096 KiB x 2 + 16 KiB x 8). A product with a bias goes through
-    cublasLt, which has 1 MiB of its own (same file, `getCUDABlasLtWorkspace`); from torch 2.13 on the two share one,
-    and Blackwell is given as much as Hopper. Both are kept by handle and stream, and every thread has a handle.
+    A product with a bias goes through cublasLt, which has one of its own; from torch 2.13 on the two share one. Both
+    are kept by handle and stream, and every thread has a handle. Sizes are in `kernels/blas.py`.
     """
     if name not in MATRIX_PRODUCTS:
         return
-    shared = _torch_version() >= ONE_WORKSPACE_FROM
-    large = card.capability == (9, 0) or (shared and card.capability[0] in (10, 12))
-    yield "cublas_workspace", 32 * MIB if large else 8 * MIB + 128 * 1024
+    shared = shares_workspace(torch.__version__)
+    yield "cublas_workspace", workspace_bytes(card, shared)
     if name == "aten::addmm" and not shared and _takes_bias_epilogue(args, kwargs or {}):
-        yield "cublaslt_workspace", MIB
+        yield "cublaslt_workspace", LT_WORKSPACE_BYTES
 
 
 def _takes_bias_epilogue(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -65,11 +55,6 @@ def _takes_bias_epilogue(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     bias, _, right = args[:3]
     one_row = bias.numel() == right.shape[1] == bias.shape[-1]
     return bool(one_row and bias.is_contiguous() and kwargs.get("beta", 1) == 1)
-
-
-def _torch_version() -> tuple[int, int]:
-    major, minor = torch.__version__.split(".")[:2]
-    return int(major), int(minor)
 
 
 FOREACH_CHUNK = 65536

@@ -1,0 +1,44 @@
+"""Whose program trains: the loop, the modules, the casts and the loss of each `stack`, one file each.
+
+A stack's file has two functions. `model(machine, config)` makes the module tree of a config.json (or None where the
+stack does not know it); `train(job, config, lengths, machine)` is the whole program, from loading to the last step.
+What a program does not do it lists in `REFUSES`: the job's field, and when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job
+from tunecast.tape.build.tensor import Machine
+
+TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
+STACKS: Mapping[str, str] = {"transformers": "tunecast.tape.build.stacks.transformers"}
+
+
+class Program(Protocol):
+    REFUSES: Mapping[str, Callable[[Job], bool]]
+
+    def model(self, machine: Machine, config: Mapping[str, Any]) -> Any: ...
+
+    def train(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None: ...
+
+
+def program_of(job: Job) -> Program:
+    """Raises `Unsupported` for what the stack's program does not do, by the field's name."""
+    place = STACKS.get(job.stack)
+    if place is None:
+        raise not_known("stack", job.stack)
+    program = cast(Program, import_module(place))
+    for field, refused in program.REFUSES.items():
+        if refused(job):
+            raise not_known(field, getattr(job, field))
+    return program
+
+
+def not_known(field: str, got: Any) -> Unsupported:
+    shown = str(got).lower() if isinstance(got, bool) else got
+    return Unsupported(f"{field}: got {shown}, which the closed form does not know. {TRACED_INSTEAD}", field=field)

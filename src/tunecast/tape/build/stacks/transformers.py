@@ -1,0 +1,102 @@
+"""transformers' own loop, with PEFT, bitsandbytes and Liger: what `tape/trace/recipe.py` runs for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job
+from tunecast.tape.build import liger, ops
+from tunecast.tape.build.adapters import adapt
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.families import model_of
+from tunecast.tape.build.modules import bring
+from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.quantized import quantize
+from tunecast.tape.build.tensor import DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    "compile": lambda job: job.compile,
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "kernels": lambda job: "foak" in job.kernels,
+    "quantization": lambda job: job.quantization.format == "gptq",
+    "loss": lambda job: job.loss == "chunked",
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "offload_activations": lambda job: job.offload_activations,
+    "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
+    "transformers_version": lambda job: job.transformers_version is not None,
+}
+POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+def model(machine: Machine, config: Mapping[str, Any]) -> Any:
+    """The model of a config.json before anything is on the card, or None for an architecture nobody wrote down."""
+    return model_of(machine, config)
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    machine.run("zeros", (), (1,), FLOAT32)
+    model = load(job, config, machine)
+    adapt(job, model)
+    machine.empty_cache()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    ends = (model.input_embedding(), model.output_embedding())
+    outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
+    optimizer = make_optimizer(job, parameters, outer)
+    take_steps(job, model, parameters, optimizer, lengths)
+
+
+def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
+    text = config.get("text_config", config)
+    model = model_of(machine, with_room(config, max(job.lengths or (job.seq_len,))))
+    if model is None:
+        raise Unsupported(
+            f"model: the closed form does not know the architecture {text['model_type']!r}. To fix: --engine traced",
+            field="model",
+        )
+    model.name_all()
+    machine.head_modules = {model.output_embedding().path, model.path}
+    model.model_type = text["model_type"]
+    if job.quantization.format is not None:
+        quantize(job, model, text.get("initializer_range", 0.02))
+    for module in model.modules():
+        for tensor in module.own.values():
+            if tensor.storage is None:
+                bring(tensor, module.path)
+    model.tie()
+    if "liger" in job.kernels:
+        liger.apply(model, text["model_type"])
+    return model
+
+
+def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Tables of positions are made as long as the run needs, as `build` of tape/trace/recipe.py makes them."""
+    roomy = {name: max(value, longest) if name in POSITIONS and value else value for name, value in config.items()}
+    return {**roomy, "text_config": with_room(config["text_config"], longest)} if "text_config" in config else roomy
+
+
+def take_steps(
+    job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]
+) -> None:
+    """The loop of `take_steps` in tape/trace/recipe.py."""
+    machine = model.machine
+    dtype = DTYPES[job.autocast] if job.autocast else None
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for _ in range(job.grad_accum):
+            ids = machine.run("randint", (), (job.micro_batch, length), INT64)
+            mask = machine.run("ones_like", (ids,), ids.shape, INT64)
+            machine.phase, machine.in_forward = Phase.FORWARD, True
+            with machine.autocasting(dtype):
+                loss = ops.scale(model(ids, mask, ids), "div")
+            backward(loss)
+        if job.max_grad_norm:
+            clip_gradients(parameters)
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.zero_grad()
+        del loss
+    machine.step = len(lengths)
