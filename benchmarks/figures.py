@@ -15,6 +15,16 @@ def load(name: str) -> dict[str, Any]:
     return found
 
 
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Markdown, with an empty line after it."""
+    return [
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+    ]
+
+
 def quantile(values: list[float], q: float) -> float:
     """The smallest value that at least a share `q` of all does not exceed."""
     ordered = sorted(values)

@@ -27,8 +27,9 @@ sys.path.insert(0, str(HERE.parent / "src"))
 from tunecast.errors import Unsupported  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
-from tunecast.predict.memory import program, program_of, replay, smallest_capacity_bytes  # noqa: E402
+from tunecast.predict.memory import smallest_capacity_bytes  # noqa: E402
 from tunecast.predict.prediction import H200_CONTEXT  # noqa: E402
+from tunecast.predict.replay import Replays, replay, rows_of  # noqa: E402
 from tunecast.tape.build.short import fold_job  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.fold import Folded  # noqa: E402
@@ -64,7 +65,7 @@ def compare(job: Job, measured: dict[str, Any], tape: Tape | Folded, torch_versi
         expandable_segments=job.allocator == "expandable_segments",
         oldest_segment_first=takes_oldest_segment_first(torch_version),
     )
-    steps = program_of(tape.columns, tape.repeats) if isinstance(tape, Folded) else program(tape)
+    steps = rows_of(tape)
     free = replay(steps, settings)
     row: dict[str, Any] = {
         "id": job.id,
@@ -79,7 +80,7 @@ def compare(job: Job, measured: dict[str, Any], tape: Tape | Folded, torch_versi
     capacity = job.hardware.capacity_bytes
     if "cap_runs_gib" in measured:
         low, high = (measured[k] * GIB for k in ("cap_fails_gib", "cap_runs_gib"))
-        least = smallest_capacity_bytes(steps, settings)
+        least = smallest_capacity_bytes(Replays(steps, settings))
         row["kind"] = "bisected"
         row["measured"] = {"fails_bytes": int(low), "completes_bytes": int(high)}
         row["predicted"]["smallest_capacity_bytes"] = least

@@ -18,6 +18,7 @@ from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.job.model import bundled_models  # noqa: E402
 from tunecast.predict.engines import predicted  # noqa: E402
+from tunecast.predict.prediction import memory_of  # noqa: E402
 
 KINDS = {"allocated_bytes": "peak_alloc", "device_bytes": "device_used"}
 Row = dict[str, Any]
@@ -36,10 +37,10 @@ def runs() -> list[Row]:
 
 def said_by_tunecast(job: Job, engine: str, **how: Any) -> Row:
     try:
-        memory = predicted(job, engine=engine, **how).prediction.to_dict()["memory"]
+        memory = memory_of(predicted(job, engine=engine, **how).held)
     except TunecastError as error:
         return {"refused": error.message}
-    return {name: memory[name] for name in KINDS}
+    return {name: getattr(memory, name) for name in KINDS}
 
 
 def summary(rows: list[Row]) -> dict[str, Row]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 GIB = 2**30
-WIDTH, HEIGHT = 640, 520
+WIDTH, HEIGHT, ERRORS_HEIGHT = 640, 520, 340
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 52
+LINEAR = 1e-4
+"""Errors up to this size are drawn on a linear axis, so that none at all has its place too."""
 COLOURS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#0a7d91", "#bf3989", "#57606a")
 """Apart from each other on white and on dark grey alike; a ninth series starts again with a hollow mark."""
 
@@ -45,27 +47,50 @@ def scatter_svg(points: Sequence[Point], title: str, *, band: float = 0.1) -> st
     """
     if not points:
         raise ValueError("a scatter plot needs a point")
+    place = _Scale(*_range(points))
+    return _drawn(title, HEIGHT, [*_axes(place), *_band(place, band)], points, place, legend_y=TOP + 16)
+
+
+def errors_svg(points: Sequence[Point], title: str) -> str:
+    """The signed error of each point over its measured size. The axis is linear up to a hundredth of a percent, where
+    most lie, and logarithmic beyond, where the worst can be read."""
+    if not points:
+        raise ValueError("a plot of errors needs a point")
     low, high = _range(points)
-    place = _Scale(low, high)
-    names = list(dict.fromkeys(point.series for point in points))
+    place = _ErrorScale(low, high, max(abs(error_of(point)) for point in points))
+    return _drawn(title, ERRORS_HEIGHT, _error_axes(place), points, place, legend_y=None)
+
+
+def error_of(point: Point) -> float:
+    return point.predicted_bytes / point.measured_bytes - 1
+
+
+def _drawn(
+    title: str, height: int, axes: list[str], points: Sequence[Point], place: _Placing, legend_y: int | None
+) -> str:
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="#57606a">',
         f"<title>{escape(title)}</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
         f'<text x="{LEFT}" y="22" font-size="14" font-weight="600">{escape(title)}</text>',
-        *_axes(place),
-        *_band(place, band),
+        *axes,
     ]
-    for number, name in enumerate(names):
+    for number, name in enumerate(dict.fromkeys(point.series for point in points)):
         colour = COLOURS[number % len(COLOURS)]
         hollow = number >= len(COLOURS)
         style = f'fill="none" stroke="{colour}"' if hollow else f'fill="{colour}" fill-opacity="0.65"'
         chosen = [point for point in points if point.series == name]
         parts += [_mark(place, point, style) for point in chosen]
-        y = TOP + 16 + 18 * number
-        parts.append(f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" {style}/>')
-        parts.append(f'<text x="{LEFT + 24}" y="{y}">{escape(name)} ({len(chosen)})</text>')
+        if legend_y is not None:
+            y = legend_y + 18 * number
+            parts.append(f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" {style}/>')
+            parts.append(f'<text x="{LEFT + 24}" y="{y}">{escape(name)} ({len(chosen)})</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+class _Placing(Protocol):
+    def at(self, point: Point) -> tuple[float, float]: ...
 
 
 class _Scale:
@@ -80,6 +105,30 @@ class _Scale:
 
     def y(self, gib: float) -> float:
         return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(gib / self.low) / self._span
+
+    def at(self, point: Point) -> tuple[float, float]:
+        return self.x(point.measured_bytes / GIB), self.y(point.predicted_bytes / GIB)
+
+
+class _ErrorScale(_Scale):
+    """The same to the right; errors upwards."""
+
+    def __init__(self, low: float, high: float, most: float) -> None:
+        super().__init__(low, high)
+        self._most = _folded(max(most, 10 * LINEAR) * 1.3)
+
+    def y(self, error: float) -> float:
+        middle, half = (TOP + ERRORS_HEIGHT - BOTTOM) / 2, (ERRORS_HEIGHT - TOP - BOTTOM) / 2
+        return middle - half * _folded(error) / self._most
+
+    def at(self, point: Point) -> tuple[float, float]:
+        return self.x(point.measured_bytes / GIB), self.y(error_of(point))
+
+
+def _folded(error: float) -> float:
+    """Linear up to `LINEAR`, then a unit more for each factor of ten."""
+    size = abs(error) / LINEAR
+    return math.copysign(size if size <= 1 else 1 + math.log10(size), error)
 
 
 def _range(points: Sequence[Point]) -> tuple[float, float]:
@@ -116,6 +165,28 @@ def _axes(place: _Scale) -> list[str]:
     return parts
 
 
+def _error_axes(place: _ErrorScale) -> list[str]:
+    bottom, right = ERRORS_HEIGHT - BOTTOM, WIDTH - RIGHT
+    sizes = [LINEAR * 10.0**power for power in range(6)]
+    parts = []
+    for error in (0.0, *sizes, *(-size for size in sizes)):
+        y = place.y(error)
+        if not TOP <= y <= bottom:
+            continue
+        line = 'stroke="#57606a" stroke-dasharray="4 3"' if error == 0 else 'stroke="#8c959f" stroke-opacity="0.25"'
+        label = f"{error * 100:+g} %" if error else "exact"
+        parts.append(f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" {line}/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    for value in ticks(place.low, place.high):
+        x = place.x(value)
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#8c959f" stroke-opacity="0.25"/>'
+        )
+        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>')
+    across = f'x="{(LEFT + right) / 2:.1f}" y="{ERRORS_HEIGHT - 14}" text-anchor="middle"'
+    return [*parts, f"<text {across}>measured, GiB</text>"]
+
+
 def _band(place: _Scale, band: float) -> list[str]:
     """The line of equality and what lies within `band` of it, cut to the frame."""
     low, high = place.low, place.high
@@ -131,21 +202,19 @@ def _band(place: _Scale, band: float) -> list[str]:
     ]
 
 
-def _mark(place: _Scale, point: Point, style: str) -> str:
+def _mark(place: _Placing, point: Point, style: str) -> str:
+    x, y = place.at(point)
     measured, predicted = point.measured_bytes / GIB, point.predicted_bytes / GIB
     told = f"{point.label}: measured {measured:.2f} GiB, predicted {predicted:.2f} ({predicted / measured - 1:+.2%})"
-    return (
-        f'<circle cx="{place.x(measured):.1f}" cy="{place.y(predicted):.1f}" r="4" {style}>'
-        f"<title>{escape(told)}</title></circle>"
-    )
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}><title>{escape(told)}</title></circle>'
 
 
 def public_points(rows: Iterable[dict[str, Any]], tool: str = "tunecast") -> list[Point]:
-    """Of the rows of results/public_memory.json, those `tool` answers, a series a stack and kind."""
+    """Of the rows of results/public_memory.json, those `tool` answers, a series a stack."""
     return [
         Point(
-            f"{row['id']} {row['about']}",
-            f"{row['stack']}, {row['kind']}",
+            f"{row['id']} {row['about']}, {row['kind']}",
+            row["stack"],
             row["measured_bytes"],
             row["measured_bytes"] * (1 + row["error"][tool]),
         )
@@ -161,17 +230,16 @@ def run_points(rows: Iterable[dict[str, Any]], field: str = "allocated_bytes") -
     ]
 
 
-def confusion(rows: Iterable[dict[str, Any]]) -> Confusion:
-    """Of the capped rows of the same results: does a run short of memory complete?"""
+def confusion(pairs: Iterable[tuple[bool, bool]]) -> Confusion:
+    """Of runs that were said to complete or not, and did or did not."""
     count = {(said, ran): 0 for said in (True, False) for ran in (True, False)}
-    for row in rows:
-        if row["kind"] == "capped":
-            count[row["predicted"]["completed"], row["measured"]["completed"]] += 1
+    for pair in pairs:
+        count[pair] += 1
     return Confusion(count[True, True], count[True, False], count[False, True], count[False, False])
 
 
 def confusion_table(found: Confusion) -> list[str]:
-    """Markdown, as `report.table` writes it."""
+    """Markdown, as `figures.table` writes it."""
     rows = [
         ["predicted: completes", found.both_complete, found.wrongly_completes],
         ["predicted: out of memory", found.wrongly_stops, found.both_stop],

@@ -24,7 +24,7 @@ from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.registry import bundled_config  # noqa: E402
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
-from tunecast.predict.memory import program, program_of, replay  # noqa: E402
+from tunecast.predict.replay import replay, rows_of  # noqa: E402
 from tunecast.tape.build.short import fold_job  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.fold import Folded  # noqa: E402
@@ -49,7 +49,7 @@ def predicted(values: dict[str, Any], python: str, made_at: str) -> dict[str, An
         expandable_segments=job.allocator == "expandable_segments",
         oldest_segment_first=takes_oldest_segment_first(tape.versions["torch"]),
     )
-    steps = program_of(tape.columns, tape.repeats) if isinstance(tape, Folded) else program(tape)
+    steps = rows_of(tape)
     free, real = replay(steps, settings), replay(steps, settings, H200_CAPACITY_BYTES)
     seen = real if real.completed else free
     row["predicted"] = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.job.model import bundled_models, resolve_model  # noqa: E402
 from tunecast.predict.engines import predicted  # noqa: E402
+from tunecast.predict.prediction import memory_of  # noqa: E402
 
 FIELDS = ("allocated_bytes", "reserved_bytes", "device_bytes")
 Row = dict[str, Any]
@@ -35,6 +37,23 @@ Row = dict[str, Any]
 
 def published() -> list[Row]:
     return [json.loads(line) for line in (HERE / "data" / "public_memory.jsonl").read_text().splitlines()]
+
+
+RELEASE = re.compile(r"(torchtune|litgpt) ([0-9.]+)")
+BEFORE_LITGPT = ("lit-gpt 8641822", "litgpt 0.3")
+"""A commit of 2023, before there were releases, and the oldest release that is written down."""
+
+
+def job_of(row: Row) -> Row:
+    """The job's fields, and the release of the stack that the source or what it pins names.
+
+    Where lengths vary they are those of micro-batches, and a job's hold for a whole optimizer step: one micro-batch a
+    step puts them behind each other as they were.
+    """
+    releases = dict(RELEASE.findall(row["source"]["software"].replace(*BEFORE_LITGPT)))
+    stack = row["job"]["stack"]
+    known = {"stack_version": releases[stack]} if stack in releases else {}
+    return {**known, **row["job"], **({"grad_accum": 1} if row["job"].get("lengths") else {})}
 
 
 class Predictor:
@@ -57,10 +76,13 @@ class Predictor:
     def _said(self, job: Job) -> Row:
         start = time.perf_counter()
         try:
-            memory = predicted(job, engine=self.engine, **self.how).prediction.to_dict()["memory"]
+            done = predicted(job, engine=self.engine, **self.how)
+            memory = memory_of(done.held)  # the whole prediction has the least capacity too, which takes longer
         except TunecastError as error:
             return {"refused": error.message}
-        return {name: memory[name] for name in FIELDS} | {"seconds": round(time.perf_counter() - start, 3)}
+        guessed = {"guessed": list(done.held.guesses)} if done.held.guesses else {}
+        seconds = round(time.perf_counter() - start, 3)
+        return {name: getattr(memory, name) for name in FIELDS} | guessed | {"seconds": seconds}
 
 
 def compared(row: Row, said: dict[str, Row]) -> Row:
@@ -84,7 +106,7 @@ def compared(row: Row, said: dict[str, Row]) -> Row:
             for tool, answer in said.items()
             if "device_bytes" in answer
         }
-    return out | {name: row[name] for name in ("beyond", "variant", "doubts") if name in row}
+    return out | {name: row[name] for name in ("variant", "doubts") if name in row}
 
 
 def described(row: Row) -> str:
@@ -131,7 +153,7 @@ def main() -> None:
     peers: list[Row] = asked_of_peers(rows, options.peers) if options.peers else [{} for _ in rows]
     ask, found = Predictor(options.engine, **how), []
     for row, others in zip(rows, peers, strict=True):
-        done = compared(row, {"tunecast": ask(row["job"]), **others})
+        done = compared(row, {"tunecast": ask(job_of(row)), **others})
         found.append(done)
         error = done["error"].get("tunecast")
         shown = done["said"]["tunecast"].get("refused", "").splitlines()[0][:90] if error is None else f"{error:+.2%}"

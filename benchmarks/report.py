@@ -1,205 +1,91 @@
-"""Write docs/accuracy.md from the committed results, worst first.
+"""Write docs/accuracy.md (with its pictures) and docs/speed.md from the committed results, worst first.
 
 python benchmarks/report.py
 """
 
 from __future__ import annotations
 
-import json
+import sys
 from pathlib import Path
-from typing import Any
-
-from figures import load, summary
-from outside import outside_section
-from report_closed import closed_section
 
 HERE = Path(__file__).parent
-GIB = 2**30
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+from figures import closed_summary, load, summary, table  # noqa: E402
+from outside import outside_section  # noqa: E402
+from report_closed import against_traced_section, first_section, runs_section  # noqa: E402
+from report_evidence import (  # noqa: E402
+    memory_calls_section,
+    peers_section,
+    pictures,
+    plot_section,
+    public_section,
+    ranges_section,
+)
+from report_rows import promise_rows  # noqa: E402
+from report_speed import speed_page  # noqa: E402
+from report_traced import later_section, traced_only_section, unsloth_section  # noqa: E402
+
+DOCS = HERE.parent / "docs"
 
 
-def percent(value: float) -> str:
-    return "exact" if value == 0 else f"{value:+.4%}"
-
-
-def gib(nbytes: float) -> str:
-    return f"{nbytes / GIB:.3f}"
-
-
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
+def promises_section() -> list[str]:
+    closed, traced = load("memory_analytic.json"), load("memory.json")
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(traced["versions"].items()))
+    head = ["promise", "measured", ""]
     return [
-        "| " + " | ".join(head) + " |",
-        "|" + "---|" * len(head),
-        *("| " + " | ".join(row) + " |" for row in rows),
+        "## Promises",
         "",
-    ]
-
-
-def error_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
-    """id, predicted and measured, worst first by the larger of the two errors."""
-    worst = sorted(rows, key=lambda r: -max(abs(r["error"]["allocated_bytes"]), abs(r["error"]["reserved_bytes"])))
-    return [
-        [
-            row["id"],
-            gib(row["measured"]["allocated_bytes"]),
-            percent(row["error"]["allocated_bytes"]),
-            gib(row["measured"]["reserved_bytes"]),
-            percent(row["error"]["reserved_bytes"]),
-            "estimate" if row["guesses"] else "",
-        ]
-        for row in worst
-    ]
-
-
-def generated_rows() -> list[dict[str, Any]]:
-    rows = []
-    for name in ("generated_runs.jsonl", "script_runs.jsonl"):
-        path = HERE / "data" / name
-        for line in path.read_text().splitlines() if path.exists() else ():
-            rows.append(json.loads(line))
-    return rows
-
-
-def still_to_measure() -> list[str]:
-    """Predicted and committed, not run on the card yet."""
-
-    def ids(name: str) -> list[str]:
-        path = HERE / "data" / name
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [row["job"]["id"] if "job" in row else row["id"] for row in rows]
-
-    measured = {*ids("generated_runs.jsonl"), *ids("script_runs.jsonl")}
-    return [
-        name for name in (*ids("generated_predictions.jsonl"), *ids("script_predictions.jsonl")) if name not in measured
-    ]
-
-
-def comparison(row: dict[str, Any]) -> dict[str, Any]:
-    measured, predicted = row["measured"], row["predicted"]
-    job = row.get("job") or {"id": row["id"]}
-    out = {"id": job["id"], "guesses": row.get("guesses", []), "about": described(job)}
-    out["measured"] = {"allocated_bytes": measured["peak_alloc"], "reserved_bytes": measured["peak_reserved"]}
-    out["error"] = {k: predicted[k] / v - 1 for k, v in out["measured"].items()}
-    return out
-
-
-def described(job: dict[str, Any]) -> str:
-    if "model" not in job:
-        return ""
-    parts = [job["model"], job["method"], f"b{job['micro_batch']}", f"s{job['seq_len']}", job["optimizer"]]
-    parts += ["recomputed"] if job["gradient_checkpointing"] else []
-    parts += [job["quantization"]["format"]] if "quantization" in job else []
-    parts += [job["attention"]] if job["attention"] != "sdpa" else []
-    parts += job.get("kernels", [])
-    parts += ["DoRA"] if job.get("lora", {}).get("dora") else []
-    parts += [f"{len(job['lengths'])} lengths"] if job.get("lengths") else []
-    parts += ["expandable"] if job["allocator"] != "native" else []
-    return " ".join(parts)
-
-
-def unsloth_section() -> list[str]:
-    runs = [json.loads(line) for line in (HERE / "data" / "unsloth_runs.jsonl").read_text().splitlines()]
-    compared = [comparison(row) | {"about": row["about"]} for row in runs]
-    about = {row["id"]: row["about"] for row in compared}
-    return [
-        "## Unsloth",
+        f"The closed form (`--engine analytic`, the default, no torch), commit `{closed['commit']}`; to repeat: "
+        "`python benchmarks/memory.py --engine analytic`.",
         "",
-        "The real package under the tracer, then on the H200 (`benchmarks/data/README.md`).",
+        *table(head, promise_rows(closed_summary(closed["rows"]))),
+        f"Traced (`--engine traced`), commit `{traced['commit']}`, with {versions}; to repeat: "
+        "`python benchmarks/memory.py --python ENV/bin/python` with those packages in ENV.",
         "",
-        *table(
-            ["run", "what", "allocated GiB", "error", "reserved GiB", "error", ""],
-            [[row[0], about[row[0]], *row[1:]] for row in error_rows(compared)],
-        ),
+        *table(head, promise_rows(summary(traced["rows"]))),
     ]
 
 
-def main() -> None:
-    result = load("memory.json")
-    rows = result["rows"]
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(result["versions"].items()))
+def page() -> str:
     lines = [
         "# Accuracy",
         "",
         "Generated by `python benchmarks/report.py` from `benchmarks/results`; do not edit.",
         "",
-        "Memory predicted by tracing (`--engine traced`) on a machine without a GPU, against "
-        "`torch.cuda.max_memory_allocated` and `max_memory_reserved` of the same jobs on one NVIDIA H200. "
-        "Nothing is fitted to these runs.",
+        "Memory predicted on a machine without a GPU, against `torch.cuda.max_memory_allocated` and "
+        "`max_memory_reserved` of the same jobs on one NVIDIA H200, and against what others published of theirs. "
+        "Nothing is fitted to these runs; only the ranges are made of their residuals.",
         "",
-        f"Result of commit `{result['commit']}`, traced with {versions}. To repeat: "
-        "`python benchmarks/memory.py --python ENV/bin/python` with those packages in ENV, then this program.",
-        "",
-        "## Promises",
-        "",
-        *table(["promise", "measured", ""], [[p, m, "kept" if ok else "**missed**"] for p, m, ok in summary(rows)]),
-        "## Predicted before measured",
-        "",
+        *promises_section(),
+        *plot_section(),
+        *memory_calls_section(),
+        *ranges_section(),
+        *peers_section(),
+        *public_section(),
+        *first_section(),
+        *against_traced_section(),
+        *later_section(),
+        *unsloth_section(),
+        *outside_section(),
+        *runs_section(),
+        *traced_only_section(),
     ]
-    later = [row for row in generated_rows() if row["measured"].get("completed") and row["predicted"]["completed"]]
-    stopped = [row for row in generated_rows() if not row["measured"].get("completed")]
-    compared = [comparison(row) for row in later]
-    if compared:
-        exact = sum(c["error"]["allocated_bytes"] == 0 for c in compared)
-        lines += [
-            f"{len(compared)} jobs drawn by `benchmarks/generate.py` from its seed, and unmodified scripts of "
-            "`examples/scripts`, predicted and committed before they ran. "
-            f"Allocated is exact to the byte in {exact} of {len(compared)}.",
-            "",
-            *(
-                [f"{len(stopped)} more ran out of memory: " + ", ".join(r["job"]["id"] for r in stopped), ""]
-                if stopped
-                else []
-            ),
-            *(
-                [
-                    "Predicted (`benchmarks/data/*_predictions.jsonl`) and not measured yet: "
-                    f"{', '.join(still_to_measure())}.",
-                    "",
-                ]
-                if still_to_measure()
-                else []
-            ),
-            *table(
-                ["run", "what", "allocated GiB", "error", "reserved GiB", "error", ""],
-                [[r[0], next(c["about"] for c in compared if c["id"] == r[0]), *r[1:]] for r in error_rows(compared)],
-            ),
-        ]
-    lines += unsloth_section()
-    lines += outside_section()
-    for kind in ("fixed length", "mixed lengths", "compiled"):
-        chosen = [row for row in rows if row["kind"] == kind]
-        head = ["run", "allocated GiB", "error", "reserved GiB", "error", ""]
-        lines += [f"## Measured runs: {kind}", "", *table(head, error_rows(chosen))]
-    lines += [
-        "## Short of memory",
-        "",
-        "Runs under a capacity: does the allocator, its retries included, complete?",
-        "",
-    ]
-    capped = [row for row in rows if row["kind"] == "capped"]
-    count = {(p, m): 0 for p in (True, False) for m in (True, False)}
-    for row in capped:
-        count[row["predicted"]["completed"], row["measured"]["completed"]] += 1
-    lines += table(
-        ["", "measured: completes", "measured: out of memory"],
-        [
-            ["predicted: completes", str(count[True, True]), str(count[True, False])],
-            ["predicted: out of memory", str(count[False, True]), str(count[False, False])],
-        ],
-    )
-    lines += table(
-        ["run", "least capacity predicted GiB", "measured between GiB"],
-        [
-            [
-                r["id"],
-                gib(r["predicted"]["smallest_capacity_bytes"]),
-                f"{gib(r['measured']['fails_bytes'])} and {gib(r['measured']['completes_bytes'])}",
-            ]
-            for r in rows
-            if r["kind"] == "bisected"
-        ],
-    )
-    lines += closed_section(table, comparison, error_rows)
-    (HERE.parent / "docs" / "accuracy.md").write_text("\n".join(lines).rstrip() + "\n")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def written() -> dict[Path, str]:
+    """Every file this program writes, and what into it."""
+    made = {DOCS / "accuracy.md": page()} | {DOCS / "img" / name: svg for name, svg in pictures().items()}
+    if (HERE / "results" / "speed.json").exists():
+        made[DOCS / "speed.md"] = speed_page()
+    return made
+
+
+def main() -> None:
+    (DOCS / "img").mkdir(exist_ok=True)
+    for path, content in written().items():
+        path.write_text(content)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ OUTPUT_AND_TRACING = {
     "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit",
 }  # fmt: skip
 TRACE = {
-    "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model",
+    "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model", "--reserve",
 }  # fmt: skip
 JOB = {
     "--model", "--id", "--task", "--method", "--stack", "--rank", "--alpha", "--dropout", "--targets", "--dora",
@@ -29,9 +29,9 @@ JOB = {
     "--no-gradient-checkpointing", "--attention", "--kernels", "--compile", "--no-compile", "--allocator",
     "--lengths", "--tokens", "--samples", "--data-lengths", "--epochs", "--packing", "--no-packing", "--gpu",
     "--gpus", "--nodes", "--capacity-bytes", "--reserve", "--parallel-data", "--layers", "--tensor", "--pipeline",
-    "--context", "--expert", "--offload", "--set", "--transformers-version", "--loss", "--optimizer-in-backward",
-    "--no-optimizer-in-backward", "--offload-activations", "--no-offload-activations", "--checkpoint-reentrant",
-    "--no-checkpoint-reentrant",
+    "--context", "--expert", "--offload", "--set", "--transformers-version", "--stack-version", "--loss",
+    "--optimizer-in-backward", "--no-optimizer-in-backward", "--offload-activations", "--no-offload-activations",
+    "--checkpoint-reentrant", "--no-checkpoint-reentrant",
 }  # fmt: skip
 
 

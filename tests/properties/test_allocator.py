@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, rounded_bytes
-from tunecast.predict.memory import peak, replay, smallest_capacity_bytes, timeline
+from tunecast.predict.memory import peak, smallest_capacity_bytes, timeline
+from tunecast.predict.replay import Replays, replay
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
+from tunecast.tape.program import program
 from tunecast.units import KIB, MIB
 
 NBYTES = st.one_of(
@@ -152,7 +154,7 @@ def test_the_smallest_capacity_completes_and_the_next_smaller_does_not(
     steps: Steps, how: AllocatorSettings, expandable: bool
 ) -> None:
     how = replace(how, expandable_segments=expandable)
-    capacity = smallest_capacity_bytes(tape(steps), how)
+    capacity = smallest_capacity_bytes(Replays(program(tape(steps)), how))
     tight = replay(tape(steps), how, capacity)
     assert tight.completed
     assert max(phase.reserved_bytes for phase in tight.peaks) < capacity + (

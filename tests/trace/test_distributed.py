@@ -18,7 +18,7 @@ import pytest
 from tunecast.cli.accelerate import accelerate_config
 from tunecast.errors import TunecastError
 from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.memory import replay
+from tunecast.predict.replay import replay
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Alloc, Begin, Event, Free, Op, Phase, Role, Tape

@@ -15,8 +15,9 @@ import pytest
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Tape
+from tunecast.tape.trace.limits import Limits
 from tunecast.tape.trace.request import Answer
-from tunecast.tape.trace.run import Limits, trace_script
+from tunecast.tape.trace.run import trace_script
 
 SCRIPTS = Path(__file__).parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))

@@ -53,7 +53,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         return code, out, err
 
     monkeypatch.setattr(predict.engines, "predicted", predicted)
-    monkeypatch.setattr(predict, "tracing_python", lambda given: "python")
+    monkeypatch.setattr(predict, "python_of", lambda given: "python")
     monkeypatch.chdir(tmp_path)
     return run
 
@@ -330,7 +330,7 @@ def test_no_interpreter_with_torch_is_said_once(shell: Any, monkeypatch: pytest.
     def nowhere(given: object) -> str:
         raise NotResolved("no torch. To fix: pip install 'tunecast[trace]'")
 
-    monkeypatch.setattr(predict, "tracing_python", nowhere)
+    monkeypatch.setattr(predict, "python_of", nowhere)
     code, out, err = shell("predict", "gpt2", "qwen2.5-0.5b", "--json", "--engine", "traced")
     assert (code, out) == (5, "")
     assert err.count("To fix") == 1

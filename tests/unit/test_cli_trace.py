@@ -169,6 +169,19 @@ def test_capacity_decides_the_exit_code(shell: Any) -> None:
     assert "train.py:7" in out
 
 
+def test_what_others_hold_is_taken_off_the_card(shell: Any, asked: dict[str, Any]) -> None:
+    capacity = json.loads(shell("--json", "--", "train.py")[1])["capacity_bytes"]
+    said = json.loads(shell("--json", "--reserve", "2GiB", "--", "train.py")[1])
+    assert said["capacity_bytes"] == capacity - 2 * 2**30
+    assert "others hold 2.00 GiB of the card (--reserve)" in said["assumptions"]
+    asked.clear()
+    code, _, err = shell("--reserve", "2GiB", "--capacity", "8", "--", "train.py")
+    assert code == 2 and "--reserve: got a size with --capacity" in err
+    assert not asked, "refused before anything is traced"
+    code, _, err = shell("--reserve", "2G", "--", "train.py")
+    assert code == 2 and "allowed: a size such as 2GiB or 2GB" in err
+
+
 @pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
 def test_the_allocators_configuration_is_taken_from_the_environment(shell: Any, name: str) -> None:
     os.environ[name] = "expandable_segments:True"

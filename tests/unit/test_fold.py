@@ -8,9 +8,11 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.memory import BEGIN, FREE, Program, at_peak, peak, program, program_of, replay
+from tunecast.predict.memory import peak
+from tunecast.predict.replay import at_peak, replay
 from tunecast.tape.build.short import build_job, fold_job
 from tunecast.tape.card import Card
+from tunecast.tape.program import program
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 9,
@@ -26,19 +28,9 @@ JOBS: dict[str, dict[str, Any]] = {
     "lengths": {"method": "lora", "lengths": [256, 128, 200, 128, 256, 96, 64]},
     "one-length-twice": {"method": "lora", "lengths": [256, 128, 128, 128, 256, 96, 96, 96]},
     "adafactor": {"method": "full", "optimizer": "adafactor", "autocast": None},
+    "compiled": {"method": "lora", "compile": True, "gradient_checkpointing": True},
     "adamw_8bit": {"method": "full", "optimizer": "adamw_8bit", "autocast": None},
 }
-
-
-def numbered(rows: Program) -> list[tuple[int, int]]:
-    """Blocks by the order they come to life, marks without their place."""
-    numbers: dict[int, int] = {}
-    out = []
-    for block, size in zip(rows.blocks, rows.sizes, strict=True):
-        if size >= 0:
-            numbers[block] = len(numbers)
-        out.append((numbers[block] if size >= FREE else 0, size))
-    return out
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -48,12 +40,8 @@ def test_folded_is_written_out(name: str, layers: int) -> None:
     job, config = job_from_dict(values), CONFIG | {"num_hidden_layers": layers}
     folded = fold_job(job, config, Card())
     tape = build_job(job, config, Card())
-    short, whole = program_of(folded.columns, folded.repeats), program(tape)
-    assert numbered(short) == numbered(whole)
-    begins = [
-        [rows.begins[b] for b, s in zip(rows.blocks, rows.sizes, strict=True) if s == BEGIN] for rows in (short, whole)
-    ]
-    assert begins[0] == begins[1]
+    short, whole = folded.program, program(tape)
+    assert list(short.written_out()) == list(whole.written_out())
     for settings in (AllocatorSettings(), AllocatorSettings(expandable_segments=True)):
         one, two = replay(short, settings), replay(whole, settings)
         assert (one.reserved_bytes, one.allocated_bytes, one.model_bytes) == (

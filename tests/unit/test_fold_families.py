@@ -10,10 +10,10 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
-from tunecast.predict.memory import FREE, program, program_of
 from tunecast.tape.build.run import build
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
+from tunecast.tape.program import program
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import steps_of, steps_to_trace, with_layers
 
@@ -54,16 +54,6 @@ def stretched(config: dict[str, Any], layers: int) -> dict[str, Any]:
     return longer
 
 
-def numbered(blocks: list[int], sizes: list[int]) -> list[tuple[int, int]]:
-    numbers: dict[int, int] = {}
-    out = []
-    for block, size in zip(blocks, sizes, strict=True):
-        if size >= 0:
-            numbers[block] = len(numbers)
-        out.append((numbers[block] if size >= FREE else 0, size))
-    return out
-
-
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_folded_is_built(model_type: str, way: str) -> None:
@@ -77,8 +67,7 @@ def test_folded_is_built(model_type: str, way: str) -> None:
         tape = scheduled(build(job, config, lengths, Card()), order)
     except NotRepeatable:
         tape = scheduled(build(job, config, steps_of(job), Card()), range(len(steps_of(job))))
-    short, whole = program_of(folded.columns, folded.repeats), program(tape)
-    ours, theirs = numbered(short.blocks, short.sizes), numbered(whole.blocks, whole.sizes)
+    ours, theirs = list(folded.program.written_out()), list(program(tape).written_out())
     differ = next((row for row, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), None)
     assert differ is None, f"row {differ} of {len(theirs)}: folded {ours[differ]}, built {theirs[differ]}"
     assert len(ours) == len(theirs)

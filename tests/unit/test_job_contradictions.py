@@ -62,6 +62,20 @@ def test_how_to_quantise_needs_something_to_quantise():
     ("fields", "blamed"),
     [
         ({"method": "qlora", "quantization": {"format": "int8", "double_quant": True}}, "quantization.double_quant"),
+        (
+            {"method": "qlora", "weights_dtype": "float16", "quantization": {"format": "gptq", "double_quant": True}},
+            "quantization.double_quant",
+        ),
+        (
+            {
+                "method": "qlora",
+                "weights_dtype": "float16",
+                "quantization": {"format": "gptq"},
+                "lora": {"dora": True},
+            },
+            "lora.dora",
+        ),
+        ({"method": "qlora", "weights_dtype": "float32", "quantization": {"format": "gptq"}}, "weights_dtype"),
         ({"method": "qlora", "matmul_dtype": "float8"}, "matmul_dtype"),
         ({"attention": "flash_attention_2", "weights_dtype": "float32", "autocast": None}, "attention"),
         ({"weights_dtype": "float16", "autocast": "float16"}, "weights_dtype"),

@@ -111,7 +111,7 @@ def test_many_jobs_go_on_after_a_bad_one(tmp_path):
         },
     }
     assert b.exit_code == 2
-    assert isinstance(broken, JobError) and broken.id is None and f"{path} line 4: line 1, column 2" in broken.message
+    assert isinstance(broken, JobError) and broken.id is None and f"{path} line 4, column 2: not JSON" in broken.message
     assert isinstance(listed, JobError) and listed.field == "job"
 
 
@@ -120,7 +120,7 @@ def test_json_lines_are_read_as_they_are_asked_for(tmp_path, monkeypatch):
     jobs = read_jobs(path)
     next(jobs)
     # what is asked for later has not been read yet
-    monkeypatch.setattr("tunecast.job.readers.jsonlines.parsed", lambda *_: {"model": "other"})
+    monkeypatch.setattr("tunecast.job.readers.jsonlines.parsed", lambda *_, **__: {"model": "other"})
     job = next(jobs)
     assert isinstance(job, Job) and job.model == "other"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.memory import AtPeak, at_peak, program, replay
-from tunecast.predict.phases import phase_peaks
+from tunecast.predict.replay import AtPeak, at_peak, phase_peaks, replay
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase, Role, Tape
+from tunecast.tape.program import program
 from tunecast.units import MIB
 
 SETTINGS = AllocatorSettings()

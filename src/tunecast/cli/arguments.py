@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from tunecast.errors import UsageError, nearest
-from tunecast.tape.trace.run import Limits
-from tunecast.units import GIB
+from tunecast.tape.trace.limits import Limits
+from tunecast.units import GIB, bytes_from
 
 
 class Parser(argparse.ArgumentParser):
@@ -65,6 +65,14 @@ def count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 100_000:
         raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number from 1 to 100000")
     return int(text)
+
+
+def size(text: str) -> int:
+    """`2GiB`; 0 for none."""
+    nbytes = 0 if text == "0" else bytes_from(text[:64])
+    if nbytes is None:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a size such as 2GiB or 2GB")
+    return nbytes
 
 
 def add_tracing_flags(parser: argparse.ArgumentParser) -> None:

@@ -74,7 +74,8 @@ def help_text() -> str:
         "  tunecast --version        the version",
         "",
         "Exit codes: 0 done and it fits, 1 internal error, 2 wrong usage, 3 it does not fit, 4 over the budget or the",
-        "deadline, 5 a model, file or configuration could not be resolved. Results go to stdout, the rest to stderr.",
+        "deadline, 5 a model, file or configuration could not be resolved, or tracing reached its time or memory",
+        "limit. Results go to stdout, the rest to stderr.",
     ]
     return "\n".join(lines)
 

@@ -31,8 +31,7 @@ from tunecast.report.figures import LeastCard
 from tunecast.report.outside import outside_text
 from tunecast.report.text import Terminal, report
 from tunecast.report.traced import card_figures
-from tunecast.tape.trace.interpreter import tracing_python
-from tunecast.tape.trace.run import Limits
+from tunecast.tape.trace.limits import Limits
 
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
@@ -99,7 +98,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
     how = How(
         arguments.engine,
-        tracing_python(arguments.python)
+        python_of(arguments.python)
         if arguments.engine == "traced" and any(isinstance(job, Job) for job in jobs)
         else "",
         arguments.exact,
@@ -113,6 +112,13 @@ def run(argv: Sequence[str]) -> int:
         len(jobs),
     )
     return worst(answer(job, number, how) for number, job in enumerate(jobs, start=1))
+
+
+def python_of(given: str | None) -> str:
+    """Looked for only where something is traced: what it takes to look costs as much as a prediction."""
+    from tunecast.tape.trace.interpreter import tracing_python
+
+    return tracing_python(given)
 
 
 def jobs_of(sources: Iterable[str], overrides: Mapping[str, object]) -> list[Job | JobError]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tunecast.cli.accelerate import accelerate_config
-from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number
+from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number, size
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.launchers import Launch, launch_from, with_accelerate
 from tunecast.cli.main import DEBUG
@@ -24,7 +24,7 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
-from tunecast.predict.modelled import card_of
+from tunecast.predict.modelled import card_of, others_hold
 from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
 from tunecast.report.figures import Figures, grouped_blocks
 from tunecast.report.text import report
@@ -76,6 +76,9 @@ def parser() -> Parser:
         help="pretend that the card has this much for the allocator",
     )  # fmt: skip
     made.add_argument(
+        "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"
+    )
+    made.add_argument(
         "--model", metavar="NAME=CONFIG", action="append", default=[],
         help="what the script loads as NAME has this config.json, bundled model or Hub id",
     )  # fmt: skip
@@ -98,6 +101,9 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser().read(options)
     for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
         require_writable(flag, name)
+    if arguments.capacity is not None and arguments.reserve:
+        told = "got a size with --capacity, which already says what is left for the allocator; allowed: one of them"
+        raise UsageError(f"--reserve: {told}", field="--reserve")
     launch = launch_with(launch_from(command), arguments)
     gpu = gpu_named(arguments.gpu or DEFAULT_GPU)
     configured = allocator_from_environment(arguments)
@@ -196,7 +202,7 @@ def held_of(tape: Tape, gpu: Gpu, arguments: argparse.Namespace, configured: All
             oldest_segment_first=settings.oldest_segment_first,
             capacity_is_physical=settings.capacity_is_physical,
         )
-    return on_card(tape, gpu, settings, capacity_bytes)
+    return on_card(tape, gpu, settings, capacity_bytes, arguments.reserve)
 
 
 def allocator_from_environment(arguments: argparse.Namespace) -> AllocatorSettings | None:
@@ -215,6 +221,8 @@ def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace
     world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
     if world > 1:
         told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")
+    if arguments.reserve:
+        told.append(others_hold(arguments.reserve))
     if arguments.gpu is None:
         told.append(f"no --gpu was named: the {DEFAULT_GPU} is pretended")
     if arguments.allocator is None and (conf := alloc_conf()):

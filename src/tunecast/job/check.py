@@ -102,9 +102,27 @@ def quantised_means_qlora(v: Values) -> str | None:
 
 @rule("quantization.double_quant", "quantization.format")
 def double_quant_is_four_bit(v: Values) -> str | None:
-    if v["quantization.double_quant"] and v["quantization.format"] == "int8":
-        return "got true with format int8, which has no scales to quantise; allowed: with nf4 or fp4; nearest: false"
+    if v["quantization.double_quant"] and v["quantization.format"] in ("int8", "gptq"):
+        got = f"got true with format {v['quantization.format']}, whose scales stay as they are"
+        return f"{got}; allowed: with nf4 or fp4; nearest: false"
     return None
+
+
+@rule("lora.dora", "quantization.format")
+def gptq_takes_plain_adapters(v: Values) -> str | None:
+    """peft/tuners/lora/gptq.py: "GPTQLoraLinear does not support DoRA yet, please set it to False"."""
+    if v["lora.dora"] and v["quantization.format"] == "gptq":
+        return "got true with weights in gptq, which PEFT refuses; allowed: with nf4, fp4, int8 or null; nearest: false"
+    return None
+
+
+@rule("weights_dtype", "quantization.format")
+def gptq_computes_in_16_bits(v: Values) -> str | None:
+    """gptqmodel/nn_modules/qlinear/torch.py, `SUPPORTS_DTYPES`."""
+    if v["quantization.format"] != "gptq" or v["weights_dtype"] != "float32":
+        return None
+    got = "got float32 with weights in gptq, whose layers compute in 16 bits"
+    return f"{got}; allowed: float16 or bfloat16; nearest: float16"
 
 
 @rule("matmul_dtype", "quantization.format", "method")

@@ -16,7 +16,7 @@ from typing import Any
 from tunecast.job.check import changed, contradictions, settled
 from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
 from tunecast.job.knob import Knob, Problem, raise_if_any, shown
-from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, STACKS, TASKS
+from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, OWN_OPTIMIZERS, STACKS, TASKS
 from tunecast.job.sections import Data, Hardware, Lora, Parallel, Quantization
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "all_knobs", "sections"]
@@ -51,6 +51,13 @@ class Job(Section):
         None,
         OURS,
         "release of transformers whose code runs, such as 4.48; null: the one in VERSIONS",
+        nullable=True,
+    )
+    stack_version: str | None = field(
+        "text",
+        None,
+        OURS,
+        "release of the stack's own package, such as torchtune's 0.4; null: the newest that is written down",
         nullable=True,
     )
     lora: Lora = dataclasses.field(
@@ -90,8 +97,8 @@ class Job(Section):
         "choice",
         "adamw_torch_fused",
         transformers("TrainingArguments.optim", "adamw_torch_fused"),
-        "transformers' `optim`; its default holds from torch 2.8 on",
-        choices=OPTIMIZERS,
+        "transformers' `optim`, or muon; its default holds from torch 2.8 on",
+        choices=(*OPTIMIZERS, *OWN_OPTIMIZERS),
         aka=("optim",),
     )
     optimizer_in_backward: bool = field(

@@ -62,3 +62,5 @@ OPTIMIZERS = (
     "apollo_adamw_layerwise",
     "stable_adamw",
 )
+OWN_OPTIMIZERS = ("muon",)
+"""What transformers has no `optim` name for. muon: torch.optim.Muon for the matrices, AdamW for the rest."""

@@ -101,7 +101,7 @@ class Quantization(Section):
             "PEFT's quantization guide calls prepare_model_for_kbit_training, TRL's SFTTrainer does not",
             True,
         ),
-        "prepare_model_for_kbit_training was called: what is not quantised becomes float32",
+        "prepare_model_for_kbit_training was called: what is not quantised becomes float32; with gptq it casts nothing",
     )
 
     def __post_init__(self) -> None:

@@ -20,16 +20,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 
 from tunecast.errors import UsageError, nearest
 from tunecast.predict.expandable import ADDRESS_BITS, ADDRESS_MASK, ExpandableSegments, Pool
+from tunecast.tape.program import FREE, SMALL_BYTES
 from tunecast.units import MIB
 
 MIN_BLOCK_BYTES = 512
-SMALL_BYTES = MIB
-"""The largest request served from the small pool (kSmallSize)."""
 SMALL_SEGMENT_BYTES = 2 * MIB
 MIN_LARGE_BYTES = 10 * MIB
 """Requests below share segments of `large_segment_bytes` (kMinLargeAlloc)."""
@@ -197,6 +198,16 @@ def segment_bytes(block_bytes: int, large_segment_bytes: int = 20 * MIB) -> int:
     return -(-block_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
 
 
+class WouldFree(Exception):
+    """See `CachingAllocator.without_freeing`."""
+
+
+Place = tuple[int, int, Pool | None]
+"""Address, size and pool of a live block."""
+
+
+
+
 class CachingAllocator:
     """One device's allocator. Current and peak bytes are torch.cuda's memory_allocated, max_memory_reserved, ..."""
 
@@ -207,6 +218,8 @@ class CachingAllocator:
         self.peak_reserved_bytes = 0
         self.retries = 0
         """memory_stats()["num_alloc_retries"]: how often all cached blocks were freed to make room."""
+        self.growths = 0
+        """How often the driver gave a segment, or pages."""
         self._settings = settings
         self._divisions = settings.roundup_power2_divisions
         by_page = settings.expandable_segments and settings.capacity_is_physical
@@ -223,7 +236,7 @@ class CachingAllocator:
         self._rounding = settings.large_segment_bytes if rounding is None else rounding
         self._small: dict[int, Pool] = {}
         self._large: dict[int, Pool] = {}
-        self._live: dict[int, tuple[int, int, Pool | None]] = {}
+        self._live: dict[int, Place] = {}
         self._segments: dict[int, int] = {}
         """Size of the segment that cudaMalloc put at an address."""
         self._next_address = ADDRESS_MASK >> 1
@@ -232,63 +245,84 @@ class CachingAllocator:
             and settings.garbage_collection_threshold > 0
             and not settings.capacity_is_physical
         )
+        self._may_free = True
         self._searches = 0
         """Of large pools; a cached block's age is counted in them."""
         self._cached_since: dict[int, int] = {}
 
     def malloc(self, block: int, nbytes: int, stream: int = 0) -> int:
         """Allocate; the bytes it adds to `allocated_bytes`. Raises OutOfMemory, and then nothing is allocated."""
-        if nbytes <= 0:  # NativeCachingAllocator::allocate asks for no block
-            self._live[block] = (0, 0, None)
-            return 0
-        divisions = self._divisions
-        size = rounded_bytes(nbytes, divisions) if divisions else (nbytes + 511) & -512
-        pools = self._small if size <= SMALL_BYTES else self._large
-        pool = pools.get(stream) or self._pool(pools, stream)
-        keys = pool.keys
-        if self._collects and not pool.is_small:
-            self._searches += 1
-        at = bisect_left(keys, size << ADDRESS_BITS)
-        if at < len(keys):
-            if self._expandable:
-                at = self._expandable.best_fit(pool, at)
-            found = keys[at] >> ADDRESS_BITS
-            # An oversize block serves no small request, and an oversize request no much larger block
-            # (get_free_block, 3187-3194).
-            if found >= self._max_split and (size < self._max_split or found >= size + self._rounding):
-                at = len(keys)
-        if at < len(keys):
-            address = keys.pop(at) & ADDRESS_MASK
-            end = address + found
-            del pool.sizes[address]
-            del pool.starts[end]
-        else:
-            address, found = self._new_block(pool, nbytes, size)
-            end = address + found
-        # should_split, 3110-3128; the block keeps the front (alloc_found_block, 1658-1674).
-        rest = found - size
-        if rest > pool.unsplit_rest and size < pool.max_split:
-            start = end - rest
-            pool.sizes[start] = rest
-            pool.starts[end] = start
-            insort(keys, rest << ADDRESS_BITS | start)
-        else:
-            size = found
-        self._live[block] = (address, size, pool)
-        self.allocated_bytes = allocated = self.allocated_bytes + size
-        if allocated > self.peak_allocated_bytes:
-            self.peak_allocated_bytes = allocated
-        return size
+        given: list[int] = []
+        self.play((block,), (nbytes,), (stream,), given)
+        return given[0]
 
     def free(self, block: int) -> int:
-        """Free; the bytes it takes from `allocated_bytes`. The memory stays reserved (free_block, 2964-3038)."""
-        address, size, pool = self._live.pop(block)
-        if pool is not None:
-            self.allocated_bytes -= size
-            address = pool.add(address, size)
-            if self._collects and not pool.is_small:
-                self._cached_since[address] = self._searches
+        """Free; the bytes it takes from `allocated_bytes`. The memory stays reserved."""
+        size = self._live[block][1]
+        self.play((block,), (FREE,), (0,), [])
         return size
+
+    def play(self, blocks: Iterable[int], sizes: Iterable[int], streams: Iterable[int], given: list[int]) -> None:
+        """Rows of a program: requests and frees (FREE), one after the other; other marks are passed over.
+
+        What each request is given is added to `given`. Raises OutOfMemory where one finds no room.
+        """
+        live, divisions, expandable, collects = self._live, self._divisions, self._expandable, self._collects
+        smalls, larges, oversize = self._small, self._large, self._max_split
+        allocated, peak = self.allocated_bytes, self.peak_allocated_bytes
+        try:
+            for block, nbytes, stream in zip(blocks, sizes, streams, strict=False):
+                if nbytes > 0:
+                    size = rounded_bytes(nbytes, divisions) if divisions else (nbytes + 511) & -512
+                    pools = smalls if size <= SMALL_BYTES else larges
+                    pool = pools.get(stream) or self._pool(pools, stream)
+                    keys = pool.keys
+                    if collects and not pool.is_small:
+                        self._searches += 1
+                    at = bisect_left(keys, size << ADDRESS_BITS)
+                    if at < len(keys):
+                        if expandable:
+                            at = expandable.best_fit(pool, at)
+                        found = keys[at] >> ADDRESS_BITS
+                        # An oversize block serves no small request, and an oversize request no much larger block
+                        # (get_free_block, 3187-3194).
+                        if found >= oversize and (size < oversize or found >= size + self._rounding):
+                            at = len(keys)
+                    if at < len(keys):
+                        address = keys.pop(at) & ADDRESS_MASK
+                        end = address + found
+                        del pool.sizes[address]
+                        del pool.starts[end]
+                    else:
+                        self.allocated_bytes = allocated
+                        address, found = self._new_block(pool, nbytes, size)
+                        end = address + found
+                    # should_split, 3110-3128; the block keeps the front (alloc_found_block, 1658-1674).
+                    rest = found - size
+                    if rest > pool.unsplit_rest and size < pool.max_split:
+                        start = end - rest
+                        pool.sizes[start] = rest
+                        pool.starts[end] = start
+                        insort(keys, rest << ADDRESS_BITS | start)
+                    else:
+                        size = found
+                    live[block] = (address, size, pool)
+                    given.append(size)
+                    allocated += size
+                    if allocated > peak:
+                        peak = allocated
+                elif nbytes == FREE:  # free_block, 2964-3038
+                    address, size, owner = live.pop(block)
+                    if owner is not None:
+                        allocated -= size
+                        address = owner.add(address, size)
+                        if collects and not owner.is_small:
+                            self._cached_since[address] = self._searches
+                elif not nbytes:  # NativeCachingAllocator::allocate asks for no block
+                    live[block] = (0, 0, None)
+                    given.append(0)
+        finally:
+            self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
 
     def empty_cache(self) -> None:
         """Give back every free segment and page, large pools first (release_cached_blocks, 3443-3457)."""
@@ -306,16 +340,64 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
-    def state(self, blocks: Iterable[int]) -> tuple[object, ...]:
-        """All that decides what comes next, but for where live blocks lie; of those, the given ones."""
-        pools = [(key, tuple(pool.keys)) for kind in (self._small, self._large) for key, pool in sorted(kind.items())]
-        pages = self._expandable.state() if self._expandable else ()
-        places = [self._live[block][:2] for block in blocks if block in self._live]
-        return self.reserved_bytes, self.allocated_bytes, pages, *pools, *places
+    def copied(self, capacity_bytes: int) -> CachingAllocator:
+        """One that stands as this one and has a capacity, which must not have bound so far."""
+        other = copy(self)
+        other._limit = capacity_bytes
+        pools = {id(pool): pool.copied() for kind in (self._small, self._large) for pool in kind.values()}
+        other._small = {stream: pools[id(pool)] for stream, pool in self._small.items()}
+        other._large = {stream: pools[id(pool)] for stream, pool in self._large.items()}
+        other._live = {
+            block: (address, size, pool and pools[id(pool)]) for block, (address, size, pool) in self._live.items()
+        }
+        other._segments = dict(self._segments)
+        return other
+
+    def large_pool(self) -> Pool:
+        """Of the first stream."""
+        return self._large.get(0) or self._pool(self._large, 0)
+
+    def rename(self, names: Iterable[tuple[int, int]]) -> None:
+        """Live blocks go by other numbers from now on."""
+        for place, block in [(self._live.pop(old), new) for old, new in names]:
+            self._live[block] = place
 
     def place(self, block: int) -> tuple[int, int]:
         """Address and size of a live block."""
         return self._live[block][:2]
+
+    def large_places(self, blocks: Iterable[int]) -> dict[int, Place]:
+        """Those of the live blocks that lie in large pools."""
+        places = ((block, self._live[block]) for block in blocks)
+        return {block: place for block, place in places if place[2] is not None and not place[2].is_small}
+
+    def settle(self, born: Mapping[int, Place], died: Iterable[int]) -> None:
+        """Blocks live and die without anything else being touched: for what is known to happen again."""
+        for block in died:
+            self.allocated_bytes -= self._live.pop(block)[1]
+        for block, place in born.items():
+            self._live[block] = place
+            self.allocated_bytes += place[1]
+
+    @contextmanager
+    def without_freeing(self) -> Iterator[None]:
+        """Where room could only be made by giving back cached segments, `WouldFree`, and all is as it was before."""
+        if self._limit == UNLIMITED:
+            yield
+            return
+        small = self._small.get(0) or self._pool(self._small, 0)
+        kept = (dict(self._live), dict(self._segments), small.keys[:], dict(small.sizes), dict(small.starts))
+        counts = (self.allocated_bytes, self.reserved_bytes, self._next_address)
+        self._may_free = False
+        try:
+            yield
+        except WouldFree:
+            self._live, self._segments, small.keys, small.sizes, small.starts = kept
+            self.allocated_bytes, self.reserved_bytes, self._next_address = counts
+            self.reset_peaks()
+            raise
+        finally:
+            self._may_free = True
 
     def _pool(self, pools: dict[int, Pool], stream: int) -> Pool:
         is_small = pools is self._small
@@ -332,6 +414,8 @@ class CachingAllocator:
         if self._collects:
             self._collect_garbage()
         found = self._try_new_block(pool, size, segment)
+        if found is None and not self._may_free:
+            raise WouldFree
         if found is None and self._free_oversize(pool, size):
             found = self._try_new_block(pool, size, segment)
         if found is None:
@@ -359,6 +443,7 @@ class CachingAllocator:
             self._segments[address] = segment
             self.reserved_bytes += segment
             found = address, segment
+        self.growths += 1
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
         return found

@@ -15,8 +15,9 @@ def analytic(job: Job) -> Predicted:
     require_modelled(job)
     gpu = gpu_named(job.hardware.gpu)
     model = resolve_model(job.model)
-    held = job_on_card(job, gpu, fold_job(with_few_micro_batches(job), model.raw, card_of(gpu)))
-    assumptions = [f"architecture from {model.source}", *job_assumptions(job)]
+    short = with_few_micro_batches(job)
+    held = job_on_card(job, gpu, fold_job(short, model.raw, card_of(gpu)))
+    assumptions = [f"architecture from {model.source}", *job_assumptions(job, short)]
 
     def said() -> Prediction:
         return prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 
 from tunecast.units import MIB
 
-ADDRESS_BITS = 50
+ADDRESS_BITS = 60
 ADDRESS_MASK = (1 << ADDRESS_BITS) - 1
 
 SMALL_PAGE_BYTES = 2 * MIB
@@ -62,6 +62,17 @@ class Pool:
         starts[end] = address
         insort(keys, size << ADDRESS_BITS | address)
         return address
+
+    def put(self, address: int, size: int) -> None:
+        """A free block that touches no other."""
+        self.sizes[address] = size
+        self.starts[address + size] = address
+        insort(self.keys, size << ADDRESS_BITS | address)
+
+    def copied(self) -> Pool:
+        other = Pool(self.is_small, self.unsplit_rest, self.max_split)
+        other.keys, other.sizes, other.starts = self.keys[:], dict(self.sizes), dict(self.starts)
+        return other
 
     def take(self, address: int, size: int) -> None:
         del self.keys[bisect_left(self.keys, size << ADDRESS_BITS | address)]

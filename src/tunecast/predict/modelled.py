@@ -91,6 +91,12 @@ def _only(read: Callable[[Job], object], *allowed: object) -> Callable[[Job], st
     return rule
 
 
+def _elsewhere_only(read: Callable[[Job], object], *allowed: object) -> Callable[[Job], str | None]:
+    """The same of stacks other than transformers, whose recipe does them all."""
+    refused = _only(read, *allowed)
+    return lambda job: None if job.stack == "transformers" else refused(job)
+
+
 def _adapter_dtype(job: Job) -> str | None:
     """PEFT either casts adapters to float32 or leaves them in the dtype of the weights they adapt."""
     if job.method == "full" or job.lora.adapter_dtype in ("float32", job.weights_dtype) or job.stack != "transformers":
@@ -105,27 +111,41 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
 }
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "stack": _stack,
-    "matmul_dtype": _only(lambda job: job.matmul_dtype, None),
+    "matmul_dtype": _elsewhere_only(lambda job: job.matmul_dtype, None),
     "kernels": _only(lambda job: job.kernels, (), ("liger",)),
-    "loss": _only(lambda job: job.loss, None, "full"),
+    "loss": _elsewhere_only(lambda job: job.loss, None, "full"),
     "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),
     "offload_activations": _only(lambda job: job.offload_activations, False),
-    "checkpoint_reentrant": _only(lambda job: job.checkpoint_reentrant, None, False),
     "transformers_version": _only(lambda job: job.transformers_version, None),
+    "stack_version": _only(lambda job: job.stack_version, None),
     "quantization.format": _only(lambda job: job.quantization.format, None, "nf4", "fp4", "int8"),
 }
 
 
-def job_assumptions(job: Job) -> list[str]:
-    """What the traced run takes for granted about this job, beyond what the tape itself says."""
+def job_assumptions(job: Job, followed: Job) -> list[str]:
+    """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
+    as many micro-batches as its tape has."""
     told = [f"the figures are the most of {max(6, len(job.lengths or ()))} optimizer steps, from an empty cache on"]
     if job.hardware.reserve_bytes:
-        told.append(f"others hold {gib(job.hardware.reserve_bytes)} of the card (--reserve)")
+        told.append(others_hold(job.hardware.reserve_bytes))
+    if followed.grad_accum < job.grad_accum:
+        told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step repeat those before")
     if job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
         told.append("the loss scaler's own few hundred bytes are left out")
+    if job.optimizer.startswith(("galore", "apollo")):
+        told.append("optim_target_modules: every linear layer but the head; rank 128")
+    if job.matmul_dtype is not None:
+        scales = "one scale a tensor" if job.matmul_dtype == "float8" else "NVFP4"
+        told.append(f"{job.matmul_dtype}: torchao's linear layers ({scales}), all but the first and the last")
+    if job.loss == "chunked" and job.stack == "transformers":
+        told.append("chunked loss: the fused head of TRL 1.16, with no label masked out")
     return told
+
+
+def others_hold(reserve_bytes: int) -> str:
+    return f"others hold {gib(reserve_bytes)} of the card (--reserve)"
 
 
 def card_of(gpu: Gpu) -> Card:

@@ -125,6 +125,7 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
     It is built unquantised, for a packed weight has lost its shape; then every linear layer but the head is packed.
     """
     from tunecast.tape.build.adapters import insert_adapters
+    from tunecast.tape.build.gptq import packed_bytes
     from tunecast.tape.build.modules import Buffer, Linear
     from tunecast.tape.build.stacks.transformers import load
     from tunecast.tape.build.tensor import DTYPES, Machine
@@ -141,7 +142,7 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
         insert_adapters(plain, model)
     parameters: dict[int, Parameter] = {}
     buffers: dict[int, int] = {}
-    upcast = packed_as is not None and job.quantization.prepare_kbit
+    upcast = packed_as not in (None, "gptq") and job.quantization.prepare_kbit
     for module in model.modules():
         for name, tensor in module.own.items():
             if isinstance(tensor, Buffer):
@@ -149,7 +150,9 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
                 continue
             path = f"base_model.model.{module.path}.{name}" if adapted else f"{module.path}.{name}"
             p = Parameter(path, tensor.shape, tensor.dtype.name, not adapted)
-            if id(tensor) in packed and packed_as is not None:
+            if id(tensor) in packed and packed_as == "gptq":  # the file has it packed; counted in 16-bit elements
+                p = p._replace(shape=(packed_bytes(*tensor.shape) // 2,))
+            elif id(tensor) in packed and packed_as is not None:
                 p = p._replace(dtype=packed_as)
             elif p.is_adapter:
                 p = p._replace(trainable=True, dtype="float32" if packed_as == "int8" else p.dtype)

@@ -17,41 +17,20 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
-from tunecast.predict.memory import (
-    AtPeak,
-    Peak,
-    Program,
-    Replay,
-    at_peak,
-    peak,
-    program,
-    program_of,
-    replay,
-    smallest_capacity_bytes,
-)
-from tunecast.predict.phases import phase_peaks
+from tunecast.predict.memory import Peak, peak, smallest_capacity_bytes
+from tunecast.predict.ranges import Basis, device_was_measured, range_of
+from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
+from tunecast.tape.program import Program
 from tunecast.units import MIB, gib
 
 SCHEMA = "tunecast.prediction/1"
 ALL_BLOCKS = 100_000
 """Of the peak: all of them, since a report shows alike ones together."""
 
-ALLOCATED_SPREAD_BYTES = 512
-RESERVED_SPREAD_BYTES = 2 * MIB
-"""Half the 80 % ranges of an exact tape on the card that was measured: one block, one small segment. Of 67 H200 runs 64
-lie within the first and 58 within the second (benchmarks/results/memory.json)."""
-UNMEASURED_FRACTION = 0.01
-"""Half the range on a card no run was measured on. Its kernels' workspaces follow their source code, unchecked: tens
-of MiB of a peak of some GiB."""
-GUESSED_FRACTION = 0.05
-"""Half the range around a tape with guesses: what the benchmark allows the runs it knows least about."""
-
 ALLOCATOR_OF_STACK: Mapping[str, str] = {"unsloth": "expandable_segments"}
 """Importing unsloth sets PYTORCH_ALLOC_CONF (unsloth/__init__.py of 2026.10.9), whatever the job says."""
-
-Range = tuple[int, int]
 
 
 class Context(NamedTuple):
@@ -90,7 +69,8 @@ class Memory:
     allocated_bytes: int
     reserved_bytes: int
     device_bytes: int
-    range_bytes: Mapping[str, Range]
+    range_bytes: Mapping[str, tuple[int, int]]
+    """80 %: `predict/ranges.py`."""
     peak_phase: str
     breakdown_bytes: Mapping[str, int]
 
@@ -143,7 +123,6 @@ class OnCard:
     """Everything the allocator's model says of one tape on one card. What takes long waits until it is asked for."""
 
     make_tape: Callable[[], Tape]
-    program: Program
     guesses: tuple[str, ...]
     assumptions: tuple[str, ...]
     versions: Mapping[str, str]
@@ -151,9 +130,19 @@ class OnCard:
     settings: AllocatorSettings
     context: Context
     capacity_bytes: int
-    unlimited: Replay
+    runs: Replays
     limited: Replay
     """With `capacity_bytes`."""
+    stack: str = "transformers"
+    """Whose training code the tape is of."""
+
+    @property
+    def program(self) -> Program:
+        return self.runs.rows
+
+    @property
+    def unlimited(self) -> Replay:
+        return self.runs.unlimited
 
     @property
     def fits(self) -> bool:
@@ -184,7 +173,7 @@ class OnCard:
 
     @cached_property
     def smallest_capacity_bytes(self) -> int:
-        return smallest_capacity_bytes(self.program, self.settings)
+        return smallest_capacity_bytes(self.runs)
 
 
 class Predicted:
@@ -221,6 +210,7 @@ def on_card(
     settings: AllocatorSettings,
     capacity_bytes: int | None = None,
     reserve_bytes: int = 0,
+    stack: str = "transformers",
 ) -> OnCard:
     """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator.
 
@@ -233,15 +223,9 @@ def on_card(
         told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = left_bytes if capacity_bytes is None else capacity_bytes
-    if isinstance(tape, Folded):
-        rows, make_tape = program_of(tape.columns, tape.repeats), tape.make_tape
-    else:
-        rows, make_tape = program(tape), lambda: tape
-    unlimited = replay(rows, settings)
-    bound = capacity < max(peak.reserved_bytes for peak in unlimited.peaks) or settings.needs_capacity
+    runs = Replays(rows_of(tape), settings)
     return OnCard(
-        make_tape=make_tape,
-        program=rows,
+        make_tape=tape.make_tape if isinstance(tape, Folded) else lambda: tape,
         guesses=tape.guesses,
         assumptions=tape.assumptions,
         versions=tape.versions,
@@ -249,8 +233,9 @@ def on_card(
         settings=settings,
         context=context,
         capacity_bytes=capacity,
-        unlimited=unlimited,
-        limited=replay(rows, settings, capacity) if bound else unlimited,
+        runs=runs,
+        limited=runs.within(capacity),
+        stack=stack,
     )
 
 
@@ -259,29 +244,25 @@ def memory_of(held: OnCard) -> Memory:
     breakdown = {role.value: nbytes for role, nbytes in held.at_peak.by_role.items()}
     breakdown["allocator"] = shown.reserved_bytes - held.at_peak.allocated_bytes
     breakdown["context"] = context.nbytes
-    allocated = _range(held.at_peak.allocated_bytes, ALLOCATED_SPREAD_BYTES, held)
-    reserved = _range(shown.reserved_bytes, RESERVED_SPREAD_BYTES, held)
+    device_bytes = shown.reserved_bytes + context.nbytes
+    basis = Basis(held.stack, context.measured, bool(held.guesses))
+    reserved = range_of(shown.reserved_bytes, "reserved", basis)
+    device = (reserved[0] + context.low_bytes, reserved[1] + context.high_bytes)
+    if device_was_measured(basis):
+        device = range_of(device_bytes, "device", basis)
     return Memory(
         model_bytes=shown.model_bytes,
         allocated_bytes=held.at_peak.allocated_bytes,
         reserved_bytes=shown.reserved_bytes,
-        device_bytes=shown.reserved_bytes + context.nbytes,
+        device_bytes=device_bytes,
         range_bytes={
-            "allocated": allocated,
+            "allocated": range_of(held.at_peak.allocated_bytes, "allocated", basis),
             "reserved": reserved,
-            "device": (reserved[0] + context.low_bytes, reserved[1] + context.high_bytes),
+            "device": device,
         },
         peak_phase=held.at_peak.phase.value,
         breakdown_bytes=breakdown,
     )
-
-
-def _range(nbytes: int, spread_bytes: int, held: OnCard) -> Range:
-    fraction = 0.0 if held.context.measured else UNMEASURED_FRACTION
-    if held.guesses:
-        fraction = GUESSED_FRACTION
-    half = max(spread_bytes, int(nbytes * fraction))
-    return max(0, nbytes - half), nbytes + half
 
 
 def prediction_of(
@@ -313,7 +294,7 @@ def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
-    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes)
+    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes, job.stack)
 
 
 def _versions(versions: Mapping[str, str], engine: str) -> list[str]:

@@ -10,7 +10,8 @@ from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
 from tunecast.tape.shorten import with_few_micro_batches
 from tunecast.tape.trace.engine import trace_job
 from tunecast.tape.trace.interpreter import tracing_python
-from tunecast.tape.trace.run import Limits, Progress
+from tunecast.tape.trace.limits import Limits
+from tunecast.tape.trace.run import Progress
 
 
 def traced(
@@ -29,7 +30,5 @@ def traced(
     short = job if exact else with_few_micro_batches(job)
     tape = trace_job(short, model.raw, card_of(gpu), exact=exact, python=interpreter, limits=limits, progress=progress)
     held = job_on_card(job, gpu, tape)
-    assumptions = [f"architecture from {model.source}", *job_assumptions(job)]
-    if short.grad_accum < job.grad_accum:
-        assumptions.append(f"the last {job.grad_accum - short.grad_accum} micro-batches of a step repeat those before")
+    assumptions = [f"architecture from {model.source}", *job_assumptions(job, short)]
     return Predicted(job, model, held, prediction_of(held, id=job.id, assumptions=assumptions, warnings=model.notes))

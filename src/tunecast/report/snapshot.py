@@ -18,8 +18,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from tunecast.predict.allocator import SMALL_BYTES, AllocatorSettings, CachingAllocator, OutOfMemory, rounded_bytes
+from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, rounded_bytes
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Tape
+from tunecast.tape.program import SMALL_BYTES
 from tunecast.units import MIB
 
 PROTOCOL = 4

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
 
-from tunecast.predict import memory
+from tunecast.predict import memory, replay
 from tunecast.predict.prediction import OnCard, Prediction
 from tunecast.report.figures import Figures, LeastCard, LiveBlock, PhasePeak
 from tunecast.report.moments import Band, Moment, Timeline
@@ -55,7 +54,7 @@ def _by_role(parts: Mapping[Role, int]) -> dict[str, int]:
     return {role.value: nbytes for role, nbytes in parts.items()}
 
 
-def _phase_peaks(peaks: Iterable[memory.PhasePeak], moments: Iterable[memory.AtPeak]) -> Iterable[PhasePeak]:
+def _phase_peaks(peaks: Iterable[replay.PhasePeak], moments: Iterable[replay.AtPeak]) -> Iterable[PhasePeak]:
     """Each phase at its highest moment; of steps that are equally high the first."""
     reserved = {(peak.phase, peak.step): peak.reserved_bytes for peak in peaks}
     for moment in moments:
@@ -76,14 +75,8 @@ def _stopped_by(held: OnCard, details: bool) -> LiveBlock | None:
     if end is None:
         return None
     op = (memory.op_before(held.tape, end.request) if details else None) or Op("")
-    role = held.program.roles[_block(held.program, end.request)].value
+    role = held.program.roles[end.block].value
     return LiveBlock(end.requested_bytes, role, op.module, op.name, op.source, end.phase.value, end.step)
-
-
-def _block(rows: memory.Program, request: int) -> int:
-    """The block of the how-manieth request."""
-    born = (block for block, size in zip(rows.blocks, rows.sizes, strict=True) if size >= 0)
-    return next(islice(born, request, None))
 
 
 def traced_timeline(tape: Tape, samples: Sequence[memory.Sample], peak_event: int) -> Timeline:

@@ -262,7 +262,7 @@ def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, cop
     out: list[Event] = []
     last_copied = head + period - 1
     for number, sweep in enumerate(sweeps):
-        for run, layer in _longer(sweep, head, period, copies):
+        for run, layer in longer(sweep, head, period, copies):
             shift = 0 if layer is None or run.layer is None else layer - run.layer
             for event in run.events:
                 if isinstance(event, Alloc):
@@ -281,7 +281,7 @@ def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, cop
     return out
 
 
-def _longer(sweep: Sweep, head: int, period: int, copies: int) -> Iterator[tuple[Run, int | None]]:
+def longer(sweep: Sweep, head: int, period: int, copies: int) -> Iterator[tuple[Run, int | None]]:
     """The runs of a sweep over `copies * period` more layers, each with the layer it now stands for."""
     if sweep.runs[0].layer is None:
         yield sweep.runs[0], None

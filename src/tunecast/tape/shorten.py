@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunecast.job.job import Job
 
@@ -14,10 +14,49 @@ STEPS = 6
 """The contract's run: six optimizer steps, or one a length when there are more."""
 MOST_MICRO_BATCHES = 4
 LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
-USUAL_PERIODS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4, "llama4_text": 4}
+USUAL_PERIODS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4, "llama4_text": 4, "smollm3": 4, "cohere2": 4}
 """Of architectures whose config.json may leave the kinds of layers out: the pattern their class then makes."""
-SPARSE_STEPS = ("interleave_moe_layer_step", "decoder_sparse_step")
-"""Every how many layers there are experts."""
+INTERVALS = ("interleave_moe_layer_step", "decoder_sparse_step", "no_rope_layer_interval")
+"""Every how many layers there are experts, or no positions."""
+PER_LAYER = ("layer_types", "no_rope_layers")
+"""Lists with an entry a layer."""
+
+
+class Rhythm(NamedTuple):
+    """`head` layers unlike the rest, then a pattern of `period` layers over and over; `total` in all. The last `tail`
+    layers, or more, stand for themselves."""
+
+    head: int
+    period: int
+    total: int
+    tail: int = 1
+
+    @property
+    def small(self) -> int:
+        """The fewest layers that stand for all: the head, one period and the last layers."""
+        least = self.head + self.period + self.tail
+        return least + (self.total - least) % self.period
+
+    @property
+    def copies(self) -> int:
+        """How many periods are missing from the small model; negative: it is no smaller."""
+        return (self.total - self.small) // self.period
+
+
+def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
+    """The rhythm with the smallest small model, from what each layer is.
+
+    The head goes as far as the first layer of the last kind to come: what layers of a kind share (their rotary table,
+    their mask) is made for its first layer, and in the backward pass freed by it.
+    """
+    total = len(kinds)
+    firsts = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
+    head = max(2, *(layer + 1 for layer in firsts.values())) if kinds else 2
+    found = []
+    for period in range(1, max(2, total)):
+        broken = [layer for layer in range(total - period) if kinds[layer] != kinds[layer + period]]
+        found.append(Rhythm(max([head, *(layer + 1 for layer in broken[-1:])]), period, total))
+    return min(found, key=lambda rhythm: rhythm.head + rhythm.period)
 
 
 def steps_of(job: Job) -> list[int]:
@@ -44,27 +83,28 @@ def layers_to_trace(config: Mapping[str, Any]) -> tuple[int, int, int]:
     """(small, large, all): `small` holds the leading layers, one period and at least one last layer."""
     text = config.get("text_config", config)
     total = next(int(text[name]) for name in LAYER_COUNTS if name in text)
-    period = layer_period(config)
-    small = leading_layers(config) + period + 1
-    small += (total - small) % period
-    return small, small + period, total
+    rhythm = Rhythm(leading_layers(config), layer_period(config), total)
+    return rhythm.small, rhythm.small + rhythm.period, total
 
 
 def leading_layers(config: Mapping[str, Any]) -> int:
     """Layers at the front unlike the rest: the first (its input is the embedding, and what is made once is made in it),
-    the second (it frees what the first left), more where DeepSeek says so."""
+    the second (it frees what the first left), one of each kind, more where DeepSeek says so."""
     text = config.get("text_config", config)
-    return max(1, int(text.get("first_k_dense_replace") or 0)) + 1
+    return max(2, int(text.get("first_k_dense_replace") or 0) + 1, layer_period(config))
 
 
 def layer_period(config: Mapping[str, Any]) -> int:
-    """After how many layers the pattern repeats: sliding and full attention alternate in some models, dense and sparse
-    layers in others."""
+    """After how many layers the pattern repeats, as far as a config.json tells: sliding and full attention alternate in
+    some models, dense and sparse layers in others."""
     text = config.get("text_config", config)
-    kinds: Sequence[Any] = text.get("layer_types") or text.get("no_rope_layers") or ()
     usual = int(text.get("sliding_window_pattern") or USUAL_PERIODS.get(text.get("model_type", ""), 1))
-    found = next((p for p in range(1, len(kinds)) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p))), 1)
-    return lcm(found if kinds else usual, *(int(text.get(name) or 1) for name in SPARSE_STEPS))
+    listed = [_repeats_after(text[name]) for name in PER_LAYER if text.get(name)]
+    return lcm(*(listed or [usual]), *(int(text.get(name) or 1) for name in INTERVALS))
+
+
+def _repeats_after(kinds: Sequence[Any]) -> int:
+    return next((p for p in range(1, len(kinds)) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p))), 1)
 
 
 def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -74,8 +114,9 @@ def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     for name in LAYER_COUNTS:
         if name in text:
             text[name] = layers
-    if isinstance(text.get("layer_types"), list):
-        text["layer_types"] = text["layer_types"][:layers]
+    for name in PER_LAYER:
+        if isinstance(text.get(name), list):
+            text[name] = text[name][:layers]
     return changed
 
 

@@ -17,8 +17,13 @@ def documents(path: Path) -> Iterator[Found]:
     yield Found(str(path), parsed(bounded_text(path, MOST_FILE_BYTES), str(path)))
 
 
-def parsed(text: str, where: str, *, non_finite: bool = False, most_values: int = MOST_NODES) -> Any:
-    """The value a JSON text holds: no key twice, no NaN or infinity unless `non_finite`, neither deep nor vast."""
+def parsed(
+    text: str, where: str, *, non_finite: bool = False, most_values: int = MOST_NODES, one_line: bool = False
+) -> Any:
+    """The value a JSON text holds: no key twice, no NaN or infinity unless `non_finite`, neither deep nor vast.
+
+    `one_line`: `where` already names the line, and the text is all of it.
+    """
 
     def constant(name: str) -> float:
         if non_finite:
@@ -38,7 +43,8 @@ def parsed(text: str, where: str, *, non_finite: bool = False, most_values: int 
     except RecursionError:
         raise UsageError(f"{where}: nested too deep") from None
     except json.JSONDecodeError as error:
-        raise UsageError(f"{where}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
+        place = f"{where}," if one_line else f"{where}: line {error.lineno},"
+        raise UsageError(f"{place} column {error.colno}: not JSON: {error.msg}") from None
     except ValueError:  # int() refuses thousands of digits
         raise UsageError(f"{where}: a number is too long") from None
     check_shape(value, where, most_values)

@@ -31,7 +31,7 @@ def documents(path: Path) -> Iterator[Found]:
 
 def _document(line: bytes, where: str) -> Found:
     try:
-        return Found(where, parsed(decoded(line, where), where))
+        return Found(where, parsed(decoded(line, where), where, one_line=True))
     except UsageError as error:
         return Found(where, error)
 

@@ -7,6 +7,7 @@
     modules.py     parameters, linear layers, norms        decoder.py   the causal language model
     families/      what each architecture does differently
     adapters.py    LoRA       optimizers.py  optimizers and clipping       run.py  the training run of a job
+    offload.py     saved tensors that wait in host memory  flex.py      flex attention
 
 It is written as the real code is: a local name holds a tensor here as long as it does there, so frees fall where they
 fall. The tracer is its referee (tests/trace/test_build.py): same allocations, same order. Where a new release of

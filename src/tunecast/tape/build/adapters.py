@@ -10,6 +10,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.dora import DoraLinear
 from tunecast.tape.build.expert_adapters import insert_parameter_adapters, moved_names
+from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
@@ -35,7 +36,7 @@ USUAL_TARGETS: dict[str, tuple[str, ...]] = {
 def adapt(job: Job, model: Any) -> None:
     """What `adapt` of tape/trace/recipe.py does: freeze, insert adapters, switch checkpointing on."""
     if job.method != "full":
-        if job.quantization.format is not None and job.quantization.prepare_kbit:
+        if job.quantization.format not in (None, "gptq") and job.quantization.prepare_kbit:  # GPTQ: it casts nothing
             prepare_kbit(model)
         for parameter in model.parameters():
             parameter.requires_grad = False
@@ -68,6 +69,8 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     kind: type[LoraLinear] = LoraLinear
     if isinstance(base, Linear4bit | Linear8bit):
         kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit
+    elif isinstance(base, LinearGPTQ):
+        kind = LoraLinearGPTQ if isinstance(base, KeptLinearGPTQ) else LoraQuantLinear
     adapted = kind(base, job.lora.rank, job.lora.dropout, job.lora.dora)
     adapted.name_all(base.path)
     lora_A, lora_B = adapted.lora_A, adapted.lora_B
@@ -200,3 +203,34 @@ class LoraLinear4bit(LoraLinear8bit):
 
     def base_result(self, x: Tensor) -> Tensor:
         return ops.clone(self.base_layer(x))
+
+
+class LoraLinearGPTQ(LoraLinear):
+    """peft/tuners/lora/gptq.py, `GPTQLoraLinear.forward`: as for plain layers."""
+
+    def adapter_dtype(self) -> Dtype:
+        """gptqmodel's layer shows its scales' dtype as its weight's (`_LinearWeightMetadata`)."""
+        assert isinstance(self.base_layer, LinearGPTQ)
+        return self.base_layer.scales.dtype
+
+
+class LoraQuantLinear(LoraLinear):
+    """The same file in PEFT 0.13, `QuantLinear.forward`: added to the layer's result in place."""
+
+    def adapter_dtype(self) -> Dtype:
+        """Packed weights have none to take."""
+        return FLOAT32
+
+    def forward(self, x: Tensor) -> Tensor:
+        base = self.base_layer
+        assert isinstance(base, LinearGPTQ)
+        with self.machine.within(base.path):
+            result = base.flat(x) if base.bias is None else base.forward(x)
+        lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
+        expected_dtype = None
+        if self.machine.autocast is None:
+            expected_dtype = result.dtype
+            x = ops.to(x, lora_A.weight.dtype)
+        output = lora_B(lora_A(dropout(x)))
+        output = ops.scale(ops.to(output, expected_dtype or output.dtype))
+        return added_to_view(result, output, output.shape) if base.bias is None else ops.add_in_place(result, output)

@@ -81,12 +81,14 @@ def by_sdpa(
 ) -> Tensor:
     """transformers/integrations/sdpa_attention.py, `sdpa_attention_forward`: heads share keys inside the kernel only
     where no mask is given."""
-    gqa = False
+    gqa, era = False, query.machine.era
     if groups > 1:
-        gqa = attention_mask is None and key.shape[-1] == value.shape[-1] <= 256
+        gqa = attention_mask is None and key.shape[-1] == value.shape[-1] <= 256 and not era.repeats_heads
         if not gqa:
             key = repeat_kv(key, groups)
             value = repeat_kv(value, groups)
+    if era.copies_heads:
+        query, key, value = ops.contiguous(query), ops.contiguous(key), ops.contiguous(value)
     causal = query.shape[2] > 1 and attention_mask is None
     attn_output = scaled_dot_product(query, key, value, attention_mask, dropout, causal, gqa)
     attn_output = ops.contiguous(ops.transpose(attn_output, 1, 2))
@@ -243,17 +245,15 @@ def _run(
     laid_out = interleaved if "efficient" in name else matching
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        q, k, v, _, kept_out = (node.take(place) for place in range(5))
-        for place in range(5, len(node.saved)):
-            node.take(place)
+        _, k, q, v, _, kept_out = (node.take(place) for place in range(6))
         arguments = (gradients[0], q, k, v, kept_out, None, None, None, None, dropout)
         made = machine.run_many(name + "_backward", (gradients[0], q, k, v), likes, flops * 5 // 2, arguments)
         for gradient, like in zip(made, (q, k, v), strict=True):
             gradient.strides = laid_out(like, like.shape[3])
         return made
 
-    node = start(machine, (query, key, value), back, (query, key, value, mask))
+    node = start(machine, (query, key, value), back, (mask, key, query, value))
     results = machine.run_many(name, (query, key, value), outs, flops, args)
     out = results[0]
     out.strides = laid_out(query, out.shape[3])
-    return finish(node, out, out.detached(), *[t for t in results[1:] if t is not None])
+    return finish(node, out, results[1], out.detached(), *[t for t in results[2:] if t is not None])

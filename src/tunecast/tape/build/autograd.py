@@ -7,12 +7,12 @@ place when nobody else holds the first (input_buffer.cpp), a leaf takes a gradie
 
 from __future__ import annotations
 
-import heapq
 import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tunecast.tape.build.ready import ReadyQueue
 from tunecast.tape.build.tensor import Machine, Tensor
 from tunecast.tape.op import Phase, Role
 
@@ -23,7 +23,7 @@ FIRST = 1 << 62
 
 
 class Node:
-    __slots__ = ("backward", "edges", "module", "needs", "outputs", "saved", "sequence", "taken")
+    __slots__ = ("backward", "edges", "hooks", "module", "needs", "outputs", "saved", "sequence", "taken")
 
     def __init__(self, machine: Machine, backward: Backward, inputs: Sequence[Any], saved: Sequence[Any]) -> None:
         self.backward = backward
@@ -35,6 +35,8 @@ class Node:
         self.module = machine.module
         self.sequence = machine.sequence
         self.outputs = 1
+        self.hooks: tuple[Callable[[], None], ...] = ()
+        """Run once its gradients are there and checked (`Node.register_hook`)."""
         machine.sequence += 1
 
     def keep(self, machine: Machine, saved: Sequence[Any]) -> None:
@@ -64,6 +66,8 @@ class Leaf:
     def accumulate(self, gradient: list[Any]) -> None:
         tensor = self.tensor
         machine = tensor.machine
+        if gradient[0] is None:  # a function that computes none for this input
+            return
         if tensor.grad is not None:
             machine.launch("add_", (tensor.grad, gradient[0]), tensor.dtype, tensor.nbytes)
             return
@@ -73,6 +77,8 @@ class Leaf:
         else:
             tensor.grad = machine.run("clone", gradient, tensor.shape, gradient[0].dtype)
         assert tensor.grad is not None
+        if tensor.is_view:  # an input of a recomputed layer: it is handed on
+            return
         block = machine.blocks[tensor.grad.storage.block]
         block.role = Role.GRADIENTS
         block.module = machine.blocks[tensor.storage.block].module
@@ -85,6 +91,8 @@ def same_layout(gradient: Tensor, variable: Tensor) -> bool:
 def edge_of(tensor: Any) -> Any:
     if tensor is None or not tensor.requires_grad:
         return None
+    if tensor.machine.graph is not None:
+        return tensor.machine.graph.edge_of(tensor)
     if tensor.node is not None:
         return tensor.node, tensor.number, tensor.shape, tensor.dtype
     leaf = tensor.leaf() if tensor.leaf is not None else None
@@ -131,6 +139,10 @@ def backward(loss: Tensor) -> None:
     machine.phase, machine.in_backward, machine.grad_enabled = Phase.BACKWARD, True, False
     machine.in_forward = False
     _run(loss.node, gradient)
+    machine.node = None  # else it would hold the graph
+    for callback in machine.after_backward:
+        callback()
+    machine.after_backward.clear()
     machine.phase, machine.in_backward, machine.grad_enabled = Phase.OTHER, False, True
     machine.module = outer_module
 
@@ -140,26 +152,29 @@ def _run(root: Node, gradient: Tensor) -> None:
     waiting = _dependencies(root)
     buffers: dict[Any, Gradients] = {root: [gradient]}
     del gradient
-    ready: list[tuple[int, int, Any]] = [(-root.sequence, 0, root)]
-    tie = 0
+    ready = ReadyQueue(root)
     while ready:
-        node = heapq.heappop(ready)[2]
+        node = ready.pop()
         gradients = buffers.pop(node)
         if node.sequence == FIRST:
             node.accumulate(gradients)
-            del gradients
+            del gradients  # from here on it is the tensor's alone
+            if node.tensor.after_gradient is not None:
+                node.tensor.after_gradient(node.tensor)
             continue
         machine.module = node.module
         if all(g is None for g in gradients):
             results: list[Any] = [None] * len(node.edges)
         else:
+            machine.node = node
             results = node.run(gradients)
             _validate(node, results)
+            for hook in node.hooks:
+                hook()
         node.saved = ()
         del gradients
         for place, edge in enumerate(node.edges):
-            if edge is None:
-                results[place] = None
+            if edge is None:  # what nobody wanted goes with the rest
                 continue
             target, number = edge[:2]
             buffer = buffers.get(target)
@@ -173,8 +188,7 @@ def _run(root: Node, gradient: Tensor) -> None:
                     _sum_into(buffer, number, results[place])
             waiting[target] -= 1
             if not waiting[target]:
-                tie += 1
-                heapq.heappush(ready, (-target.sequence, tie, target))
+                ready.push(target)
             del buffer  # else it would hold a gradient a leaf has added to its own and let go
         del results
 
@@ -187,8 +201,8 @@ def _validate(node: Node, results: Gradients) -> None:
     for place, edge in enumerate(node.edges):
         gradient = results[place]
         if edge is None or gradient is None:
-            results[place] = None
-        elif gradient.shape != edge[2] or gradient.dtype != edge[3]:
+            continue
+        if gradient.shape != edge[2] or gradient.dtype != edge[3]:
             results[place] = None
             gradient = sum_to(gradient, edge[2])
             results[place] = to(gradient, edge[3])
@@ -252,7 +266,10 @@ class Frame:
     """One checkpointed call (torch/utils/checkpoint.py, `_CheckpointFrame`, use_reentrant=False)."""
 
     def __init__(self, machine: Machine, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.machine, self.function, self.args = machine, function, args
+        self.machine, self.function = machine, function
+        hooks = machine.pack_hooks  # the inputs are saved as any tensor outside is
+        self.args = [hooks[-1](given) if hooks and isinstance(given, Tensor) else given for given in args]
+        self.histories = [(t.requires_grad, t.node, t.number) if isinstance(t, Tensor) else None for t in args]
         self.autocast = machine.autocast
         self.module = machine.module
         self.holders: list[Any] = []
@@ -267,6 +284,10 @@ class Frame:
     def recompute(self) -> None:
         self.is_recomputed = True
         machine, count = self.machine, 0
+        args = [given.tensor() if isinstance(given, Holder) else given for given in self.args]
+        for given, history in zip(args, self.histories, strict=True):
+            if history is not None:
+                given.requires_grad, given.node, given.number = history
 
         def keep(tensor: Tensor) -> Tensor:
             nonlocal count
@@ -283,7 +304,7 @@ class Frame:
         machine.pack_hooks.append(keep)
         try:
             with machine.autocasting(self.autocast):
-                self.function(*self.args)
+                self.function(*args)
         except Recomputed:
             pass
         finally:
@@ -306,9 +327,47 @@ class Holder:
 
 
 def checkpointed(machine: Machine, function: Callable[..., Any], *args: Any) -> Any:
+    if machine.graph is not None:
+        return machine.graph.checkpointed(function, args)
     frame = Frame(machine, function, args)
     machine.pack_hooks.append(frame.pack)
     try:
         return function(*args)
     finally:
         machine.pack_hooks.pop()
+
+
+def checkpointed_reentrant(machine: Machine, function: Callable[..., Any], *args: Any) -> Any:
+    """torch/utils/checkpoint.py, `CheckpointFunction` (use_reentrant=True): a forward pass without history; backward
+    runs it whole once more and takes the gradients through it at once, while its own frame still holds the gradient
+    that came in, the inputs and the outputs."""
+    if machine.graph is not None:  # to a compiler both kinds are one
+        return machine.graph.checkpointed(function, args)
+    tensors = [place for place, given in enumerate(args) if isinstance(given, Tensor)]
+    plain: list[Any] = [None if place in tensors else given for place, given in enumerate(args)]
+    autocast, module = machine.autocast, machine.module
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        detached_inputs = list(plain)
+        for number, place in enumerate(tensors):
+            detached_inputs[place] = node.take(number).detached()
+            detached_inputs[place].requires_grad = node.needs[number]
+        machine.module, machine.in_forward, machine.grad_enabled = module, True, True
+        with machine.autocasting(autocast):
+            outputs = function(*detached_inputs)
+        machine.in_forward, machine.grad_enabled = False, False
+        _run(first_of(outputs).node, gradients[0])
+        machine.node = node  # else the recomputed graph would live on
+        return [detached_inputs[place].grad for place in tensors]
+
+    inputs = [args[place] for place in tensors]
+    node = start(machine, inputs, back)
+    with machine.no_grad():
+        outputs = function(*args)
+    finish(node, first_of(outputs), *inputs)
+    return outputs
+
+
+def first_of(outputs: Any) -> Any:
+    """Of a layer that gives more than its hidden states."""
+    return outputs[0] if isinstance(outputs, tuple) else outputs

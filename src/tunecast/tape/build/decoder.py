@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, ops
-from tunecast.tape.build.autograd import checkpointed
+from tunecast.tape.build import attention, older, ops
+from tunecast.tape.build.autograd import checkpointed, checkpointed_reentrant
 from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Buffer, Embedding, Linear, Module, ModuleList, RMSNorm
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
@@ -18,6 +18,7 @@ FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class RotaryEmbedding(Module):
+    scales = True
     also_longrope: Sequence[str] = ()
     """Other names the family gives it."""
 
@@ -25,7 +26,7 @@ class RotaryEmbedding(Module):
         super().__init__(machine)
         self.width = rotary_width(config)
         self.inv_freq = self.buffer(self.width // 2)
-        self.original_inv_freq = self.buffer(self.width // 2)
+        self.original_inv_freq = self.inv_freq if machine.era.one_table else self.buffer(self.width // 2)
         scaling = rope_scaling(config)
         self.rope_type = str(scaling.get("rope_type") or scaling.get("type") or "default")
         before = (place.get("original_max_position_embeddings") for place in (config, scaling))
@@ -42,8 +43,15 @@ class RotaryEmbedding(Module):
             args=(inverse, position_ids_expanded),
         )  # fmt: skip
         emb = machine.run("cat", (freqs, freqs), (1, length, self.width), FLOAT32)
-        cos = ops.map_("mul", ops.map_("cos", emb))
-        sin = ops.map_("mul", ops.map_("sin", emb))
+        if not machine.era.scales_last:
+            cos = ops.map_("mul", ops.map_("cos", emb))
+            sin = ops.map_("mul", ops.map_("sin", emb))
+        else:
+            cos = ops.map_("cos", emb)
+            sin = ops.map_("sin", emb)
+            if self.scales:
+                cos = ops.map_("mul", cos)
+                sin = ops.map_("mul", sin)
         dtype = self.result_dtype(x)
         return ops.to(cos, dtype), ops.to(sin, dtype)
 
@@ -72,6 +80,12 @@ class RotaryEmbedding(Module):
         slowed = ops.multiply(ext_factors, ops.map_("pow", inv_freq_shape))
         inverse = ops.map_("reciprocal", slowed)
         return Buffer(machine, ops.map_("mul", inverse).storage, half, FLOAT32)
+
+
+class LayerTable(RotaryEmbedding):
+    """The table an attention of its own had until transformers 4.47: its cosines were never scaled."""
+
+    scales = False
 
 
 class RotaryByKind(Module):
@@ -121,6 +135,9 @@ class SelfAttention(Module):
         """For kernels that are told how far back to look; those of sdpa get a mask instead."""
         self.softcap = config.get("attn_logit_softcapping")
         self.add_projections(machine, config)
+        self.repeats_for_flash = machine.era.repeats_for_flash(str(config.get("model_type")))
+        if machine.era.table_in_layers:
+            self.rotary_emb = LayerTable(machine, config)
 
     def add_projections(self, machine: Machine, config: Config) -> None:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -139,6 +156,8 @@ class SelfAttention(Module):
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
     ) -> tuple[Tensor, Any]:
+        if self.machine.era.attends_by_class:
+            return older.attention_forward(self, hidden_states, position_embeddings, attention_mask, position_ids)
         batch, length, _ = hidden_states.shape
         query_states, key_states, value_states = self.projected(hidden_states)
         query_states, key_states = self.placed(query_states, key_states, position_embeddings)
@@ -153,6 +172,8 @@ class SelfAttention(Module):
 
     def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = hidden_states.shape
+        if self.machine.era.attends_by_class:
+            return older.projected(self, hidden_states)
         query_states = ops.transpose(ops.view(self.q_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
         key_states = ops.transpose(ops.view(self.k_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
         value_states = ops.transpose(ops.view(self.v_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
@@ -179,7 +200,8 @@ class GatedMLP(Module):
 
 
 class CheckpointingLayer(Module):
-    """transformers/modeling_layers.py, `GradientCheckpointingLayer`: keyword arguments are held by the closure."""
+    """transformers/modeling_layers.py, `GradientCheckpointingLayer`: keyword arguments are held by the closure; until
+    4.51 models gave all their tensors by position, which the reentrant kind lets go of one layer after the other."""
 
     checkpoint = False
 
@@ -187,10 +209,16 @@ class CheckpointingLayer(Module):
         if not self.checkpoint:
             return super().__call__(*args, **kwargs)
 
-        def again(*args: Any) -> Any:
-            return super(CheckpointingLayer, self).__call__(*args, **kwargs)
+        names = [name for name, given in kwargs.items() if isinstance(given, Tensor)]
+        if not self.machine.era.layers_by_position:
+            names = []
+        args = (*args, *[kwargs.pop(name) for name in names])
 
-        return checkpointed(self.machine, again, *args)
+        def again(*args: Any) -> Any:
+            given = dict(zip(names, args[len(args) - len(names) :], strict=True))
+            return super(CheckpointingLayer, self).__call__(*args[: len(args) - len(names)], **given, **kwargs)
+
+        return (checkpointed_reentrant if self.machine.reentrant else checkpointed)(self.machine, again, *args)
 
 
 class Layer(CheckpointingLayer):
@@ -243,7 +271,9 @@ class Decoder(Module):
         for index in range(config["num_hidden_layers"]):
             self.layers.append(self.layer_class(machine, config, index))
         self.norm = self.norm_class(machine, config["hidden_size"])
-        self.rotary_emb = self.rotary_class(machine, config)
+        self.rotates = not machine.era.rotates_in_layers(str(config.get("model_type")))
+        if self.rotates:
+            self.rotary_emb = self.rotary_class(machine, config)
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Any = None, inputs_embeds: Tensor | None = None
@@ -255,11 +285,14 @@ class Decoder(Module):
         for step in self.after_embedding:
             inputs_embeds = step(inputs_embeds)
         length = inputs_embeds.shape[1]
-        position_ids = machine.run("add", (machine.run("arange", (), (length,), INT64),), (length,), INT64)
+        position_ids = machine.run("arange", (), (length,), INT64)
+        if machine.era.adds_positions:
+            position_ids = ops.map_("add", position_ids)
         position_ids = ops.unsqueeze(position_ids, 0)
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = self.entering(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)
+        hidden_states = self.entering_late(hidden_states)
         for decoder_layer, kind in zip(self.layers, self.kinds, strict=True):
             hidden_states = decoder_layer(
                 hidden_states, attention_mask=masks[kind], position_embeddings=position_embeddings[kind],
@@ -272,6 +305,10 @@ class Decoder(Module):
         """What the first layer gets."""
         return inputs_embeds
 
+    def entering_late(self, hidden_states: Tensor) -> Tensor:
+        """The same, where positions come first."""
+        return hidden_states
+
     def masks(self, attention_mask: Tensor, inputs_embeds: Tensor) -> dict[str, Any]:
         """By kind of layer."""
         return {
@@ -280,7 +317,9 @@ class Decoder(Module):
         }
 
     def positions(self, hidden_states: Tensor, position_ids: Tensor) -> dict[str, Any]:
-        """Cosines and sines by kind of layer."""
+        """Cosines and sines by kind of layer; None where layers make their own."""
+        if not self.rotates:
+            return dict.fromkeys(self.kinds, None)
         if isinstance(self.rotary_emb, RotaryByKind):
             return {kind: self.rotary_emb(hidden_states, position_ids, kind) for kind in sorted(set(self.kinds))}
         return dict.fromkeys(self.kinds, self.rotary_emb(hidden_states, position_ids=position_ids))
@@ -292,21 +331,34 @@ class CausalLM(Module):
     """What the family's configuration class takes where config.json is silent."""
     after_head: Sequence[Step] = ()
     """What is done to the logits before the loss; each result replaces the one before."""
+    gives_logits = False
+    num_items_in_batch: Any = None
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         config = self.completed(config)
+        self.model_type = str(config.get("model_type"))
         self.model = self.decoder_class(machine, config)
         self.vocabulary = config["vocab_size"]
         self.lm_head = Linear(machine, config["hidden_size"], self.vocabulary)
         self.tied = bool(config.get("tie_word_embeddings", False))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
         hidden_states = self.model(input_ids, attention_mask=attention_mask)
         logits = self.lm_head(ops.alias(hidden_states))
         for step in self.after_head:
             logits = step(logits)
-        return self.loss(logits, labels)
+        if self.machine.era.widens_logits(self.model_type):
+            logits = ops.to(logits, FLOAT32)
+        return self.output(logits, labels)
+
+    def output(self, logits: Tensor, labels: Tensor) -> Any:
+        """The loss, and the logits where somebody takes them."""
+        loss = self.loss(logits, labels)
+        return (loss, logits) if self.gives_logits else loss
+
+    def base(self) -> Any:
+        return self.model
 
     def completed(self, config: Config) -> dict[str, Any]:
         """With what config.json leaves unsaid."""
@@ -335,8 +387,17 @@ class CausalLM(Module):
         machine = self.machine
         batch, length = labels.shape
         upcast = ops.to(logits, FLOAT32)
+        if machine.era.shifts_logits:
+            shift_logits = ops.contiguous(ops.slice_(upcast, -2, 0, length - 1))
+            shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length))
+            shift_logits = ops.view(shift_logits, -1, self.vocabulary)
+            return self.counted(ops.cross_entropy(shift_logits, ops.view(shift_labels, -1)))
         labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
         shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
         upcast = ops.view(upcast, -1, self.vocabulary)
         shift_labels = ops.view(shift_labels, -1)
-        return ops.cross_entropy(upcast, shift_labels)
+        return self.counted(ops.cross_entropy(upcast, shift_labels))
+
+    def counted(self, loss: Tensor) -> Tensor:
+        """`fixed_cross_entropy`: a sum over the number of labels, where the caller counted them."""
+        return loss if self.num_items_in_batch is None else ops.divide(loss, self.num_items_in_batch)

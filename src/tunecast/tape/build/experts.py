@@ -34,8 +34,8 @@ def _selected(name: str, x: Tensor, count: int, args: tuple[Any, ...]) -> tuple[
     kept = (*shape[:-1], count)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        zeros = machine.run("zeros", (), shape, dtype)
-        return (machine.run("scatter", (zeros, node.take(0)), shape, dtype, args=(zeros, -1, node.take(0))),)
+        zeros, places = machine.run("zeros", (), shape, dtype), node.take(0)
+        return (machine.run("scatter", (zeros, places, gradients[0]), shape, dtype, args=(zeros, -1, places)),)
 
     node = start(machine, (x,), back)
     values, places = machine.run_many(name, (x,), ((kept, dtype), (kept, INT64)), args=args)

@@ -53,6 +53,12 @@ def attend(
 def _is_packed(position_ids: Tensor, batch: int) -> Tensor | None:
     """Only one long row can be several sequences; the answer stays on the card."""
     machine, length = position_ids.machine, position_ids.shape[1]
+    if machine.era.compares_positions:
+        apart = machine.run("sub", (position_ids,), (1, length - 1), INT64)
+        rising = machine.run("ge", (apart,), apart.shape, BOOL)
+        del apart
+        ops.reduced("all", rising, (0, 1), dtype=BOOL)
+        return None
     arange = machine.run("arange", (), (length,), INT64)
     smallest = machine.run("min", (position_ids,), (), INT64, args=(position_ids,))
     increasing = ops.add(arange, smallest)

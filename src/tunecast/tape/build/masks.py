@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import older, ops
 from tunecast.tape.build.tensor import BOOL, INT64, Machine, Tensor
 
 Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -19,6 +19,8 @@ Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None, skip: bool = True) -> Any:
     """`create_causal_mask`, `create_sliding_window_causal_mask`; `skip`: sdpa may do without one."""
     machine = inputs_embeds.machine
+    if machine.era.masks_in_model:
+        return older.causal_mask(attention_mask, inputs_embeds, window)
     attention_mask = machine.run("_to_copy", (attention_mask,), attention_mask.shape, BOOL)
     if machine.attention.startswith("flash"):
         ops.reduced("all", attention_mask, range(attention_mask.dim()), dtype=BOOL)
@@ -26,21 +28,28 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
     pattern = causal if window is None else and_(within(window), causal)
     if machine.attention == "eager":
         return eager_mask(attention_mask, inputs_embeds, pattern)
-    return sdpa_mask(attention_mask, pattern, window, skip)
+    traced = machine.graph is not None  # a compiler cannot see that all tokens are real (`is_tracing`)
+    return sdpa_mask(attention_mask, pattern, window, skip and not traced)
 
 
 def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: bool = True) -> Tensor | None:
     machine = padding_mask.machine
     batch, length = padding_mask.shape
     if skip and (window is None or length < window):
-        all_true = ops.total(padding_mask, range(2), dtype=INT64)
-        machine.run("eq", (all_true,), (), BOOL)
+        if machine.era.sums_mask:
+            all_true = ops.total(padding_mask, range(2), dtype=INT64)
+            machine.run("eq", (all_true,), (), BOOL)
+        else:
+            ops.reduced("all", padding_mask, range(2), dtype=BOOL)
         return None
     pattern = and_(pattern, padding(padding_mask))
+    if not machine.era.adds_positions:  # made first, and counted up in place; `cache_position` is there already
+        kv_arange = q_arange = machine.run("arange", (), (length,), INT64)
     batch_arange = machine.run("arange", (), (batch,), INT64)
     head_arange = machine.run("arange", (), (1,), INT64)
-    q_arange = positions(machine, length)
-    kv_arange = positions(machine, length)
+    if machine.era.adds_positions:
+        q_arange = positions(machine, length)
+        kv_arange = positions(machine, length)
     attention_mask = pattern(
         ops.view(batch_arange, batch, 1, 1, 1), ops.view(head_arange, 1, 1, 1, 1),
         ops.view(q_arange, 1, 1, length, 1), ops.view(kv_arange, 1, 1, 1, length),
@@ -84,7 +93,9 @@ def padding(padding_mask: Tensor) -> Pattern:
 
 def and_(*patterns: Pattern) -> Pattern:
     def both(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        result = q_idx.machine.run("new_ones", (), (), BOOL)
+        machine = q_idx.machine
+        under_vmap = not machine.era.adds_positions  # there a number is one a query
+        result = machine.run("new_ones", (), q_idx.shape if under_vmap else (), BOOL)
         for pattern in patterns:
             result = compared("bitwise_and", result, pattern(batch_idx, head_idx, q_idx, kv_idx))
         return result

@@ -205,6 +205,9 @@ def gemm_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
     """backends/cuda/ops.py, `gemm_4bit`: the weight read packed, or a dequantised copy."""
     machine = x.machine
     outputs, inputs = state.shape
+    if machine.graph is not None:  # to a compiler it is one operation
+        shape = (*x.shape[:-1], outputs)
+        return machine.graph.opaque("gemm_4bit", lambda x: gemm_4bit(x, state, bias), x, shape)  # type: ignore[no-any-return]
     rows = x.numel() // inputs
     if takes_fused_kernel(machine.card, x.dtype.name, rows, outputs, inputs):
         x = ops.contiguous(x)

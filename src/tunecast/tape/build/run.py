@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.tensor import DTYPES, Machine
 from tunecast.tape.card import Card
@@ -19,6 +20,7 @@ def build(
 ) -> Tape:  # fmt: skip
     """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops` and `folds`."""
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shares_workspace(torch_version))
+    machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.folds = keeps_ops, folds
     program_of(job).train(job, config, lengths, machine)
     return Tape(machine.tape_events(), tuple(machine.guesses))

@@ -15,16 +15,22 @@ from tunecast.tape.build.run import build
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
-from tunecast.tape.fold import Folded, in_order, unfolded
+from tunecast.tape.fold import Folded, folded_program
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
-from tunecast.tape.shorten import layers_to_trace, leading_layers, steps_of, steps_to_trace, with_layers
+from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, with_layers
 
 FOLLOWS: Mapping[str, str] = {
     "torch": "2.11.0", "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2", "liger-kernel": "0.8.5",
 }  # fmt: skip
 """The releases whose code is written down here."""
+
+
+def followed(job: Job) -> Mapping[str, str]:
+    """The releases this job's tape follows."""
+    given = job.transformers_version
+    return FOLLOWS if given is None else {**FOLLOWS, "transformers": given}
 
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
@@ -35,16 +41,24 @@ def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     except NotRepeatable:  # what a step leaves behind dies in none it was built with: all of them are built
         every = steps_of(job)
         tape = scheduled(_with_all_layers(job, config, card, every), range(len(every)))
-    return replace(tape, versions=FOLLOWS)
+    return replace(tape, versions=followed(job))
 
 
 def _with_all_layers(job: Job, config: Mapping[str, Any], card: Card, lengths: list[int]) -> Tape:
-    small, large, total = layers_to_trace(config)
-    if large < total:
+    head, period, total, _ = rhythm = _rhythm(job, config)
+    small, large = rhythm.small, rhythm.small + period
+    if large < total and not compiles_whole(job):
         with contextlib.suppress(NotRepeating):
             few, more = (build(job, with_layers(config, count), lengths, card) for count in (small, large))
-            return extended(few, more, small, large, total, head=leading_layers(config))
+            return extended(few, more, small, large, total, head=head)
     return build(job, config, lengths, card)
+
+
+def compiles_whole(job: Job) -> bool:
+    """Code compiled for a whole model uses memory of one layer again in others: no layer stands for another. Compiling
+    every layer on paper takes a second or two. Nor does one where saved tensors leave for the host: the last few stay,
+    whatever layer they are of."""
+    return (job.compile and job.stack == "transformers") or job.offload_activations
 
 
 def fold_job(job: Job, config: Mapping[str, Any], card: Card) -> Folded:
@@ -66,38 +80,45 @@ def fold_job(job: Job, config: Mapping[str, Any], card: Card) -> Folded:
 def _folded(
     job: Job, config: Mapping[str, Any], card: Card, lengths: list[int], order: list[int], make_tape: Callable[[], Tape]
 ) -> Folded:
-    small, large, total = layers_to_trace(config)
-    head, period = leading_layers(config), large - small
-    copies = (total - small) // period
+    head, period, total, _ = rhythm = _rhythm(job, config)
     try:
-        if copies < 1:
+        if rhythm.copies < 1 or compiles_whole(job):
             raise NotRepeating("as few layers as stand for all")
-        if not _repeat(job, config, small, head, period, total):
-            raise NotRepeating("layers differ in another rhythm")
-        folds = (head, head + period - 1, copies + 1)
-        tape = build(job, with_layers(config, small), lengths, card, keeps_ops=False, folds=folds)
-        columns = unfolded(tape, small, head, period, copies)
+        if not _repeat(job, config, rhythm):
+            raise NotRepeating("a shorter model has other layers")
+        folds = (head, head + period - 1, rhythm.copies + 1)
+        tape = build(job, with_layers(config, rhythm.small), lengths, card, keeps_ops=False, folds=folds)
+        rows = folded_program(tape, rhythm.small, head, period, rhythm.copies, order)
     except NotRepeating:
         tape = build(job, config, lengths, card, keeps_ops=False)
-        columns = unfolded(tape, total, head, period, 0)
-    ordered, repeats = in_order(columns, order)
-    return Folded(ordered, repeats, make_tape, tape.guesses, versions=FOLLOWS)
+        rows = folded_program(tape, total, head, period, 0, order)
+    return Folded(rows, make_tape, tape.guesses, versions=followed(job))
 
 
-def _repeat(job: Job, config: Mapping[str, Any], small: int, head: int, period: int, total: int) -> bool:
-    """Whether every layer of the whole model is built like the one of the short model that stands for it."""
+def _rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:
+    """In what rhythm the layers repeat, by what they are made of."""
+    program = program_of(job)
+    rhythm = rhythm_of(_kinds(program.model, json.dumps(config, sort_keys=True, default=str)))
+    return rhythm._replace(tail=getattr(program, "LAST_LAYERS", 1))
+
+
+def _repeat(job: Job, config: Mapping[str, Any], rhythm: Rhythm) -> bool:
+    """Whether the short model's layers are those of the whole model that they stand for."""
     model = program_of(job).model
     short, whole = (
-        _kinds(model, json.dumps(with_layers(config, count), sort_keys=True, default=str)) for count in (small, total)
+        _kinds(model, json.dumps(with_layers(config, count), sort_keys=True, default=str))
+        for count in (rhythm.small, rhythm.total)
     )
-    last = total - (small - head - period)
+    last = rhythm.total - (rhythm.small - rhythm.head - rhythm.period)
 
     def stands_in(layer: int) -> int:
-        if layer < head:
+        if layer < rhythm.head:
             return layer
-        return layer - total + small if layer >= last else head + (layer - head) % period
+        if layer >= last:
+            return layer - rhythm.total + rhythm.small
+        return rhythm.head + (layer - rhythm.head) % rhythm.period
 
-    return len(whole) == total and all(kind == short[stands_in(layer)] for layer, kind in enumerate(whole))
+    return all(kind == short[stands_in(layer)] for layer, kind in enumerate(whole))
 
 
 @lru_cache(maxsize=256)

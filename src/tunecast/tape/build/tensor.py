@@ -13,6 +13,7 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from tunecast.tape.build.eras import Era
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
@@ -80,10 +81,12 @@ class Storage:
 
 class Tensor:
     __slots__ = (
-        "dtype", "grad", "is_view", "leaf", "machine", "name", "node", "number", "offset", "requires_grad", "shape",
-        "storage", "strides",
+        "after_gradient", "dtype", "grad", "is_view", "leaf", "machine", "name", "node", "number", "offset",
+        "requires_grad", "shape", "storage", "strides", "traced",
     )  # fmt: skip
     device = CUDA
+    traced: Any
+    """In whose graph it is which value, while a compiler looks; else it is not there."""
 
     def __init__(
         self, machine: Machine, storage: Storage, shape: Shape, dtype: Dtype,
@@ -99,6 +102,8 @@ class Tensor:
         self.number = 0
         self.leaf: Any = None
         self.grad: Tensor | None = None
+        self.after_gradient: Any = None
+        """Called with the tensor each time a gradient has been added (`register_post_accumulate_grad_hook`)."""
         self.name = ""
 
     def numel(self) -> int:
@@ -132,9 +137,12 @@ class Tensor:
         return True
 
     def alias(self, shape: Shape, strides: Shape | None, offset: int | None = None) -> Tensor:
-        return Tensor(
+        made = Tensor(
             self.machine, self.storage, shape, self.dtype, strides, self.offset if offset is None else offset, True
         )
+        if self.machine.graph is not None:
+            self.machine.graph.viewed(self, made)
+        return made
 
     def transpose(self, first: int, second: int) -> Tensor:
         """For the kernels' rules; `ops.transpose` is the differentiable one."""
@@ -185,6 +193,10 @@ class Machine:
         self.autocast: Dtype | None = None
         self.cast_cache: dict[int, tuple[Tensor, Tensor]] = {}
         self.pack_hooks: list[Any] = []
+        self.node: Any = None
+        """The one whose gradients are computed."""
+        self.after_backward: list[Any] = []
+        """What this backward pass still has to call (`queue_callback`)."""
         self.sequence = 0
         self.head_modules: set[str] = set()
         self.guesses: dict[str, None] = {}
@@ -192,9 +204,18 @@ class Machine:
         """Without, the tape says only whose turn it is: enough for memory, in half the time."""
         self.folds = (0, -1, 1)
         """The first and last of the layers that stand for others, and for how many each."""
+        self.era = Era()
+        """The release of transformers."""
+        self.reentrant = False
+        """Which of torch's two kinds of checkpointing is in use."""
         self._marks: dict[str, Op] = {}
         self.rotary: Any = None
         """What a package of kernels puts in the place of the models' own rotation of queries and keys."""
+        self._ended: int | None = None
+        self.graph: Any = None
+        """While a compiler looks at the program: who writes down its operations (`compiler/record.py`)."""
+        self.timed_kernels: set[Any] = set()
+        """Compiled kernels that have run before."""
         self._announced: Begin | None = None
         self._workspaces: set[tuple[str, bool]] = set()
 
@@ -342,9 +363,13 @@ class Machine:
 
     # ------------------------------------------------------------------ the tape
 
+    def end(self) -> None:
+        """The program's last step is done: what it lets go of from here on is on no tape."""
+        self._ended = len(self.events)
+
     def tape_events(self) -> tuple[Event, ...]:
         out: list[Event] = []
-        for event in self.events:
+        for event in self.events[: self._ended]:
             if type(event) is not int:
                 out.append(event)
             elif event < 0:

@@ -11,8 +11,9 @@ Names  inputs: elements a result is made of; outputs: results; a step: how many 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -108,18 +109,24 @@ def _sorted_dimensions(sizes: Sequence[int], strides: Sequence[int], out_strides
     return order
 
 
-def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> Iterator[Buffers]:
+@lru_cache(maxsize=4096)
+def borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> tuple[Buffers, ...]:
+    """Those of `buffers` that are any. Kept, because a million tokens' attention scores fall into 32,768 parts."""
+    return tuple(pair for pair in buffers(whole, kernel, out_element_bytes, card) if any(pair))
+
+
+@lru_cache(maxsize=4096)
+def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> tuple[Buffers, ...]:
     """One for each part that 32-bit indices can reach; a tensor above 2 GiB is halved until they can."""
-    waiting = [whole]
-    while waiting:
-        part = waiting.pop()
-        if _reachable(part, kernel.element_bytes, out_element_bytes):
-            yield _buffers_of_part(part, kernel, card)
-            continue
-        dim = max(range(len(part.sizes)), key=lambda d: _span(part, d, kernel.element_bytes, out_element_bytes))
-        half = part.sizes[dim] // 2
-        for size in (part.sizes[dim] - half, half):  # the first half is taken up first
-            waiting.append(replace(part, sizes=(*part.sizes[:dim], size, *part.sizes[dim + 1 :])))
+    if _reachable(whole, kernel.element_bytes, out_element_bytes):
+        return (_buffers_of_part(whole, kernel, card),)
+    dim = max(range(len(whole.sizes)), key=lambda d: _span(whole, d, kernel.element_bytes, out_element_bytes))
+    half = whole.sizes[dim] // 2
+    parts = (
+        replace(whole, sizes=(*whole.sizes[:dim], size, *whole.sizes[dim + 1 :]))
+        for size in (half, whole.sizes[dim] - half)
+    )
+    return tuple(pair for part in parts for pair in buffers(part, kernel, out_element_bytes, card))
 
 
 def accumulation_bytes(whole: Extent, kernel: Kernel, out_element_bytes: int) -> int:

@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from tunecast.tape.card import Card
-from tunecast.tape.kernels.launch import Kernel, accumulation_bytes, buffers, extent
+from tunecast.tape.kernels.launch import Kernel, accumulation_bytes, borrowed, extent
 from tunecast.tape.kernels.shapes import HALF, Dtype, Shaped, name_of
 from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes
 
@@ -42,7 +42,7 @@ def reduce(
     whole = extent(read.sizes, read.strides, dims, read.offset)
     kernel = Kernel(read.element_bytes, running_bytes, vector)
     sums = script.borrow(accumulation_bytes(whole, kernel, out_bytes))
-    for staging_bytes, semaphore_bytes in buffers(whole, kernel, out_bytes, card):
+    for staging_bytes, semaphore_bytes in borrowed(whole, kernel, out_bytes, card):
         staging = script.borrow(staging_bytes)
         script.give_back(script.borrow(semaphore_bytes), staging)
     script.give_back(sums)

@@ -1,6 +1,6 @@
 """Real training code under fake tensors. The only room that imports torch, and only in the traced process.
 
-    run.py       asks for a tape (no torch)          request.py   what goes to the child and back
+    run.py, limits.py   asks for a tape (no torch)   request.py   what goes to the child and back
     child.py     the traced process                  session.py   puts the pieces together
     recorder.py  sees every operation                ledger.py    blocks, storages, the events so far
     scopes.py    module, phase, step, line of code

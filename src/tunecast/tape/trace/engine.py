@@ -20,7 +20,8 @@ from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import layers_to_trace, leading_layers, steps_of, steps_to_trace, with_layers
-from tunecast.tape.trace.run import Limits, Progress, trace_training
+from tunecast.tape.trace.limits import Limits
+from tunecast.tape.trace.run import Progress, trace_training
 
 WHOLE_STACKS = ("unsloth",)
 """Stacks whose layers are not alike: Unsloth's checkpointing keeps host buffers that grow over the layers."""

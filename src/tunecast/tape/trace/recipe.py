@@ -14,6 +14,7 @@ import torch
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.adapters import ATTENTION
+from tunecast.tape.trace.optimizers import PACKAGED, imported
 from tunecast.tape.trace.recorder import Recorder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -24,10 +25,35 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], recorder:
     torch.zeros(1, device="cuda")  # every program touches the card before it loads; the cache keeps that segment
     model = build(job, config)
     model.train()
+    if job.loss == "chunked":  # TRL's SFTTrainer, which adds it before adapters
+        from trl.trainer.utils import add_fused_lm_head
+
+        add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
     model = adapt(job, model)
+    if job.matmul_dtype == "float8":  # as accelerate prepares a model
+        imported("torchao.float8", "torchao", "convert_to_float8_training", "matmul_dtype")
+        imported("accelerate.utils.ao", "accelerate", "convert_model_to_fp8_ao", "matmul_dtype")(model)
+    if job.matmul_dtype == "float4":
+        multiply_in_float4(model)
     if job.compile:
         model = torch.compile(model)
     take_steps(job, model, lengths, recorder)
+
+
+def multiply_in_float4(model: Any) -> None:
+    """torchao's NVFP4 training, of the layers accelerate would take for float8; its kernels want multiples of 128."""
+    from accelerate.utils.ao import find_first_last_linear_layers
+
+    place = "torchao.prototype.moe_training.nvfp4_training.nvfp4_training"
+    config = imported(place, "torchao", "NVFP4TrainingConfig", "matmul_dtype")()
+    ends = find_first_last_linear_layers(model)
+
+    def chosen(module: Any, name: str) -> bool:
+        if not isinstance(module, torch.nn.Linear) or name in ends:
+            return False
+        return module.in_features % 128 == 0 and module.out_features % 128 == 0
+
+    imported("torchao.quantization", "torchao", "quantize_", "matmul_dtype")(model, config, filter_fn=chosen)
 
 
 def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder) -> None:
@@ -36,15 +62,16 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
     gc.collect()
     torch.cuda.empty_cache()
     outer = [m.weight for m in (model.get_input_embeddings(), model.get_output_embeddings()) if m is not None]
-    optimizer = make_optimizer(job, parameters, outer)
+    optimizer = make_optimizer(job, parameters, outer, model)
     vocabulary = model.config.get_text_config().vocab_size
+    how = {"fused_lm_head": True} if job.loss == "chunked" else {}
     for length in lengths:
         recorder.scopes.begin_step()
         for _ in range(job.grad_accum):
             ids = torch.randint(0, vocabulary, (job.micro_batch, length), device="cuda")
             mask = torch.ones_like(ids)
             with torch.autocast("cuda", DTYPES[job.autocast or "bfloat16"], enabled=job.autocast is not None):
-                loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss / job.grad_accum
+                loss = model(input_ids=ids, attention_mask=mask, labels=ids, **how).loss / job.grad_accum
             loss.backward()
         if job.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(parameters, job.max_grad_norm)
@@ -171,7 +198,8 @@ def adapt(job: Job, model: Any) -> Any:
         except ValueError as error:
             raise UsageError(f"lora: PEFT refuses this model and these settings: {error}", field="lora") from None
     if job.gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        how = {"use_reentrant": bool(job.checkpoint_reentrant)}
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
         if adapters:
             model.enable_input_require_grads()
     return model
@@ -193,9 +221,11 @@ def targets(job: Job, model: Any) -> Any:
     return names
 
 
-def make_optimizer(job: Job, parameters: list[torch.nn.Parameter], outer: Sequence[Any] = ()) -> Any:
+def make_optimizer(job: Job, parameters: list[torch.nn.Parameter], outer: Sequence[Any] = (), model: Any = None) -> Any:
     """`outer` are the weights of embedding and head, which Muon is not for."""
     name = job.optimizer
+    if name in PACKAGED:
+        return PACKAGED[name](model, parameters)
     if name == "muon":
         first_and_last = {id(weight) for weight in outer}
         matrices = [p for p in parameters if p.dim() == 2 and id(p) not in first_and_last]
@@ -232,7 +262,8 @@ def make_optimizer(job: Job, parameters: list[torch.nn.Parameter], outer: Sequen
         "paged_ademamix_8bit": bnb.optim.PagedAdEMAMix8bit,
     }
     if name not in kinds:
-        known = sorted({"adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor", *kinds})
+        own = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor", "muon")
+        known = sorted({*own, *kinds, *PACKAGED})
         raise UsageError(
             f"optimizer: the traced engine does not build {name!r} yet; it builds {', '.join(known)}. "
             "To fix: trace your own script with `tunecast trace`.",

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +22,9 @@ from tunecast.job.job import Job
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
+from tunecast.tape.trace.limits import Limits
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
-from tunecast.units import GIB, gib
+from tunecast.units import gib
 
 PACKAGE = Path(__file__).parents[2]
 START = """
@@ -51,12 +51,6 @@ OFFLINE = {
 
 Progress = Callable[[float], None]
 """Called several times a second with the seconds passed."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    seconds: float = 900
-    memory_bytes: int = 16 * GIB
 
 
 def trace_training(
@@ -148,13 +142,13 @@ def _watch(child: subprocess.Popen[bytes], limits: Limits, progress: Progress | 
         if progress is not None:
             progress(passed)
         if passed > limits.seconds:
-            raise TunecastError(
+            raise NotResolved(
                 f"tracing took longer than {limits.seconds:.0f} s and was stopped. "
                 "To fix: --time-limit SECONDS, fewer --steps, or a smaller script."
             )
         used = resident_bytes(child.pid)
         if used > limits.memory_bytes:
-            raise TunecastError(
+            raise NotResolved(
                 f"tracing used {gib(used)} of host memory, more than {gib(limits.memory_bytes)}, and was stopped. "
                 "To fix: --memory-limit GIB, or let the script hold less real data."
             )

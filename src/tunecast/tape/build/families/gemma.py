@@ -16,9 +16,12 @@ from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 class ScaledEmbedding(Embedding):
     def __init__(self, machine: Machine, rows: int, width: int) -> None:
         super().__init__(machine, rows, width)
-        self.embed_scale = self.buffer(dtype=machine.weights_dtype)
+        if not machine.era.scales_embeddings_in_model:
+            self.embed_scale = self.buffer(dtype=machine.weights_dtype)
 
     def forward(self, ids: Tensor) -> Tensor:
+        if self.machine.era.scales_embeddings_in_model:
+            return super().forward(ids)
         out = ops.multiply(ops.embedding(self.weight, ids), ops.to(self.embed_scale, self.weight.dtype))
         if self.gives_gradient:
             out.requires_grad = True
@@ -47,6 +50,14 @@ class GemmaDecoder(decoder.Decoder):
     layer_class: Any = GemmaLayer
     norm_class: Any = GemmaNorm
     embedding_class: Any = ScaledEmbedding
+
+    def entering(self, inputs_embeds: Tensor) -> Tensor:
+        return ops.scale(inputs_embeds) if not self.rotates else inputs_embeds
+
+    def entering_late(self, hidden_states: Tensor) -> Tensor:
+        """Until transformers 4 the model scaled, a name of its own for the result."""
+        scales = self.rotates and self.machine.era.scales_embeddings_in_model
+        return ops.scale(hidden_states) if scales else hidden_states
 
 
 class Gemma(decoder.CausalLM):

@@ -9,7 +9,7 @@ from tunecast.errors import UsageError
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.modules import Linear, Module
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
 GPT_NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
 
@@ -27,6 +27,7 @@ class CausalLM(decoder.CausalLM):
 
     def __init__(self, machine: Machine, config: Config) -> None:
         Module.__init__(self, machine)
+        self.model_type = str(config["model_type"])
         self.choose_attention(config["model_type"])
         named = {self.usual_names.get(name, name): value for name, value in config.items()}
         config = {**self.defaults, **named}
@@ -35,10 +36,12 @@ class CausalLM(decoder.CausalLM):
         setattr(self, self.head, Linear(machine, self.head_inputs(config), self.vocabulary, self.has_head_bias))
         self.tied = bool(config.get("tie_word_embeddings", False))
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
         hidden_states = self.base()(input_ids, attention_mask=attention_mask)
         logits = self.output_embedding()(ops.alias(hidden_states))
-        return self.loss(logits, labels)
+        if self.machine.era.widens_logits(self.model_type):
+            logits = ops.to(logits, FLOAT32)
+        return self.output(logits, labels)
 
     def head_inputs(self, config: Config) -> int:
         return int(config["hidden_size"])

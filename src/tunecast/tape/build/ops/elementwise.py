@@ -82,12 +82,12 @@ def multiply(a: Tensor, b: Tensor) -> Tensor:
         gradient = gradients[0]
         second = first = None
         if node.needs[1]:
-            second = multiply(gradient, node.take(0))
+            second = multiply(gradient, node.take(1))
         if node.needs[0]:
-            first = multiply(gradient, node.take(1))
+            first = multiply(gradient, node.take(0))
         return first, second
 
-    node = start(a.machine, (a, b), back, (a if b.requires_grad else None, b if a.requires_grad else None))
+    node = start(a.machine, (a, b), back, (b if a.requires_grad else None, a if b.requires_grad else None))
     return finish(node, a.machine.run("mul", (a, b), shape, dtype, strides=elementwise_strides(shape, a, b)))
 
 

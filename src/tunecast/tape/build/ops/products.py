@@ -20,12 +20,12 @@ def matrix_product(a: Tensor, b: Tensor) -> Tensor:
         gradient = gradients[0]
         second = first = None
         if node.needs[1]:
-            second = _mat2_gradient(gradient, node.take(0), shapes[1])
+            second = _mat2_gradient(gradient, node.take(1), shapes[1])
         if node.needs[0]:
-            first = _mat1_gradient(gradient, node.take(1), shapes[0])
+            first = _mat1_gradient(gradient, node.take(0), shapes[0])
         return first, second
 
-    node = start(a.machine, (a, b), back, (a if b.requires_grad else None, b if a.requires_grad else None))
+    node = start(a.machine, (a, b), back, (b if a.requires_grad else None, a if b.requires_grad else None))
     return finish(node, a.machine.run("mm", (a, b), (n, m), a.dtype, 2 * n * k * m, args=(a, b)))
 
 
@@ -150,6 +150,8 @@ def rows_follow_each_other(x: Tensor) -> bool:
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Leading dimensions are flattened; a matrix is multiplied as it is, where flattening the other needs no copy or
     the matrix is trained, else expanded (aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`, `should_fold`)."""
+    if a.dim() == 2 and b.dim() == 2:
+        return matrix_product(a, b)
     if b.dim() == 2 and a.dim() > 2 and (b.requires_grad or rows_follow_each_other(a)):
         flat = reshape(a, -1, a.shape[-1])
         return view(matrix_product(flat, b), *a.shape[:-1], b.shape[1])

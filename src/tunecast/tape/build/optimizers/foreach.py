@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from tunecast.tape.build.optimizers.state import Optimizer, by_dtype
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
-from tunecast.tape.op import MANY
 
 
 class Foreach(Optimizer):
@@ -19,7 +18,7 @@ class Foreach(Optimizer):
         for parameter in trained:
             if id(parameter) not in self.state:
                 self.state[id(parameter)] = self.first_state(parameter)
-        self.machine.module = MANY
+        self.machine.module = self.many
         for dtype, group in by_dtype(trained).items():
             self.update(group, dtype)
 
@@ -98,3 +97,24 @@ class Adagrad(Foreach):
         scaled = self.copies("_foreach_mul", group, dtype)
         self.launch(group, dtype, "_foreach_addcdiv_")
         del roots, scaled
+
+
+class ScheduleFreeSGD(Foreach):
+    """schedulefree 1.4.1: `z`, a copy of the weights that takes the steps; the weights themselves are averages."""
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        self.launch(group, dtype, "_foreach_lerp_", "_foreach_add_", "_foreach_sub_")
+
+
+class ScheduleFreeAdamW(Foreach):
+    """adamw_schedulefree.py, and radam_schedulefree.py from its fifth step on: the denominators are a copy of the
+    second moments."""
+
+    states = 2
+
+    def update(self, group: list[Tensor], dtype: Dtype) -> None:
+        self.launch(group, dtype, "_foreach_mul_", "_foreach_addcmul_")
+        denom = self.copies("_foreach_div", group, dtype)
+        self.launch(group, dtype, "_foreach_sqrt_", "_foreach_add_", "_foreach_div_", "_foreach_lerp_")
+        self.launch(group, dtype, "_foreach_add_", "_foreach_sub_")
+        del denom

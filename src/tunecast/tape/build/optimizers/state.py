@@ -8,9 +8,11 @@ from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
 from tunecast.tape.op import MANY, Role
 
 
-def clip_gradients(parameters: Sequence[Tensor]) -> None:
+def clip_gradients(parameters: Sequence[Tensor]) -> Tensor | None:
     """torch/nn/utils/clip_grad.py: a norm a gradient by kind of dtype, the norm of the norms, one factor for all."""
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients:
+        return None
     machine = parameters[0].machine
     machine.module = MANY
     norms = []
@@ -34,6 +36,7 @@ def clip_gradients(parameters: Sequence[Tensor]) -> None:
         cast = clamped if clamped.dtype == dtype else machine.run("_to_copy", (clamped,), (), dtype)
         machine.launch("_foreach_mul_", (*group, cast), dtype, 0)
     machine.module = ""
+    return total
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> dict[Dtype, list[Tensor]]:
@@ -44,6 +47,9 @@ def by_dtype(tensors: Sequence[Tensor]) -> dict[Dtype, list[Tensor]]:
 
 
 class Optimizer:
+    many = MANY
+    """Whose operations on many weights are: of a single weight's optimizer, its module's."""
+
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         self.parameters = parameters
         self.machine = parameters[0].machine
@@ -68,5 +74,5 @@ class Optimizer:
         out = [machine.run("zeros_like", (), shape, dtype) for shape, dtype in kinds]
         for tensor in out:
             machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
-        machine.module = MANY
+        machine.module = self.many
         return out

@@ -1,7 +1,8 @@
 """Whose program trains: the loop, the modules, the casts and the loss of each `stack`, one file each.
 
 A stack's file has two functions. `model(machine, config)` makes the module tree of a config.json (or None where the
-stack does not know it); `train(job, config, lengths, machine)` is the whole program, from loading to the last step.
+stack does not know it); `train(job, config, lengths, machine)` is the whole program, from loading to the last step,
+and says `machine.end()` there, before its variables die.
 What a program does not do it lists in `REFUSES`: the job's field, and when.
 """
 
@@ -16,7 +17,15 @@ from tunecast.job.job import Job
 from tunecast.tape.build.tensor import Machine
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
-STACKS: Mapping[str, str] = {"transformers": "tunecast.tape.build.stacks.transformers"}
+STACKS: Mapping[str, str] = {
+    "transformers": "tunecast.tape.build.stacks.transformers",
+    "trl": "tunecast.tape.build.stacks.trl",
+    "axolotl": "tunecast.tape.build.stacks.trainer",
+    "llama-factory": "tunecast.tape.build.stacks.trainer",
+    "litgpt": "tunecast.tape.build.stacks.litgpt",
+    "torchtune": "tunecast.tape.build.stacks.torchtune",
+    "unsloth": "tunecast.tape.build.stacks.unsloth",
+}
 
 
 class Program(Protocol):

@@ -7,26 +7,28 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import liger, ops
+from tunecast.tape.build import chunked, float4, float8, foak, gptq, liger, ops
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.compiled import compiled_model
+from tunecast.tape.build.eras import guesses
 from tunecast.tape.build.families import model_of
-from tunecast.tape.build.modules import bring
+from tunecast.tape.build.modules import Linear, bring
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
 from tunecast.tape.build.quantized import quantize
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
 
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
-    "compile": lambda job: job.compile,
-    "matmul_dtype": lambda job: job.matmul_dtype is not None,
-    "kernels": lambda job: "foak" in job.kernels,
-    "quantization": lambda job: job.quantization.format == "gptq",
-    "loss": lambda job: job.loss == "chunked",
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "compile": lambda job: (
+        job.compile
+        and (job.attention.startswith("flash") or bool(job.kernels) or job.quantization.format in ("int8", "gptq"))
+    ),
+    "matmul_dtype": lambda job: job.matmul_dtype is not None and (job.compile or bool(job.kernels) or job.lora.dora),
+    "loss": lambda job: job.loss == "chunked" and (job.stack != "transformers" or bool(job.kernels) or job.compile),
+    "stack_version": lambda job: job.stack_version is not None,
     "offload_activations": lambda job: job.offload_activations,
-    "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
-    "transformers_version": lambda job: job.transformers_version is not None,
 }
 POSITIONS = ("max_position_embeddings", "n_positions")
 
@@ -37,15 +39,43 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    model, parameters, optimizer = prepared(job, config, machine)
+    take_steps(job, model, parameters, optimizer, lengths)
+    machine.end()
+
+
+def prepared(
+    job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt
+) -> tuple[Any, list[Tensor], Optimizer]:
+    """What stands on the card when the first step begins; `adapting` is the stack's own way to it."""
+    require_one_gradient(job)
+    given = job.checkpoint_reentrant
+    machine.reentrant = machine.era.reentrant if given is None else given
     machine.run("zeros", (), (1,), FLOAT32)
     model = load(job, config, machine)
-    adapt(job, model)
+    machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
+    if job.loss == "chunked" and job.stack == "transformers":
+        chunked.apply(model)
+    adapting(job, model)
+    if job.matmul_dtype is not None:
+        (float8 if job.matmul_dtype == "float8" else float4).apply(model)
+    if "foak" in job.kernels:
+        foak.apply(job, model)
     machine.empty_cache()
     parameters = [p for p in model.parameters() if p.requires_grad]
     ends = (model.input_embedding(), model.output_embedding())
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
-    optimizer = make_optimizer(job, parameters, outer)
-    take_steps(job, model, parameters, optimizer, lengths)
+    linear = linear_weights(model)
+    if job.optimizer_in_backward:
+        return model, parameters, InBackward(parameters, lambda own: make_optimizer(job, own, outer, linear))
+    return model, parameters, make_optimizer(job, parameters, outer, linear)
+
+
+def linear_weights(model: Any) -> list[Tensor]:
+    """Of every linear layer but the head; GPT-2's are none to torch."""
+    head = model.output_embedding()
+    linear = (module for module in model.modules() if isinstance(module, Linear) and module is not head)
+    return [module.weight for module in linear if not module.fan_in_fan_out]
 
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
@@ -59,14 +89,16 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}
     model.model_type = text["model_type"]
-    if job.quantization.format is not None:
+    if job.quantization.format == "gptq":
+        gptq.replace_linears(model)
+    elif job.quantization.format is not None:
         quantize(job, model, text.get("initializer_range", 0.02))
     for module in model.modules():
         for tensor in module.own.values():
             if tensor.storage is None:
                 bring(tensor, module.path)
     model.tie()
-    if "liger" in job.kernels:
+    if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         liger.apply(model, text["model_type"])
     return model
 
@@ -82,6 +114,7 @@ def take_steps(
 ) -> None:
     """The loop of `take_steps` in tape/trace/recipe.py."""
     machine = model.machine
+    run = compiled_model(model) if job.compile else model
     dtype = DTYPES[job.autocast] if job.autocast else None
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
@@ -90,7 +123,7 @@ def take_steps(
             mask = machine.run("ones_like", (ids,), ids.shape, INT64)
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with machine.autocasting(dtype):
-                loss = ops.scale(model(ids, mask, ids), "div")
+                loss = ops.scale(run(ids, mask, ids), "div")
             backward(loss)
         if job.max_grad_norm:
             clip_gradients(parameters)

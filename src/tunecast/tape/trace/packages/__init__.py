@@ -62,6 +62,7 @@ def after_import(name: str, action: Action) -> None:
 def install(recorder: Any) -> None:
     from tunecast.tape.trace.packages import (
         accelerate,
+        apollo,
         bitsandbytes,
         collectives,
         ddp,
@@ -76,7 +77,7 @@ def install(recorder: Any) -> None:
     )
 
     for package in (
-        accelerate, bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp, inductor,
+        accelerate, apollo, bitsandbytes, collectives, ddp, distributed, dtensor, flash_attention, fsdp, inductor,
         transformers, triton, unsloth,
     ):  # fmt: skip
         package.install(recorder)

@@ -55,6 +55,8 @@ def install(recorder: Recorder) -> None:
         for number in (2, 3):
             if number in table:
                 table[number]["general_availability_check"] = lambda *args, **kwargs: True
+        if not hasattr(module, "_lazy_imports"):  # transformers before 4.54 knows one flash-attn
+            return
         imports: Callable[..., Any] = module._lazy_imports
 
         def _lazy_imports(implementation: Any, *args: Any, **kwargs: Any) -> Any:

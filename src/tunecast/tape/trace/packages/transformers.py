@@ -56,6 +56,8 @@ def install(recorder: Recorder) -> None:
 
 def find_offered_models(module: ModuleType, recorder: Recorder) -> None:
     """`cached_files` is where every name becomes a path."""
+    if not hasattr(module, "cached_files"):  # older releases: scripts that make their model from a config run
+        return
     find = module.cached_files
 
     def cached_files(path_or_repo_id: Any, filenames: Any, *args: Any, **kwargs: Any) -> Any:
@@ -81,6 +83,8 @@ def find_offered_models(module: ModuleType, recorder: Recorder) -> None:
 
 
 def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
+    if not hasattr(module, "_get_resolved_checkpoint_files"):  # transformers before 4.50
+        return
     resolve, quantizer = module._get_resolved_checkpoint_files, module.get_hf_quantizer
     loading: list[Any] = []  # the configuration of the model being loaded, which `resolve` is not told
 

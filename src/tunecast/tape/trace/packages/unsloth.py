@@ -84,7 +84,8 @@ def allocate_from_pools(module: ModuleType) -> None:
     (torch/csrc/inductor/inductor_ops.cpp, `_alloc_from_pool`)."""
 
     def _alloc_from_pool(pool: torch.Tensor, offset: int, dtype: torch.dtype, size: Any, stride: Any) -> torch.Tensor:
-        whole = pool.view(torch.uint8).flatten()
+        held = pool.untyped_storage().nbytes() // pool.itemsize  # a pool may itself be a buffer of any strides
+        whole = pool.as_strided((held,), (1,), 0).view(torch.uint8)
         values = whole[: whole.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
         return values.as_strided(size, stride, offset // dtype.itemsize)
 

@@ -1,0 +1,241 @@
+"""The 80 % ranges of a prediction from the residuals of measured runs; writes src/tunecast/predict/ranges_table.py.
+
+    python benchmarks/ranges.py             write the table
+    python benchmarks/ranges.py --show      print it with every run outside its range
+
+A run that was predicted before it was measured counts with that first prediction, since a user's job is new to us too;
+the runs of h200_runs.jsonl and the published ones with that of the committed result. Left out: published rows whose
+adapter a job can only call LoRA (`variant`), which never were the job that is predicted. Rows with doubts count.
+
+Of each group of runs (`tunecast.predict.ranges`) and each kind of memory, off = measured / predicted - 1, and 0 where
+that is less than the floor. With n of them, the range ends at the (n + 1) x 0.9-th from below and from above (that is
+conformal, a tenth on each side). With too few for that it is symmetric and ends at the (n + 1) x 0.8-th of their sizes;
+with fewer than four it is assumed. It never excludes the prediction itself. Covered: each model's runs judged by a
+range made of all other models' runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+from figures import load  # noqa: E402
+from public_figures import KIND_FIELDS  # noqa: E402
+
+from tunecast.predict.prediction import H200_CONTEXT  # noqa: E402
+from tunecast.predict.ranges import (  # noqa: E402
+    ELSEWHERE,
+    FLOOR_BYTES,
+    GUESSED,
+    KINDS,
+    MEASURED_CARD,
+    Band,
+    Basis,
+    band_of,
+)
+
+TABLE = HERE.parent / "src" / "tunecast" / "predict" / "ranges_table.py"
+SHARE = 0.8
+USUAL = Basis().stack
+ASSUMED = {MEASURED_CARD: 0.0, ELSEWHERE: 0.01, GUESSED: 0.05}
+"""Where fewer runs than four say something. Elsewhere: kernels' workspaces follow their source code, unchecked, tens of
+MiB of a peak of some GiB. Guessed: what the benchmark allows the runs it knows least about."""
+Row = dict[str, Any]
+
+
+class Residual(NamedTuple):
+    run: str
+    model: str
+    basis: Basis
+    kind: str
+    predicted_bytes: int
+    measured_bytes: int
+
+    @property
+    def off(self) -> float:
+        """0 where the floor covers it."""
+        apart = self.measured_bytes - self.predicted_bytes
+        return 0.0 if abs(apart) <= FLOOR_BYTES[self.kind] else apart / self.predicted_bytes
+
+
+def residuals() -> list[Residual]:
+    return [*_h200(), *_predicted_first(), *_published()]
+
+
+def _h200() -> Iterable[Residual]:
+    models = {row["job"]["id"]: row["job"]["model"] for row in _lines("h200_runs.jsonl")}
+    for row in load("memory_analytic.json")["rows"]:
+        if "error" in row:
+            basis = Basis(guessed=bool(row["guesses"]))
+            for kind in KINDS:
+                field = f"{kind}_bytes"
+                yield Residual(
+                    row["id"], models[row["id"]], basis, kind, row["predicted"][field], row["measured"][field]
+                )
+
+
+def _predicted_first() -> Iterable[Residual]:
+    """By either engine: what the tape says is the same."""
+    for name in ("generated_runs.jsonl", "closed_runs.jsonl", "script_runs.jsonl", "unsloth_runs.jsonl"):
+        for row in _lines(name):
+            said, measured = row.get("predicted"), row.get("measured", {})
+            if said is None or not (said["completed"] and measured.get("completed")):
+                continue
+            run = row["job"]["id"] if "job" in row else row["id"]
+            model = row["job"]["model"] if "job" in row else row.get("about", run).partition(" ")[0].strip(",")
+            basis = Basis(guessed=bool(row.get("guesses")))
+            yield Residual(run, model, basis, "allocated", said["allocated_bytes"], measured["peak_alloc"])
+            yield Residual(run, model, basis, "reserved", said["reserved_bytes"], measured["peak_reserved"])
+            if "device_used" in measured:
+                predicted = said["reserved_bytes"] + H200_CONTEXT.nbytes
+                yield Residual(run, model, basis, "device", predicted, measured["device_used"])
+
+
+def _published() -> Iterable[Residual]:
+    models = {row["id"]: row["job"]["model"] for row in _lines("public_memory.jsonl")}
+    for row in load("public_memory.json")["rows"]:
+        said = row["said"]["tunecast"]
+        if "refused" in said or "variant" in row:
+            continue
+        basis = Basis(row["stack"], measured_card=False, guessed=bool(said.get("guessed")))
+        field = KIND_FIELDS[row["kind"]]
+        model, kind = models[row["id"]], field.removesuffix("_bytes")
+        yield Residual(row["id"], model, basis, kind, said[field], row["measured_bytes"])
+        if "measured_device_bytes" in row:
+            yield Residual(row["id"], model, basis, "device", said["device_bytes"], row["measured_device_bytes"])
+
+
+def _lines(name: str) -> list[Row]:
+    return [json.loads(line) for line in (HERE / "data" / name).read_text().splitlines()]
+
+
+def groups(found: Sequence[Residual]) -> dict[str, Callable[[Residual], bool]]:
+    """Which runs make each group's range. Other stacks' runs are of other releases: each makes its own range, with what
+    its program guesses, and no other's, whether that would be narrower or wider."""
+    stacks = sorted({r.basis.stack for r in found if r.basis.stack != USUAL})
+    return {
+        MEASURED_CARD: lambda r: r.basis == Basis(),
+        ELSEWHERE: lambda r: r.basis == Basis(measured_card=False),
+        **{name: lambda r, name=name: r.basis.stack == name for name in stacks},  # type: ignore[misc]
+        GUESSED: lambda r: r.basis.guessed and r.basis.stack == USUAL,
+    }
+
+
+def ends(off: Sequence[float]) -> tuple[float, float] | None:
+    """How far below and above a prediction the range ends; None where there are too few."""
+    n = len(off)
+    side = math.ceil((n + 1) * (1 + SHARE) / 2)
+    if side <= n:
+        ordered = sorted(off)
+        return max(0.0, -ordered[n - side]), max(0.0, ordered[side - 1])
+    both = math.ceil((n + 1) * SHARE)
+    if both <= n:
+        size = sorted(map(abs, off))[both - 1]
+        return size, size
+    return None
+
+
+def covers(found: tuple[float, float], off: float) -> bool:
+    return -found[0] <= off <= found[1]
+
+
+def covered(members: Sequence[Residual]) -> float | None:
+    """The share that lies in a range made of the other models' runs; None where those are too few for any model."""
+    inside = []
+    for model in {r.model for r in members}:
+        others = ends([r.off for r in members if r.model != model])
+        if others is None:
+            return None
+        inside += [covers(others, r.off) for r in members if r.model == model]
+    return sum(inside) / len(inside)
+
+
+def bands(found: Sequence[Residual]) -> dict[tuple[str, str], Band]:
+    table: dict[tuple[str, str], Band] = {}
+    for name, belongs in groups(found).items():
+        for kind in KINDS:
+            if (name, kind) == (ELSEWHERE, "device"):
+                continue  # of no such run it was read; made of reserved and of contexts: `prediction.memory_of`
+            members = [r for r in found if r.kind == kind and belongs(r)]
+            made = ends([r.off for r in members])
+            if made is None and name not in ASSUMED:
+                continue  # a stack nobody measured in this kind is judged as any run on another card
+            below, above = made or (ASSUMED[name], ASSUMED[name])
+            below, above = (math.ceil(side * 1e5) / 1e5 for side in (below, above))
+            share = covered(members) if made else None
+            table[name, kind] = Band(
+                below, above, len(members), len({r.model for r in members}), share and round(share, 3)
+            )
+    for name, kind in list(table):
+        # The device holds what is reserved and a context: where only the device was read, reserved is known no better.
+        if kind == "device" and (name, "reserved") not in table:
+            table[name, "reserved"] = table[name, "device"]
+    return table
+
+
+def half_width(found: Residual, table: dict[tuple[str, str], Band]) -> float:
+    """Of the range a prediction would come with, as a share of it."""
+    band = band_of(found.kind, found.basis, table)
+    floor = FLOOR_BYTES[found.kind] / found.predicted_bytes
+    return (max(floor, band.below) + max(floor, band.above)) / 2
+
+
+def median_half_widths(found: Sequence[Residual], table: dict[tuple[str, str], Band]) -> dict[str, float]:
+    return {kind: statistics.median(half_width(r, table) for r in found if r.kind == kind) for kind in KINDS}
+
+
+HEAD = '''"""How far measured runs lie from their predictions. Written by `benchmarks/ranges.py`; do not edit.
+
+From {card} runs of one H200 (2026-11-15) and {public} published ones, as benchmarks/data and benchmarks/results have
+them. A line: a group and a kind, and of it the fields of `tunecast.predict.ranges.Band`.
+"""
+
+from __future__ import annotations
+
+BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {{
+'''
+
+
+def written(found: Sequence[Residual]) -> str:
+    """The table as a Python file."""
+    runs = {(r.run, r.basis.measured_card) for r in found}
+    lines = [
+        HEAD.format(
+            card=sum(measured for _, measured in runs),
+            public=sum(not measured for _, measured in runs),
+        )
+    ]
+    for (name, kind), band in bands(found).items():
+        values = f"{band.below:.5f}, {band.above:.5f}, {band.runs}, {band.models}, {band.covered}"
+        lines.append(f'    ("{name}", "{kind}"): ({values}),\n')
+    return "".join([*lines, "}\n"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--show", action="store_true", help="print, write nothing")
+    found = residuals()
+    if parser.parse_args().show:
+        table = bands(found)
+        for key, band in table.items():
+            print(*key, band)
+        for r in sorted(found, key=lambda r: -abs(r.off)):
+            band = band_of(r.kind, r.basis, table)
+            if not covers((band.below, band.above), r.off):
+                print(f"{r.run} {r.kind} {r.off:+.3%}", *r.basis)
+        print({kind: f"{share:.4%}" for kind, share in median_half_widths(found, table).items()})
+        return
+    TABLE.write_text(written(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""How long the closed form takes, beside a bare interpreter and the peers, all in one run; writes `results/speed.json`.
+
+    python benchmarks/speed.py [--peers ENV/bin/python] [--only in_process|growth|cold|many]
+
+Figures are medians, and the best beside them: a shared machine is never still. The bare interpreter starts in turn with
+everything it is compared with, under the same environment. Time is reported, not promised by tests.
+
+in_process  one 8B job in a process that has answered one before; each with another length, so that nothing is known yet
+growth      the same job over models of ever more layers
+cold        a command from nothing to its answer, and `python -c pass`
+many        a file of 1,000 jobs in JSON Lines, as one command and as two at once
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parent / "src"
+sys.path[:0] = [str(HERE), str(SOURCE)]
+
+from memory import commit  # noqa: E402
+
+from tunecast.job import job_from_dict  # noqa: E402
+from tunecast.job.registry import bundled_config, bundled_models  # noqa: E402
+from tunecast.predict.engines import predicted  # noqa: E402
+
+Figures = dict[str, Any]
+TIMES = 20
+STARTS = 11
+JOBS: dict[str, Figures] = {
+    "full": {"method": "full", "weights_dtype": "bfloat16", "autocast": None, "gradient_checkpointing": True},
+    "lora": {"method": "lora", "weights_dtype": "bfloat16"},
+    "qlora": {"method": "qlora", "weights_dtype": "bfloat16", "gradient_checkpointing": True},
+}
+GROWTH = ("llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "llama-3.1-405b")
+SWEPT = ("llama-3.2-1b", "llama-3.1-8b", "qwen2.5-7b", "mistral-7b", "gemma-2-9b")
+MANY, MANY_SEED = 1000, 20261117
+LIMIT_S = 240.0
+
+
+def seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+def told(values: Sequence[float]) -> Figures:
+    return {"median_s": round(statistics.median(values), 5), "best_s": round(min(values), 5), "times": len(values)}
+
+
+def in_process() -> Figures:
+    """The memory alone, and the whole prediction: that has the least capacity as well, which takes several replays."""
+    found: Figures = {}
+    for name, values in JOBS.items():
+        memory, whole = [], []
+        predicted(job_from_dict({"model": "llama-3.1-8b", "seq_len": 1024, **values}))
+        for number in range(TIMES):
+            job = job_from_dict({"model": "llama-3.1-8b", "seq_len": 2048 + 8 * number, **values})
+            start = time.perf_counter()
+            done = predicted(job)
+            done.held.at_peak  # noqa: B018  what is asked for is computed
+            memory.append(time.perf_counter() - start)
+            done.prediction  # noqa: B018
+            whole.append(time.perf_counter() - start)
+        found[name] = {"memory": told(memory), "with_least_capacity": told(whole)}
+    return found
+
+
+def growth() -> list[Figures]:
+    found = []
+    for model in GROWTH:
+        layers = int(bundled_config(model)["num_hidden_layers"])
+        times = []
+        for number in range(6):
+            job = job_from_dict({"model": model, "seq_len": 2048 + 8 * number, **JOBS["lora"]})
+            times.append(seconds(lambda job=job: predicted(job)))  # type: ignore[misc]
+        found.append({"model": model, "layers": layers, "memory": told(times[1:])})
+    return found
+
+
+def start_s(command: Sequence[str], environment: dict[str, str]) -> float:
+    return seconds(lambda: subprocess.run(command, env=environment, capture_output=True, check=True))
+
+
+def cold(peers: str | None) -> Figures:
+    """Started in turns: whatever else the machine does falls on all alike."""
+    python = sys.executable
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    commands: dict[str, Sequence[str]] = {
+        "python -c pass": [python, "-c", "pass"],
+        "tunecast predict llama-3.1-8b --json": [python, "-m", "tunecast", "predict", "llama-3.1-8b", "--json"],
+        "tunecast --version": [python, "-m", "tunecast", "--version"],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        if peers is not None:
+            config = Path(folder) / "config.json"
+            config.write_text(json.dumps(bundled_config("llama-3.1-8b")))
+            beside = Path(peers).parent
+            commands["peers' python -c pass"] = [peers, "-c", "pass"]
+            commands["vramcalc estimate CONFIG --train --json"] = [
+                *(str(beside / "vramcalc"), "estimate", folder, "--train", "--json")
+            ]
+            # With a model it asks the Hub for its configuration: this one needs no network, nor does it estimate.
+            commands["fitcheck --list-gpus"] = [str(beside / "fitcheck"), "--list-gpus"]
+        times: dict[str, list[float]] = {name: [] for name in commands}
+        for _ in range(STARTS):
+            for name, command in commands.items():
+                times[name].append(start_s(command, environment))
+    bare = statistics.median(times["python -c pass"])
+    return {
+        name: told(values) | {"of_a_bare_start": round(statistics.median(values) / bare, 2)}
+        for name, values in times.items()
+    }
+
+
+def many_jobs(count: int = MANY) -> list[Figures]:
+    """A planner's questions: every combination of a few choices, in an order without system, with ids."""
+    choices = itertools.product(
+        SWEPT, JOBS, (512, 1024, 2048, 4096), (1, 2, 4, 8), (8, 16, 64), ("rtx-4090", "a100-sxm-80gb", "h200-sxm-141gb")
+    )
+    all_of_them = [
+        {"model": model, **JOBS[method], "seq_len": length, "micro_batch": batch, "hardware": {"gpu": gpu}}
+        | ({} if method == "full" else {"lora": {"rank": rank}})
+        for model, method, length, batch, rank, gpu in choices
+        if method != "full" or rank == 8
+    ]
+    random.Random(MANY_SEED).shuffle(all_of_them)
+    return [{"id": number, **job} for number, job in enumerate(all_of_them[:count])]
+
+
+def many(count: int) -> Figures:
+    """Ended after a limit, where the rate so far tells the rest."""
+    jobs = many_jobs(count)
+    found: Figures = {"jobs": len(jobs), "models": len({job["model"] for job in jobs})}
+    for name, parts in (("one command", 1), ("two commands at once", 2)):
+        with tempfile.TemporaryDirectory() as folder:
+            commands = []
+            for part in range(parts):
+                path = Path(folder) / f"jobs{part}.jsonl"
+                path.write_text("".join(json.dumps(job) + "\n" for job in jobs[part::parts]))
+                commands.append([sys.executable, "-m", "tunecast", "predict", str(path), "--json"])
+            found[name] = answered(commands, Path(folder))
+    return found
+
+
+def answered(commands: Sequence[Sequence[str]], folder: Path) -> Figures:
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    outputs = [folder / f"out{number}.jsonl" for number in range(len(commands))]
+    start = time.perf_counter()
+    children = []
+    for command, output in zip(commands, outputs, strict=True):
+        with output.open("wb") as out:
+            children.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.DEVNULL))
+    for child in children:
+        try:
+            child.wait(max(1.0, LIMIT_S - (time.perf_counter() - start)))
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    passed = time.perf_counter() - start
+    lines = [json.loads(line) for output in outputs for line in output.read_text().splitlines() if line.endswith("}")]
+    errors = sum("error" in line for line in lines)
+    return {
+        "seconds": round(passed, 2),
+        "answers": len(lines) - errors,
+        "errors": errors,
+        "jobs_per_s": round(len(lines) / passed, 1),
+    }
+
+
+def machine() -> Figures:
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "load_before": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "cpu": next(
+            (
+                line.partition(":")[2].strip()
+                for line in Path("/proc/cpuinfo").read_text().splitlines()
+                if line.startswith("model name")
+            ),
+            platform.machine(),
+        ),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", help="interpreter with fitcheck-llm and vramcalc; without it they are not started")
+    parser.add_argument("--only", choices=("in_process", "growth", "cold", "many"), help="prints, writes nothing")
+    parser.add_argument("--count", type=int, default=MANY, help="jobs of the file")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "speed.json")
+    options = parser.parse_args()
+    if options.peers and shutil.which(options.peers) is None:
+        parser.error(f"--peers: there is no interpreter {options.peers}")
+    parts: dict[str, Callable[[], Any]] = {
+        "in_process": in_process,
+        "growth": growth,
+        "cold": lambda: cold(options.peers),
+        "many": lambda: many(options.count),
+    }
+    result: Figures = {"commit": commit(), "machine": machine(), "models_known": len(bundled_models())}
+    for name, part in parts.items():
+        if options.only in (None, name):
+            result[name] = part()
+            print(name, json.dumps(result[name], indent=1), flush=True)
+    if options.only is None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""How far a prediction may be off: an 80 % range for each kind of memory, from what measured runs show.
+
+`ranges_table.py` is written by `benchmarks/ranges.py` from the residuals of all measured runs; no other number stands
+here. Runs are alike where the same is known about them:
+
+    the stack's own   the closed form follows a release of TRL, litgpt or torchtune that others measured
+    measured card     an exact tape on the card that was measured, the H200
+    elsewhere         an exact tape on any other card, of transformers' own loop
+    guessed           a tape with guesses: at least this wide, wherever it runs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tunecast.predict.ranges_table import BANDS
+from tunecast.units import MIB
+
+MEASURED_CARD, ELSEWHERE, GUESSED = "measured card", "elsewhere", "guessed"
+KINDS = ("allocated", "reserved", "device")
+FLOOR_BYTES = {"allocated": 512, "reserved": 2 * MIB, "device": 2 * MIB}
+"""The least there can be: PyTorch's allocator rounds to blocks of 512 bytes and to segments of 2 MiB."""
+
+
+BandFields = tuple[float, float, int, int, float | None]
+
+
+class Band(NamedTuple):
+    below: float
+    """How far below the prediction the range begins, as a share of it."""
+    above: float
+    runs: int
+    models: int
+    covered: float | None
+    """The share of runs inside a range made of the other models' runs; None where those are too few."""
+
+
+class Basis(NamedTuple):
+    """What is known of a prediction before it is compared with anything."""
+
+    stack: str = "transformers"
+    measured_card: bool = True
+    guessed: bool = False
+
+
+def band_of(kind: str, basis: Basis, bands: Mapping[tuple[str, str], BandFields] | None = None) -> Band:
+    """Of the stack's own runs where there are enough, else of those on such a card; a guess can only make it wider."""
+    table = BANDS if bands is None else bands
+    where = MEASURED_CARD if basis.measured_card else ELSEWHERE
+    band = Band(*table[(basis.stack, kind) if (basis.stack, kind) in table else (where, kind)])
+    if not basis.guessed:
+        return band
+    guessed = Band(*table[GUESSED, kind])
+    return band._replace(below=max(band.below, guessed.below), above=max(band.above, guessed.above))
+
+
+def range_of(nbytes: int, kind: str, basis: Basis) -> tuple[int, int]:
+    """The 80 % range around a prediction."""
+    band = band_of(kind, basis)
+    floor = FLOOR_BYTES[kind]
+    below, above = max(floor, int(nbytes * band.below)), max(floor, int(nbytes * band.above))
+    return max(0, nbytes - below), nbytes + above
+
+
+def device_was_measured(basis: Basis) -> bool:
+    """Whether such runs' device memory was ever read. Else all that is known of it is what contexts hold elsewhere."""
+    return basis.measured_card or (basis.stack, "device") in BANDS

@@ -1,0 +1,23 @@
+"""How far measured runs lie from their predictions. Written by `benchmarks/ranges.py`; do not edit.
+
+From 118 runs of one H200 (2026-11-15) and 120 published ones, as benchmarks/data and benchmarks/results have
+them. A line: a group and a kind, and of it the fields of `tunecast.predict.ranges.Band`.
+"""
+
+from __future__ import annotations
+
+BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {
+    ("measured card", "allocated"): (0.00000, 0.00000, 115, 37, 0.939),
+    ("measured card", "reserved"): (0.00000, 0.00000, 115, 37, 0.861),
+    ("measured card", "device"): (0.00021, 0.00082, 105, 34, 0.829),
+    ("elsewhere", "allocated"): (0.01000, 0.01000, 0, 0, None),
+    ("elsewhere", "reserved"): (0.01399, 0.04476, 10, 1, None),
+    ("litgpt", "allocated"): (0.00775, 0.00124, 35, 10, 0.8),
+    ("torchtune", "allocated"): (0.05952, 0.05952, 8, 2, None),
+    ("trl", "allocated"): (0.00003, 0.00002, 65, 2, 0.8),
+    ("trl", "device"): (0.02207, 0.18709, 65, 2, 0.831),
+    ("guessed", "allocated"): (0.05000, 0.05000, 3, 3, None),
+    ("guessed", "reserved"): (0.05000, 0.05000, 3, 3, None),
+    ("guessed", "device"): (0.05000, 0.05000, 3, 3, None),
+    ("trl", "reserved"): (0.02207, 0.18709, 65, 2, 0.831),
+}

@@ -1,0 +1,389 @@
+"""A program's requests and frees, replayed through the allocator, phase by phase.
+
+A run takes the same step many times, and after one or two of them the allocator does the same each time but for a few
+small blocks: the batch wanders, since the next one is made before the last one dies. So what a stretch of a step did is
+kept, and when it comes again to large pools that are as they were (`_Known.holds`), they end as they ended then. Pools
+share nothing but the capacity, so small blocks, which are a third, are replayed alone. They are as large wherever they
+lie, so what is allocated when is known as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
+from typing import NamedTuple
+
+from tunecast.predict.allocator import UNLIMITED, AllocatorSettings, CachingAllocator, OutOfMemory, Place, WouldFree
+from tunecast.tape.fold import Folded
+from tunecast.tape.op import Phase, Role, Tape
+from tunecast.tape.program import EMPTY_CACHE, Program, Stretch, program
+
+KEPT_STEPS = 3
+"""A capacity that binds at all mostly does so in the first steps."""
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """Where a run died, with the figures of torch's message."""
+
+    request: int
+    """The how-manieth of the run it was, from 0."""
+    block: int
+    """Whose request it was."""
+    phase: Phase
+    step: int
+    requested_bytes: int
+    segment_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The most that was held in one phase of one step; what it started with counts."""
+
+    step: int
+    phase: Phase
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+class Course(NamedTuple):
+    """How one stretch of the run went."""
+
+    position: int
+    """The step, by its place in the run; -1: loading."""
+    stretch: Stretch
+    start_bytes: int
+    peak_bytes: int
+    """Allocated, at its start and at most."""
+    given: Sequence[int]
+    """What each request was given, in order."""
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What torch would report of the run. Where it died (`completed` is False), of the run until then."""
+
+    completed: bool
+    out_of_memory: Exhausted | None
+    model_bytes: int
+    """Allocated right before the first Begin that is not LOAD."""
+    load_peak_bytes: int
+    allocated_bytes: int
+    """max_memory_allocated, with the peaks reset where `model_bytes` is taken."""
+    reserved_bytes: int
+    """max_memory_reserved, likewise."""
+    peaks: tuple[PhasePeak, ...]
+    """In the order the phases first began, LOAD included."""
+    peak_phase: Phase
+    """Where `allocated_bytes` was reached first."""
+    retries: int
+    courses: Sequence[Course] = field(default=(), repr=False, compare=False)
+
+
+def rows_of(tape: Tape | Folded | Program) -> Program:
+    if isinstance(tape, Program):
+        return tape
+    return tape.program if isinstance(tape, Folded) else program(tape)
+
+
+def replay(tape: Tape | Folded | Program, settings: AllocatorSettings, capacity_bytes: int | None = None) -> Replay:
+    """Run the tape's allocations. A capacity binds from the first of them, loading included."""
+    return _Run(rows_of(tape), settings, capacity_bytes).replay()
+
+
+class Replays:
+    """One program under one set of settings, and ever other capacities."""
+
+    def __init__(self, rows: Program, settings: AllocatorSettings) -> None:
+        self.rows, self.settings = rows, settings
+
+    @cached_property
+    def _first(self) -> _Run:
+        return _Run(self.rows, self.settings, None, keeps=not self.settings.needs_capacity)
+
+    @cached_property
+    def unlimited(self) -> Replay:
+        return self._first.replay()
+
+    def within(self, capacity_bytes: int) -> Replay:
+        """Until the capacity first binds the run goes as without one, so it starts at a step that it reached so."""
+        if not self.settings.needs_capacity and capacity_bytes >= max(p.reserved_bytes for p in self.unlimited.peaks):
+            return self.unlimited
+        reached = [kept for kept in self._first.kept if kept.allocator.reserved_bytes <= capacity_bytes]
+        if reached and reached[-1].peak_reserved_bytes <= capacity_bytes:
+            return reached[-1].continued(capacity_bytes).replay()
+        return _Run(self.rows, self.settings, capacity_bytes).replay()
+
+
+class _Run:
+    def __init__(
+        self, rows: Program, settings: AllocatorSettings, capacity_bytes: int | None, *, keeps: bool = False
+    ) -> None:
+        self.rows, self.settings = rows, settings
+        self.allocator = CachingAllocator(settings, capacity_bytes)
+        plain = (settings.expandable_segments, settings.garbage_collection_threshold, settings.roundup_power2_divisions)
+        self.alone = rows.streams is None and not any(plain)
+        """Whether a pool's own free blocks alone decide about a request."""
+        self.known: dict[tuple[int, int], _Known] = {}
+        """What a stretch did, by its step and place in it."""
+        self.courses: list[Course] = []
+        self.peaks: dict[tuple[int, Phase], tuple[int, int]] = {}
+        self.model_bytes: int | None = None
+        self.reserved_bytes = 0
+        self.position = -1
+        """The next step; -1: loading."""
+        self.keeps = keeps
+        self.kept: list[_Run] = []
+        """The run as it was at the start of its first steps."""
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return max((reserved for _, reserved in self.peaks.values()), default=0)
+
+    def continued(self, capacity_bytes: int) -> _Run:
+        """This run from where it is, under a capacity."""
+        other = _Run(self.rows, self.settings, capacity_bytes)
+        other.allocator = self.allocator.copied(capacity_bytes)
+        other.courses, other.peaks = self.courses[:], dict(self.peaks)
+        other.model_bytes, other.reserved_bytes, other.position = self.model_bytes, self.reserved_bytes, self.position
+        return other
+
+    def replay(self) -> Replay:
+        rows, allocator = self.rows, self.allocator
+        again = {step for step in rows.order if rows.order.count(step) > 1}
+        died = None
+        try:
+            if self.position < 0:
+                for stretch in rows.stretches[0]:
+                    self._take(-1, stretch, None)
+                self.position = 0
+            for position, step in list(enumerate(rows.order))[self.position :]:
+                self.position = position
+                if self.keeps and position < KEPT_STEPS:
+                    self.kept.append(self.continued(UNLIMITED))
+                allocator.rename(rows.handed_over(position))
+                for number, stretch in enumerate(rows.stretches[step + 1]):
+                    self._take(position, stretch, (step, number) if step in again else None)
+        except OutOfMemory as error:
+            died = self._exhausted(error)
+        load_bytes = [most for (_, phase), (most, _) in self.peaks.items() if phase is Phase.LOAD]
+        if self.model_bytes is None:
+            self.model_bytes = allocated_bytes = allocator.allocated_bytes
+            reserved_bytes, peak_phase = allocator.reserved_bytes, Phase.LOAD
+        else:
+            trained = [course for course in self.courses if course.position >= 0]
+            highest = max(trained, key=lambda course: course.peak_bytes)
+            allocated_bytes, peak_phase = highest.peak_bytes, highest.stretch.begin.phase
+            reserved_bytes = self.reserved_bytes
+        return Replay(
+            completed=died is None,
+            out_of_memory=died,
+            model_bytes=self.model_bytes,
+            load_peak_bytes=max(load_bytes, default=0),
+            allocated_bytes=allocated_bytes,
+            reserved_bytes=reserved_bytes,
+            peaks=tuple(PhasePeak(step, phase, *both) for (step, phase), both in self.peaks.items()),
+            peak_phase=peak_phase,
+            retries=allocator.retries,
+            courses=self.courses,
+        )
+
+    def _take(self, position: int, stretch: Stretch, key: tuple[int, int] | None) -> None:
+        allocator = self.allocator
+        if position >= 0 and self.model_bytes is None:
+            self.model_bytes = allocator.allocated_bytes
+        allocator.reset_peaks()
+        start_bytes = allocator.allocated_bytes
+        known = self.known.get(key) if key is not None else None
+        if known is not None and known.holds(allocator) and self._repeated(known):
+            self._close(Course(position, stretch, start_bytes, start_bytes + known.rise_bytes, known.given))
+            return
+        given: list[int] = []
+        before = None
+        if key is not None and self.alone and not self._empties(stretch):
+            before = _Before.of(allocator, self.rows, stretch)
+        try:
+            self._play(stretch, given)
+        finally:
+            self._close(Course(position, stretch, start_bytes, allocator.peak_allocated_bytes, given))
+        if key is not None:
+            self.known.pop(key, None)
+            if before is not None and before.growths == allocator.growths:
+                self.known[key] = _Known(self.rows, stretch, before, allocator, given)
+
+    def _repeated(self, known: _Known) -> bool:
+        """The large pool ends as it ended; the small blocks are replayed, if that needs nothing of the large pool."""
+        try:
+            with self.allocator.without_freeing():
+                known.play_small(self.allocator)
+        except WouldFree:
+            return False
+        known.repeat_large(self.allocator)
+        return True
+
+    def _empties(self, stretch: Stretch) -> bool:
+        return EMPTY_CACHE in self.rows.sizes[stretch.start : stretch.end]
+
+    def _play(self, stretch: Stretch, given: list[int]) -> None:
+        rows, start = self.rows, stretch.start
+        sizes = rows.sizes[start : stretch.end]
+        empties = [start + row for row, size in enumerate(sizes) if size == EMPTY_CACHE] if EMPTY_CACHE in sizes else []
+        for end in [*empties, stretch.end]:
+            streams = repeat(0) if rows.streams is None else rows.streams[start:end]
+            self.allocator.play(rows.blocks[start:end], rows.sizes[start:end], streams, given)
+            if end < stretch.end:
+                self.allocator.empty_cache()
+            start = end + 1
+
+    def _close(self, course: Course) -> None:
+        self.courses.append(course)
+        step, phase = max(0, course.position), course.stretch.begin.phase
+        if course.position < 0:
+            step = course.stretch.begin.step
+        elif self.reserved_bytes < self.allocator.peak_reserved_bytes:
+            self.reserved_bytes = self.allocator.peak_reserved_bytes
+        most, reserved = self.peaks.get((step, phase), (0, 0))
+        self.peaks[step, phase] = (
+            max(most, course.peak_bytes), max(reserved, self.allocator.peak_reserved_bytes),
+        )  # fmt: skip
+
+    def _exhausted(self, error: OutOfMemory) -> Exhausted:
+        last = self.courses[-1]
+        rows, (begin, start, end) = self.rows, last.stretch
+        asking = [b for b, s in zip(rows.blocks[start:end], rows.sizes[start:end], strict=True) if s >= 0]
+        return Exhausted(
+            request=sum(len(course.given) for course in self.courses),
+            block=asking[len(last.given)],
+            phase=begin.phase,
+            step=max(0, last.position),
+            requested_bytes=error.requested_bytes,
+            segment_bytes=error.segment_bytes,
+            allocated_bytes=error.allocated_bytes,
+            reserved_bytes=error.reserved_bytes,
+        )
+
+
+class _Before(NamedTuple):
+    """What the allocator stood like before a stretch, as far as large blocks go."""
+
+    free: dict[int, int]
+    """The size of the free block at an address."""
+    dying: Mapping[int, Place]
+    """The blocks the stretch finds alive and frees."""
+    allocated_bytes: int
+    growths: int
+
+    @staticmethod
+    def of(allocator: CachingAllocator, rows: Program, stretch: Stretch) -> _Before:
+        return _Before(
+            dict(allocator.large_pool().sizes),
+            allocator.large_places(rows.crossings(stretch).died),
+            allocator.allocated_bytes,
+            allocator.growths,
+        )
+
+
+class _Known:
+    """What a stretch did that asked the driver for nothing."""
+
+    def __init__(
+        self, rows: Program, stretch: Stretch, before: _Before, allocator: CachingAllocator, given: list[int]
+    ) -> None:
+        self.rows, self.stretch, self.before, self.given = rows, stretch, before, given
+        self.rise_bytes = allocator.peak_allocated_bytes - before.allocated_bytes
+        crossings = rows.crossings(stretch)
+        self.born = allocator.large_places(block for block, _ in crossings.born)
+        self.small_died = [block for block in crossings.died if block not in before.dying]
+        was, now = before.free.items(), allocator.large_pool().sizes.items()
+        self.gone, self.come = was - now, now - was
+
+    def holds(self, allocator: CachingAllocator) -> bool:
+        """Whether the large blocks it frees lie where they lay, and the free ones are the same."""
+        return (
+            allocator.large_pool().sizes == self.before.free
+            and allocator.large_places(self.before.dying) == self.before.dying
+        )
+
+    def play_small(self, allocator: CachingAllocator) -> None:
+        blocks, sizes = self.rows.small_rows(self.stretch, self.small_died)
+        allocator.play(blocks, sizes, repeat(0), [])
+
+    def repeat_large(self, allocator: CachingAllocator) -> None:
+        pool = allocator.large_pool()
+        for address, size in self.gone:
+            pool.take(address, size)
+        for address, size in self.come:
+            pool.put(address, size)
+        allocator.settle(self.born, self.before.dying)
+
+
+@dataclass(frozen=True)
+class AtPeak:
+    """Where something was held at most, and what was alive there by role, which sums to it exactly."""
+
+    allocated_bytes: int
+    phase: Phase
+    step: int
+    by_role: Mapping[Role, int]
+
+
+def at_peak(rows: Program, run: Replay) -> AtPeak:
+    """Where `allocated_bytes` was first reached after loading."""
+    trained = [course for course in run.courses if course.position >= 0] or list(run.courses)
+    return next(_moments(rows, run, [max(trained, key=lambda course: course.peak_bytes)]))
+
+
+def phase_peaks(rows: Program, run: Replay) -> tuple[AtPeak, ...]:
+    """Each phase's highest moment over all steps, the first of equals, in the order the phases first began."""
+    highest: dict[Phase, Course] = {}
+    for course in run.courses:
+        begin, start, end = course.stretch
+        phase = begin.phase
+        if start == end:
+            continue
+        if phase not in highest or course.peak_bytes > highest[phase].peak_bytes:
+            highest[phase] = course
+    moments = {moment.phase: moment for moment in _moments(rows, run, list(highest.values()))}
+    return tuple(moments[phase] for phase in highest)
+
+
+def _moments(rows: Program, run: Replay, wanted: Sequence[Course]) -> Iterator[AtPeak]:
+    alive: dict[int, int] = {}
+    position = -1
+    for course in run.courses:
+        if course.position != position:
+            position = course.position
+            for nbytes, block in [(alive.pop(old), new) for old, new in rows.handed_over(position)]:
+                alive[block] = nbytes
+        if any(course is one for one in wanted):
+            by_role = dict.fromkeys(Role, 0)
+            for block, nbytes in _highest(rows, course, alive).items():
+                by_role[rows.roles[block]] += nbytes
+            begin = course.stretch.begin
+            yield AtPeak(course.peak_bytes, begin.phase, max(begin.step if position < 0 else 0, position), by_role)
+        crossings = rows.crossings(course.stretch)
+        if len(course.given) < crossings.requests:
+            return  # here it died
+        for block in crossings.died:
+            del alive[block]
+        alive.update((block, course.given[nth]) for block, nth in crossings.born)
+
+
+def _highest(rows: Program, course: Course, alive: Mapping[int, int]) -> dict[int, int]:
+    """What is alive where the course first holds most."""
+    held, now = dict(alive), course.start_bytes
+    given = iter(course.given)
+    for row in range(course.stretch.start, course.stretch.end):
+        if now == course.peak_bytes:
+            break
+        block, size = rows.blocks[row], rows.sizes[row]
+        if size >= 0:
+            held[block] = nbytes = next(given)
+            now += nbytes
+        elif size == -1:
+            now -= held.pop(block)
+    return held

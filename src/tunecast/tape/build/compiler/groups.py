@@ -1,0 +1,181 @@
+"""Which buffers one kernel makes (torch/_inductor/scheduler.py of torch 2.11, `fuse_nodes`).
+
+Two kernels become one when they share what they read or write, their loops agree, and nothing that has to run between
+them depends on the first. Which loops agree is the compiler's finest art and simplified here: flat ones of one size,
+sums over rows with what runs over the same rows, sums over columns among themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tunecast.tape.build.compiler.graph import EXTERN, ITEM, MANY, POINT, REDUCTION, Value
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.compiler.fuse import Fuser
+
+ROUNDS = 10
+NEAR = 64
+"""Kernels further apart than this are not tried (scheduler.py, `are_long_distant_nodes`)."""
+
+
+@dataclass
+class Kernel:
+    """`makes` are the buffers it writes; `over` says in whose memory, where it is another's that ends here."""
+
+    values: list[int]
+    module: str
+    makes: list[int] = field(default_factory=list)
+    reads: list[int] = field(default_factory=list)
+    over: dict[int, int] = field(default_factory=dict)
+    in_place: set[int] = field(default_factory=set)
+    """Of these results: those the kernel writes where it reads."""
+    frees: list[int] = field(default_factory=list)
+    """After it has run."""
+    code: Any = None
+    """Of kernels Inductor tries out in several configurations: equal for equal kernels. Sums over rows have only one
+    (runtime/triton_heuristics.py, `_persistent_reduction_configs`, `_reduction_configs`)."""
+
+
+@dataclass(eq=False)
+class Group:
+    """Buffers made by one kernel, on the way there."""
+
+    kernel: Kernel
+    loops: tuple[str, int, int] | None
+    """Rows, columns or flat, how many, and how much is summed in each; None for a library's kernel."""
+    reads: set[int]
+    bits: int
+    """The places of its buffers in the graph's order, as bits."""
+    behind: int
+    """The places of all that comes before it."""
+    first: int
+    last: int
+
+    @property
+    def touched(self) -> set[int]:
+        return self.reads | set(self.kernel.values)
+
+
+class Groups:
+    """Kernels by joining two that share what they read or write, those that share most first, until none can be
+    joined (scheduler.py, `fuse_nodes_once`, `get_possible_fusions`)."""
+
+    def __init__(self, fuser: Fuser) -> None:
+        self.fuser, self.values = fuser, fuser.graph.values
+        self.home: dict[int, Group] = {}
+        self.crossed: set[tuple[int, int]] = set()
+        """(reader, buffer): made in one order and read in another."""
+        self.groups: list[Group] = []
+        for number in fuser.buffers:
+            self._put(number)
+        for _ in range(ROUNDS):
+            if not self._join_some():
+                break
+
+    def _put(self, number: int) -> None:
+        value = self.values[number]
+        if value.kind == ITEM:
+            home = self.home[number] = self.home[value.inputs[0]]
+            home.kernel.values.append(number)
+            return
+        reads = set(self.fuser.reads[number])
+        loops = None if value.kind in (EXTERN, MANY) else self._loops(value)
+        behind, place = 0, len(self.home)
+        for buffer in reads:
+            if buffer in self.home:
+                behind |= self.home[buffer].behind | self.home[buffer].bits
+        self.home[number] = Group(Kernel([number], value.module), loops, reads, 1 << place, behind, place, place)
+        self.groups.append(self.home[number])
+        if value.kind == POINT:
+            aligned = self.fuser.in_place(number)
+            same = [b for b in reads if b in self.home and b not in aligned and self.values[b].nbytes == value.nbytes]
+            self.crossed.update((number, buffer) for buffer in same)
+
+    def _loops(self, value: Value) -> tuple[str, int, int]:
+        size = prod(value.shape)
+        sources = [self.values[source] for source in value.inputs]
+        if value.op == "scatter_add":
+            return "flat", prod(sources[1].shape), 1
+        around = [*sources, *[self.values[user] for user in value.users]]
+        if any(other.op == "scatter_add" for other in around):
+            return "alone", value.number, 1
+        if value.kind != REDUCTION or self.fuser.is_unrolled(value):
+            return "flat", size, 1
+        source = self.values[value.inputs[0]]
+        summed = prod(source.shape) // max(1, size)
+        last_kept = len(source.shape) == len(value.shape) and source.shape[-1:] == value.shape[-1:] and summed > 1
+        return "column" if last_kept else "row", size, summed
+
+    def _join_some(self) -> bool:
+        users: dict[int, list[Group]] = {}
+        self.groups.sort(key=lambda group: group.first)
+        for group in self.groups:
+            if group.loops is not None:
+                for buffer in group.touched:
+                    users.setdefault(buffer, []).append(group)
+        pairs: dict[tuple[int, int], tuple[bool, int, int, int, Group, Group]] = {}
+        for found in users.values():
+            for at, one in enumerate(found):
+                for other in found[at + 1 : at + 1 + NEAR]:
+                    key = (one.first, other.first)
+                    if key not in pairs and self._may_join(one, other):
+                        pairs[key] = (*self._score(one, other), -one.first, one, other)
+        joined = False
+        for *_, one, other in sorted(pairs.values(), key=lambda pair: pair[:4], reverse=True):
+            one, other = self.home[one.kernel.values[0]], self.home[other.kernel.values[0]]
+            if one is not other and self._may_join(one, other):
+                self._join(one, other)
+                joined = True
+        return joined
+
+    def _score(self, one: Group, other: Group) -> tuple[bool, int, int]:
+        assert one.loops is not None and other.loops is not None
+        shared = sum([self.values[buffer].nbytes for buffer in one.touched & other.touched])
+        alike = (one.loops[0] == "flat") == (other.loops[0] == "flat")
+        return alike, shared, -max(abs(one.first - other.last), abs(other.first - one.last))
+
+    def _may_join(self, one: Group, other: Group) -> bool:
+        if one.loops is None or other.loops is None or not agree(one.loops, other.loops):
+            return False
+        if max(abs(one.first - other.last), abs(other.first - one.last)) > NEAR:
+            return False
+        for reader, maker in ((one, other), (other, one)):
+            made = reader.reads & set(maker.kernel.values)
+            if any((number, buffer) in self.crossed for buffer in made for number in reader.kernel.values):
+                return False
+            before = [self.home[buffer] for buffer in reader.reads if buffer in self.home]
+            if any(group is not maker and group is not reader and group.behind & maker.bits for group in before):
+                return False
+        return True
+
+    def _join(self, one: Group, other: Group) -> None:
+        one.kernel.values = sorted(one.kernel.values + other.kernel.values)
+        assert one.loops is not None and other.loops is not None
+        if one.loops[0] == "flat":
+            one.loops = other.loops
+        one.reads |= other.reads
+        one.bits |= other.bits
+        one.behind = (one.behind | other.behind) & ~one.bits
+        one.first, one.last = min(one.first, other.first), max(one.last, other.last)
+        one.kernel.module = self.values[one.kernel.values[-1]].module
+        for number in other.kernel.values:
+            self.home[number] = one
+        self.groups.remove(other)
+        more = one.behind | one.bits
+        for group in self.groups:
+            if group is not one and group.behind & one.bits:
+                group.behind |= more
+
+
+def agree(first: tuple[str, int, int], second: tuple[str, int, int]) -> bool:
+    """Whether one loop can do both."""
+    if first == second:
+        return True
+    kinds = {first[0], second[0]}
+    if kinds == {"flat", "row"}:
+        flat, row = (first, second) if first[0] == "flat" else (second, first)
+        return flat[1] in (row[1], row[1] * row[2])
+    return False

@@ -1,0 +1,125 @@
+"""What older releases of transformers do otherwise with memory, each with the release that changed it.
+
+Read in the packages themselves (4.43 to 4.57, 5.0 and 5.17), of Llama, Mistral, Qwen 2 and Gemma; the tracer on 4.45.2,
+4.48.1 and 4.57.1 is the referee (tests/golden/stacks/transformers). Within 5 nothing that memory sees has moved.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
+"""Architectures whose older code was read."""
+OLDEST = (4, 43)
+ROTATED_IN_LAYERS = ("mistral", "gemma")
+
+
+@dataclass(frozen=True)
+class Era:
+    """A release, and what it does that the newest does not."""
+
+    release: tuple[int, int] = (5, 17)
+
+    @property
+    def reentrant(self) -> bool:
+        """modeling_utils.py, `gradient_checkpointing_enable`: the kind of checkpointing where nobody says."""
+        return self.release < (5, 0)
+
+    @property
+    def one_table(self) -> bool:
+        """`original_inv_freq` was the table itself, not a copy."""
+        return self.release < (5, 0)
+
+    @property
+    def scales_embeddings_in_model(self) -> bool:
+        """Gemma: before `GemmaTextScaledWordEmbedding`."""
+        return self.release < (5, 0)
+
+    @property
+    def adds_positions(self) -> bool:
+        """Positions are counted from what a cache holds; before, `cache_position` was made that way at once."""
+        return self.release >= (5, 0)
+
+    @property
+    def sums_mask(self) -> bool:
+        """How masking_utils.py sees that nothing is padded: a sum, before that `all`."""
+        return self.release >= (5, 0)
+
+    @property
+    def masks_in_model(self) -> bool:
+        """Before masking_utils.py each model had an `_update_causal_mask`."""
+        return self.release < (4, 53)
+
+    @property
+    def compares_positions(self) -> bool:
+        """modeling_flash_attention_utils.py: packed rows are seen by differences, before `_is_packed_sequence`."""
+        return self.release < (4, 55)
+
+    @property
+    def scales_last(self) -> bool:
+        """Both the cosines and the sines were made before either was scaled."""
+        return self.release < (4, 51)
+
+    @property
+    def layers_by_position(self) -> bool:
+        """Before `GradientCheckpointingLayer` a model gave its layers' tensors to `checkpoint` itself."""
+        return self.release < (4, 52)
+
+    @property
+    def shifts_logits(self) -> bool:
+        """loss/loss_utils.py, `ForCausalLMLoss`: a copy of the logits but the last; since then labels are padded."""
+        return self.release < (4, 49)
+
+    @property
+    def repeats_heads(self) -> bool:
+        """integrations/sdpa_attention.py before `use_gqa_in_sdpa`: keys and values once for every query head."""
+        return self.release < (4, 54)
+
+    @property
+    def copies_heads(self) -> bool:
+        """The same file made queries, keys and values contiguous, mask or not."""
+        return (4, 48) <= self.release < (4, 56)
+
+    @property
+    def attends_by_class(self) -> bool:
+        """One class of attention a kernel, before `ALL_ATTENTION_FUNCTIONS`."""
+        return self.release < (4, 48)
+
+    @property
+    def table_in_layers(self) -> bool:
+        """Every attention holds a rotary table, used or not."""
+        return self.release < (4, 48)
+
+    def rotates_in_layers(self, model_type: str) -> bool:
+        """Cosines and sines are made anew in each layer."""
+        return self.release < (4, 48) and model_type in ROTATED_IN_LAYERS
+
+    def repeats_for_flash(self, model_type: str) -> bool:
+        """MistralFlashAttention2, Qwen2FlashAttention2: the kernel shares keys between heads, they did not."""
+        return self.release < (4, 48) and model_type in ("mistral", "qwen2")
+
+    def widens_logits(self, model_type: str) -> bool:
+        """`logits = logits.float()` in the model: nobody holds the 16-bit ones. Mistral kept its own loss longer."""
+        return self.release < ((4, 48) if model_type == "mistral" else (4, 46))
+
+
+def era_of(version: str | None) -> Era:
+    """Of a release such as 4.48.1; None is the newest."""
+    return Era() if version is None else Era(numbers(version))
+
+
+def numbers(version: str) -> tuple[int, int]:
+    parts = [int(part) if part.isdigit() else 0 for part in version.split(".")]
+    return (*parts, 0)[:2]  # type: ignore[return-value]
+
+
+def guesses(era: Era, model_type: str) -> list[str]:
+    """What is taken for granted about a release nobody read that closely."""
+    told, release = [], ".".join(map(str, era.release))
+    if era.release < OLDEST:
+        told.append(f"transformers {release} is taken to do what {'.'.join(map(str, OLDEST))} does")
+    if era.release < (5, 0) and model_type not in FOLLOWED:
+        told.append(
+            f"of transformers {release} the loss and checkpointing are taken, the layers of {model_type} of 5.17"
+        )
+    return told

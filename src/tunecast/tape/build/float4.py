@@ -1,0 +1,125 @@
+"""Linear layers that multiply in NVFP4, on paper: torchao's `NVFP4Linear` (torchao 0.18,
+prototype/moe_training/nvfp4_training/nvfp4_linear.py, `nvfp4_mm_triton`).
+
+Two numbers share a byte, and sixteen a scale of one byte. The codes of input and weight are all that is kept for the
+backward pass. The weight's gradient is computed even where nobody wants it.
+
+Guessed  that its kernels borrow nothing else on a card: its tensors are counted as torchao declares them, no card was
+         measured. TransformerEngine's NVFP4 keeps other tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+from tunecast.errors import UsageError
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.modules import Linear
+from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, INT8, INT64, UINT8, Dtype, Shape, Tensor
+from tunecast.tape.op import Role
+
+MULTIPLE = 128
+BLACKWELL = 10
+BLOCK = 16
+"""Numbers that share a scale."""
+GUESSED = "float4: torchao's NVFP4 layers as its code declares them; what its kernels borrow was not measured"
+
+
+def apply(model: Any) -> None:
+    """All linear layers but the first and the last, where their sides are multiples of 128."""
+    machine = model.machine
+    if machine.card.capability[0] < BLACKWELL:
+        raise UsageError(
+            f"matmul_dtype: got float4, which {machine.card.name} has no tensor cores for. "
+            "To fix: a Blackwell card, such as hardware.gpu b200, or float8",
+            field="matmul_dtype",
+        )
+    machine.guesses[GUESSED] = None
+    found = [module for module in model.modules() if isinstance(module, Linear) and not module.fan_in_fan_out]
+    for module in found[1:-1]:
+        if module.inputs % MULTIPLE == 0 and module.outputs % MULTIPLE == 0:
+            with machine.within(module.path):
+                seed, signs = machine.run("randint", (), (1,), INT64), machine.run("empty", (), (BLOCK,), INT8)
+            for tensor in (seed, signs):
+                machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+            object.__setattr__(module, "seed", (seed, signs))  # buffers, not parameters
+            module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+
+
+def forward(self: Any, x: Tensor) -> Tensor:
+    if x.shape[-2] % MULTIPLE:
+        raise UsageError(
+            f"matmul_dtype: float4 layers need rows of a multiple of {MULTIPLE} tokens, has {x.shape[-2]}. To fix: "
+            "pad seq_len",
+            field="matmul_dtype",
+        )
+    return product(x, self.weight, self.bias, self.seed[0])
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor) -> Tensor:
+    machine, shape = x.machine, x.shape
+    width, outputs = x.shape[-1], weight.shape[0]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return gradients_of(node, gradients[0], shape, outputs, bias is not None)
+
+    node = start(machine, (x, weight, bias), back)
+    with machine.no_grad():
+        input_hp = ops.to(x, BFLOAT16)
+        weight_hp = ops.to(weight, BFLOAT16)
+        input_2d = ops.contiguous(ops.reshape(input_hp, -1, width))
+        x_col_amax, x_row_amax = scalars(x)
+        x_col_codes, x_col_sf, x_row_codes, x_row_sf = both_ways(input_2d)
+        W_amax = largest(weight_hp)
+        Wt_codes, Wt_sf, W_codes, W_sf = both_ways(weight_hp)
+        W_gs = ops.map_("div", W_amax)
+        x_gs = ops.map_("div", x_row_amax)
+        output = scaled_product((x_row_codes, W_codes), (input_2d.shape[0], outputs), width)
+        output = ops.view(output, *shape[:-1], outputs)
+        if bias is not None:
+            output = ops.add(output, bias)
+        output.is_view = False
+        del x_row_codes, x_row_sf, W_codes, W_sf, W_gs, x_gs, x_row_amax, input_2d, input_hp, weight_hp
+    return finish(node, output, x_col_codes, x_col_sf, x_col_amax, Wt_codes, Wt_sf, W_amax, seed)
+
+
+def gradients_of(node: Node, grad_output: Tensor, shape: Shape, outputs: int, has_bias: bool) -> Sequence[Any]:
+    machine, width = grad_output.machine, shape[-1]
+    grad_output = ops.contiguous(grad_output)
+    flat = ops.reshape(grad_output, -1, outputs)
+    offsets = [machine.run("randint", (), (1,), INT64) for _ in range(2)]
+    dy_col_amax, dy_row_amax = scalars(flat)
+    other_seed = ops.map_("bitwise_xor", node.take(6))
+    dy = both_ways(flat)
+    del other_seed
+    scales = [ops.map_("div", amax) for amax in (dy_row_amax, node.take(5))]
+    grad_input = scaled_product((dy[2], node.take(3)), (flat.shape[0], width), outputs)
+    grad_input = ops.view(grad_input, *shape)
+    scales += [ops.map_("div", amax) for amax in (dy_col_amax, node.take(2))]
+    grad_weight = scaled_product((dy[0], node.take(0)), (outputs, width), flat.shape[0])
+    grad_bias = ops.total(grad_output, tuple(range(grad_output.dim() - 1))) if has_bias else None
+    del offsets, scales
+    return grad_input, grad_weight, grad_bias
+
+
+def both_ways(x: Tensor) -> list[Tensor]:
+    """Codes and scales by columns, then by rows."""
+    rows, columns = x.shape
+    sizes = ((columns, rows // 2), (columns * rows // BLOCK,), (rows, columns // 2), (rows * columns // BLOCK,))
+    return x.machine.run_many("torchao::quantize", (x,), [(size, UINT8) for size in sizes])
+
+
+def scalars(x: Tensor) -> list[Tensor]:
+    return x.machine.run_many("torchao::triton_rht_amax", (x,), [((), FLOAT32)] * 2)
+
+
+def largest(x: Tensor) -> Tensor:
+    absolute = ops.map_("abs", ops.to(x, FLOAT32))
+    return x.machine.run_many("max", (absolute,), (((), FLOAT32),), args=(absolute,))[0]
+
+
+def scaled_product(factors: Sequence[Tensor], shape: tuple[int, int], inner: int, dtype: Dtype = BFLOAT16) -> Tensor:
+    return factors[0].machine.run("_scaled_mm_v2", factors, shape, dtype, 2 * shape[0] * shape[1] * inner)

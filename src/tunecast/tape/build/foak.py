@@ -1,0 +1,226 @@
+"""fms-acceleration's kernels ("foak") on paper: norm, rotation and loss that write over what they were given.
+
+Python autograd functions: they save after their forward has run. The fused adapters are in foak_lora.py.
+
+Fixed    `fast_rms_layernorm`, `fast_rope_embeddings`, `fast_loss` and `fused_lora` are all on; with `liger` among the
+         kernels `fast_loss` is `fused_ce_liger`, the package's own old copy of Liger's loss (not liger_kernel's).
+Ignored  the multiplication of saved gradients by the loss's own gradient: it allocates nothing.
+Source   fms_acceleration_foak 0.4.0 and 0.6.0: models/{llama,mistral}.py, fused_ops/liger_ce/
+         fused_linear_cross_entropy_loss.py, kernels/unsloth/{rms_layernorm,rope_embedding,cross_entropy_loss}.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import MethodType
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job
+from tunecast.tape.build import foak_lora, ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.liger import chunk_tokens
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Tensor
+
+MODELS = ("llama", "mistral")
+LARGEST_BLOCK = 65536
+"""Logits of a row one program of the loss's kernel takes; more are taken in parts (`MAX_FUSED_SIZE`)."""
+
+
+def apply(job: Job, model: Any) -> None:
+    """What the package's `ModelPatcher.patch` does to a model that is loaded and adapted."""
+    if model.model_type not in MODELS:
+        raise Unsupported(
+            f"kernels: the closed form does not know foak's kernels for {model.model_type}; it knows them for "
+            + ", ".join(sorted(MODELS)),
+            field="kernels",
+        )
+    model.machine.rotary = rotary
+    for module in model.modules():
+        kinds = {base.__name__ for base in type(module).__mro__}
+        if "RMSNorm" in kinds:
+            module.forward = MethodType(norm_forward, module)
+        elif job.quantization.format is not None and "SelfAttention" in kinds:
+            foak_lora.fuse_attention(job, module)
+        elif job.quantization.format is not None and "GatedMLP" in kinds:
+            foak_lora.refuse_adapted(module)
+    if "liger" in job.kernels:
+        model.forward = MethodType(fused_forward, model)
+    else:
+        model.loss = MethodType(fast_loss, model)
+
+
+# ------------------------------------------------------------------------------------------------------------- norm
+
+
+def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    return rms_norm(hidden_states, self.weight)
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """The gradient takes the place of the one that comes in. The weight gets none, even where it is trained."""
+    machine, shape, width = x.machine, x.shape, x.shape[-1]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        dy = ops.view(gradients[0], -1, width)
+        machine.launch("triton::_rms_layernorm_backward", (dy, node.take(0), node.take(1)), dy.dtype, dy.nbytes)
+        return ops.view(dy, *shape), None
+
+    node = start(machine, (x, weight), back)
+    with machine.no_grad():
+        x = ops.view(x, -1, width)
+        y = machine.run("empty", (), x.shape, x.dtype)
+        deviations = machine.run("empty", (), x.shape[:1], FLOAT32)
+        machine.launch("triton::_rms_layernorm_forward", (y, x, weight), x.dtype, y.nbytes)
+    return finish(node, y.alias(shape, None), x, weight, deviations)
+
+
+# --------------------------------------------------------------------------------------------------------- rotation
+
+
+def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    q = ops.transpose(rotated(ops.transpose(q, 1, 2), cos, sin), 1, 2)
+    k = ops.transpose(rotated(ops.transpose(k, 1, 2), cos, sin), 1, 2)
+    return q, k
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """In place, on [batch, length, heads, width]. Cosines and sines hang on the node and live as long as the graph."""
+    machine = x.machine
+    batch, length, heads, width = x.shape
+    tables = (cos.detached(), sin.detached())
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        dy = ops.reshape(gradients[0], batch * length, heads * width)
+        machine.launch("triton::_rope_embedding", (dy, *tables), dy.dtype, dy.nbytes)
+        return (ops.view(dy, batch, length, heads, width),)
+
+    node = start(machine, (x,), back)
+    with machine.no_grad():
+        flat = ops.view(x, batch * length, heads * width)
+        machine.launch("triton::_rope_embedding", (flat, *tables), x.dtype, x.nbytes)
+        out = ops.view(flat, batch, length, heads, width)
+    return finish(node, out)
+
+
+# ------------------------------------------------------------------------------------------------------------- loss
+
+
+def fast_loss(self: Any, logits: Tensor, labels: Tensor) -> Tensor:
+    """`FastForCausalLMLoss`; before transformers 4.46 the model's own lines and `FastCrossEntropyLoss`, which do the
+    same. The mean is over the labels that count, or over as many as a trainer says."""
+    upcast = ops.to(logits, FLOAT32)
+    shift_logits, shift_labels = shifted(upcast, labels)
+    shift_logits = ops.view(shift_logits, -1, self.vocabulary)
+    shift_labels = ops.view(shift_labels, -1)
+    loss = cross_entropy(shift_logits, shift_labels)
+    n_items = vars(self).get("num_items_in_batch") if self.machine.era.release >= (4, 46) else None
+    if n_items is None:
+        counts = ops.map_("ne", shift_labels, BOOL)
+        n_items = self.machine.run("count_nonzero", (counts,), (), INT64, args=(counts,))
+        del counts
+    return ops.divide(summed(loss), n_items)
+
+
+def shifted(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """All but the last position, and the labels from the second on: copies."""
+    length = labels.shape[1]
+    shift_states = ops.contiguous(ops.slice_(states, -2, 0, length - 1))
+    return shift_states, ops.contiguous(ops.slice_(labels, -1, 1, length))
+
+
+def summed(x: Tensor) -> Tensor:
+    shape = x.shape
+    return record(ops.total(x, (0,)), (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """`Fast_CrossEntropyLoss`: a loss a row. The gradient is written over the logits that were saved."""
+    machine = logits.machine
+    rows, vocabulary = logits.shape
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        logits = node.take(0)
+        machine.launch("triton::_cross_entropy_backward", (logits, gradients[0]), logits.dtype, logits.nbytes)
+        return (logits.detached(),)
+
+    node = start(machine, (logits,), back)
+    with machine.no_grad():
+        parts = -(-vocabulary // LARGEST_BLOCK)
+        losses = machine.run("empty", (), (rows,), FLOAT32)
+        logsumexp = machine.run("empty", (), (rows,) if parts == 1 else (rows, parts), FLOAT32)
+        machine.launch("triton::_cross_entropy_forward", (logits, losses, logsumexp), FLOAT32, losses.nbytes)
+        if parts > 1:
+            logsumexp = machine.run("logsumexp", (logsumexp,), (rows,), FLOAT32, args=(logsumexp, (1,)))
+            machine.launch("add_", (losses, logsumexp), FLOAT32, losses.nbytes)
+            machine.launch("masked_fill_", (losses, ops.map_("eq", labels, BOOL)), FLOAT32, losses.nbytes)
+    return finish(node, losses, logits, logsumexp, labels)
+
+
+def fused_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    """`lce_forward`: the loss without logits."""
+    hidden_states = self.model(input_ids, attention_mask=attention_mask)
+    shift_hidden_states, shift_labels = shifted(hidden_states, labels)
+    shift_hidden_states = ops.view(shift_hidden_states, -1, hidden_states.shape[-1])
+    shift_labels = ops.view(shift_labels, -1)
+    return linear_cross_entropy(shift_hidden_states, self.lm_head.weight, shift_labels)
+
+
+def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """`LigerFusedLinearCrossEntropyFunction`: the gradients are computed with the loss and saved."""
+    machine = x.machine
+    wants_weight = weight.requires_grad
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        one = machine.run("_to_copy", (), (), FLOAT32)
+        machine.run("ne", (gradients[0], one), (), BOOL)
+        return node.take(0), node.take(1)
+
+    node = start(machine, (x, weight), back)
+    with machine.no_grad():
+        loss, grad_input, grad_weight = in_chunks(x, weight, target, wants_weight)
+    if node is not None:
+        node.keep(machine, (grad_input, grad_weight))
+    return finish(node, loss)
+
+
+def in_chunks(x: Tensor, weight: Tensor, target: Tensor, wants_weight: bool) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`fused_linear_cross_entropy_forward`. Its variables live on into the next round: two rounds' logits meet."""
+    machine = x.machine
+    tokens = x.shape[0]
+    dtype = machine.autocast or x.dtype
+    chunk_size = chunk_tokens(tokens, *weight.shape)
+    grad_weight = machine.run("zeros_like", (weight,), weight.shape, weight.dtype) if wants_weight else None
+    grad_input = machine.run("zeros_like", (x,), x.shape, x.dtype)
+    loss_1d = machine.run("zeros", (), (tokens,), FLOAT32)
+    total_n_non_ignore = counted(target)
+    for start_idx in range(0, tokens, chunk_size):
+        end_idx = min(start_idx + chunk_size, tokens)
+        x_chunk = ops.slice_(x, 0, start_idx, end_idx)
+        logits_chunk = ops.matmul(x_chunk, ops.transpose(weight, 0, 1))
+        counted(ops.slice_(target, 0, start_idx, end_idx))
+        logits_chunk = ops.to(logits_chunk, FLOAT32)
+        machine.launch("triton::liger_cross_entropy_kernel", (logits_chunk,), FLOAT32, logits_chunk.nbytes)
+        logits_chunk = ops.to(logits_chunk, dtype)
+        ops.map_("gt", total_n_non_ignore, BOOL)
+        alpha = ops.map_("mul", ops.map_("reciprocal", total_n_non_ignore, FLOAT32))
+        scaled_into(loss_1d, start_idx, end_idx, alpha)
+        grad_logits_chunk = machine.run("mul", (logits_chunk, alpha), logits_chunk.shape, dtype)
+        part = ops.matmul(grad_logits_chunk, weight)
+        machine.launch("copy_", (part,), x.dtype, part.nbytes)
+        del part
+        if grad_weight is not None:
+            flops = 2 * logits_chunk.numel() * x.shape[1]
+            machine.launch("addmm", (grad_weight, logits_chunk, x_chunk), weight.dtype, grad_weight.nbytes, flops)
+    return ops.total(loss_1d, (0,)), grad_input, grad_weight
+
+
+def counted(target: Tensor) -> Tensor:
+    """Labels that count."""
+    return ops.total(ops.map_("ne", target, BOOL), (0,), dtype=INT64)
+
+
+def scaled_into(loss_1d: Tensor, start_idx: int, end_idx: int, alpha: Tensor) -> None:
+    machine = loss_1d.machine
+    part = machine.run("mul", (loss_1d, alpha), (end_idx - start_idx,), FLOAT32)
+    machine.launch("copy_", (part,), FLOAT32, part.nbytes)

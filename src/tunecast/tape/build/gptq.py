@@ -1,0 +1,146 @@
+"""Linear layers whose weights GPTQ has quantised to 4 bits, on paper: what they hold and how they run.
+
+Two kernels train, and the release of transformers says which is taken (a guess on the tape names it):
+
+    tritonv2   auto_gptq's and fms-acceleration's: the weight is dequantised whole, and again in the backward pass
+               (fms_acceleration_peft 0.3.5, gptqmodel/nn_modules/{qlinear/qlinear_tritonv2,triton_utils/dequant}.py)
+    torch      gptqmodel's, which transformers 5 needs: one compiled kernel dequantises the weight, and autograd keeps
+               it for the backward pass (gptqmodel 7.7.0, nn_modules/qlinear/torch.py, `_forward_eager`; its faster
+               kernels do not train). Without recomputation every weight is held a second time, in 16 bits.
+
+Adapters are in adapters.py, after peft/tuners/lora/gptq.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.modules import Linear, Module
+from tunecast.tape.build.quantized import given_away
+from tunecast.tape.build.tensor import FLOAT16, FLOAT32, INT32, Dtype, Tensor
+
+BITS, GROUP, WORD = 4, 128, 32
+"""Four bits a weight, packed into words of 32; a scale and a zero for 128 inputs: what most checkpoints have."""
+GPTQMODEL = (4, 50)
+"""From this release of transformers on gptqmodel's kernel is taken; before, auto_gptq's."""
+TRITON_GUESSED = (
+    "GPTQ: groups of 128 inputs, and auto_gptq's tritonv2 kernel, which dequantises a weight in both passes and keeps"
+    " none"
+)
+TORCH_GUESSED = (
+    "GPTQ: groups of 128 inputs, and gptqmodel's torch kernel (backend auto_trainable), whose dequantised weights are"
+    " kept for the backward pass"
+)
+
+
+def replace_linears(model: Any) -> None:
+    """Every linear layer but the head, as it stands in a checkpoint. Nothing is quantised on the card."""
+    head, machine = model.output_embedding(), model.machine
+    older = machine.era.release < GPTQMODEL
+    if older and machine.weights_dtype != FLOAT16:
+        release = ".".join(map(str, machine.era.release))
+        raise Unsupported(
+            f"weights_dtype: got {machine.weights_dtype} with weights in gptq and transformers {release}, for which"
+            " auto_gptq's kernel is taken: it computes in float16. To fix: weights_dtype float16",
+            field="weights_dtype",
+        )
+    machine.guesses[TRITON_GUESSED if older else TORCH_GUESSED] = None
+    kind = LinearGPTQ if older else KeptLinearGPTQ
+
+    def within(module: Module) -> None:
+        for name, child in list(module.children.items()):
+            if isinstance(child, Linear) and child is not head and not child.fan_in_fan_out:
+                setattr(module, name, kind(child))
+            else:
+                within(child)
+
+    within(model)
+
+
+def packed_bytes(outputs: int, inputs: int) -> int:
+    """Of one weight with its scales, zeros and groups."""
+    groups = -(-inputs // GROUP)
+    return outputs * inputs * BITS // 8 + groups * outputs * (2 * 8 + BITS) // 8 + 4 * inputs
+
+
+class LinearGPTQ(Linear):
+    """qlinear_tritonv2.py, `QuantLinear`: buffers, which arrive packed."""
+
+    def __init__(self, linear: Linear) -> None:
+        Module.__init__(self, linear.machine)
+        self.inputs, self.outputs = linear.inputs, linear.outputs
+        groups = -(-linear.inputs // GROUP)
+        self.qweight = self.buffer(linear.inputs // WORD * BITS, linear.outputs, dtype=INT32)
+        self.qzeros = self.buffer(groups, linear.outputs // WORD * BITS, dtype=INT32)
+        self.scales = self.buffer(groups, linear.outputs, dtype=self.scales_dtype())
+        self.g_idx = self.buffer(linear.inputs, dtype=INT32)
+        self.bias: Any = None if linear.bias is None else self.buffer(linear.outputs, dtype=self.scales_dtype())
+        self.weight = self.qweight
+        self.path = linear.path
+
+    def scales_dtype(self) -> Dtype:
+        return FLOAT16
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = ops.reshape(self.flat(x), *x.shape[:-1], self.outputs)
+        return out if self.bias is None else ops.add(out, self.bias)
+
+    def flat(self, x: Tensor) -> Tensor:
+        """The product, a row a token: what `forward` gives a view of."""
+        return ops.to(quantized_product(ops.reshape(x, -1, x.shape[-1]), self), FLOAT16)
+
+    def dequantized(self) -> Tensor:
+        """dequant.py, `dequant248`."""
+        packed = (self.g_idx, self.scales, self.qweight, self.qzeros)
+        return self.machine.run("triton::dequant_kernel_248", packed, (self.inputs, self.outputs), self.scales.dtype)
+
+
+class KeptLinearGPTQ(LinearGPTQ):
+    """qlinear/torch.py, `TorchLinear`; what inductor makes of `dequantize_weight` needs no memory but its result's."""
+
+    def scales_dtype(self) -> Dtype:
+        dtype = self.machine.weights_dtype
+        return FLOAT16 if dtype == FLOAT32 else dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        out, shape = self.flat(x), (*x.shape[:-1], self.outputs)
+        return ops.reshape(out, *shape) if self.bias is None else added_to_view(out, self.bias, shape)
+
+    def flat(self, x: Tensor) -> Tensor:
+        x = ops.reshape(x, -1, x.shape[-1])
+        return ops.matmul(x, ops.to(self.dequantized(), x.dtype))
+
+
+def quantized_product(x: Tensor, layer: LinearGPTQ) -> Tensor:
+    """dequant.py, `QuantLinearFunction`: autocast holds in both directions (`custom_fwd`, `custom_bwd`)."""
+    machine = x.machine
+    autocast = machine.autocast
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        grad_output = given_away(gradients)
+        with machine.autocasting(autocast):
+            return (ops.matmul(grad_output, ops.transpose(layer.dequantized(), 0, 1)),)
+
+    node = start(machine, (x,), back)
+    with machine.no_grad():
+        out = ops.matmul(x, layer.dequantized())
+    return finish(node, out, layer.qweight, layer.scales, layer.qzeros, layer.g_idx)
+
+
+def added_to_view(base: Tensor, other: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`base.view(shape) += other`: autograd rebases the history on `base`, and the gradient is copied twice
+    (torch/csrc/autograd/functions/tensor.cpp, `CopySlices::apply`)."""
+    machine, whole, dtype = base.machine, base.shape, base.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        result = machine.run("new_empty_strided", gradients, whole, dtype)
+        return result, machine.run("clone", (result,), shape, dtype)
+
+    machine.launch("add_", (base, other), dtype, base.nbytes)
+    out = record(base.detached(), (base, other), back)
+    out.is_view = False
+    return ops.view(out, *shape)

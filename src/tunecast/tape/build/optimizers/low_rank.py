@@ -1,0 +1,268 @@
+"""GaLore and APOLLO on paper: moments of the gradient's projection, a matrix at a time.
+
+Source   galore_torch 1.0 (galore_projector.py, adamw.py, adafactor.py), apollo_torch 1.0.3 (apollo.py,
+         random_projector.py), with the settings of transformers 5.17 (trainer_optimizer.py): rank 128, a new
+         projection every 200 steps, of which a run of a few steps sees the first.
+Assumed  `optim_target_modules`, which transformers wants and a job does not say: every linear layer but the head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.optimizers.adafactor import product, rms
+from tunecast.tape.build.optimizers.blockwise import SMALLEST_8BIT, Blockwise
+from tunecast.tape.build.optimizers.state import Optimizer
+from tunecast.tape.build.tensor import BOOL, FLOAT32, Tensor
+from tunecast.tape.op import Role
+
+RANK = 128
+SVD_GUESSED = "cuSOLVER's workspace for GaLore's singular vectors is not known; taken as large as the matrix"
+
+
+class LowRank(Optimizer):
+    """AdamW without bias, the parameters that are not projected first."""
+
+    def __init__(self, parameters: Sequence[Tensor], linear: Collection[Tensor]) -> None:
+        super().__init__(parameters)
+        chosen = {id(weight) for weight in linear}
+        self.chosen = [p for p in parameters if id(p) in chosen]
+        self.others = [p for p in parameters if id(p) not in chosen]
+        self.projections: dict[int, Tensor] = {}
+
+    def step(self) -> None:
+        with self.machine.no_grad():
+            self.take(self.others, self.chosen)
+
+    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+        raise NotImplementedError
+
+    def first_state(self, parameter: Tensor, grad: Tensor) -> list[Tensor]:
+        if id(parameter) not in self.state:
+            like = (grad.shape, grad.dtype)
+            self.state[id(parameter)] = self.made(parameter, like, like)
+            self.machine.module = self.module_of(parameter)
+        return self.state[id(parameter)]
+
+    def projected(self, parameter: Tensor, full_rank_grad: Tensor) -> Tensor:
+        """From the side that is longer: a tall matrix keeps its rows."""
+        tall = full_rank_grad.shape[0] >= full_rank_grad.shape[1]
+        if id(parameter) not in self.projections:
+            ortho_matrix = self.orthogonal(full_rank_grad, tall)
+            self.machine.blocks[ortho_matrix.storage.block].role = Role.OPTIMIZER
+            self.projections[id(parameter)] = ortho_matrix
+            del ortho_matrix
+        kept = self.projections[id(parameter)].transpose(0, 1)
+        return ops.matrix_product(full_rank_grad, kept) if tall else ops.matrix_product(kept, full_rank_grad)
+
+    def orthogonal(self, weights: Tensor, tall: bool) -> Tensor:
+        raise NotImplementedError
+
+
+class GaLore(LowRank):
+    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+        machine = self.machine
+        denom = norm_grad = None
+        for p in (*others, *chosen):
+            if p.grad is None:
+                continue
+            machine.module = self.module_of(p)
+            grad = p.grad
+            has_rank = any(p is one for one in chosen)
+            if has_rank:
+                grad = self.projected(p, grad)
+            exp_avg, exp_avg_sq = self.first_state(p, grad)
+            machine.launch("mul_", (exp_avg, grad), grad.dtype, grad.nbytes)
+            machine.launch("addcmul_", (exp_avg_sq, grad), grad.dtype, grad.nbytes)
+            denom = ops.map_("sqrt", exp_avg_sq)
+            norm_grad = ops.divide(exp_avg, denom)
+            if has_rank:
+                norm_grad = self.projected_back(p, norm_grad)
+            machine.launch("add_", (p, norm_grad), p.dtype, p.nbytes)
+
+    def projected_back(self, parameter: Tensor, low_rank_grad: Tensor) -> Tensor:
+        kept = self.projections[id(parameter)]
+        if low_rank_grad.shape[0] >= low_rank_grad.shape[1]:
+            full_rank_grad = ops.matrix_product(low_rank_grad, kept)
+        else:
+            full_rank_grad = ops.matrix_product(kept, low_rank_grad)
+        return ops.map_("mul", full_rank_grad)
+
+    def orthogonal(self, weights: Tensor, tall: bool) -> Tensor:
+        """`get_orthogonal_matrix`: in fp32; what is returned of an fp32 matrix is a view that keeps it all."""
+        machine = weights.machine
+        machine.guesses[SVD_GUESSED] = None
+        matrix = ops.to(weights, FLOAT32)
+        rows, columns = matrix.shape
+        inner = min(rows, columns)
+        outs = (((rows, inner), FLOAT32), ((inner,), FLOAT32), ((inner, columns), FLOAT32))
+        U, s, Vh = machine.run_many("_linalg_svd", (matrix,), outs, args=(matrix,))
+        rank = min(RANK, inner)
+        U = U.alias((rows, rank), (1, rows))  # by columns, as cuSOLVER writes both
+        Vh = Vh.alias((rank, columns), (columns, 1))
+        diagonal = machine.run("diag_embed", (s,), (rank, rank), FLOAT32)
+        if tall:
+            A, B = ops.matrix_product(U, diagonal), Vh
+        else:
+            A, B = U, ops.matrix_product(diagonal, Vh)
+        del diagonal
+        if tall:
+            return ops.to(B, weights.dtype)
+        return ops.to(A, weights.dtype)
+
+
+class GaLoreAdafactor(GaLore):
+    """transformers' Adafactor (`adafactor.py` here) on the projection of the fp32 gradient."""
+
+    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+        machine = self.machine
+        update: Any = None
+        for p in (*others, *chosen):
+            if p.grad is None:
+                continue
+            machine.module = self.module_of(p)
+            grad = p.grad
+            grad = ops.to(grad, FLOAT32)
+            has_rank = any(p is one for one in chosen)
+            if has_rank:
+                grad = self.projected(p, grad)
+            factored = grad.dim() >= 2
+            if id(p) not in self.state:
+                rows, columns = grad.shape[:-1], grad.shape[:-2] + grad.shape[-1:]
+                self.state[id(p)] = self.moved(rows, columns) if factored else self.made(p, (p.shape, FLOAT32))
+                machine.module = self.module_of(p)
+            state = self.state[id(p)]
+            p_data_fp32 = p
+            p_data_fp32 = ops.to(p_data_fp32, FLOAT32)
+            state[2 if factored else 1 :] = [rms(p_data_fp32)]
+            machine.blocks[state[-1].storage.block].role = Role.OPTIMIZER
+            update = ops.map_("add", ops.map_("pow", grad))
+            if factored:
+                for sums, dim in zip(state, (-1, -2), strict=False):
+                    mean = ops.reduced("mean", update, (dim,), False)
+                    machine.launch("add_", (sums, mean), FLOAT32, sums.nbytes)
+                    del mean
+                update = product(state[0], state[1])
+            else:
+                update = ops.map_("rsqrt", state[0])
+            machine.launch("mul_", (update, grad), FLOAT32, update.nbytes)
+            limit = ops.map_("div", rms(update))
+            machine.launch("div_", (update, limit), FLOAT32, update.nbytes)
+            del limit
+            if has_rank:
+                update = self.projected_back(p, update)
+            minus = ops.map_("neg", update)
+            machine.launch("add_", (p_data_fp32, minus), FLOAT32, update.nbytes)
+            del minus
+            if p.dtype != FLOAT32:
+                machine.launch("copy_", (p, p_data_fp32), p.dtype, p.nbytes)
+
+    def moved(self, *shapes: tuple[int, ...]) -> list[Tensor]:
+        """Zeros made on the host, then brought to the card."""
+        out = [self.machine.run("_to_copy", (), shape, FLOAT32) for shape in shapes]
+        for tensor in out:
+            self.machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
+        return out
+
+
+class GaLoreAdamW8bit(GaLore):
+    """bitsandbytes' 8-bit Adam on the projection (adamw8bit.py). For its turn a weight is cloned and becomes as small
+    as its projected gradient, which takes the gradient's place. galore_torch gives bitsandbytes arguments of an older
+    release by position: 100 percentiles are a largest norm of 100 to release 0.50, so small tensors' norms are taken.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], linear: Collection[Tensor]) -> None:
+        super().__init__(parameters, linear)
+        self.moments = Blockwise(parameters)
+
+    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+        machine = self.machine
+        for p in (*others, *chosen):
+            if p.grad is None:
+                continue
+            machine.module = self.module_of(p)
+            has_rank = any(p is one for one in chosen)
+            data = p
+            if has_rank:
+                grad = self.projected(p, p.grad)
+                saved_data = ops.map_("clone", p)
+                data = ops.map_("clone", grad)
+                p.storage = saved_data.storage  # the weights are elsewhere from now on
+                machine.blocks[p.storage.block].role = Role.WEIGHTS
+                p.grad = grad
+            small = data.numel() < SMALLEST_8BIT
+            if id(p) not in self.state:
+                kept = self.moments.small_state(data) if small else self.moments.large_state(data)
+                self.state[id(p)] = [*kept, self.moments.zeros((1,), FLOAT32)]
+                del kept
+            if small:
+                machine.run("linalg_vector_norm", (data,), (), FLOAT32, args=(ops.to(data, FLOAT32), 2.0))
+            machine.launch("optimizer_update", (data,), data.dtype, data.nbytes)
+            if has_rank:
+                update = self.projected_back(p, data)
+                machine.launch("add_", (p, update), p.dtype, p.nbytes)
+                del update
+            del data
+
+
+class Apollo(LowRank):
+    """The moments of a random projection say by how much each channel of the gradient is scaled."""
+
+    def __init__(self, parameters: Sequence[Tensor], linear: Collection[Tensor]) -> None:
+        super().__init__(parameters, linear)
+        self.norms: dict[int, Tensor] = {}
+
+    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+        machine = self.machine
+        denom = norm_grad = grad_scaling_factor = scaled_grad = scaled_grad_norm = limiter = None
+        for p in (*others, *chosen):
+            if p.grad is None:
+                continue
+            machine.module = self.module_of(p)
+            grad = p.grad
+            has_rank = any(p is one for one in chosen)
+            if has_rank:
+                norm_dim = 0 if grad.shape[0] < grad.shape[1] else 1
+                grad = self.projected(p, grad)
+            exp_avg, exp_avg_sq = self.first_state(p, grad)
+            machine.launch("mul_", (exp_avg, grad), grad.dtype, grad.nbytes)
+            machine.launch("addcmul_", (exp_avg_sq, grad), grad.dtype, grad.nbytes)
+            denom = ops.map_("sqrt", exp_avg_sq)
+            norm_grad = ops.divide(exp_avg, denom)
+            if has_rank:
+                grad_scaling_factor = ops.divide(norm(norm_grad, norm_dim), ops.map_("add", norm(grad, norm_dim)))
+                if norm_dim == 1:
+                    grad_scaling_factor = ops.unsqueeze(grad_scaling_factor, 1)
+                scaled_grad = ops.multiply(p.grad, grad_scaling_factor)
+                if id(p) in self.norms:
+                    scaled_grad_norm = norm(scaled_grad)
+                    limiter = limited(ops.divide(scaled_grad_norm, ops.map_("add", self.norms[id(p)])))
+                    scaled_grad = ops.divide(scaled_grad, limiter)
+                    self.norms[id(p)] = ops.divide(scaled_grad_norm, limiter)
+                else:
+                    self.norms[id(p)] = norm(scaled_grad)
+                norm_grad = scaled_grad
+                machine.launch("mul_", (norm_grad,), norm_grad.dtype, norm_grad.nbytes)
+            machine.launch("add_", (p, norm_grad), p.dtype, p.nbytes)
+
+    def orthogonal(self, weights: Tensor, tall: bool) -> Tensor:
+        machine = weights.machine
+        matrix = ops.to(weights, FLOAT32)
+        shape = (RANK, matrix.shape[1]) if tall else (matrix.shape[0], RANK)
+        proj = ops.map_("div", machine.run("randn", (), shape, FLOAT32))
+        return ops.to(proj, weights.dtype)
+
+
+def norm(x: Tensor, dim: int | None = None) -> Tensor:
+    shape = () if dim is None else tuple(size for place, size in enumerate(x.shape) if place != dim)
+    dims = None if dim is None else (dim,)
+    return x.machine.run("linalg_vector_norm", (x,), shape, x.dtype, args=(x, 2.0, dims))
+
+
+def limited(limiter: Tensor) -> Tensor:
+    """max(limiter, 1.01) / 1.01: Python compares, which asks the card."""
+    compared = ops.map_("gt", limiter, BOOL)
+    del compared
+    return ops.map_("div", limiter)

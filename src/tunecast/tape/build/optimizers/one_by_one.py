@@ -1,0 +1,48 @@
+"""Optimizers that take a parameter at a time: StableAdamW, GrokAdamW."""
+
+from __future__ import annotations
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.optimizers.state import Optimizer, clip_gradients
+from tunecast.tape.build.tensor import FLOAT32, UINT8, Tensor
+
+
+class StableAdamW(Optimizer):
+    """optimi 0.3.3 (stableadamw.py), which takes its Triton kernels on a card: no temporaries. 16-bit weights have a
+    compensation of their own size (Kahan's sum), others a byte that stands for none."""
+
+    def step(self) -> None:
+        trained = self.trained()
+        for parameter in trained:
+            if id(parameter) not in self.state:
+                like = (parameter.shape, parameter.dtype)
+                compensation = like if parameter.dtype.itemsize == 2 else ((1,), UINT8)
+                kinds = (like, like, ((), parameter.dtype), compensation, ((1,), FLOAT32))
+                self.state[id(parameter)] = self.made(parameter, *kinds)
+        for parameter in trained:
+            self.machine.launch("stableadamw", (parameter,), parameter.dtype, parameter.nbytes)
+
+
+class GrokAdamW(Optimizer):
+    """grokadamw 0.1.2: its three means wait on the host; each parameter's come to the card for its turn. It clips the
+    gradient of each alone, whatever was clipped before."""
+
+    def step(self) -> None:
+        machine = self.machine
+        for p in self.trained():
+            machine.module = self.module_of(p)
+            grad = p.grad
+            assert grad is not None
+            exp_avg, exp_avg_sq = self.brought(p), self.brought(p)
+            grok_ema = self.brought(p)
+            clip_gradients([p])
+            machine.module = self.module_of(p)
+            machine.launch("mul_", (grok_ema, grad), p.dtype, p.nbytes)
+            grok_grad = ops.add(grad, ops.map_("mul", grok_ema))
+            machine.launch("add_", (exp_avg, exp_avg_sq, grok_grad), p.dtype, p.nbytes)
+            root = ops.map_("sqrt", exp_avg_sq)
+            machine.launch("addcdiv_", (p, exp_avg, root), p.dtype, p.nbytes)
+            del root
+
+    def brought(self, parameter: Tensor) -> Tensor:
+        return self.machine.run("_to_copy", (), parameter.shape, parameter.dtype)

@@ -1,0 +1,308 @@
+"""litgpt's fine-tuning on one card: Fabric's precision, the loop and the loss (litgpt/finetune/lora.py and full.py).
+
+    config.py    a config.json in litgpt's words, and its releases      model.py   the model
+    linears.py   linear layers: adapted, quantised
+
+`stack_version` says which release. Left out: validation, the example it generates, the few bytes of its running loss.
+One card never recomputes: checkpointing is an option of litgpt's FSDP strategy only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported, UsageError
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, backward, finish, record, start
+from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring
+from tunecast.tape.build.optimizers import Optimizer, make_optimizer
+from tunecast.tape.build.optimizers.blockwise import Blockwise
+from tunecast.tape.build.quantized import kept, made
+from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, Release, lit_config, release_of
+from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, Lora
+from tunecast.tape.build.stacks.litgpt.model import CHUNK, GPT
+from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase, Role
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    "compile": lambda job: job.compile,
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "kernels": lambda job: bool(job.kernels),
+    "quantization": lambda job: job.quantization.format not in (None, "nf4", "fp4"),
+    "loss": lambda job: job.loss == ("chunked" if job.method == "full" else "full"),
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "offload_activations": lambda job: job.offload_activations,
+    "transformers_version": lambda job: job.transformers_version is not None,
+    "stack_version": lambda job: release_of(job.stack_version) is None,
+}
+UNCLIPPED = "max_grad_norm: litgpt's fine-tuning does not clip gradients; none is clipped"
+ADAPTER_DTYPE = "lora.adapter_dtype: litgpt makes adapters in the dtype of the weights"
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "query": ("q_proj", "qkv_proj", "query_key_value"),
+    "key": ("k_proj", "qkv_proj", "query_key_value"),
+    "value": ("v_proj", "qkv_proj", "query_key_value"),
+    "projection": ("o_proj", "dense"),
+    "mlp": ("gate_proj", "up_proj", "down_proj", "fc1", "fc2", "gate_up_proj", "dense_h_to_4h", "dense_4h_to_h"),
+    "head": ("lm_head",),
+}
+"""litgpt's switches, by the names PEFT's users give the layers."""
+WHOLE_MLPS = ({"gate_proj", "up_proj", "down_proj"}, {"fc1", "fc2"}, {"gate_up_proj", "down_proj"})
+
+
+def model(machine: Machine, config: Mapping[str, Any]) -> Any:
+    lit = lit_config(config.get("text_config", config))
+    return None if lit is None else GPT(machine, lit, NEWEST, None)
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    release = release_of(job.stack_version) or NEWEST
+    lit = known_config(config, release)
+    check(job)
+    if job.max_grad_norm:
+        machine.guesses[UNCLIPPED] = None
+    if job.method != "full" and job.lora.adapter_dtype != job.weights_dtype:
+        machine.guesses[ADAPTER_DTYPE] = None
+    gpt = load(job, lit, release, machine)
+    parameters = [p for p in gpt.parameters() if p.requires_grad]
+    optimizer = optimizer_of(job, parameters)
+    old_embedding = gpt.transformer.wte
+    if job.method == "qlora" and release.stable_embedding:
+        gpt.transformer.wte = StableEmbedding(old_embedding)
+    make_ropes(gpt, job, max(job.lengths or (job.seq_len,)))
+    fit(job, gpt, optimizer, lengths)
+    machine.end()
+
+
+def known_config(config: Mapping[str, Any], release: Release) -> LitConfig:
+    text = config.get("text_config", config)
+    lit = lit_config(text, release)
+    if lit is None:
+        raise Unsupported(
+            f"model: litgpt's {text.get('model_type')!r} is not written down. To fix: stack: transformers",
+            field="model",
+        )
+    return lit
+
+
+def check(job: Job) -> None:
+    """What litgpt itself would not run."""
+    wrong = {
+        "gradient_checkpointing": (job.gradient_checkpointing, "on one card litgpt never recomputes", "false"),
+        "attention": (job.attention != "sdpa", "litgpt calls torch's own", "sdpa"),
+        "autocast": (
+            job.autocast is not None and (job.weights_dtype != "float32" or job.method == "qlora"),
+            "Fabric's mixed precision has float32 weights, none of them quantised",
+            "null",
+        ),
+        "lora.dora": (job.method != "full" and job.lora.dora, "litgpt has no weight-decomposed adapters", "false"),
+    }
+    told = [f"{field}: {why}. To fix: {field}: {value}" for field, (is_so, why, value) in wrong.items() if is_so]
+    if told:
+        raise UsageError("\n".join(told), field=told[0].partition(":")[0])
+
+
+# --------------------------------------------------------------------------------------------------------- loading
+
+
+def load(job: Job, lit: LitConfig, release: Release, machine: Machine) -> GPT:
+    """`fabric.init_module`: every tensor is made on the card, in the precision it has there."""
+    gpt = GPT(machine, lit, release, None if job.method == "full" else lora_of(job))
+    gpt.name_all()
+    machine.head_modules = {gpt.path, "lm_head", "lm_head.linear"}
+    if job.method == "qlora":
+        tables: list[Tensor] = []
+        for parent, name, linear in list(linears(gpt)):
+            with machine.within(linear.path):
+                new = FourBitLinear(linear, job.quantization.double_quant, tables, release.keeps_inputs)
+            new.path = linear.path
+            setattr(parent, name, new)
+    for module in gpt.modules():
+        for name, tensor in module.own.items():
+            adapter = name.startswith("lora_")
+            if tensor.storage is None:
+                bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS)
+            if job.method != "full" and not adapter:
+                tensor.requires_grad = False
+    return gpt
+
+
+def linears(module: Module) -> Iterator[tuple[Module, str, Linear]]:
+    for name, child in module.children.items():
+        if isinstance(child, LitLinear):
+            yield module, name, child
+        else:
+            yield from linears(child)
+
+
+def make_ropes(gpt: GPT, job: Job, longest: int) -> None:
+    """`max_seq_length = longest` makes the tables anew, in fp32; those of the model's own length were cast with it."""
+    lit, machine = gpt.lit, gpt.machine
+    cast = longest == lit.block_size and job.method != "qlora"
+    shape = (longest, lit.rope_n_elem, 2) if lit.two_ropes else (longest, lit.rope_n_elem)
+    dtype = machine.weights_dtype if cast else FLOAT32
+    with machine.within(gpt.path):
+        gpt.ropes = [kept(made(machine, name, shape, dtype)) for name in ("cos", "sin")]
+
+
+def lora_of(job: Job) -> Lora:
+    given = job.lora.targets
+    if given is None:  # litgpt's defaults
+        kinds = {"query", "value"}
+    elif given == "all-linear":
+        kinds = set(KINDS) - {"head"}
+    elif given == "attention":
+        kinds = {"query", "key", "value", "projection"}
+    else:
+        kinds = {kind for kind, names in KINDS.items() if set(names) & set(given)}
+        unknown = sorted(set(given) - {name for names in KINDS.values() for name in names})
+        if unknown:
+            raise UsageError(f"lora.targets: litgpt adapts no {', '.join(unknown)}", field="lora.targets")
+        named = set(given) & set(KINDS["mlp"])
+        if named and not any(whole <= named for whole in WHOLE_MLPS) and not named & {"dense_h_to_4h", "dense_4h_to_h"}:
+            raise UsageError(
+                f"lora.targets: litgpt adapts an MLP's layers together, got only {', '.join(sorted(named))}",
+                field="lora.targets",
+            )
+    return Lora(job.lora.rank, job.lora.dropout, **{kind: kind in kinds for kind in KINDS})
+
+
+def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
+    """litgpt/utils.py, `instantiate_bnb_optimizer`: with quantised weights AdamW is bitsandbytes' paged one."""
+    if job.method != "qlora":
+        return make_optimizer(job, parameters)
+    if "adamw" not in job.optimizer:
+        raise UsageError(
+            f"optimizer: got {job.optimizer}; litgpt trains quantised models with AdamW only", field="optimizer"
+        )
+    return Blockwise(parameters, bits=32, paged=True)
+
+
+class StableEmbedding(Module):
+    """bitsandbytes/nn/modules.py. It comes after the other weights are frozen and the optimizer has its list: it takes
+    gradients that nobody uses, or ever drops."""
+
+    def __init__(self, old: Any) -> None:
+        super().__init__(old.machine)
+        self.weight = self.parameter(*old.weight.shape)
+        self.norm = LayerNorm(old.machine, old.weight.shape[1])
+        self.name_all(old.path)
+        for module in self.modules():
+            for tensor in module.own.values():
+                bring(tensor, module.path)
+
+    def forward(self, input: Tensor) -> Tensor:
+        emb = ops.embedding(self.weight, input)
+        return self.norm(emb)  # type: ignore[no-any-return]
+
+
+# -------------------------------------------------------------------------------------------------------- training
+
+
+def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> None:
+    """`logits`, and with them the graph, live until the next forward pass has returned; `loss` becomes a number."""
+    machine = gpt.machine
+    loss: Any
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for _ in range(job.grad_accum):
+            input_ids = machine.run("randint", (), (job.micro_batch, length), INT64)
+            targets = machine.run("ones_like", (input_ids,), input_ids.shape, INT64)
+            machine.phase, machine.in_forward = Phase.FORWARD, True
+            if job.method == "full":
+                logits = fabric_forward(job, gpt, input_ids)
+                loss = chunked_cross_entropy(without_last(logits), ops.slice_(targets, -1, 1, length))
+            else:
+                logits = fabric_forward(job, gpt, input_ids, CHUNK)
+                logits[-1] = without_last(logits[-1])
+                loss = chunked_cross_entropy(logits, ops.slice_(targets, -1, 1, length))
+            backward(ops.scale(loss, "div"))
+            loss = None
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.zero_grad()
+    machine.step = len(lengths)  # what the last step leaves goes here
+
+
+def fabric_forward(job: Job, gpt: GPT, idx: Tensor, chunk: int = 0) -> Any:
+    """lightning/fabric/wrappers.py, `_FabricModule.forward`; `convert_output` gives fp32 in every precision."""
+    machine = gpt.machine
+    with machine.autocasting(DTYPES[job.autocast] if job.autocast else None):
+        output = gpt(idx, chunk)
+    with machine.within(gpt.path):
+        output = [ops.to(part, FLOAT32) for part in output] if chunk else ops.to(output, FLOAT32)
+    return output
+
+
+def without_last(logits: Tensor) -> Tensor:
+    return ops.slice_(logits, 1, 0, logits.shape[1] - 1)
+
+
+def chunked_cross_entropy(logits: Any, targets: Tensor) -> Tensor:
+    """litgpt/utils.py: by the chunks the head was made in, else by rows."""
+    if isinstance(logits, list):
+        length = targets.shape[1]
+        logit_chunks = [ops.reshape(chunk, -1, chunk.shape[-1]) for chunk in logits]
+        pieces = ops.split(targets, [min(CHUNK, length - start) for start in range(0, length, CHUNK)], 1)
+        target_chunks = [ops.reshape(piece, -1) for piece in pieces]
+        del pieces
+    else:
+        logits = ops.reshape(logits, -1, logits.shape[-1])
+        targets = ops.reshape(targets, -1)
+        rows = [min(CHUNK, targets.shape[0] - start) for start in range(0, targets.shape[0], CHUNK)]
+        logit_chunks = ops.split(logits, rows, 0)
+        target_chunks = ops.split(targets, rows, 0)
+    loss_chunks = [cross_entropies(*pair) for pair in zip(logit_chunks, target_chunks, strict=False)]
+    non_masked_elems = counted(targets)
+    total = summed(ops.cat(loss_chunks, 0))
+    return by_count(total, at_least_one(non_masked_elems))
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """One loss a row."""
+    machine, shape, dtype = logits.machine, logits.shape, logits.dtype
+
+    def log_back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("_log_softmax_backward_data", (gradients[0], node.take(0)), shape, dtype),)
+
+    node = start(machine, (logits,), log_back)
+    log = machine.run("_log_softmax", (logits,), shape, dtype)
+    finish(node, log, log.detached())
+
+    def loss_back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        kept = (node.take(0), node.take(1))
+        return (machine.run("nll_loss_backward", (gradients[0], *kept), shape, dtype),)
+
+    node = start(machine, (log,), loss_back, (log, labels))
+    outs = ((shape[:1], dtype), ((), dtype))
+    losses, weight = machine.run_many("nll_loss_forward", (log, labels), outs, args=(log, labels))
+    return finish(node, losses, weight)
+
+
+def counted(targets: Tensor) -> Tensor:
+    """(targets != ignore_index).sum()."""
+    masked = targets.machine.run("ne", (targets,), targets.shape, BOOL)
+    return ops.total(masked, tuple(range(masked.dim())), dtype=INT64)
+
+
+def at_least_one(count: Tensor) -> Tensor:
+    ones = ops.map_("ones_like", count)
+    return count.machine.run("maximum", (count, ones), (), INT64)
+
+
+def summed(x: Tensor) -> Tensor:
+    shape = x.shape
+    out = x.machine.run_many("sum", (x,), (((), x.dtype),), args=(x,))[0]
+    return record(out, (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
+
+
+def by_count(total: Tensor, count: Tensor) -> Tensor:
+    """total / count, where the count is a whole number on the card."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (ops.divide(gradients[0], node.take(0)),)
+
+    node = start(total.machine, (total,), back, (count,))
+    return finish(node, total.machine.run("div", (total, count), (), total.dtype))

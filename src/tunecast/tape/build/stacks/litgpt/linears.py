@@ -1,0 +1,194 @@
+"""litgpt's linear layers on paper: plain, quantised by Fabric, and with adapters (litgpt/lora.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.modules import Dropout, Linear, Module
+from tunecast.tape.build.quantized import QuantState, folded_product, given_away, kept, made
+from tunecast.tape.build.tensor import FLOAT16, INT64, Machine, Tensor
+from tunecast.tape.op import Role
+
+
+class Lora(NamedTuple):
+    """litgpt's `lora_*` options."""
+
+    r: int
+    dropout: float
+    query: bool
+    key: bool
+    value: bool
+    projection: bool
+    mlp: bool
+    head: bool
+
+
+class LitLinear(Linear):
+    """A bias is added by itself where the input's rows do not follow each other (aten/src/ATen/native/Linear.cpp)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    if bias is None or x.dim() == 2 or x.is_contiguous():
+        return ops.linear(x, weight, bias)
+    return ops.add_in_place(ops.linear(x, weight), ops.cast_for_product(bias))
+
+
+class FourBitLinear(LitLinear):
+    """lightning/fabric/plugins/precision/bitsandbytes.py, `_Linear4bit`: weights are quantised from fp16, so that is
+    what they are dequantised to, before they are brought to the dtype they are computed in."""
+
+    def __init__(self, linear: Linear, nested: bool, tables: list[Tensor], keeps_input: bool) -> None:
+        Module.__init__(self, linear.machine)
+        machine = self.machine
+        self.inputs, self.outputs, self.keeps_input = linear.inputs, linear.outputs, keeps_input
+        weight = made(machine, "empty", linear.weight.shape, machine.weights_dtype)
+        w = made(machine, "_to_copy", linear.weight.shape, FLOAT16)
+        self.state = QuantState(w, nested, tables)
+        del weight, w
+        self.weight = self.state.packed
+        self.bias: Any = None
+        if linear.bias is not None:
+            self.bias = kept(made(machine, "empty", (self.outputs,), machine.weights_dtype))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return matmul_4bit(x, self.state, self.bias, self.keeps_input)
+
+
+def matmul_4bit(A: Tensor, state: QuantState, bias: Tensor | None, keeps_input: bool) -> Tensor:
+    """bitsandbytes before 0.50, autograd/_functions.py, `MatMul4Bit`. Up to 0.42 `ctx.tensors = (A, B)`: an attribute,
+    no saved tensor, so the input lives until the whole graph goes."""
+    held: list[Tensor] = []
+
+    def back(node: Node, gradients: Gradients, held: list[Tensor] = held) -> Sequence[Any]:
+        grad_output = given_away(gradients)
+        return (folded_product(grad_output, ops.to(state.dequantized(), grad_output.dtype)),)
+
+    machine = A.machine
+    node = start(machine, (A,), back)
+    with machine.no_grad():
+        out = linear(A, ops.to(state.dequantized(), A.dtype), bias)
+        out.is_view = False
+    if node is not None and keeps_input:
+        held.append(A)
+    return finish(node, out)
+
+
+class LoRALinear(Module):
+    """`LoRALinear.forward`; without a rank only the layer."""
+
+    def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool, r: int, dropout: float) -> None:
+        super().__init__(machine)
+        self.linear: Linear = LitLinear(machine, inputs, outputs, bias)
+        self.r = r
+        if r:
+            self.lora_dropout = Dropout(machine, dropout)
+            self.lora_A = self.parameter(r, inputs)
+            self.lora_B = self.parameter(outputs, r)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pretrained: Tensor = self.linear(x)
+        if not self.r:
+            return pretrained
+        dropped = self.lora_dropout(x)
+        after_A = ops.matmul(dropped, ops.transpose(self.lora_A, 0, 1))
+        del dropped
+        after_B = ops.matmul(after_A, ops.transpose(self.lora_B, 0, 1))
+        del after_A
+        lora = ops.scale(after_B)
+        del after_B
+        return ops.add(pretrained, lora)
+
+
+class LoRAQKVLinear(Module):
+    """One layer for queries, keys and values; the parts of an adapter side by side, or zeros where there is none."""
+
+    def __init__(
+        self, machine: Machine, inputs: int, sizes: tuple[int, int, int], bias: bool, lora: Lora, copies_indices: bool
+    ) -> None:
+        super().__init__(machine)
+        self.linear: Linear = LitLinear(machine, inputs, sum(sizes), bias)
+        enabled = (lora.query, lora.key, lora.value)
+        self.qkv_shapes = [size for size, on in zip(sizes, enabled, strict=True) if on]
+        self.parts, self.all_enabled, self.copies_indices = len(self.qkv_shapes), all(enabled), copies_indices
+        self.grouped = sizes[0] != sizes[1]
+        self.indices: list[Tensor] = []
+        if self.parts:
+            self.lora_dropout = Dropout(machine, lora.dropout)
+            self.lora_A = self.parameter(lora.r * self.parts, inputs)
+            self.lora_B = self.parameter(sum(self.qkv_shapes), lora.r)
+
+    def forward(self, x: Tensor) -> Tensor:
+        pretrained: Tensor = self.linear(x)
+        if not self.parts:
+            return pretrained
+        dropped = self.lora_dropout(x)  # named, so that it outlives autocast's copy of it
+        after_A = ops.linear(dropped, self.lora_A)
+        del dropped
+        after_B = ops.transpose(self.conv1d(ops.transpose(after_A, -2, -1), ops.unsqueeze(self.lora_B, -1)), -2, -1)
+        lora = ops.scale(self.zero_pad(after_B))
+        return ops.add(pretrained, lora)
+
+    def conv1d(self, input: Tensor, weight: Tensor) -> Tensor:
+        if not self.grouped:
+            return conv1d(input, weight, self.parts)
+        input_splitted = ops.chunk(input, self.parts, 1)
+        weight_splitted = ops.split(weight, self.qkv_shapes, 0)
+        return ops.cat([conv1d(a, b, 1) for a, b in zip(input_splitted, weight_splitted, strict=True)], 1)
+
+    def zero_pad(self, x: Tensor) -> Tensor:
+        if self.all_enabled:
+            return x
+        result = self.machine.run("new_zeros", (), (*x.shape[:-1], self.linear.outputs), x.dtype)
+        return index_copy(result, self.lora_ind(), x)
+
+    def lora_ind(self) -> Tensor:
+        """A buffer made the first time it is needed."""
+        if not self.indices:
+            self.indices = [self.machine.run("_to_copy", (), (sum(self.qkv_shapes),), INT64)]
+            self.machine.blocks[self.indices[0].storage.block].role = Role.WEIGHTS
+        return ops.map_("clone", self.indices[0]) if self.copies_indices else self.indices[0]
+
+
+def conv1d(input: Tensor, weight: Tensor, groups: int) -> Tensor:
+    """A convolution over one position: [B, r, T] and [C, r, 1] to [B, C, T]."""
+    machine = input.machine
+    if machine.autocast is not None:
+        weight = ops.cast_for_product(weight)
+        input = ops.cast_for_product(input)
+    shape = (input.shape[0], weight.shape[0], input.shape[2])
+    flops = 2 * shape[0] * shape[1] * shape[2] * weight.shape[1]
+    rest = (None, (1,), (0,), (1,), False, (0,))
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        kept_input, kept_weight = node.take(0), node.take(1)
+        wanted = [node.needs[0], node.needs[1], False]
+        made = [(t.shape, t.dtype) for t, want in zip((kept_input, kept_weight), wanted, strict=False) if want]
+        args = (gradients[0], kept_input, kept_weight, *rest, groups, wanted)
+        results = iter(
+            machine.run_many("convolution_backward", (gradients[0], kept_input, kept_weight), made, 2 * flops, args)
+        )
+        return [next(results) if want else None for want in wanted[:2]]
+
+    node = start(machine, (input, weight), back, (input, weight))
+    args = (input, weight, *rest, groups)
+    return finish(node, machine.run_many("convolution", (input, weight), ((shape, input.dtype),), flops, args)[0])
+
+
+def index_copy(result: Tensor, index: Tensor, source: Tensor) -> Tensor:
+    """result.index_copy_(-1, index, source): the gradient takes the columns out again; the source is saved for its
+    shape (tools/autograd/derivatives.yaml)."""
+    machine, shape = result.machine, source.shape
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        node.take(1)
+        return (machine.run("index_select", (gradients[0], node.take(0)), shape, gradients[0].dtype),)
+
+    node = start(machine, (source,), back, (index, source))
+    machine.launch("index_copy_", (result, index, source), result.dtype, source.nbytes)
+    return finish(node, result)

@@ -1,0 +1,242 @@
+"""torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1, on paper.
+
+    modules.py    attention, norms, rotary positions, LoRA, the losses      first.py   what 0.1.0 did otherwise
+    builders.py   config.json -> torchtune/models' builders                 nf4.py     QLoRA's weights
+
+Weights and adapters are in one dtype, nothing is cast on the way (`dtype: bf16`). A release from 0.3 to 0.4 is 0.4.0,
+later ones are 0.6.1 (`stack_version`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported, UsageError
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.flex import document_mask
+from tunecast.tape.build.modules import bring
+from tunecast.tape.build.offload import Offload
+from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
+from tunecast.tape.build.stacks.torchtune import first
+from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
+from tunecast.tape.build.stacks.torchtune.modules import (
+    OUTPUT_CHUNKS,
+    CEWithChunkedOutputLoss,
+    CrossEntropy,
+    TransformerDecoder,
+    counted,
+)
+from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear
+from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase, Role
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP = ("gate_proj", "up_proj", "down_proj")
+USUAL_TARGETS = ("q_proj", "v_proj", "o_proj", *MLP)
+"""recipes/configs/*/*_lora_single_device.yaml."""
+
+OLDEST = (0, 3)
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "kernels": lambda job: bool(job.kernels),
+    "quantization": lambda job: job.quantization.format not in (None, "nf4"),
+    "attention": lambda job: job.attention != "sdpa",
+    "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
+    "transformers_version": lambda job: job.transformers_version is not None,
+}
+
+
+def model(machine: Machine, config: Mapping[str, Any]) -> Any:
+    return build(machine, config)
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    if job.autocast is not None:
+        raise UsageError(
+            "autocast: torchtune has none. To fix: autocast null, weights_dtype bfloat16", field="autocast"
+        )
+    if job.weights_dtype == "float16":
+        raise UsageError(
+            "weights_dtype: torchtune's recipes refuse float16; allowed: bfloat16, float32", field="weights_dtype"
+        )
+    require_one_gradient(job)
+    model = load(job, config, machine)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer: Optimizer
+    if job.optimizer_in_backward:
+        optimizer = InBackward(parameters, lambda own: make_optimizer(job, own))
+    else:
+        optimizer = make_optimizer(job, parameters)
+    if release_of(job) == FIRST:
+        train_first(job, model, optimizer, lengths)
+        return
+    loss_fn: Any = CrossEntropy(machine) if job.loss == "full" else CEWithChunkedOutputLoss(machine)
+    loss_fn.name_all("loss")
+    if job.compile:
+        loss_fn.compile()
+        for layer in model.layers():
+            layer.compile()
+    machine.head_modules = {"output", "loss"}
+    if job.loss != "full":
+        model.num_output_chunks = OUTPUT_CHUNKS
+    ignore_labels = machine.run("full", (), (job.micro_batch, 1), INT64)
+    machine.empty_cache()
+    offload = None
+    if job.offload_activations:
+        offload = model.offload = Offload(machine, list(model.parameters()))
+    Recipe(job, model, loss_fn, parameters, optimizer, ignore_labels, offload).train(lengths)
+
+
+def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int]) -> None:
+    named = {
+        "loss": job.loss == "chunked", "compile": job.compile, "data.packing": job.data.packing,
+        "optimizer_in_backward": job.optimizer_in_backward, "offload_activations": job.offload_activations,
+        "max_grad_norm": bool(job.max_grad_norm),
+    }  # fmt: skip
+    for field, asked in named.items():
+        if asked:
+            raise UsageError(f"{field}: torchtune 0.1 has none. To fix: stack_version 0.4 or later", field=field)
+    model.machine.head_modules = {"output", "loss"}
+    model.machine.empty_cache()
+    first.train(model, optimizer, lengths, job.micro_batch, job.grad_accum)
+
+
+def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDecoder:
+    adapters = Adapters()
+    if job.method != "full":
+        adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout, job.quantization.format == "nf4")
+    model = build(machine, config, adapters, release_of(job))
+    if model is None:
+        raise Unsupported(f"model: torchtune has no builder for {config['model_type']!r}", field="model")
+    positions = model.layer_list.children["0"].attn.pos_embeddings.cache.shape[0]  # type: ignore[attr-defined]
+    if max(job.lengths or (job.seq_len,)) > positions:
+        raise UsageError(f"seq_len: torchtune's model has {positions} positions", field="seq_len")
+    if job.method != "full" and job.lora.adapter_dtype != job.weights_dtype:
+        machine.guesses[f"torchtune keeps adapters in the weights' dtype, {job.weights_dtype}"] = None
+    model.name_all()
+    for part in (model.layer_list, model.tok_embeddings, model.output, model.norm):
+        for module in part.modules():
+            if isinstance(module, FrozenNF4Linear):
+                module.quantize()
+                module.weight.requires_grad = False
+            for tensor in module.own.values():
+                if tensor.storage is None:
+                    adapter = ".lora_" in module.path
+                    bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS)
+                    tensor.requires_grad = tensor.requires_grad and (job.method == "full" or adapter)
+    for layer in model.layers():
+        layer.checkpoint = job.gradient_checkpointing
+    return model
+
+
+def release_of(job: Job) -> Release:
+    if job.stack_version is None:
+        return NEWEST
+    numbers = job.stack_version.split(".")
+    if len(numbers) < 2 or not (numbers[0].isdecimal() and numbers[1].isdecimal()):
+        raise UsageError(
+            f"stack_version: got {job.stack_version!r}; allowed: a release such as 0.4", field="stack_version"
+        )
+    release = int(numbers[0]), int(numbers[1])
+    if release != FIRST and not OLDEST <= release <= NEWEST:
+        raise UsageError(
+            f"stack_version: got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down",
+            field="stack_version",
+        )
+    return release
+
+
+def targets(job: Job) -> Collection[str]:
+    given = job.lora.targets
+    if job.lora.dora:
+        raise Unsupported("lora.dora: torchtune's DoRALinear is not written down", field="lora.dora")
+    if given is None:
+        return USUAL_TARGETS
+    if given == "attention":
+        return ATTENTION
+    if given == "all-linear":
+        return (*ATTENTION, *MLP)
+    unknown = set(given) - {*ATTENTION, *MLP, "lm_head"}
+    if unknown or 0 < len(set(given) & set(MLP)) < len(MLP):
+        raise UsageError(
+            f"lora.targets: torchtune adapts any of {', '.join(ATTENTION)}, all of {', '.join(MLP)} or none of them,"
+            " and lm_head",
+            field="lora.targets",
+        )
+    return given
+
+
+class Recipe:
+    """`FullFinetuneRecipeSingleDevice`: names that outlive a step here do so there."""
+
+    def __init__(
+        self, job: Job, model: TransformerDecoder, loss_fn: Any, parameters: Sequence[Tensor],
+        optimizer: Optimizer, ignore_labels: Tensor, offload: Offload | None,
+    ) -> None:  # fmt: skip
+        self.job, self.model, self.loss_fn = job, model, loss_fn
+        self.parameters, self.optimizer, self.ignore_labels = parameters, optimizer, ignore_labels
+        self.machine, self.offload = model.machine, offload
+
+    def train(self, lengths: Sequence[int]) -> None:
+        machine, job = self.machine, self.job
+        running_loss: Any = None
+        num_tokens: Any = None
+        for step, length in enumerate(lengths):
+            machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+            for _ in range(job.grad_accum):
+                mask = document_mask(machine, job.micro_batch, length) if job.data.packing else None
+                batch: dict[str, Any] = {"mask": mask}
+                del mask
+                for name in ("tokens", "labels", "input_pos")[: 3 if job.data.packing else 2]:
+                    batch[name] = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
+                current_num_tokens = counted(batch["labels"])
+                if num_tokens is None:
+                    num_tokens = ops.map_("add", current_num_tokens)
+                current_loss = ops.multiply(self.loss_step(batch), current_num_tokens)
+                running_loss = (
+                    ops.shift(current_loss) if running_loss is None else ops.add_in_place(running_loss, current_loss)
+                )
+                backward(current_loss)
+            if not job.optimizer_in_backward:
+                self.take_step(num_tokens)
+            loss_to_log = ops.map_("mul", ops.map_("reciprocal", num_tokens, FLOAT32))
+            running_loss = num_tokens = None
+        machine.step, machine.phase = len(lengths), Phase.OTHER
+        del batch, current_num_tokens, current_loss, loss_to_log  # as the next step would
+        if self.offload is not None:
+            self.offload.node = None
+        machine.end()
+
+    def loss_step(self, batch: dict[str, Any]) -> Tensor:
+        machine = self.machine
+        labels = batch.pop("labels")
+        machine.phase, machine.in_forward = Phase.FORWARD, True
+        with contextlib.nullcontext() if self.offload is None else self.offload.active():
+            logits = self.model(**batch)
+        labels = machine.run("cat", (labels, self.ignore_labels), labels.shape, INT64)
+        if not isinstance(logits, list):
+            labels = ops.reshape(labels, -1)
+            logits = ops.reshape(logits, -1, logits.shape[-1])
+        loss = self.loss_fn(logits, labels)
+        del logits
+        return loss  # type: ignore[no-any-return]
+
+    def take_step(self, num_tokens: Tensor) -> None:
+        machine = self.machine
+        scaler = ops.map_("mul", ops.map_("reciprocal", num_tokens, FLOAT32))
+        for parameter in self.parameters:
+            if parameter.grad is not None:
+                machine.launch("mul_", (parameter.grad, scaler), parameter.dtype, parameter.nbytes)
+        del scaler
+        if self.job.max_grad_norm:
+            clip_gradients(self.parameters)
+        machine.phase = Phase.OPTIMIZER
+        self.optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        self.optimizer.zero_grad()

@@ -1,0 +1,146 @@
+"""From a config.json to torchtune's builders (torchtune/models/*/_component_builders.py of 0.6.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from tunecast.tape.build.modules import Activation, Embedding, Linear, Module, ModuleList
+from tunecast.tape.build.stacks.torchtune import modules
+from tunecast.tape.build.stacks.torchtune.first import CausalSelfAttention, FirstFeedForward, TransformerDecoderLayer
+from tunecast.tape.build.stacks.torchtune.modules import (
+    FeedForward,
+    GemmaNormEmbeddings,
+    GemmaRMSNorm,
+    LoRALinear,
+    MultiHeadAttention,
+    RMSNorm,
+    RotaryPositionalEmbeddings,
+    TiedLinear,
+    TransformerDecoder,
+    TransformerSelfAttentionLayer,
+)
+from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear, QuantizedLoRALinear
+from tunecast.tape.build.tensor import Machine
+
+Config = Mapping[str, Any]
+Release = tuple[int, int]
+NEWEST: Release = (0, 6)
+FIRST: Release = (0, 1)
+
+
+class Family(NamedTuple):
+    rope: type[RotaryPositionalEmbeddings] = RotaryPositionalEmbeddings
+    qkv_bias: bool = False
+    activation: str = "silu"
+    norm: type[RMSNorm] = RMSNorm
+    embedding: type[Embedding] = Embedding
+    ties: bool | None = None
+    """Whether embedding and head are one; None: as config.json says."""
+    most_positions: int = 1 << 30
+    """Where the model builder's table is shorter than config.json's."""
+    quantizes_all: bool = True
+    """With QLoRA also the layers that are not adapted."""
+
+
+FAMILIES: Mapping[str, Family] = {
+    "llama": Family(),
+    "mistral": Family(ties=False),
+    "gemma": Family(activation="gelu", norm=GemmaRMSNorm, embedding=GemmaNormEmbeddings, ties=True),
+    "qwen2": Family(
+        rope=modules.Qwen2RotaryPositionalEmbeddings, qkv_bias=True, most_positions=32768, quantizes_all=False
+    ),
+    "phi3": Family(rope=modules.HalvesRotaryPositionalEmbeddings, ties=False),
+}
+"""By config.json's `model_type`."""
+
+
+class Adapters(NamedTuple):
+    """What the builders are told of LoRA."""
+
+    targets: Collection[str] = ()
+    """By the names config.json's own model has: q_proj, ..., gate_proj, ..., lm_head."""
+    rank: int = 0
+    dropout: float = 0.0
+    quantize_base: bool = False
+
+
+WITHOUT = Adapters()
+
+
+def build(
+    machine: Machine, config: Config, adapters: Adapters = WITHOUT, release: Release = NEWEST
+) -> TransformerDecoder | None:
+    family = FAMILIES.get(config["model_type"])
+    return None if family is None else _Builder(machine, config, family, adapters, release).model()
+
+
+class _Builder:
+    def __init__(self, machine: Machine, config: Config, family: Family, adapters: Adapters, release: Release) -> None:
+        self.machine, self.config, self.family, self.adapters, self.release = machine, config, family, adapters, release
+        self.old = release < (0, 5)
+        self.heads = config["num_attention_heads"]
+        self.kv_heads = config.get("num_key_value_heads") or self.heads
+        self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
+        self.shared_rope: RotaryPositionalEmbeddings | None = None
+
+    def model(self) -> TransformerDecoder:
+        machine, config = self.machine, self.config
+        layers = ModuleList(machine)
+        for _ in range(config["num_hidden_layers"]):
+            layers.append(self.layer())
+        tok_embeddings = self.family.embedding(machine, config["vocab_size"], config["hidden_size"])
+        output: Module
+        ties = bool(config.get("tie_word_embeddings")) if self.family.ties is None else self.family.ties
+        if ties:
+            output = TiedLinear(tok_embeddings)
+        else:
+            output = self.linear("lm_head", config["hidden_size"], config["vocab_size"])
+        kind = modules.TransformerDecoder4 if self.old else TransformerDecoder
+        return kind(machine, tok_embeddings, layers, self.norm(), output)
+
+    def layer(self) -> TransformerSelfAttentionLayer:
+        machine, hidden, inner = self.machine, self.config["hidden_size"], self.config["intermediate_size"]
+        wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        bias = self.family.qkv_bias
+        projections = [
+            self.linear("q_proj", hidden, wide, bias),
+            self.linear("k_proj", hidden, narrow, bias),
+            self.linear("v_proj", hidden, narrow, bias),
+            self.linear("o_proj", wide, hidden),
+        ]
+        attention: type[MultiHeadAttention] = modules.MultiHeadAttention4 if self.old else MultiHeadAttention
+        feed_forward, layer = FeedForward, TransformerSelfAttentionLayer
+        if self.release == FIRST:
+            attention, feed_forward, layer = CausalSelfAttention, FirstFeedForward, TransformerDecoderLayer
+        attn = attention(machine, projections, (self.heads, self.kv_heads), self.head_dim, self.rope())
+        gates = [
+            self.linear("gate_proj", hidden, inner),
+            self.linear("down_proj", inner, hidden),
+            self.linear("up_proj", hidden, inner),
+        ]
+        mlp = feed_forward(machine, gates, Activation(machine, self.family.activation))
+        return layer(machine, attn, mlp, [self.norm(), self.norm()])
+
+    def linear(self, name: str, inputs: int, outputs: int, bias: bool = False) -> Linear:
+        adapters = self.adapters
+        quantized = adapters.quantize_base and name != "lm_head"
+        if name not in adapters.targets:
+            quantized = quantized and self.family.quantizes_all
+        else:
+            kind = QuantizedLoRALinear if quantized else LoRALinear
+            return kind(self.machine, inputs, outputs, bias, adapters.rank, adapters.dropout)
+        return (FrozenNF4Linear if quantized else Linear)(self.machine, inputs, outputs, bias)
+
+    def norm(self) -> RMSNorm:
+        kind = self.family.norm
+        return (modules.RMSNorm4 if self.old and kind is RMSNorm else kind)(self.machine, self.config["hidden_size"])
+
+    def rope(self) -> RotaryPositionalEmbeddings:
+        """One table for all layers where Llama 3.1's scaling is, and in the builders without LoRA; those with LoRA
+        make one a layer, and before 0.5 a layer was copied whole."""
+        positions = min(self.config["max_position_embeddings"], self.family.most_positions)
+        made = self.family.rope(self.machine, self.head_dim, positions, self.shared_rope)
+        if self.shared_rope is None and (self.config.get("rope_scaling") or not (self.old or self.adapters.rank)):
+            self.shared_rope = made
+        return made

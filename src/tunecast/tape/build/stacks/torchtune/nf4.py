@@ -1,0 +1,103 @@
+"""torchao's NF4 weights on paper (torchao 0.9.0, torchao/dtypes/nf4tensor.py): plain PyTorch, so bringing a weight back
+takes indices of eight bytes for every element."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.modules import Linear
+from tunecast.tape.build.tensor import INT8, INT64, UINT8, Dtype, Machine, Shape, Tensor
+from tunecast.tape.op import Role
+
+BLOCK, SCALER_BLOCK = 64, 256
+CHUNK = 1 << 20
+"""Elements compared with the 16 values of the table at a time (`convert_to_norm_float_weight`)."""
+
+
+class FrozenNF4Linear(Linear):
+    """modules/low_precision/nf4_linear.py."""
+
+    parts: Sequence[Tensor]
+
+    def quantize(self) -> None:
+        """`NF4Tensor.from_tensor`: of what it takes meanwhile, the large copies."""
+        machine, shape, dtype = self.machine, self.weight.shape, self.weight.dtype
+        with machine.within(self.path):
+            weight = machine.run("empty", (), shape, dtype)
+            numel = weight.numel()
+            scalers = numel // BLOCK
+            table = self.held("_to_copy", (16,), dtype)
+            mean = self.held("mean", (), dtype)
+            quantized_scalers = self.held("_to_copy", (scalers,), INT8)
+            factor = self.held("clone", (scalers // SCALER_BLOCK,), dtype)
+            scaled = ops.map_("div", weight)
+            found = machine.run("empty", (), (numel,), UINT8)
+            apart = machine.run("sub", (scaled,), (min(numel, CHUNK), 16), dtype)
+            apart = ops.map_("abs", apart)
+            data = self.held("bitwise_or", (numel // 2,), UINT8)
+            del weight, scaled, found, apart
+        self.parts = (data, quantized_scalers, factor, mean, table)
+        self.weight.storage = data.storage
+
+    def held(self, name: str, shape: Shape, dtype: Dtype) -> Tensor:
+        out = self.machine.run(name, (), shape, dtype)
+        self.machine.blocks[out.storage.block].role = Role.WEIGHTS
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = linear_nf4(x, self)
+        return out if self.bias is None else ops.add(out, self.bias)
+
+    def original(self) -> Tensor:
+        """`get_original_weight`."""
+        machine, dtype = self.machine, self.weight.dtype
+        data, quantized_scalers, factor, mean, table = self.parts
+        half = data.shape
+        first_elements = ops.map_("_to_copy", ops.map_("__rshift__", data), INT64)
+        second_elements = ops.map_("_to_copy", ops.map_("bitwise_and", data), INT64)
+        dequantized_first = machine.run("index", (table, first_elements), half, dtype)
+        dequantized_second = machine.run("index", (table, second_elements), half, dtype)
+        scalers = self.dequantized_scalers(quantized_scalers, factor, mean, dtype)
+        repeated = ops.expand(ops.unsqueeze(scalers, -1), scalers.shape[0], BLOCK // 2)
+        scaled_first = ops.multiply(dequantized_first, ops.reshape(repeated, -1))
+        scaled_second = ops.multiply(dequantized_second, ops.reshape(repeated, -1))
+        stacked = machine.run("stack", (scaled_first, scaled_second), (*half, 2), dtype)
+        return stacked.alias(self.weight.shape, None)
+
+    def dequantized_scalers(self, scalers: Tensor, factor: Tensor, mean: Tensor, dtype: Dtype) -> Tensor:
+        divided = self.machine.run("div", (scalers, factor), scalers.shape, dtype)
+        return ops.map_("add", divided)
+
+
+def linear_nf4(x: Tensor, layer: FrozenNF4Linear) -> Tensor:
+    """`LinearNF4`: the weight is brought back for each product and let go."""
+    machine: Machine = x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        out = ops.matmul(gradients[0], layer.original())
+        out.is_view = False  # `_unsafe_view`
+        return (out,)
+
+    node = start(machine, (x,), back)
+    with machine.no_grad():
+        out = ops.linear(x, layer.original())
+    return finish(node, out, layer.weight)
+
+
+class QuantizedLoRALinear(FrozenNF4Linear):
+    """modules/peft/lora.py, `LoRALinear` with quantize_base."""
+
+    def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool, rank: int, dropout: float) -> None:
+        super().__init__(machine, inputs, outputs, bias)
+        self.dropout = dropout
+        self.lora_a = Linear(machine, inputs, rank)
+        self.lora_b = Linear(machine, rank, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        lora_out = self.lora_a(ops.dropout(x, self.dropout))
+        lora_out = ops.scale(self.lora_b(lora_out))
+        return ops.add(out, lora_out)

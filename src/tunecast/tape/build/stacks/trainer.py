@@ -1,0 +1,128 @@
+"""transformers' Trainer on paper (trainer.py of 5.17.0, accelerate 1.15), the loop under TRL, Axolotl, LLaMA-Factory.
+
+Beyond the plain loop of stacks/transformers.py: all batches of a step are on the card before its first forward pass
+(`get_batch_samples`), the loss is a sum over the tokens of them all, autocast is around the model alone, and
+accelerate gives its outputs back in fp32 (`convert_outputs_to_fp32`), a copy of the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.stacks import transformers
+from tunecast.tape.build.stacks.transformers import model, prepared
+from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase
+
+__all__ = ["REFUSES", "model", "train"]
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    **transformers.REFUSES,
+    "compile": lambda job: job.compile,
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+}
+Batch = tuple[Tensor, Tensor, Tensor]
+ComputeLoss = Callable[[Job, Any, Batch, Tensor], Tensor]
+REENTRANT = ("axolotl", "llama-factory")
+"""axolotl/utils/config/__init__.py, `normalize_config`; llamafactory/hparams/model_args.py, `use_reentrant_gc`."""
+TAKEN = "{stack} is taken to train as transformers' Trainer does with the same settings; what it patches is left out"
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    """For stacks of which nothing but the Trainer is written down, and that is said."""
+    model, parameters, optimizer = prepared(job, config, machine)
+    machine.guesses[TAKEN.format(stack=job.stack)] = None
+    if job.checkpoint_reentrant is None:
+        machine.reentrant = job.stack in REENTRANT
+    take_steps(job, model, parameters, optimizer, lengths, models_loss)
+    machine.end()
+
+
+def take_steps(
+    job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int],
+    compute_loss: ComputeLoss,
+) -> None:  # fmt: skip
+    """`_run_epoch`. The last loss and the last norm live until the next ones take their names."""
+    machine = model.machine
+    optimizer = optimizer if job.optimizer not in OPTIMIZERS else Grouped(job, parameters)
+    tr_loss = machine.run("_to_copy", (), (), FLOAT32)
+    tr_loss_step = grad_norm = None
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        batch_samples, num_items_in_batch = batches(job, machine, length)
+        for inputs in batch_samples:
+            tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss)
+            machine.run("isnan", (tr_loss_step,), (), BOOL)
+            machine.run("isinf", (tr_loss_step,), (), BOOL)
+            if machine.era.release < (5, 0):
+                tr_loss = machine.run("add", (tr_loss, tr_loss_step), (), FLOAT32)
+            else:
+                machine.launch("add_", (tr_loss, tr_loss_step), FLOAT32, 4)
+        grad_norm = None
+        if job.max_grad_norm:
+            grad_norm = clip_gradients(parameters)
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.zero_grad()
+    machine.step = len(lengths)
+    del tr_loss, tr_loss_step, grad_norm
+
+
+class Grouped(Optimizer):
+    """`create_optimizer`: weights that decay are a group, biases and norms another that steps after it."""
+
+    def __init__(self, job: Job, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters)
+        groups = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() == 1]
+        self.groups = [make_optimizer(job, group) for group in groups if group]
+
+    def step(self) -> None:
+        for group in self.groups:
+            group.step()
+
+
+def batches(job: Job, machine: Machine, length: int) -> tuple[list[Batch], Tensor]:
+    """`get_batch_samples`: tokens, mask and labels of every micro-batch, and how many labels count."""
+    shape, counted = (job.micro_batch, length), (job.micro_batch, length - (machine.era.release >= (5, 0)))
+    found: list[Batch] = []
+    for _ in range(job.grad_accum):
+        ids, mask, labels = [machine.run("_to_copy", (), shape, INT64) for _ in range(3)]
+        found.append((ids, mask, labels))
+    total: Any = None
+    for batch in found:
+        count = ops.total(machine.run("ne", (batch[2],), counted, BOOL), range(2), dtype=INT64)
+        total = machine.run("add", (count,), (), INT64)
+        del count
+    return found, total
+
+
+def training_step(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, compute_loss: ComputeLoss) -> Tensor:
+    machine = model.machine
+    machine.phase, machine.in_forward = Phase.FORWARD, True
+    loss = compute_loss(job, model, inputs, num_items_in_batch)
+    backward(ops.scale(loss, "div"))
+    return loss.detached()
+
+
+def models_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
+    """`compute_loss`: the model's own, over the number of labels. The logits go with the other outputs."""
+    loss, _ = outputs_of(job, model, inputs, num_items_in_batch)
+    return ops.scale_in_place(loss)
+
+
+def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Loss and logits (none with kernels that make none), widened where autocast was on."""
+    model.gives_logits, vars(model)["num_items_in_batch"] = True, num_items_in_batch
+    with model.machine.autocasting(DTYPES[job.autocast] if job.autocast else None):
+        outputs = model(*inputs)
+    vars(model)["num_items_in_batch"] = None
+    if not isinstance(outputs, tuple):
+        return outputs, None
+    loss, logits = outputs
+    return loss, ops.to(logits, FLOAT32) if job.autocast else logits

@@ -1,0 +1,103 @@
+"""Unsloth's notebooks on paper, then a plain loop: what `tape/trace/recipes_unsloth.py` runs for real."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job
+from tunecast.tape.build.families import causal_lm
+from tunecast.tape.build.optimizers import make_optimizer
+from tunecast.tape.build.stacks import TRACED_INSTEAD, not_known
+from tunecast.tape.build.stacks.transformers import take_steps
+from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, Machine
+from tunecast.tape.build.unsloth.loading import (
+    TARGETS,
+    adapt,
+    empty_caches,
+    load,
+    probes,
+    rotary_marks,
+    rotary_repair,
+)  # fmt: skip
+from tunecast.tape.build.unsloth.model import Run, apply
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+NOT_COMPILED = "Unsloth compiles each layer of {} as one region; taken as run one operation after the other"
+LAST_LAYERS = 2
+"""Unlike others: the last is not offloaded, and its backward pass is where kernels are first tuned."""
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    "method": lambda job: job.method == "full",
+    "kernels": lambda job: bool(job.kernels),
+    "attention": lambda job: job.attention != "sdpa",
+    "quantization": lambda job: job.quantization.format not in (None, "nf4"),
+}
+
+
+def compiles() -> bool:
+    """Unsloth compiles each layer unless the environment says not to (`_enabled` of models/_block_compile.py); asked
+    here too, so that both engines follow the same run."""
+    whole = os.environ.get("UNSLOTH_BLOCK_COMPILE", "1") != "0"
+    return whole and os.environ.get("UNSLOTH_COMPILE_DISABLE", "0") not in ("1", "partial")
+
+
+def model(machine: Machine, config: Mapping[str, Any]) -> Any:
+    family = causal_lm(config["model_type"]) if config["model_type"] in FAMILIES else None
+    return None if family is None else family(machine, config)
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    refuse(job, config, max(lengths))
+    if machine.weights_dtype == FLOAT32:  # dtype=None
+        machine.weights_dtype = BFLOAT16
+    probes(machine)
+    language_model = model(machine, config)
+    language_model.name_all()
+    language_model.model_type = config["model_type"]
+    machine.head_modules = {language_model.path}
+    marks = rotary_marks(machine)
+    load(language_model, job.quantization.format == "nf4")
+    language_model.tie()
+    rotary_repair(machine, language_model.model.rotary_emb.width)
+    empty_caches(machine, 3)
+    adapt(job, language_model)
+    longest = max(job.lengths or (job.seq_len,))
+    run = Run(language_model, job.gradient_checkpointing, job.lora.dropout, longest, config["max_position_embeddings"])
+    if compiles() and not run.compile(language_model):
+        machine.guesses[NOT_COMPILED.format(config["model_type"])] = None
+    apply(language_model, run)
+    language_model.input_embedding().gives_gradient = True
+    empty_caches(machine, 7)
+    parameters = [p for p in language_model.parameters() if p.requires_grad]
+    optimizer = make_optimizer(job, parameters, ())
+    take_steps(job, language_model, parameters, optimizer, lengths)
+    machine.end()
+    del marks
+
+
+def refuse(job: Job, config: Mapping[str, Any], longest: int) -> None:
+    """What Unsloth does by other code than is written down here."""
+    name = config["model_type"]
+    if name not in FAMILIES:
+        raise Unsupported(
+            f"model: the closed form knows Unsloth's code for {', '.join(FAMILIES)}, not for {name!r}."
+            f" {TRACED_INSTEAD}",
+            field="model",
+        )
+    window = config.get("sliding_window") if name == "mistral" else None
+    if window and longest > window:
+        raise Unsupported(
+            f"seq_len: rows of {longest} are longer than the model's window of {window}, for which Unsloth makes masks"
+            f" the closed form does not know. {TRACED_INSTEAD}",
+            field="seq_len",
+        )
+    if job.lora.dora:
+        raise not_known("lora.dora", True)
+    wanted = job.lora.targets
+    if wanted not in (None, "all-linear") and set(wanted) != set(TARGETS):
+        raise not_known("lora.targets", wanted if isinstance(wanted, str) else ", ".join(wanted))
+    dtype = "bfloat16" if job.weights_dtype == "float32" else job.weights_dtype
+    if job.autocast not in (None, dtype):
+        raise not_known("autocast", job.autocast)

@@ -1,0 +1,196 @@
+"""The model as Unsloth runs it (unsloth/models/llama.py; mistral.py, qwen2.py and qwen3.py where they differ).
+
+Modules, names and weights are the family's own; only what they do is put in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from types import MethodType
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.attention import flash, scaled_dot_product
+from tunecast.tape.build.autograd import record
+from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.unsloth.checkpoint import Offloading
+from tunecast.tape.build.unsloth.compiled import Compiled
+from tunecast.tape.build.unsloth.fast_lora import Scratch, lora_mlp, lora_qkv, lora_w
+from tunecast.tape.build.unsloth.loss import Loss
+from tunecast.tape.build.unsloth.norms import normed_rotary, rms_norm, rotary
+from tunecast.tape.kernels.backend import ALL, Attention, choose
+
+BUCKET = 128
+"""cuDNN's attention gets lengths of whole buckets, and always some padding (`_cudnn_length_bucketed_sdpa`)."""
+FIRST_POSITIONS, POSITIONS_STEP = 4 * 8192, 8192
+
+
+class Run:
+    """What Unsloth keeps in its modules' globals while one model trains."""
+
+    def __init__(self, model: Any, checkpointing: bool, dropout: float, longest: int, positions: int) -> None:
+        machine = self.machine = model.machine
+        self.dropout = dropout
+        self.scratch, self.loss = Scratch(), Loss(machine)
+        self.offloading = Offloading(machine, machine.weights_dtype) if checkpointing else None
+        self.longest, self.positions = longest, positions
+        self.tables: tuple[Tensor, Tensor] | None = None
+        attention = next(iter(model.layers())).self_attn
+        self.kernel = kernel_of(machine, attention.q_proj.base_layer.outputs, attention.groups, attention.head_dim)
+        """Of attention on this card."""
+        self.compiled: Compiled | None = None
+
+    def compile(self, model: Any) -> bool:
+        """Whether the layers' compiled graphs are written down: not where projections have a bias, heads share no keys
+        and nothing is padded."""
+        attention = next(iter(model.layers())).self_attn
+        biased = attention.q_proj.base_layer.bias is not None
+        known = self.kernel == "cudnn" or (self.kernel == "flash" and not (biased and attention.groups == 1))
+        if known:
+            self.compiled = Compiled(self.machine, self.padded)
+        return known
+
+    def padded(self, length: int) -> int:
+        """The length attention is given, 0 where that is its own: cuDNN's kernel gets whole buckets."""
+        return length + BUCKET - length % BUCKET if self.kernel == "cudnn" else 0
+
+
+def kernel_of(machine: Machine, outputs: int, groups: int, width: int) -> str:
+    """What SDPA chooses; training on data-centre Blackwell does without cuDNN (`_no_cudnn_training_devices`)."""
+    heads = outputs // width
+    shapes = [(1, count, BUCKET, width) for count in (heads, heads // groups)]
+    q, k = (Tensor(machine, None, shape, machine.weights_dtype) for shape in shapes)  # type: ignore[arg-type]
+    call = Attention(q, k, k, None, 0.0, True, None, groups > 1, True)
+    enabled = frozenset({"flash", "efficient"}) if machine.card.capability[0] == 10 else ALL
+    return choose(call, machine.card, enabled)
+
+
+def apply(model: Any, run: Run) -> None:
+    model.run = model.model.run = run
+    model.forward = MethodType(causal_lm_forward, model)
+    model.model.forward = MethodType(model_forward, model.model)
+    for layer in model.layers():
+        attention, mlp = layer.self_attn, layer.mlp
+        layer.forward = MethodType(layer_forward, layer)
+        layer.run = run
+        attention.forward = MethodType(attention_forward, attention)
+        mlp.forward = MethodType(mlp_forward, mlp)
+        attention.run = mlp.run = run
+
+
+def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    hidden_states = self.model(input_ids)
+    return self.run.loss(hidden_states, self.output_embedding().weight, labels)  # type: ignore[no-any-return]
+
+
+def model_forward(self: Any, input_ids: Tensor) -> Tensor:
+    """`LlamaModel_fast_forward`; the mask of a batch without padding is dropped."""
+    run: Run = self.run
+    inputs_embeds = self.embed_tokens(input_ids)
+    hidden_states = inputs_embeds
+    tables = rotary_tables(self, run, hidden_states)
+    for decoder_layer in self.layers:
+        if run.offloading is None:
+            hidden_states = decoder_layer(hidden_states, tables)
+        else:
+            hidden_states = run.offloading(decoder_layer.path, partial(decoder_layer, tables=tables), hidden_states)
+    return rms_norm(hidden_states, self.norm.weight, True)
+
+
+def rotary_tables(self: Any, run: Run, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+    """`LlamaRotaryEmbedding`: cosines and sines of as many positions as the first forward pass asks for. Up to 32768
+    positions they are computed on the host."""
+    if run.tables is None:
+        machine = run.machine
+        width = self.rotary_emb.width
+        first = min(FIRST_POSITIONS, run.positions)
+        grown = first if run.positions <= first else -(-run.positions // POSITIONS_STEP) * POSITIONS_STEP
+        needed = -(-max(first, run.longest) // POSITIONS_STEP) * POSITIONS_STEP
+        rows = min(grown, max(first, needed))
+        cos, sin = (machine.run("_to_copy", (), (rows, width), hidden_states.dtype) for _ in range(2))
+        run.tables = cos, sin
+    return run.tables
+
+
+def layer_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    if self.run.compiled is not None:
+        return self.run.compiled(self, hidden_states, tables)  # type: ignore[no-any-return]
+    residual = hidden_states
+    hidden_states = rms_norm(hidden_states, self.input_layernorm.weight, True)
+    hidden_states = self.self_attn(hidden_states, tables)
+    hidden_states = ops.add(residual, hidden_states)
+    residual = hidden_states
+    hidden_states = rms_norm(hidden_states, self.post_attention_layernorm.weight, True)
+    hidden_states = self.mlp(hidden_states)
+    hidden_states = ops.add(residual, hidden_states)
+    return hidden_states
+
+
+def mlp_forward(self: Any, x: Tensor) -> Tensor:
+    return lora_mlp(x, self.gate_proj, self.up_proj, self.down_proj, "_fg_kernel", self.run.dropout, self.run.scratch)
+
+
+def attention_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    batch, length, _ = hidden_states.shape
+    run: Run = self.run
+    q, k, v = projected(self, hidden_states, run)
+    shape = (batch, length, -1, self.head_dim)
+    if hasattr(self, "q_norm"):
+        q, k = ops.view(q, *shape), ops.view(k, *shape)
+        v = ops.transpose(ops.view(v, *shape), 1, 2)
+        q, k = normed_rotary(q, k, *tables)
+        q, k = ops.transpose(q, 1, 2), ops.transpose(k, 1, 2)
+    else:
+        q, k, v = (ops.transpose(ops.view(x, *shape), 1, 2) for x in (q, k, v))
+        q, k = rotary(q, k, *tables)
+    a = attended(q, k, v, self.groups > 1, run.kernel)
+    attn_output = ops.reshape(a, batch, length, -1)
+    attn_output = lora_w(attn_output, self.o_proj, run.dropout, run.scratch)
+    return attn_output
+
+
+def projected(self: Any, hidden_states: Tensor, run: Run) -> Sequence[Tensor]:
+    """Layers with a bias of their own run as PEFT runs them (`original_apply_qkv`)."""
+    if self.q_proj.base_layer.bias is not None:
+        return self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
+    return lora_qkv(hidden_states, (self.q_proj, self.k_proj, self.v_proj), run.dropout, run.scratch)
+
+
+def attended(q: Tensor, k: Tensor, v: Tensor, gqa: bool, kernel: str) -> Tensor:
+    """`run_attention`: heads that share no keys are copied, before and after."""
+    if not gqa:
+        return ops.contiguous(ops.transpose(trained(*copied(q, k, v), gqa=gqa, kernel=kernel), 1, 2))
+    return ops.transpose(trained(q, k, v, gqa=gqa, kernel=kernel), 1, 2)
+
+
+def copied(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
+    return [ops.contiguous(x) for x in (q, k, v)]
+
+
+def trained(q: Tensor, k: Tensor, v: Tensor, *, gqa: bool, kernel: str) -> Tensor:
+    """`_training_sdpa`."""
+    if kernel == "cudnn":
+        return bucketed(q, k, v, gqa)
+    if kernel == "flash":
+        return flash(q, k, v, None, 0.0, True, True)
+    return scaled_dot_product(q, k, v, None, 0.0, True, gqa)
+
+
+def bucketed(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+    length = q.shape[2]
+    more = BUCKET - length % BUCKET
+    q, k, v = [pad_rows(x, more) for x in (q, k, v)]
+    out = scaled_dot_product(q, k, v, None, 0.0, True, gqa)
+    return ops.slice_(out, 2, 0, length)
+
+
+def pad_rows(x: Tensor, more: int) -> Tensor:
+    """Zeros behind the last but one dimension; the gradient is cut off by a copy."""
+    machine, before = x.machine, x.shape
+    shape = (*before[:-2], before[-2] + more, before[-1])
+
+    def back(node: Any, gradients: Any) -> Any:
+        return (machine.run("constant_pad_nd", gradients, before, gradients[0].dtype),)
+
+    return record(machine.run("constant_pad_nd", (x,), shape, x.dtype), (x,), back)

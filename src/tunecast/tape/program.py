@@ -1,0 +1,219 @@
+"""A run's memory events as columns of integers, which replay many times faster than the tape.
+
+Steps that do the same are written once: `order` says how often they are taken, and `left` which blocks a step hands on
+to the one after it (its batch, held until the next one replaces it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
+
+from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
+from tunecast.units import MIB
+
+FREE, BEGIN, EMPTY_CACHE = -1, -2, -3
+"""In the column of sizes: what a row is when it asks for nothing."""
+
+
+SMALL_BYTES = MIB
+"""The largest request PyTorch's allocator serves from its small pool (kSmallSize, CUDACachingAllocator.cpp)."""
+
+
+class Stretch(NamedTuple):
+    """Rows of one phase."""
+
+    begin: Begin
+    start: int
+    end: int
+
+
+class Crossings(NamedTuple):
+    """The blocks that cross the bounds of a stretch."""
+
+    born: list[tuple[int, int]]
+    """It makes and leaves alive: the block, and the how-manieth request it is."""
+    died: list[int]
+    """It frees, and others made."""
+    requests: int
+
+
+@dataclass(frozen=True)
+class Program:
+    blocks: list[int]
+    """Of a request or a free; of a Begin, its place in `begins`."""
+    sizes: list[int]
+    """Bytes asked for; FREE, BEGIN or EMPTY_CACHE for the rest."""
+    streams: list[int] | None
+    """None: one stream."""
+    begins: list[Begin]
+    roles: Mapping[int, Role] | Sequence[Role]
+    """Of each block."""
+    bounds: list[int]
+    """Rows where the steps begin, and where the last ends; before the first is loading."""
+    order: list[int]
+    """The steps as they are taken, by their place in `bounds`. One that is taken again frees, where it freed what the
+    step written before it left, what the step taken before it left."""
+    left: list[list[int]]
+    """Of each step, the blocks the one after it frees, in the order they were made."""
+
+    @cached_property
+    def stretches(self) -> list[list[Stretch]]:
+        """Of loading, and of each step."""
+        return [list(self._cut(start, end)) for start, end in pairwise([0, *self.bounds])]
+
+    def crossings(self, stretch: Stretch) -> Crossings:
+        found = self._crossings.get(stretch.start)
+        if found is None:
+            rows = slice(stretch.start, stretch.end)
+            freed = {b for b, size in zip(self.blocks[rows], self.sizes[rows], strict=True) if size == FREE}
+            made = [b for b, size in zip(self.blocks[rows], self.sizes[rows], strict=True) if size >= 0]
+            born = [(block, nth) for nth, block in enumerate(made) if block not in freed]
+            found = self._crossings[stretch.start] = Crossings(born, list(freed.difference(made)), len(made))
+        return found
+
+    def small_rows(self, stretch: Stretch, died: Collection[int]) -> tuple[list[int], list[int]]:
+        """Its requests of up to `SMALL_BYTES`, their frees, and those of the blocks it finds alive and that `died`."""
+        found = self._small_rows.get(stretch.start)
+        if found is None:
+            blocks: list[int] = []
+            sizes: list[int] = []
+            small = set(died)
+            rows = slice(stretch.start, stretch.end)
+            for block, size in zip(self.blocks[rows], self.sizes[rows], strict=True):
+                if 0 <= size <= SMALL_BYTES:
+                    small.add(block)
+                elif size != FREE or block not in small:
+                    continue
+                blocks.append(block)
+                sizes.append(size)
+            found = self._small_rows[stretch.start] = blocks, sizes
+        return found
+
+    @cached_property
+    def _small_rows(self) -> dict[int, tuple[list[int], list[int]]]:
+        return {}
+
+    @cached_property
+    def _crossings(self) -> dict[int, Crossings]:
+        return {}
+
+    def _cut(self, start: int, end: int) -> Iterator[Stretch]:
+        marks = [row for row in range(start, end) if self.sizes[row] == BEGIN]
+        if not marks or marks[0] > start:
+            yield Stretch(Begin(Phase.LOAD), start, marks[0] if marks else end)
+        for row, after in pairwise([*marks, end]):
+            yield Stretch(self.begins[self.blocks[row]], row, after)
+
+    def handed_over(self, position: int) -> list[tuple[int, int]]:
+        """What the step at this place of `order` finds alive, and by which numbers its rows know it."""
+        if position < 1:
+            return []
+        step, before = self.order[position], self.order[position - 1]
+        if not step or before == step - 1:
+            return []
+        return list(zip(self.left[before], self.left[step - 1], strict=True))
+
+    def written_out(self) -> Iterator[tuple[int, int]]:
+        """Block and size of every row of the run, blocks numbered in the order they come to life, marks 0."""
+        names: dict[int, int] = {}
+        born = 0
+        for position in range(-1, len(self.order)):
+            start, end = self.rows_of(position)
+            for have, want in [(names.pop(have), want) for have, want in self.handed_over(position)]:
+                names[want] = have
+            for block, size in zip(self.blocks[start:end], self.sizes[start:end], strict=True):
+                if size >= 0:
+                    names[block] = born
+                    born += 1
+                yield names[block] if size >= FREE else 0, size
+
+    def rows_of(self, position: int) -> tuple[int, int]:
+        """Of a step in `order`; -1 is loading."""
+        if position < 0:
+            return 0, self.bounds[0]
+        step = self.order[position]
+        return self.bounds[step], self.bounds[step + 1]
+
+
+def program(tape: Tape) -> Program:
+    """The tape's memory events. A block that is freed unborn, or born twice, is a bug of whoever made the tape."""
+    blocks: list[int] = []
+    sizes: list[int] = []
+    streams: list[int] = []
+    begins: list[Begin] = []
+    roles: dict[int, Role] = {}
+    born: dict[int, int] = {}
+    dead: set[int] = set()
+    bounds: list[int] = []
+    step = -1
+    for index, event in enumerate(tape.events):
+        stream = 0
+        if isinstance(event, Op):
+            continue
+        if isinstance(event, Alloc):
+            block, size, stream = event.block, max(0, event.nbytes), event.stream
+            if block in born:
+                raise ValueError(f"event {index}: block {block} is allocated a second time")
+            born[block] = len(sizes)
+            roles[block] = event.role
+        elif isinstance(event, Free):
+            block, size = event.block, FREE
+            if block not in born or block in dead:
+                raise ValueError(f"event {index}: block {block} is freed, but is not alive")
+            dead.add(block)
+        elif isinstance(event, Begin):
+            block, size = len(begins), BEGIN
+            if event.phase is not Phase.LOAD and event.step != step:
+                step = event.step
+                bounds.append(len(sizes))
+            begins.append(event)
+        else:
+            block, size = 0, EMPTY_CACHE
+        blocks.append(block)
+        sizes.append(size)
+        streams.append(stream)
+    bounds.append(len(sizes))
+    order, left = _order(blocks, sizes, streams, bounds, born)
+    return Program(blocks, sizes, streams if any(streams) else None, begins, roles, bounds, order, left)
+
+
+def _order(
+    blocks: list[int], sizes: list[int], streams: list[int], bounds: list[int], born: Mapping[int, int]
+) -> tuple[list[int], list[list[int]]]:
+    """The steps one after the other; those at the end that do as the one before them are that one again."""
+    steps = list(pairwise(bounds))
+    while len(steps) > 1 and all(size < 0 for size in sizes[slice(*steps[-1])]):
+        steps.pop()  # after the last step a program only lets go of its blocks
+    order = list(range(len(steps)))
+    again = len(steps)
+    while again > 2 and _alike(steps[again - 2], steps[again - 1], blocks, sizes, streams, born):
+        again -= 1
+    return order[:again] + [again - 1] * (len(steps) - again), left_behind(blocks, sizes, bounds)
+
+
+def _alike(
+    one: tuple[int, int], two: tuple[int, int], blocks: list[int], sizes: list[int], streams: list[int],
+    born: Mapping[int, int],
+) -> bool:  # fmt: skip
+    """The same requests in the same order, and the same of their blocks freed at the same places."""
+    (first, first_end), (second, second_end) = one, two
+    if sizes[first:first_end] != sizes[second:second_end] or streams[first:first_end] != streams[second:second_end]:
+        return False
+    shift = second - first
+    return all(
+        born[blocks[row + shift]] - born[blocks[row]] == shift for row in range(first, first_end) if sizes[row] == FREE
+    )
+
+
+def left_behind(blocks: Sequence[int], sizes: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
+    """Of each step, its blocks that the next one frees, in the order they were made."""
+    steps = list(pairwise(bounds))
+    freed = [{b for b, s in zip(blocks[i:j], sizes[i:j], strict=True) if s == FREE} for i, j in steps]
+    return [
+        [b for b, s in zip(blocks[i:j], sizes[i:j], strict=True) if s >= 0 and b in after]
+        for (i, j), after in zip(steps, freed[1:], strict=False)
+    ] + [[]]

@@ -1,0 +1,96 @@
+"""How few layers stand for all, by what the layers are; and that every bundled model is predicted from a few."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from tunecast.job import job_from_dict
+from tunecast.job.registry import bundled_config, bundled_names
+from tunecast.tape.build import short
+from tunecast.tape.build.run import build
+from tunecast.tape.card import Card
+from tunecast.tape.program import program
+from tunecast.tape.schedule import scheduled
+from tunecast.tape.shorten import Rhythm, rhythm_of, steps_to_trace, with_layers
+
+JOB = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 96, "micro_batch": 1}
+LORA = {"method": "lora", "lora": {"targets": "attention", "dropout": 0.0}}
+WHOLE = {
+    "gemma-3-270m": "18 layers are one of each kind (6), a period (6) and a last one, in step with the period: 18",
+}
+"""Bundled models no smaller model stands for, and why."""
+
+
+def test_layers_alike():
+    # the first, the second (frees what the first left), one that stands for all others, the last
+    assert rhythm_of("aaaaaaaa") == Rhythm(head=2, period=1, total=8)
+    assert rhythm_of("aaaaaaaa").small == 4 and rhythm_of("aaaaaaaa").copies == 4
+
+
+def test_layers_in_turns():
+    assert rhythm_of("abababab") == Rhythm(head=2, period=2, total=8)
+    # one of each kind first: s s s f, then the pattern s s s f, then at least one more: 9, in step with 16: 12
+    rhythm = rhythm_of("sssf" * 4)
+    assert rhythm == Rhythm(head=4, period=4, total=16) and (rhythm.small, rhythm.copies) == (12, 1)
+
+
+def test_a_dense_beginning():
+    assert rhythm_of("dddssssssss") == Rhythm(head=4, period=1, total=11)
+
+
+def test_a_change_in_the_middle_is_part_of_the_head():
+    rhythm = rhythm_of("aaaaabbbbb")
+    assert rhythm.period == 1 and rhythm.head == 6
+
+
+def test_no_rhythm_means_all_layers():
+    assert rhythm_of("abcdef").copies < 1
+    assert rhythm_of("").copies < 1
+
+
+@cache
+def rhythm(name: str) -> Rhythm:
+    return short._rhythm(job_from_dict(JOB), bundled_config(name))
+
+
+@pytest.mark.parametrize("name", sorted(bundled_names()))
+def test_every_bundled_model_is_folded(name: str) -> None:
+    if name in WHOLE:
+        assert rhythm(name).copies < 1, "it can be folded now: take it off the list"
+    else:
+        assert rhythm(name).copies >= 1
+        assert short._repeat(job_from_dict(JOB), bundled_config(name), rhythm(name))
+
+
+def fewest_folded(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """The bundled model cut to a head and two periods and a last layer."""
+    found = rhythm(name)
+    return with_layers(config, found.head + 2 * found.period + 1)
+
+
+class Counted:
+    """`build`, and the most layers it was asked for."""
+
+    most = 0
+
+    def __call__(self, job: Any, config: dict[str, Any], *args: Any, **how: Any) -> Any:
+        self.most = max(self.most, config.get("text_config", config)["num_hidden_layers"])
+        return build(job, config, *args, **how)
+
+
+@pytest.mark.parametrize("method", [{"method": "full", "autocast": None}, LORA], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    "name", ["gemma-3-1b", "gemma-3-4b", "olmo-3-7b", "smollm3-3b", "gpt-oss-20b", "llama-4-scout"]
+)
+def test_folded_is_built(name: str, method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where layers take turns: the same requests and frees as with every layer built, in the same order."""
+    job, config = job_from_dict(JOB | method), fewest_folded(bundled_config(name), name)
+    monkeypatch.setattr(short, "build", few_layers := Counted())
+    folded = short.fold_job(job, config, Card())
+    assert few_layers.most == short._rhythm(job, config).small, "built whole after all"
+    lengths, order = steps_to_trace(job)
+    whole = program(scheduled(build(job, config, lengths, Card()), order))
+    assert list(folded.program.written_out()) == list(whole.written_out())

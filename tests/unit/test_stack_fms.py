@@ -1,0 +1,113 @@
+"""foak's kernels and GPTQ on paper against the real packages, traced once (tests/golden/stacks/fms/README.md)."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tunecast.errors import Unsupported
+from tunecast.job import job_from_dict
+from tunecast.tape.build.gptq import packed_bytes
+from tunecast.tape.build.run import build
+from tunecast.tape.op import Alloc, Free
+
+HERE = Path(__file__).parents[1] / "golden" / "stacks"
+
+
+def loaded(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def events_of(stack: str) -> dict[str, list[int]]:
+    return json.loads(gzip.decompress((HERE / stack / "events.json.gz").read_bytes()))  # type: ignore[no-any-return]
+
+
+cases = loaded("fms_cases", HERE / "fms" / "fms_cases.py")
+make = loaded("fms_make", HERE / "fms" / "make.py")
+gptqmodel = loaded("gptqmodel_make", HERE / "gptqmodel" / "make.py")
+EVENTS = events_of("fms")
+
+
+def same(ours: list[int], theirs: list[int]) -> None:
+    for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine == their, f"event {place} of {len(theirs)}: built {mine}, traced {their}"
+    assert len(ours) == len(theirs)
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_same_allocations_as_the_real_packages(name: str) -> None:
+    case = cases.CASES[name]
+    lengths = [case["length"]] * cases.STEPS
+    tape = build(job_from_dict(cases.job_of(case)), case["config"], lengths, make.CARD, torch_version="2.13.0")
+    same(make.told(tape.events), EVENTS[name])
+
+
+@pytest.mark.parametrize("name", gptqmodel.CASES)
+def test_same_allocations_as_gptqmodel(name: str) -> None:
+    """Nothing is said of transformers' release: PEFT's newest adapters and gptqmodel's kernel."""
+    case = gptqmodel.CASES[name]
+    values = {
+        "model": "small", "method": "qlora", "weights_dtype": "float16", "autocast": "float16",
+        "seq_len": case["length"], "micro_batch": case["batch"], "optimizer": "adamw_torch", "max_grad_norm": 1.0,
+        "gradient_checkpointing": case["recomputed"], "quantization": {"format": "gptq"},
+        "lora": {"rank": 8, "alpha": 16, "dropout": 0.1, "targets": cases.PROJECTIONS},
+    }  # fmt: skip
+    lengths = [case["length"]] * 2
+    tape = build(job_from_dict(values), case["config"], lengths, gptqmodel.CARD, torch_version="2.15.0")
+    same(gptqmodel.told(tape.events), events_of("gptqmodel")[name])
+
+
+def built(**changes: object) -> object:
+    case = cases.case("4.48.1", "gptq", "foak") | changes.pop("case", {})  # type: ignore[operator]
+    values = cases.job_of(case) | changes
+    return build(job_from_dict(values), case["config"], [case["length"]], make.CARD)
+
+
+def test_gptq_holds_packed_weights_scales_zeros_and_groups() -> None:
+    """One layer of 256 -> 640: 256 * 640 / 2 bytes packed, 2 groups of 640 scales in 2 bytes and zeros in half a byte,
+    and the group of each of 256 inputs in 4 bytes."""
+    tape = built(kernels=[])
+    gate = [e.nbytes for e in tape.events if isinstance(e, Alloc) and e.module == "model.layers.0.mlp.gate_proj"]
+    assert gate[:4] == [256 * 640 // 2, 2 * 640 // 2, 2 * 640 * 2, 256 * 4]
+    assert packed_bytes(640, 256) == sum(gate[:4])
+
+
+def test_gptqmodel_keeps_dequantised_weights() -> None:
+    """From transformers 4.50 on: without recomputation a second copy of each layer's weight in 16 bits."""
+    case = cases.case("4.48.1", "gptq", reentrant=None)
+    values = {**cases.job_of(case), "transformers_version": None}
+    tape = build(job_from_dict(values), case["config"], [case["length"]], make.CARD)
+    held, most = 0, 0
+    weight = 256 * 640 * 2  # no other tensor of this model is as large as an MLP's weight
+    blocks = {e.block for e in tape.events if isinstance(e, Alloc) and e.nbytes == weight}
+    for event in tape.events:
+        held += isinstance(event, Alloc) and event.block in blocks
+        held -= isinstance(event, Free) and event.block in blocks
+        most = max(most, held)
+    assert most == 6  # gate, up and down of two layers
+    assert "gptqmodel" in tape.guesses[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"case": {"config": {"model_type": "qwen2", **cases.WIDTHS}}}, "kernels"),
+        ({"quantization": {"format": "nf4", "double_quant": False}}, "double_quant"),
+        ({"lora": {"rank": 8, "targets": "all-linear"}}, "MLP"),
+        ({"weights_dtype": "bfloat16"}, "float16"),
+    ],
+)
+def test_what_the_packages_do_not_do_is_refused(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(Unsupported, match=said):
+        built(**changes)
