@@ -143,7 +143,7 @@ def many_jobs(count: int = MANY) -> list[Figures]:
     return [{"id": number, **job} for number, job in enumerate(all_of_them[:count])]
 
 
-def many(count: int) -> Figures:
+def many(count: int, limit_s: float) -> Figures:
     """Ended after a limit, where the rate so far tells the rest."""
     jobs = many_jobs(count)
     found: Figures = {"jobs": len(jobs), "models": len({job["model"] for job in jobs})}
@@ -154,11 +154,11 @@ def many(count: int) -> Figures:
                 path = Path(folder) / f"jobs{part}.jsonl"
                 path.write_text("".join(json.dumps(job) + "\n" for job in jobs[part::parts]))
                 commands.append([sys.executable, "-m", "tunecast", "predict", str(path), "--json"])
-            found[name] = answered(commands, Path(folder))
+            found[name] = answered(commands, Path(folder), limit_s)
     return found
 
 
-def answered(commands: Sequence[Sequence[str]], folder: Path) -> Figures:
+def answered(commands: Sequence[Sequence[str]], folder: Path, limit_s: float) -> Figures:
     environment = os.environ | {"PYTHONPATH": str(SOURCE)}
     outputs = [folder / f"out{number}.jsonl" for number in range(len(commands))]
     start = time.perf_counter()
@@ -168,7 +168,7 @@ def answered(commands: Sequence[Sequence[str]], folder: Path) -> Figures:
             children.append(subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.DEVNULL))
     for child in children:
         try:
-            child.wait(max(1.0, LIMIT_S - (time.perf_counter() - start)))
+            child.wait(max(1.0, limit_s - (time.perf_counter() - start)))
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
@@ -204,6 +204,7 @@ def main() -> None:
     parser.add_argument("--peers", help="interpreter with fitcheck-llm and vramcalc; without it they are not started")
     parser.add_argument("--only", choices=("in_process", "growth", "cold", "many"), help="prints, writes nothing")
     parser.add_argument("--count", type=int, default=MANY, help="jobs of the file")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="end each reading of that file after this long")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "speed.json")
     options = parser.parse_args()
     if options.peers and shutil.which(options.peers) is None:
@@ -212,7 +213,7 @@ def main() -> None:
         "in_process": in_process,
         "growth": growth,
         "cold": lambda: cold(options.peers),
-        "many": lambda: many(options.count),
+        "many": lambda: many(options.count, options.limit_s),
     }
     result: Figures = {"commit": commit(), "machine": machine(), "models_known": len(bundled_models())}
     for name, part in parts.items():

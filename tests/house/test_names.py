@@ -19,7 +19,8 @@ OUTPUT_AND_TRACING = {
     "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit",
 }  # fmt: skip
 TRACE = {
-    "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model", "--reserve",
+    "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model",
+    "--reserve",
 }  # fmt: skip
 JOB = {
     "--model", "--id", "--task", "--method", "--stack", "--rank", "--alpha", "--dropout", "--targets", "--dora",

@@ -28,8 +28,7 @@ REFUSED = {
     "adamw_torch_xla": "a TPU's",
     "adamw_torch_npu_fused": "an NPU's",
     "adamw_anyprecision": "torchdistx is not on PyPI",
-    "lomo": "updates weights from hooks on gradients, not written down",
-    "adalomo": "updates weights from hooks on gradients, not written down",
+    "adalomo": "not written down",
 }
 
 
@@ -71,12 +70,12 @@ def test_a_few_layers_stand_for_all(name: str) -> None:
 
 
 def test_projections_of_galore_by_hand() -> None:
-    """A [512, 512] bf16 gradient: fp32 copy 1 MiB; U, singular values, Vh: 1 MiB, 2 KiB, 1 MiB; error code 4 bytes;
-    the matrix by columns and as much workspace again: 1 MiB each."""
+    """A [512, 512] bf16 gradient: fp32 copy 1 MiB; U, singular values, Vh: 1 MiB, 2 KiB, 1 MiB; the matrix by columns
+    and as much workspace again: 1 MiB each."""
     job = job_from_dict(cases.BASE | {"optimizer": "galore_adamw"})
     events = make.told(build(job, cases.LLAMA, [128], Card(), torch_version="2.11.0").events, 0, 1)
     mib = 2**20
-    assert _holds(events, [mib, mib, 512 * 4, mib, 4, mib, mib])
+    assert _holds(events, [mib, mib, 512 * 4, mib, mib, mib])
 
 
 def _holds(events: list[int], wanted: list[Any]) -> bool:

@@ -123,7 +123,7 @@ def test_an_exact_tape_on_a_measured_card_is_off_by_a_block_or_a_segment() -> No
 def test_a_guess_widens_the_range_and_is_told() -> None:
     said = prediction_from_tape(job(), H200, dataclasses.replace(TAPE, guesses=("a kernel's workspace",)))
     low, high = said.memory.range_bytes["allocated"]
-    assert (low, high) == (340 * MIB - 17 * MIB, 340 * MIB + 17 * MIB)
+    assert low < 340 * MIB * 0.96 and high > 340 * MIB * 1.04, "some percent, where an exact tape has half a KiB"
     assert said.warnings == ("guessed: a kernel's workspace",)
 
 

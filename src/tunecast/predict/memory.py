@@ -100,11 +100,11 @@ def smallest_capacity_bytes(runs: Replays) -> int:
             fails, completes = completes, completes + max(1, completes // 16)
     probe = fails + 1
     while completes - fails > 1:
-        run = runs.within(probe * CAPACITY_STEP_BYTES)
-        if run.out_of_memory is None:
+        died = runs.within(probe * CAPACITY_STEP_BYTES).out_of_memory
+        if died is None:
             completes, probe = probe, (fails + probe) // 2
         else:  # with what it lacked here it gets further; such runs are short, so they come first
-            fails, lacked = probe, _steps(run.out_of_memory.reserved_bytes + run.out_of_memory.segment_bytes)
+            fails, lacked = probe, _steps(died.reserved_bytes + died.segment_bytes)
             probe = lacked if fails < lacked < completes else (fails + completes) // 2
     return completes * CAPACITY_STEP_BYTES
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
+from tunecast.errors import Unsupported
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job, Quantization
 from tunecast.job.model import ModelConfig
@@ -93,6 +94,8 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
     Ignored  the towers of a multimodal model, which the closed form does not build; a checkpoint that is stored
              quantised. One card; what a job has no field for follows the Trainer's defaults.
     """
+    if job.stack in OTHER_FILES:
+        raise Unsupported(f"stack: what {job.stack} loads and saves is not written down", field="stack")
     card = gpu_named(job.hardware.gpu)
     expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
     tensors = tensors_on_paper(job, model.raw)
@@ -109,6 +112,8 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
     )
 
 
+OTHER_FILES = frozenset({"litgpt", "torchtune"})
+"""Stacks with checkpoints of their own; the others load and save as transformers does."""
 EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
 

@@ -134,7 +134,6 @@ def _check(rows: Program) -> None:
                 raise NotRepeatable(f"step {step} expects {expected} blocks of the step before it, not {have}")
         if step in taken:
             start, end = rows.bounds[step], rows.bounds[step + 1]
-            made = (b for b, s in zip(rows.blocks[start:end], rows.sizes[start:end], strict=True) if s >= 0)
-            if not all(block in gone for block in made):
+            if not {b for b, s in zip(rows.blocks[start:end], rows.sizes[start:end], strict=True) if s >= 0} <= gone:
                 raise NotRepeatable(f"step {step} makes blocks that stay")
         taken.add(step)

@@ -21,6 +21,8 @@ from tunecast.job import job_from_dict
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
 
 HERE = Path(__file__).parent
+SCALAR = 8
+"""Bytes of single numbers, which are left out."""
 
 
 def told(events: Sequence[Event], first: int, last: int) -> list[int]:
@@ -42,6 +44,7 @@ def told(events: Sequence[Event], first: int, last: int) -> list[int]:
                 frees.clear()
                 out.append(event.nbytes)
     out += sorted(size for size in frees if size)
+    out = [size for size in out if abs(size) > SCALAR]
     return out[next((place for place, size in enumerate(out) if size > 0), 0) :]
 
 

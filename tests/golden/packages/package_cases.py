@@ -27,7 +27,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 NAMES = (
     "galore_adamw", "galore_adamw_8bit", "galore_adafactor", "galore_adamw_layerwise", "galore_adamw_8bit_layerwise",
-    "galore_adafactor_layerwise", "apollo_adamw", "apollo_adamw_layerwise", "grokadamw", "schedule_free_adamw",
+    "galore_adafactor_layerwise", "apollo_adamw", "apollo_adamw_layerwise", "grokadamw", "lomo", "schedule_free_adamw",
     "schedule_free_sgd", "stable_adamw", "adamw_torch_4bit", "adamw_torch_8bit",
 )  # fmt: skip
 TUNED = ("adamw_torch_4bit", "adamw_torch_8bit")

@@ -1,4 +1,4 @@
-"""`loss: chunked` without TRL's trainer: the fused head of TRL 1.16 (`add_fused_lm_head`) on a model in the plain loop."""
+"""`loss: chunked` without TRL's trainer: the fused head of TRL 1.16 (`add_fused_lm_head`) in the plain loop."""
 
 from __future__ import annotations
 

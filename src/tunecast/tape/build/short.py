@@ -12,7 +12,7 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
-from tunecast.tape.build.stacks import program_of
+from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.fold import Folded, folded_program
@@ -20,17 +20,6 @@ from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, with_layers
-
-FOLLOWS: Mapping[str, str] = {
-    "torch": "2.11.0", "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2", "liger-kernel": "0.8.5",
-}  # fmt: skip
-"""The releases whose code is written down here."""
-
-
-def followed(job: Job) -> Mapping[str, str]:
-    """The releases this job's tape follows."""
-    given = job.transformers_version
-    return FOLLOWS if given is None else {**FOLLOWS, "transformers": given}
 
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:

@@ -72,6 +72,15 @@ def layerwise(one: Make) -> Make:
     return make
 
 
+def lomo(model: Any, parameters: Parameters) -> Any:
+    """It steps inside its own backward pass; the step after it does nothing (accelerate/optimizer.py, `step`)."""
+    from transformers.trainer_pt_utils import LayerWiseDummyOptimizer
+
+    optimizer = LayerWiseDummyOptimizer()
+    optimizer.fused_backward = imported("lomo_optim", "lomo-optim", "Lomo")(model, lr=RATE).fused_backward
+    return optimizer
+
+
 class _Only:
     """A model that is one linear layer, or none."""
 
@@ -105,6 +114,7 @@ _APOLLO = low_rank("apollo_torch", "apollo-torch", "APOLLOAdamW", APOLLO)
 PACKAGED: dict[str, Make] = {
     "adamw_torch_4bit": from_package("torchao.optim", "torchao", "AdamW4bit", block_size=256),
     "adamw_torch_8bit": from_package("torchao.optim", "torchao", "AdamW8bit", block_size=256),
+    "lomo": lomo,
     "grokadamw": from_package("grokadamw", "grokadamw", "GrokAdamW"),
     "stable_adamw": from_package("optimi", "torch-optimi", "StableAdamW", weight_decay=0.0),
     "schedule_free_adamw": schedule_free("AdamWScheduleFree"),

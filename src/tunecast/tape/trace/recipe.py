@@ -14,7 +14,7 @@ import torch
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.adapters import ATTENTION
-from tunecast.tape.trace.optimizers import PACKAGED, imported
+from tunecast.tape.trace.optimizers import PACKAGED, RATE, imported
 from tunecast.tape.trace.recorder import Recorder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,7 +72,10 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
             mask = torch.ones_like(ids)
             with torch.autocast("cuda", DTYPES[job.autocast or "bfloat16"], enabled=job.autocast is not None):
                 loss = model(input_ids=ids, attention_mask=mask, labels=ids, **how).loss / job.grad_accum
-            loss.backward()
+            if job.optimizer == "lomo":  # the Trainer's lomo_backward
+                optimizer.fused_backward(loss, RATE)
+            else:
+                loss.backward()
         if job.max_grad_norm:
             torch.nn.utils.clip_grad_norm_(parameters, job.max_grad_norm)
         optimizer.step()

@@ -3,7 +3,7 @@
     state.py       what all share; clipping         foreach.py     torch.optim, a list of tensors a kernel
     adafactor.py   transformers' Adafactor          blockwise.py   bitsandbytes: 8-bit, 32-bit and paged state
     muon.py        torch's Muon beside AdamW        low_rank.py    GaLore and APOLLO
-    one_by_one.py  StableAdamW, GrokAdamW           in_backward.py a step a weight, while gradients come
+    one_by_one.py  StableAdamW, GrokAdamW, LOMO     in_backward.py a step a weight, while gradients come
     torchao.py     4- and 8-bit AdamW
 
 What is not written down is refused by name.
@@ -30,7 +30,7 @@ from tunecast.tape.build.optimizers.foreach import (
 from tunecast.tape.build.optimizers.in_backward import InBackward
 from tunecast.tape.build.optimizers.low_rank import Apollo, GaLore, GaLoreAdafactor, GaLoreAdamW8bit, LowRank
 from tunecast.tape.build.optimizers.muon import Muon
-from tunecast.tape.build.optimizers.one_by_one import GrokAdamW, StableAdamW
+from tunecast.tape.build.optimizers.one_by_one import GrokAdamW, Lomo, StableAdamW
 from tunecast.tape.build.optimizers.state import Optimizer, clip_gradients
 from tunecast.tape.build.optimizers.torchao import LowBitAdamW
 from tunecast.tape.build.tensor import Tensor
@@ -64,6 +64,7 @@ OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
     "schedule_free_sgd": ScheduleFreeSGD,
     "stable_adamw": StableAdamW,
     "grokadamw": GrokAdamW,
+    "lomo": Lomo,
     "adamw_torch_4bit": partial(LowBitAdamW, bits=4),
     "adamw_torch_8bit": partial(LowBitAdamW, bits=8),
 }

@@ -1,6 +1,8 @@
-"""Optimizers that take a parameter at a time: StableAdamW, GrokAdamW."""
+"""Optimizers that take a parameter at a time: StableAdamW, GrokAdamW, LOMO."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tunecast.tape.build import ops
 from tunecast.tape.build.optimizers.state import Optimizer, clip_gradients
@@ -46,3 +48,36 @@ class GrokAdamW(Optimizer):
 
     def brought(self, parameter: Tensor) -> Tensor:
         return self.machine.run("_to_copy", (), parameter.shape, parameter.dtype)
+
+
+class Lomo(Optimizer):
+    """lomo_optim 0.1.1 (lomo.py, `fuse_update`): as a weight's gradient comes in, the one before it is used up, in
+    fp32; the last when the backward pass is done. No state, and no step after it."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        super().__init__(parameters)
+        self.waiting: Tensor | None = None
+        for parameter in parameters:
+            parameter.after_gradient = self.next
+
+    def next(self, parameter: Tensor) -> None:
+        if self.waiting is None:
+            self.machine.after_backward.append(self.use_up)
+        self.use_up()
+        self.waiting = parameter
+
+    def use_up(self) -> None:
+        p, self.waiting = self.waiting, None
+        if p is None:
+            return
+        assert p.grad is not None
+        before, self.machine.module = self.machine.module, self.module_of(p)
+        with self.machine.no_grad():
+            grad_fp32 = ops.to(p.grad, FLOAT32)
+            p.grad = None
+            p_fp32 = ops.to(p, FLOAT32)
+            self.machine.launch("add_", (p_fp32, grad_fp32), FLOAT32, p_fp32.nbytes)
+        self.machine.module = before
+
+    def step(self) -> None:
+        pass

@@ -27,6 +27,27 @@ STACKS: Mapping[str, str] = {
     "unsloth": "tunecast.tape.build.stacks.unsloth",
 }
 
+TORCH = {"torch": "2.11.0"}
+HUGGING_FACE = {**TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
+TRAINER = {**HUGGING_FACE, "liger-kernel": "0.8.5", "accelerate": "1.15.0"}
+FOLLOWED: Mapping[str, Mapping[str, str]] = {
+    "transformers": {**HUGGING_FACE, "liger-kernel": "0.8.5"},
+    "trl": {**TRAINER, "trl": "1.16.0"},
+    "axolotl": TRAINER,
+    "llama-factory": TRAINER,
+    "litgpt": {**TORCH, "litgpt": "0.5.13", "bitsandbytes": "0.49.2"},
+    "torchtune": {**TORCH, "torchtune": "0.6.1"},
+    "unsloth": {**HUGGING_FACE, "unsloth": "2026.10.9"},
+}
+"""The releases whose code is written down, where a job names no other."""
+
+
+def followed(job: Job) -> Mapping[str, str]:
+    """The releases this job's tape follows."""
+    asked = {"transformers": job.transformers_version, job.stack: job.stack_version}
+    default = FOLLOWED[job.stack]
+    return {**default, **{name: version for name, version in asked.items() if version and name in default}}
+
 
 class Program(Protocol):
     REFUSES: Mapping[str, Callable[[Job], bool]]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import chunked, float4, float8, foak, gptq, liger, ops
+from tunecast.tape.build import ops
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
-from tunecast.tape.build.compiled import compiled_model
 from tunecast.tape.build.eras import guesses
 from tunecast.tape.build.families import model_of
 from tunecast.tape.build.modules import Linear, bring
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
-from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
 from tunecast.tape.build.quantized import quantize
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
@@ -38,6 +37,11 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     return model_of(machine, config)
 
 
+def part(name: str) -> Any:
+    """A module of tape/build that few jobs need: loaded when one does, since a cold start is felt."""
+    return import_module(f"tunecast.tape.build.{name}")
+
+
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     model, parameters, optimizer = prepared(job, config, machine)
     take_steps(job, model, parameters, optimizer, lengths)
@@ -48,26 +52,28 @@ def prepared(
     job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt
 ) -> tuple[Any, list[Tensor], Optimizer]:
     """What stands on the card when the first step begins; `adapting` is the stack's own way to it."""
-    require_one_gradient(job)
+    if job.optimizer_in_backward:
+        part("optimizers.in_backward").require_one_gradient(job)
     given = job.checkpoint_reentrant
     machine.reentrant = machine.era.reentrant if given is None else given
     machine.run("zeros", (), (1,), FLOAT32)
     model = load(job, config, machine)
     machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
     if job.loss == "chunked" and job.stack == "transformers":
-        chunked.apply(model)
+        part("chunked").apply(model)
     adapting(job, model)
     if job.matmul_dtype is not None:
-        (float8 if job.matmul_dtype == "float8" else float4).apply(model)
+        part(job.matmul_dtype).apply(model)
     if "foak" in job.kernels:
-        foak.apply(job, model)
+        part("foak").apply(job, model)
     machine.empty_cache()
     parameters = [p for p in model.parameters() if p.requires_grad]
     ends = (model.input_embedding(), model.output_embedding())
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
     linear = linear_weights(model)
     if job.optimizer_in_backward:
-        return model, parameters, InBackward(parameters, lambda own: make_optimizer(job, own, outer, linear))
+        in_backward = part("optimizers.in_backward").InBackward
+        return model, parameters, in_backward(parameters, lambda own: make_optimizer(job, own, outer, linear))
     return model, parameters, make_optimizer(job, parameters, outer, linear)
 
 
@@ -90,7 +96,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     machine.head_modules = {model.output_embedding().path, model.path}
     model.model_type = text["model_type"]
     if job.quantization.format == "gptq":
-        gptq.replace_linears(model)
+        part("gptq").replace_linears(model)
     elif job.quantization.format is not None:
         quantize(job, model, text.get("initializer_range", 0.02))
     for module in model.modules():
@@ -99,7 +105,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
                 bring(tensor, module.path)
     model.tie()
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
-        liger.apply(model, text["model_type"])
+        part("liger").apply(model, text["model_type"])
     return model
 
 
@@ -114,7 +120,7 @@ def take_steps(
 ) -> None:
     """The loop of `take_steps` in tape/trace/recipe.py."""
     machine = model.machine
-    run = compiled_model(model) if job.compile else model
+    run = part("compiled").compiled_model(model) if job.compile else model
     dtype = DTYPES[job.autocast] if job.autocast else None
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""

@@ -33,6 +33,13 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "kernels": lambda job: bool(job.kernels),
     "attention": lambda job: job.attention != "sdpa",
     "quantization": lambda job: job.quantization.format not in (None, "nf4"),
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "loss": lambda job: job.loss is not None,
+    "offload_activations": lambda job: job.offload_activations,
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
+    "transformers_version": lambda job: job.transformers_version is not None,
+    "stack_version": lambda job: job.stack_version is not None,
 }
 
 
