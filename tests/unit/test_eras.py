@@ -164,3 +164,8 @@ def test_layers_are_folded(values: dict[str, Any]) -> None:
     written = build(job, config, [256] * 2, Card(), keeps_ops=False)
     expected = [e.nbytes for e in written.events if isinstance(e, Alloc)]
     assert requests == expected
+
+
+def test_a_release_is_a_number() -> None:
+    with pytest.raises(UsageError, match="transformers_version: got 'banana'"):
+        era_of("banana")

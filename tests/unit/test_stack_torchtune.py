@@ -103,7 +103,6 @@ def most_held(run: Program) -> int:
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"autocast": "bfloat16"}, "autocast"),
         ({"stack_version": "0.2"}, "stack_version"),
         ({"stack_version": "newest"}, "stack_version"),
         ({"stack_version": "0.1", "compile": True}, "compile"),

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tunecast.errors import UsageError
+
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
 OLDEST = (4, 43)
@@ -105,6 +107,9 @@ class Era:
 
 def era_of(version: str | None) -> Era:
     """Of a release such as 4.48.1; None is the newest."""
+    if version is not None and not all(part.isdecimal() for part in version.split(".")[:2]):
+        told = f"transformers_version: got {version!r}; allowed: a release such as 4.48"
+        raise UsageError(told, field="transformers_version")
     return Era() if version is None else Era(numbers(version))
 
 

@@ -23,4 +23,4 @@ def build(
     machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.folds = keeps_ops, folds
     program_of(job).train(job, config, lengths, machine)
-    return Tape(machine.tape_events(), tuple(machine.guesses))
+    return Tape(machine.tape_events(), tuple(machine.guesses), tuple(machine.assumptions))

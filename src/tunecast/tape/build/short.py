@@ -81,7 +81,7 @@ def _folded(
     except NotRepeating:
         tape = build(job, config, lengths, card, keeps_ops=False)
         rows = folded_program(tape, total, head, period, 0, order)
-    return Folded(rows, make_tape, tape.guesses, versions=followed(job))
+    return Folded(rows, make_tape, tape.guesses, tape.assumptions, followed(job))
 
 
 def _rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:

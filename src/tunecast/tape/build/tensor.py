@@ -200,6 +200,8 @@ class Machine:
         self.sequence = 0
         self.head_modules: set[str] = set()
         self.guesses: dict[str, None] = {}
+        self.assumptions: dict[str, None] = {}
+        """What the job says and the stack does otherwise, a sentence each."""
         self.keeps_ops = True
         """Without, the tape says only whose turn it is: enough for memory, in half the time."""
         self.folds = (0, -1, 1)

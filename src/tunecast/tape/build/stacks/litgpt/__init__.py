@@ -10,6 +10,7 @@ One card never recomputes: checkpointing is an option of litgpt's FSDP strategy 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
@@ -38,6 +39,9 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "stack_version": lambda job: release_of(job.stack_version) is None,
 }
 UNCLIPPED = "max_grad_norm: litgpt's fine-tuning does not clip gradients; none is clipped"
+NOT_RECOMPUTED = "gradient_checkpointing: on one card litgpt never recomputes; nothing is recomputed"
+TORCHS_ATTENTION = "attention: litgpt calls torch's scaled_dot_product_attention; sdpa is taken"
+NOT_MIXED = "autocast: Fabric's mixed precision has float32 weights, none of them quantised; left out"
 ADAPTER_DTYPE = "lora.adapter_dtype: litgpt makes adapters in the dtype of the weights"
 KINDS: Mapping[str, tuple[str, ...]] = {
     "query": ("q_proj", "qkv_proj", "query_key_value"),
@@ -60,10 +64,9 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     release = release_of(job.stack_version) or NEWEST
     lit = known_config(config, release)
     check(job)
-    if job.max_grad_norm:
-        machine.guesses[UNCLIPPED] = None
-    if job.method != "full" and job.lora.adapter_dtype != job.weights_dtype:
-        machine.guesses[ADAPTER_DTYPE] = None
+    machine.assumptions.update(dict.fromkeys(done_otherwise(job)))
+    if not mixed(job):
+        job = replace(job, autocast=None)
     gpt = load(job, lit, release, machine)
     parameters = [p for p in gpt.parameters() if p.requires_grad]
     optimizer = optimizer_of(job, parameters)
@@ -88,19 +91,27 @@ def known_config(config: Mapping[str, Any], release: Release) -> LitConfig:
 
 def check(job: Job) -> None:
     """What litgpt itself would not run."""
-    wrong = {
-        "gradient_checkpointing": (job.gradient_checkpointing, "on one card litgpt never recomputes", "false"),
-        "attention": (job.attention != "sdpa", "litgpt calls torch's own", "sdpa"),
-        "autocast": (
-            job.autocast is not None and (job.weights_dtype != "float32" or job.method == "qlora"),
-            "Fabric's mixed precision has float32 weights, none of them quantised",
-            "null",
-        ),
-        "lora.dora": (job.method != "full" and job.lora.dora, "litgpt has no weight-decomposed adapters", "false"),
+    if job.method != "full" and job.lora.dora:
+        told = "lora.dora: litgpt has no weight-decomposed adapters. To fix: lora.dora: false"
+        raise UsageError(told, field="lora.dora")
+
+
+def done_otherwise(job: Job) -> list[str]:
+    """What the job says, and litgpt has no setting for on one card."""
+    adapted = job.method != "full"
+    asked = {
+        UNCLIPPED: bool(job.max_grad_norm),
+        ADAPTER_DTYPE: adapted and job.lora.adapter_dtype != job.weights_dtype,
+        NOT_RECOMPUTED: job.gradient_checkpointing,
+        TORCHS_ATTENTION: job.attention != "sdpa",
+        NOT_MIXED: job.autocast is not None and not mixed(job),
     }
-    told = [f"{field}: {why}. To fix: {field}: {value}" for field, (is_so, why, value) in wrong.items() if is_so]
-    if told:
-        raise UsageError("\n".join(told), field=told[0].partition(":")[0])
+    return [told for told, is_so in asked.items() if is_so]
+
+
+def mixed(job: Job) -> bool:
+    """Fabric's `bf16-mixed`; other dtypes of the weights are `bf16-true` and the like."""
+    return job.autocast is not None and job.weights_dtype == "float32" and job.method != "qlora"
 
 
 # --------------------------------------------------------------------------------------------------------- loading

@@ -58,9 +58,7 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     if job.autocast is not None:
-        raise UsageError(
-            "autocast: torchtune has none. To fix: autocast null, weights_dtype bfloat16", field="autocast"
-        )
+        machine.assumptions["autocast: torchtune has none; left out"] = None
     if job.weights_dtype == "float16":
         raise UsageError(
             "weights_dtype: torchtune's recipes refuse float16; allowed: bfloat16, float32", field="weights_dtype"
@@ -118,7 +116,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDe
     if max(job.lengths or (job.seq_len,)) > positions:
         raise UsageError(f"seq_len: torchtune's model has {positions} positions", field="seq_len")
     if job.method != "full" and job.lora.adapter_dtype != job.weights_dtype:
-        machine.guesses[f"torchtune keeps adapters in the weights' dtype, {job.weights_dtype}"] = None
+        machine.assumptions[f"torchtune keeps adapters in the weights' dtype, {job.weights_dtype}"] = None
     model.name_all()
     for part in (model.layer_list, model.tok_embeddings, model.output, model.norm):
         for module in part.modules():
