@@ -169,3 +169,9 @@ def test_layers_are_folded(values: dict[str, Any]) -> None:
 def test_a_release_is_a_number() -> None:
     with pytest.raises(UsageError, match="transformers_version: got 'banana'"):
         era_of("banana")
+
+
+@pytest.mark.parametrize("stack", ["trl", "torchtune"])
+def test_so_is_a_stacks(stack: str) -> None:
+    with pytest.raises(UsageError, match="stack_version: got 'banana'"):
+        built(stack=stack, stack_version="banana")

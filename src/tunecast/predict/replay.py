@@ -18,7 +18,7 @@ from typing import NamedTuple
 from tunecast.predict.allocator import UNLIMITED, AllocatorSettings, CachingAllocator, OutOfMemory, Place, WouldFree
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase, Role, Tape
-from tunecast.tape.program import EMPTY_CACHE, Program, Stretch, program
+from tunecast.tape.program import Program, Stretch, program
 
 KEPT_STEPS = 3
 """A capacity that binds at all mostly does so in the first steps."""
@@ -204,7 +204,7 @@ class _Run:
             return
         given: list[int] = []
         before = None
-        if key is not None and self.alone and not self._empties(stretch):
+        if key is not None and self.alone and not stretch.empties:
             before = _Before.of(allocator, self.rows, stretch)
         try:
             self._play(stretch, given)
@@ -225,14 +225,9 @@ class _Run:
         known.repeat_large(self.allocator)
         return True
 
-    def _empties(self, stretch: Stretch) -> bool:
-        return EMPTY_CACHE in self.rows.sizes[stretch.start : stretch.end]
-
     def _play(self, stretch: Stretch, given: list[int]) -> None:
         rows, start = self.rows, stretch.start
-        sizes = rows.sizes[start : stretch.end]
-        empties = [start + row for row, size in enumerate(sizes) if size == EMPTY_CACHE] if EMPTY_CACHE in sizes else []
-        for end in [*empties, stretch.end]:
+        for end in [*stretch.empties, stretch.end]:
             streams = repeat(0) if rows.streams is None else rows.streams[start:end]
             self.allocator.play(rows.blocks[start:end], rows.sizes[start:end], streams, given)
             if end < stretch.end:
@@ -253,7 +248,7 @@ class _Run:
 
     def _exhausted(self, error: OutOfMemory) -> Exhausted:
         last = self.courses[-1]
-        rows, (begin, start, end) = self.rows, last.stretch
+        rows, (begin, start, end, _) = self.rows, last.stretch
         asking = [b for b, s in zip(rows.blocks[start:end], rows.sizes[start:end], strict=True) if s >= 0]
         return Exhausted(
             request=sum(len(course.given) for course in self.courses),
@@ -341,7 +336,7 @@ def phase_peaks(rows: Program, run: Replay) -> tuple[AtPeak, ...]:
     """Each phase's highest moment over all steps, the first of equals, in the order the phases first began."""
     highest: dict[Phase, Course] = {}
     for course in run.courses:
-        begin, start, end = course.stretch
+        begin, start, end, _ = course.stretch
         phase = begin.phase
         if start == end:
             continue

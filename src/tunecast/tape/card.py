@@ -11,7 +11,3 @@ class Card:
     total_bytes: int = 150_110_011_392
     capability: tuple[int, int] = (9, 0)
     sm_count: int = 132
-
-    @property
-    def is_hopper(self) -> bool:
-        return self.capability == (9, 0)

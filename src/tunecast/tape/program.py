@@ -29,6 +29,8 @@ class Stretch(NamedTuple):
     begin: Begin
     start: int
     end: int
+    empties: tuple[int, ...]
+    """The rows that empty the cache."""
 
 
 class Crossings(NamedTuple):
@@ -103,10 +105,12 @@ class Program:
 
     def _cut(self, start: int, end: int) -> Iterator[Stretch]:
         marks = [row for row in range(start, end) if self.sizes[row] == BEGIN]
+        begins = [(self.begins[self.blocks[row]], row) for row in marks]
         if not marks or marks[0] > start:
-            yield Stretch(Begin(Phase.LOAD), start, marks[0] if marks else end)
-        for row, after in pairwise([*marks, end]):
-            yield Stretch(self.begins[self.blocks[row]], row, after)
+            begins.insert(0, (Begin(Phase.LOAD), start))
+        for (begin, first), after in zip(begins, [*(row for _, row in begins[1:]), end], strict=True):
+            empties = tuple(row for row in range(first, after) if self.sizes[row] == EMPTY_CACHE)
+            yield Stretch(begin, first, after, empties)
 
     def handed_over(self, position: int) -> list[tuple[int, int]]:
         """What the step at this place of `order` finds alive, and by which numbers its rows know it."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
 
 
-def told(events: tuple[Event, ...]) -> list[int]:
+def told(events: Iterable[Event], counts: Callable[[int], bool] = bool) -> list[int]:
     """Sizes asked for, and between two of them the sizes let go as negative numbers, sorted; from the first forward
-    pass to the last request."""
+    pass to the last request. Only sizes that count."""
     out: list[int] = []
     sizes: dict[int, int] = {}
     frees: list[int] = []
@@ -16,12 +18,12 @@ def told(events: tuple[Event, ...]) -> list[int]:
         if isinstance(event, Begin):
             started = started or event.phase is Phase.FORWARD
         elif isinstance(event, Free):
-            if started:
+            if started and counts(sizes[event.block]):
                 frees.append(-sizes[event.block])
         elif isinstance(event, Alloc):
             sizes[event.block] = event.nbytes
-            if started and event.nbytes:
-                out += sorted(size for size in frees if size)
+            if started and counts(event.nbytes):
+                out += sorted(frees)
                 frees.clear()
                 out.append(event.nbytes)
     return out

@@ -1,23 +1,152 @@
-"""`loss: chunked` without TRL's trainer: the fused head of TRL 1.16 (`add_fused_lm_head`) in the plain loop."""
+"""The fused head of TRL 1.16, which never makes all logits: `add_fused_lm_head` of trl/trainer/utils.py and
+trl/kernels/chunked_logprob.py. A tile of at most 4096 tokens by 32768 words, in both passes, and fp32 sums of the
+gradients. `apply` puts it into the plain loop; stacks/trl.py calls it as TRL's trainer does.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
-from tunecast.errors import Unsupported
+from tunecast.errors import Unsupported, UsageError
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import CausalLM
-from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.modules import Linear
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
+
+TILE_TOKENS, TILE_WORDS = 4096, 32768
 
 
 def apply(model: Any) -> None:
     """Every label counts: which ones a data set masks out a job does not say."""
     if not isinstance(model, CausalLM):
         raise Unsupported(f"loss: got chunked, which is not known for {model.model_type}", field="loss")
-    model.forward = MethodType(fused_forward, model)  # type: ignore[method-assign]
+    model.forward = MethodType(forward, model)  # type: ignore[method-assign]
 
 
-def fused_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
-    from tunecast.tape.build.stacks import trl  # it imports the stack that asks for this
+def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
+    return fused_forward(self, input_ids, attention_mask, labels).loss
 
-    return trl.fused_forward(self, input_ids, attention_mask, labels).loss
+
+class Outputs(NamedTuple):
+    """`FusedCausalLMOutput`: what the head says of each token."""
+
+    log_probs: Tensor
+    entropy: Tensor
+    is_top1: Tensor
+    label_mask: Tensor
+    loss: Tensor
+
+
+def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Outputs:
+    machine, length = model.machine, labels.shape[1]
+    last_hidden_state = model.base()(input_ids, attention_mask=attention_mask)
+    hidden_states = ops.slice_(last_hidden_state, 1, 0, length - 1)
+    labels = ops.slice_(labels, 1, 1, length)
+    mask = machine.run("ne", (labels,), labels.shape, BOOL)
+    head = model.output_embedding()
+    if not isinstance(head, Linear):
+        raise UsageError("lora.targets: TRL's SFTTrainer takes no adapter on the head", field="lora.targets")
+    found = chunked_log_probs(where(hidden_states, mask), head.weight, head.bias, where(labels, mask))
+    log_probs, entropy, is_top1 = [put_back(machine, x, mask) for x in found]
+    del found
+    loss = ops.negative(summed(log_probs))
+    loss = ops.divide(loss, machine.run("clamp", (ops.total(mask, range(2), dtype=INT64),), (), INT64))
+    return Outputs(log_probs, entropy, is_top1, mask, loss)
+
+
+def summed(x: Tensor) -> Tensor:
+    shape = x.shape
+    out = ops.total(x.detached(), range(x.dim()))
+    return record(out, (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
+
+
+def where(x: Tensor, mask: Tensor) -> Tensor:
+    """x[mask], all of it: every label of a job's rows counts."""
+    machine, rows, shape = x.machine, mask.numel(), x.shape
+    width = shape[2:]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        zeros = machine.run("new_zeros", (), shape, gradients[0].dtype)
+        args = (zeros, [node.take(0)], gradients[0], True)
+        return machine.run_many("index_put", (zeros, gradients[0]), ((zeros.shape, zeros.dtype),), args=args)
+
+    node = start(machine, (x,), back, (mask,))
+    found = machine.run("nonzero", (mask,), (rows, mask.dim()), INT64, args=(mask,))
+    return finish(node, machine.run("index", (x, found), (rows, *width), x.dtype))
+
+
+def put_back(machine: Machine, x: Tensor, mask: Tensor) -> Tensor:
+    """`x.new_zeros(mask.shape).masked_scatter(mask, x)`."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("masked_scatter_backward", gradients, shape, dtype),)
+
+    shape, dtype = x.shape, x.dtype
+    zeros = machine.run("new_zeros", (), mask.shape, dtype)
+    node = start(machine, (x,), back, (mask,))
+    args = (zeros, mask, x)
+    return finish(node, machine.run("masked_scatter", args, mask.shape, dtype, args=args))
+
+
+def parts(hidden: Tensor, dtype: Dtype) -> Iterator[Tensor]:
+    """Of the tokens; a copy each where they come in another dtype."""
+    for first in range(0, hidden.shape[0], TILE_TOKENS):
+        yield ops.to(rows_of(hidden, first, TILE_TOKENS), dtype)
+
+
+def word_chunks(weight: Tensor, dtype: Dtype) -> Iterator[Callable[[], Tensor]]:
+    """The same of the words."""
+    for first in range(0, weight.shape[0], TILE_WORDS):
+        yield partial(ops.to, rows_of(weight, first, TILE_WORDS), dtype)
+
+
+def fold(name: str, mm_buf: Tensor, part: Tensor, chunk: Tensor) -> None:
+    """A tile of logits, and the kernel that makes statistics or gradients of it."""
+    machine = part.machine
+    machine.launch("mm", (part, chunk), part.dtype, part.shape[0] * chunk.shape[0] * part.dtype.itemsize)
+    machine.keep_workspaces("mm")
+    machine.launch(f"triton::{name}", (mm_buf,), mm_buf.dtype, mm_buf.nbytes)
+
+
+def rows_of(x: Tensor, first: int, count: int) -> Tensor:
+    return ops.slice_(x.detached(), 0, first, min(first + count, x.shape[0]))
+
+
+def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, ...]:
+    """`ChunkedLogProbFunction`: statistics of each token over tiles of logits that share one buffer."""
+    machine, rows = hidden.machine, hidden.shape[0]
+    dtype = machine.autocast or hidden.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        hidden, weight = node.take(0), node.take(1)
+        grad_hidden = machine.run("zeros", (), hidden.shape, FLOAT32) if node.needs[0] else None
+        grad_weight = machine.run("zeros", (), weight.shape, FLOAT32) if node.needs[1] else None
+        grad_bias = machine.run("zeros", (), node.edges[2][2], FLOAT32) if node.needs[2] else None
+        mm_buf = machine.run("empty", (), (min(rows, TILE_TOKENS), TILE_WORDS), dtype)
+        for part in parts(hidden, dtype):
+            for chunk_of in word_chunks(weight, dtype):
+                w_chunk = chunk_of()
+                fold("_backward_kernel", mm_buf, part, w_chunk)
+                for _ in (grad_hidden, grad_weight):
+                    machine.launch("addmm", (part, w_chunk), FLOAT32, 0)
+        summed_up = ((grad_hidden, hidden.dtype), (grad_weight, weight.dtype), (grad_bias, weight.dtype))
+        return [None if gradient is None else ops.to(gradient, dtype) for gradient, dtype in summed_up]
+
+    node = start(machine, (hidden, weight, bias), back)
+    with machine.no_grad():
+        statistics = [machine.run("zeros", (), (rows,), FLOAT32) for _ in range(7)]
+        mm_buf = machine.run("empty", (), (min(rows, TILE_TOKENS), TILE_WORDS), dtype)
+        for part in parts(hidden, dtype):
+            for chunk_of in word_chunks(weight, dtype):
+                fold("_forward_kernel", mm_buf, part, chunk_of())
+        log_z = ops.add(statistics[0], ops.map_("log", statistics[1]))
+        logprobs = ops.subtract(statistics[6], log_z)
+        entropy = ops.subtract(log_z, ops.divide(statistics[2], statistics[1]))
+        best, first = (machine.run(name, statistics[:2], (rows,), BOOL) for name in ("ge", "gt"))
+        is_top1 = machine.run("bitwise_and", (best, first), (rows,), BOOL)
+        del best, first, statistics, mm_buf
+    return finish(node, logprobs, hidden, weight, targets, log_z, entropy), entropy, is_top1

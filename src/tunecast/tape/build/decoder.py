@@ -240,16 +240,32 @@ class Layer(CheckpointingLayer):
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
     ) -> Tensor:
         residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states = self.before_attention(hidden_states)
         hidden_states, _ = self.self_attn(
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
             position_ids=position_ids,
         )  # fmt: skip
+        hidden_states = self.after_attention(hidden_states)
         hidden_states = ops.add(residual, hidden_states)
         residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = self.before_mlp(hidden_states)
         hidden_states = self.mlp(hidden_states)
+        hidden_states = self.after_mlp(hidden_states)
         hidden_states = ops.add(residual, hidden_states)
+        return hidden_states
+
+    # Families differ in which norm stands where. What replaces `hidden_states` lets go of what it was before.
+
+    def before_attention(self, hidden_states: Tensor) -> Tensor:
+        return self.input_layernorm(hidden_states)  # type: ignore[no-any-return]
+
+    def after_attention(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def before_mlp(self, hidden_states: Tensor) -> Tensor:
+        return self.post_attention_layernorm(hidden_states)  # type: ignore[no-any-return]
+
+    def after_mlp(self, hidden_states: Tensor) -> Tensor:
         return hidden_states
 
 

@@ -107,15 +107,15 @@ class Era:
 
 def era_of(version: str | None) -> Era:
     """Of a release such as 4.48.1; None is the newest."""
-    if version is not None and not all(part.isdecimal() for part in version.split(".")[:2]):
-        told = f"transformers_version: got {version!r}; allowed: a release such as 4.48"
-        raise UsageError(told, field="transformers_version")
-    return Era() if version is None else Era(numbers(version))
+    return Era() if version is None else Era(numbers(version, "transformers_version", "4.48"))
 
 
-def numbers(version: str) -> tuple[int, int]:
-    parts = [int(part) if part.isdigit() else 0 for part in version.split(".")]
-    return (*parts, 0)[:2]  # type: ignore[return-value]
+def numbers(version: str, field: str, example: str) -> tuple[int, int]:
+    """The first two of a release; `field` is where the job has it from."""
+    parts = [*version.split("."), "0"][:2]
+    if not all(part.isdecimal() for part in parts):
+        raise UsageError(f"{field}: got {version!r}; allowed: a release such as {example}", field=field)
+    return int(parts[0]), int(parts[1])
 
 
 def guesses(era: Era, model_type: str) -> list[str]:

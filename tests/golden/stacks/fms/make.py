@@ -11,38 +11,19 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import sys
 from pathlib import Path
 
 from fms_cases import CASES
 
 from tunecast.tape.card import Card
-from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
 from tunecast.tape.trace.run import trace_script
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from sizes import told  # noqa: E402
+
 CARD = Card("NVIDIA A100-SXM4-80GB", 85_000_000_000, (8, 0), 108)
-
-
-def told(events: tuple[Event, ...]) -> list[int]:
-    """Sizes asked for, and between two of them the sizes let go as negative numbers, sorted; from the first forward
-    pass to the last request."""
-    out: list[int] = []
-    sizes: dict[int, int] = {}
-    frees: list[int] = []
-    started = False
-    for event in events:
-        if isinstance(event, Begin):
-            started = started or event.phase is Phase.FORWARD
-        elif isinstance(event, Free):
-            if started:
-                frees.append(-sizes[event.block])
-        elif isinstance(event, Alloc):
-            sizes[event.block] = event.nbytes
-            if started and event.nbytes:
-                out += sorted(size for size in frees if size)
-                frees.clear()
-                out.append(event.nbytes)
-    return out
 
 
 def main() -> None:

@@ -10,13 +10,17 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from tunecast.tape.card import Card
-from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
+from tunecast.tape.op import Event
 from tunecast.tape.trace.run import trace_script
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+import sizes  # noqa: E402
+
 CARD = Card()
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 2,
@@ -31,25 +35,8 @@ SMALL, LARGE = 25_000, 30_000_000
 workspace its matrix product would have brought."""
 
 
-def told(events: tuple[Event, ...]) -> list[int]:
-    """Sizes asked for, and between two of them the sizes let go as negative numbers, sorted."""
-    out: list[int] = []
-    sizes: dict[int, int] = {}
-    frees: list[int] = []
-    started = False
-    for event in events:
-        if isinstance(event, Begin):
-            started = started or event.phase is Phase.FORWARD
-        elif isinstance(event, Free):
-            if started and SMALL < sizes[event.block] < LARGE:
-                frees.append(-sizes[event.block])
-        elif isinstance(event, Alloc):
-            sizes[event.block] = event.nbytes
-            if started and SMALL < event.nbytes < LARGE:
-                out += sorted(frees)
-                frees.clear()
-                out.append(event.nbytes)
-    return out
+def told(events: Iterable[Event]) -> list[int]:
+    return sizes.told(events, lambda nbytes: SMALL < nbytes < LARGE)
 
 
 def main() -> None:

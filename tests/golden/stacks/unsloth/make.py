@@ -12,39 +12,20 @@ import argparse
 import gzip
 import json
 import os
+import sys
 from pathlib import Path
 
 from unsloth_cases import CASES
 
 from tunecast.job.mapping import job_from_dict
-from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
 from tunecast.tape.trace.run import trace_training
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent))
+from sizes import told  # noqa: E402
+
 EVENTS = HERE / "events.json.gz"
 STEPS = 2
-
-
-def told(events: tuple[Event, ...]) -> list[int]:
-    """Sizes asked for, and between two of them the sizes let go as negative numbers, sorted; from the first forward
-    pass to the last request."""
-    out: list[int] = []
-    sizes: dict[int, int] = {}
-    frees: list[int] = []
-    started = False
-    for event in events:
-        if isinstance(event, Begin):
-            started = started or event.phase is Phase.FORWARD
-        elif isinstance(event, Free):
-            if started:
-                frees.append(-sizes[event.block])
-        elif isinstance(event, Alloc):
-            sizes[event.block] = event.nbytes
-            if started and event.nbytes:
-                out += sorted(size for size in frees if size)
-                frees.clear()
-                out.append(event.nbytes)
-    return out
 
 
 def main() -> None:

@@ -59,23 +59,11 @@ class Glm4Layer(GlmLayer):
         self.post_self_attn_layernorm = RMSNorm(machine, config["hidden_size"])
         self.post_mlp_layernorm = RMSNorm(machine, config["hidden_size"])
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
-        hidden_states = self.post_self_attn_layernorm(hidden_states)
-        hidden_states = ops.add(residual, hidden_states)
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(hidden_states)
-        hidden_states = self.post_mlp_layernorm(hidden_states)
-        hidden_states = ops.add(residual, hidden_states)
-        return hidden_states
+    def after_attention(self, hidden_states: Tensor) -> Tensor:
+        return self.post_self_attn_layernorm(hidden_states)  # type: ignore[no-any-return]
+
+    def after_mlp(self, hidden_states: Tensor) -> Tensor:
+        return self.post_mlp_layernorm(hidden_states)  # type: ignore[no-any-return]
 
 
 class Glm4Decoder(decoder.Decoder):

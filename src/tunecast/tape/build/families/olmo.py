@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tunecast.errors import Unsupported
 from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.attention import rotated
-from tunecast.tape.build.decoder import FULL, SLIDING, CheckpointingLayer, Config, GatedMLP
+from tunecast.tape.build.decoder import FULL, SLIDING, Config, GatedMLP
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
@@ -92,11 +92,15 @@ class Olmo(decoder.CausalLM):
     decoder_class: Any = OlmoDecoder
 
 
-class Olmo2Attention(decoder.SelfAttention):
+class NormedAttention(decoder.SelfAttention):
+    """Norms over all queries and all keys."""
+
+    norm_class: Any = OlmoNorm
+
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
-        self.q_norm = OlmoNorm(machine, self.q_proj.outputs)
-        self.k_norm = OlmoNorm(machine, self.k_proj.outputs)
+        self.q_norm = self.norm_class(machine, self.q_proj.outputs)
+        self.k_norm = self.norm_class(machine, self.k_proj.outputs)
 
     def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (*hidden_states.shape[:2], -1, self.head_dim)
@@ -108,34 +112,32 @@ class Olmo2Attention(decoder.SelfAttention):
         value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
         return query_states, key_states, value_states
 
+
+class Olmo2Attention(NormedAttention):
     def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         cos, sin = position_embeddings
         return apply_in_float32(query_states, key_states, cos, sin)
 
 
-class Olmo2Layer(CheckpointingLayer):
+class Olmo2Layer(decoder.Layer):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
-        super().__init__(machine)
+        Module.__init__(self, machine)  # its norms are others
         self.self_attn = Olmo2Attention(machine, config, index)
         self.mlp = GatedMLP(machine, config)
         self.post_attention_layernorm = OlmoNorm(machine, config["hidden_size"])
         self.post_feedforward_layernorm = OlmoNorm(machine, config["hidden_size"])
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
-        residual = hidden_states
-        hidden_states, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = ops.add(residual, hidden_states)
-        residual = hidden_states
-        hidden_states = self.mlp(hidden_states)
-        hidden_states = self.post_feedforward_layernorm(hidden_states)
-        hidden_states = ops.add(residual, hidden_states)
+    def before_attention(self, hidden_states: Tensor) -> Tensor:
         return hidden_states
+
+    def after_attention(self, hidden_states: Tensor) -> Tensor:
+        return self.post_attention_layernorm(hidden_states)  # type: ignore[no-any-return]
+
+    def before_mlp(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def after_mlp(self, hidden_states: Tensor) -> Tensor:
+        return self.post_feedforward_layernorm(hidden_states)  # type: ignore[no-any-return]
 
 
 class Olmo2Decoder(decoder.Decoder):

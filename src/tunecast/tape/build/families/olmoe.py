@@ -9,6 +9,7 @@ from tunecast.tape.build import decoder, ops
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.experts import Experts, refuse_router_loss
 from tunecast.tape.build.families import qwen2_moe
+from tunecast.tape.build.families.olmo import NormedAttention
 from tunecast.tape.build.modules import Module, RMSNorm
 from tunecast.tape.build.tensor import Machine, Tensor
 
@@ -31,21 +32,8 @@ class SparseMoe(Module):
         return final_hidden_states
 
 
-class SelfAttention(decoder.SelfAttention):
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
-        super().__init__(machine, config, index)
-        self.q_norm = RMSNorm(machine, self.q_proj.outputs)
-        self.k_norm = RMSNorm(machine, self.k_proj.outputs)
-
-    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (*hidden_states.shape[:2], -1, self.head_dim)
-        query_states = self.q_norm(self.q_proj(hidden_states))
-        key_states = self.k_norm(self.k_proj(hidden_states))
-        value_states = self.v_proj(hidden_states)
-        query_states = ops.transpose(ops.view(query_states, *shape), 1, 2)
-        key_states = ops.transpose(ops.view(key_states, *shape), 1, 2)
-        value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
-        return query_states, key_states, value_states
+class SelfAttention(NormedAttention):
+    norm_class: Any = RMSNorm
 
 
 class Layer(decoder.Layer):

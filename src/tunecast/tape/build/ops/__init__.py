@@ -160,6 +160,9 @@ from tunecast.tape.build.ops.tables import (
     layer_norm as layer_norm,
 )
 from tunecast.tape.build.ops.tables import (
+    negative_log_likelihood as negative_log_likelihood,
+)
+from tunecast.tape.build.ops.tables import (
     repeat_interleave as repeat_interleave,
 )
 from tunecast.tape.build.ops.tables import (

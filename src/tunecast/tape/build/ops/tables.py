@@ -75,9 +75,14 @@ def softmax(x: Tensor, dtype: Dtype | None = None) -> Tensor:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """log_softmax, then the mean of the chosen ones."""
-    machine = logits.machine
-    logits = cast_to_float32(logits)
-    shape, dtype = logits.shape, logits.dtype
+    return negative_log_likelihood(cast_to_float32(logits), labels)
+
+
+def negative_log_likelihood(
+    logits: Tensor, labels: Tensor, kernel: str = "nll_loss", result: tuple[int, ...] = ()
+) -> Tensor:
+    """In the dtype of the logits; `result` is the shape of the loss: one number, or one a row."""
+    machine, shape, dtype = logits.machine, logits.shape, logits.dtype
 
     def log_back(node: Node, gradients: Gradients) -> Sequence[Any]:
         return (machine.run("_log_softmax_backward_data", (gradients[0], node.take(0)), shape, dtype),)
@@ -88,10 +93,11 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
     def loss_back(node: Node, gradients: Gradients) -> Sequence[Any]:
         kept = (node.take(0), node.take(1))
-        return (machine.run("nll_loss_backward", (gradients[0], *kept), shape, dtype),)
+        return (machine.run(f"{kernel}_backward", (gradients[0], *kept), shape, dtype),)
 
     node = start(machine, (log,), loss_back, (log, labels))
-    loss, weight = machine.run_many("nll_loss_forward", (log, labels), (((), dtype), ((), dtype)), args=(log, labels))
+    outs = ((result, dtype), ((), dtype))
+    loss, weight = machine.run_many(f"{kernel}_forward", (log, labels), outs, args=(log, labels))
     return finish(node, loss, weight)
 
 

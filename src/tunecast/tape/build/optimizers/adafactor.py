@@ -24,7 +24,7 @@ class Adafactor(Optimizer):
             factored = p.dim() >= 2
             if id(p) not in self.state:
                 rows, columns = p.shape[:-1], p.shape[:-2] + p.shape[-1:]
-                self.state[id(p)] = self.moved(rows, columns) if factored else self.made(p, (p.shape, FLOAT32))
+                self.state[id(p)] = moved(self.machine, rows, columns) if factored else self.made(p, (p.shape, FLOAT32))
             state = self.state[id(p)]
             machine.module = self.module_of(p)
             p_data_fp32 = p
@@ -50,17 +50,18 @@ class Adafactor(Optimizer):
             if p.dtype != FLOAT32:
                 machine.launch("copy_", (p, p_data_fp32), p.dtype, p.nbytes)
 
-    def moved(self, *shapes: tuple[int, ...]) -> list[Tensor]:
-        """Zeros made on the host, then brought to the card."""
-        out = [self.machine.run("_to_copy", (), shape, FLOAT32) for shape in shapes]
-        for tensor in out:
-            self.machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
-        return out
-
     def clip(self, machine: Machine, update: Tensor) -> None:
         limit = ops.map_("div", rms(update))
         machine.launch("div_", (update, limit), FLOAT32, update.nbytes)
         machine.launch("mul_", (update,), FLOAT32, update.nbytes)
+
+
+def moved(machine: Machine, *shapes: tuple[int, ...]) -> list[Tensor]:
+    """Zeros made on the host, then brought to the card."""
+    out = [machine.run("_to_copy", (), shape, FLOAT32) for shape in shapes]
+    for tensor in out:
+        machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
+    return out
 
 
 def rms(x: Tensor) -> Tensor:

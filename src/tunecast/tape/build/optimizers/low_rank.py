@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tunecast.tape.build import ops
-from tunecast.tape.build.optimizers.adafactor import product, rms
+from tunecast.tape.build.optimizers.adafactor import moved, product, rms
 from tunecast.tape.build.optimizers.blockwise import SMALLEST_8BIT, Blockwise
 from tunecast.tape.build.optimizers.state import Optimizer
 from tunecast.tape.build.tensor import BOOL, FLOAT32, Tensor
@@ -131,7 +131,7 @@ class GaLoreAdafactor(GaLore):
             factored = grad.dim() >= 2
             if id(p) not in self.state:
                 rows, columns = grad.shape[:-1], grad.shape[:-2] + grad.shape[-1:]
-                self.state[id(p)] = self.moved(rows, columns) if factored else self.made(p, (p.shape, FLOAT32))
+                self.state[id(p)] = moved(machine, rows, columns) if factored else self.made(p, (p.shape, FLOAT32))
                 machine.module = self.module_of(p)
             state = self.state[id(p)]
             p_data_fp32 = p
@@ -158,13 +158,6 @@ class GaLoreAdafactor(GaLore):
             del minus
             if p.dtype != FLOAT32:
                 machine.launch("copy_", (p, p_data_fp32), p.dtype, p.nbytes)
-
-    def moved(self, *shapes: tuple[int, ...]) -> list[Tensor]:
-        """Zeros made on the host, then brought to the card."""
-        out = [self.machine.run("_to_copy", (), shape, FLOAT32) for shape in shapes]
-        for tensor in out:
-            self.machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
-        return out
 
 
 class GaLoreAdamW8bit(GaLore):

@@ -1,29 +1,25 @@
 """TRL's SFTTrainer on paper: 1.16.0, whose head never makes all logits, and what older releases did instead.
 
-From 1.15 on (trl/trainer/utils.py, `add_fused_lm_head`; trl/kernels/chunked_logprob.py): a tile of at most 4096 tokens
-by 32768 words, in both passes, and fp32 sums of the gradients. Before 1.1 the model's own loss, and for the metrics
-another copy of the logits (`mean_token_accuracy`, from 0.15) and the entropy of 128 rows at a time (from 0.20).
-Between them the loss is chunked another way, for which the newest stands in, and that is said.
+From 1.15 on the head of tape/build/chunked.py. Before 1.1 the model's own loss, and for the metrics another copy of the
+logits (`mean_token_accuracy`, from 0.15) and the entropy of 128 rows at a time (from 0.20). Between them the loss is
+chunked another way, for which the newest stands in, and that is said.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.adapters import adapt
-from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.chunked import fused_forward, summed
 from tunecast.tape.build.eras import Era, era_of, numbers
-from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.quantized import change_dtype
 from tunecast.tape.build.stacks import trainer
 from tunecast.tape.build.stacks.trainer import Batch, models_loss, outputs_of, take_steps
 from tunecast.tape.build.stacks.transformers import model, prepared
-from tunecast.tape.build.tensor import BFLOAT16, BOOL, DTYPES, FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import BFLOAT16, BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
 
 __all__ = ["REFUSES", "model", "train"]
 
@@ -31,7 +27,6 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     **{field: refused for field, refused in trainer.REFUSES.items() if field != "stack_version"},
     "loss": lambda job: job.loss is not None and (job.loss == "chunked") != chunks(job),
 }
-TILE_TOKENS, TILE_WORDS = 4096, 32768
 ENTROPY_ROWS = 128
 ACCURACY, ENTROPY, OWN_CASTS, CHUNKED, FUSED = (0, 15), (0, 20), (0, 25), (1, 1), (1, 15)
 """The releases since which."""
@@ -64,7 +59,7 @@ def chunks(job: Job) -> bool:
 
 def release_of(job: Job, era: Era) -> tuple[int, int]:
     if job.stack_version is not None:
-        return numbers(job.stack_version)
+        return numbers(job.stack_version, "stack_version", "1.16")
     if era.release >= (5, 0):
         return (1, 16)
     return (0, 24) if era.release >= (4, 49) else (0, 13)
@@ -134,16 +129,6 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- the fused head
 
 
-class Outputs(NamedTuple):
-    """`FusedCausalLMOutput`: what the head says of each token."""
-
-    log_probs: Tensor
-    entropy: Tensor
-    is_top1: Tensor
-    label_mask: Tensor
-    loss: Tensor
-
-
 def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
     machine = model.machine
     with machine.autocasting(DTYPES[job.autocast] if job.autocast else None), machine.within(model.path):
@@ -166,114 +151,3 @@ def counted(measured: Tensor) -> Tensor:
     """`gather_for_metrics(x.sum()).sum()`."""
     dtype = FLOAT32 if measured.dtype.floating else INT64
     return measured.machine.run("sum", (ops.total(measured.detached(), range(2), dtype=dtype),), (), dtype)
-
-
-def summed(x: Tensor) -> Tensor:
-    shape = x.shape
-    out = ops.total(x.detached(), range(x.dim()))
-    return record(out, (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
-
-
-def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Outputs:
-    machine, length = model.machine, labels.shape[1]
-    last_hidden_state = model.base()(input_ids, attention_mask=attention_mask)
-    hidden_states = ops.slice_(last_hidden_state, 1, 0, length - 1)
-    labels = ops.slice_(labels, 1, 1, length)
-    mask = machine.run("ne", (labels,), labels.shape, BOOL)
-    head = model.output_embedding()
-    if not isinstance(head, Linear):
-        raise UsageError("lora.targets: TRL's SFTTrainer takes no adapter on the head", field="lora.targets")
-    found = chunked_log_probs(where(hidden_states, mask), head.weight, head.bias, where(labels, mask))
-    log_probs, entropy, is_top1 = [put_back(machine, x, mask) for x in found]
-    del found
-    loss = ops.negative(summed(log_probs))
-    loss = ops.divide(loss, machine.run("clamp", (ops.total(mask, range(2), dtype=INT64),), (), INT64))
-    return Outputs(log_probs, entropy, is_top1, mask, loss)
-
-
-def where(x: Tensor, mask: Tensor) -> Tensor:
-    """x[mask], all of it: every label of a job's rows counts."""
-    machine, rows, shape = x.machine, mask.numel(), x.shape
-    width = shape[2:]
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        zeros = machine.run("new_zeros", (), shape, gradients[0].dtype)
-        args = (zeros, [node.take(0)], gradients[0], True)
-        return machine.run_many("index_put", (zeros, gradients[0]), ((zeros.shape, zeros.dtype),), args=args)
-
-    node = start(machine, (x,), back, (mask,))
-    found = machine.run("nonzero", (mask,), (rows, mask.dim()), INT64, args=(mask,))
-    return finish(node, machine.run("index", (x, found), (rows, *width), x.dtype))
-
-
-def put_back(machine: Machine, x: Tensor, mask: Tensor) -> Tensor:
-    """`x.new_zeros(mask.shape).masked_scatter(mask, x)`."""
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("masked_scatter_backward", gradients, shape, dtype),)
-
-    shape, dtype = x.shape, x.dtype
-    zeros = machine.run("new_zeros", (), mask.shape, dtype)
-    node = start(machine, (x,), back, (mask,))
-    args = (zeros, mask, x)
-    return finish(node, machine.run("masked_scatter", args, mask.shape, dtype, args=args))
-
-
-def parts(hidden: Tensor, dtype: Dtype) -> Iterator[Tensor]:
-    """Of the tokens; a copy each where they come in another dtype."""
-    for first in range(0, hidden.shape[0], TILE_TOKENS):
-        yield ops.to(rows_of(hidden, first, TILE_TOKENS), dtype)
-
-
-def word_chunks(weight: Tensor, dtype: Dtype) -> Iterator[Callable[[], Tensor]]:
-    """The same of the words."""
-    for first in range(0, weight.shape[0], TILE_WORDS):
-        yield partial(ops.to, rows_of(weight, first, TILE_WORDS), dtype)
-
-
-def fold(name: str, mm_buf: Tensor, part: Tensor, chunk: Tensor) -> None:
-    """A tile of logits, and the kernel that makes statistics or gradients of it."""
-    machine = part.machine
-    machine.launch("mm", (part, chunk), part.dtype, part.shape[0] * chunk.shape[0] * part.dtype.itemsize)
-    machine.keep_workspaces("mm")
-    machine.launch(f"triton::{name}", (mm_buf,), mm_buf.dtype, mm_buf.nbytes)
-
-
-def rows_of(x: Tensor, first: int, count: int) -> Tensor:
-    return ops.slice_(x.detached(), 0, first, min(first + count, x.shape[0]))
-
-
-def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, ...]:
-    """`ChunkedLogProbFunction`: statistics of each token over tiles of logits that share one buffer."""
-    machine, rows = hidden.machine, hidden.shape[0]
-    dtype = machine.autocast or hidden.dtype
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        hidden, weight = node.take(0), node.take(1)
-        grad_hidden = machine.run("zeros", (), hidden.shape, FLOAT32) if node.needs[0] else None
-        grad_weight = machine.run("zeros", (), weight.shape, FLOAT32) if node.needs[1] else None
-        grad_bias = machine.run("zeros", (), node.edges[2][2], FLOAT32) if node.needs[2] else None
-        mm_buf = machine.run("empty", (), (min(rows, TILE_TOKENS), TILE_WORDS), dtype)
-        for part in parts(hidden, dtype):
-            for chunk_of in word_chunks(weight, dtype):
-                w_chunk = chunk_of()
-                fold("_backward_kernel", mm_buf, part, w_chunk)
-                for _ in (grad_hidden, grad_weight):
-                    machine.launch("addmm", (part, w_chunk), FLOAT32, 0)
-        summed_up = ((grad_hidden, hidden.dtype), (grad_weight, weight.dtype), (grad_bias, weight.dtype))
-        return [None if gradient is None else ops.to(gradient, dtype) for gradient, dtype in summed_up]
-
-    node = start(machine, (hidden, weight, bias), back)
-    with machine.no_grad():
-        statistics = [machine.run("zeros", (), (rows,), FLOAT32) for _ in range(7)]
-        mm_buf = machine.run("empty", (), (min(rows, TILE_TOKENS), TILE_WORDS), dtype)
-        for part in parts(hidden, dtype):
-            for chunk_of in word_chunks(weight, dtype):
-                fold("_forward_kernel", mm_buf, part, chunk_of())
-        log_z = ops.add(statistics[0], ops.map_("log", statistics[1]))
-        logprobs = ops.subtract(statistics[6], log_z)
-        entropy = ops.subtract(log_z, ops.divide(statistics[2], statistics[1]))
-        best, first = (machine.run(name, statistics[:2], (rows,), BOOL) for name in ("ge", "gt"))
-        is_top1 = machine.run("bitwise_and", (best, first), (rows,), BOOL)
-        del best, first, statistics, mm_buf
-    return finish(node, logprobs, hidden, weight, targets, log_z, entropy), entropy, is_top1

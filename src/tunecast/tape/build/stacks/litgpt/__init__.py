@@ -273,23 +273,7 @@ def chunked_cross_entropy(logits: Any, targets: Tensor) -> Tensor:
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     """One loss a row."""
-    machine, shape, dtype = logits.machine, logits.shape, logits.dtype
-
-    def log_back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("_log_softmax_backward_data", (gradients[0], node.take(0)), shape, dtype),)
-
-    node = start(machine, (logits,), log_back)
-    log = machine.run("_log_softmax", (logits,), shape, dtype)
-    finish(node, log, log.detached())
-
-    def loss_back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        kept = (node.take(0), node.take(1))
-        return (machine.run("nll_loss_backward", (gradients[0], *kept), shape, dtype),)
-
-    node = start(machine, (log,), loss_back, (log, labels))
-    outs = ((shape[:1], dtype), ((), dtype))
-    losses, weight = machine.run_many("nll_loss_forward", (log, labels), outs, args=(log, labels))
-    return finish(node, losses, weight)
+    return ops.negative_log_likelihood(logits, labels, result=logits.shape[:1])
 
 
 def counted(targets: Tensor) -> Tensor:

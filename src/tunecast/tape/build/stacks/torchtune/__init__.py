@@ -17,6 +17,7 @@ from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.flex import document_mask
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.offload import Offload
@@ -136,12 +137,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDe
 def release_of(job: Job) -> Release:
     if job.stack_version is None:
         return NEWEST
-    numbers = job.stack_version.split(".")
-    if len(numbers) < 2 or not (numbers[0].isdecimal() and numbers[1].isdecimal()):
-        raise UsageError(
-            f"stack_version: got {job.stack_version!r}; allowed: a release such as 0.4", field="stack_version"
-        )
-    release = int(numbers[0]), int(numbers[1])
+    release = numbers(job.stack_version, "stack_version", "0.4")
     if release != FIRST and not OLDEST <= release <= NEWEST:
         raise UsageError(
             f"stack_version: got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down",

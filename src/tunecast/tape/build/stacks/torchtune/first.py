@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
+from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.flex import BlockMask
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.stacks.torchtune.modules import (
@@ -69,23 +69,7 @@ class TransformerDecoderLayer(TransformerSelfAttentionLayer):
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """With the classes in the middle: [batch, vocabulary, length]."""
-    machine, shape, dtype = logits.machine, logits.shape, logits.dtype
-
-    def log_back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("_log_softmax_backward_data", (gradients[0], node.take(0)), shape, dtype),)
-
-    node = start(machine, (logits,), log_back)
-    log = machine.run("_log_softmax", (logits,), shape, dtype)
-    finish(node, log, log.detached())
-
-    def loss_back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        kept = (node.take(0), node.take(1))
-        return (machine.run("nll_loss2d_backward", (gradients[0], *kept), shape, dtype),)
-
-    node = start(machine, (log,), loss_back, (log, labels))
-    outs = (((), dtype), ((), dtype))
-    loss, weight = machine.run_many("nll_loss2d_forward", (log, labels), outs, args=(log, labels))
-    return finish(node, loss, weight)
+    return ops.negative_log_likelihood(logits, labels, kernel="nll_loss2d")
 
 
 def train(

@@ -448,7 +448,7 @@ class LoRALinear(Linear):
         self.lora_b = Linear(machine, rank, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = ops.linear(x, self.weight, self.bias)
+        out = super().forward(x)
         lora_out = self.lora_a(ops.dropout(x, self.dropout))
         lora_out = ops.scale(self.lora_b(lora_out))
         return ops.add(out, lora_out)

@@ -9,6 +9,7 @@ from typing import Any
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.modules import Linear
+from tunecast.tape.build.stacks.torchtune.modules import LoRALinear
 from tunecast.tape.build.tensor import INT8, INT64, UINT8, Dtype, Machine, Shape, Tensor
 from tunecast.tape.op import Role
 
@@ -87,17 +88,5 @@ def linear_nf4(x: Tensor, layer: FrozenNF4Linear) -> Tensor:
     return finish(node, out, layer.weight)
 
 
-class QuantizedLoRALinear(FrozenNF4Linear):
+class QuantizedLoRALinear(LoRALinear, FrozenNF4Linear):
     """modules/peft/lora.py, `LoRALinear` with quantize_base."""
-
-    def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool, rank: int, dropout: float) -> None:
-        super().__init__(machine, inputs, outputs, bias)
-        self.dropout = dropout
-        self.lora_a = Linear(machine, inputs, rank)
-        self.lora_b = Linear(machine, rank, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out = super().forward(x)
-        lora_out = self.lora_a(ops.dropout(x, self.dropout))
-        lora_out = ops.scale(self.lora_b(lora_out))
-        return ops.add(out, lora_out)
