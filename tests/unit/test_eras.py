@@ -36,7 +36,7 @@ def events_of(stack: str) -> dict[str, list[int]]:
     return json.loads(gzip.decompress((HERE / stack / "events.json.gz").read_bytes()))  # type: ignore[no-any-return]
 
 
-sizes = loaded(HERE / "sizes.py")
+sizes = loaded(HERE.parent / "tools" / "sizes.py")
 eras = loaded(HERE / "transformers" / "era_cases.py")
 trl = loaded(HERE / "trl" / "trl_cases.py")
 ERAS, TRL = events_of("transformers"), events_of("trl")

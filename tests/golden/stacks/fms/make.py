@@ -20,7 +20,7 @@ from tunecast.tape.card import Card
 from tunecast.tape.trace.run import trace_script
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent))
+sys.path.append(str(HERE.parents[1] / "tools"))  # not stacks: its folders would pass for packages
 from sizes import told  # noqa: E402
 
 CARD = Card("NVIDIA A100-SXM4-80GB", 85_000_000_000, (8, 0), 108)

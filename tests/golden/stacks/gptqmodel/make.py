@@ -18,7 +18,7 @@ from tunecast.tape.op import Event
 from tunecast.tape.trace.run import trace_script
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent))
+sys.path.append(str(HERE.parents[1] / "tools"))  # not stacks: its folders would pass for packages
 import sizes  # noqa: E402
 
 CARD = Card()

@@ -18,7 +18,7 @@ from tunecast.tape.card import Card
 from tunecast.tape.trace.run import trace_script
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent))
+sys.path.append(str(HERE.parents[1] / "tools"))  # not stacks: its folders would pass for packages
 from sizes import told  # noqa: E402
 
 

@@ -21,7 +21,7 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.tape.trace.run import trace_training
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent))
+sys.path.append(str(HERE.parents[1] / "tools"))  # not stacks: its folders would pass for packages
 from sizes import told  # noqa: E402
 
 EVENTS = HERE / "events.json.gz"
