@@ -77,7 +77,7 @@ def test_no_unreadable_tape_is_written(tmp_path: Path, event: Event) -> None:
 
 
 BLOCK = [["text", "weights", ""], ["blocks", [512, 0, 1, 0]]]
-OP = [0, 0, 0, 0, 1, 1, 1, 1, 0, [[2, 3]]]
+OP = [0, 0, 0, 0, 1, 1, 1, 1, 0, [[2, 3]], 0]
 
 
 @pytest.mark.parametrize(
@@ -106,8 +106,8 @@ OP = [0, 0, 0, 0, 1, 1, 1, 1, 0, [[2, 3]]]
         ([HEADER, ["text", "w"], ["blocks", [512, 0, 0, 0]]], "damaged"),
         ([HEADER, ["text", 3]], "text was expected"),
         ([HEADER, ["text", "a"], ["ops", OP[:-1]]], "damaged"),
-        ([HEADER, ["text", "a"], ["ops", [*OP[:-1], 3]]], "damaged"),
-        ([HEADER, ["text", "a"], ["ops", [*OP[:-1], ["ab"]]]], "no integer"),
+        ([HEADER, ["text", "a"], ["ops", [*OP[:-2], 3, 0]]], "damaged"),
+        ([HEADER, ["text", "a"], ["ops", [*OP[:-2], ["ab"], 0]]], "no integer"),
         ([HEADER, ["text", "a"], ["ops", [9, *OP[1:]]]], "damaged"),
         ([HEADER, ["ops", 3]], "damaged"),
         ([HEADER, 3], "damaged"),

@@ -138,7 +138,7 @@ def _flat(events: list[Event], ops: _Table, kinds: _Table, text: _Table) -> list
 def _op_row(op: Op, text: _Table) -> list[Any]:
     numbers = _numbers((op.flops, op.read_bytes, op.written_bytes, op.kernels, op.stream))
     shapes = [_numbers(shape) for shape in op.shapes]
-    return [text[op.name], text[op.module], text[op.dtype], text[op.source], *numbers, shapes]
+    return [text[op.name], text[op.module], text[op.dtype], text[op.source], *numbers, shapes, text[op.group]]
 
 
 def _kind_row(kind: _Kind, text: _Table) -> list[int]:
@@ -259,8 +259,8 @@ def _read_events(flat: list[int], ops: list[Op], kinds: list[_Kind], text: list[
 
 
 def _read_op(row: Any, text: list[str]) -> Op:
-    name, module, dtype, source, flops, read_bytes, written_bytes, kernels, stream, shapes = row
-    _numbers([*row[:9], len(shapes)])
+    name, module, dtype, source, flops, read_bytes, written_bytes, kernels, stream, shapes, group = row
+    _numbers([*row[:9], len(shapes), group])
     return Op(
         name=text[name],
         module=text[module],
@@ -272,6 +272,7 @@ def _read_op(row: Any, text: list[str]) -> Op:
         shapes=tuple(tuple(_numbers(shape)) for shape in shapes),
         source=text[source],
         stream=stream,
+        group=text[group],
     )
 
 

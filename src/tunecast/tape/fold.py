@@ -35,10 +35,11 @@ OWN = 0
 class Template:
     """One run of events: sizes, and for every row whose how-manieth birth it is about."""
 
-    __slots__ = ("begins", "origins", "places", "roles", "sizes")
+    __slots__ = ("begins", "origins", "places", "roles", "sizes", "streams")
 
     def __init__(self, run: Run, sweep: int, births: dict[int, tuple[int, int | None, int]], copied: bool) -> None:
         self.sizes: list[int] = []
+        self.streams: list[int] = []
         self.places: list[tuple[int, int]] = []
         """Of each row: an index into `origins` and the how-manieth birth there; of a Begin, its place in `begins`."""
         self.begins: list[Begin] = []
@@ -52,6 +53,7 @@ class Template:
         for event in run.events:
             if isinstance(event, Alloc):
                 self.sizes.append(max(0, event.nbytes))
+                self.streams.append(event.stream)
                 self.places.append((OWN, births[event.block][2]))
             elif isinstance(event, Free):
                 born, layer, nth = births[event.block]
@@ -61,13 +63,16 @@ class Template:
                     known[born, layer] = len(self.origins)
                     self.origins.append((born, layer))
                 self.sizes.append(FREE)
+                self.streams.append(0)
                 self.places.append((known[born, layer], nth))
             elif isinstance(event, Begin):
                 self.sizes.append(BEGIN)
+                self.streams.append(0)
                 self.places.append((OWN, len(self.begins)))
                 self.begins.append(event)
             elif isinstance(event, EmptyCache):
                 self.sizes.append(EMPTY_CACHE)
+                self.streams.append(0)
                 self.places.append((OWN, 0))
 
 
@@ -80,6 +85,7 @@ def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int,
     ]
     blocks: list[int] = []
     sizes: list[int] = []
+    streams: list[int] = []
     begins: list[Begin] = []
     roles: list[Role] = []
     bounds: list[int] = []
@@ -114,8 +120,10 @@ def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int,
                     blocks.append(len(begins))
                     begins.append(begin)
             sizes.extend(template.sizes)
+            streams.extend(template.streams)
     bounds.append(len(sizes))
-    rows = Program(blocks, sizes, None, begins, roles, bounds, list(order), left_behind(blocks, sizes, bounds))
+    several = streams if any(streams) else None
+    rows = Program(blocks, sizes, several, begins, roles, bounds, list(order), left_behind(blocks, sizes, bounds))
     _check(rows)
     return rows
 

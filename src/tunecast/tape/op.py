@@ -68,6 +68,29 @@ class Op(NamedTuple):
     source: str = ""
     """`file:line` of the user's code that caused it, where known."""
     stream: int = 0
+    group: str = ""
+    """Of a collective: the ranks that take part, as `COLLECTIVES` says."""
+
+
+COLLECTIVES = frozenset(
+    {
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+        "broadcast",
+        "reduce",
+        "gather",
+        "scatter",
+        "send",
+        "recv",
+    }
+)
+"""Operations between cards. `read_bytes` is what this rank sends, `written_bytes` what it receives, `shapes`
+((elements sent), (ranks of the group)), `group` the dimension of the mesh: data, shard, replicate, tensor, pipeline,
+context or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the others."""
+WAIT = "wait"
+"""An operation of no kernels: stream `stream` goes on only when all that `shapes[0][0]` was given is done."""
 
 
 class Alloc(NamedTuple):

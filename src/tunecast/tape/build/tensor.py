@@ -19,6 +19,7 @@ from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
+    WAIT,
     Alloc,
     Begin,
     EmptyCache,
@@ -61,10 +62,10 @@ CUDA = Device("cuda")
 class Block:
     """One allocation while the tape is written."""
 
-    __slots__ = ("born_forward", "died_backward", "module", "nbytes", "phase", "role")
+    __slots__ = ("born_forward", "died_backward", "module", "nbytes", "phase", "role", "stream")
 
-    def __init__(self, nbytes: int, module: str, phase: Phase, born_forward: bool) -> None:
-        self.nbytes, self.module, self.phase = nbytes, module, phase
+    def __init__(self, nbytes: int, module: str, phase: Phase, born_forward: bool, stream: int) -> None:
+        self.nbytes, self.module, self.phase, self.stream = nbytes, module, phase, stream
         self.born_forward, self.died_backward = born_forward, False
         self.role: Role | None = None
 
@@ -185,6 +186,8 @@ class Machine:
         self.events: list[Any] = []
         self.blocks: list[Block] = []
         self.phase, self.step = Phase.LOAD, 0
+        self.stream = 0
+        """The one that operations run on and memory is taken for (`torch.cuda.stream`)."""
         self.module = ""
         self.in_forward = False
         self.in_backward = False
@@ -238,7 +241,7 @@ class Machine:
     def allocate(self, nbytes: int) -> int:
         self._announce()
         number = len(self.blocks)
-        self.blocks.append(Block(nbytes, self.module, self.phase, self.in_forward))
+        self.blocks.append(Block(nbytes, self.module, self.phase, self.in_forward, self.stream))
         self.events.append(number)
         return number
 
@@ -276,7 +279,20 @@ class Machine:
             return
         shapes = tuple([t.shape for t in inputs[:3]])
         read = sum([t.nbytes for t in inputs])
-        self.events.append(Op(name, self.module, flops, read, written, kernels, dtype.name, shapes))
+        self.events.append(Op(name, self.module, flops, read, written, kernels, dtype.name, shapes, "", self.stream))
+
+    def collective(
+        self, name: str, group: str, ranks: int, dtype: Dtype, sent: int, received: int, elements: int
+    ) -> None:
+        """Between cards; what it reads and fills the caller made. See `op.COLLECTIVES`."""
+        self._announce()
+        shapes = ((elements,), (ranks,))
+        self.events.append(Op(name, self.module, 0, sent, received, 1, dtype.name, shapes, "", self.stream, group))
+
+    def wait(self, on: int) -> None:
+        """The current stream waits for all that another was given."""
+        self._announce()
+        self.events.append(Op(WAIT, self.module, kernels=0, shapes=((on,),), stream=self.stream))
 
     def run(
         self, name: str, inputs: Sequence[Tensor], shape: Shape, dtype: Dtype, flops: int = 0,
@@ -345,6 +361,14 @@ class Machine:
             self.module = before
 
     @contextlib.contextmanager
+    def on_stream(self, stream: int) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        try:
+            yield
+        finally:
+            self.stream = before
+
+    @contextlib.contextmanager
     def no_grad(self) -> Iterator[None]:
         before, self.grad_enabled = self.grad_enabled, False
         try:
@@ -378,7 +402,7 @@ class Machine:
                 out.append(Free(~event))
             else:
                 block = self.blocks[event]
-                out.append(Alloc(event, block.nbytes, block.role or self._role(block), block.module))
+                out.append(Alloc(event, block.nbytes, block.role or self._role(block), block.module, block.stream))
         return tuple(with_frees_in_order(name_clip_phases(out)))
 
     def _role(self, block: Block) -> Role:
