@@ -59,6 +59,11 @@ COMMANDS: Mapping[str, Command] = {
         "the cards a job can name, with what torch sees of their memory",
         "tunecast gpus --min-memory 40GB",
     ),
+    "calibrate": Command(
+        "tunecast.cli.calibrate",
+        "measure this machine's GPU; predictions for it then use its own figures",
+        "tunecast calibrate",
+    ),
 }
 
 

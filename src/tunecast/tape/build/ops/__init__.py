@@ -148,6 +148,9 @@ from tunecast.tape.build.ops.tables import (
     add_in_place as add_in_place,
 )
 from tunecast.tape.build.ops.tables import (
+    by_count as by_count,
+)
+from tunecast.tape.build.ops.tables import (
     cross_entropy as cross_entropy,
 )
 from tunecast.tape.build.ops.tables import (
@@ -173,6 +176,9 @@ from tunecast.tape.build.ops.tables import (
 )
 from tunecast.tape.build.ops.tables import (
     softmax as softmax,
+)
+from tunecast.tape.build.ops.tables import (
+    summed as summed,
 )
 from tunecast.tape.build.ops.views import (
     alias as alias,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
-from tunecast.tape.build.ops.elementwise import expand, map_
+from tunecast.tape.build.ops.elementwise import divide, expand, map_
 from tunecast.tape.build.ops.views import cast_to_float32, clone, to, unsqueeze, view
 from tunecast.tape.build.tensor import BFLOAT16, FLOAT16, FLOAT32, INT64, Dtype, Machine, Shape, Tensor
 
@@ -137,3 +137,19 @@ def repeat_interleave(x: Tensor, count: int, dim: int) -> Tensor:
 def integers(machine: Machine, name: str, shape: Shape, dtype: Dtype = INT64, inputs: Sequence[Tensor] = ()) -> Tensor:
     """Positions, ids and masks: made, never differentiated."""
     return machine.run(name, inputs, shape, dtype)
+
+
+def summed(x: Tensor) -> Tensor:
+    shape = x.shape
+    out = x.machine.run_many("sum", (x,), (((), x.dtype),), args=(x,))[0]
+    return record(out, (x,), lambda node, gradients: (expand(gradients[0], *shape),))
+
+
+def by_count(total: Tensor, count: Tensor) -> Tensor:
+    """total / count, where the count is a whole number on the card."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (divide(gradients[0], node.take(0)),)
+
+    node = start(total.machine, (total,), back, (count,))
+    return finish(node, total.machine.run("div", (total, count), (), total.dtype))

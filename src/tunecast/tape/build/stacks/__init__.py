@@ -23,6 +23,10 @@ STACKS: Mapping[str, str] = {
     "axolotl": "tunecast.tape.build.stacks.trainer",
     "llama-factory": "tunecast.tape.build.stacks.trainer",
     "litgpt": "tunecast.tape.build.stacks.litgpt",
+    "megatron": "tunecast.tape.build.stacks.megatron",
+    "nemo": "tunecast.tape.build.stacks.megatron",
+    "llm-foundry": "tunecast.tape.build.stacks.foundry",
+    "torchtitan": "tunecast.tape.build.stacks.torchtitan",
     "torchtune": "tunecast.tape.build.stacks.torchtune",
     "unsloth": "tunecast.tape.build.stacks.unsloth",
 }
@@ -30,12 +34,17 @@ STACKS: Mapping[str, str] = {
 TORCH = {"torch": "2.11.0"}
 HUGGING_FACE = {**TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
 TRAINER = {**HUGGING_FACE, "liger-kernel": "0.8.5", "accelerate": "1.15.0"}
+MEGATRON = {**TORCH, "megatron-core": "0.13", "transformer-engine": "2.5"}
 FOLLOWED: Mapping[str, Mapping[str, str]] = {
     "transformers": {**HUGGING_FACE, "liger-kernel": "0.8.5"},
     "trl": {**TRAINER, "trl": "1.16.0"},
     "axolotl": TRAINER,
     "llama-factory": TRAINER,
     "litgpt": {**TORCH, "litgpt": "0.5.13", "bitsandbytes": "0.49.2"},
+    "megatron": MEGATRON,
+    "nemo": MEGATRON,
+    "llm-foundry": {"torch": "2.1.0", "llm-foundry": "0.4.0", "mosaicml": "0.17.1", "flash-attn": "2.3.2"},
+    "torchtitan": {**TORCH, "torchtitan": "0.2.2", "torchao": "0.18.0"},
     "torchtune": {**TORCH, "torchtune": "0.6.1"},
     "unsloth": {**HUGGING_FACE, "unsloth": "2026.10.9"},
 }

@@ -16,7 +16,7 @@ from typing import Any
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, backward, finish, record, start
+from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
@@ -267,8 +267,8 @@ def chunked_cross_entropy(logits: Any, targets: Tensor) -> Tensor:
         target_chunks = ops.split(targets, rows, 0)
     loss_chunks = [cross_entropies(*pair) for pair in zip(logit_chunks, target_chunks, strict=False)]
     non_masked_elems = counted(targets)
-    total = summed(ops.cat(loss_chunks, 0))
-    return by_count(total, at_least_one(non_masked_elems))
+    total = ops.summed(ops.cat(loss_chunks, 0))
+    return ops.by_count(total, at_least_one(non_masked_elems))
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
@@ -285,19 +285,3 @@ def counted(targets: Tensor) -> Tensor:
 def at_least_one(count: Tensor) -> Tensor:
     ones = ops.map_("ones_like", count)
     return count.machine.run("maximum", (count, ones), (), INT64)
-
-
-def summed(x: Tensor) -> Tensor:
-    shape = x.shape
-    out = x.machine.run_many("sum", (x,), (((), x.dtype),), args=(x,))[0]
-    return record(out, (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
-
-
-def by_count(total: Tensor, count: Tensor) -> Tensor:
-    """total / count, where the count is a whole number on the card."""
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (ops.divide(gradients[0], node.take(0)),)
-
-    node = start(total.machine, (total,), back, (count,))
-    return finish(node, total.machine.run("div", (total, count), (), total.dtype))

@@ -1,0 +1,72 @@
+"""`tunecast calibrate`: measure this machine's GPU, so that predictions for it use its own figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from tunecast.cli.arguments import Parser
+from tunecast.errors import NotResolved, TunecastError
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.learn.calibrate import measured
+from tunecast.learn.store import keep
+from tunecast.predict.calibration import Calibration, calibration_from
+
+USAGE = "tunecast calibrate [options]"
+DESCRIPTION = """\
+Measures the GPU of this machine in under two minutes: matrix products by dtype, copies, attention, what launching an
+operation costs the host, and an all-reduce where there are several cards. The result is kept in your data folder;
+predictions for this kind of card use it from then on, on this machine. `--no-calibration` of predict leaves it out."""
+EPILOG = """\
+examples:
+  tunecast calibrate                                        with the active environment's torch
+  tunecast calibrate --python ~/train/.venv/bin/python      with another one's
+  tunecast calibrate --json > h100.json                     print it; nothing is kept
+"""
+
+
+def parser() -> Parser:
+    made = Parser("calibrate", USAGE, DESCRIPTION, EPILOG)
+    made.add_argument("--python", metavar="PATH", help="the interpreter that has torch")
+    made.add_argument("--seconds", metavar="N", type=float, default=100.0, help="stop measuring after this long (100)")
+    made.add_argument(
+        "--gpu", metavar="NAME", help="which card of `tunecast gpus` it is, where torch's name is unknown"
+    )
+    made.add_argument("--json", action="store_true", help="print what was measured instead of keeping it")
+    return made
+
+
+def run(argv: Sequence[str]) -> int:
+    arguments = parser().read(argv)
+    found = measured(arguments.python, arguments.seconds)
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    calibration = calibration_from(found, found["measured"])
+    name = named(arguments.gpu or calibration.device)
+    path = keep(name, found)
+    print(told(name, calibration))
+    print(f"kept in {path}")
+    return 0
+
+
+def named(device: str) -> str:
+    try:
+        return gpu_named(device).name
+    except TunecastError as error:
+        told = f"torch calls this card {device!r}, which is no card tunecast knows"
+        raise NotResolved(f"{told}. To fix: --gpu NAME, with a name of `tunecast gpus`", field="--gpu") from error
+
+
+def told(name: str, calibration: Calibration) -> str:
+    lines = [f"{name}, measured {calibration.measured} with torch {calibration.torch}"]
+    lines += [f"  {dtype:<5} products   {rate / 1e12:8.1f} TFLOP/s" for dtype, rate in calibration.flop_per_s.items()]
+    if calibration.copy_bytes_per_s is not None:
+        lines.append(f"  copies           {calibration.copy_bytes_per_s / 1e9:8.0f} GB/s read and written")
+    if calibration.forward_launch_s is not None:
+        lines.append(f"  an operation     {calibration.forward_launch_s * 1e6:8.1f} us of the host, forward")
+    if calibration.backward_launch_s is not None:
+        lines.append(f"                   {calibration.backward_launch_s * 1e6:8.1f} us, backward")
+    if calibration.bus_bytes_per_s is not None:
+        lines.append(f"  all-reduce       {calibration.bus_bytes_per_s / 1e9:8.0f} GB/s bus bandwidth")
+    return "\n".join(lines)

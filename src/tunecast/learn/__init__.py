@@ -1,0 +1,1 @@
+"""What measured runs teach: so far, what the user's own card can do (`calibrate.py`)."""

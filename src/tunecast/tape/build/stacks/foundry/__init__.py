@@ -1,0 +1,159 @@
+"""llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17): `scripts/train/train.py`.
+
+    model.py   its MPT
+
+Composer splits a batch into micro-batches, runs forward and loss under autocast and clips what its FSDP summed.
+Weights are float32; under FSDP they are gathered in autocast's dtype (`mixed_precision: DEFAULT` or `PURE`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
+from tunecast.tape.build.modules import bring
+from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.stacks.foundry.model import MPT, Block, mpt_config
+from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    "method": lambda job: job.method != "full",
+    "compile": lambda job: job.compile,
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "kernels": lambda job: bool(job.kernels),
+    "loss": lambda job: job.loss == "chunked",
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "offload_activations": lambda job: job.offload_activations,
+    "transformers_version": lambda job: job.transformers_version is not None,
+    "stack_version": lambda job: job.stack_version is not None,
+}
+UNTRACED = "llm-foundry's MPT follows its source; none of it was traced"
+ATTENTION = "attention: llm-foundry's flash (flash-attn 2) is taken"
+
+
+def model(machine: Machine, config: Mapping[str, Any]) -> Any:
+    known = mpt_config(config)
+    return None if known is None else MPT(machine, known)
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    machine.guesses[UNTRACED] = None
+    if job.attention != "flash_attention_2":
+        machine.assumptions[ATTENTION] = None
+    mpt = load(job, config, machine)
+    parameters = list(mpt.parameters())
+    optimizer = optimizer_of(job, parameters)
+    take_steps(job, mpt, parameters, optimizer, lengths)
+    machine.end()
+
+
+def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
+    """AdamW is Composer's own (`decoupled_adamw`)."""
+    if job.optimizer.startswith("adamw_torch"):
+        return DecoupledAdamW(parameters)
+    return make_optimizer(job, parameters)
+
+
+def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
+    known = mpt_config(config)
+    if known is None:
+        raise Unsupported(
+            f"model: of llm-foundry only MPT is written down, not {config.get('model_type')!r}. "
+            "To fix: stack: transformers",
+            field="model",
+        )
+    longest = max(job.lengths or (job.seq_len,))
+    mpt = MPT(machine, {**known, "max_seq_len": max(known["max_seq_len"], longest)})
+    mpt.name_all()
+    machine.head_modules = {mpt.path, "lm_head"}
+    for module in mpt.modules():
+        for tensor in module.own.values():
+            if tensor.storage is None:
+                bring(tensor, module.path)
+    for block in mpt.blocks:
+        assert isinstance(block, Block)
+        block.checkpoint = job.gradient_checkpointing
+    return mpt
+
+
+def take_steps(job: Job, mpt: MPT, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]) -> None:
+    """composer/trainer/trainer.py, `_train_microbatches` and `_train_microbatch`."""
+    machine = mpt.machine
+    dtype = DTYPES[job.autocast] if job.autocast else None
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for _ in range(job.grad_accum):
+            batch = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
+            machine.phase, machine.in_forward = Phase.FORWARD, True
+            with machine.autocasting(dtype):
+                logits = mpt(batch)
+                targets = machine.run("roll", (batch,), batch.shape, INT64)
+                machine.launch("fill_", (), INT64, job.micro_batch * INT64.itemsize)
+                loss = fused_cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(targets, -1))
+            del logits
+            loss = ops.scale(loss)
+            backward(loss)
+        if job.max_grad_norm:
+            clip_gradients(parameters)
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.zero_grad()
+        del loss, batch, targets
+    machine.step = len(lengths)
+
+
+def fused_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """flash_attn.losses.cross_entropy of 2.3, `inplace_backward=True`: the gradient takes the logits' place."""
+    machine, rows = logits.machine, logits.shape[0]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        logits = node.take(0)
+        machine.launch("cross_entropy_bwd", (logits, gradients[0]), logits.dtype, logits.nbytes)
+        return (logits,)
+
+    node = start(machine, (logits,), back)
+    machine.launch("cross_entropy_fwd", (logits, labels), logits.dtype, 2 * rows * FLOAT32.itemsize)
+    losses = machine.tensor((rows,), FLOAT32)
+    lse = machine.tensor((rows,), FLOAT32)
+    losses = finish(node, losses, logits, lse, labels)
+    del lse
+    counted = ops.total(machine.run("ne", (labels,), labels.shape, BOOL), (0,), dtype=INT64)
+    return ops.by_count(ops.summed(losses), counted)
+
+
+class DecoupledAdamW(Optimizer):
+    """composer/optim/decoupled_weight_decay.py: one parameter at a time, one operation at a time. The count of steps
+    is on the card, and the host waits to read it."""
+
+    def step(self) -> None:
+        machine = self.machine
+        for p in self.trained():
+            if id(p) not in self.state:
+                like = (p.shape, p.dtype)
+                self.state[id(p)] = self.made(p, ((), FLOAT32), like, like)
+            machine.module = self.module_of(p)
+            machine.launch("add_", (self.state[id(p)][0],), FLOAT32, FLOAT32.itemsize)
+        for p in self.trained():
+            machine.module = self.module_of(p)
+            _, exp_avg, exp_avg_sq = self.state[id(p)]
+            grad = p.grad
+            assert grad is not None
+            machine.launch("_local_scalar_dense", (), FLOAT32, 0)
+            machine.launch("mul_", (p,), p.dtype, p.nbytes)
+            machine.launch("mul_", (exp_avg,), p.dtype, p.nbytes)
+            machine.launch("add_", (exp_avg, grad), p.dtype, p.nbytes)
+            machine.launch("mul_", (exp_avg_sq,), p.dtype, p.nbytes)
+            machine.launch("addcmul_", (exp_avg_sq, grad, grad), p.dtype, p.nbytes)
+            root = ops.map_("sqrt", exp_avg_sq)
+            denom = ops.map_("div", root)
+            del root
+            machine.launch("add_", (denom,), p.dtype, p.nbytes)
+            machine.launch("addcdiv_", (p, exp_avg, denom), p.dtype, p.nbytes)
+            del denom
+        machine.module = ""

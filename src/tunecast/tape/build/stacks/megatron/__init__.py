@@ -1,0 +1,138 @@
+"""Megatron Core and NeMo (which runs it): one rank's training program on paper.
+
+    linears.py   TransformerEngine's layers, split      model.py   attention, MLP, the stage, the loss
+    experts.py   mixtures of experts                    optimizer.py   the distributed optimizer
+
+Weights are 16 bits, their gradients one float32 buffer, and the optimizer's master weights and moments are sharded over
+the data-parallel ranks (`--use-distributed-optimizer`, as in every published recipe). NeMo overlaps the collectives of
+tensor parallelism with the products they feed; plain Megatron waits for them.
+Nothing of it was traced: TransformerEngine needs a card. The tape says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tunecast.errors import Unsupported, UsageError
+from tunecast.job.job import Job
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.modules import bring
+from tunecast.tape.build.stacks.megatron.linears import Parts
+from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS, Shape, shape_of
+from tunecast.tape.build.stacks.megatron.optimizer import DistributedOptimizer
+from tunecast.tape.build.tensor import INT64, Dtype, Machine, Tensor
+from tunecast.tape.op import Phase, Role
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    "method": lambda job: job.method == "qlora",
+    "compile": lambda job: job.compile,
+    "kernels": lambda job: bool(job.kernels),
+    "loss": lambda job: job.loss == "chunked",
+    "optimizer": lambda job: not job.optimizer.startswith("adamw_torch"),
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "offload_activations": lambda job: job.offload_activations,
+    "transformers_version": lambda job: job.transformers_version is not None,
+    "stack_version": lambda job: job.stack_version is not None,
+}
+UNTRACED = "Megatron Core and TransformerEngine follow their source; none of it was traced or measured for memory"
+LOW: Mapping[str, Dtype] = {"float8": Dtype("float8", 1), "float4": Dtype("float4", 1)}
+"""What a kernel keeps of a number: float4 codes come twice, by row and by column, at half a byte each."""
+
+
+def model(machine: Machine, config: Mapping[str, Any]) -> Any:
+    shape = shape_of(config)
+    return None if shape is None else GPT(machine, shape, Parts(), {})
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    machine.guesses[UNTRACED] = None
+    gpt = load(job, config, machine)
+    trained = [p for p in gpt.parameters() if p.requires_grad]
+    optimizer = DistributedOptimizer(trained, data_ranks(job))
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        take_step(job, gpt, length)
+        optimizer.reduce_gradients()
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step(bool(job.max_grad_norm))
+        machine.phase, machine.module = Phase.OTHER, ""
+    machine.step = len(lengths)
+    machine.end()
+
+
+def data_ranks(job: Job) -> int:
+    split = job.parallel.tensor * job.parallel.pipeline * job.parallel.context
+    cards = job.hardware.gpus * job.hardware.nodes
+    if cards % split:
+        told = f"{cards} cards do not divide into tensor x pipeline x context = {split}"
+        raise UsageError(f"parallel: {told}", field="parallel")
+    return cards // split
+
+
+def parts_of(job: Job) -> Parts:
+    parallel = job.parallel
+    low = LOW[job.matmul_dtype] if job.matmul_dtype else None
+    return Parts(parallel.tensor, parallel.context, parallel.expert, job.stack == "nemo", low)
+
+
+def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
+    shape = shape_of(config)
+    if shape is None:
+        raise Unsupported("model: this architecture is not written down for Megatron", field="model")
+    stages = job.parallel.pipeline
+    if shape.layers < stages:
+        raise UsageError(f"parallel.pipeline: {shape.layers} layers for {stages} stages", field="parallel.pipeline")
+    ranks = {} if job.method == "full" else adapters_of(job)
+    gpt = GPT(machine, stage_of(shape, stages), parts_of(job), ranks, job.gradient_checkpointing, True, stages == 1)
+    gpt.name_all()
+    machine.head_modules = {"output_layer"}
+    for module in gpt.modules():
+        for name, tensor in module.own.items():
+            adapter = name.startswith("lora_")
+            bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS)
+            tensor.requires_grad = job.method == "full" or adapter
+    return gpt
+
+
+def stage_of(shape: Shape, stages: int) -> Shape:
+    """The first stage: the layers divide evenly, and what is left over goes to the first ones."""
+    return shape._replace(layers=-(-shape.layers // stages))
+
+
+def adapters_of(job: Job) -> dict[str, int]:
+    given = job.lora.targets
+    if given is None or given == "attention":
+        names = {"linear_qkv", "linear_proj"}
+    elif given == "all-linear":
+        names = set(LORA_TARGETS)
+    else:
+        names = {name for name, usual in LORA_TARGETS.items() if name in given or set(usual) & set(given)}
+    return dict.fromkeys(names, job.lora.rank)
+
+
+def take_step(job: Job, gpt: GPT, length: int) -> None:
+    """1F1B of the first stage: as many forward passes ahead as there are stages behind it
+    (megatron/core/pipeline_parallel/schedules.py)."""
+    ahead = min(job.parallel.pipeline - 1, job.grad_accum - 1)
+    waiting: list[Tensor] = [forward(job, gpt, length) for _ in range(ahead)]
+    for number in range(job.grad_accum):
+        if number + ahead < job.grad_accum:
+            waiting.append(forward(job, gpt, length))
+        backward(waiting.pop(0))
+
+
+def forward(job: Job, gpt: GPT, length: int) -> Tensor:
+    machine = gpt.machine
+    machine.phase, machine.module, machine.in_forward = Phase.OTHER, "", False
+    tokens = length // job.parallel.context
+    ids = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64)
+    labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if gpt.last else None
+    machine.phase, machine.in_forward = Phase.FORWARD, True
+    return gpt(ids, labels)  # type: ignore[no-any-return]
+
+
+def alone(job: Job) -> Job:
+    """The same job on one stage: what time is priced on before the schedule spreads it."""
+    return replace(job, parallel=replace(job.parallel, pipeline=1))

@@ -1,0 +1,223 @@
+"""TransformerEngine's linear layers on paper, as Megatron Core splits them over tensor-parallel ranks.
+
+A column layer holds some of the outputs, a row layer some of the inputs. With sequence parallelism each rank has its
+part of the tokens outside them: a column layer gathers all tokens before it multiplies, a row layer scatters the sums
+after (Korthikanti et al. 2022, figure 5; megatron/core/tensor_parallel/layers.py). Gradients of weights are added to
+one float32 buffer inside the product (`gradient_accumulation_fusion`); the gathered input is not kept but gathered once
+more for them.
+
+In float8 or float4, inputs, weights and gradients are cast with their transposes in one kernel each
+(transformer_engine/common/transpose/cast_transpose.cu); weights once a step, with the first micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, NamedTuple
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.modules import Module
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
+
+TENSOR_STREAM = 6
+"""Collectives of tensor parallelism, where they run beside the product they feed (user buffers of TE)."""
+
+
+class Parts(NamedTuple):
+    """How a model is cut: what one rank of each dimension holds."""
+
+    tensor: int = 1
+    context: int = 1
+    expert: int = 1
+    overlapped: bool = False
+    """TE pipelines a layer's collective with its product (`tp_comm_overlap`)."""
+    low: Dtype | None = None
+    """What products are done in, where it is less than 16 bits."""
+
+
+class SplitLinear(Module):
+    """`TEColumnParallelLinear`, `TERowParallelLinear`, or with `norm` `TELayerNormColumnParallelLinear`."""
+
+    def __init__(
+        self, machine: Machine, inputs: int, outputs: int, parts: Parts, *, split: str, norm: bool = False,
+        rank: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(machine)
+        self.parts, self.split = parts, split
+        ways = parts.tensor
+        self.inputs, self.outputs = (inputs, outputs // ways) if split == "column" else (inputs // ways, outputs)
+        self.weight = self.parameter(self.outputs, self.inputs)
+        self.norm: Any = self.parameter(inputs) if norm else None
+        self.lora_a: Any = self.parameter(rank, self.inputs) if rank else None
+        self.lora_b: Any = self.parameter(self.outputs, rank) if rank else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.norm is not None:
+            x = rms_norm(x, self.norm)
+        out = self.product(x)
+        if self.lora_a is not None:
+            whole = gathered(x, self.parts) if self.split == "column" else x
+            low = ops.linear(ops.linear(whole, self.lora_a), self.lora_b)
+            out = ops.add(out, low if self.split == "column" else scattered(low, self.parts))
+        return out
+
+    def product(self, x: Tensor) -> Tensor:
+        """The whole layer is one node: what it keeps of its input is the rank's own part of the tokens."""
+        parts, machine, weight = self.parts, self.machine, self.weight
+        column = self.split == "column"
+        ways = parts.tensor
+        tokens, rest, dtype = x.shape[0], x.shape[1:-1], x.dtype
+        given = x
+        if parts.low is not None:
+            given = quantised(x, parts.low)
+
+        def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+            kept = node.take(0)
+            gradient = gradients[0]
+            if parts.low is not None:
+                gradient = quantised(gradient, parts.low)
+            if not column:
+                gradient = exchange(gradient, "all_gather", parts)
+            wants_x, wants_weight = node.needs
+            grad_x = None
+            if wants_x:
+                shape = (gradient.shape[0], *rest, self.inputs)
+                multiply = product_and_scatter if column else matmul
+                grad_x = multiply(gradient, shape, self.outputs, dtype, parts)
+                settle(machine, parts)
+            if wants_weight:
+                whole = exchange(kept, "all_gather", parts) if column else kept
+                settle(machine, parts)
+                add_to_main_gradient(weight, whole, gradient, parts)
+            return grad_x, None
+
+        node = start(machine, (x, weight), back, (given, weight))
+        whole = exchange(given, "all_gather", parts) if column else given
+        shape = (whole.shape[0], *rest, self.outputs)
+        multiply = matmul if column else product_and_scatter
+        out = multiply(whole, shape, self.inputs, dtype, parts)
+        settle(machine, parts)
+        assert column or out.shape[0] * ways == tokens or ways == 1
+        return finish(node, out)
+
+
+def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: Parts) -> Tensor:
+    """[tokens, batch, inner] times a weight: rows are tokens times batch."""
+    rows = prod(shape[:-1])
+    flops = 2 * rows * inner * shape[-1]
+    name = "mm" if parts.low is None else "_scaled_mm"
+    machine = x.machine
+    flat = x.alias((rows, inner), None)
+    weight = Factor(machine, (inner, shape[-1]), x.dtype)
+    machine.launch(
+        name, (flat, weight), dtype if parts.low is None else parts.low, rows * shape[-1] * dtype.itemsize, flops
+    )
+    out = machine.tensor(shape, dtype)
+    if parts.low is None:
+        machine.keep_workspaces("mm")
+    return out
+
+
+class Factor(Tensor):
+    """A factor of a product whose memory is somebody else's: only its shape counts."""
+
+    __slots__ = ()
+
+    def __init__(self, machine: Machine, shape: tuple[int, ...], dtype: Dtype) -> None:
+        super().__init__(machine, None, shape, dtype)  # type: ignore[arg-type]
+
+
+def add_to_main_gradient(weight: Tensor, x: Tensor, gradient: Tensor, parts: Parts) -> None:
+    """`wgrad_gemm_accum_fp32`: the sum so far is read and written by the product."""
+    machine = weight.machine
+    outputs, inputs = weight.shape
+    rows = gradient.numel() // outputs
+    name = "mm" if parts.low is None else "_scaled_mm"
+    factors = (Factor(machine, (outputs, rows), gradient.dtype), Factor(machine, (rows, inputs), x.dtype))
+    machine.launch(name, factors, gradient.dtype, 2 * weight.numel() * FLOAT32.itemsize, 2 * rows * outputs * inputs)
+
+
+def quantised(x: Tensor, low: Dtype) -> Tensor:
+    """One kernel reads 16-bit numbers and writes codes twice: by row for this product, by column for the other."""
+    machine = x.machine
+    machine.launch("cast_transpose", (x,), low, 2 * (x.numel() * low.itemsize))
+    return machine.tensor(x.shape, low, max(1, x.numel() * low.itemsize))
+
+
+def exchange(x: Tensor, what: str, parts: Parts) -> Tensor:
+    """Tokens of all ranks, or each rank's part of the sums."""
+    ways, machine = parts.tensor, x.machine
+    if ways == 1:
+        return x
+    tokens = x.shape[0] * ways if what == "all_gather" else x.shape[0] // ways
+    out = machine.tensor((tokens, *x.shape[1:]), x.dtype)
+    send(machine, what, parts, x.dtype, x.numel(), out.numel())
+    return out
+
+
+def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: Parts) -> Tensor:
+    """A product whose sums are scattered. Overlapped, pieces of it are on their way while others are computed: the
+    collective starts with the product, and is awaited after it (`settle`)."""
+    machine, ways = x.machine, parts.tensor
+    if not parts.overlapped or ways == 1:
+        return exchange(matmul(x, shape, inner, dtype, parts), "reduce_scatter", parts)
+    numel = prod(shape)
+    send(machine, "reduce_scatter", parts, dtype, numel, numel // ways)
+    whole = matmul(x, shape, inner, dtype, parts)
+    out = machine.tensor((shape[0] // ways, *shape[1:]), dtype)
+    del whole
+    return out
+
+
+def send(machine: Machine, what: str, parts: Parts, dtype: Dtype, sent: int, received: int) -> None:
+    with machine.on_stream(TENSOR_STREAM if parts.overlapped else 0):
+        if parts.overlapped:
+            machine.wait(0)
+        size = dtype.itemsize
+        machine.collective(what, "tensor", parts.tensor, dtype, sent * size, received * size, sent)
+
+
+def settle(machine: Machine, parts: Parts) -> None:
+    """What ran beside the product is awaited once the product is launched."""
+    if parts.overlapped and parts.tensor > 1:
+        machine.wait(TENSOR_STREAM)
+
+
+def gathered(x: Tensor, parts: Parts) -> Tensor:
+    """All tokens, for an adapter; back, each rank has the sum for its own."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (exchange(gradients[0], "reduce_scatter", parts),)
+
+    if parts.tensor == 1:
+        return x
+    node = start(x.machine, (x,), back)
+    return finish(node, exchange(x, "all_gather", parts))
+
+
+def scattered(x: Tensor, parts: Parts) -> Tensor:
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (exchange(gradients[0], "all_gather", parts),)
+
+    if parts.tensor == 1:
+        return x
+    node = start(x.machine, (x,), back)
+    return finish(node, exchange(x, "reduce_scatter", parts))
+
+
+def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """One kernel forward, two back (transformer_engine/common/normalization): what is kept is the input and a factor a
+    row."""
+    machine, rows, shape, dtype = x.machine, x.numel() // x.shape[-1], x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        machine.launch("rmsnorm_bwd", (gradients[0], node.take(0)), dtype, node.take(0).nbytes, kernels=2)
+        return machine.tensor(shape, dtype), machine.tensor(weight.shape, weight.dtype) if node.needs[1] else None
+
+    node = start(machine, (x, weight), back, (x,))
+    machine.launch("rmsnorm_fwd", (x, weight), x.dtype, x.nbytes)
+    out = machine.tensor(x.shape, x.dtype)
+    factors = machine.tensor((rows,), FLOAT32)
+    return finish(node, out, factors)
