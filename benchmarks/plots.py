@@ -16,11 +16,21 @@ COLOURS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#0a7d91", "#b
 """Apart from each other on white and on dark grey alike; a ninth series starts again with a hollow mark."""
 
 
+class Unit(NamedTuple):
+    name: str
+    size: float
+
+
+BYTES, SECONDS = Unit("GiB", GIB), Unit("s", 1.0)
+"""What points are given in, by the unit they are drawn in."""
+
+
 class Point(NamedTuple):
     label: str
     series: str
-    measured_bytes: float
-    predicted_bytes: float
+    measured: float
+    predicted: float
+    unit: Unit = BYTES
 
 
 class Confusion(NamedTuple):
@@ -48,7 +58,8 @@ def scatter_svg(points: Sequence[Point], title: str, *, band: float = 0.1) -> st
     if not points:
         raise ValueError("a scatter plot needs a point")
     place = _Scale(*_range(points))
-    return _drawn(title, HEIGHT, [*_axes(place), *_band(place, band)], points, place, legend_y=TOP + 16)
+    axes = [*_axes(place, points[0].unit), *_band(place, band)]
+    return _drawn(title, HEIGHT, axes, points, place, legend_y=TOP + 16)
 
 
 def errors_svg(points: Sequence[Point], title: str) -> str:
@@ -58,11 +69,11 @@ def errors_svg(points: Sequence[Point], title: str) -> str:
         raise ValueError("a plot of errors needs a point")
     low, high = _range(points)
     place = _ErrorScale(low, high, max(abs(error_of(point)) for point in points))
-    return _drawn(title, ERRORS_HEIGHT, _error_axes(place), points, place, legend_y=None)
+    return _drawn(title, ERRORS_HEIGHT, _error_axes(place, points[0].unit), points, place, legend_y=None)
 
 
 def error_of(point: Point) -> float:
-    return point.predicted_bytes / point.measured_bytes - 1
+    return point.predicted / point.measured - 1
 
 
 def _drawn(
@@ -94,20 +105,20 @@ class _Placing(Protocol):
 
 
 class _Scale:
-    """GiB to pixels, the same on both axes."""
+    """Sizes in a unit to pixels, the same on both axes."""
 
     def __init__(self, low: float, high: float) -> None:
         self.low, self.high = low, high
         self._span = math.log(high / low)
 
-    def x(self, gib: float) -> float:
-        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(gib / self.low) / self._span
+    def x(self, size: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * math.log(size / self.low) / self._span
 
-    def y(self, gib: float) -> float:
-        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(gib / self.low) / self._span
+    def y(self, size: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * math.log(size / self.low) / self._span
 
     def at(self, point: Point) -> tuple[float, float]:
-        return self.x(point.measured_bytes / GIB), self.y(point.predicted_bytes / GIB)
+        return self.x(point.measured / point.unit.size), self.y(point.predicted / point.unit.size)
 
 
 class _ErrorScale(_Scale):
@@ -122,7 +133,7 @@ class _ErrorScale(_Scale):
         return middle - half * _folded(error) / self._most
 
     def at(self, point: Point) -> tuple[float, float]:
-        return self.x(point.measured_bytes / GIB), self.y(error_of(point))
+        return self.x(point.measured / point.unit.size), self.y(error_of(point))
 
 
 def _folded(error: float) -> float:
@@ -132,8 +143,8 @@ def _folded(error: float) -> float:
 
 
 def _range(points: Sequence[Point]) -> tuple[float, float]:
-    """Of both axes, in GiB: a tenth wider than the points."""
-    sizes = [size / GIB for point in points for size in (point.measured_bytes, point.predicted_bytes)]
+    """Of both axes, in the unit they are drawn in: a tenth wider than the points."""
+    sizes = [size / point.unit.size for point in points for size in (point.measured, point.predicted)]
     if min(sizes) <= 0:
         raise ValueError("a logarithmic axis needs sizes above 0")
     return min(sizes) / 1.1, max(sizes) * 1.1
@@ -146,7 +157,7 @@ def ticks(low: float, high: float) -> list[float]:
     return [value for value in values if low <= value <= high]
 
 
-def _axes(place: _Scale) -> list[str]:
+def _axes(place: _Scale, unit: Unit) -> list[str]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     parts = []
     for value in ticks(place.low, place.high):
@@ -159,13 +170,13 @@ def _axes(place: _Scale) -> list[str]:
     middle = (TOP + bottom) / 2
     upright = f'x="16" y="{middle:.1f}" text-anchor="middle" transform="rotate(-90 16 {middle:.1f})"'
     parts += [
-        f'<text x="{(LEFT + right) / 2:.1f}" y="{HEIGHT - 14}" text-anchor="middle">measured, GiB</text>',
-        f"<text {upright}>predicted, GiB</text>",
+        f'<text x="{(LEFT + right) / 2:.1f}" y="{HEIGHT - 14}" text-anchor="middle">measured, {unit.name}</text>',
+        f"<text {upright}>predicted, {unit.name}</text>",
     ]
     return parts
 
 
-def _error_axes(place: _ErrorScale) -> list[str]:
+def _error_axes(place: _ErrorScale, unit: Unit) -> list[str]:
     bottom, right = ERRORS_HEIGHT - BOTTOM, WIDTH - RIGHT
     sizes = [LINEAR * 10.0**power for power in range(6)]
     parts = []
@@ -184,7 +195,7 @@ def _error_axes(place: _ErrorScale) -> list[str]:
         )
         parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle">{value:g}</text>')
     across = f'x="{(LEFT + right) / 2:.1f}" y="{ERRORS_HEIGHT - 14}" text-anchor="middle"'
-    return [*parts, f"<text {across}>measured, GiB</text>"]
+    return [*parts, f"<text {across}>measured, {unit.name}</text>"]
 
 
 def _band(place: _Scale, band: float) -> list[str]:
@@ -204,8 +215,10 @@ def _band(place: _Scale, band: float) -> list[str]:
 
 def _mark(place: _Placing, point: Point, style: str) -> str:
     x, y = place.at(point)
-    measured, predicted = point.measured_bytes / GIB, point.predicted_bytes / GIB
-    told = f"{point.label}: measured {measured:.2f} GiB, predicted {predicted:.2f} ({predicted / measured - 1:+.2%})"
+    unit = point.unit
+    measured, predicted = point.measured / unit.size, point.predicted / unit.size
+    sizes = f"measured {measured:.2f} {unit.name}, predicted {predicted:.2f}"
+    told = f"{point.label}: {sizes} ({predicted / measured - 1:+.2%})"
     return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" {style}><title>{escape(told)}</title></circle>'
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 KIB = 2**10
 MIB = 2**20
 GIB = 2**30
+KILO = 10**3
+MB = 10**6
 GB = 10**9
 TERA = 10**12
 HOUR_S = 3600
@@ -40,3 +42,8 @@ def bytes_from(text: str) -> int | None:
 def billions(count: int) -> str:
     """`8.03B`, or `124.4M` below a billion: how people name models."""
     return f"{count / 10**9:.2f}B" if count >= 10**9 else f"{count / 10**6:.1f}M"
+
+
+def percent(fraction: float, digits: int = 0) -> str:
+    """`57.8 %`."""
+    return f"{100 * fraction:.{digits}f} %"

@@ -96,6 +96,9 @@ def test_our_value_is_theirs_in_our_words():
         "autocast": (None, "bfloat16"),  # "defaults to `True` if `fp16` is not set"
         "kernels": (False, ()),
         "lora.adapter_dtype": (True, "float32"),
+        "data.group_by_length": ("random", False),
+        "data.pad_to_multiple_of": ("auto", None),  # "does not pad elsewhere" than on Neuron
+        "run.max_steps": (-1, None),
     }
     for name, knob in FROM_UPSTREAM.items():
         theirs, ours = spelled.get(name, (knob.origin.value, knob.origin.value))

@@ -32,7 +32,11 @@ JOB = {
     "--gpus", "--nodes", "--capacity-bytes", "--reserve", "--parallel-data", "--layers", "--tensor", "--pipeline",
     "--context", "--expert", "--offload", "--set", "--transformers-version", "--stack-version", "--loss",
     "--optimizer-in-backward", "--no-optimizer-in-backward", "--offload-activations", "--no-offload-activations",
-    "--checkpoint-reentrant", "--no-checkpoint-reentrant",
+    "--checkpoint-reentrant", "--no-checkpoint-reentrant", "--interconnect", "--inter-node-gbps", "--launch-us",
+    "--packing-strategy", "--group-by-length", "--no-group-by-length", "--pad-to-multiple-of",
+    "--max-tokens-per-batch", "--drop-last", "--no-drop-last", "--workers", "--eval-samples", "--max-steps",
+    "--eval-strategy", "--eval-steps", "--eval-batch", "--save-strategy", "--save-steps", "--save-total-limit",
+    "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",
 }  # fmt: skip
 
 

@@ -53,6 +53,7 @@ def right(knob: Knob) -> st.SearchStrategy[Any]:
         "choice": st.sampled_from(knob.choices or ("",)),
         "names": st.sampled_from([list(knob.choices), *(knob.choices if knob.default is None else ())]),
         "ints": st.lists(st.integers(1, 4096), min_size=1, max_size=4),
+        "ints or text": st.lists(st.integers(1, 4096), min_size=1, max_size=4) | st.just("uniform(1, 9)"),
     }
     return values[knob.kind] | st.none() if knob.nullable else values[knob.kind]
 

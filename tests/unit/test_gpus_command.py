@@ -53,8 +53,8 @@ def test_one_card_tells_its_sources(shell: Any) -> None:
 @pytest.mark.parametrize(
     ("argv", "found"),
     [
-        (["hopper"], {"h100-pcie-80gb", "h100-sxm-80gb", "h100-nvl-94gb", "h200-sxm-141gb", "h200-nvl-141gb",
-                      "gh200-96gb"}),
+        (["hopper"], {"h100-pcie-80gb", "h100-sxm-80gb", "h100-sxm-96gb", "h100-nvl-94gb", "h200-sxm-141gb",
+                      "h200-nvl-141gb", "gh200-96gb"}),
         (["ada", "--min-memory", "40GB"], {"rtx-6000-ada", "l40", "l40s"}),
         (["--vendor", "amd", "--min-memory", "200GiB"], {"mi325x", "mi350x", "mi355x"}),
         (["h100", "sxm"], {"h100-sxm-80gb"}),

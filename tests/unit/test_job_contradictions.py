@@ -83,6 +83,8 @@ def test_how_to_quantise_needs_something_to_quantise():
         ({"seq_len": 512, "lengths": [512, 513]}, "lengths"),
         ({"data": {"packing": True}, "lengths": [5]}, "data.packing"),
         ({"data": {"tokens": 5, "samples": 5}}, "data.tokens"),
+        ({"data": {"max_tokens_per_batch": 99, "packing": True}}, "data.max_tokens_per_batch"),
+        ({"data": {"lengths": [5, 6]}, "lengths": [7]}, "data.lengths"),
         ({"hardware": {"gpus": 8}, "parallel": {"tensor": 3}}, "parallel.tensor"),
         ({"hardware": {"gpus": 8}, "parallel": {"pipeline": 2, "context": 8}}, "parallel.pipeline"),
         ({"hardware": {"gpus": 8}, "parallel": {"expert": 5}}, "parallel.expert"),

@@ -97,8 +97,8 @@ def test_to_dict_is_read_back_as_it_was():
         ({"lengths": [0]}, "lengths: got 0; allowed: a list of whole numbers from 1 to 10000000 or null; nearest: 1"),
         ({"hardware": {"gpus": 0}}, "hardware.gpus: got 0; allowed: a whole number from 1 to 1024; nearest: 1"),
         (
-            {"hardware": 8},
-            "hardware: got 8; allowed: a mapping of gpu, gpus, nodes, capacity_bytes, reserve_bytes; or null",
+            {"quantization": 8},
+            "quantization: got 8; allowed: a mapping of format, double_quant, prepare_kbit; or null",
         ),
         (
             {"hardware": {"reserve_bytes": "2G"}},

@@ -159,10 +159,10 @@ def test_json_has_the_contracts_keys_and_nulls() -> None:
     said = json.loads(json.dumps(prediction_from_tape(job(id=7), H200, TAPE).to_dict()))
     assert list(said) == [
         *("schema", "id", "engine", "memory", "fits", "capacity_bytes", "smallest_capacity_bytes"),
-        *("time", "utilization", "cost", "assumptions", "warnings"),
+        *("time", "utilization", "cost", "energy", "assumptions", "warnings"),
     ]
     assert (said["schema"], said["id"], said["engine"]) == ("tunecast.prediction/1", 7, "traced")
-    assert said["time"] is said["utilization"] is said["cost"] is None
+    assert said["time"] is said["utilization"] is said["cost"] is said["energy"] is None
     assert list(said["memory"]) == [
         *("model_bytes", "allocated_bytes", "reserved_bytes", "device_bytes", "range_bytes", "peak_phase"),
         "breakdown_bytes",

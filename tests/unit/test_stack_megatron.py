@@ -88,7 +88,13 @@ def test_data_parallel_ranks_share_the_optimizer_and_exchange_every_gradient() -
     parameters = weights(tape) // 2
     states = sum(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is Role.OPTIMIZER)
     assert states == 3 * 4 * -(-parameters // 4)
-    assert sent(tape, "reduce_scatter", "data") == [4 * parameters]
+    assert sum(sent(tape, "reduce_scatter", "data")) == 4 * parameters
+    assert len(sent(tape, "reduce_scatter", "data")) == 2 + 1  # a layer each, and the rest
+
+
+def test_gradients_are_summed_once_a_step_whatever_the_micro_batches() -> None:
+    once, often = (sent(tape_of(gpus=4, grad_accum=count), "reduce_scatter", "data") for count in (1, 3))
+    assert once == often
 
 
 def test_a_first_stage_holds_as_many_micro_batches_as_there_are_stages() -> None:

@@ -59,6 +59,11 @@ COMMANDS: Mapping[str, Command] = {
         "the cards a job can name, with what torch sees of their memory",
         "tunecast gpus --min-memory 40GB",
     ),
+    "nodes": Command(
+        "tunecast.cli.nodes",
+        "machines, what joins their cards, and what a card gets through it",
+        "tunecast nodes aws h100",
+    ),
     "calibrate": Command(
         "tunecast.cli.calibrate",
         "measure this machine's GPU; predictions for it then use its own figures",

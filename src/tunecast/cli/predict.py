@@ -30,13 +30,15 @@ from tunecast.report.advice import advice_text, best_of
 from tunecast.report.figures import LeastCard
 from tunecast.report.outside import outside_text
 from tunecast.report.text import Terminal, report
+from tunecast.report.time import time_text
 from tunecast.report.traced import card_figures
 from tunecast.tape.trace.limits import Limits
 
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
-The GPU memory each job needs, and whether it fits its card. A JOB is a file (.yaml, .yml, .json; .jsonl holds one job
-a line), or a model: a bundled name, a Hub id, or a folder with config.json. Flags win over the file."""
+The GPU memory each job needs, whether it fits its card, and how long it takes. A JOB is a file (.yaml, .yml, .json;
+.jsonl holds one job a line), or a model: a bundled name, a Hub id, or a folder with config.json. Flags win over the
+file."""
 EPILOG = """\
 examples:
   tunecast predict job.yaml                                    a job file
@@ -172,9 +174,10 @@ def predicted(job: Job, number: int, how: How) -> int:
         around = "" if outside is None else outside_text(outside, terminal, capacity_bytes=capacity_bytes)
         if number > 1:
             print()
-        print(report(figures, terminal, advice=advice or "", outside=around), end="", flush=True)
+        clock = time_text(said.time, said.utilization, said.energy, terminal)
+        print(report(figures, terminal, time=clock, advice=advice or "", outside=around), end="", flush=True)
     if how.html or how.snapshot:
-        write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot)
+        write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot, said)
     return 0 if held.fits else DoesNotFit.exit_code
 
 

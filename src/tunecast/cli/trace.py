@@ -21,6 +21,7 @@ from tunecast.cli.main import DEBUG
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.cluster import Cluster, cards_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
@@ -112,7 +113,8 @@ def run(argv: Sequence[str]) -> int:
     os.environ.update(launch.environment)
     with Progress(f"tracing {launch.script}", aside=True) as progress:
         tape, answer = _traced(launch, arguments, gpu, models, python, progress)
-    held = held_of(replace(tape, guesses=(*tape.guesses, *answer.untraced)), gpu, arguments, configured)
+    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
+    held = held_of(whole, gpu, arguments, configured, others_of(launch, gpu))
     said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
     figures = card_figures(held, said, title_of(launch))
     if arguments.json:
@@ -192,7 +194,19 @@ def _traced(
         raise NotResolved(f"the script fails before its first step is done: {in_short(error.message)}") from None
 
 
-def held_of(tape: Tape, gpu: Gpu, arguments: argparse.Namespace, configured: AllocatorSettings | None = None) -> OnCard:
+def others_of(launch: Launch, gpu: Gpu) -> Cluster | None:
+    """The cards a script is launched on, where they are several."""
+    each, machines = launch.nproc_per_node or 1, launch.nnodes or 1
+    return cards_of(gpu, each, machines) if each * machines > 1 else None
+
+
+def held_of(
+    tape: Tape,
+    gpu: Gpu,
+    arguments: argparse.Namespace,
+    configured: AllocatorSettings | None = None,
+    cluster: Cluster | None = None,
+) -> OnCard:
     capacity_bytes = None if arguments.capacity is None else int(arguments.capacity * GIB)
     settings = allocator_settings(arguments.allocator or "native", gpu, tape, pretended=capacity_bytes is not None)
     if configured is not None:
@@ -202,7 +216,7 @@ def held_of(tape: Tape, gpu: Gpu, arguments: argparse.Namespace, configured: All
             oldest_segment_first=settings.oldest_segment_first,
             capacity_is_physical=settings.capacity_is_physical,
         )
-    return on_card(tape, gpu, settings, capacity_bytes, arguments.reserve)
+    return on_card(tape, gpu, settings, capacity_bytes, arguments.reserve, cluster=cluster)
 
 
 def allocator_from_environment(arguments: argparse.Namespace) -> AllocatorSettings | None:

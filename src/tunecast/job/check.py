@@ -184,6 +184,22 @@ def packed_rows_are_full(v: Values) -> str | None:
     return None
 
 
+@rule("data.max_tokens_per_batch", "data.packing")
+def packed_rows_are_counted(v: Values) -> str | None:
+    if v["data.max_tokens_per_batch"] is None or not v["data.packing"]:
+        return None
+    got = f"got {v['data.max_tokens_per_batch']} with packing, whose rows are of one length"
+    return f"{got}; allowed: null, or packing: false; nearest: null"
+
+
+@rule("data.lengths", "lengths")
+def one_list_of_lengths(v: Values) -> str | None:
+    if v["data.lengths"] is None or v["lengths"] is None:
+        return None
+    got = "got the samples' lengths with lengths, which are those of padded micro-batches"
+    return f"{got}; allowed: one of the two; nearest: null"
+
+
 @rule("data.tokens", "data.samples", "data.lengths")
 def one_measure_of_data(v: Values) -> str | None:
     if v["data.tokens"] is not None and (v["data.samples"] is not None or v["data.lengths"] is not None):

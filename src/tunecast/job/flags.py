@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -18,6 +18,15 @@ from tunecast.job.knob import Kind, shown
 
 _PREFIX = "job:"
 """Of an argument's name in the namespace, so that no command's own argument is taken for a field of the job."""
+
+METAVARS: Mapping[str, str] = {
+    "int": "N",
+    "bytes": "SIZE",
+    "float": "X",
+    "ints": "N,N,…",
+    "ints or text": "N,N,…|…",
+    "names": "NAME,…",
+}
 
 
 class Flag(NamedTuple):
@@ -54,7 +63,7 @@ def add_job_flags(parser: argparse.ArgumentParser) -> None:
                 flag.flag, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
             )
             continue
-        metavar = {"int": "N", "bytes": "SIZE", "float": "X", "ints": "N,N,…", "names": "NAME,…"}.get(flag.kind, "…")
+        metavar = METAVARS.get(flag.kind, "…")
         if flag.kind == "choice" and len(flag.choices) <= 8:
             metavar = "|".join(flag.choices)
         group.add_argument(flag.flag, dest=dest, metavar=metavar, default=argparse.SUPPRESS, help=help)

@@ -17,9 +17,9 @@ from tunecast.job.check import changed, contradictions, settled
 from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
 from tunecast.job.knob import Knob, Problem, raise_if_any, shown
 from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, OWN_OPTIMIZERS, STACKS, TASKS
-from tunecast.job.sections import Data, Hardware, Lora, Parallel, Quantization
+from tunecast.job.sections import Data, Hardware, Lora, Parallel, Quantization, Run
 
-__all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "all_knobs", "sections"]
+__all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
 
 VERSIONS: Mapping[str, str] = {"TRL": "1.16.0", "transformers": "5.17.0", "PEFT": "0.21.0"}
 """The releases whose defaults these are."""
@@ -168,6 +168,15 @@ class Job(Section):
         nullable=True,
         aka=("use_reentrant",),
     )
+    recompute: str | None = field(
+        "choice",
+        None,
+        OURS,
+        "with gradient_checkpointing: all of a layer, or all but its dear operations (torchtitan's per-op selective "
+        "checkpointing); null: as the stack does",
+        choices=("all", "selective"),
+        nullable=True,
+    )
     offload_activations: bool = field(
         "bool",
         False,
@@ -220,6 +229,9 @@ class Job(Section):
     )
     data: Data = dataclasses.field(
         default_factory=Data, metadata={"section": Data, "help": "how much there is to train on"}
+    )
+    run: Run = dataclasses.field(
+        default_factory=Run, metadata={"section": Run, "help": "how long it runs, and what happens between steps"}
     )
     hardware: Hardware = dataclasses.field(
         default_factory=Hardware, metadata={"section": Hardware, "help": "where it runs"}

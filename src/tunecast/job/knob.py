@@ -16,12 +16,13 @@ from typing import Any, Literal, NamedTuple
 from tunecast.errors import UsageError, nearest
 from tunecast.units import bytes_from
 
-Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "id", "bytes"]
+Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes"]
 
 LONGEST_TEXT = 4096
 LONGEST_LIST = 100_000
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBERS = re.compile(r"[0-9 ]+(?:,[0-9 ]+)*")
 _SHORT_SIZE = re.compile(r"[0-9.]{1,15}[kKmMgGtT]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,255}")
 _NULLS = frozenset({"null", "none", "~"})
@@ -82,6 +83,7 @@ class Knob:
             "choice": ", ".join(self.choices),
             "names": ", ".join((*self.choices, "a list of names")) if self.default is None else self._list_of_choices(),
             "ints": f"a list of whole numbers from {_number(self.low)} to {_number(self.high)}",
+            "ints or text": f"a list of whole numbers from {_number(self.low)} to {_number(self.high)}, or text",
         }[self.kind]
         return f"{what} or null" if self.nullable else what
 
@@ -180,6 +182,12 @@ class Knob:
             raise self._wrong(given)
         return tuple(self._int(number) for number in numbers)
 
+    def _ints_or_text(self, given: object) -> tuple[int, ...] | str:
+        """Numbers in a list, or separated by commas as in a flag; anything else is text."""
+        if isinstance(given, str) and not _NUMBERS.fullmatch(given):
+            return self._text(given)
+        return self._ints(given)
+
     def _listed(self, given: object) -> Sequence[Any]:
         if not isinstance(given, (list, tuple)):
             raise self._wrong(given)
@@ -198,6 +206,7 @@ _READERS = {
     "choice": Knob._choice,
     "names": Knob._names,
     "ints": Knob._ints,
+    "ints or text": Knob._ints_or_text,
 }
 
 

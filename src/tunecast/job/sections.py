@@ -114,8 +114,15 @@ class Data(Section):
     samples: int | None = field(
         "int", None, OURS, "samples of the data set, instead of tokens", low=1, high=10**13, nullable=True
     )
-    lengths: str | None = field(
-        "text", None, OURS, "with samples: a file of their lengths, or a distribution", nullable=True
+    lengths: tuple[int, ...] | str | None = field(
+        "ints or text",
+        None,
+        OURS,
+        "tokens of each sample: a list, a file that holds one, or a distribution such as uniform(50, 900), "
+        "lognormal(median=300, p90=1200) or percentiles(0=20, 50=300, 100=2048); null: all of seq_len",
+        low=1,
+        high=10_000_000,
+        nullable=True,
     )
     epochs: float = field(
         "float",
@@ -130,9 +137,127 @@ class Data(Section):
     packing: bool = field(
         "bool", False, trl("SFTConfig.packing", False), "samples packed into rows of seq_len", aka=("sample_packing",)
     )
+    packing_strategy: str = field(
+        "choice",
+        "bfd",
+        trl("SFTConfig.packing_strategy", "bfd"),
+        "with packing: best fit and truncated, best fit and split, or cut wherever a row is full",
+        choices=("bfd", "bfd_split", "wrapped"),
+    )
+    group_by_length: bool = field(
+        "bool",
+        False,
+        transformers("TrainingArguments.train_sampling_strategy", "random"),
+        "samples of like length in one batch: train_sampling_strategy group_by_length",
+        aka=("train_sampling_strategy",),
+    )
+    pad_to_multiple_of: int | None = field(
+        "int",
+        None,
+        trl("SFTConfig.pad_to_multiple_of", "auto"),
+        "batches are padded to a multiple of so many tokens; null: to their longest row",
+        low=1,
+        high=65536,
+        nullable=True,
+    )
+    max_tokens_per_batch: int | None = field(
+        "int",
+        None,
+        OURS,
+        "as many rows a batch as, padded, have this many tokens, instead of micro_batch rows",
+        low=1,
+        high=10**9,
+        nullable=True,
+        aka=("max_tokens",),
+    )
+    drop_last: bool = field(
+        "bool",
+        False,
+        transformers("TrainingArguments.dataloader_drop_last", False),
+        "an epoch's last batch is left out where it is not full",
+        aka=("dataloader_drop_last",),
+    )
+    workers: int = field(
+        "int",
+        0,
+        transformers("TrainingArguments.dataloader_num_workers", 0),
+        "processes a card that make batches; 0: the training process itself",
+        low=0,
+        high=1024,
+        aka=("dataloader_num_workers", "num_workers"),
+    )
+    eval_samples: int | None = field(
+        "int", None, OURS, "samples evaluated on, as long as those trained on", low=1, high=10**13, nullable=True
+    )
 
     def __post_init__(self) -> None:
         self._read_fields("data.")
+
+
+@dataclass(frozen=True)
+class Run(Section):
+    max_steps: int | None = field(
+        "int",
+        None,
+        transformers("TrainingArguments.max_steps", -1),
+        "optimizer steps of the whole run; null: as many as data and epochs make",
+        low=1,
+        high=10**12,
+        nullable=True,
+    )
+    eval_strategy: str = field(
+        "choice",
+        "no",
+        transformers("TrainingArguments.eval_strategy", "no"),
+        "when it evaluates",
+        choices=("no", "steps", "epoch"),
+        aka=("evaluation_strategy",),
+    )
+    eval_steps: int | None = field(
+        "int",
+        None,
+        transformers("TrainingArguments.eval_steps", None),
+        "with eval_strategy steps: steps between two evaluations; null: 500, as logging_steps",
+        low=1,
+        high=10**12,
+        nullable=True,
+    )
+    eval_batch: int = field(
+        "int",
+        8,
+        transformers("TrainingArguments.per_device_eval_batch_size", 8),
+        "rows a device evaluates at a time",
+        low=1,
+        high=1_000_000,
+        aka=("per_device_eval_batch_size", "eval_batch_size"),
+    )
+    save_strategy: str = field(
+        "choice",
+        "steps",
+        transformers("TrainingArguments.save_strategy", "steps"),
+        "when it saves a checkpoint; with steps also at the end",
+        choices=("no", "steps", "epoch"),
+    )
+    save_steps: int = field(
+        "int",
+        500,
+        transformers("TrainingArguments.save_steps", 500),
+        "steps between two checkpoints",
+        low=1,
+        high=10**12,
+    )
+    save_total_limit: int | None = field(
+        "int",
+        None,
+        transformers("TrainingArguments.save_total_limit", None),
+        "checkpoints that are kept; null: all",
+        low=1,
+        high=10**6,
+        nullable=True,
+    )
+
+    def __post_init__(self) -> None:
+        self._read_fields("run.")
 
 
 @dataclass(frozen=True)
@@ -161,6 +286,83 @@ class Hardware(Section):
         null_is=0,
         flag="reserve",
     )
+    interconnect: str | None = field(
+        "text",
+        None,
+        OURS,
+        "link between the cards of a node, such as nvlink4 or host-pcie4-x16; null: the card's own",
+        nullable=True,
+        aka=("nvlink", "intra_node_interconnect"),
+    )
+    inter_node_gbps: float | None = field(
+        "float",
+        None,
+        OURS,
+        "line rate between nodes, in Gb/s a card; null: the card's reference machine's",
+        low=0,
+        high=1e5,
+        above_low=True,
+        nullable=True,
+        aka=("inter_node_bandwidth", "network_gbps"),
+    )
+    launch_us: float | None = field(
+        "float",
+        None,
+        OURS,
+        "microseconds the host's CPU takes to launch an operation; null: a server's of today",
+        low=0,
+        high=1e4,
+        above_low=True,
+        nullable=True,
+    )
+    provisioning_s: float = field(
+        "float", 0.0, OURS, "seconds until the machine is there; 0: it is", low=0, high=10**7, null_is=0.0
+    )
+    image_bytes: int = field(
+        "bytes", 0, OURS, "container image still to be pulled", low=0, high=2**50, null_is=0, flag="image"
+    )
+    download_bytes_per_s: int | None = field(
+        "bytes",
+        300_000_000,
+        OURS,
+        "rate at which model and image arrive; null: the model is on the disk already",
+        low=1,
+        high=2**50,
+        nullable=True,
+        flag="download-rate",
+    )
+    disk_bytes_per_s: int | None = field(
+        "bytes",
+        None,
+        OURS,
+        "rate of the disk that the model is read from and checkpoints go to; null: as fast as was measured, in memory",
+        low=1,
+        high=2**50,
+        nullable=True,
+        flag="disk-rate",
+    )
+    host_w: float | None = field(
+        "float",
+        None,
+        OURS,
+        "power of a machine besides its cards, in watts; null: about half of its cards'",
+        low=0,
+        high=10**6,
+        nullable=True,
+    )
+    pue: float | None = field(
+        "float",
+        None,
+        OURS,
+        "power of the data centre over that of its machines; null: 1.3",
+        low=1,
+        high=10,
+        nullable=True,
+        aka=("power_usage_effectiveness",),
+    )
+    country: str | None = field(
+        "text", None, OURS, "where it runs, for the CO2 of its electricity: DE, DEU or Germany", nullable=True
+    )
 
     def __post_init__(self) -> None:
         self._read_fields("hardware.")
@@ -175,6 +377,30 @@ class Parallel(Section):
         "how data-parallel ranks hold the model",
         choices=("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"),
     )
+    fsdp_version: int | None = field(
+        "int",
+        None,
+        OURS,
+        "with fsdp: 1 for flat parameters, 2 for fully_shard; null: the Trainer's, 1 before transformers 5 and 2 since",
+        low=1,
+        high=2,
+        nullable=True,
+    )
+    reduce_dtype: str | None = field(
+        "choice",
+        None,
+        OURS,
+        "what gradients are summed over ranks in; null: as the stack does",
+        choices=("float32", "bfloat16", "float16"),
+        nullable=True,
+    )
+    reshard_after_forward: bool = field(
+        "bool",
+        True,
+        OURS,
+        "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
+        aka=("fsdp_reshard_after_forward",),
+    )
     layers: int = field(
         "int", 1, OURS, 'device_map="auto": cards of one machine the layers are spread over', low=1, high=1024
     )
@@ -183,6 +409,15 @@ class Parallel(Section):
     )
     pipeline: int = field(
         "int", 1, OURS, "pipeline stages", low=1, high=65536, aka=("pp", "pipeline_parallel_size", "pp_size")
+    )
+    virtual_stages: int = field(
+        "int",
+        1,
+        OURS,
+        "pieces of the model a pipeline stage holds: more than 1 interleaves them",
+        low=1,
+        high=1024,
+        aka=("vp", "virtual_pipeline_model_parallel_size", "vpp"),
     )
     context: int = field(
         "int",

@@ -20,6 +20,9 @@ def analytic(job: Job) -> Predicted:
     assumptions = [f"architecture from {model.source}", *job_assumptions(job, short)]
 
     def said() -> Prediction:
-        return prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
+        from tunecast.predict.timing import with_time
+
+        memory = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
+        return with_time(memory, job, model, gpu)
 
     return Predicted(job, model, held, said)

@@ -36,7 +36,7 @@ def with_fields(job: Job, overrides: Overrides) -> Job:
 
 
 def least_capacity(of: Predicted) -> int:
-    return of.prediction.smallest_capacity_bytes
+    return of.held.smallest_capacity_bytes
 
 
 def reserved(of: Predicted) -> int:

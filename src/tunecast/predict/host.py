@@ -1,30 +1,51 @@
-"""The host's part of a step: the CPU time an operation takes before the card has it."""
+"""The host's part of a step: the CPU time an operation takes before the card has it.
+
+Eager PyTorch launches one operation after another from one thread. Forward, Python calls it through modules, and
+autograd records it; backward, the engine's thread runs in C++ what was recorded; a recomputed layer is forward again.
+An optimizer's operations are recorded by nobody and belong to no module.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
 from tunecast.job.job import Job
-from tunecast.tape.op import Op, Phase
+from tunecast.tape.op import HOOK, Op, Phase
+
+LEAN = frozenset({Phase.CLIP, Phase.OPTIMIZER})
 
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds of one CPU thread. Forward, Python calls each operation through modules and autograd records it; backward,
-    the engine's C++ thread runs what was recorded."""
+    """Seconds of one thread; `benchmarks/time_h200.py` says how well they are known."""
 
-    launch_s: float = 30e-6
-    """Of an operation in the forward pass."""
-    backward: float = 0.6
-    """Of an operation in the backward pass, as a share of `launch_s`."""
+    launch_s: float = 33e-6
+    """Of an operation in the forward pass: the median of the host-bound runs on the H200's host. That host moves by a
+    fifth from step to step; a desktop's CPU with a high clock takes half of it."""
+    backward: float = 0.8
+    """Of it, what an operation takes that the engine runs."""
+    optimizer: float = 0.3
+    """Of an optimizer's operation: recorded by nobody, called by no module."""
+    hook: float = 0.65
+    """Of a Python call about a saved tensor, three of which checkpointing makes for each tensor it does not keep."""
+    triton: float = 1.0
+    """What Triton's launcher, written in Python, takes more."""
+    more_kernels_s: float = 4e-6
+    """Of each further kernel of one operation: cudaLaunchKernel alone."""
 
     def op_s(self, op: Op, phase: Phase) -> float:
-        return self.launch_s * (self.backward if op.by_engine else 1.0) * (1 if op.kernels else 0)
+        if not op.kernels:
+            return self.launch_s * self.hook if op.name == HOOK else 0.0
+        share = self.optimizer if phase in LEAN else self.backward if op.by_engine else 1.0
+        if op.name.startswith("triton::"):
+            share += self.triton
+        return self.launch_s * share + self.more_kernels_s * (op.kernels - 1)
 
 
 DEFAULT_HOST = Host()
 
 
 def host_of(job: Job) -> Host:
+    """`hardware.launch_us` where the job says it."""
     given = getattr(job.hardware, "launch_us", None)
     return DEFAULT_HOST if given is None else replace(DEFAULT_HOST, launch_s=given * 1e-6)

@@ -11,6 +11,7 @@ from tunecast.errors import UsageError, nearest
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.knob import shown
+from tunecast.predict.spreading import RULES as SPREADING
 from tunecast.tape.card import Card
 from tunecast.units import gib
 
@@ -54,28 +55,14 @@ def _stack(job: Job) -> str | None:
     return f"got {job.stack}, known but not modelled yet; allowed: {', '.join(sorted(STACKS))}. {TRACE_INSTEAD}"
 
 
-def _cards(job: Job) -> str | None:
-    hardware = job.hardware
-    if hardware.gpus * hardware.nodes == 1:
+def _one_card(job: Job) -> str | None:
+    """The traced engine's recipe is one card's."""
+    parts, hardware = job.parallel, job.hardware
+    if hardware.gpus * hardware.nodes == 1 and (parts.data, parts.offload, parts.layers) == ("ddp", "none", 1):
         return None
-    several = hardware.nodes > 1
-    got = f"got {hardware.gpus} on each of {hardware.nodes} machines" if several else f"got {hardware.gpus}"
-    nodes = f" --nnodes {hardware.nodes}" if several else ""
+    nodes = f" --nnodes {hardware.nodes}" if hardware.nodes > 1 else ""
     remedy = f"`tunecast trace --nproc-per-node {hardware.gpus}{nodes} -- train.py`"
-    return f"{got}; a job is predicted on one card yet; allowed: 1. To fix: trace your own script, {remedy}"
-
-
-def _parallel(job: Job) -> str | None:
-    parts = job.parallel
-    if (parts.data, parts.offload, parts.layers, parts.tensor, parts.pipeline, parts.context, parts.expert) == (
-        *("ddp", "none"),
-        *(1, 1, 1, 1, 1),
-    ):
-        return None
-    return (
-        "a job that is sharded or offloaded is not modelled yet; allowed: the defaults. "
-        "To fix: trace your own script, `tunecast trace --nproc-per-node N -- train.py`"
-    )
+    return f"the traced engine follows a job on one card. To fix: --engine analytic, or trace your own script, {remedy}"
 
 
 def _only(read: Callable[[Job], object], *allowed: object) -> Callable[[Job], str | None]:
@@ -104,13 +91,10 @@ def _adapter_dtype(job: Job) -> str | None:
     return f"got {job.lora.adapter_dtype} with weights_dtype {job.weights_dtype}; allowed: float32, or the weights' own"
 
 
-RULES: Mapping[str, Callable[[Job], str | None]] = {
-    "hardware.gpus": _cards,
-    "parallel": _parallel,
-    "lora.adapter_dtype": _adapter_dtype,
-}
+RULES: Mapping[str, Callable[[Job], str | None]] = {**SPREADING, "lora.adapter_dtype": _adapter_dtype}
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "stack": _stack,
+    "hardware.gpus": _one_card,
     "matmul_dtype": _elsewhere_only(lambda job: job.matmul_dtype, None),
     "kernels": _only(lambda job: job.kernels, (), ("liger",)),
     "loss": _elsewhere_only(lambda job: job.loss, None, "full"),

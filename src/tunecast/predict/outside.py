@@ -30,10 +30,10 @@ from tunecast.predict.checkpoint import (
     Parameter,
     optimizer_states,
 )
-from tunecast.predict.evaluation import EVAL_BATCH, Evaluation, evaluation
+from tunecast.predict.evaluation import Evaluation, evaluation
 from tunecast.predict.loading import Loading, loading
 from tunecast.predict.prediction import ALLOCATOR_OF_STACK, Memory, Prediction
-from tunecast.predict.saving import SAVE_STEPS, Disk, Resuming, Saving, disk, optimizer_steps, resuming, saving
+from tunecast.predict.saving import Disk, Resuming, Saving, disk, optimizer_steps, resuming, saves_of, saving
 
 HOST_PROCESS_BYTES = 760_012_800
 """Resident in a process that has imported torch and transformers and made a CUDA context, before any weight: 518 MB of
@@ -178,15 +178,15 @@ def outside(
     buffers: Sequence[int] = (),
     settings: AllocatorSettings | None = None,
     capability: tuple[int, int] = (9, 0),
-    eval_batch: int = EVAL_BATCH,
-    save_steps: int = SAVE_STEPS,
+    eval_batch: int | None = None,
+    save_steps: int | None = None,
     save_total_limit: int | None = None,
     keeps_best: bool = False,
     steps: int | None = None,
 ) -> Outside:
     """Everything around the step. `parameters` are those of the model that trains, `memory` the step's prediction.
 
-    What a job has no field for follows the Trainer's defaults. `merged_experts`: the checkpoint holds each expert
+    What is not given is the job's own (`run`). `merged_experts`: the checkpoint holds each expert
     apart and transformers merges them (Mixtral, Qwen MoE, DeepSeek; not gpt-oss, nor Llama 4).
     """
     settings = settings or AllocatorSettings(expandable_segments=job.allocator == "expandable_segments")
@@ -215,8 +215,9 @@ def outside(
             parameters,
             states,
             steps=optimizer_steps(job) if steps is None else steps,
-            save_steps=save_steps,
-            save_total_limit=save_total_limit,
+            saves=None if save_steps is not None or steps is not None else saves_of(job),
+            save_steps=save_steps or job.run.save_steps,
+            save_total_limit=save_total_limit or job.run.save_total_limit,
             keeps_best=keeps_best,
         ),
         evaluation=evaluation(
@@ -225,7 +226,7 @@ def outside(
             states,
             memory,
             model_bytes=model_bytes,
-            batch=eval_batch,
+            batch=eval_batch or job.run.eval_batch,
             expandable=settings.expandable_segments,
             capability=capability,
         ),

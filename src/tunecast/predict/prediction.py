@@ -13,11 +13,14 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError
+from tunecast.hardware.cluster import Cluster, cluster_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
 from tunecast.predict.memory import Peak, peak, smallest_capacity_bytes
+from tunecast.predict.nccl import NONE as NO_BUFFERS
+from tunecast.predict.nccl import Buffers, nccl_bytes
 from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
 from tunecast.tape.fold import Folded
@@ -88,6 +91,7 @@ class Prediction:
     time: Mapping[str, Any] | None = None
     utilization: Mapping[str, Any] | None = None
     cost: Mapping[str, Any] | None = None
+    energy: Mapping[str, Any] | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -113,6 +117,7 @@ class Prediction:
             "time": self.time,
             "utilization": self.utilization,
             "cost": self.cost,
+            "energy": self.energy,
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
         }
@@ -135,6 +140,10 @@ class OnCard:
     """With `capacity_bytes`."""
     stack: str = "transformers"
     """Whose training code the tape is of."""
+    communication: Buffers = NO_BUFFERS
+    """Held by the library that talks to other cards."""
+    cluster: Cluster | None = None
+    """The other cards; None where there are none or nobody said."""
 
     @property
     def program(self) -> Program:
@@ -211,15 +220,18 @@ def on_card(
     capacity_bytes: int | None = None,
     reserve_bytes: int = 0,
     stack: str = "transformers",
+    cluster: Cluster | None = None,
 ) -> OnCard:
     """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator.
 
     `reserve_bytes` of the card are held by others: a display, another process.
     """
     context = context_of(gpu)
-    left_bytes = gpu.memory_bytes - context.nbytes - reserve_bytes
+    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster)
+    outside_bytes = context.nbytes + communication.nbytes
+    left_bytes = gpu.memory_bytes - outside_bytes - reserve_bytes
     if capacity_bytes is None and left_bytes <= 0:
-        most = gib(gpu.memory_bytes - context.nbytes)
+        most = gib(gpu.memory_bytes - outside_bytes)
         told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = left_bytes if capacity_bytes is None else capacity_bytes
@@ -236,6 +248,8 @@ def on_card(
         runs=runs,
         limited=runs.within(capacity),
         stack=stack,
+        communication=communication,
+        cluster=cluster,
     )
 
 
@@ -244,11 +258,17 @@ def memory_of(held: OnCard) -> Memory:
     breakdown = {role.value: nbytes for role, nbytes in held.at_peak.by_role.items()}
     breakdown["allocator"] = shown.reserved_bytes - held.at_peak.allocated_bytes
     breakdown["context"] = context.nbytes
-    device_bytes = shown.reserved_bytes + context.nbytes
+    if held.communication.nbytes:
+        breakdown["communication"] = held.communication.nbytes
+    device_bytes = shown.reserved_bytes + context.nbytes + held.communication.nbytes
     basis = Basis(held.stack, context.measured, bool(held.guesses))
     reserved = range_of(shown.reserved_bytes, "reserved", basis)
-    device = (reserved[0] + context.low_bytes, reserved[1] + context.high_bytes)
-    if device_was_measured(basis):
+    outside = held.communication
+    device = (
+        reserved[0] + context.low_bytes + outside.low_bytes,
+        reserved[1] + context.high_bytes + outside.high_bytes,
+    )
+    if device_was_measured(basis) and not outside.nbytes:
         device = range_of(device_bytes, "device", basis)
     return Memory(
         model_bytes=shown.model_bytes,
@@ -280,7 +300,7 @@ def prediction_of(
         fits=held.fits,
         capacity_bytes=held.capacity_bytes,
         smallest_capacity_bytes=held.smallest_capacity_bytes,
-        assumptions=(*held.assumptions, *assumptions, *_versions(held.versions, engine)),
+        assumptions=(*held.assumptions, *_cluster(held), *assumptions, *_versions(held.versions, engine)),
         warnings=(*(f"guessed: {guess}" for guess in held.guesses), *warnings, *card_warnings(held)),
     )
 
@@ -294,7 +314,25 @@ def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
-    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes, job.stack)
+    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes, job.stack, others_of(job, gpu))
+
+
+def others_of(job: Job, gpu: Gpu) -> Cluster | None:
+    """The cards a job runs on, where its ranks are several."""
+    hardware = job.hardware
+    if hardware.gpus * hardware.nodes == 1 and hardware.interconnect is None:
+        return None
+    cluster = cluster_of(job, gpu)
+    return cluster if cluster.ranks > 1 else None
+
+
+def _cluster(held: OnCard) -> tuple[str, ...]:
+    """What was taken for granted of the other cards."""
+    if held.cluster is None:
+        return ()
+    low, value, high = held.communication
+    buffers = f"NCCL holds about {gib(value)} beside PyTorch ({gib(low)} to {gib(high)} by its version)"
+    return (*held.cluster.assumptions, buffers)
 
 
 def _versions(versions: Mapping[str, str], engine: str) -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from tunecast.job.job import Job
+from tunecast.job.lengths import sample_lengths
 from tunecast.predict.allocator import rounded_bytes
 from tunecast.predict.checkpoint import (
     CODE_BOOK_BYTES,
@@ -26,6 +27,7 @@ from tunecast.predict.checkpoint import (
     saved_parameters,
     weights_bytes,
 )
+from tunecast.predict.lengths import epoch_of, times_done, total_steps
 
 SAVE_STEPS = 500
 """TrainingArguments.save_steps."""
@@ -104,6 +106,7 @@ def disk(
     states: Sequence[State],
     *,
     steps: int | None = None,
+    saves: int | None = None,
     save_steps: int = SAVE_STEPS,
     save_total_limit: int | None = None,
     keeps_best: bool = False,
@@ -114,7 +117,8 @@ def disk(
     oldest after the new one is written (rotate_checkpoints): N + 1 at once. The newest and the best are never deleted,
     so with load_best_model_at_end (`keeps_best`) a limit of 1 keeps 2.
     """
-    saves = None if steps is None else ceil(steps / save_steps)
+    if saves is None and steps is not None:
+        saves = ceil(steps / save_steps)
     if save_total_limit is None or save_total_limit <= 0:
         kept = most = saves
     else:
@@ -133,15 +137,15 @@ def disk(
 
 
 def optimizer_steps(job: Job) -> int | None:
-    """Steps of the whole run, where the job says how much data there is; tokens are taken as full rows."""
-    rows = job.data.samples
-    if rows is None and job.data.tokens is not None:
-        rows = ceil(job.data.tokens / job.seq_len)
-    if rows is None:
-        return None
-    ranks = job.hardware.gpus * job.hardware.nodes
-    an_epoch = max(1, ceil(ceil(rows / (job.micro_batch * ranks)) / job.grad_accum))
-    return ceil(an_epoch * job.data.epochs)
+    """Steps of the whole run, where the job says how much data there is."""
+    return total_steps(job, epoch_of(job, sample_lengths(job.data)))
+
+
+def saves_of(job: Job) -> int | None:
+    """How often the whole run saves a checkpoint."""
+    epoch = epoch_of(job, sample_lengths(job.data))
+    steps = total_steps(job, epoch)
+    return None if steps is None else times_done(job.run.save_strategy, job.run.save_steps, steps, epoch)
 
 
 def resuming(

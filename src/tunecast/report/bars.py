@@ -13,12 +13,12 @@ from typing import NamedTuple
 FREE, END, UNKNOWN = "·", "|", "?"
 LETTERS: Mapping[str, str] = {
     "weights": "W", "adapters": "D", "gradients": "G", "optimizer": "O", "activations": "A", "logits_and_loss": "L",
-    "temporaries": "T", "allocator": "c", "context": "x", "others": "o",
+    "temporaries": "T", "allocator": "c", "context": "x", "communication": "n", "others": "o",
 }  # fmt: skip
 """In the order they are stacked: what stays, what comes and goes, what PyTorch keeps, what is not PyTorch's."""
 MEANINGS: Mapping[str, str] = {
     **{letter: part.replace("_", " ") for part, letter in LETTERS.items()},
-    "c": "cached by the allocator", "x": "CUDA context", "o": "held by others",
+    "c": "cached by the allocator", "x": "CUDA context", "n": "NCCL", "o": "held by others",
     FREE: "free", END: "end of the card", UNKNOWN: "other",
 }  # fmt: skip
 

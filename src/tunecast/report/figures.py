@@ -10,6 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tunecast.units import gib
+
 
 class PhasePeak(NamedTuple):
     """The most memory a phase reached in any step, and in which step."""
@@ -70,6 +72,8 @@ class Figures:
     blocks: tuple[LiveBlock, ...] = ()
     """Alive at the peak; all of them, or the largest."""
     context_bytes: int | None = None
+    communication_bytes: int = 0
+    """Held by NCCL, where there are several ranks."""
     gpu: str | None = None
     capacity_bytes: int | None = None
     """What the caching allocator may hold on that card."""
@@ -96,14 +100,22 @@ class Figures:
 
     @property
     def device_bytes(self) -> int | None:
-        return None if self.context_bytes is None else self.reserved_bytes + self.context_bytes
+        if self.context_bytes is None:
+            return None
+        return self.reserved_bytes + self.context_bytes + self.communication_bytes
 
     @property
     def card_bytes(self) -> int | None:
         """All of the card the bars are drawn against: the allocator's part, the context, and what others hold."""
         if self.capacity_bytes is None:
             return None
-        return self.capacity_bytes + (self.context_bytes or 0) + self.others_bytes
+        return self.capacity_bytes + (self.context_bytes or 0) + self.communication_bytes + self.others_bytes
+
+    @property
+    def outside(self) -> str:
+        """What lies on the card besides PyTorch's memory, in words."""
+        nccl = f" and {gib(self.communication_bytes)} of NCCL" if self.communication_bytes else ""
+        return f"with {gib(self.context_bytes or 0)} of CUDA context{nccl}"
 
     @property
     def margin_bytes(self) -> int | None:

@@ -21,8 +21,8 @@ from tunecast.units import gib
 FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Drawn by tunecast, allocation by allocation."
 
 
-def timeline_html(figures: Figures, timeline: Timeline) -> str:
-    """The page, as text to write to a file in UTF-8."""
+def timeline_html(figures: Figures, timeline: Timeline, time: Markup | None = None) -> str:
+    """The page, as text to write to a file in UTF-8. `time` is a panel made elsewhere (report/time_page.py)."""
     drawn = stacked(timeline)
     style, script = _asset("timeline.css"), _asset("timeline.js")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash(script)}'"
@@ -40,6 +40,7 @@ def timeline_html(figures: Figures, timeline: Timeline) -> str:
         chart(figures, drawn),
         tag("div", _composition(figures), _modules(figures), class_="halves"),
         _blocks(figures),
+        time or Markup(),
         _notes(figures),
         tag("footer", FOOTER),
         chart_data(drawn),
@@ -69,7 +70,7 @@ def _headline(figures: Figures) -> Markup:
         ("Reserved by PyTorch", figures.reserved_bytes, f"{gib(more_bytes)} more than the peak in use"),
     ]
     if figures.device_bytes is not None and figures.context_bytes is not None:
-        cards.append(("On the card", figures.device_bytes, f"with {gib(figures.context_bytes)} of CUDA context"))
+        cards.append(("On the card", figures.device_bytes, figures.outside))
     if figures.smallest_capacity_bytes is not None:
         cards.append(("Least capacity", figures.smallest_capacity_bytes, "with less the run does not complete"))
     items = (
@@ -84,10 +85,10 @@ def _meter(figures: Figures) -> Markup:
     verdict = verdict_lines(figures)
     if not verdict or figures.capacity_bytes is None:
         return Markup()
-    context_bytes = figures.context_bytes or 0
+    context_bytes = (figures.context_bytes or 0) + figures.communication_bytes
     card_bytes = figures.capacity_bytes + context_bytes
     parts = [
-        ("context", context_bytes, "CUDA context"),
+        ("context", context_bytes, "CUDA context, NCCL" if figures.communication_bytes else "CUDA context"),
         ("allocated", figures.allocated_bytes, "in use at the peak"),
         ("allocator", figures.reserved_bytes - figures.allocated_bytes, "kept by the allocator"),
     ]
@@ -133,7 +134,10 @@ def _composition(figures: Figures) -> Markup:
     if figures.context_bytes is None or figures.device_bytes is None:
         sums.append(("reserved", figures.reserved_bytes, "sum"))
     else:
-        sums += [("+ context", figures.context_bytes, "more"), ("on the card", figures.device_bytes, "sum")]
+        sums.append(("+ context", figures.context_bytes, "more"))
+        if figures.communication_bytes:
+            sums.append(("+ communication", figures.communication_bytes, "more"))
+        sums.append(("on the card", figures.device_bytes, "sum"))
     rows += [
         tag(
             "tr",

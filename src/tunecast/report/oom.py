@@ -138,7 +138,7 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
 
 def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     """What is allocated at the peak; the rest is the allocator's and the context."""
-    return {part: nbytes for part, nbytes in breakdown.items() if part not in ("allocator", "context")}
+    return {part: nbytes for part, nbytes in breakdown.items() if part not in ("allocator", "context", "communication")}
 
 
 def _advice_lines(told: Explained, terminal: Terminal) -> list[str]:

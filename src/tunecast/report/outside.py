@@ -79,8 +79,8 @@ def _disk(space: Disk) -> str:
     told = f"disk: {gib(space.checkpoint_bytes)} a checkpoint ({each})"
     if space.most is None or space.peak_bytes is None:
         return f"{told}; every one is kept unless save_total_limit is set"
-    if space.most == 1:
-        return f"{told}; one is written"
+    if space.most <= 1:
+        return f"{told}; {'one' if space.most else 'none'} is written"
     return f"{told}; {space.most} at once: {gib(space.peak_bytes)}"
 
 

@@ -57,16 +57,24 @@ DEFAULT = Terminal()
 
 
 def report(
-    figures: Figures, terminal: Terminal = DEFAULT, *, advice: str = "", outside: str = "", rows: int = 10
+    figures: Figures,
+    terminal: Terminal = DEFAULT,
+    *,
+    time: str = "",
+    advice: str = "",
+    outside: str = "",
+    rows: int = 10,
 ) -> str:
     """The whole page: headline, bars, composition, modules, largest blocks, what it rests on.
 
-    `advice` and `outside` are sections made elsewhere (report/advice.py, report/outside.py); '' leaves them out.
+    `time`, `advice` and `outside` are sections made elsewhere (report/time.py, advice.py, outside.py); '' leaves them
+    out.
     """
     parts = [
         headline(figures, terminal),
         bars(figures, terminal),
         composition(figures, terminal),
+        time,
         advice,
         module_table(figures, terminal, rows),
         block_table(figures, terminal, rows),
@@ -82,7 +90,7 @@ def headline(figures: Figures, terminal: Terminal = DEFAULT) -> str:
         ("reserved by PyTorch", figures.reserved_bytes, _beyond(figures)),
     ]
     if figures.device_bytes is not None and figures.context_bytes is not None:
-        rows.append(("on the card", figures.device_bytes, f"with {gib(figures.context_bytes)} of CUDA context"))
+        rows.append(("on the card", figures.device_bytes, figures.outside))
     if figures.smallest_capacity_bytes is not None:
         rows.append(("least capacity", figures.smallest_capacity_bytes, "with less the run does not complete"))
     if (card := figures.least_card) is not None and card.name is not None:
@@ -157,7 +165,7 @@ def bars(figures: Figures, terminal: Terminal = DEFAULT) -> str:
 def _on_card(figures: Figures, roles: Mapping[str, int], reserved_bytes: int) -> dict[str, int]:
     """Roles, and all that lies on the card besides."""
     rest = {"allocator": reserved_bytes - sum(roles.values()), "context": figures.context_bytes or 0}
-    return {**roles, **rest, "others": figures.others_bytes}
+    return {**roles, **rest, "communication": figures.communication_bytes, "others": figures.others_bytes}
 
 
 def _phase_columns(peaks: Sequence[PhasePeak], *, steps: bool) -> list[str]:
@@ -200,7 +208,10 @@ def composition(figures: Figures, terminal: Terminal = DEFAULT) -> str:
     if figures.context_bytes is None or figures.device_bytes is None:
         sums.append(("= reserved", figures.reserved_bytes))
     else:
-        sums += [("+ context", figures.context_bytes), ("= on the card", figures.device_bytes)]
+        sums.append(("+ context", figures.context_bytes))
+        if figures.communication_bytes:
+            sums.append(("+ communication", figures.communication_bytes))
+        sums.append(("= on the card", figures.device_bytes))
     rows += [Row((name,), (f"{nbytes:,}", gib(nbytes), ""), 0) for name, nbytes in sums]
     title = f"What the peak is made of, {when(figures.peak_phase, figures.peak_step)}"
     return _table(title, ("role",), ("bytes", "", "share"), rows, terminal)

@@ -24,7 +24,7 @@ def card_figures(
     apart = {f"guessed: {guess}" for guess in held.guesses}
     told = [text for text in (*said.assumptions, *said.warnings) if text not in apart]
     most = held.peak if details else held.at_peak
-    free_for_us = held.capacity_bytes + held.context.nbytes
+    free_for_us = held.capacity_bytes + held.context.nbytes + held.communication.nbytes
     pretended = not held.settings.capacity_is_physical
     return Figures(
         title=title,
@@ -37,6 +37,7 @@ def card_figures(
         modules=held.peak.by_module if details else {},
         blocks=tuple(_live_block(live) for live in held.peak.largest) if details else (),
         context_bytes=held.context.nbytes,
+        communication_bytes=held.communication.nbytes,
         gpu=held.gpu.name,
         capacity_bytes=held.capacity_bytes,
         others_bytes=0 if pretended else max(0, held.gpu.memory_bytes - free_for_us),

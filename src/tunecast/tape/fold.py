@@ -10,11 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tunecast.tape.layers import NotRepeating, Run, Sweep, births_of, longer, sweeps_of
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Phase, Role, Tape
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, left_behind
 from tunecast.tape.schedule import NotRepeatable
+from tunecast.tape.shorten import Rhythm
+
+
+class Short(NamedTuple):
+    """What was built: a step for each of `lengths`; `rhythm` says for how many layers its layers stand (None: all are
+    there)."""
+
+    tape: Tape
+    rhythm: Rhythm | None
+    lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,8 @@ class Folded:
     guesses: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    short: Short | None = None
+    """With its operations, where those were asked for."""
 
 
 OWN = 0

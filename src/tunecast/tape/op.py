@@ -70,7 +70,18 @@ class Op(NamedTuple):
     stream: int = 0
     group: str = ""
     """Of a collective: the ranks that take part, as `COLLECTIVES` says."""
+    by_engine: bool = False
+    """Autograd's engine runs it, in C++; else Python does, also where a backward pass recomputes."""
+    layout: str = ""
+    """What keeps its kernel from moving 16 bytes at a time through everything: `SPREAD`, `CROSSED` or `OFF_GRID`."""
 
+
+SPREAD = "spread"
+"""Tensors are not one stretch of memory in the same order: a slice of a row, a factor for every row."""
+CROSSED = "crossed"
+"""What is a row of one is a column of another."""
+OFF_GRID = "off grid"
+"""Of a matrix product: rows of a factor do not start at multiples of 16 bytes."""
 
 COLLECTIVES = frozenset(
     {
@@ -89,8 +100,16 @@ COLLECTIVES = frozenset(
 """Operations between cards. `read_bytes` is what this rank sends, `written_bytes` what it receives, `shapes`
 ((elements sent), (ranks of the group)), `group` the dimension of the mesh: data, shard, replicate, tensor, pipeline,
 context or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the others."""
+FROM_HOST, TO_HOST = "copy_from_host", "copy_to_host"
+"""Copies over the card's link to its host: `written_bytes` of the one, `read_bytes` of the other."""
 WAIT = "wait"
 """An operation of no kernels: stream `stream` goes on only when all that `shapes[0][0]` was given is done."""
+
+HOOK = "saved_tensor_hook"
+"""An operation of no kernels: Python is called because a tensor is saved for the backward pass, or asked for again
+(`torch.autograd.graph.saved_tensors_hooks`; torch's checkpointing lives on them)."""
+SYNCHRONIZE = "synchronize"
+"""An operation of no kernels: the host goes on only when the card has done all it was given."""
 
 
 class Alloc(NamedTuple):

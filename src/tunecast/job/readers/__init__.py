@@ -102,9 +102,11 @@ def _as_job(content: Mapping[Any, object], path: Path) -> Mapping[Any, object]:
     """A file that describes a model and no job is that model; a path written ./ or ../ starts at the file."""
     if "model" not in content and "model_type" in content:
         return {"model": str(path)}
-    model = content.get("model")
+    model, data = content.get("model"), content.get("data")
     if isinstance(model, str) and model.startswith(("./", "../")):
-        return {**content, "model": str(path.parent / model)}
+        content = {**content, "model": str(path.parent / model)}
+    if isinstance(data, Mapping) and isinstance(lengths := data.get("lengths"), str) and lengths.startswith("."):
+        content = {**content, "data": {**data, "lengths": str(path.parent / lengths)}}
     return content
 
 

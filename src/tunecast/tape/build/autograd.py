@@ -23,7 +23,7 @@ FIRST = 1 << 62
 
 
 class Node:
-    __slots__ = ("backward", "edges", "hooks", "module", "needs", "outputs", "saved", "sequence", "taken")
+    __slots__ = ("backward", "before", "edges", "hooks", "module", "needs", "outputs", "saved", "sequence", "taken")
 
     def __init__(self, machine: Machine, backward: Backward, inputs: Sequence[Any], saved: Sequence[Any]) -> None:
         self.backward = backward
@@ -37,6 +37,8 @@ class Node:
         self.outputs = 1
         self.hooks: tuple[Callable[[], None], ...] = ()
         """Run once its gradients are there and checked (`Node.register_hook`)."""
+        self.before: tuple[Callable[[], None], ...] = ()
+        """Run before it is (`Tensor.register_hook` of its result)."""
         machine.sequence += 1
 
     def keep(self, machine: Machine, saved: Sequence[Any]) -> None:
@@ -57,11 +59,13 @@ class Node:
 class Leaf:
     """Accumulates into `tensor.grad`. It holds the tensor, the tensor only knows of it."""
 
-    __slots__ = ("__weakref__", "module", "outputs", "sequence", "tensor")
+    __slots__ = ("__weakref__", "before", "hooks", "module", "outputs", "sequence", "tensor")
     edges: Sequence[Any] = ()
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.sequence, self.outputs, self.module = tensor, FIRST, 1, ""
+        self.before: tuple[Callable[[], None], ...] = ()
+        self.hooks: tuple[Callable[[], None], ...] = ()
 
     def accumulate(self, gradient: list[Any]) -> None:
         tensor = self.tensor
@@ -125,6 +129,13 @@ def record(out: Tensor, inputs: Sequence[Any], backward: Backward) -> Tensor:
     return finish(start(out.machine, inputs, backward), out)
 
 
+def before_gradient_of(tensor: Tensor, hook: Callable[[], None]) -> Any:
+    """`tensor.register_hook`: called when its gradient is complete. Who asks keeps what is returned as long."""
+    node = edge_of(tensor)[0]
+    node.before += (hook,)
+    return node
+
+
 def wants(machine: Machine, *inputs: Any) -> bool:
     return machine.grad_enabled and any([t is not None and t.requires_grad for t in inputs])
 
@@ -156,8 +167,12 @@ def _run(root: Node, gradient: Tensor) -> None:
     while ready:
         node = ready.pop()
         gradients = buffers.pop(node)
+        for hook in node.before:
+            hook()
         if node.sequence == FIRST:
             node.accumulate(gradients)
+            for hook in node.hooks:  # which see, and so hold, what came
+                hook()
             del gradients  # from here on it is the tensor's alone
             if node.tensor.after_gradient is not None:
                 node.tensor.after_gradient(node.tensor)
@@ -277,6 +292,7 @@ class Frame:
         self.is_recomputed = False
 
     def pack(self, tensor: Tensor) -> Holder:
+        self.machine.hook()
         holder = Holder(self, len(self.holders))
         self.holders.append(weakref.ref(holder))
         return holder
@@ -291,6 +307,7 @@ class Frame:
 
         def keep(tensor: Tensor) -> Tensor:
             nonlocal count
+            machine.hook()
             kept = tensor.detached() if tensor.requires_grad else tensor
             if self.holders[count]() is not None:
                 self.found[count] = kept
@@ -321,6 +338,7 @@ class Holder:
         self.frame, self.place = frame, place
 
     def tensor(self) -> Tensor:
+        self.frame.machine.hook()
         if not self.frame.is_recomputed:
             self.frame.recompute()
         return self.frame.found.pop(self.place)

@@ -50,7 +50,8 @@ def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels:
     head = model.output_embedding()
     if not isinstance(head, Linear):
         raise UsageError("lora.targets: TRL's SFTTrainer takes no adapter on the head", field="lora.targets")
-    found = chunked_log_probs(where(hidden_states, mask), head.weight, head.bias, where(labels, mask))
+    weight = machine.scheme.whole(head.weight)
+    found = chunked_log_probs(where(hidden_states, mask), weight, head.bias, where(labels, mask))
     log_probs, entropy, is_top1 = [put_back(machine, x, mask) for x in found]
     del found
     loss = ops.negative(summed(log_probs))

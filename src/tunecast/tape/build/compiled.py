@@ -68,8 +68,10 @@ class Compiled:
 
 
 class Region:
-    def __init__(self, machine: Machine, function: Callable[..., Any]) -> None:
-        self.machine, self.function = machine, function
+    def __init__(self, machine: Machine, function: Callable[..., Any], owns_weights: bool = True) -> None:
+        """`owns_weights`: parameters stay where they are, so keeping them costs nothing. Those FSDP gathers are inputs
+        like any other to the compiler."""
+        self.machine, self.function, self.owns_weights = machine, function, owns_weights
         self._compiled: dict[Any, Compiled] = {}
 
     def __call__(self, *args: Any) -> Any:
@@ -83,7 +85,7 @@ class Region:
         shared = tuple([tensors.index(t) for t in tensors])
         compiled = self._compiled.get((key, shared, machine.grad_enabled, autocast))
         if compiled is None:
-            compiled = compile_(machine, self.function, args)
+            compiled = compile_(machine, self.function, args, self.owns_weights)
             if len(self._compiled) >= GENERAL:  # the second length's code is for any length, and has run
                 kernels = (*compiled.plan.forward, *compiled.plan.backward)
                 machine.timed_kernels.update([kernel.code for kernel in kernels])
@@ -144,7 +146,9 @@ def compiled_model(model: Any) -> Callable[..., Tensor]:
     return run
 
 
-def compile_(machine: Machine, function: Callable[..., Any], args: Sequence[Any]) -> Compiled:
+def compile_(
+    machine: Machine, function: Callable[..., Any], args: Sequence[Any], owns_weights: bool = True
+) -> Compiled:
     recorded = record(machine, function, args)
     tensors = tensors_in(args)
     places = {id(tensor): place for place, tensor in enumerate(recorded.inputs)}
@@ -153,7 +157,8 @@ def compile_(machine: Machine, function: Callable[..., Any], args: Sequence[Any]
         recorded.inputs[place] = None
     if any(value.op in ("topk", "_grouped_mm") for value in recorded.graph.values):
         machine.guesses[ROUTED] = None
-    plan = planned(Planned(recorded, frozenset(given)))
+    at_a_cost = given if owns_weights else range(len(recorded.inputs))
+    plan = planned(Planned(recorded, frozenset(at_a_cost)))
     return Compiled(recorded, plan, given)
 
 

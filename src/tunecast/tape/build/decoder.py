@@ -36,8 +36,8 @@ class RotaryEmbedding(Module):
         machine = self.machine
         self.fit_to(position_ids)
         length, half = position_ids.shape[1], self.width // 2
+        inverse = ops.to(self.inv_freq.alias((1, half, 1), None), FLOAT32)
         position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
-        inverse = self.inv_freq.alias((1, half, 1), None)
         freqs = machine.run(
             "bmm", (inverse, position_ids_expanded), (1, half, length), FLOAT32, 2 * half * length,
             args=(inverse, position_ids_expanded),

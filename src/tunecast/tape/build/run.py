@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.eras import era_of
+from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.tensor import DTYPES, Machine
 from tunecast.tape.card import Card
@@ -22,5 +23,6 @@ def build(
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shares_workspace(torch_version))
     machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.folds = keeps_ops, folds
+    machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
     program_of(job).train(job, config, lengths, machine)
     return Tape(machine.tape_events(), tuple(machine.guesses), tuple(machine.assumptions))

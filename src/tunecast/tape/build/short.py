@@ -12,10 +12,11 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
+from tunecast.tape.build.sharding.layers import held
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
-from tunecast.tape.fold import Folded, folded_program
+from tunecast.tape.fold import Folded, Short, folded_program
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
@@ -24,6 +25,7 @@ from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, w
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     """The tape of the run the contract defines, every layer and every step of it."""
+    config = held(job, config)
     lengths, order = steps_to_trace(job)
     try:
         tape = scheduled(_with_all_layers(job, config, card, lengths), order)
@@ -50,25 +52,28 @@ def compiles_whole(job: Job) -> bool:
     return (job.compile and job.stack == "transformers") or job.offload_activations
 
 
-def fold_job(job: Job, config: Mapping[str, Any], card: Card) -> Folded:
-    """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out."""
+def fold_job(job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False) -> Folded:
+    """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out. With `keeps_ops` the
+    short tape comes along, for who prices its operations too (tape/timed.py)."""
+    whole, config = config, held(job, config)
     lengths, order = steps_to_trace(job)
 
     def make_tape() -> Tape:
-        return build_job(job, config, card)
+        return build_job(job, whole, card)
 
     if len(set(lengths)) == 1:  # two steps are enough where what the first one leaves behind dies as the second one's
         with contextlib.suppress(NotRepeatable):
-            return _folded(job, config, card, lengths[:2], [0, *[1] * (len(order) - 1)], make_tape)
+            return _folded(job, config, card, lengths[:2], [0, *[1] * (len(order) - 1)], make_tape, keeps_ops)
     with contextlib.suppress(NotRepeatable):
-        return _folded(job, config, card, lengths, order, make_tape)
+        return _folded(job, config, card, lengths, order, make_tape, keeps_ops)
     every = steps_of(job)
-    return _folded(job, config, card, every, list(range(len(every))), make_tape)
+    return _folded(job, config, card, every, list(range(len(every))), make_tape, keeps_ops)
 
 
 def _folded(
-    job: Job, config: Mapping[str, Any], card: Card, lengths: list[int], order: list[int], make_tape: Callable[[], Tape]
-) -> Folded:
+    job: Job, config: Mapping[str, Any], card: Card, lengths: list[int], order: list[int],
+    make_tape: Callable[[], Tape], keeps_ops: bool,
+) -> Folded:  # fmt: skip
     head, period, total, _ = rhythm = _rhythm(job, config)
     try:
         if rhythm.copies < 1 or compiles_whole(job):
@@ -76,12 +81,14 @@ def _folded(
         if not _repeat(job, config, rhythm):
             raise NotRepeating("a shorter model has other layers")
         folds = (head, head + period - 1, rhythm.copies + 1)
-        tape = build(job, with_layers(config, rhythm.small), lengths, card, keeps_ops=False, folds=folds)
+        tape = build(job, with_layers(config, rhythm.small), lengths, card, keeps_ops=keeps_ops, folds=folds)
         rows = folded_program(tape, rhythm.small, head, period, rhythm.copies, order)
+        short = Short(tape, rhythm, tuple(lengths))
     except NotRepeating:
-        tape = build(job, config, lengths, card, keeps_ops=False)
+        tape = build(job, config, lengths, card, keeps_ops=keeps_ops)
         rows = folded_program(tape, total, head, period, 0, order)
-    return Folded(rows, make_tape, tape.guesses, tape.assumptions, followed(job))
+        short = Short(tape, None, tuple(lengths))
+    return Folded(rows, make_tape, tape.guesses, tape.assumptions, followed(job), short if keeps_ops else None)
 
 
 def _rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:

@@ -17,8 +17,16 @@ from tunecast.tape.build.eras import Era
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
+from tunecast.tape.kernels.counts import SEVERAL
+from tunecast.tape.kernels.lists import LISTS, Lists, list_launches
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
+    CROSSED,
+    HOOK,
+    MANY,
+    OFF_GRID,
+    SPREAD,
+    SYNCHRONIZE,
     WAIT,
     Alloc,
     Begin,
@@ -52,11 +60,17 @@ BOOL = Dtype("bool", 1, False)
 DTYPES = {dtype.name: dtype for dtype in (FLOAT32, BFLOAT16, FLOAT16, INT64, INT32, UINT8, INT8, BOOL)}
 
 
+MAKE_ONLY_ROOM = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_"})
+"""Operations that launch nothing."""
+
+
 class Device(NamedTuple):
     type: str
 
 
 CUDA = Device("cuda")
+HOST = -1
+"""The stream of what runs and lives on the host: it is on no tape."""
 
 
 class Block:
@@ -120,6 +134,11 @@ class Tensor:
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def touched_bytes(self) -> int:
+        """What reading all of it reads: of an expanded dimension, once."""
+        return prod([n for n, step in zip(self.shape, self.stride(), strict=True) if step]) * self.dtype.itemsize
+
     def stride(self) -> Shape:
         return contiguous_strides(self.shape) if self.strides is None else self.strides
 
@@ -171,6 +190,60 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(strides)
 
 
+def factors_layout(factors: Sequence[Tensor]) -> str:
+    """Tensor cores are fed 16 bytes at a time."""
+    off = any(
+        step > 1 and step * t.dtype.itemsize % 16
+        for t in factors
+        if len(t.shape) > 1 and t.dtype.floating
+        for step in ((t.shape[-1],) if t.strides is None else t.strides[-2:])
+    )
+    return OFF_GRID if off else ""
+
+
+def shared_layout(tensors: Sequence[Tensor], result_is_contiguous: bool = False) -> str:
+    """Whether an operation, element by element, can go through all of them as through one row: ATen's TensorIterator
+    reorders and joins dimensions, but for all tensors alike."""
+    found, whole, layout, inner = "", 0, None, None  # type: tuple[str, int, Shape | None, int | None]
+    for t in tensors:
+        elements = prod(t.shape)
+        strides = None if t.strides is None or t.is_contiguous() else t.strides
+        if whole and elements != whole:
+            if elements > 1 < whole:
+                found = SPREAD
+            continue
+        if strides is not None and not _is_dense(t):
+            found = SPREAD
+            continue
+        fast = _fastest(t) if strides is not None else len(t.shape) - 1
+        if not whole:
+            whole, layout, inner = elements, strides, fast
+            if result_is_contiguous and fast != len(t.shape) - 1:
+                return CROSSED
+        elif strides != layout:
+            if fast != inner and min(t.shape[-1], whole // max(1, t.shape[-1])) > 1:
+                return CROSSED
+            found = SPREAD
+    return found
+
+
+def _fastest(t: Tensor) -> int:
+    """The dimension whose neighbours are neighbours in memory."""
+    steps = [(step, dim) for dim, (step, size) in enumerate(zip(t.stride(), t.shape, strict=True)) if size > 1]
+    return min(steps)[1] if steps else len(t.shape) - 1
+
+
+def _is_dense(t: Tensor) -> bool:
+    """Its elements fill one stretch of memory, in whatever order."""
+    expected = 1
+    for step, size in sorted(zip(t.stride(), t.shape, strict=True)):
+        if size != 1:
+            if step != expected:
+                return False
+            expected *= size
+    return True
+
+
 class Machine:
     """Writes the tape, and holds what a running torch program holds besides its tensors: modes, names, workspaces."""
 
@@ -214,6 +287,9 @@ class Machine:
         self.reentrant = False
         """Which of torch's two kinds of checkpointing is in use."""
         self._marks: dict[str, Op] = {}
+        self._hooks: dict[str, Op] = {}
+        self.scheme: Any = None
+        """How this rank holds the model among others (`sharding.Scheme`)."""
         self.rotary: Any = None
         """What a package of kernels puts in the place of the models' own rotation of queries and keys."""
         self._ended: int | None = None
@@ -239,15 +315,19 @@ class Machine:
     # ------------------------------------------------------------------ memory
 
     def allocate(self, nbytes: int) -> int:
-        self._announce()
         number = len(self.blocks)
         self.blocks.append(Block(nbytes, self.module, self.phase, self.in_forward, self.stream))
-        self.events.append(number)
+        if self.stream != HOST:
+            self._announce()
+            self.events.append(number)
         return number
 
     def free(self, number: int) -> None:
+        block = self.blocks[number]
+        if block.stream == HOST:
+            return
         self._announce()
-        self.blocks[number].died_backward = self.in_backward and not self.in_forward
+        block.died_backward = self.in_backward and not self.in_forward
         self.events.append(~number)
 
     def empty_cache(self) -> None:
@@ -267,9 +347,13 @@ class Machine:
         return Tensor(self, Storage(self, self.allocate(size)), shape, dtype)
 
     def launch(
-        self, name: str, inputs: Sequence[Tensor], dtype: Dtype, written: int, flops: int = 0, kernels: int = 1
-    ) -> None:
-        """An operation that makes nothing: it writes in place, or its results are made by the caller."""
+        self, name: str, inputs: Sequence[Tensor], dtype: Dtype, written: int, flops: int = 0, kernels: int = 1,
+        lists: Lists | None = None,
+    ) -> None:  # fmt: skip
+        """An operation that makes nothing: it writes in place, or its results are made by the caller. `lists`: what a
+        kernel on lists of tensors moves where it is not what its name says."""
+        if self.stream == HOST:
+            return
         self._announce()
         if not self.keeps_ops:
             mark = self._marks.get(self.module)
@@ -278,21 +362,56 @@ class Machine:
             self.events.append(mark)
             return
         shapes = tuple([t.shape for t in inputs[:3]])
-        read = sum([t.nbytes for t in inputs])
-        self.events.append(Op(name, self.module, flops, read, written, kernels, dtype.name, shapes, "", self.stream))
+        lists = lists or LISTS.get(name)
+        if self.module == MANY and lists is not None:
+            whole = self.repeated(inputs)
+            size = sum([t.nbytes for t in whole])
+            read, written = lists.read * size, max(written, lists.written * size)
+            kernels = list_launches([t.numel() for t in whole], lists.given)
+        else:
+            read = sum([t.nbytes if t.strides is None else t.touched_bytes for t in inputs])
+            kernels = 0 if name in MAKE_ONLY_ROOM else max(kernels, SEVERAL.get(name, 0))
+        engine = self.in_backward and not self.in_forward
+        layout = factors_layout(inputs) if flops else shared_layout(inputs, name == "clone")
+        self.events.append(
+            Op(name, self.module, flops, read, written, kernels, dtype.name, shapes, "", self.stream, "", engine, layout)
+        )
 
     def collective(
         self, name: str, group: str, ranks: int, dtype: Dtype, sent: int, received: int, elements: int
     ) -> None:
         """Between cards; what it reads and fills the caller made. See `op.COLLECTIVES`."""
+        if self.stream == HOST:
+            return
         self._announce()
         shapes = ((elements,), (ranks,))
         self.events.append(Op(name, self.module, 0, sent, received, 1, dtype.name, shapes, "", self.stream, group))
+
+    def exchange(self, name: str, group: str, ranks: int, given: Tensor, shape: Shape) -> Tensor:
+        """A collective with a result of its own, which the stream waits for (torch's functional collectives)."""
+        received = prod(shape) * given.dtype.itemsize
+        self.collective(name, group, ranks, given.dtype, given.nbytes, received, given.numel())
+        return Tensor(self, Storage(self, self.allocate(received)), shape, given.dtype)
 
     def wait(self, on: int) -> None:
         """The current stream waits for all that another was given."""
         self._announce()
         self.events.append(Op(WAIT, self.module, kernels=0, shapes=((on,),), stream=self.stream))
+
+    def hook(self) -> None:
+        """Python is called about a saved tensor."""
+        if self.keeps_ops:
+            self._announce()
+            mark = self._hooks.get(self.module)
+            if mark is None:
+                mark = self._hooks[self.module] = Op(HOOK, self.module, kernels=0)
+            self.events.append(mark)
+
+    def synchronize(self) -> None:
+        """The host waits for the card."""
+        if self.keeps_ops:
+            self._announce()
+            self.events.append(Op(SYNCHRONIZE, self.module, kernels=0))
 
     def run(
         self, name: str, inputs: Sequence[Tensor], shape: Shape, dtype: Dtype, flops: int = 0,
@@ -343,7 +462,7 @@ class Machine:
 
     def _keep(self, kind: str, nbytes: int) -> None:
         key = (kind, self.in_backward)
-        if key not in self._workspaces:
+        if key not in self._workspaces and self.stream != HOST:
             self._workspaces.add(key)
             module, self.module = self.module, kind
             self.events.append(Op(kind, kernels=0))
@@ -367,6 +486,9 @@ class Machine:
             yield
         finally:
             self.stream = before
+
+    def on_host(self) -> contextlib.AbstractContextManager[None]:
+        return self.on_stream(HOST)
 
     @contextlib.contextmanager
     def no_grad(self) -> Iterator[None]:

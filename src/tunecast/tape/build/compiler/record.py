@@ -38,6 +38,8 @@ class Collected:
 
     edges: Sequence[Any] = ()
     sequence, outputs, module = FIRST, 1, ""
+    before: Sequence[Any] = ()
+    hooks: Sequence[Any] = ()
     after_gradient: Any = None
 
     def __init__(self) -> None:
@@ -57,6 +59,7 @@ class Start:
 
     saved: Any = ()
     hooks: Sequence[Any] = ()
+    before: Sequence[Any] = ()
     module, outputs = "", 1
 
     def __init__(self, outputs: Sequence[Tensor], tangents: list[Any], sequence: int) -> None:
@@ -76,6 +79,8 @@ class Tracer:
         self.inputs: list[Tensor] = []
         self.leaves: dict[int, Collected] = {}
         self.checkpoint = self.checkpoints = 0
+        self.keeps: Any = None
+        """Of a selectively checkpointed call: whether an operation is to be kept."""
         self.backward = False
         self.seeds: int | None = None
         self.scalars = 0
@@ -124,11 +129,19 @@ class Tracer:
                 return self._same[entry]
         value = self.graph.add(
             op, inputs, shape, dtype, strides, kind, module=self.machine.module, offset=offset,
-            checkpoint=self.checkpoint, in_backward=self.backward, call=call,
+            checkpoint=self._checkpoint_of(op, inputs), in_backward=self.backward, call=call,
         )  # fmt: skip
         if entry is not None:
             self._same[entry] = value.number
         return value.number
+
+    def _checkpoint_of(self, op: str, inputs: Sequence[int]) -> int:
+        """The call it is to be computed again with; 0: none."""
+        if not self.checkpoint or self.keeps is None:
+            return self.checkpoint
+        if op == "getitem":
+            return self.graph.values[inputs[0]].checkpoint
+        return 0 if self.keeps(op) else self.checkpoint
 
     def call(
         self, name: str, inputs: Sequence[Tensor], outs: Sequence[tuple[Shape, Dtype]], flops: int, args: Any,
@@ -289,6 +302,16 @@ class Recording(Machine):
             shape, dtype = outs[0]
             return [tracer.tensor_of(tracer.write(name, numbers, shape, dtype, strides))]
         return tracer.call(name, inputs, outs, flops, args, kwargs, strides)
+
+    def exchange(self, name: str, group: str, ranks: int, given: Tensor, shape: Shape) -> Tensor:
+        """A collective stays a call of its own in compiled code."""
+        machine, number = given.machine, self.graph.number_of(given)
+
+        def run(tensor: Tensor) -> Tensor:
+            return machine.exchange(name, group, ranks, tensor, shape)
+
+        call = Own(run, Ref(number))
+        return self.graph.tensor_of(self.graph.write(name, (number,), shape, given.dtype, kind=EXTERN, call=call))
 
     def keep_workspaces(self, name: str) -> None:
         return

@@ -44,7 +44,10 @@ class Blockwise(Optimizer):
                 kept = self.small_state(parameter) if small else self.large_state(parameter)
                 self.state[id(parameter)] = kept
             name = "optimizer_update_32bit" if small else "optimizer_update_8bit_blockwise"
-            machine.launch(name, (parameter,), parameter.dtype, parameter.nbytes)
+            kept_bytes = self.states * parameter.numel() * (4 if small else 1)
+            assert parameter.grad is not None
+            machine.launch(name, (parameter, parameter.grad), parameter.dtype, parameter.nbytes + kept_bytes)
+            machine.synchronize()
 
     def small_state(self, parameter: Tensor) -> list[Tensor]:
         return [t for _ in range(self.states) for t in self.buffer(parameter, parameter.shape, FLOAT32)]

@@ -6,6 +6,12 @@ from collections.abc import Sequence
 
 from tunecast.tape.build.optimizers.state import Optimizer, by_dtype
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
+from tunecast.tape.kernels.lists import Lists
+
+PAIRS = Lists(2, 1, 2)
+"""A list is added to another."""
+COUNTERS = Lists(0, 0, 1)
+"""A number a tensor: next to nothing moves."""
 
 
 class Foreach(Optimizer):
@@ -28,9 +34,9 @@ class Foreach(Optimizer):
     def update(self, group: list[Tensor], dtype: Dtype) -> None:
         raise NotImplementedError
 
-    def launch(self, group: list[Tensor], dtype: Dtype, *names: str) -> None:
+    def launch(self, group: list[Tensor], dtype: Dtype, *names: str, lists: Lists | None = None) -> None:
         for name in names:
-            self.machine.launch(name, group, dtype, 0)
+            self.machine.launch(name, group, dtype, 0, lists=lists)
 
     def copies(self, name: str, group: list[Tensor], dtype: Dtype) -> list[Tensor]:
         """A result for each tensor, each its parameter's module's."""
@@ -61,7 +67,7 @@ class FusedAdamW(Foreach):
         return self.made(parameter, ((), FLOAT32), like, like)
 
     def update(self, group: list[Tensor], dtype: Dtype) -> None:
-        self.launch(group, FLOAT32, "_foreach_add_")
+        self.launch(group, FLOAT32, "_foreach_add_", lists=COUNTERS)
         self.launch(group, dtype, "_fused_adamw_")
 
 
@@ -71,7 +77,7 @@ class SGD(Foreach):
     states = 0
 
     def update(self, group: list[Tensor], dtype: Dtype) -> None:
-        self.launch(group, dtype, "_foreach_add_")
+        self.launch(group, dtype, "_foreach_add_", lists=PAIRS)
 
 
 class RMSprop(Foreach):

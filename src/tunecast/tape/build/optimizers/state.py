@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
 from tunecast.tape.op import MANY, Role
 
 
-def clip_gradients(parameters: Sequence[Tensor]) -> Tensor | None:
-    """torch/nn/utils/clip_grad.py: a norm a gradient by kind of dtype, the norm of the norms, one factor for all."""
+def clip_gradients(
+    parameters: Sequence[Tensor], over_ranks: Callable[[Tensor], Tensor] = lambda norms: norms
+) -> Tensor | None:
+    """torch/nn/utils/clip_grad.py: a norm a gradient by kind of dtype, the norm of the norms, one factor for all.
+
+    `over_ranks` makes norms of this rank's parts those of whole gradients.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return None
@@ -25,8 +30,9 @@ def clip_gradients(parameters: Sequence[Tensor]) -> Tensor | None:
         del found, norm
     dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
     stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), dtype)
-    total = machine.run("linalg_vector_norm", (stacked,), (), dtype, args=(stacked, 2.0, None))
-    del norms, stacked
+    whole = over_ranks(stacked)
+    total = machine.run("linalg_vector_norm", (whole,), (), dtype, args=(whole, 2.0, None))
+    del norms, stacked, whole
     shifted = machine.run("add", (total,), (), dtype)
     inverse = machine.run("reciprocal", (shifted,), (), dtype)
     coefficient = machine.run("mul", (inverse,), (), dtype)

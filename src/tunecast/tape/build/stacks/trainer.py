@@ -13,10 +13,10 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import backward
-from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer
 from tunecast.tape.build.stacks import transformers
 from tunecast.tape.build.stacks.transformers import model, prepared
-from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
 
 __all__ = ["REFUSES", "model", "train"]
@@ -49,14 +49,16 @@ def take_steps(
 ) -> None:  # fmt: skip
     """`_run_epoch`. The last loss and the last norm live until the next ones take their names."""
     machine = model.machine
-    optimizer = optimizer if job.optimizer not in OPTIMIZERS else Grouped(job, parameters)
+    if job.optimizer in OPTIMIZERS and not machine.scheme.groups_itself:
+        optimizer = Grouped(job, parameters)
     tr_loss = machine.run("_to_copy", (), (), FLOAT32)
     tr_loss_step = grad_norm = None
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         batch_samples, num_items_in_batch = batches(job, machine, length)
-        for inputs in batch_samples:
-            tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss)
+        for number, inputs in enumerate(batch_samples, start=1):
+            with machine.scheme.micro_batch(last=number == job.grad_accum):
+                tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss)
             machine.run("isnan", (tr_loss_step,), (), BOOL)
             machine.run("isinf", (tr_loss_step,), (), BOOL)
             if machine.era.release < (5, 0):
@@ -65,12 +67,13 @@ def take_steps(
                 machine.launch("add_", (tr_loss, tr_loss_step), FLOAT32, 4)
         grad_norm = None
         if job.max_grad_norm:
-            grad_norm = clip_gradients(parameters)
+            grad_norm = machine.scheme.clip(parameters)
         machine.phase = Phase.OPTIMIZER
         optimizer.step()
         machine.phase, machine.module = Phase.OTHER, ""
         optimizer.zero_grad()
     machine.step = len(lengths)
+    machine.scheme.end()
     del tr_loss, tr_loss_step, grad_norm
 
 
@@ -79,8 +82,10 @@ class Grouped(Optimizer):
 
     def __init__(self, job: Job, parameters: Sequence[Tensor]) -> None:
         super().__init__(parameters)
-        groups = [p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() == 1]
-        self.groups = [make_optimizer(job, group) for group in groups if group]
+        decay = [getattr(p, "decays", p.dim() > 1) for p in parameters]  # a piece of a flat parameter has one dimension
+        groups = [[p for p, does in zip(parameters, decay, strict=True) if does is kind] for kind in (True, False)]
+        make = self.machine.scheme.optimizer
+        self.groups = [make(group, (), ()) for group in groups if group]
 
     def step(self) -> None:
         for group in self.groups:
@@ -99,7 +104,7 @@ def batches(job: Job, machine: Machine, length: int) -> tuple[list[Batch], Tenso
         count = ops.total(machine.run("ne", (batch[2],), counted, BOOL), range(2), dtype=INT64)
         total = machine.run("add", (count,), (), INT64)
         del count
-    return found, total
+    return found, machine.scheme.summed_over_ranks(total)
 
 
 def training_step(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, compute_loss: ComputeLoss) -> Tensor:
@@ -118,11 +123,17 @@ def models_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor)
 
 def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> tuple[Tensor, Tensor | None]:
     """Loss and logits (none with kernels that make none), widened where autocast was on."""
+    scheme = model.machine.scheme
     model.gives_logits, vars(model)["num_items_in_batch"] = True, num_items_in_batch
-    with model.machine.autocasting(DTYPES[job.autocast] if job.autocast else None):
+    scheme.begin_forward()
+    with model.machine.autocasting(scheme.autocast):
         outputs = model(*inputs)
     vars(model)["num_items_in_batch"] = None
     if not isinstance(outputs, tuple):
-        return outputs, None
+        return scheme.end_forward(outputs), None
     loss, logits = outputs
-    return loss, ops.to(logits, FLOAT32) if job.autocast else logits
+    del outputs
+    if scheme.autocast is not None:
+        logits = ops.to(logits, FLOAT32)
+    loss, logits = scheme.end_forward((loss, logits))
+    return loss, logits

@@ -10,13 +10,14 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.adapters import adapt
-from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.autograd import backward, first_of
 from tunecast.tape.build.eras import guesses
 from tunecast.tape.build.families import model_of
 from tunecast.tape.build.modules import Linear, bring
-from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import quantize
-from tunecast.tape.build.tensor import DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.sharding import scheme_of
+from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
 
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
@@ -57,24 +58,27 @@ def prepared(
     given = job.checkpoint_reentrant
     machine.reentrant = machine.era.reentrant if given is None else given
     machine.run("zeros", (), (1,), FLOAT32)
-    model = load(job, config, machine)
-    machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
-    if job.loss == "chunked" and job.stack == "transformers":
-        part("chunked").apply(model)
-    adapting(job, model)
-    if job.matmul_dtype is not None:
-        part(job.matmul_dtype).apply(model)
-    if "foak" in job.kernels:
-        part("foak").apply(job, model)
+    scheme = machine.scheme = scheme_of(job, machine)
+    with scheme.loading():
+        model = load(job, config, machine)
+        machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
+        if job.loss == "chunked" and job.stack == "transformers":
+            part("chunked").apply(model)
+        adapting(job, model)
+        if job.matmul_dtype is not None:
+            part(job.matmul_dtype).apply(model)
+        if "foak" in job.kernels:
+            part("foak").apply(job, model)
+    scheme.wrap(model)
     machine.empty_cache()
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = scheme.parameters(model)
     ends = (model.input_embedding(), model.output_embedding())
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
     linear = linear_weights(model)
     if job.optimizer_in_backward:
         in_backward = part("optimizers.in_backward").InBackward
         return model, parameters, in_backward(parameters, lambda own: make_optimizer(job, own, outer, linear))
-    return model, parameters, make_optimizer(job, parameters, outer, linear)
+    return model, parameters, scheme.optimizer(parameters, outer, linear)
 
 
 def linear_weights(model: Any) -> list[Tensor]:
@@ -119,23 +123,25 @@ def take_steps(
     job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]
 ) -> None:
     """The loop of `take_steps` in tape/trace/recipe.py."""
-    machine = model.machine
+    machine, scheme = model.machine, model.machine.scheme
     run = part("compiled").compiled_model(model) if job.compile else model
-    dtype = DTYPES[job.autocast] if job.autocast else None
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-        for _ in range(job.grad_accum):
+        for micro in range(job.grad_accum):
             ids = machine.run("randint", (), (job.micro_batch, length), INT64)
             mask = machine.run("ones_like", (ids,), ids.shape, INT64)
             machine.phase, machine.in_forward = Phase.FORWARD, True
-            with machine.autocasting(dtype):
-                loss = ops.scale(run(ids, mask, ids), "div")
-            backward(loss)
+            with scheme.micro_batch(last=micro == job.grad_accum - 1):
+                scheme.begin_forward()
+                with machine.autocasting(scheme.autocast):
+                    loss = ops.scale(first_of(scheme.end_forward(run(ids, mask, ids))), "div")
+                backward(loss)
         if job.max_grad_norm:
-            clip_gradients(parameters)
+            scheme.clip(parameters)
         machine.phase = Phase.OPTIMIZER
         optimizer.step()
         machine.phase, machine.module = Phase.OTHER, ""
         optimizer.zero_grad()
         del loss
     machine.step = len(lengths)
+    machine.scheme.end()

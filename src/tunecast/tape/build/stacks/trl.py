@@ -19,7 +19,7 @@ from tunecast.tape.build.quantized import change_dtype
 from tunecast.tape.build.stacks import trainer
 from tunecast.tape.build.stacks.trainer import Batch, models_loss, outputs_of, take_steps
 from tunecast.tape.build.stacks.transformers import model, prepared
-from tunecast.tape.build.tensor import BFLOAT16, BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Machine, Tensor
 
 __all__ = ["REFUSES", "model", "train"]
 
@@ -131,8 +131,7 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 
 def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
     machine = model.machine
-    with machine.autocasting(DTYPES[job.autocast] if job.autocast else None), machine.within(model.path):
-        outputs = fused_forward(model, *inputs)
+    outputs = machine.scheme.call(model, fused_forward, *inputs)
     per_token_loss = ops.negative(outputs.log_probs)
     loss = ops.divide(summed(per_token_loss), machine.run("clamp", (num_items_in_batch,), (), INT64))
     loss = ops.scale(loss)

@@ -9,7 +9,6 @@ are its own.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -17,14 +16,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten
 
-from tunecast.tape.card import Card
-from tunecast.tape.kernels.cub import threads_per_sm
+from tunecast.tape.kernels.gathered import chunk_cat_is_direct, chunk_cat_table_bytes, split_table_bytes
 from tunecast.tape.op import Op, Role
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder, nbytes
-
-BLOCK_THREADS, BLOCK_BYTES = 128, 2048
-"""Of the two copy kernels below, which find their work in a table of 8-byte entries sent to the card."""
 
 
 def install(recorder: Recorder) -> None:
@@ -76,19 +71,19 @@ def install(recorder: Recorder) -> None:
 
     def split_with_sizes_copy(gathered: torch.Tensor, sizes: Any, dim: int = 0, *, out: Any) -> None:
         stride_bytes = gathered.stride(dim) * gathered.element_size()
-        blocks = blocks_of_split([size * stride_bytes for size in sizes], gathered.numel() // gathered.size(dim), card)
-        copied("split_with_sizes_copy", gathered, out, 8 * (4 * len(sizes) + 1 + blocks))
+        parts, chunks = [size * stride_bytes for size in sizes], gathered.numel() // gathered.size(dim)
+        copied("split_with_sizes_copy", gathered, out, split_table_bytes(parts, chunks, card))
 
     def chunk_cat(tensors: Any, dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
-        if (tensors[0].dtype, out.dtype) != (torch.bfloat16, torch.float32) and tensors[0].dtype != out.dtype:
+        read, written = (str(dtype).removeprefix("torch.") for dtype in (tensors[0].dtype, out.dtype))
+        if not chunk_cat_is_direct(read, written):
             padded = [x for x in tensors if x.size(dim) % num_chunks]  # the general kernel pads into copies
             copies = [x.new_empty((-(-x.size(dim) // num_chunks) * num_chunks, *x.shape[1:])) for x in padded]
             copied("chunk_cat", tensors, out)
             del copies
             return
         rows = [-(-x.size(dim) // num_chunks) * (x.numel() // x.size(dim)) for x in tensors]
-        blocks = sum(-(-row * out.element_size() // BLOCK_BYTES) for row in rows)
-        copied("chunk_cat", tensors, out, 8 * (6 * len(rows) + 2 + blocks))
+        copied("chunk_cat", tensors, out, chunk_cat_table_bytes([row * out.element_size() for row in rows]))
 
     def only_copy(module: ModuleType) -> None:
         """Its three operators fill buffers made before; torch 2.8's first one makes its own, and runs as it is."""
@@ -99,21 +94,23 @@ def install(recorder: Recorder) -> None:
     def cut_one_chunk(module: ModuleType) -> None:
         module._chunk_with_empty = Chunks  # type: ignore[attr-defined]
 
+    def reshard_what_is_whole(module: ModuleType) -> None:
+        """FSDP 1 tells by addresses which flat parameters are whole at the end of a backward pass; there are none."""
+
+        def _catch_all_reshard(state: Any) -> None:
+            handle = state._handle
+            if handle and (
+                handle.flat_param.untyped_storage()._cdata != handle.flat_param._local_shard.untyped_storage()._cdata
+                or handle._skipped_use_sharded_views
+            ):
+                module._reshard(state, handle, module._should_free_in_backward(state, handle))
+
+        module._catch_all_reshard = _catch_all_reshard  # type: ignore[attr-defined]
+
+    after_import("torch.distributed.fsdp._runtime_utils", reshard_what_is_whole)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", only_copy)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param", cut_one_chunk)
     after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", name_blocks)
-
-
-def blocks_of_split(part_bytes: list[int], chunks: int, card: Card) -> int:
-    """Thread blocks that copy one rank's chunk of a gathered buffer apart.
-
-    Source  aten/src/ATen/native/cuda/TensorShape.cu, `split_with_sizes_copy_out_cuda_contiguous_no_cast`; the table is
-            made by `pack_vecs`. `chunk_cat` has one block for each 2 KiB (`get_chunk_cat_metadata`).
-    """
-    most = card.sm_count * threads_per_sm(card) // BLOCK_THREADS * 2
-    rounds = -(-sum(-(-size // BLOCK_BYTES) for size in part_bytes) * chunks // most)
-    rounds_a_chunk = -(-rounds // max(1, min(math.ceil(math.sqrt(rounds)), chunks)))
-    return sum(-(-size // (BLOCK_BYTES * max(1, rounds_a_chunk))) for size in part_bytes)
 
 
 class Chunks(Sequence[torch.Tensor]):

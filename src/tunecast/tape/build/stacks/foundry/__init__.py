@@ -1,6 +1,6 @@
 """llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17): `scripts/train/train.py`.
 
-    model.py   its MPT
+    model.py   its MPT      flash1.py   flash-attn 1, of releases before 0.4      sharding.py   its FSDP
 
 Composer splits a batch into micro-batches, runs forward and loss under autocast and clips what its FSDP summed.
 Weights are float32; under FSDP they are gathered in autocast's dtype (`mixed_precision: DEFAULT` or `PURE`).
@@ -15,10 +15,12 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
+from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.modules import bring
-from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.stacks.foundry.model import MPT, Block, mpt_config
-from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.stacks.foundry.sharding import scheme_of
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
 
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
@@ -30,10 +32,11 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "optimizer_in_backward": lambda job: job.optimizer_in_backward,
     "offload_activations": lambda job: job.offload_activations,
     "transformers_version": lambda job: job.transformers_version is not None,
-    "stack_version": lambda job: job.stack_version is not None,
 }
+NEWEST = FLASH_2 = (0, 4)
+"""The release written down, and the first to take flash-attn 2 (setup.py); those before differ in nothing else here."""
 UNTRACED = "llm-foundry's MPT follows its source; none of it was traced"
-ATTENTION = "attention: llm-foundry's flash (flash-attn 2) is taken"
+ATTENTION = "attention: llm-foundry's flash is taken"
 
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
@@ -45,8 +48,11 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.guesses[UNTRACED] = None
     if job.attention != "flash_attention_2":
         machine.assumptions[ATTENTION] = None
-    mpt = load(job, config, machine)
-    parameters = list(mpt.parameters())
+    scheme = machine.scheme = scheme_of(job, machine)
+    with scheme.loading():
+        mpt = load(job, config, machine)
+    scheme.wrap(mpt)
+    parameters = scheme.parameters(mpt)
     optimizer = optimizer_of(job, parameters)
     take_steps(job, mpt, parameters, optimizer, lengths)
     machine.end()
@@ -61,6 +67,7 @@ def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
     known = mpt_config(config)
+    release = NEWEST if job.stack_version is None else numbers(job.stack_version, "stack_version", "0.4")
     if known is None:
         raise Unsupported(
             f"model: of llm-foundry only MPT is written down, not {config.get('model_type')!r}. "
@@ -78,19 +85,19 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
     for block in mpt.blocks:
         assert isinstance(block, Block)
         block.checkpoint = job.gradient_checkpointing
+        block.attn.first_generation = release < FLASH_2
     return mpt
 
 
 def take_steps(job: Job, mpt: MPT, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]) -> None:
     """composer/trainer/trainer.py, `_train_microbatches` and `_train_microbatch`."""
-    machine = mpt.machine
-    dtype = DTYPES[job.autocast] if job.autocast else None
+    machine, scheme = mpt.machine, mpt.machine.scheme
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         for _ in range(job.grad_accum):
             batch = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
             machine.phase, machine.in_forward = Phase.FORWARD, True
-            with machine.autocasting(dtype):
+            with machine.autocasting(scheme.autocast):
                 logits = mpt(batch)
                 targets = machine.run("roll", (batch,), batch.shape, INT64)
                 machine.launch("fill_", (), INT64, job.micro_batch * INT64.itemsize)
@@ -99,7 +106,7 @@ def take_steps(job: Job, mpt: MPT, parameters: Sequence[Tensor], optimizer: Opti
             loss = ops.scale(loss)
             backward(loss)
         if job.max_grad_norm:
-            clip_gradients(parameters)
+            scheme.clip(parameters)
         machine.phase = Phase.OPTIMIZER
         optimizer.step()
         machine.phase, machine.module = Phase.OTHER, ""

@@ -14,6 +14,7 @@ from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, start
 from tunecast.tape.build.flash import attend_2
 from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList
+from tunecast.tape.build.stacks.foundry.flash1 import attend_1
 from tunecast.tape.build.tensor import BOOL, INT32, INT64, Machine, Tensor
 from tunecast.tape.kernels.flash import Call
 
@@ -96,6 +97,8 @@ class Attention(Module):
         self.heads, self.width = config["n_heads"], config["d_model"]
         self.key_heads = options.get("kv_n_heads") or self.heads
         self.clip_qkv = options.get("clip_qkv")
+        self.first_generation = False
+        """Of flash-attn: releases before 0.4 have 1.0."""
         bias, head = not config["no_bias"], self.width // self.heads
         self.key_width = self.key_heads * head
         self.Wqkv = Linear(machine, self.width, self.width + 2 * self.key_width, bias)
@@ -112,7 +115,10 @@ class Attention(Module):
         query_unpad = self.by_head(taken(query, query_rows), batch, length, self.heads)
         key_unpad = self.by_head(taken(key, Unpadding(mask)), batch, length, self.key_heads)
         value_unpad = self.by_head(taken(value, Unpadding(mask)), batch, length, self.key_heads)
-        output_unpad = attend_2(query_unpad, key_unpad, value_unpad, Call(True, (-1, -1), 0.0, 0.0))
+        if self.first_generation:
+            output_unpad = attend_1(query_unpad, key_unpad, value_unpad)
+        else:
+            output_unpad = attend_2(query_unpad, key_unpad, value_unpad, Call(True, (-1, -1), 0.0, 0.0))
         context = put_back(ops.view(output_unpad, batch * length, width), query_rows, batch, length)
         return self.out_proj(context)  # type: ignore[no-any-return]
 

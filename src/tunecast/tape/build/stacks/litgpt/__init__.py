@@ -1,7 +1,7 @@
-"""litgpt's fine-tuning on one card: Fabric's precision, the loop and the loss (litgpt/finetune/lora.py and full.py).
+"""litgpt's fine-tuning: Fabric's precision, the loop and the loss (litgpt/finetune/lora.py and full.py).
 
     config.py    a config.json in litgpt's words, and its releases      model.py   the model
-    linears.py   linear layers: adapted, quantised
+    linears.py   linear layers: adapted, quantised                      sharded.py  several cards
 
 `stack_version` says which release. Left out: validation, the example it generates, the few bytes of its running loss.
 One card never recomputes: checkpointing is an option of litgpt's FSDP strategy only.
@@ -9,6 +9,7 @@ One card never recomputes: checkpointing is an option of litgpt's FSDP strategy 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,9 +22,11 @@ from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.quantized import kept, made
+from tunecast.tape.build.sharding import ranks_of
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, Release, lit_config, release_of
 from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, Lora
 from tunecast.tape.build.stacks.litgpt.model import CHUNK, GPT
+from tunecast.tape.build.stacks.litgpt.sharded import Fsdp
 from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase, Role
 
@@ -64,17 +67,19 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     release = release_of(job.stack_version) or NEWEST
     lit = known_config(config, release)
     check(job)
-    machine.assumptions.update(dict.fromkeys(done_otherwise(job)))
+    fsdp = Fsdp(job)
+    machine.assumptions.update(dict.fromkeys([*done_otherwise(job), *fsdp.told(job)]))
     if not mixed(job):
         job = replace(job, autocast=None)
-    gpt = load(job, lit, release, machine)
-    parameters = [p for p in gpt.parameters() if p.requires_grad]
+    with machine.on_host() if fsdp.ranks > 1 else contextlib.nullcontext():  # FSDP brings the units to the card
+        gpt = load(job, lit, release, machine)
+    parameters = fsdp.wrap(job, gpt)
     optimizer = optimizer_of(job, parameters)
     old_embedding = gpt.transformer.wte
     if job.method == "qlora" and release.stable_embedding:
         gpt.transformer.wte = StableEmbedding(old_embedding)
     make_ropes(gpt, job, max(job.lengths or (job.seq_len,)))
-    fit(job, gpt, optimizer, lengths)
+    fit(job, gpt, optimizer, lengths, fsdp)
     machine.end()
 
 
@@ -102,7 +107,7 @@ def done_otherwise(job: Job) -> list[str]:
     asked = {
         UNCLIPPED: bool(job.max_grad_norm),
         ADAPTER_DTYPE: adapted and job.lora.adapter_dtype != job.weights_dtype,
-        NOT_RECOMPUTED: job.gradient_checkpointing,
+        NOT_RECOMPUTED: job.gradient_checkpointing and ranks_of(job) == 1,
         TORCHS_ATTENTION: job.attention != "sdpa",
         NOT_MIXED: job.autocast is not None and not mixed(job),
     }
@@ -211,13 +216,13 @@ class StableEmbedding(Module):
 # -------------------------------------------------------------------------------------------------------- training
 
 
-def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> None:
+def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int], fsdp: Fsdp) -> None:
     """`logits`, and with them the graph, live until the next forward pass has returned; `loss` becomes a number."""
     machine = gpt.machine
     loss: Any
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-        for _ in range(job.grad_accum):
+        for micro in range(job.grad_accum):
             input_ids = machine.run("randint", (), (job.micro_batch, length), INT64)
             targets = machine.run("ones_like", (input_ids,), input_ids.shape, INT64)
             machine.phase, machine.in_forward = Phase.FORWARD, True
@@ -228,13 +233,15 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> Non
                 logits = fabric_forward(job, gpt, input_ids, CHUNK)
                 logits[-1] = without_last(logits[-1])
                 loss = chunked_cross_entropy(logits, ops.slice_(targets, -1, 1, length))
-            backward(ops.scale(loss, "div"))
+            with fsdp.no_backward_sync(micro < job.grad_accum - 1):
+                backward(ops.scale(loss, "div"))
             loss = None
         machine.phase = Phase.OPTIMIZER
         optimizer.step()
         machine.phase, machine.module = Phase.OTHER, ""
         optimizer.zero_grad()
     machine.step = len(lengths)  # what the last step leaves goes here
+    fsdp.end()
 
 
 def fabric_forward(job: Job, gpt: GPT, idx: Tensor, chunk: int = 0) -> Any:

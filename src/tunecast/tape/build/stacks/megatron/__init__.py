@@ -1,26 +1,28 @@
 """Megatron Core and NeMo (which runs it): one rank's training program on paper.
 
     linears.py   TransformerEngine's layers, split      model.py   attention, MLP, the stage, the loss
-    experts.py   mixtures of experts                    optimizer.py   the distributed optimizer
+    experts.py   mixtures of experts                    data.py    what data-parallel ranks exchange
+    optimizer.py the distributed optimizer
 
 Weights are 16 bits, their gradients one float32 buffer, and the optimizer's master weights and moments are sharded over
 the data-parallel ranks (`--use-distributed-optimizer`, as in every published recipe). NeMo overlaps the collectives of
 tensor parallelism with the products they feed; plain Megatron waits for them.
+A pipeline is its first stage (`sharding/layers.py` has cut the model).
 Nothing of it was traced: TransformerEngine needs a card. The tape says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.modules import bring
+from tunecast.tape.build.stacks.megatron.data import DataExchange
 from tunecast.tape.build.stacks.megatron.linears import Parts
-from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS, Shape, shape_of
+from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS, shape_of
 from tunecast.tape.build.stacks.megatron.optimizer import DistributedOptimizer
 from tunecast.tape.build.tensor import INT64, Dtype, Machine, Tensor
 from tunecast.tape.op import Phase, Role
@@ -50,11 +52,14 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.guesses[UNTRACED] = None
     gpt = load(job, config, machine)
     trained = [p for p in gpt.parameters() if p.requires_grad]
-    optimizer = DistributedOptimizer(trained, data_ranks(job))
+    layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
+    gpt.exchange = DataExchange(machine, data_ranks(job), machine.weights_dtype)
+    optimizer = DistributedOptimizer(trained, data_ranks(job), layers)
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         take_step(job, gpt, length)
-        optimizer.reduce_gradients()
+        optimizer.reduce_rest()
+        gpt.exchange.settle()
         machine.phase = Phase.OPTIMIZER
         optimizer.step(bool(job.max_grad_norm))
         machine.phase, machine.module = Phase.OTHER, ""
@@ -81,11 +86,8 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     shape = shape_of(config)
     if shape is None:
         raise Unsupported("model: this architecture is not written down for Megatron", field="model")
-    stages = job.parallel.pipeline
-    if shape.layers < stages:
-        raise UsageError(f"parallel.pipeline: {shape.layers} layers for {stages} stages", field="parallel.pipeline")
     ranks = {} if job.method == "full" else adapters_of(job)
-    gpt = GPT(machine, stage_of(shape, stages), parts_of(job), ranks, job.gradient_checkpointing, True, stages == 1)
+    gpt = GPT(machine, shape, parts_of(job), ranks, job.gradient_checkpointing, True, job.parallel.pipeline == 1)
     gpt.name_all()
     machine.head_modules = {"output_layer"}
     for module in gpt.modules():
@@ -94,11 +96,6 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
             bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS)
             tensor.requires_grad = job.method == "full" or adapter
     return gpt
-
-
-def stage_of(shape: Shape, stages: int) -> Shape:
-    """The first stage: the layers divide evenly, and what is left over goes to the first ones."""
-    return shape._replace(layers=-(-shape.layers // stages))
 
 
 def adapters_of(job: Job) -> dict[str, int]:
@@ -116,23 +113,19 @@ def take_step(job: Job, gpt: GPT, length: int) -> None:
     """1F1B of the first stage: as many forward passes ahead as there are stages behind it
     (megatron/core/pipeline_parallel/schedules.py)."""
     ahead = min(job.parallel.pipeline - 1, job.grad_accum - 1)
-    waiting: list[Tensor] = [forward(job, gpt, length) for _ in range(ahead)]
+    waiting: list[Tensor] = [forward(job, gpt, length, number) for number in range(ahead)]
     for number in range(job.grad_accum):
         if number + ahead < job.grad_accum:
-            waiting.append(forward(job, gpt, length))
+            waiting.append(forward(job, gpt, length, number + ahead))
         backward(waiting.pop(0))
 
 
-def forward(job: Job, gpt: GPT, length: int) -> Tensor:
+def forward(job: Job, gpt: GPT, length: int, number: int) -> Tensor:
     machine = gpt.machine
+    gpt.exchange.gathers, gpt.exchange.reduces = number == 0, number == job.grad_accum - 1
     machine.phase, machine.module, machine.in_forward = Phase.OTHER, "", False
     tokens = length // job.parallel.context
     ids = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64)
     labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if gpt.last else None
     machine.phase, machine.in_forward = Phase.FORWARD, True
     return gpt(ids, labels)  # type: ignore[no-any-return]
-
-
-def alone(job: Job) -> Job:
-    """The same job on one stage: what time is priced on before the schedule spreads it."""
-    return replace(job, parallel=replace(job.parallel, pipeline=1))

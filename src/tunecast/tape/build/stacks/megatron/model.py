@@ -14,6 +14,7 @@ from tunecast.errors import UsageError
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, start
 from tunecast.tape.build.modules import Module, ModuleList
+from tunecast.tape.build.stacks.megatron.data import DataExchange
 from tunecast.tape.build.stacks.megatron.experts import Experts
 from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, exchange, rms_norm
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
@@ -180,6 +181,9 @@ class Layer(Module):
         self.mlp: Any = Experts(machine, shape, parts) if sparse else MLP(machine, shape, parts, ranks)
         self.recomputed = recomputed
 
+    def trained_numel(self) -> int:
+        return sum(p.numel() for p in self.parameters() if p.requires_grad)
+
     def __call__(self, hidden_states: Tensor) -> Any:
         if self.recomputed:
             return checkpointed(self.machine, super().__call__, hidden_states)
@@ -203,6 +207,8 @@ class GPT(Module):
     ) -> None:  # fmt: skip
         super().__init__(machine)
         self.shape, self.parts, self.first, self.last = shape, parts, first, last
+        self.exchange = DataExchange(machine, 1)
+        """With the ranks that see other data."""
         for name, size in (("heads", shape.heads), ("inner width", shape.inner)):
             if size % parts.tensor:
                 told = f"{name} split evenly: needs a divisor of {size}, has tensor={parts.tensor}"
@@ -226,7 +232,7 @@ class GPT(Module):
         """The loss of a last stage, else what goes to the next one."""
         hidden_states = embedded(self, given) if self.first else given
         for layer in self.decoder:
-            hidden_states = layer(hidden_states)
+            hidden_states = layer(self.exchange.around(layer, hidden_states))
         if labels is None:
             return hidden_states
         with self.machine.within("output_layer"):

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.tape.build.tensor import FLOAT32, Tensor
+from tunecast.tape.build.stacks.megatron.data import GATHER_STREAM, REDUCE_STREAM
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
 from tunecast.tape.op import Role
-
-DATA_STREAM = 5
 
 
 class DistributedOptimizer:
-    def __init__(self, parameters: Sequence[Tensor], ranks: int) -> None:
+    def __init__(self, parameters: Sequence[Tensor], ranks: int, in_layers: int) -> None:
+        """`in_layers` of the weights are exchanged layer by layer (`data.py`)."""
         self.parameters, self.ranks = parameters, ranks
+        self.in_layers = in_layers
         self.machine = machine = parameters[0].machine
         self.numel = sum(tensor.numel() for tensor in machine.repeated(parameters))
         self.share = -(-self.numel // ranks)
@@ -29,17 +30,25 @@ class DistributedOptimizer:
         self.state: list[Tensor] = []
         machine.blocks[self.master.storage.block].role = Role.OPTIMIZER
 
-    def reduce_gradients(self) -> None:
+    def reduce_rest(self) -> None:
+        """Gradients of what is outside the layers."""
         machine = self.machine
         machine.module = "optimizer"
         for parameter in self.parameters:
             parameter.grad = None
-        if self.ranks > 1:
-            with machine.on_stream(DATA_STREAM):
-                machine.wait(0)
-                sent, received = self.gradients.nbytes, self.share * FLOAT32.itemsize
-                machine.collective("reduce_scatter", "data", self.ranks, FLOAT32, sent, received, self.numel)
-            machine.wait(DATA_STREAM)
+        self._exchange("reduce_scatter", FLOAT32, REDUCE_STREAM)
+
+    def _exchange(self, what: str, dtype: Dtype, stream: int) -> None:
+        machine = self.machine
+        rest = sum(p.numel() for p in self.parameters) - self.in_layers
+        if self.ranks == 1 or not rest:
+            return
+        whole, share = rest * dtype.itemsize, -(-rest // self.ranks) * dtype.itemsize
+        gathers = what == "all_gather"
+        sent, received = (share, whole) if gathers else (whole, share)
+        with machine.on_stream(stream):
+            machine.wait(0)
+            machine.collective(what, "data", self.ranks, dtype, sent, received, sent // dtype.itemsize)
 
     def step(self, clips: bool) -> None:
         machine, share = self.machine, self.share
@@ -55,10 +64,5 @@ class DistributedOptimizer:
         machine.launch("multi_tensor_adam", (part, self.master, *self.state), FLOAT32, 3 * part.nbytes)
         dtype = self.parameters[0].dtype
         machine.launch("_to_copy", (self.master,), dtype, share * dtype.itemsize)
-        if self.ranks > 1:
-            with machine.on_stream(DATA_STREAM):
-                machine.wait(0)
-                sent = share * dtype.itemsize
-                machine.collective("all_gather", "data", self.ranks, dtype, sent, sent * self.ranks, share)
-            machine.wait(DATA_STREAM)
+        self._exchange("all_gather", dtype, GATHER_STREAM)
         machine.launch("zero_", (), FLOAT32, self.gradients.nbytes)

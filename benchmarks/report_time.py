@@ -1,0 +1,233 @@
+"""Write docs/accuracy_time.md, with its pictures, from the committed results: published step times, sharded memory.
+
+python benchmarks/report_time.py
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+import sharded_memory  # noqa: E402
+from figures import load, table  # noqa: E402
+from plots import SECONDS, Point, scatter_svg  # noqa: E402
+from report_rows import promise_rows  # noqa: E402
+from time_promises import promises  # noqa: E402
+from time_vendor import ORDERED  # noqa: E402
+from timing import worst_first  # noqa: E402
+
+DOCS = HERE.parent / "docs"
+GIB = 2**30
+Row = dict[str, Any]
+TOOLS = {
+    "tunecast": "tunecast",
+    "6ND": "6ND at 40 %",
+    "6ND fitted": "6ND, fitted",
+    "6ND left out": "6ND, fitted to other cards",
+    "llm-analysis": "llm-analysis at 0.5",
+    "llm-analysis fitted": "llm-analysis, fitted",
+}
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.1%}"
+
+
+def signed(value: float | None) -> str:
+    return "" if value is None else f"{value:+.1%}"
+
+
+def by_group(made: Row, kind: str) -> list[str]:
+    """A line a group: tunecast's own figures, its ranges, and each peer's median beside how many it answers."""
+    chosen = [group for group in made["groups"] if group["group"].startswith(kind)]
+    peers = [tool for tool in TOOLS if tool != "tunecast" and tool in made["groups"][0]["tools"]]
+    head = [kind.rstrip(": ") or "rows", "rows", "answered", "median", "signed", "p90", "worst", "range holds"]
+    lines = []
+    for group in sorted(chosen, key=lambda group: -group["tools"]["tunecast"].get("median", -1.0)):
+        ours = group["tools"]["tunecast"]
+        told = [group["group"].removeprefix(kind), str(group["rows"]), str(ours["answered"])]
+        told += [percent(ours.get("median")), signed(ours.get("median_signed")), percent(ours.get("p90"))]
+        told += [percent(ours.get("worst")), _range(group)]
+        for tool in peers:
+            figures = group["tools"][tool]
+            fewer = f" ({figures['answered']})" if figures["answered"] < group["rows"] else ""
+            told.append(f"{percent(figures.get('median'))}{fewer}")
+        lines.append(told)
+    return table([*head, *(TOOLS[tool] for tool in peers)], lines)
+
+
+def _range(group: Row) -> str:
+    if "range_holds" not in group:
+        return ""
+    return f"{group['range_holds']:.0%} at ±{group['range_half_width']:.0%}"
+
+
+def rows_table(made: Row) -> list[str]:
+    """Every row that is answered, worst first, signed."""
+    head = ["run", "what", "measured, s", "predicted, s", "error", "6ND", "llm-analysis", "bound by"]
+    lines = []
+    for row in worst_first(made["rows"]):
+        said, error = row["said"]["tunecast"], row["error"]
+        lines.append(
+            [
+                row["id"] + ("*" if row.get("doubts") else ""),
+                row["about"],
+                f"{row['measured_s']:.4g}",
+                f"{said['step_s']:.4g}",
+                signed(error["tunecast"]),
+                signed(error.get("6ND")),
+                signed(error.get("llm-analysis")),
+                str(said.get("bound_by", "")),
+            ]
+        )
+    return table(head, lines) if lines else ["None was answered.", ""]
+
+
+def refused_lines(made: Row) -> list[str]:
+    if not made["refused"]:
+        return ["None was refused.", ""]
+    return [*(f"- {one['rows']} of {one['stack']}: {one['reason']}" for one in made["refused"]), ""]
+
+
+def public_section() -> list[str]:
+    made = load("time_public.json")
+    return [
+        "## Published step times",
+        "",
+        f"{len(made['rows'])} runs of `benchmarks/data/public_runs.jsonl`, commit `{made['commit']}`; to repeat: "
+        "`python benchmarks/time_public.py --peers ENV/bin/python`. Medians are of sizes of errors; a peer that "
+        "answers fewer rows has their count in brackets. The rule of thumb takes 6 operations a parameter and token (4 "
+        f"with adapters) at 40 % of the dense peak; fitted, at {percent(made['mfu_fitted'])} of it, the best there is "
+        "for all rows together. Nothing of tunecast is fitted to these rows.",
+        "",
+        *picture(made, "time.svg", "Step times of published runs, predicted against measured"),
+        *by_group(made, "stack: "),
+        *by_group(made, "gpu: "),
+        "Refused:",
+        "",
+        *refused_lines(made),
+    ]
+
+
+def vendor_section() -> list[str]:
+    made = load("time_vendor.json")
+    cards = made["order"]["cards"]
+    agrees = {None: "not known: a card is refused", True: "the same", False: "**not the same**"}
+    lines = [
+        [name, str(card["rows"]), f"{card['measured_s']:.3f}", _seconds(card["predicted_s"])]
+        for name in ORDERED
+        if (card := cards.get(name)) is not None
+    ]
+    return [
+        "## Vendors' step times",
+        "",
+        f"{len(made['rows'])} speeds of `benchmarks/data/vendor_runs.jsonl`, commit `{made['commit']}`; to repeat: "
+        "`python benchmarks/time_vendor.py --peers ENV/bin/python`. What became no job is in `vendor_skipped.jsonl`, "
+        "with the reason.",
+        "",
+        *picture(made, "time_vendor.svg", "Step times vendors published, predicted against measured"),
+        *by_group(made, "stack: "),
+        *by_group(made, "gpu: "),
+        "MLPerf's llama2_70b_lora on 8 cards in float8, median step; the order of cards by prediction is "
+        f"{agrees[made['order']['agrees']]}:",
+        "",
+        *table(["card", "rows", "measured, s", "predicted, s"], lines),
+        "Refused:",
+        "",
+        *refused_lines(made),
+    ]
+
+
+def _seconds(value: float | None) -> str:
+    return "refused" if value is None else f"{value:.3f}"
+
+
+def sharded_section() -> list[str]:
+    made = load("sharded_memory.json")
+    head = ["run", "kind", "what", "measured, GiB", "predicted, GiB", "error"]
+    lines = []
+    for row in worst_first(made["rows"]):
+        said = row["measured_bytes"] * (1 + row["error"]["tunecast"])
+        sizes = [f"{row['measured_bytes'] / GIB:.2f}", f"{said / GIB:.2f}", signed(row["error"]["tunecast"])]
+        lines.append([row["id"] + ("*" if row.get("doubts") else ""), row["kind"], row["about"], *sizes])
+    return [
+        "## Memory of sharded runs",
+        "",
+        f"{len(made['rows'])} runs on several cards, commit `{made['commit']}`; to repeat: "
+        "`python benchmarks/sharded_memory.py`. Worst first.",
+        "",
+        *(table(head, lines) if lines else ["None was answered.", ""]),
+        "Refused:",
+        "",
+        *refused_lines(made),
+    ]
+
+
+def points(made: Row) -> list[Point]:
+    return [
+        Point(
+            f"{row['id']} {row['about']}", row["stack"], row["measured_s"], row["said"]["tunecast"]["step_s"], SECONDS
+        )
+        for row in made["rows"]
+        if "tunecast" in row["error"]
+    ]
+
+
+def picture(made: Row, name: str, title: str) -> list[str]:
+    return [f"![{title}](img/{name})", ""] if points(made) else []
+
+
+def page() -> str:
+    lines = [
+        "# Accuracy: time, and memory on many cards",
+        "",
+        "Generated by `python benchmarks/report_time.py` from `benchmarks/results`; do not edit.",
+        "",
+        "Steps predicted without a GPU, against what others published of theirs. A run with a * leaves something open "
+        "that had to be taken; `benchmarks/data/runs.md` says where that is told.",
+        "",
+        "## Promises",
+        "",
+        *table(["promise", "measured", ""], promise_rows([*promises(), *_memory_promises()])),
+        *public_section(),
+        *vendor_section(),
+        *sharded_section(),
+        "## Every published run, worst first",
+        "",
+        *rows_table(load("time_public.json")),
+        "## Every vendor's run, worst first",
+        "",
+        *rows_table(load("time_vendor.json")),
+    ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _memory_promises() -> list[tuple[str, str, bool]]:
+    told = sharded_memory.promises(load("sharded_memory.json")["groups"])
+    return [(f"sharded memory, {promise}", measured, kept) for promise, measured, kept in told]
+
+
+def written() -> dict[Path, str]:
+    """Every file this program writes, and what into it."""
+    made = {DOCS / "accuracy_time.md": page()}
+    for result, name, title in (
+        ("time_public.json", "time.svg", "Step times of published runs"),
+        ("time_vendor.json", "time_vendor.svg", "Step times vendors published"),
+    ):
+        if found := points(load(result)):
+            made[DOCS / "img" / name] = scatter_svg(found, title, band=0.1)
+    return made
+
+
+def main() -> None:
+    (DOCS / "img").mkdir(exist_ok=True)
+    for path, content in written().items():
+        path.write_text(content)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""Predicted against published memory of runs on several cards; writes `results/sharded_memory.json`.
+
+    python benchmarks/sharded_memory.py
+
+The rows of data/public_runs.jsonl that have a peak, each compared in the kind its source measured. Memory is
+the fullest rank's; sources report one rank's, or the most of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+
+from memory import commit  # noqa: E402
+from public_figures import KIND_FIELDS  # noqa: E402
+from timing import Asked, described, grouped, refusals, rows_of, worst_first  # noqa: E402
+
+from tunecast.job import Job  # noqa: E402
+from tunecast.predict.engines import predicted  # noqa: E402
+from tunecast.predict.prediction import memory_of  # noqa: E402
+
+Row = dict[str, Any]
+FIELDS = ("allocated_bytes", "reserved_bytes", "device_bytes")
+LEAST_ANSWERED, MOST_MEDIAN, MOST_P90 = 0.9, 0.06, 0.15
+
+
+def memory_said(job: Job) -> Row:
+    memory = memory_of(predicted(job).held)  # the whole prediction has the least capacity too, which takes longer
+    return {name: getattr(memory, name) for name in FIELDS} | {"peak_phase": memory.peak_phase}
+
+
+def compared(row: Row, said: Row) -> Row:
+    measured = row["measured"]["memory"]
+    field = KIND_FIELDS[measured["kind"]]
+    return {
+        "id": row["id"],
+        "stack": row["stack"],
+        "gpu": row["job"]["hardware"]["gpu"],
+        "kind": measured["kind"],
+        "about": described(row),
+        "measured_bytes": measured["bytes"],
+        "resolution_bytes": measured["resolution_bytes"],
+        "said": {"tunecast": said},
+        "error": {"tunecast": said[field] / measured["bytes"] - 1} if field in said else {},
+        **({"doubts": row["doubts"]} if "doubts" in row else {}),
+    }
+
+
+def promises(groups: list[Row]) -> list[tuple[str, str, bool]]:
+    """What is promised of all rows and of each stack, what is measured, and whether it holds."""
+    lines = []
+    for group in groups:
+        name, ours = group["group"], group["tools"]["tunecast"]
+        if name != "all" and not name.startswith("stack: "):
+            continue
+        kept = (
+            ours["answered_fraction"] >= LEAST_ANSWERED
+            and ours.get("median", 1.0) <= MOST_MEDIAN
+            and ours.get("p90", 1.0) <= MOST_P90
+        )
+        measured = f"{ours['answered']} of {group['rows']} answered"
+        if ours["answered"]:
+            measured += f", median {ours['median']:.1%}, p90 {ours['p90']:.1%}, worst {ours['worst']:.1%}"
+        promise = f"{LEAST_ANSWERED:.0%} answered, median within {MOST_MEDIAN:.0%}, p90 within {MOST_P90:.0%}"
+        lines.append((f"{name.removeprefix('stack: ')}: {promise}", measured, kept))
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="rows whose id contains this; prints, writes nothing")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "sharded_memory.json")
+    options = parser.parse_args()
+    rows = [row for row in rows_of("public_runs.jsonl") if "memory" in row["measured"] and options.only in row["id"]]
+    ask, found = Asked(memory_said), []
+    for row in rows:
+        done = compared(row, ask(row))
+        found.append(done)
+        error = done["error"].get("tunecast")
+        shown = done["said"]["tunecast"].get("refused", "").splitlines()[0][:90] if error is None else f"{error:+.1%}"
+        print(done["id"], done["stack"], done["kind"], done["about"], shown, flush=True)
+    groups = grouped(found, lambda row: ["all", f"stack: {row['stack']}", f"kind: {row['kind']}", f"gpu: {row['gpu']}"])
+    for line in promises(groups):
+        print(line)
+    for row in worst_first(found)[:10]:
+        print(f"worst: {row['id']} {row['about']} {row['error']['tunecast']:+.1%}")
+    for reason in refusals(found)[:20]:
+        print(f"refused: {reason['rows']} of {reason['stack']}: {reason['reason']}")
+    if not options.only:
+        made = {"commit": commit(), "groups": groups, "refused": refusals(found), "rows": found}
+        options.out.write_text(json.dumps(made, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""What is promised of predicted times, on the committed results: `report_time.py` and the tests read it off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from figures import load
+
+Row = dict[str, Any]
+Promise = tuple[str, str, bool]
+LEAST_ANSWERED = 0.9
+TRANSFORMERS_LIKE, OTHERS, BY_CARD, VENDOR = 0.08, 0.12, 0.15, 0.12
+RANGE_HOLDS, HALF_WIDTH = 0.75, 0.25
+
+
+def promises() -> list[Promise]:
+    """What is promised, what is measured, and whether it holds."""
+    public, vendor = load("time_public.json"), load("time_vendor.json")
+    groups = {group["group"]: group for group in public["groups"]}
+    lines = [
+        _median("published, transformers-like", groups["transformers-like"], TRANSFORMERS_LIKE),
+        *(_median(f"published, {_stack(name)}", group, OTHERS) for name, group in _others(groups)),
+        *(
+            _median(f"published, {name.removeprefix('gpu: ')}, to which nothing is fitted", group, BY_CARD)
+            for name, group in groups.items()
+            if name.startswith("gpu: ")
+        ),
+        _median("vendors'", next(group for group in vendor["groups"] if group["group"] == "all"), VENDOR),
+        (
+            "order of H100, H200, B200 and MI300X in MLPerf's LoRA",
+            {None: "a card is refused", True: "as measured", False: "not as measured"}[vendor["order"]["agrees"]],
+            vendor["order"]["agrees"] is True,
+        ),
+    ]
+    return [*lines, *_ranges(public, "published"), *_ranges(vendor, "vendors'")]
+
+
+def _others(groups: dict[str, Row]) -> list[tuple[str, Row]]:
+    from time_public import TRANSFORMERS_LIKE as like
+
+    return [(name, group) for name, group in groups.items() if name.startswith("stack: ") and _stack(name) not in like]
+
+
+def _stack(name: str) -> str:
+    return name.removeprefix("stack: ")
+
+
+def _median(name: str, group: Row, most: float) -> Promise:
+    ours = group["tools"]["tunecast"]
+    measured = f"{ours['answered']} of {group['rows']} answered"
+    if ours["answered"]:
+        measured += f", median {ours['median']:.1%} ({ours['median_signed']:+.1%}), p90 {ours['p90']:.1%}"
+    kept = ours["answered_fraction"] >= LEAST_ANSWERED and ours.get("median", 1.0) <= most
+    return f"{name}: {LEAST_ANSWERED:.0%} answered, median within {most:.0%}", measured, kept
+
+
+def _ranges(made: Row, name: str) -> list[Promise]:
+    whole = next(group for group in made["groups"] if group["group"] == "all")
+    if "range_holds" not in whole:
+        return []
+    holds, half = whole["range_holds"], whole["range_half_width"]
+    kept = holds >= RANGE_HOLDS and half <= HALF_WIDTH
+    promise = f"{name}: the 80 % range holds for {RANGE_HOLDS:.0%}, half of it within {HALF_WIDTH:.0%} of the step"
+    return [(promise, f"{holds:.0%}, median half-width {half:.0%}", kept)]

@@ -1,0 +1,166 @@
+"""Links between cards, and the machines that have them: `links.toml`, `nodes.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tunecast.errors import UsageError, nearest
+from tunecast.units import GB
+
+MICRO = 1e-6
+GBIT = GB / 8
+"""Bytes in 1e9 bits."""
+INTERCONNECT = "hardware.interconnect"
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one card gets through a link, one way, in collectives of large messages; see links.toml for each field."""
+
+    name: str
+    kind: str
+    """nvlink, xgmi, pcie, host or network."""
+    bytes_per_s: float
+    latency_s: float
+    """One hop of the smallest message."""
+    source: str
+    checked: date
+    peak_bytes_per_s: float | None = None
+    pair_bytes_per_s: float | None = None
+    """Between two cards alone, where that is not what a card has."""
+    reduce_bytes_per_s: float | None = None
+    """On the wire while the switch itself reduces (NVLink SHARP)."""
+    small_bytes_per_s: float | None = None
+    """The most NCCL's LL protocol moves."""
+    joins: int | None = None
+    """Cards it joins; None: as many as a machine has."""
+    across_machines: bool = False
+    """They may be of several machines."""
+    channels: int = 0
+    """Rings NCCL opens over it."""
+    cards: tuple[str, ...] = ()
+    """Whose own link it is, by the beginning of their names."""
+    unverified: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Node:
+    """One machine. What nobody has said is None."""
+
+    name: str
+    provider: str
+    gpu: str
+    gpus: int
+    interconnect: str | None
+    fabric: str | None
+    inter_node_gbit_per_s: float | None
+    """Of the machine, all adapters together, one way, line rate."""
+    nics: int | None
+    nic_gbit_per_s: float | None
+    host_cpu: str | None
+    cores: int | None
+    """Of one's own machine."""
+    vcpus: int | None
+    """As a cloud counts, two a core."""
+    ram_gib: int | None
+    source: str
+    checked: date
+    notes: str = ""
+    unverified: tuple[str, ...] = ()
+
+
+@cache
+def links() -> Mapping[str, Link]:
+    """Every link, by name."""
+    return {name: _link(name, fields) for name, fields in _table("links.toml").items()}
+
+
+@cache
+def nodes() -> Mapping[str, Node]:
+    """Every machine, by name."""
+    return {name: _node(name, fields) for name, fields in _table("nodes.toml").items()}
+
+
+def network(name: str, gbit_per_s: float) -> Link:
+    """A network of which a card has this line rate."""
+    known = links()[name]
+    share = known.bytes_per_s / (known.peak_bytes_per_s or known.bytes_per_s)
+    peak = gbit_per_s * GBIT
+    return replace(known, bytes_per_s=share * peak, peak_bytes_per_s=peak)
+
+
+def inside_names() -> tuple[str, ...]:
+    return tuple(name for name, link in links().items() if link.kind != "network")
+
+
+def interconnect(name: str) -> Link:
+    """The link inside a machine that a job names. Raises `UsageError` where there is none."""
+    allowed = inside_names()
+    if name in allowed:
+        return links()[name]
+    near = nearest(name[:80].lower(), allowed)
+    hint = f"; nearest: {near}" if near else ""
+    told = f"got {name[:80]!r}; allowed: {', '.join(allowed)} or null (the card's own){hint}"
+    raise UsageError(f"{INTERCONNECT}: {told}", field=INTERCONNECT)
+
+
+def _link(name: str, fields: Mapping[str, Any]) -> Link:
+    line = fields.get("line_gbit_per_s")
+    peak = fields["peak_gb_per_s"] * GB if line is None else line * GBIT
+    return Link(
+        name=name,
+        kind=fields["kind"],
+        bytes_per_s=fields["gb_per_s"] * GB if line is None else fields["fraction"] * peak,
+        latency_s=fields["latency_us"] * MICRO,
+        source=fields["source"],
+        checked=fields["checked"],
+        peak_bytes_per_s=peak,
+        pair_bytes_per_s=_scaled(fields.get("pair_gb_per_s")),
+        reduce_bytes_per_s=_scaled(fields.get("reduce_gb_per_s")),
+        small_bytes_per_s=_scaled(fields.get("small_gb_per_s")),
+        joins=fields.get("joins"),
+        across_machines=fields.get("across_machines", False),
+        channels=fields.get("channels", 0),
+        cards=tuple(fields.get("cards", ())),
+        unverified=tuple(fields.get("unverified", ())),
+    )
+
+
+def _node(name: str, fields: Mapping[str, Any]) -> Node:
+    nics, each = fields.get("nics"), fields.get("nic_gbit_per_s")
+    total = fields.get("inter_node_gbit_per_s", None if nics is None or each is None else nics * each)
+    return Node(
+        name=name,
+        provider=fields["provider"],
+        gpu=fields["gpu"],
+        gpus=fields["gpus"],
+        interconnect=fields.get("interconnect"),
+        fabric=fields.get("fabric"),
+        inter_node_gbit_per_s=total,
+        nics=nics,
+        nic_gbit_per_s=each,
+        host_cpu=fields.get("host_cpu"),
+        cores=fields.get("cores"),
+        vcpus=fields.get("vcpus"),
+        ram_gib=fields.get("ram_gib"),
+        source=fields["source"],
+        checked=fields["checked"],
+        notes=fields.get("notes", ""),
+        unverified=tuple(fields.get("unverified", ())),
+    )
+
+
+def _scaled(gb_per_s: float | None) -> float | None:
+    return None if gb_per_s is None else gb_per_s * GB
+
+
+@cache
+def _table(name: str) -> Mapping[str, Mapping[str, Any]]:
+    table: dict[str, Mapping[str, Any]] = tomllib.loads((files("tunecast.hardware") / name).read_text("utf-8"))
+    return table

@@ -1,0 +1,198 @@
+"""How long the samples of a data set are: a list, a file, or a distribution, as `data.lengths` of a job says.
+
+    [512, 97, 1024]                                  a list, one a sample
+    ./lengths.json, ./lengths.txt                    a file: a JSON list, or a length a line (`length,count` for many)
+    constant(512)   uniform(50, 900)                 a distribution
+    lognormal(median=300, p90=1200)                  or mean=, or sigma= beside the median
+    percentiles(0=20, 50=300, 90=1200, 100=2048)     straight between them
+
+A distribution stands for its quantiles at (i + 1/2) / n: no random numbers, so an answer is the same every time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+from tunecast.errors import UsageError
+from tunecast.job.job import Data
+from tunecast.job.knob import shown
+from tunecast.job.readers.bounds import bounded_text
+from tunecast.units import MIB
+
+FIELD = "data.lengths"
+MOST_FILE_BYTES = 64 * MIB
+"""Some eight million lengths a line."""
+QUANTILES = 4096
+"""That a distribution is cut into where there are more samples: a length is then off by its share of a 4096th."""
+LONGEST = 10_000_000
+Z90 = NormalDist().inv_cdf(0.9)
+WIDEST_SIGMA = 5.0
+"""Its p90 is 600 times its median: no data set is wider."""
+
+_CALL = re.compile(r"\s*([a-z]+)\s*\(([^()]*)\)\s*")
+
+
+class Lengths(NamedTuple):
+    """How many samples have which length."""
+
+    counts: tuple[tuple[int, int], ...]
+    """(length, samples), shortest first."""
+    order: tuple[int, ...] | None = None
+    """As the data set has them, where it was given sample by sample."""
+    samples: int | None = None
+    """Of the whole data set, for which `counts` stands; None where only a distribution is known."""
+
+    @property
+    def listed(self) -> int:
+        return sum(count for _, count in self.counts)
+
+    @property
+    def mean(self) -> float:
+        return sum(length * count for length, count in self.counts) / self.listed
+
+    @property
+    def is_sample(self) -> bool:
+        """Whether `counts` only stands for the data set: its samples are drawn from it anew."""
+        return self.samples is None or self.samples != self.listed
+
+
+def sample_lengths(data: Data) -> Lengths | None:
+    """What a job says of its samples' lengths; None where it says nothing. Raises `UsageError` or `NotResolved`."""
+    given = data.lengths
+    if given is None:
+        return None
+    if isinstance(given, str):
+        call = _CALL.fullmatch(given)
+        if call is not None:
+            return _distribution(call[1], call[2], given, data.samples)
+        given = tuple(_file(given))
+    return Lengths(_counted(given), given, data.samples or len(given))
+
+
+def all_of(length: int, samples: int | None) -> Lengths:
+    return Lengths(((length, samples or 1),), None, samples)
+
+
+def _counted(lengths: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(Counter(lengths).items()))
+
+
+def _file(name: str) -> list[int]:
+    text = bounded_text(Path(name), MOST_FILE_BYTES)
+    try:
+        found = json.loads(text) if text.lstrip().startswith("[") else [_line(line) for line in text.splitlines()]
+    except (ValueError, RecursionError):
+        raise _wrong(f"{name}: neither a JSON list of whole numbers nor one a line") from None
+    lengths: list[int] = []
+    for entry in found:
+        if entry is None:
+            continue
+        length, count = entry if isinstance(entry, tuple) else (entry, 1)
+        if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= LONGEST:
+            raise _wrong(f"{name}: got {shown(length)}; allowed: whole numbers from 1 to {LONGEST}")
+        lengths += [length] * count
+        if len(lengths) > MOST_FILE_BYTES:
+            raise _wrong(f"{name}: more than {MOST_FILE_BYTES} samples, the most that is read")
+    if not lengths:
+        raise _wrong(f"{name}: holds no length")
+    return lengths
+
+
+def _line(line: str) -> tuple[int, int] | None:
+    if not line.strip():
+        return None
+    length, comma, count = line.partition(",")
+    times = int(count) if comma else 1
+    if not 0 <= times <= MOST_FILE_BYTES:
+        raise ValueError(line)
+    return int(length), times
+
+
+def _distribution(name: str, arguments: str, given: str, samples: int | None) -> Lengths:
+    makers: Mapping[str, Callable[[Mapping[str, float]], Callable[[float], float] | None]] = {
+        "constant": _constant,
+        "uniform": _uniform,
+        "lognormal": _lognormal,
+        "percentiles": _percentiles,
+    }
+    allowed = "constant(512), uniform(50, 900), lognormal(median=300, p90=1200), percentiles(0=20, 50=300, 100=2048)"
+    quantile = makers[name](_arguments(arguments)) if name in makers else None
+    if quantile is None:
+        raise _wrong(f"got {shown(given)}; allowed: a list, a file, or a distribution such as {allowed}")
+    points = min(samples or QUANTILES, QUANTILES)
+    lengths = [min(LONGEST, max(1, round(quantile((i + 0.5) / points)))) for i in range(points)]
+    return Lengths(_counted(lengths), None, samples)
+
+
+def _arguments(text: str) -> dict[str, float]:
+    """By name; one without is called by its place, 0 and on. What is no number is left out, and so is missed."""
+    found: dict[str, float] = {}
+    for place, part in enumerate(text.split(",")):
+        name, equals, value = part.rpartition("=")
+        try:
+            number = float(value)
+        except ValueError:
+            return {}
+        if not math.isfinite(number) or abs(number) > LONGEST:
+            return {}
+        found[name.strip() if equals else f"#{place}"] = number
+    return found
+
+
+def _constant(given: Mapping[str, float]) -> Callable[[float], float] | None:
+    return (lambda _: given["#0"]) if set(given) == {"#0"} and given["#0"] >= 1 else None
+
+
+def _uniform(given: Mapping[str, float]) -> Callable[[float], float] | None:
+    if set(given) != {"#0", "#1"} or not 1 <= given["#0"] <= given["#1"]:
+        return None
+    low, high = given["#0"], given["#1"]
+    return lambda p: low + p * (high - low)
+
+
+def _lognormal(given: Mapping[str, float]) -> Callable[[float], float] | None:
+    """Of a log-normal, mean = median * exp(sigma**2 / 2) and p90 = median * exp(1.2816 * sigma)."""
+    median, sigma = given.get("median", 0.0), given.get("sigma", 0.0)
+    if len(given) != 2 or median < 1:
+        return None
+    if given.get("p90", 0.0) > median:
+        sigma = math.log(given["p90"] / median) / Z90
+    elif given.get("mean", 0.0) > median:
+        sigma = math.sqrt(2 * math.log(given["mean"] / median))
+    if not 0 < sigma <= WIDEST_SIGMA:
+        return None
+    logs = NormalDist(math.log(median), sigma)
+    return lambda p: math.exp(min(logs.inv_cdf(p), math.log(LONGEST)))
+
+
+def _percentiles(given: Mapping[str, float]) -> Callable[[float], float] | None:
+    try:
+        points = sorted((float(name) / 100, length) for name, length in given.items())
+    except ValueError:
+        return None
+    if len(points) < 2 or points[0][0] < 0 or points[-1][0] > 1 or min(length for _, length in points) < 1:
+        return None
+    if [length for _, length in points] != sorted(length for _, length in points):
+        return None
+
+    def quantile(p: float) -> float:
+        if p <= points[0][0]:
+            return points[0][1]
+        for (left, low), (right, high) in pairwise(points):
+            if p <= right:
+                return low + (p - left) / (right - left) * (high - low)
+        return points[-1][1]
+
+    return quantile
+
+
+def _wrong(message: str) -> UsageError:
+    return UsageError(f"{FIELD}: {message}", field=FIELD)

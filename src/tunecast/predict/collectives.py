@@ -1,0 +1,244 @@
+"""Seconds of an operation between cards: `collective_seconds`.
+
+NCCL runs a collective by whichever way its own model of the machine finds fastest, and this is that model: a way is an
+algorithm (ring, tree, reduction in the switch) with a protocol, each costing
+
+    before the first hop + hops x seconds a hop + bytes on a wire / rate of the wire
+
+    LL       flags travel with every 8 bytes: fast hops, half the rate
+    LL128    flags with every 128 bytes: 0.92 of the rate; needs NVLink
+    Simple   whole chunks and a barrier each: slow hops, the full rate
+
+so that the rate a message sees climbs with its size. Letters: n ranks on N machines, g = n/N of one machine, P bytes:
+the whole that is reduced, gathered or scattered.
+
+Source    NVIDIA/nccl src/graph/tuning.cc, as of 2.28 (baseLatencies, hwLatencies, ncclTopoTuneModel); rates: links.toml
+Measured  all_reduce of 32 KiB to 16 GiB (ml-engineering, network/benchmarks; `tests/unit/test_collectives.py`):
+          8 H200: within 24 %, from 64 MiB within 8 %; 8 B200: from 128 MiB within 12 %, up to 47 % too fast below;
+          4 x 8 B200 over EFA: from 64 MiB within 8 %, up to 43 % too fast between 1 and 32 MiB;
+          all_gather of 2 GiB by 256 H100 with a user's settings: 36 % too fast (NVIDIA/nccl#1218)
+Ignored   user buffers registered with NCCL, CollNet, PAT, two machines' trees, cards of other jobs on the same switch,
+          what the communication kernels take from the computing ones; PyTorch's 20 to 30 us of CPU a call (the host's)
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from tunecast.hardware.cluster import Cluster, Group
+from tunecast.hardware.links import Link
+from tunecast.tape.op import Op
+
+US = 1e-6
+
+
+class Protocol(NamedTuple):
+    """Latencies in seconds. Of hops: what a protocol adds to LL's, which is the link's own."""
+
+    ring_base: float
+    tree_base: float
+    inside: float
+    inside_pcie: float
+    between: float
+    tree_between: float
+    share: float
+    """Of the wire's rate."""
+
+
+RAMP_S = 26 * US
+"""What Simple needs beyond NCCL's own constants before it runs at full rate: nccl-tests on 2, 4 and 8 A100 fit
+46, 54 and 79 us and a rate; NCCL's constants explain 15, 29 and 56. H200 and B200, not used here, want 20 to 50."""
+
+LL = Protocol(6.6 * US, 6.8 * US, 0.0, 0.0, 0.0, 2.3 * US, 0.5)
+LL128 = Protocol(14.0 * US, 14.0 * US, 1.3 * US, 1.5 * US, 1.3 * US, 5.8 * US, 0.92)
+SIMPLE = Protocol(8.4 * US + RAMP_S, 8.4 * US + RAMP_S, 2.8 * US, 4.7 * US, 11.3 * US, 11.3 * US, 1.0)
+"""hwLatencies less LL's, in us: NVLink {0.6, 1.9, 3.4}, PCI {1.0, 2.5, 5.7}, network {2.7, 4.0, 14.0} of rings; of
+trees the network's are {5.0, 8.5, 14}, and inside a machine they differ by less than 1 us from a ring's."""
+
+NVLS_S = 25 * US
+"""hwLatencies of NVLS."""
+LL_BETWEEN_BYTES_PER_S = 19e9
+"""llMaxBws over several machines: 19 to 20.4 whatever the card, since the host's CPU forwards the flags."""
+TREE_SHARE = 0.92
+"""Of the ring's rate (ncclTopoTuneModel)."""
+TREE_TENTHS = {
+    LL: "10 10 10 10 9 8 7 7 7 7 6 5 4 4 5 6 7 8 9 10",
+    LL128: "10 10 10 10 10 9 8 8 8 7 6 6 6 6 6 6 8 9 9 9 9 10",
+    SIMPLE: "9 9 9 9 9 9 9 8 7 6 6 5 5 5 5 6 7 8 7 7 8 9",
+}
+"""Tenths of a tree's rate, by powers of two from 64 bytes, the last for all above: "trees are not perfectly sticking to
+the model for medium sizes" (treeCorrectionFactor). Interpolated between two powers, so that more bytes take longer."""
+TREE_SHARES = {protocol: [int(tenths) / 10 for tenths in text.split()] for protocol, text in TREE_TENTHS.items()}
+NET_OVERHEAD_S = 1 * US
+"""Of the CPU that forwards a step of a ring over several machines, also of its steps inside one (getNetOverhead; 2 on
+AMD); Simple has three."""
+
+
+def collective_seconds(op: Op, cluster: Cluster) -> float:
+    """On its stream, from its start to its end. 0 for a group of one rank."""
+    said = op.shapes[1][0] if len(op.shapes) > 1 and op.shapes[1] else None
+    group = cluster.group(op.group, said)
+    nbytes = max(op.read_bytes, op.written_bytes)
+    if group.ranks < 2 or nbytes == 0:
+        return 0.0
+    price = PRICES.get(op.name)
+    if price is None:
+        raise ValueError(f"no price for {op.name}; known: {', '.join(sorted(PRICES))}")
+    return price(nbytes, group, cluster)
+
+
+def all_reduce_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+    """Each rank holds P and ends with the sum: the fastest of rings, trees and the switch."""
+    ways = [ring_seconds(nbytes, 2 * (group.ranks - 1), group, cluster, p) for p in protocols(group, cluster)]
+    ways += [tree_seconds(nbytes, group, cluster, p) for p in protocols(group, cluster)]
+    if group.nodes == 1 and cluster.inside.reduce_bytes_per_s:
+        ways.append(switch_seconds(nbytes, group.ranks, cluster.inside.reduce_bytes_per_s))
+    return min(ways)
+
+
+def all_gather_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+    """Each rank holds P/n and ends with P. NCCL chooses rings for it, on H200 too: the switch spares a gather nothing
+    (NVIDIA/nccl#1506). The same for reduce_scatter, which runs the other way round.
+    """
+    return min(ring_seconds(nbytes, group.ranks - 1, group, cluster, p) for p in protocols(group, cluster))
+
+
+def ring_seconds(nbytes: int, steps: int, group: Group, cluster: Cluster, protocol: Protocol) -> float:
+    """In each step every rank passes P/n to the next one.
+
+    Of a round of n steps N leave a machine, the rest stay; NCCL runs several rings, each leaving by another card's
+    adapter, so a machine's g adapters carry what one boundary of the ring needs.
+    """
+    crossing = steps * (group.nodes - 1) // max(1, group.ranks - 1)
+    wire_s = steps * nbytes / group.ranks / rate(group, cluster, protocol)
+    hops_s = (steps - crossing) * hop_s(group, cluster, protocol) + crossing * cross_s(cluster.between, protocol)
+    return protocol.ring_base + hops_s + wire_s
+
+
+def tree_seconds(nbytes: int, group: Group, cluster: Cluster, protocol: Protocol) -> float:
+    """Up to the root and down again: a chain inside each machine, a binary tree over machines. P crosses twice."""
+    up = (group.inside - 1) * _inside_hop_s(cluster.inside, protocol)
+    up += math.ceil(math.log2(group.nodes)) * (cluster.between.latency_s + protocol.tree_between)
+    share = TREE_SHARE * tree_correction(nbytes, protocol)
+    return protocol.tree_base + 2 * up + 2 * nbytes / (share * rate(group, cluster, protocol))
+
+
+def tree_correction(nbytes: int, protocol: Protocol) -> float:
+    factors = TREE_SHARES[protocol]
+    power = min(max(0.0, math.log2(nbytes / 64)), len(factors) - 1.0)
+    below = int(power)
+    above = min(below + 1, len(factors) - 1)
+    return factors[below] + (power - below) * (factors[above] - factors[below])
+
+
+def switch_seconds(nbytes: int, ranks: int, bytes_per_s: float) -> float:
+    """NVLink SHARP: each rank reduces P/n of everybody's by reading it through the switch, and multicasts the result.
+
+    Out of a card goes its P, of which everybody reads a share, and its P/n of the result; in come P/n of sums and the
+    result's P: (n+1)/n P each way, where a ring has 2(n-1)/n P.
+    Source  NVIDIA/nccl#828 (a share is read from all, one's own included), NVIDIA/nccl-tests#238 (n+1); the rates of
+            5 to 8 H200 and of 6 to 8 B200 each give one wire rate to 2 % (links.toml)
+    """
+    return NVLS_S + RAMP_S + nbytes * (ranks + 1) / ranks / bytes_per_s
+
+
+def all_to_all_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+    """Each rank sends P/n to each other: to g-1 inside, to n-g through its own adapter, both at once."""
+    n, g = group.ranks, group.inside
+    stays_s = nbytes * (g - 1) / n / inside_rate(cluster.inside, g) if g > 1 else 0.0
+    leaves_s = nbytes * (n - g) / n / cluster.between.bytes_per_s
+    return SIMPLE.ring_base + hop_once_s(group, cluster, SIMPLE) + max(stays_s, leaves_s)
+
+
+def broadcast_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+    """From rank to rank, in pieces: P crosses each wire once, the last has it n-1 hops later. `reduce` backwards."""
+    crossing = group.nodes - 1
+    ways = []
+    for protocol in protocols(group, cluster):
+        hops_s = (group.ranks - 1 - crossing) * hop_s(group, cluster, protocol)
+        hops_s += crossing * cross_s(cluster.between, protocol)
+        ways.append(protocol.ring_base + hops_s + nbytes / rate(group, cluster, protocol))
+    return min(ways)
+
+
+def gather_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+    """One rank receives (n-1)/n P, all of it through its own links. `scatter` the other way."""
+    n, g = group.ranks, group.inside
+    stays_s = nbytes * (g - 1) / n / inside_rate(cluster.inside, g) if g > 1 else 0.0
+    leaves_s = nbytes * (n - g) / n / cluster.between.bytes_per_s
+    return SIMPLE.ring_base + hop_once_s(group, cluster, SIMPLE) + max(stays_s, leaves_s)
+
+
+def send_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+    """To the next rank of the group; the slowest neighbours count, which are on two machines if any are."""
+    ways = []
+    for protocol in (LL, SIMPLE):
+        wire = cluster.between.bytes_per_s if group.nodes > 1 else inside_rate(cluster.inside, 2)
+        ways.append(
+            protocol.ring_base + hop_once_s(group, cluster, protocol) + nbytes / _slowed(wire, group, cluster, protocol)
+        )
+    return min(ways)
+
+
+def protocols(group: Group, cluster: Cluster) -> tuple[Protocol, ...]:
+    """LL128 needs the order of writes that only NVLink keeps."""
+    return (LL, LL128, SIMPLE) if cluster.inside.kind == "nvlink" and group.inside > 1 else (LL, SIMPLE)
+
+
+def rate(group: Group, cluster: Cluster, protocol: Protocol) -> float:
+    """Bytes a second each rank sends in a ring: what a card has inside, or its machine's adapters together."""
+    wires = []
+    if group.inside > 1:
+        wires.append(inside_rate(cluster.inside, group.inside))
+    if group.nodes > 1:
+        wires.append(group.inside * cluster.between.bytes_per_s)
+    return _slowed(min(wires), group, cluster, protocol)
+
+
+def inside_rate(link: Link, ranks: int) -> float:
+    """Where each pair of cards has links of its own, fewer ranks have fewer of them; over PCIe, two have it alone."""
+    pair = link.pair_bytes_per_s
+    if pair is None or (pair > link.bytes_per_s and ranks > 2):
+        return link.bytes_per_s
+    return pair if ranks == 2 else min(link.bytes_per_s, pair * (ranks - 1))
+
+
+def _slowed(wire: float, group: Group, cluster: Cluster, protocol: Protocol) -> float:
+    most = math.inf
+    if protocol is LL:
+        most = LL_BETWEEN_BYTES_PER_S if group.nodes > 1 else cluster.inside.small_bytes_per_s or math.inf
+    return min(protocol.share * wire, most)
+
+
+def hop_s(group: Group, cluster: Cluster, protocol: Protocol) -> float:
+    """A step inside a machine; of a ring over several, at least what the CPU takes to forward the others."""
+    hop = _inside_hop_s(cluster.inside, protocol)
+    return max(hop, NET_OVERHEAD_S * (3 if protocol is SIMPLE else 1)) if group.nodes > 1 else hop
+
+
+def cross_s(between: Link, protocol: Protocol) -> float:
+    """A step to another machine; Simple waits once more, for the adapter to have written what it announces."""
+    return between.latency_s * (2 if protocol is SIMPLE else 1) + protocol.between
+
+
+def hop_once_s(group: Group, cluster: Cluster, protocol: Protocol) -> float:
+    return cross_s(cluster.between, protocol) if group.nodes > 1 else hop_s(group, cluster, protocol)
+
+
+def _inside_hop_s(link: Link, protocol: Protocol) -> float:
+    return link.latency_s + (protocol.inside if link.kind == "nvlink" else protocol.inside_pcie)
+
+
+PRICES = {
+    "all_reduce": all_reduce_seconds,
+    "all_gather": all_gather_seconds,
+    "reduce_scatter": all_gather_seconds,
+    "all_to_all": all_to_all_seconds,
+    "broadcast": broadcast_seconds,
+    "reduce": broadcast_seconds,
+    "gather": gather_seconds,
+    "scatter": gather_seconds,
+    "send": send_seconds,
+    "recv": send_seconds,
+}

@@ -1,0 +1,81 @@
+"""What a card's arithmetic and memory reach, as opposed to what its data sheet prints."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tunecast.hardware.spec import Gpu
+
+ACHIEVABLE = 0.85
+"""Of the dense rate, where nobody measured the card: A100 0.87, H100 and H200 0.80, GH200 0.84 (stas00/ml-engineering,
+best of many shapes)."""
+FLOAT32_ACHIEVABLE = 0.75
+"""Of the float32 rate without tensor cores: cuBLAS' SGEMM."""
+RATE_OF_DTYPE = {
+    "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int8": "int8", "int32": "int8", "tf32": "tf32",
+    "float8": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4": "fp4", "float4_e2m1fn_x2": "fp4",
+}  # fmt: skip
+INSTEAD = {
+    "bf16": ("fp32",), "fp16": ("bf16", "fp32"), "tf32": ("fp32",), "fp8": ("bf16", "fp16"),
+    "fp4": ("fp8", "bf16", "fp16"), "int8": ("bf16", "fp16"), "fp32": ("tf32", "fp16"),
+}  # fmt: skip
+"""What runs where a card has no such units: bfloat16 on a T4 takes the float32 path."""
+DEFAULT_SM_COUNT = 108
+"""Of a card whose multiprocessors nobody counted: an A100's."""
+LEAST_BYTES_PER_S = 300e9
+
+
+class Rates(NamedTuple):
+    """A card as prices see it; unlike `Gpu` it can be a key."""
+
+    name: str
+    sm_count: int
+    bytes_per_s: float
+    """The data sheet's."""
+    compute_capability: tuple[int, int]
+    l2_bytes: int
+    by_dtype: tuple[tuple[str, float], ...]
+    """FLOP a second of the best matrix product, by bf16, fp16, tf32, fp32, fp8, fp4, int8."""
+
+    def flop_per_s(self, dtype: str) -> float:
+        rate = RATE_OF_DTYPE.get(dtype, "bf16")
+        return dict(self.by_dtype)[rate]
+
+
+_known: dict[int, tuple[Gpu, Rates]] = {}
+
+
+def rates_of(gpu: Gpu) -> Rates:
+    found = _known.get(id(gpu))
+    if found is None or found[0] is not gpu:
+        if len(_known) > 1000:
+            _known.clear()
+        found = _known[id(gpu)] = (gpu, _rates(gpu))
+    return found[1]
+
+
+def _rates(gpu: Gpu) -> Rates:
+    return Rates(
+        gpu.name,
+        gpu.sm_count or DEFAULT_SM_COUNT,
+        gpu.memory_bytes_per_s or LEAST_BYTES_PER_S,
+        gpu.compute_capability,
+        gpu.l2_bytes or 0,
+        tuple((name, _best(gpu, name)) for name in INSTEAD),
+    )
+
+
+def _best(gpu: Gpu, wanted: str) -> float:
+    for name in (wanted, *INSTEAD[wanted]):
+        if name in gpu.achieved_flop_per_s:
+            return gpu.achieved_flop_per_s[name]
+        dense = gpu.dense_flop_per_s.get(name)
+        if dense is not None:
+            return dense * (FLOAT32_ACHIEVABLE if name == "fp32" else _achievable(gpu))
+    raise ValueError(f"{gpu.name}: no rate for {wanted}")
+
+
+def _achievable(gpu: Gpu) -> float:
+    """As much of another dtype's rate as of bfloat16's, where that was measured."""
+    measured, dense = gpu.achieved_flop_per_s.get("bf16"), gpu.dense_flop_per_s.get("bf16")
+    return measured / dense if measured and dense else ACHIEVABLE

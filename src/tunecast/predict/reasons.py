@@ -1,0 +1,107 @@
+"""Why a step takes as long as it does, in sentences; and what the host must have to keep the cards fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tunecast.job.job import Job
+from tunecast.units import percent
+
+if TYPE_CHECKING:
+    from tunecast.predict.outside import Outside
+    from tunecast.predict.runtime import StepTime
+
+NAMES: Mapping[str, str] = {
+    "memory_bound": "moving memory",
+    "recomputation": "computing again",
+    "optimizer": "the optimizer",
+    "launch": "the card waits for the host",
+    "communication": "the card waits for other cards",
+    "waiting": "waiting for longer rows",
+}
+"""Of a step's breakdown, where the name alone does not tell."""
+SHOWN_FROM = 0.02
+"""Of a step: smaller parts are no reason."""
+TOLD_FROM = 0.1
+"""Of a step: padding and waiting that are worth a change."""
+IDLE_BELOW = 0.9
+"""Of a step: a card that is busy less than this could do more in the same time."""
+
+
+class HostNeeds(NamedTuple):
+    """Of one machine."""
+
+    cores: int
+    """One thread a card that launches (and its backward pass, which takes turns with it), its loader's workers."""
+    ram_bytes: int | None
+    """What no other use of the machine can take back; None: not known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"cpu_cores": self.cores, "ram_bytes": self.ram_bytes}
+
+
+def host_needs(job: Job, outside: Outside | None) -> HostNeeds:
+    """A process a card: each has its own memory; the pages of the model's file they share.
+
+    Ignored  pinned batches, some MB; what a data set keeps in memory (datasets maps its files).
+    """
+    cards = job.hardware.gpus
+    return HostNeeds(cards * (1 + job.data.workers), None if outside is None else cards * outside.host_bytes)
+
+
+def parts_told(breakdown_s: Mapping[str, float]) -> str:
+    """`matrix products 61 %, moving memory 29 %, attention 8 %`."""
+    total = sum(breakdown_s.values())
+    shown = sorted(((spent / total, name) for name, spent in breakdown_s.items() if spent > 0), reverse=True)
+    return ", ".join(
+        f"{NAMES.get(name, name.replace('_', ' '))} {percent(share)}" for share, name in shown if share >= SHOWN_FROM
+    )
+
+
+def reasons(job: Job, step: StepTime, layers: int | None = None, padding_fraction: float = 0.0) -> list[str]:
+    """What bounds the step and what follows from it, a sentence each; the first names the bound."""
+    told = [_bound(job, step, layers)]
+    waiting = step.breakdown_s.get("waiting", 0.0) / step.step_s if step.step_s else 0.0
+    evens = "packing" if job.data.group_by_length else "group_by_length or packing"
+    if waiting >= TOLD_FROM:
+        told.append(
+            f"{percent(waiting)} of a step the cards wait for the one whose rows are longest: {evens} evens them out"
+        )
+    elif padding_fraction >= TOLD_FROM:
+        told.append(f"{percent(padding_fraction)} of what is computed is padding: {evens} saves most of it")
+    if job.method != "full" and step.bound_by == "compute":
+        done, of = (6, 8) if job.gradient_checkpointing else (4, 6)
+        told.append(
+            f"adapters save little time: the frozen weights are multiplied all the same, {done} of {of} FLOPs a "
+            "parameter and token; only their own gradients are not made"
+        )
+    if job.quantization.format in ("nf4", "fp4") and step.bound_by in ("compute", "memory"):
+        times = "three times" if job.gradient_checkpointing else "twice"
+        told.append(
+            f"4-bit weights are unpacked {times} a micro-batch and computed with in 16 bits: smaller, not faster"
+        )
+    return told
+
+
+def _bound(job: Job, step: StepTime, layers: int | None) -> str:
+    parts = parts_told(step.breakdown_s)
+    if step.bound_by == "launch":
+        count = f"{step.kernels:,} kernels a step" if step.kernels else "the step's kernels"
+        each = f" ({step.kernels // (layers * job.grad_accum):,} a layer)" if step.kernels and layers else ""
+        free = _free_batch(job, step)
+        more = f"; micro_batch {free} takes about as long" if free > job.micro_batch else ""
+        return (
+            f"launch-bound: the host needs {step.cpu_s:.2f} s to launch {count}{each}, the card "
+            f"{step.gpu_busy_s:.2f} s to run them{more}; compile lowers it"
+        )
+    if step.bound_by == "communication":
+        return f"communication-bound: {step.communication_s:.2f} s of collectives a step, not all hidden: {parts}"
+    idle = 1 - step.gpu_busy_s / step.step_s
+    spare = f"; the card is idle {percent(idle)} of the step" if 1 - idle < IDLE_BELOW else ""
+    return f"{step.bound_by}-bound: {parts}{spare}"
+
+
+def _free_batch(job: Job, step: StepTime) -> int:
+    """The micro-batch with which the card would need as long as the host does."""
+    return int(job.micro_batch * step.cpu_s / step.gpu_busy_s) if step.gpu_busy_s else job.micro_batch

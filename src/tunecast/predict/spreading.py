@@ -1,0 +1,177 @@
+"""Which ways of spreading a job over cards the closed form knows, by stack; the rest is refused with what to do instead.
+
+A rule looks at one field and gives the sentence that refuses it, or None. What a combination needs beyond that (widths
+that divide, layers that do not) the stack's own program says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tunecast.job.job import Job
+from tunecast.tape.build.sharding import fsdp_version
+
+THROUGH_ACCELERATE = ("transformers", "trl", "axolotl", "llama-factory")
+DATA: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(THROUGH_ACCELERATE, ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")),
+    "litgpt": ("fsdp", "ddp"),
+    "fsdp_qlora": ("fsdp",),
+    "torchtitan": ("fsdp", "hsdp"),
+    "llm-foundry": ("fsdp",),
+    "megatron": ("ddp", "zero1"),
+    "nemo": ("ddp", "zero1"),
+}
+"""Stacks that several cards are known of, and how their ranks may share the data."""
+PARTS: Mapping[str, tuple[str, ...]] = {
+    "torchtitan": ("tensor",),
+    "megatron": ("tensor", "pipeline", "context", "expert"),
+    "nemo": ("tensor", "pipeline", "context", "expert"),
+}
+"""Other dimensions of the mesh."""
+DIMENSIONS = ("layers", "tensor", "pipeline", "context", "expert")
+ON_SHARDS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
+"""Optimizers whose kernels take the parts FSDP2 cuts as they take any tensor (tests/trace/test_sharding.py)."""
+FLAT = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop")
+"""The same of ZeRO's flat partitions."""
+SCRIPT = "To fix: trace your own script, `tunecast trace --nproc-per-node {gpus} -- train.py`"
+
+
+def cards(job: Job) -> int:
+    return job.hardware.gpus * job.hardware.nodes
+
+
+def is_sharded(job: Job) -> bool:
+    """Weights are cut, and the stack goes through accelerate."""
+    return job.stack in THROUGH_ACCELERATE and job.parallel.data in ("fsdp", "hsdp") and cards(job) > 1
+
+
+def has_flat_parameters(job: Job) -> bool:
+    """FSDP 1 cuts flat parameters."""
+    return is_sharded(job) and job.parallel.data == "fsdp" and fsdp_version(job) == 1
+
+
+def is_flat(job: Job) -> bool:
+    return job.stack in THROUGH_ACCELERATE and job.parallel.data.startswith("zero")
+
+
+def _cards(job: Job) -> str | None:
+    if cards(job) == 1 or job.stack in DATA:
+        return None
+    got = f"got {job.hardware.gpus} on each of {job.hardware.nodes} machines"
+    got = got if job.hardware.nodes > 1 else f"got {job.hardware.gpus}"
+    known = ", ".join(sorted(DATA))
+    script = SCRIPT.format(gpus=job.hardware.gpus)
+    return f"{got}; several cards are known of the stacks {known}, not yet of {job.stack}; allowed: 1. {script}"
+
+
+def _data(job: Job) -> str | None:
+    data, hardware = job.parallel.data, job.hardware
+    known = DATA.get(job.stack, ("ddp",))
+    if data not in known and not (cards(job) == 1 and data == "ddp"):
+        return f"got {data}, which is not known of {job.stack}; allowed: {', '.join(known)}"
+    if cards(job) == 1 and data in ("fsdp", "hsdp"):
+        return f"got {data} on one card, where there is nothing to share. To fix: hardware.gpus 2 or more, or ddp"
+    if data == "hsdp" and (hardware.nodes == 1 or hardware.gpus == 1):
+        shape = f"{hardware.nodes} machines of {hardware.gpus} cards"
+        return f"got hsdp on {shape}; it shards inside a machine and replicates across several. To fix: fsdp"
+    return None
+
+
+def _dimensions(job: Job) -> str | None:
+    asked = [name for name in DIMENSIONS if getattr(job.parallel, name) > 1]
+    unknown = [name for name in asked if name not in PARTS.get(job.stack, ())]
+    if not unknown:
+        return None
+    where = sorted(stack for stack, parts in PARTS.items() if set(unknown) <= set(parts))
+    known = f"known of {', '.join(where)}" if where else "not modelled yet"
+    script = SCRIPT.format(gpus=job.hardware.gpus)
+    return f"{unknown[0]}: got {getattr(job.parallel, unknown[0])}, {known}; allowed with {job.stack}: 1. {script}"
+
+
+def _offload(job: Job) -> str | None:
+    offload, data = job.parallel.offload, job.parallel.data
+    if offload == "none" or job.stack in ("torchtitan", "fsdp_qlora"):
+        return None
+    if job.stack not in THROUGH_ACCELERATE:
+        return f"got {offload}, which is not known of {job.stack}; allowed: none"
+    if data in ("fsdp", "hsdp"):
+        if offload == "optimizer":
+            return "got optimizer; FSDP takes weights, gradients and optimizer to the host together. To fix: parameters"
+        return None
+    if data == "zero3" or (data in ("zero1", "zero2") and offload == "optimizer"):
+        return None
+    if data == "ddp":
+        return f"got {offload} with parallel.data ddp, which keeps all on the card. To fix: parallel.data zero2, or fsdp"
+    return f"got {offload} with parallel.data {data}, whose weights stay. To fix: offload optimizer, or zero3"
+
+
+def _optimizer(job: Job) -> str | None:
+    if is_sharded(job) and job.optimizer not in ON_SHARDS:
+        return f"got {job.optimizer}, which is not known on FSDP's shards; allowed: {', '.join(ON_SHARDS)}"
+    if is_flat(job) and job.optimizer not in FLAT:
+        return f"got {job.optimizer}, which is not known on ZeRO's partitions; allowed: {', '.join(FLAT)}"
+    if cards(job) > 1 and (job.optimizer == "lomo" or job.optimizer.endswith("_layerwise")):
+        return f"got {job.optimizer}, which takes gradients before they are summed over cards; allowed: on one card"
+    return None
+
+
+def _in_backward(job: Job) -> str | None:
+    if job.optimizer_in_backward and (cards(job) > 1 or is_flat(job)) and job.stack in THROUGH_ACCELERATE:
+        return "got true, which takes gradients before they are summed over cards; allowed: on one card"
+    return None
+
+
+def _compile(job: Job) -> str | None:
+    if job.compile and (is_sharded(job) or is_flat(job)):
+        return f"got true with parallel.data {job.parallel.data}, which is not known together; allowed: false"
+    return None
+
+
+def _matmul_dtype(job: Job) -> str | None:
+    if job.matmul_dtype is not None and (is_sharded(job) or is_flat(job)):
+        return f"got {job.matmul_dtype} with parallel.data {job.parallel.data}, not known together; allowed: null"
+    return None
+
+
+def _kernels(job: Job) -> str | None:
+    if not job.kernels or not (is_sharded(job) or is_flat(job)):
+        return None
+    if has_flat_parameters(job):  # the outermost unit, the head's, stays whole from forward to backward
+        return None
+    if "foak" in job.kernels:
+        return "got foak, which is known with parallel.fsdp_version 1 or on replicas (ddp)"
+    if "liger" in job.kernels and job.method != "full":
+        return "got liger with adapters on cut weights: its head reads a weight nobody gathers; allowed: none"
+    return None
+
+
+def _format(job: Job) -> str | None:
+    got = job.quantization.format
+    allowed = ("nf4", "fp4") if is_sharded(job) or job.parallel.data in ("zero1", "zero2") else ()
+    allowed = (*allowed, "gptq") if has_flat_parameters(job) else allowed
+    if (is_sharded(job) or is_flat(job)) and got is not None and got not in allowed:
+        names = ", ".join((*allowed, "null"))
+        return f"got {got} with parallel.data {job.parallel.data}, which cannot cut it; allowed: {names}"
+    return None
+
+
+def _reduce_dtype(job: Job) -> str | None:
+    got = job.parallel.reduce_dtype
+    if got is None or job.stack not in THROUGH_ACCELERATE or is_sharded(job):
+        return None
+    return f"got {got} with parallel.data {job.parallel.data}; replicas and ZeRO sum gradients in their own; allowed: null"
+
+
+RULES: Mapping[str, Callable[[Job], str | None]] = {
+    "hardware.gpus": _cards,
+    "parallel.data": _data,
+    "parallel": _dimensions,
+    "parallel.offload": _offload,
+    "parallel.reduce_dtype": _reduce_dtype,
+    "optimizer": _optimizer,
+    "optimizer_in_backward": _in_backward,
+    "compile": _compile,
+    "matmul_dtype": _matmul_dtype,
+    "kernels": _kernels,
+    "quantization.format": _format,
+}

@@ -1,0 +1,207 @@
+"""What is said of a job's time, utilisation and energy: the parts of a prediction beside memory.
+
+    lengths ──► padded micro-batches ──► a few steps priced ──► the mean step ──► the whole job ──► energy
+
+MFU  model FLOPs a second over what the card could do at most in the dtype its matrix products run in. Model FLOPs are
+     those of the forward and backward pass once, as the tape has them: attention and adapters included, frozen weights'
+     gradients not, which nobody computes. The 6 N of a token of the usual rule is this for full training but for
+     attention. HFU counts what the card really does: recomputation too.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
+from tunecast.hardware.cluster import Cluster, cluster_of
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Data, Job
+from tunecast.job.lengths import QUANTILES, Lengths, sample_lengths
+from tunecast.job.model import ModelConfig
+from tunecast.predict.by_length import mean_step, priced_lengths
+from tunecast.predict.energy import energy
+from tunecast.predict.host import Host, host_of
+from tunecast.predict.lengths import Epoch, data_ranks, epoch_of, eval_batches
+from tunecast.predict.modelled import card_of
+from tunecast.predict.outside import Outside, outside_of
+from tunecast.predict.prediction import Prediction
+from tunecast.predict.reasons import host_needs, reasons
+from tunecast.predict.runtime import StepTime, step_time
+from tunecast.predict.whole import WholeTime, whole_job
+from tunecast.tape.op import Phase
+from tunecast.tape.timed import Step, timed_steps
+
+PEAKS: Mapping[str, str] = {
+    **{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
+    **{"float8": "fp8", "float4": "fp4"},
+}
+
+
+class Timing(NamedTuple):
+    """As the contract has them; None is what was not computed."""
+
+    time: dict[str, Any]
+    utilization: dict[str, Any]
+    energy: dict[str, Any] | None
+    assumptions: tuple[str, ...] = ()
+
+
+def timing(
+    job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None = None, outside: Outside | None = None
+) -> Timing:
+    """Everything about a job's time on a card. Raises what the closed form raises."""
+    lengths = sample_lengths(job.data)
+    epoch = epoch_of(job, lengths)
+    typical = epoch or _typical(job, lengths)
+    host, ranks, waits = host_of(job), data_ranks(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
+    times = step_times(_of_lengths(job, typical), model.raw, gpu, host, cluster)
+    mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
+    whole = whole_job(job, epoch, times, outside=outside, evaluation_s=_evaluation_s(job, model, gpu, cluster, lengths))
+    spent = (
+        None
+        if whole is None
+        else energy(job, gpu, whole.phases_s, mean.gpu_busy_s / mean.step_s, (whole.low_s, whole.high_s))
+    )
+    why = reasons(job, mean, _layers(model), typical.padding_fraction)
+    return Timing(
+        time=_time(job, mean, typical, whole, why),
+        utilization=_utilization(job, gpu, mean) | {"host": host_needs(job, outside).to_dict()},
+        energy=None if spent is None else spent.to_dict(),
+        assumptions=() if whole is None else whole.assumptions,
+    )
+
+
+def with_time(said: Prediction, job: Job, model: ModelConfig, gpu: Gpu) -> Prediction:
+    """A prediction of memory with what is said of time. What cannot be priced must not take the memory with it: then
+    it is a warning. A wrong country or file of lengths is told as any wrong field."""
+    cards = job.hardware.gpus * job.hardware.nodes
+    try:
+        told = timing(job, model, gpu, cluster_of(job, gpu) if cards > 1 else None, _outside(job, model))
+    except (UsageError, NotResolved):
+        raise
+    except TunecastError as error:
+        return replace(said, warnings=(*said.warnings, f"time: {error.message}"))
+    except Exception as error:
+        if os.environ.get("TUNECAST_DEBUG"):
+            raise
+        why = f"time was not computed: {type(error).__name__}, which is an error of tunecast's own"
+        return replace(said, warnings=(*said.warnings, why))
+    return replace(
+        said,
+        time=told.time,
+        utilization=told.utilization,
+        energy=told.energy,
+        assumptions=(*said.assumptions, *told.assumptions),
+    )
+
+
+def _outside(job: Job, model: ModelConfig) -> Outside | None:
+    try:
+        return outside_of(job, model)
+    except Unsupported:
+        return None
+
+
+def _typical(job: Job, lengths: Lengths | None) -> Epoch:
+    """Of a job that does not say how much data there is: its micro-batches all the same."""
+    samples = max(QUANTILES, job.micro_batch * data_ranks(job) * job.grad_accum)
+    made = replace(job, data=replace(job.data, tokens=None, samples=samples))
+    found = epoch_of(made, None if lengths is None else lengths._replace(samples=samples))
+    assert found is not None
+    return found
+
+
+def _of_lengths(job: Job, epoch: Epoch) -> Job:
+    """The job with the lengths that are to be priced; those of its samples have done their work."""
+    plain = replace(job, data=Data(packing=job.data.packing), lengths=None)
+    if job.data.packing:  # rows as full as they are on average
+        return replace(plain, seq_len=max(1, round(epoch.mean_length)))
+    priced = priced_lengths(epoch.lengths)
+    if priced == (job.seq_len,):
+        return plain
+    # A run's first step is not like the others, and is not priced: its length comes once more.
+    return replace(plain, seq_len=max(job.seq_len, *priced), lengths=(priced[0], *priced))
+
+
+def step_times(
+    job: Job, config: Mapping[str, Any], gpu: Gpu, host: Host, cluster: Cluster | None
+) -> dict[int, StepTime]:
+    """One optimizer step, by padded length."""
+    if job.parallel.pipeline > 1 and cluster is not None:
+        from tunecast.predict.stages import pipelined_steps
+
+        return pipelined_steps(job, config, card_of(gpu), gpu, host, cluster)
+    steps = timed_steps(job, config, card_of(gpu))
+    return {length: step_time(step, gpu, host, cluster) for length, step in steps.items()}
+
+
+def _evaluation_s(
+    job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None, lengths: Lengths | None
+) -> float | None:
+    """The forward pass of every batch, once. Evaluation keeps nothing of it, which takes no time either.
+
+    Ignored  compute_metrics, and SFTTrainer's own metrics.
+    """
+    if job.run.eval_strategy == "no" or job.data.eval_samples is None:
+        return None
+    batches, length = eval_batches(job, lengths)
+    plain = replace(job, data=Data(packing=job.data.packing), lengths=None, seq_len=length)
+    steps = timed_steps(replace(plain, micro_batch=job.run.eval_batch, grad_accum=1), model.raw, card_of(gpu))
+    sections = next(iter(steps.values())).sections
+    forward = Step(tuple(section for section in sections if section.phase is Phase.FORWARD))
+    return batches * step_time(forward, gpu, host_of(job), cluster).step_s
+
+
+def _time(job: Job, mean: StepTime, epoch: Epoch, whole: WholeTime | None, why: list[str]) -> dict[str, Any]:
+    cards = job.hardware.gpus * job.hardware.nodes
+    tokens_per_s = epoch.real_tokens / epoch.micro_batches * job.grad_accum / mean.step_s
+    return {
+        "step_s": mean.step_s,
+        "low_s": mean.low_s,
+        "high_s": mean.high_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_gpu": tokens_per_s / cards,
+        "total_s": None if whole is None else whole.total_s,
+        "bound_by": mean.bound_by,
+        "breakdown_s": dict(mean.breakdown_s),
+        "padding_fraction": epoch.padding_fraction,
+        "why": why,
+        **({} if whole is None else _whole(whole)),
+    }
+
+
+def _whole(whole: WholeTime) -> dict[str, Any]:
+    return {
+        "total_range_s": [whole.low_s, whole.high_s],
+        "phases_s": dict(whole.phases_s),
+        "steps": whole.steps,
+        "real_tokens": round(whole.real_tokens),
+        "padded_tokens": round(whole.padded_tokens),
+        "evaluations": whole.evaluations,
+        "checkpoints": whole.checkpoints,
+        "missing": list(whole.missing),
+    }
+
+
+def _utilization(job: Job, gpu: Gpu, mean: StepTime) -> dict[str, Any]:
+    peak = gpu.dense_flop_per_s.get(PEAKS[job.matmul_dtype or job.autocast or job.weights_dtype])
+    bandwidth = gpu.memory_bytes_per_s
+    return {
+        "mfu": None if peak is None else mean.model_flops / mean.step_s / peak,
+        "hfu": None if peak is None else mean.flops / mean.step_s / peak,
+        "achieved_flop_per_s": mean.model_flops / mean.step_s,
+        "gpu_busy_fraction": mean.gpu_busy_s / mean.step_s,
+        "memory_fraction": None if bandwidth is None else mean.moved_bytes / mean.step_s / bandwidth,
+        "communication_fraction": mean.communication_s / mean.step_s,
+    }
+
+
+def _layers(model: ModelConfig) -> int | None:
+    for name in ("num_hidden_layers", "n_layer", "num_layers"):
+        count = model.raw.get(name)
+        if isinstance(count, int) and count > 0:
+            return count
+    return None

@@ -1,0 +1,220 @@
+"""A whole job in seconds, phase by phase: from an empty machine to the saved model.
+
+    provisioning ► image ► download ► start ► load ► first step ► training | evaluation | checkpoints ► final save
+
+Training is the sum of its steps, each as long as its micro-batches are padded to (`lengths.py`, `by_length.py`).
+What is not known of a job is left out and named in `WholeTime.missing`.
+
+The constants are of the H200 runs in benchmarks/data (outside_runs.jsonl, h200_runs.jsonl): one machine, torch 2.11,
+the checkpoint in the page cache; where a range is given it holds what else was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import TYPE_CHECKING, NamedTuple
+
+from tunecast.job.job import Job
+from tunecast.predict.by_length import ByLength, mean_step_s
+from tunecast.predict.lengths import Epoch, data_ranks, times_done, total_steps
+from tunecast.units import GB, MB
+
+if TYPE_CHECKING:
+    from tunecast.predict.outside import Outside
+    from tunecast.predict.runtime import StepTime
+
+START_S = (9.0, 5.0, 30.0)
+"""Python, torch and transformers imported and a CUDA context made: 8.96 s in a fresh process (context). (likely, low,
+high), here and below; from a network disk it takes longer."""
+LOAD_START_S = 0.2
+LOAD_BYTES_PER_S = 7.2 * GB
+"""from_pretrained of a file in the page cache, onto the card: 2.47 GB in 0.46 to 0.55 s, 6.43 GB in 1.04 to 1.12 s."""
+CAST_BYTES_PER_S = 6.6 * GB
+"""What a cast on the host adds, of the bytes it makes: 6.43 GB loaded as 12.85 GB of float32 in 3.05 s."""
+BITSANDBYTES_S = 3.5
+"""To import it and load its kernels: nf4 takes 4.4 to 5.0 s the first time, 1.2 to 1.5 s when they are there."""
+INT8_BYTES_PER_S = 1.1 * GB
+"""LLM.int8 takes every weight over the host: 10.5 s for 6.43 GB."""
+COLD_BYTES_PER_S = 0.5 * GB
+"""A file that is not in memory, on a slow network disk: the far end of the range."""
+SAVE_START_S = 0.2
+SAVE_BYTES_PER_S = (1.0 * GB, 0.73 * GB, 1.1 * GB)
+"""Trainer._save_checkpoint: 7.4 GB in 7.1 s, 6.6 in 7.5, 4.9 in 6.7, 0.29 in 0.41, 0.15 in 0.32; save_pretrained:
+2.5 GB in 3.4 s, 6.4 in 8.0."""
+DOWNLOAD_SPREAD = (1 / 3, 2.3)
+"""Of the likely rate, 300 MB/s: huggingface_hub#4893 holds 300 MB/s on a 25 Gbit/s link, 1 GB comes at 260 and 5 GB at
+680 MB/s on 100 Gbit/s (hf-xet 1.4.2, H-M-T's benchmark of buckets), and smaller machines have 1 Gbit/s."""
+FIRST_STEP_S = (0.65, 0.4, 2.2)
+"""By how much a first step is longer than the rest: the median of 74 runs and what most lie between: kernels are
+loaded, blocks asked for."""
+LIGER_S = (4.3, 1.0, 6.0)
+"""With Triton's kernels to compile (one run; none where Triton's cache has them)."""
+COMPILE_S = (37.6, 15.0, 120.0)
+"""With torch.compile (one run, 16 layers)."""
+LOGGING_STEPS = 500
+"""TrainingArguments.logging_steps: of eval_steps where that is not given."""
+
+PHASES = (
+    *("provisioning", "image", "download", "start", "load", "first_step", "training", "evaluation"),
+    *("checkpoints", "final_save"),
+)
+
+
+class Spread(NamedTuple):
+    """Seconds, and an 80 % range."""
+
+    likely_s: float
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True)
+class WholeTime:
+    """`phases_s` sums to `total_s`."""
+
+    total_s: float
+    low_s: float
+    high_s: float
+    phases_s: Mapping[str, float]
+    steps: int
+    step_s: float
+    """Mean over the run's lengths."""
+    real_tokens: float
+    padded_tokens: float
+    evaluations: int
+    checkpoints: int
+    missing: tuple[str, ...] = ()
+    """Phases that are not in the total, and what would have to be said for them."""
+    assumptions: tuple[str, ...] = ()
+    epoch: Epoch | None = field(default=None, compare=False)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Real tokens, all ranks, while it trains."""
+        return self.real_tokens / self.phases_s["training"] if self.phases_s["training"] else 0.0
+
+
+def whole_job(
+    job: Job,
+    epoch: Epoch | None,
+    steps: Mapping[int, StepTime],
+    *,
+    outside: Outside | None = None,
+    evaluation_s: float | None = None,
+) -> WholeTime | None:
+    """The whole job from the times of a few of its steps, by padded length. None where its length is not known.
+
+    `evaluation_s` is what evaluating once takes: the forward pass of every batch (`eval_batches`).
+    """
+    count = total_steps(job, epoch)
+    if count is None:
+        return None
+    checkpoints = times_done(job.run.save_strategy, job.run.save_steps, count, epoch)
+    evaluations = times_done(job.run.eval_strategy, job.run.eval_steps or LOGGING_STEPS, count, epoch)
+    if epoch is None:  # max_steps alone: rows of seq_len
+        shares = {float(length): 1.0 for length in (job.lengths or (job.seq_len,))}
+        tokens = job.micro_batch * data_ranks(job) * sum(shares) / len(shares) * job.grad_accum
+        shares = dict.fromkeys(shares, 1 / len(shares))
+        epoch = Epoch(0, 0, job.grad_accum, 1, tokens, tokens, shares)
+    mean = _steps_s(job, epoch, {length: step.step_s for length, step in steps.items()})
+    low = _steps_s(job, epoch, {length: step.low_s for length, step in steps.items()})
+    high = _steps_s(job, epoch, {length: step.high_s for length, step in steps.items()})
+    spans = {"training": Spread(count * mean, count * low, count * high), "start": Spread(*START_S)}
+    missing: list[str] = []
+    spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
+    spans["first_step"] = _first_step(job)
+    if job.hardware.image_bytes:
+        spans["image"] = _download(job.hardware.image_bytes, job)
+    if outside is None:
+        missing.append("download, load and saving: the files of this job are not known")
+    else:
+        if job.hardware.download_bytes_per_s is not None:
+            spans["download"] = _download(outside.loading.host_mapped_bytes, job)
+        spans["load"] = _load(job, outside)
+        spans["checkpoints"] = _saved(outside.disk.checkpoint_bytes, job, checkpoints)
+        spans["final_save"] = _saved(outside.disk.weights_bytes, job, 1)
+    if evaluations and job.data.eval_samples is None:
+        missing.append("evaluation: data.eval_samples is not given")
+    elif evaluations and evaluation_s is not None:
+        spent = evaluations * evaluation_s
+        spans["evaluation"] = Spread(spent, spent * low / mean, spent * high / mean)
+    elif evaluations:
+        missing.append("evaluation: its forward pass was not priced")
+    phases = {name: spans[name].likely_s if name in spans else 0.0 for name in PHASES}
+    total = sum(phases.values())
+    share = count / epoch.steps
+    return WholeTime(
+        total_s=total,
+        # Phases err independently: their errors add as squares.
+        low_s=total - sqrt(sum((span.likely_s - span.low_s) ** 2 for span in spans.values())),
+        high_s=total + sqrt(sum((span.high_s - span.likely_s) ** 2 for span in spans.values())),
+        phases_s=phases,
+        steps=count,
+        step_s=mean,
+        real_tokens=epoch.real_tokens * share,
+        padded_tokens=epoch.padded_tokens * share,
+        evaluations=evaluations,
+        checkpoints=checkpoints,
+        missing=tuple(missing),
+        assumptions=tuple(_assumed(job, outside)),
+        epoch=epoch,
+    )
+
+
+def _steps_s(job: Job, epoch: Epoch, known: Mapping[int, float]) -> float:
+    """The mean step of an epoch, its last one included, which may have fewer micro-batches."""
+    waits = job.parallel.data in ("zero3", "fsdp", "hsdp")
+    whole = mean_step_s(epoch, ByLength(known), job.grad_accum, data_ranks(job), each_waits=waits)
+    rest = epoch.micro_batches % job.grad_accum
+    if not rest:
+        return whole
+    # The optimizer runs all the same, but is a small part wherever gradients are accumulated.
+    return whole * (epoch.steps - 1 + rest / job.grad_accum) / epoch.steps
+
+
+def _first_step(job: Job) -> Spread:
+    if job.compile:
+        return Spread(*COMPILE_S)
+    return Spread(*(LIGER_S if "liger" in job.kernels else FIRST_STEP_S))
+
+
+def _download(nbytes: int, job: Job) -> Spread:
+    likely = nbytes / (job.hardware.download_bytes_per_s or 1)
+    slow, fast = DOWNLOAD_SPREAD
+    return Spread(likely, likely / fast, likely / slow)
+
+
+def _load(job: Job, outside: Outside) -> Spread:
+    """Reading, casting on the host where dtypes differ, quantising; each card's process does so beside the others."""
+    read = outside.loading.host_mapped_bytes
+    disk = job.hardware.disk_bytes_per_s
+    seconds = LOAD_START_S + read / min(LOAD_BYTES_PER_S, disk or LOAD_BYTES_PER_S)
+    quantised = job.quantization.format
+    if quantised in ("nf4", "fp4", "int8"):
+        seconds += BITSANDBYTES_S + (read / INT8_BYTES_PER_S if quantised == "int8" else 0.0)
+    elif outside.loading.host_bytes:
+        seconds += outside.loading.model_bytes / CAST_BYTES_PER_S
+    cold = 0.0 if disk is not None else read / COLD_BYTES_PER_S
+    return Spread(seconds, 0.7 * seconds, max(1.5 * seconds, cold))
+
+
+def _saved(nbytes: int, job: Job, times: int) -> Spread:
+    disk = job.hardware.disk_bytes_per_s
+    likely, slow, fast = (times * (SAVE_START_S + nbytes / min(rate, disk or rate)) for rate in SAVE_BYTES_PER_S)
+    return Spread(likely, min(likely, fast), max(likely, slow))
+
+
+def _assumed(job: Job, outside: Outside | None) -> list[str]:
+    told = []
+    if not job.hardware.provisioning_s:
+        told.append("the machine is there: hardware.provisioning_s adds what it takes to get one")
+    if outside is not None and job.hardware.download_bytes_per_s is not None:
+        rate = job.hardware.download_bytes_per_s / MB
+        told.append(
+            f"the model is downloaded at {rate:.0f} MB/s: hardware.download_bytes_per_s, null where it is there"
+        )
+    if job.hardware.disk_bytes_per_s is None:
+        told.append("model and checkpoints pass through the page cache: hardware.disk_bytes_per_s for a slower disk")
+    return told

@@ -1,0 +1,160 @@
+"""How long a job takes, for the terminal: a section of the report of `tunecast predict`. Pure: plain values in."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tunecast.report.columns import columns
+from tunecast.report.figures import shown
+from tunecast.report.text import DEFAULT, Terminal
+from tunecast.units import HOUR_S, KILO, gib, percent
+
+TITLE = "Time"
+PHASES: Mapping[str, str] = {
+    "provisioning": "getting the machine",
+    "image": "pulling the image",
+    "download": "downloading the model",
+    "start": "starting Python",
+    "load": "loading the model",
+    "first_step": "first step's extra",
+    "training": "training",
+    "evaluation": "evaluation",
+    "checkpoints": "checkpoints",
+    "final_save": "saving the model",
+}
+SHOWN_FROM_S = 0.05
+MINUTE_S = 60
+DAY_S = 24 * HOUR_S
+
+
+def duration(seconds: float) -> str:
+    """`0.84 s`, `42.1 s`, `3 min 20 s`, `5 h 12 min`, `3 d 4 h`: two units at most."""
+    if seconds < MINUTE_S:
+        return f"{seconds:.3g} s"
+    whole = round(seconds)
+    for unit_s, name, part_s, part in (
+        (DAY_S, "d", HOUR_S, "h"),
+        (HOUR_S, "h", MINUTE_S, "min"),
+        (MINUTE_S, "min", 1, "s"),
+    ):
+        if whole >= unit_s:
+            rest = whole % unit_s // part_s
+            return f"{whole // unit_s} {name} {rest} {part}" if rest else f"{whole // unit_s} {name}"
+    return f"{whole} s"
+
+
+def time_text(
+    time: Mapping[str, Any] | None,
+    utilization: Mapping[str, Any] | None = None,
+    energy: Mapping[str, Any] | None = None,
+    terminal: Terminal = DEFAULT,
+) -> str:
+    """Of a prediction's `time`, `utilization` and `energy`; '' where no time was computed."""
+    if time is None:
+        return ""
+    lines = [*columns(figure_rows(time), left=(0, 2)), *_phases(time, terminal)]
+    return terminal.plain(
+        "\n".join(
+            [
+                terminal.paint(TITLE, "bold"),
+                *lines,
+                *(line for told in sentences(time, utilization, energy) for line in _wrapped(told, terminal)),
+            ]
+        )
+    )
+
+
+def sentences(
+    time: Mapping[str, Any], utilization: Mapping[str, Any] | None, energy: Mapping[str, Any] | None
+) -> list[str]:
+    return [*time.get("why", ()), *_utilised(utilization), *_energy(energy), *_missing(time)]
+
+
+def figure_rows(time: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, figure, what goes with it)."""
+    rows = [("a step", duration(time["step_s"]), _between(time["low_s"], time["high_s"]))]
+    if time.get("tokens_per_s") is not None:
+        each = time.get("tokens_per_s_per_gpu")
+        per_card = f"{each:,.0f} a card" if each is not None and round(each) != round(time["tokens_per_s"]) else ""
+        rows.append(
+            ("tokens a second", f"{time['tokens_per_s']:,.0f}", ", ".join(filter(None, [per_card, *_pad(time)])))
+        )
+    if time.get("total_s") is not None:
+        told = [f"{time['steps']:,} steps"] if time.get("steps") else []
+        if time.get("total_range_s"):
+            told.insert(0, _between(*time["total_range_s"]))
+        rows.append(("the whole job", duration(time["total_s"]), "; ".join(filter(None, told))))
+    return rows
+
+
+def _between(low_s: float, high_s: float) -> str:
+    low, high = duration(low_s), duration(high_s)
+    return f"{low} to {high}" if low != high else ""
+
+
+def _pad(time: Mapping[str, Any]) -> list[str]:
+    fraction = time.get("padding_fraction")
+    return [f"{percent(fraction)} of a batch is padding"] if fraction is not None and fraction >= 0.01 else []
+
+
+def _phases(time: Mapping[str, Any], terminal: Terminal) -> list[str]:
+    phases = time.get("phases_s") or {}
+    total = sum(phases.values())
+    kept = [(name, spent) for name, spent in phases.items() if spent >= SHOWN_FROM_S]
+    if len(kept) < 2:
+        return []
+    rows: list[Sequence[str]] = [("phase", "time", "share")]
+    rows += [(PHASES.get(name, shown(name)), duration(spent), percent(spent / total, 1)) for name, spent in kept]
+    head, *lines = columns(rows)
+    return ["", terminal.paint(head, "dim"), *lines, ""]
+
+
+def _utilised(utilization: Mapping[str, Any] | None) -> list[str]:
+    if utilization is None:
+        return []
+    told = []
+    mfu, hfu = utilization.get("mfu"), utilization.get("hfu")
+    if mfu is not None:
+        more = f" ({percent(hfu)} with what is computed again)" if hfu is not None and hfu - mfu >= 0.01 else ""
+        told.append(f"{percent(mfu, 0 if mfu >= 0.095 else 1)} of the card's arithmetic is used{more}")
+    for name, words in (("gpu_busy_fraction", "the card is busy"), ("memory_fraction", "of its bandwidth")):
+        if (fraction := utilization.get(name)) is not None:
+            part = percent(fraction)
+            told.append(f"{words} {part} of the time" if name == "gpu_busy_fraction" else f"{part} {words}")
+    sentences = [f"MFU: {', '.join(told)}"] if told else []
+    host = utilization.get("host")
+    if host is not None:
+        ram = f" and {gib(host['ram_bytes'])} of memory" if host.get("ram_bytes") is not None else ""
+        cores = host["cpu_cores"]
+        sentences.append(f"a machine needs {cores} CPU core{'s' if cores > 1 else ''}{ram} to keep its cards fed")
+    return sentences
+
+
+def _energy(energy: Mapping[str, Any] | None) -> list[str]:
+    if energy is None:
+        return []
+    low, high = energy["range"]
+    unit, times = ("kWh", 1) if energy["kwh"] >= 0.1 else ("Wh", KILO)
+    told = f"energy: {_number(times * energy['kwh'])} {unit} ({_number(times * low)} to {_number(times * high)})"
+    if (co2_kg := energy.get("co2_kg")) is not None:
+        mass = f"{_number(co2_kg)} kg" if co2_kg >= 0.1 else f"{_number(KILO * co2_kg)} g"
+        return [f"{told}, {mass} of CO2 in {shown(energy['country'])}"]
+    return [f"{told}; with hardware.country also its CO2"]
+
+
+def _missing(time: Mapping[str, Any]) -> list[str]:
+    return [f"not counted: {reason}" for reason in time.get("missing", ())]
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _wrapped(sentence: str, terminal: Terminal) -> Iterable[str]:
+    whole = shown(sentence).replace(" %", "\N{NO-BREAK SPACE}%")  # a number and its sign stay together
+    lines = textwrap.wrap(
+        whole, max(40, terminal.width), initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
+    )
+    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -1,0 +1,227 @@
+"""FSDP 1 on paper: torch.distributed.fsdp.FullyShardedDataParallel, weights of a module flattened into one tensor.
+
+    flat parameter   a unit's weights end to end; each rank holds a part, all parts equally long
+    unshard          all parts are gathered into `full`, memory that comes and goes under tensors that stay
+    views            the module's weights while it runs: pieces of `full`, their history ending in the flat parameter
+    gradient         whole when the last weight's has come (`cat`), then summed over ranks; each keeps its part
+
+A unit is gathered before its forward pass, again before its backward pass (and the unit before it, beforehand), and let
+go after each; the outermost one stays from forward to backward. With mixed precision a rank's part is cast to the low
+precision first, and only that is gathered; gradients are summed in the reduce dtype and cast back.
+
+Source  torch 2.13, torch/distributed/fsdp: _flat_param.py (`FlatParamHandle`), _runtime_utils.py, _exec_order_utils.py,
+        fully_sharded_data_parallel.py (`clip_grad_norm_`). Names of steps below are theirs.
+Ignored `limit_all_gathers` keeps the host from running ahead of the card; in the order of the program nothing moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.modules import Buffer, Module, bring
+from tunecast.tape.build.quantized import Linear4bit
+from tunecast.tape.build.sharding.flat_unit import (
+    GROUP,
+    POST_BACKWARD,
+    PRE_UNSHARD,
+    UNSHARD,
+    Options,
+    Unit,
+    Weight,
+    on_host,
+)
+from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.op import MANY, Role
+
+__all__ = ["Flattened", "Options"]
+
+
+class Flattened:
+    """A model in FSDP's hands: its units, and what they share."""
+
+    def __init__(
+        self, model: Any, options: Options, chosen: Callable[[Module], bool], ignored: frozenset[int] = frozenset(),
+        words: Sequence[Tensor] = (),
+    ) -> None:  # fmt: skip
+        """`ignored` are parameters left alone, by identity; `words` buffers that are treated as parameters."""
+        self.options, self.model = options, model
+        self.machine: Machine = model.machine
+        self.post_forward_order: list[Unit] = []
+        self.upcast: list[Unit] = []
+        self.adapts = any(not parameter.requires_grad for parameter in model.parameters())
+        self.sync = True
+        """Gradients are summed over the ranks after this backward pass; not in `no_sync`."""
+        self.queued = self.started = False
+        self.zero: Tensor | None = None
+        self.words = frozenset(id(tensor) for tensor in words)
+        made: dict[int, Unit] = {}
+        self._wrap(model, chosen, set(ignored), made, True)
+        self.units = [made[id(module)] for module in model.modules() if id(module) in made]
+        for module in model.modules():
+            whole: list[Tensor] = [tensor for tensor in module.own.values() if isinstance(tensor, Buffer)]
+            if isinstance(module, Linear4bit):  # its scales are nobody's parameters, and come with the weight
+                whole += module.state.tensors()
+            for tensor in whole:
+                if on_host(tensor):
+                    bring(tensor, module.path)
+        for unit in self.units:
+            if unit in self.upcast:
+                unit.widen()
+        managed = {id(weight.tensor) for unit in self.units for weight in unit.weights}
+        self.others = [p for p in model.parameters() if p.requires_grad and id(p) not in managed]
+        """Trained, and not FSDP's."""
+        for parameter in self.others:
+            if on_host(parameter):
+                bring(parameter, model.machine.blocks[parameter.storage.block].module, Role.ADAPTERS)
+        self.packs = any(not w.tensor.dtype.floating for unit in self.units for w in unit.weights)
+        """bitsandbytes registers views of packed weights as parameters, which then look like nobody's
+        (nn/modules.py, `fix_4bit_weight_quant_state_from_module`)."""
+        self.order = [id(p) for p in model.parameters()]
+
+    def _wrap(
+        self, module: Module, chosen: Callable[[Module], bool], taken: set[int], made: dict[int, Unit], root: bool
+    ) -> None:
+        """`_recursive_wrap`: what is inside first."""
+        for child in module.children.values():
+            self._wrap(child, chosen, taken, made, False)
+        if not root and not chosen(module):
+            return
+        weights = weights_of(module, taken, self.words)
+        if not weights:
+            return
+        taken.update(id(weight.tensor) for weight in weights)
+        unit = made[id(module)] = Unit(self, module, weights, root)
+        put_around(module, unit, self.options.inside_checkpoint)
+
+    def parameters(self) -> list[Tensor]:
+        """What an optimizer is given: flat parameters, or the pieces of the original ones in the model's order."""
+        found: dict[int, Tensor] = {id(p): p for p in self.others}
+        if not self.options.use_orig_params:
+            return [*[unit.shard for unit in self.units if unit.trains], *self.others]
+        for unit in self.units:
+            trained = [w.tensor for w in unit.weights if w.tensor.requires_grad]
+            found |= {id(t): piece for t, piece in zip(trained, unit.pieces, strict=False)}
+        return [found[key] for key in self.order if key in found]
+
+    # ------------------------------------------------------------------------------------------ a pass
+
+    def before_forward(self) -> None:
+        """`_root_pre_forward`, with `_lazy_init` the first time."""
+        machine = self.machine
+        with machine.within(self.model.path):
+            if not self.started:
+                self.started = True
+                self._cast_buffers()
+                for unit in self.units:
+                    unit.init_attributes()
+            for stream in (UNSHARD, PRE_UNSHARD):
+                with machine.on_stream(stream):
+                    machine.wait(0)
+            self.drop_gradients()
+
+    def _cast_buffers(self) -> None:
+        dtype = self.options.buffer_dtype
+        if dtype is None:
+            return
+        for module in self.model.modules():
+            for buffer in module.own.values():
+                if isinstance(buffer, Buffer) and buffer.dtype.floating and buffer.dtype != dtype:
+                    cast = self.machine.run("_to_copy", (buffer,), buffer.shape, dtype)
+                    self.machine.blocks[cast.storage.block].role = Role.WEIGHTS
+                    buffer.storage, buffer.dtype = cast.storage, dtype
+
+    def drop_gradients(self) -> None:
+        """`_reset_flat_param_grad_info_if_needed`: where no original parameter has a gradient, the flat one goes."""
+        for unit in self.units:
+            if unit.pieces and all(piece.grad is None for piece in unit.pieces):
+                unit.gradient = None
+
+    def frees_in_backward(self) -> bool:
+        return self.sync or self.options.reshard_after_forward
+
+    def after_backward(self) -> None:
+        """`_post_backward_final_callback`."""
+        with self.machine.within(self.model.path):
+            if self.sync:
+                self.machine.wait(POST_BACKWARD)
+            self.post_forward_order.clear()
+            for unit in self.units:
+                unit.finish_backward()
+        self.queued = False
+
+    def clip(self) -> Tensor:
+        """`clip_grad_norm_`: norms one by one, in fp32; the sum of squares over the ranks."""
+        machine = self.machine
+        machine.module = MANY
+        if self.zero is None:
+            self.zero = machine.run("_to_copy", (), (), FLOAT32)
+        trained = [unit for unit in self.units if unit.trains]
+        sharded: list[Tensor] = []
+        for unit in trained:
+            sharded += unit.pieces or [unit.shard]
+        gradients = [p.grad for p in (*sharded, *self.others) if p.grad is not None]
+        local = self.norm(sharded)
+        total = machine.run("pow", (local,), (), FLOAT32)
+        machine.collective("all_reduce", GROUP, self.options.ranks, FLOAT32, 4, 4, 1)
+        if self.others or (self.packs and not self.options.use_orig_params):
+            machine.run("pow", (self.norm(self.others),), (), FLOAT32)
+        total = machine.run("pow", (total,), (), FLOAT32)
+        shifted = machine.run("add", (total,), (), FLOAT32)
+        coefficient = machine.run("mul", (machine.run("reciprocal", (shifted,), (), FLOAT32),), (), FLOAT32)
+        del shifted
+        clamped = machine.run("clamp", (coefficient,), (), FLOAT32)
+        for gradient in gradients:
+            factor = ops.to(clamped, gradient.dtype)
+            machine.launch("mul_", (gradient, factor), gradient.dtype, gradient.nbytes)
+            del factor
+        total = ops.to(total, FLOAT32 if any(g.dtype == FLOAT32 for g in gradients) else gradients[0].dtype)
+        machine.module = ""
+        return total
+
+    def norm(self, parameters: Sequence[Tensor]) -> Tensor:
+        """`_get_grad_norm`."""
+        machine = self.machine
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        if not gradients:
+            assert self.zero is not None
+            return self.zero
+        norms = []
+        for gradient in gradients:
+            with machine.within(machine.blocks[gradient.storage.block].module):
+                norms.append(machine.run("linalg_vector_norm", (gradient,), (), FLOAT32, args=(gradient, 2.0, None)))
+        stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), FLOAT32)
+        del norms
+        return machine.run("linalg_vector_norm", (stacked,), (), FLOAT32, args=(stacked, 2.0, None))
+
+
+class Around(Module):
+    """A module whose calls go through its unit, recomputation and all."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return vars(self)["fsdp"].call(super().__call__, *args, **kwargs)
+
+
+def put_around(module: Module, unit: Unit, inside_checkpoint: bool) -> None:
+    if inside_checkpoint:
+        inner = module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return unit.call(inner, *args, **kwargs)
+
+        vars(module)["forward"] = forward
+        return
+    vars(module)["fsdp"] = unit
+    kind = type(module)
+    module.__class__ = type(kind.__name__, (Around, kind), {})
+
+
+def weights_of(module: Module, taken: set[int], words: frozenset[int]) -> list[Weight]:
+    """Of the module and what is in it, but for what inner units took."""
+    found: dict[int, Weight] = {}
+    for inner in module.modules():
+        for name, tensor in inner.own.items():
+            if id(tensor) not in taken and (id(tensor) in words or not isinstance(tensor, Buffer)):
+                found.setdefault(id(tensor), Weight(tensor)).places.append((inner, name))
+    return list(found.values())

@@ -1,0 +1,32 @@
+"""Tensors in the tuples and dictionaries that modules take and give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tunecast.tape.build.tensor import Tensor
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from tensors_in(part)
+
+
+def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """The same structure with every tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(change, part) for part in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(change, part) for part in value)
+    if isinstance(value, dict):
+        return {name: map_tensors(change, part) for name, part in value.items()}
+    return value

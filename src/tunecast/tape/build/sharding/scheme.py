@@ -1,0 +1,107 @@
+"""What a stack's loop asks of the way its rank holds the model; see the package's docstring."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.tensor import DTYPES, Dtype, Machine, Tensor, layer_number
+
+
+def ranks_of(job: Job) -> int:
+    parts, cards = job.parallel, job.hardware.gpus * job.hardware.nodes
+    return max(1, cards // (parts.layers * parts.tensor * parts.pipeline * parts.context))
+
+
+class Scheme:
+    """Alone on a card: nothing is sent and nothing is cut. The others say what they do otherwise."""
+
+    groups_itself = False
+    """Its optimizer is made for all groups of parameters at once."""
+
+    def __init__(self, job: Job, machine: Machine) -> None:
+        self.job, self.machine = job, machine
+
+    @property
+    def ranks(self) -> int:
+        """That see different rows of the data."""
+        return ranks_of(self.job)
+
+    def loading(self) -> contextlib.AbstractContextManager[None]:
+        """Around loading and adapting: where weights are before `wrap`."""
+        return contextlib.nullcontext()
+
+    def wrap(self, model: Any) -> None:
+        """The model is complete; from here on its parameters are what this rank keeps."""
+
+    def parameters(self, model: Any) -> list[Tensor]:
+        """What an optimizer is given."""
+        return [p for p in model.parameters() if p.requires_grad]
+
+    @property
+    def autocast(self) -> Dtype | None:
+        """Of the loop: none where the scheme casts."""
+        return DTYPES[self.job.autocast] if self.job.autocast else None
+
+    def optimizer(self, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]) -> Optimizer:
+        return make_optimizer(self.job, parameters, outer, linear)
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        """Around the forward and backward pass of a micro-batch (accelerate's `no_sync`)."""
+        return contextlib.nullcontext()
+
+    def begin_forward(self) -> None:
+        """Before the model is called."""
+
+    def end_forward(self, outputs: Any) -> Any:
+        """What the caller gets of the model's outputs, casts of the stack's own included."""
+        return outputs
+
+    def call(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
+        """The model, with another forward pass than its own."""
+        self.begin_forward()
+        with self.machine.autocasting(self.autocast), self.machine.within(model.path):
+            outputs = self.run(model, forward, *args)
+        return self.end_forward(outputs)
+
+    def run(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
+        return forward(model, *args)
+
+    def whole(self, weight: Tensor) -> Tensor:
+        """A weight that is read outside of the module that has it."""
+        return weight
+
+    def summed_over_ranks(self, count: Tensor) -> Tensor:
+        """A number of this rank's rows as that of all (`average_tokens_across_devices`: gathered and summed)."""
+        if self.ranks == 1:
+            return count
+        machine = self.machine
+        every = machine.tensor((self.ranks,), count.dtype)
+        machine.collective("all_gather", "data", self.ranks, count.dtype, count.nbytes, every.nbytes, 1)
+        return machine.run("sum", (every,), (), count.dtype, args=(every,))
+
+    def end(self) -> None:
+        """After the last step: what the next one would let go of first."""
+
+    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        return clip_gradients(parameters)
+
+
+def in_whole_model(machine: Machine, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors, layer by layer, of the model a short one stands for: layers that repeat come as often as they do."""
+    first, last, times = machine.folds
+    if times == 1:
+        return list(tensors)
+    out: list[Tensor] = []
+    repeats: list[Tensor] = []
+    for tensor in tensors:
+        if first <= layer_number(machine.blocks[tensor.storage.block].module) <= last:
+            repeats.append(tensor)
+            continue
+        out += repeats * times
+        repeats = []
+        out.append(tensor)
+    return out + repeats * times

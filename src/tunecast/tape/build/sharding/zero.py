@@ -1,0 +1,309 @@
+"""DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
+
+All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with its own defaults, which is what
+accelerate's `zero_stage: 2` gives: buckets of 500 million elements, no overlap, gradients in one piece. DeepSpeed
+cannot be traced here, and the tape says so.
+
+    weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
+    master        this rank's part of it in fp32 (`single_partition_of_fp32_groups`)
+    backward      a bucket is made with the first gradient; each is copied into it and let go; a full one is copied
+                  once more, summed over ranks, and what is this rank's is kept (`grads_in_partition`)
+    step          that part in one piece, in fp32, the optimizer on the master; the new weights are gathered in place
+
+ZeRO-1 keeps all gradients until the last micro-batch has been through, and then does the same. With the optimizer on
+the host, master, state and the fp32 gradient are there, and gradients leave through a buffer of the largest weight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build.modules import Buffer
+from tunecast.tape.build.optimizers import Optimizer, make_optimizer
+from tunecast.tape.build.quantized import Linear4bit, change_dtype
+from tunecast.tape.build.sharding.fsdp2 import is_on_host, on_card
+from tunecast.tape.build.sharding.scheme import Scheme
+from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
+
+FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8, its own default bucket sizes), not a trace"
+FLOAT64 = Dtype("float64", 8)
+"""Norms are taken in it (`get_norm_dtype`)."""
+BUCKET_ELEMENTS = 500_000_000
+"""`reduce_bucket_size`, config.py."""
+ALIGNED_TO = 2
+"""`nccl_start_alignment_factor`, elements a rank."""
+
+
+class Zero(Scheme):
+    """What the stages share: weights in the training dtype, masters in fp32, a step on those."""
+
+    groups_itself = True
+
+    def __init__(self, job: Job, machine: Machine) -> None:
+        super().__init__(job, machine)
+        self.dtype = DTYPES[job.autocast] if job.autocast else machine.weights_dtype
+        self.on_host = job.parallel.offload != "none"
+        self.masters: list[Tensor] = []
+        machine.guesses[FOLLOWS_SOURCE] = None
+
+    def loading(self) -> contextlib.AbstractContextManager[None]:
+        return self.machine.on_host()
+
+    @property
+    def autocast(self) -> Dtype | None:
+        return None
+
+    def cast(self, model: Any) -> None:
+        """`module.bfloat16()`, before anything is on the card."""
+        with self.machine.on_host():
+            for parameter in model.parameters():
+                if parameter.dtype.floating and parameter.dtype != self.dtype:
+                    change_dtype(parameter, self.dtype)
+        for module in model.modules():
+            kept = [tensor for tensor in module.own.values() if isinstance(tensor, Buffer)]
+            if isinstance(module, Linear4bit):
+                kept += module.state.tensors()
+            for tensor in kept:
+                if is_on_host(tensor):
+                    tensor.storage = on_card(tensor).storage
+
+    def groups(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
+        """As the stack makes them: the Trainer lets biases and norms not decay."""
+        if self.job.stack == "transformers":
+            return [list(parameters)]
+        parts = [[p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]]
+        return [part for part in parts if part]
+
+    def master(self, numel: int) -> Tensor:
+        machine = self.machine
+        with machine.on_host() if self.on_host else contextlib.nullcontext(), machine.within(MANY):
+            made = machine.run("_to_copy", (), (numel,), FLOAT32)
+        machine.blocks[made.storage.block].role = Role.OPTIMIZER
+        made.requires_grad = True
+        return made
+
+    def parameters(self, model: Any) -> list[Tensor]:
+        return self.masters
+
+    def optimizer(self, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]) -> Optimizer:
+        return ZeroOptimizer(self, make_optimizer(self.job, parameters))
+
+    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """`get_grad_norm_direct`: each gradient's norm is taken of a wider copy; clipping is part of the step."""
+        machine = self.machine
+        machine.module = MANY
+        norms = []
+        if not self.on_host:
+            for gradient in self.kept_gradients():
+                wide = machine.run("_to_copy", (gradient,), gradient.shape, FLOAT64)
+                norms.append(machine.run("linalg_vector_norm", (wide,), (), FLOAT64, args=(wide, 2.0, None)))
+                del wide
+        total = machine.run("stack", norms, (len(norms),), FLOAT64)
+        del norms
+        total = machine.run("sum", (total,), (), FLOAT32)
+        machine.collective("all_reduce", "data", self.ranks, FLOAT32, 4, 4, 1)
+        machine.module = ""
+        return total
+
+    def kept_gradients(self) -> list[Tensor]:
+        raise NotImplementedError
+
+    def step(self, optimizer: Optimizer) -> None:
+        raise NotImplementedError
+
+    def forget_gradients(self) -> None:
+        raise NotImplementedError
+
+
+class ZeroOptimizer(Optimizer):
+    def __init__(self, scheme: Zero, optimizer: Optimizer) -> None:
+        super().__init__(optimizer.parameters)
+        self.scheme, self.optimizer = scheme, optimizer
+
+    def step(self) -> None:
+        self.scheme.step(self.optimizer)
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+        self.scheme.forget_gradients()
+
+
+class Zero12(Zero):
+    def __init__(self, job: Job, machine: Machine) -> None:
+        super().__init__(job, machine)
+        self.cuts_gradients = job.parallel.data == "zero2"
+        self.last = True
+        self.bucket: Tensor | None = None
+        self.in_bucket: list[Tensor] = []
+        self.kept: list[Tensor] = []
+        """This rank's gradients: one piece for each micro-batch under way."""
+
+    def wrap(self, model: Any) -> None:
+        machine = self.machine
+        self.cast(model)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        frozen = [p for p in model.parameters() if not p.requires_grad]
+        for parameter in [*trained, *frozen]:
+            if is_on_host(parameter):
+                parameter.storage = on_card(parameter).storage
+            machine.collective(
+                "broadcast", "data", self.ranks, parameter.dtype, parameter.nbytes, parameter.nbytes, parameter.numel()
+            )
+        self.trained = trained
+        self.flats: list[Tensor] = []
+        for group in self.groups(trained):
+            self.flatten(group)
+        self.mine = self.in_my_part(trained)
+        if self.on_host:
+            largest = max(p.numel() for p in trained)
+            self.leaving = self.made((largest,), self.dtype, Role.TEMPORARIES)
+        for parameter in trained:
+            parameter.after_gradient = self.ready
+
+    def made(self, shape: tuple[int, ...], dtype: Dtype, role: Role) -> Tensor:
+        with self.machine.within(MANY):
+            tensor = self.machine.run("empty", (), shape, dtype)
+        self.machine.blocks[tensor.storage.block].role = role
+        return tensor
+
+    def flatten(self, group: Sequence[Tensor]) -> None:
+        """`flatten_dense_tensors_aligned`, then parameters are views of it (`_update_model_bit16_weights`)."""
+        machine = self.machine
+        aligned = ALIGNED_TO * self.ranks
+        numel = -(-sum(p.numel() for p in group) // aligned) * aligned
+        flat = self.made((numel,), self.dtype, Role.ADAPTERS if self.job.method != "full" else Role.WEIGHTS)
+        for parameter in group:
+            parameter.storage = flat.storage
+        self.flats.append(flat)
+        part = machine.run("clone", (flat,), (numel // self.ranks,), self.dtype)
+        self.masters.append(self.master(numel // self.ranks))
+        del part
+
+    def in_my_part(self, trained: Sequence[Tensor]) -> set[int]:
+        """Parameters of which the first rank has a part, by id."""
+        mine: set[int] = set()
+        for group, flat in zip(self.groups(trained), self.flats, strict=True):
+            offset = 0
+            for parameter in group:
+                if offset < flat.numel() // self.ranks:
+                    mine.add(id(parameter))
+                offset += parameter.numel()
+        return mine
+
+    # ------------------------------------------------------------------------------------------------ gradients
+
+    @contextlib.contextmanager
+    def micro_batch(self, last: bool) -> Any:
+        self.last = last
+        self.machine.after_backward.append(self.epilogue)
+        yield
+
+    def ready(self, parameter: Tensor) -> None:
+        """`process_gradients`."""
+        if self.bucket is None:
+            self.bucket = self.made((BUCKET_ELEMENTS,), self.dtype, Role.GRADIENTS)
+        if self.cuts_gradients:
+            self.put(parameter)
+
+    def put(self, parameter: Tensor) -> None:
+        """`reduce_independent_p_g_buckets_and_remove_grads`."""
+        machine = self.machine
+        elements = sum(p.numel() for p in self.in_bucket)
+        if elements + parameter.numel() > BUCKET_ELEMENTS:
+            self.reduce()
+        gradient = parameter.grad
+        assert gradient is not None and self.bucket is not None
+        if parameter.numel() <= BUCKET_ELEMENTS:
+            machine.launch("copy_", (gradient,), gradient.dtype, gradient.nbytes)
+            parameter.grad = self.bucket.alias(parameter.shape, None)
+        self.in_bucket.append(parameter)
+
+    def reduce(self) -> None:
+        """`reduce_ipg_grads`: `allreduce_bucket` sums a copy in one piece."""
+        machine, bucket = self.machine, self.in_bucket
+        if not bucket:
+            return
+        numel = sum(p.numel() for p in bucket)
+        nbytes = numel * self.dtype.itemsize
+        machine.module = MANY
+        copy = machine.run("cat", (), (numel,), self.dtype) if len(bucket) > 1 else None
+        machine.collective("all_reduce", "data", self.ranks, self.dtype, nbytes, nbytes, numel)
+        del copy
+        for parameter in bucket:
+            if id(parameter) in self.mine:
+                self.keep(parameter)
+            if self.cuts_gradients or self.last:
+                parameter.grad = None
+        bucket.clear()
+
+    def keep(self, parameter: Tensor) -> None:
+        """`copy_grads_in_partition`."""
+        machine = self.machine
+        if self.on_host:
+            machine.launch(TO_HOST, (parameter,), FLOAT32, parameter.nbytes)
+            return
+        if not self.kept or self.kept[-1] is self.summed:
+            numel = sum(p.numel() for p in self.trained if id(p) in self.mine)
+            self.kept.append(self.made((numel,), self.dtype, Role.GRADIENTS))
+        machine.launch("copy_", (parameter,), parameter.dtype, parameter.nbytes)
+
+    summed: Tensor | None = None
+    """The gradients of the micro-batches before."""
+
+    def epilogue(self) -> None:
+        """`independent_gradient_partition_epilogue`; of stage 1 only when the last micro-batch is through."""
+        machine = self.machine
+        if not self.cuts_gradients:
+            if not self.last:
+                return
+            for parameter in self.trained:
+                if parameter.grad is not None:
+                    self.put(parameter)
+        self.reduce()
+        if len(self.kept) > 1:
+            machine.launch("add_", self.kept, self.dtype, 0)
+            self.kept.pop()
+        self.summed = self.kept[-1] if self.kept else None
+        self.bucket = None
+
+    def kept_gradients(self) -> list[Tensor]:
+        return [self.kept[0].alias(p.shape, None) for p in self.trained if self.kept and id(p) in self.mine]
+
+    def step(self, optimizer: Optimizer) -> None:
+        machine = self.machine
+        machine.module = MANY
+        for master, flat in zip(self.masters, self.flats, strict=True):
+            numel = master.numel()
+            if self.on_host:
+                with machine.on_host():
+                    master.grad = machine.tensor((numel,), FLOAT32)
+            else:
+                piece = machine.run("cat", (), (numel,), self.dtype)
+                master.grad = machine.run("_to_copy", (piece,), (numel,), FLOAT32)
+                del piece
+                machine.blocks[master.grad.storage.block].role = Role.GRADIENTS
+                if master is self.masters[-1]:
+                    self.forget_gradients()
+                machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)
+            if not self.on_host:
+                optimizer.step()  # of this group: the others have no gradients now
+                master.grad = None
+                machine.launch("copy_", (master,), self.dtype, numel * self.dtype.itemsize)
+            machine.module = MANY
+        if self.on_host:
+            with machine.on_host():
+                optimizer.step()
+            for master in self.masters:
+                master.grad = None
+                machine.launch(FROM_HOST, (), self.dtype, master.numel() * self.dtype.itemsize)
+        for flat in self.flats:
+            sent = flat.nbytes // self.ranks
+            machine.collective("all_gather", "data", self.ranks, self.dtype, sent, flat.nbytes, flat.numel() // self.ranks)
+
+    def forget_gradients(self) -> None:
+        self.kept.clear()
+        self.summed = None

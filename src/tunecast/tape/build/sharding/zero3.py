@@ -1,0 +1,335 @@
+"""DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
+
+Read in DeepSpeed 0.19.8 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py), with its
+own defaults. A parameter is cut as one row of numbers, padded; each rank has one part of each, all of them in a buffer.
+
+    fetched    when a module with parameters of its own runs, in both passes: gathered into a buffer; where several
+               travel together, each is then copied out of it
+    ahead      the first pass writes down who runs when; later ones fetch 50 million elements or more beyond each
+               module, as long as fewer than a billion are there
+    released   after its module, unless it is needed again within a billion elements: at the turn from forward to
+               backward much stays
+    small      parameters up to 100,000 elements are always whole
+    gradients  into a bucket of 500 million elements that is always there; a full one is interleaved in a copy,
+               scattered, and this rank's part kept (`grad_partitions_flat_buffer`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, start
+from tunecast.tape.build.modules import Buffer, Module
+from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
+from tunecast.tape.build.sharding.shards import Resizable
+from tunecast.tape.build.sharding.zero import BUCKET_ELEMENTS, Zero
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
+
+PREFETCHED, LIVE, REUSED, PERSISTENT = 50_000_000, 1_000_000_000, 1_000_000_000, 100_000
+"""`stage3_prefetch_bucket_size`, `_max_live_parameters`, `_max_reuse_distance`, `_param_persistence_threshold`."""
+SUB_GROUP = 1_000_000_000
+"""`sub_group_size`: as many elements of the masters take a step at once."""
+GATHER, SCATTER = 1, 2
+"""Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
+
+
+class Cut:
+    """A parameter: `whole`, whose memory comes and goes, and how large this rank's part is."""
+
+    def __init__(self, parameter: Tensor, ranks: int, dtype: Dtype) -> None:
+        machine = parameter.machine
+        self.numel, self.part_numel = parameter.numel(), -(-parameter.numel() // ranks)
+        self.trains, self.stays = parameter.requires_grad, parameter.numel() <= PERSISTENT
+        block = machine.blocks[parameter.storage.block]
+        self.module, self.role = block.module, block.role or Role.WEIGHTS
+        padded = self.part_numel * ranks * dtype.itemsize
+        self.whole = Tensor(machine, Resizable(machine, padded), parameter.shape, dtype)
+        self.whole.requires_grad = self.trains
+        self.part: Tensor | None = None
+
+    @property
+    def is_there(self) -> bool:
+        return self.whole.storage.is_there  # type: ignore[attr-defined, no-any-return]
+
+
+class Zero3(Zero):
+    def __init__(self, job: Job, machine: Machine) -> None:
+        super().__init__(job, machine)
+        self.parts_on_host = job.parallel.offload == "parameters"
+        self.trace: list[Module] = []
+        self.known = False
+        self.turn = 0
+        self.queue: list[tuple[int, Cut]] = []
+        self.last_fetched_for: dict[int, int] = {}
+        self.under_way: dict[int, tuple[Tensor | None, list[Cut]]] = {}
+        """Parameters being gathered, with the buffer and all that share it."""
+        self.in_bucket: list[Tensor] = []
+        self.last = True
+        self.hooked: list[Any] = []
+
+    # -------------------------------------------------------------------------------------------------- loading
+
+    def wrap(self, model: Any) -> None:
+        machine = self.machine
+        self.cast(model)
+        self.cuts: dict[int, Cut] = {}
+        for module in model.modules():
+            for name, tensor in list(module.own.items()):
+                if isinstance(tensor, Buffer):
+                    continue
+                cut = self.cuts.get(id(tensor)) or Cut(tensor, self.ranks, self.dtype)
+                self.cuts[id(tensor)] = self.cuts[id(cut.whole)] = cut
+                module.own[name] = cut.whole
+                object.__setattr__(module, name, cut.whole)
+        self.all = list({id(cut): cut for cut in self.cuts.values()}.values())
+        trained = [cut for cut in self.all if cut.trains]
+        total = sum(cut.part_numel for cut in trained)
+        self.parts = self.made(total, self.dtype, self.role(), self.parts_on_host)
+        self.frozen = [self.made(c.part_numel, self.dtype, c.role, self.parts_on_host) for c in self.all if not c.trains]
+        for numel in sub_groups([cut.part_numel for cut in trained]):
+            self.masters.append(self.master(numel))
+        self.bucket = self.made(BUCKET_ELEMENTS, self.dtype, Role.GRADIENTS, False)
+        self.kept = self.made(total, self.dtype, Role.GRADIENTS, self.on_host)
+        for cut in self.all:
+            if cut.stays:
+                self.gather([cut])
+                self.arrive(cut)
+        for module in model.modules():
+            if any(id(tensor) in self.cuts for tensor in module.own.values()):
+                self.watch(module)
+        for cut in trained:
+            cut.whole.after_gradient = self.ready
+
+    def role(self) -> Role:
+        return Role.ADAPTERS if self.job.method != "full" else Role.WEIGHTS
+
+    def made(self, numel: int, dtype: Dtype, role: Role, on_host: bool) -> Tensor:
+        machine = self.machine
+        with machine.on_stream(-1 if on_host else machine.stream), machine.within(MANY):
+            tensor = machine.run("empty", (), (numel,), dtype)
+        machine.blocks[tensor.storage.block].role = role
+        return tensor
+
+    # -------------------------------------------------------------------------------------------------- weights
+
+    def begin_forward(self) -> None:
+        """`reset_step`: what was written down in the first pass holds from the second on."""
+        self.known = self.known or bool(self.trace)
+        self.turn = 0
+        self.last_fetched_for.clear()
+        self.queue = [(turn, cut) for turn, module in enumerate(self.trace) for cut in self.own(module)]
+
+    def own(self, module: Module) -> list[Cut]:
+        found = {id(t): self.cuts[id(t)] for t in module.own.values() if id(t) in self.cuts}
+        return list(found.values())
+
+    def watch(self, module: Module) -> None:
+        forward: Callable[..., Any] = module.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.fetch(module)
+            args, kwargs = self.watched_inputs(module, args, kwargs)
+            output = forward(*args, **kwargs)
+            if self.machine.grad_enabled:
+                for tensor in tensors_in(output):
+                    if tensor.requires_grad:
+                        node = before_gradient_of(tensor, lambda: self.fetch(module))
+                        if isinstance(node, Leaf):
+                            self.hooked.append(node)
+            self.release(module)
+            return output
+
+        object.__setattr__(module, "forward", run)
+
+    def watched_inputs(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`PostBackwardFunctionModule`: once the gradients of its inputs are there, the module is done."""
+
+        def done(node: Node, gradients: Gradients) -> Gradients:
+            self.release(module)
+            return gradients
+
+        tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
+        node = start(self.machine, tensors, done) if tensors else None
+        if node is None:
+            return args, kwargs
+        node.outputs = len(tensors)
+        passed: dict[int, Tensor] = {}
+        for number, tensor in enumerate(tensors):
+            same = tensor.alias(tensor.shape, tensor.strides)
+            same.node, same.number, same.requires_grad = node, number, True
+            passed[id(tensor)] = same
+        return map_tensors(lambda tensor: passed.get(id(tensor), tensor), (args, kwargs))
+
+    def fetch(self, module: Module) -> None:
+        """`_fetch_sub_module_impl`."""
+        own = self.own(module)
+        with self.machine.within(module.path):
+            self.gather([cut for cut in own if not cut.is_there and id(cut) not in self.under_way])
+            for cut in own:
+                self.arrive(cut)
+            if not self.known:
+                self.trace.append(module)
+            else:
+                self.prefetch()
+        self.turn += 1
+
+    def prefetch(self) -> None:
+        while self.queue and self.queue[0][0] <= self.turn:
+            turn, cut = self.queue.pop(0)
+            self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
+        there = sum(cut.numel for cut in self.all if not cut.stays and (cut.is_there or id(cut) in self.under_way))
+        most, ahead, numel = min(LIVE - there, PREFETCHED), [], 0
+        while self.queue and numel < most:
+            turn, cut = self.queue.pop(0)
+            self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
+            if not cut.is_there and id(cut) not in self.under_way and cut not in ahead:
+                ahead.append(cut)
+                numel += cut.numel
+        self.gather(ahead)
+
+    def gather(self, cuts: Sequence[Cut]) -> None:
+        """`all_gather_coalesced`: one parameter is gathered where it will be, several through a buffer."""
+        if not cuts:
+            return
+        machine = self.machine
+        numel = sum(cut.part_numel for cut in cuts)
+        with machine.on_stream(GATHER):
+            machine.wait(0)
+            if self.parts_on_host:
+                machine.launch(FROM_HOST, (), self.dtype, numel * self.dtype.itemsize)
+            buffer = None
+            if len(cuts) > 1:
+                buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype)
+                machine.blocks[buffer.storage.block].role = Role.TEMPORARIES
+            else:
+                cuts[0].whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+            nbytes = numel * self.dtype.itemsize
+            machine.collective("all_gather", "data", self.ranks, self.dtype, nbytes, nbytes * self.ranks, numel)
+        for cut in cuts:
+            self.under_way[id(cut)] = (buffer, list(cuts))
+
+    def arrive(self, cut: Cut) -> None:
+        """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out."""
+        if id(cut) not in self.under_way:
+            return
+        machine = self.machine
+        buffer, together = self.under_way[id(cut)]
+        with machine.on_stream(GATHER):
+            for each in together:
+                del self.under_way[id(each)]
+                if buffer is not None:
+                    machine.launch("cat", (buffer,), self.dtype, each.whole.nbytes)
+                    each.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+        del buffer
+        machine.wait(GATHER)
+
+    def release(self, module: Module) -> None:
+        """`release_sub_module`, `__params_to_release`."""
+        candidates = {id(cut): cut for cut in self.own(module) if not cut.stays}
+        if self.known:
+            for number in list(candidates):
+                if self.last_fetched_for.get(number, -1) >= self.turn:
+                    del candidates[number]
+            traversed = 0
+            for later in self.trace[self.turn :]:
+                if traversed >= REUSED or not candidates:
+                    break
+                for cut in self.own(later):
+                    candidates.pop(id(cut), None)
+                    traversed += cut.numel
+        for cut in candidates.values():
+            cut.whole.storage.give_back()  # type: ignore[attr-defined]
+
+    def micro_batch(self, last: bool) -> Any:
+        self.last = last
+        self.machine.after_backward.append(self.epilogue)
+        return super().micro_batch(last)
+
+    # ------------------------------------------------------------------------------------------------ gradients
+
+    def ready(self, whole: Tensor) -> None:
+        """`__add_grad_to_ipg_bucket`."""
+        machine = self.machine
+        if self.in_bucket and sum(t.numel() for t in self.in_bucket) + whole.numel() > BUCKET_ELEMENTS:
+            self.reduce()
+        assert whole.grad is not None
+        if whole.numel() <= BUCKET_ELEMENTS:
+            with machine.on_stream(SCATTER):
+                machine.wait(0)
+                machine.launch("copy_", (whole.grad,), whole.dtype, whole.nbytes)
+            whole.grad = self.bucket.alias(whole.shape, None)
+        self.in_bucket.append(whole)
+
+    def reduce(self) -> None:
+        """`reduce_scatter_coalesced` and `partition_grads`."""
+        machine, bucket = self.machine, self.in_bucket
+        if not bucket:
+            return
+        numel = sum(self.cuts[id(whole)].part_numel for whole in bucket)
+        nbytes = numel * self.dtype.itemsize
+        with machine.on_stream(SCATTER), machine.within(MANY):
+            alone = len(bucket) == 1 and bucket[0].numel() % self.ranks == 0
+            flat = None if alone else machine.run("cat", (), (numel * self.ranks,), self.dtype)
+            machine.collective(
+                "reduce_scatter", "data", self.ranks, self.dtype, nbytes * self.ranks, nbytes, numel * self.ranks
+            )
+            machine.launch(TO_HOST if self.on_host else "copy_", (), self.dtype, nbytes)
+            del flat
+        for whole in bucket:
+            whole.grad = None
+        bucket.clear()
+
+    def epilogue(self) -> None:
+        self.reduce()
+        self.machine.wait(SCATTER)
+        self.hooked.clear()
+        for cut in self.all:  # `release_backward_leftovers`: modules whose inputs wanted no gradient
+            if not cut.stays:
+                cut.whole.storage.give_back()  # type: ignore[attr-defined]
+        self.under_way.clear()
+
+    def kept_gradients(self) -> list[Tensor]:
+        return [self.kept.alias((cut.part_numel,), None) for cut in self.all if cut.trains]
+
+    def step(self, optimizer: Optimizer) -> None:
+        """A sub-group of masters at a time."""
+        machine = self.machine
+        if self.on_host:
+            with machine.on_host():
+                for master in self.masters:
+                    master.grad = machine.tensor(master.shape, FLOAT32)
+                optimizer.step()
+                for master in self.masters:
+                    master.grad = None
+            machine.module = MANY
+            if not self.parts_on_host:
+                machine.launch(FROM_HOST, (), self.dtype, self.parts.nbytes)
+            return
+        for master in self.masters:
+            machine.module = MANY
+            piece = machine.run("cat", (self.kept,), master.shape, self.dtype)
+            master.grad = machine.run("_to_copy", (piece,), master.shape, FLOAT32)
+            del piece
+            machine.blocks[master.grad.storage.block].role = Role.GRADIENTS
+            machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)
+            optimizer.step()
+            machine.launch("copy_", (master,), self.dtype, master.numel() * self.dtype.itemsize)
+            master.grad = None
+
+    def forget_gradients(self) -> None:
+        """Their buffer stays."""
+
+
+def sub_groups(part_numels: Sequence[int]) -> list[int]:
+    """`_create_fp16_sub_groups`."""
+    groups, open_ = [], 0
+    for numel in part_numels:
+        open_ += numel
+        if open_ >= SUB_GROUP:
+            groups.append(open_)
+            open_ = 0
+    return groups + ([open_] if open_ else [])

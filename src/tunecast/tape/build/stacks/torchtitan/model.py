@@ -1,0 +1,241 @@
+"""torchtitan's Llama 3 on paper (torchtitan/models/llama3/model/model.py of 0.1 to 0.2).
+
+Local names are those of the real file: what a name holds lives as long as it does there. Positions turn as complex
+numbers, in fp32; neighbours are pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunecast.tape.build import attention as kernels
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, record, start, wants
+from tunecast.tape.build.compiled import Region
+from tunecast.tape.build.modules import Buffer, Embedding, Linear, Module, ModuleList
+from tunecast.tape.build.stacks.torchtitan.releases import Release
+from tunecast.tape.build.stacks.torchtitan.selective import SAVED, selectively_checkpointed
+from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm, shifted_in_place
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Shape, Tensor
+from tunecast.tape.kernels.backend import ALL, Attention as AttentionCall, choose
+
+COMPLEX64 = Dtype("complex64", 8, False)
+
+
+# ------------------------------------------------------------------------------------------- complex numbers
+
+
+def as_dtype(x: Tensor, shape: Shape, dtype: Dtype) -> Tensor:
+    """The same contiguous memory read as other numbers."""
+    return Tensor(x.machine, x.storage, shape, dtype, None, x.offset, True)
+
+
+def view_as_complex(x: Tensor) -> Tensor:
+    """[..., 2] of fp32."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (view_as_real(ops.contiguous(gradients[0])),)
+
+    return record(as_dtype(x, x.shape[:-1], COMPLEX64), (x,), back)
+
+
+def view_as_real(x: Tensor) -> Tensor:
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (view_as_complex(ops.contiguous(gradients[0])),)
+
+    return record(as_dtype(x, (*x.shape, 2), FLOAT32), (x,), back)
+
+
+def turned(x: Tensor, angles: Tensor) -> Tensor:
+    """x * angles; the gradient is turned back by a conjugate, of which a copy is made."""
+    machine = x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        conjugate = machine.run("conj_physical", (node.take(0),), angles.shape, COMPLEX64)
+        return (complex_product(gradients[0], conjugate),)
+
+    return finish(start(machine, (x,), back, (angles,)), complex_product(x, angles))
+
+
+def complex_product(a: Tensor, b: Tensor) -> Tensor:
+    """Inductor writes no kernels for complex numbers: a library's call in compiled code too."""
+    if a.machine.graph is not None:
+        made: Tensor = a.machine.graph.call("mul", (a, b), ((a.shape, a.dtype),), 0, (a, b), None)[0]
+        return made
+    return a.machine.run("mul", (a, b), a.shape, a.dtype)
+
+
+# ------------------------------------------------------------------------------------------------ modules
+
+
+class RMSNorm(Module):
+    """torch.nn.RMSNorm: one kernel, or before torch 2.9 the formula taken apart in C++ (layer_norm.cpp)."""
+
+    def __init__(self, machine: Machine, width: int, release: Release) -> None:
+        super().__init__(machine)
+        self.weight = self.parameter(width)
+        self.kind = "own" if release.own_norm else "fused" if release.fused_norm else "composite"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "own":  # torchtitan/models/norms.py
+            output = ops.to(self._norm(ops.to(x, FLOAT32)), x.dtype)
+            return ops.multiply(output, self.weight)
+        if self.kind == "fused" and x.dtype == self.weight.dtype:
+            return fused_rms_norm(x, self.weight)
+        upcasted_input = ops.to(x, FLOAT32)
+        squares = ops.power(upcasted_input)  # C++ keeps temporaries until the whole expression is done
+        means = ops.mean(squares, -1)
+        inverse = ops.rsqrt(shifted_in_place(means))
+        del squares, means
+        result = ops.multiply(upcasted_input, inverse)
+        return ops.to(ops.multiply(result, self.weight), x.dtype)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x), -1))))
+
+
+def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+    xq_ = view_as_complex(ops.reshape(ops.to(xq, FLOAT32), *xq.shape[:-1], -1, 2))
+    xk_ = view_as_complex(ops.reshape(ops.to(xk, FLOAT32), *xk.shape[:-1], -1, 2))
+    seqlen, pairs = xq_.shape[1], xq_.shape[-1]
+    freqs_cis = ops.view(ops.slice_(freqs_cis, 0, 0, seqlen), 1, seqlen, 1, pairs)
+    xq_out = ops.reshape(view_as_real(turned(xq_, freqs_cis)), *xq.shape)
+    xk_out = ops.reshape(view_as_real(turned(xk_, freqs_cis)), *xk.shape)
+    return ops.to(xq_out, xq.dtype), ops.to(xk_out, xk.dtype)
+
+
+def repeat_kv(x: Tensor, n_rep: int) -> Tensor:
+    bs, slen, n_kv_heads, head_dim = x.shape
+    if n_rep == 1:
+        return x
+    expanded = ops.expand(ops.unsqueeze(x, 3), bs, slen, n_kv_heads, n_rep, head_dim)
+    return ops.reshape(expanded, bs, slen, n_kv_heads * n_rep, head_dim)
+
+
+class Attention(Module):
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
+        super().__init__(machine)
+        self.release = release
+        self.n_heads = config["num_attention_heads"]
+        self.n_kv_heads = config.get("num_key_value_heads") or self.n_heads
+        self.n_rep = self.n_heads // self.n_kv_heads
+        dim = config["hidden_size"]
+        self.head_dim = config.get("head_dim") or dim // self.n_heads
+        self.wq = Linear(machine, dim, self.n_heads * self.head_dim)
+        self.wk = Linear(machine, dim, self.n_kv_heads * self.head_dim)
+        self.wv = Linear(machine, dim, self.n_kv_heads * self.head_dim)
+        self.wo = Linear(machine, self.n_heads * self.head_dim, dim)
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        xq, xk, xv = self.wq(x), self.wk(x), self.wv(x)
+        bs, seqlen = xq.shape[:2]
+        xq = ops.view(xq, bs, seqlen, -1, self.head_dim)
+        xk = ops.view(xk, bs, seqlen, -1, self.head_dim)
+        xv = ops.view(xv, bs, seqlen, -1, self.head_dim)
+        xq, xk = self.with_positions(xq, xk, freqs_cis)
+        gqa = not self.release.repeats_heads and self.n_rep > 1
+        keys = xk if gqa else repeat_kv(xk, self.n_rep)
+        values = xv if gqa else repeat_kv(xv, self.n_rep)
+        xq = ops.transpose(xq, 1, 2)
+        xk = ops.transpose(keys, 1, 2)
+        xv = ops.transpose(values, 1, 2)
+        output = self.inner_attention(xq, xk, xv, gqa)
+        output = ops.contiguous(ops.transpose(output, 1, 2))
+        output = ops.view(output, bs, seqlen, -1)
+        return self.wo(output)  # type: ignore[no-any-return]
+
+    def with_positions(self, xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+        return apply_rotary_emb(xq, xk, freqs_cis)
+
+    def inner_attention(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
+        """`sdpa_kernel(backends, set_priority=True)`."""
+        machine = self.machine
+        keeps = wants(machine, q, k, v)
+        call = AttentionCall(q, k, v, None, 0.0, True, None, gqa, keeps)
+        for name in self.release.attention:
+            if choose(call, machine.card, frozenset((name,)) & ALL) == name or name == "cudnn":
+                run = {"cudnn": kernels.cudnn, "flash": kernels.flash, "efficient": kernels.efficient}[name]
+                return run(q, k, v, None, 0.0, True, keeps)
+        return kernels.scaled_dot_product(q, k, v, None, 0.0, True, gqa)
+
+
+class FeedForward(Module):
+    def __init__(self, machine: Machine, dim: int, hidden_dim: int) -> None:
+        super().__init__(machine)
+        self.w1 = Linear(machine, dim, hidden_dim)
+        self.w2 = Linear(machine, hidden_dim, dim)
+        self.w3 = Linear(machine, dim, hidden_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w2(ops.multiply(ops.silu(self.w1(x)), self.w3(x)))  # type: ignore[no-any-return]
+
+
+class TransformerBlock(Module):
+    recompute: str | None = None
+    """None, "all" or "selective"."""
+    region: Region | None = None
+    attention_type = Attention
+
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
+        super().__init__(machine)
+        dim = config["hidden_size"]
+        self.attention = self.attention_type(machine, config, release)
+        self.feed_forward = FeedForward(machine, dim, config["intermediate_size"])
+        self.attention_norm = RMSNorm(machine, dim, release)
+        self.ffn_norm = RMSNorm(machine, dim, release)
+        self.saved = SAVED | release.saves
+
+    def compile(self, owns_weights: bool) -> None:
+        self.region = Region(self.machine, self.wrapped, owns_weights)
+
+    def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        return (self.region or self.wrapped)(x, freqs_cis)  # type: ignore[no-any-return]
+
+    def wrapped(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        """`checkpoint_wrapper`."""
+        machine = self.machine
+        if self.recompute == "selective":
+            return selectively_checkpointed(machine, self.block, self.saved, x, freqs_cis)  # type: ignore[no-any-return]
+        if self.recompute == "all":
+            return checkpointed(machine, self.block, x, freqs_cis)  # type: ignore[no-any-return]
+        return self.block(x, freqs_cis)
+
+    def block(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        h = ops.add(x, self.attention(self.attention_norm(x), freqs_cis))
+        out = ops.add(h, self.feed_forward(self.ffn_norm(h)))
+        return out
+
+
+class Transformer(Module):
+    block_type = TransformerBlock
+
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release, positions: int) -> None:
+        super().__init__(machine)
+        dim = config["hidden_size"]
+        self.tok_embeddings = Embedding(machine, config["vocab_size"], dim)
+        self.layer_list = ModuleList(machine)
+        for _ in range(config["num_hidden_layers"]):
+            self.layer_list.append(self.block_type(machine, config, release))
+        self.norm = RMSNorm(machine, dim, release)
+        self.output = Linear(machine, dim, config["vocab_size"])
+        head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
+        self.freqs_cis = self.table(positions, head_dim)
+
+    def table(self, positions: int, head_dim: int) -> Buffer:
+        return self.buffer(positions, head_dim // 2, dtype=COMPLEX64)
+
+    def layers(self) -> list[TransformerBlock]:
+        return list(self.layer_list.children.values())  # type: ignore[arg-type]
+
+    def name_all(self, path: str = "") -> None:
+        super().name_all(path)
+        self.layer_list.name_all("layers")
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        h = self.tok_embeddings(tokens)
+        for layer in self.layer_list:
+            h = layer(h, self.freqs_cis)
+        h = self.norm(h)
+        output = self.output(h)
+        return output  # type: ignore[no-any-return]

@@ -1,0 +1,125 @@
+"""How torchtitan spreads a model (torchtitan/models/llama3/infra/parallelize.py): which ranks do what, and FSDP2's units.
+
+The model is made on the meta device and shared out there: no card ever holds more than its part (`to_empty`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import NamedTuple
+
+from tunecast.errors import UsageError
+from tunecast.job.job import Job
+from tunecast.tape.build.modules import Buffer, bring
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy
+from tunecast.tape.build.sharding.scheme import Scheme
+from tunecast.tape.build.sharding.tensor import TensorParallel
+from tunecast.tape.build.stacks.torchtitan.model import Transformer
+from tunecast.tape.build.stacks.torchtitan.releases import Release
+from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, Machine, Storage
+from tunecast.tape.op import Role
+
+
+class Ranks(NamedTuple):
+    """`ParallelDims`."""
+
+    replicate: int
+    shard: int
+    context: int
+    tensor: int
+    pipeline: int
+
+    @property
+    def fsdp(self) -> int:
+        """Weights are shared out over the ranks of a sequence too (`dp_shard_cp`)."""
+        return self.shard * self.context
+
+
+def ranks_of(job: Job) -> Ranks:
+    world = job.hardware.gpus * job.hardware.nodes
+    parallel = job.parallel
+    others = parallel.tensor * parallel.pipeline * parallel.context
+    if world % others:
+        raise UsageError(
+            f"parallel: {world} cards are no multiple of tensor x pipeline x context = {others}", field="parallel"
+        )
+    data = world // others
+    if parallel.data == "hsdp":
+        shard = max(1, job.hardware.gpus // others)
+        return Ranks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline)
+    if parallel.data == "fsdp" or world == 1:
+        return Ranks(1, data, parallel.context, parallel.tensor, parallel.pipeline)
+    raise UsageError(
+        f"parallel.data: got {parallel.data}; torchtitan's fsdp and hsdp are written down", field="parallel.data"
+    )
+
+
+def split_layers(model: Transformer, split: TensorParallel, release: Release) -> None:
+    """`apply_tp`: with sequence parallelism."""
+    split.by_words(model.tok_embeddings, sequence=True)
+    split.in_parts(model.norm)
+    split.columns(model.output, sequence=True, whole=not release.splits_loss)
+    for layer in model.layers():
+        attention, feed_forward = layer.attention, layer.feed_forward
+        split.part(attention.n_kv_heads, "a number of key heads")
+        split.in_parts(layer.attention_norm)
+        split.takes_sequence(attention)
+        for linear in (attention.wq, attention.wk, attention.wv, feed_forward.w1, feed_forward.w3):
+            split.columns(linear)
+        split.in_parts(layer.ffn_norm)
+        split.takes_sequence(feed_forward)
+        for linear in (attention.wo, feed_forward.w2):
+            split.rows(linear, sequence=True)
+
+
+class Shared(AccelerateFsdp2):
+    """`apply_fsdp`. Every micro-batch's gradients are reduced."""
+
+    def __init__(self, job: Job, machine: Machine, release: Release, ranks: Ranks) -> None:
+        Scheme.__init__(self, job, machine)
+        self.release, self.dims = release, ranks
+        policy = Policy(None if job.autocast is None else BFLOAT16, FLOAT32)
+        on_host = job.parallel.offload == "parameters"
+        self.sharder = FullyShard(machine, Mesh(ranks.fsdp, ranks.replicate), policy, on_host)
+
+    def wrap(self, model: Transformer) -> None:
+        sharder, release = self.sharder, self.release
+        on_meta(model)
+        layers = model.layers()
+        reshards = self.dims.pipeline == 1 and self.job.parallel.reshard_after_forward
+        if release.shards_ends_apart:
+            sharder.shard([model.tok_embeddings], reshards)
+        for place, layer in enumerate(layers):
+            is_last = place == len(layers) - 1 and release.keeps_last_layer
+            sharder.shard([layer], reshards and not is_last)
+        if release.shards_ends_apart:
+            sharder.shard([model.norm, model.output], False)
+        sharder.shard_root(model)
+        sharder.units[0].reshards = reshards and release.gives_root_back
+
+    def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+def scheme_of(job: Job, machine: Machine, release: Release, ranks: Ranks) -> Scheme:
+    return Shared(job, machine, release, ranks) if ranks.fsdp * ranks.replicate > 1 else Scheme(job, machine)
+
+
+def on_meta(model: Transformer) -> None:
+    """Nothing, with a name."""
+    machine = model.machine
+    for module in model.modules():
+        for tensor in module.own.values():
+            if not isinstance(tensor, Buffer):
+                with machine.within(module.path):
+                    tensor.storage = Storage(machine, machine.allocate(0))
+                machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+
+
+def to_empty(model: Transformer, shared: bool) -> None:
+    """Weights that nobody shares, and buffers, come to the card."""
+    for module in model.modules():
+        for tensor in module.own.values():
+            if isinstance(tensor, Buffer) or not shared:
+                bring(tensor, module.path, Role.WEIGHTS)

@@ -1,0 +1,48 @@
+"""torchtitan's Qwen 3 on paper, dense (torchtitan/models/qwen3/model/model.py of 0.2): queries and keys are normed head
+by head, halves are pairs, and positions turn in the layer's dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.attention import rotate_half
+from tunecast.tape.build.modules import Buffer
+from tunecast.tape.build.stacks.torchtitan.model import Attention, RMSNorm, Transformer, TransformerBlock
+from tunecast.tape.build.stacks.torchtitan.releases import Release
+from tunecast.tape.build.tensor import Machine, Tensor
+
+
+class Qwen3Attention(Attention):
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
+        super().__init__(machine, config, release)
+        self.q_norm = RMSNorm(machine, self.head_dim, release)
+        self.k_norm = RMSNorm(machine, self.head_dim, release)
+
+    def with_positions(self, xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+        xq = self.q_norm(xq)
+        xk = self.k_norm(xk)
+        seqlen, head_dim = xq.shape[1], xq.shape[-1]
+        rope_cache = ops.view(ops.slice_(freqs_cis, 0, 0, seqlen), 1, seqlen, 1, head_dim * 2)
+        cos = ops.to(ops.slice_(rope_cache, -1, 0, head_dim), xq.dtype)
+        sin = ops.to(ops.slice_(rope_cache, -1, head_dim, 2 * head_dim), xq.dtype)
+        xq_out = ops.add(ops.multiply(xq, cos), ops.multiply(rotate_half(xq), sin))
+        xk_out = ops.add(ops.multiply(xk, cos), ops.multiply(rotate_half(xk), sin))
+        return xq_out, xk_out
+
+
+class Qwen3Block(TransformerBlock):
+    attention_type = Qwen3Attention
+
+    def block(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
+        x = ops.add(x, self.attention(self.attention_norm(x), freqs_cis))
+        x = ops.add(x, self.feed_forward(self.ffn_norm(x)))
+        return x
+
+
+class Qwen3Model(Transformer):
+    block_type = Qwen3Block
+
+    def table(self, positions: int, head_dim: int) -> Buffer:
+        return self.buffer(positions, head_dim * 2)

@@ -1,0 +1,81 @@
+"""What changed in torchtitan, and when. It had no releases before June 2025, so a version is a month.
+
+Rows and logs name commits; the months are those of the commits that brought the change (pytorch/torchtitan).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tunecast.errors import UsageError
+from tunecast.tape.build.eras import numbers
+
+Month = tuple[int, int]
+NEWEST: Month = (2026, 2)
+RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10)}
+"""0.1.0 and 0.2.x of PyPI by the month of their code."""
+OLDEST: Month = (2024, 3)
+
+
+class Release(NamedTuple):
+    own_norm: bool
+    """torchtitan/models/norms.py until March 2025; then torch.nn.RMSNorm."""
+    fused_norm: bool
+    """torch's one kernel for it, since 2.9 (nightlies of July 2025)."""
+    shards_ends_apart: bool
+    """Embedding, and norm with head, are FSDP groups of their own; before they were the root's (August 2025)."""
+    keeps_last_layer: bool
+    """The last layer is not let go after its forward pass: its backward pass comes next."""
+    keeps_logits: bool
+    """The model's own result is fp32, and the loop's name for it outlives the backward pass, into the next forward pass
+    (train.py until summer 2024)."""
+    splits_loss: bool
+    """Logits stay in parts (`loss_parallel`, on by default since April 2024)."""
+    gives_root_back: bool
+    """torch lets go of the root's weights after the forward pass too, where told so (2.8, nightlies of June 2025)."""
+    compiles_loss: bool
+    """With the layers. Between December 2024 and February 2025 it was left out: "compiling loss function causes CUDA
+    errors, turning off for now" (train.py)."""
+    repeats_heads: bool
+    """Keys and values are copied for every query head; 0.2.1 leaves that to the kernel (`enable_gqa`)."""
+    attention: tuple[str, ...]
+    """The kernels `sdpa_kernel` is given, first come first."""
+    saves: frozenset[str]
+    """What selective checkpointing keeps besides `selective.SAVED`: cuDNN's attention since 0.2.1; for some weeks of
+    January 2025 float8's absolute values."""
+    sums_loss: bool
+    """A sum over tokens, divided by their count (0.2.1)."""
+
+
+def release_of(version: str | None, capability: tuple[int, int]) -> Release:
+    month = NEWEST
+    if version is not None:
+        given = numbers(version, "stack_version", "2025.2")
+        month = RELEASES.get(given, given)
+    if not OLDEST <= month < (2100, 1):
+        raise UsageError(
+            f"stack_version: got {version}; torchtitan by month from 2024.3 on, or 0.1, 0.2",
+            field="stack_version",
+        )
+    if month >= (2025, 10):
+        attention: tuple[str, ...] = ("cudnn", "flash", "efficient")
+    elif month >= (2025, 3) and capability[0] == 10:
+        attention = ("cudnn", "flash", "efficient")
+    else:
+        attention = ("flash", "efficient")
+    saves = ["_scaled_dot_product_cudnn_attention"] if month >= (2025, 12) else []
+    saves += ["abs"] if month == (2025, 1) else []
+    return Release(
+        own_norm=month < (2025, 4),
+        fused_norm=month >= (2025, 7),
+        shards_ends_apart=month >= (2025, 8),
+        keeps_last_layer=month < (2025, 8),
+        keeps_logits=month < (2024, 7),
+        splits_loss=month >= (2024, 4),
+        gives_root_back=(2025, 6) <= month < (2025, 8),
+        compiles_loss=not (2024, 12) <= month < (2025, 3),
+        repeats_heads=month < (2025, 12),
+        attention=attention,
+        saves=frozenset(saves),
+        sums_loss=month >= (2025, 12),
+    )

@@ -1,0 +1,128 @@
+"""Selective activation checkpointing, per operation (torchtitan/distributed/activation_checkpoint.py; torch's
+torch/utils/checkpoint.py, `create_selective_checkpoint_contexts`): results of dear operations are kept, everything else
+of a layer is computed again.
+
+Of the matrix products every second one is computed again. A product in float8 is a product: the policy sees the call on
+the tensors before it is taken apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunecast.tape.build.autograd import Frame
+from tunecast.tape.build.tensor import Dtype, Machine, Shape, Tensor
+
+PRODUCTS = frozenset(("mm", "_scaled_mm"))
+SAVED = PRODUCTS | {
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention",
+    "reduce_scatter",
+    "max",
+}
+"""`_op_sac_save_list`."""
+
+
+class Policy:
+    """One call's count of products."""
+
+    def __init__(self, saved: frozenset[str]) -> None:
+        self.saved, self.products = saved, 0
+
+    def __call__(self, name: str) -> bool:
+        if name in PRODUCTS:
+            self.products += 1
+            return self.products % 2 == 1
+        return name in self.saved
+
+
+class Choosing(Machine):
+    """What a machine turns into inside a checkpointed call."""
+
+    selection: Selection
+
+    def run(
+        self, name: str, inputs: Sequence[Tensor], shape: Shape, dtype: Dtype, flops: int = 0,
+        args: tuple[Any, ...] | None = None, strides: Shape | None = None,
+    ) -> Tensor:  # fmt: skip
+        selection = self.selection
+        if args is not None or not selection.policy_of(name):
+            return super().run(name, inputs, shape, dtype, flops, args, strides)
+        if selection.again:
+            return selection.take(name)[0]
+        return selection.keep(name, [super().run(name, inputs, shape, dtype, flops, args, strides)])[0]
+
+    def run_many(
+        self, name: str, inputs: Sequence[Tensor], outs: Sequence[tuple[Shape, Dtype]], flops: int = 0,
+        args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, kernels: int = 1,
+    ) -> list[Tensor]:  # fmt: skip
+        selection = self.selection
+        if not selection.policy_of(name):
+            return super().run_many(name, inputs, outs, flops, args, kwargs, kernels)
+        if selection.again:
+            return selection.take(name)
+        return selection.keep(name, super().run_many(name, inputs, outs, flops, args, kwargs, kernels))
+
+
+    def exchange(self, name: str, group: str, ranks: int, given: Tensor, shape: Shape) -> Tensor:
+        selection = self.selection
+        if not selection.policy_of(name):
+            return super().exchange(name, group, ranks, given, shape)
+        if selection.again:
+            return selection.take(name)[0]
+        return selection.keep(name, [super().exchange(name, group, ranks, given, shape)])[0]
+
+
+class Selection:
+    """What one checkpointed call has kept."""
+
+    def __init__(self, saved: frozenset[str]) -> None:
+        self.saved = saved
+        self.kept: dict[str, list[list[Any]]] = {}
+        self.again = False
+        self.policy_of = Policy(saved)
+
+    def keep(self, name: str, made: list[Tensor]) -> list[Tensor]:
+        self.kept.setdefault(name, []).append([None if t is None else t.detached() for t in made])
+        return made
+
+    def take(self, name: str) -> list[Tensor]:
+        return self.kept[name].pop(0)
+
+
+class SelectiveFrame(Frame):
+    """The recomputation finds what was kept in the place of running it."""
+
+    selection: Selection
+
+    def recompute(self) -> None:
+        machine, selection = self.machine, self.selection
+        selection.again, selection.policy_of = True, Policy(selection.saved)
+        before = machine.__class__, getattr(machine, "selection", None)
+        machine.__class__, machine.selection = Choosing, selection  # type: ignore[attr-defined]
+        try:
+            super().recompute()
+        finally:
+            machine.__class__, machine.selection = before  # type: ignore[attr-defined]
+
+
+def selectively_checkpointed(
+    machine: Machine, function: Callable[..., Any], saved: frozenset[str], *args: Any
+) -> Any:
+    if machine.graph is not None:  # the compiler is told which values are dear; what is needed of them it keeps
+        machine.graph.keeps = Policy(saved)
+        try:
+            return machine.graph.checkpointed(function, args)
+        finally:
+            machine.graph.keeps = None
+    frame = SelectiveFrame(machine, function, args)
+    frame.selection = Selection(saved)
+    before = machine.__class__, getattr(machine, "selection", None)
+    machine.pack_hooks.append(frame.pack)
+    machine.__class__, machine.selection = Choosing, frame.selection  # type: ignore[attr-defined]
+    try:
+        return function(*args)
+    finally:
+        machine.pack_hooks.pop()
+        machine.__class__, machine.selection = before  # type: ignore[attr-defined]

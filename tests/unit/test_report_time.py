@@ -1,0 +1,136 @@
+"""The section on time of the terminal's report, and the sentences in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tunecast.job import Job, job_from_dict
+from tunecast.predict.reasons import host_needs, parts_told, reasons
+from tunecast.predict.runtime import StepTime
+from tunecast.report.text import Terminal
+from tunecast.report.time import duration, time_text
+from tunecast.report.time_page import time_panel
+
+TIME: dict[str, Any] = {
+    "step_s": 1.25,
+    "low_s": 1.1,
+    "high_s": 1.4,
+    "tokens_per_s": 26_214.4,
+    "tokens_per_s_per_gpu": 3_276.8,
+    "total_s": 7300.0,
+    "total_range_s": [6500.0, 8100.0],
+    "steps": 5600,
+    "bound_by": "compute",
+    "breakdown_s": {"products": 1.25},
+    "phases_s": {"download": 53.0, "load": 0.0, "training": 7247.0},
+    "padding_fraction": 0.31,
+    "why": ["compute-bound: matrix products 100 %"],
+    "missing": ["evaluation: data.eval_samples is not given"],
+}
+UTILIZATION = {
+    "mfu": 0.41, "hfu": 0.55, "gpu_busy_fraction": 0.98, "memory_fraction": 0.3,
+    "host": {"cpu_cores": 8, "ram_bytes": 16 * 2**30},
+}  # fmt: skip
+ENERGY = {"kwh": 12.345, "range": [8.0, 150.0], "co2_kg": 4.2, "country": "DE", "source": ""}
+
+
+def job(**fields: Any) -> Job:
+    return job_from_dict({"model": "gpt2", **fields})
+
+
+def step(bound_by: str, **more: Any) -> StepTime:
+    parts = {"matrix_products": 0.6, "memory_bound": 0.3, "launch": 0.1}
+    return replace(StepTime(1.0, 1.0, 1.0, parts, bound_by, 0.9, 0.5, 1, 1, 0.0), **more)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [(0.0458, "0.0458 s"), (9.5, "9.5 s"), (42.13, "42.1 s"), (60, "1 min"), (200, "3 min 20 s"), (3600, "1 h"),
+     (18_750, "5 h 12 min"), (86_400, "1 d"), (274_000, "3 d 4 h")],
+)  # fmt: skip
+def test_durations(seconds, told):
+    assert duration(seconds) == told
+
+
+def test_the_whole_section():
+    text = time_text(TIME, UTILIZATION, ENERGY, Terminal(width=100))
+    assert text.splitlines() == [
+        "Time",
+        "  a step              1.25 s  1.1 s to 1.4 s",
+        "  tokens a second     26,214  3,277 a card, 31 % of a batch is padding",
+        "  the whole job    2 h 1 min  1 h 48 min to 2 h 15 min; 5,600 steps",
+        "",
+        "  phase                  time   share",
+        "  downloading the model  53 s   0.7 %",
+        "  training                2 h  99.3 %",
+        "",
+        "  compute-bound: matrix products 100 %",
+        "  MFU: 41 % of the card's arithmetic is used (55 % with what is computed again), the card is busy",
+        "    98 % of the time, 30 % of its bandwidth",
+        "  a machine needs 8 CPU cores and 16.00 GiB of memory to keep its cards fed",
+        "  energy: 12.3 kWh (8 to 150), 4.2 kg of CO2 in DE",
+        "  not counted: evaluation: data.eval_samples is not given",
+    ]
+
+
+def test_what_was_not_computed_is_not_shown():
+    assert time_text(None) == ""
+    bare = {name: TIME[name] for name in ("step_s", "low_s", "high_s", "bound_by", "breakdown_s")}
+    text = time_text(bare | {"total_s": None, "tokens_per_s": None})
+    assert text.splitlines() == ["Time", "  a step  1.25 s  1.1 s to 1.4 s"]
+    assert "CO2" in time_text(bare, None, ENERGY | {"co2_kg": None, "country": None})
+
+
+def test_small_jobs_have_small_units():
+    small = ENERGY | {"kwh": 0.0085, "range": [0.004, 0.015], "co2_kg": 0.000376}
+    assert "  energy: 8.5 Wh (4 to 15), 0.376 g of CO2 in DE" in time_text(TIME, None, small).splitlines()
+
+
+def test_parts_of_a_step():
+    assert parts_told({"matrix_products": 6.0, "memory_bound": 3.0, "launch": 0.9, "optimizer": 0.1}) == (
+        "matrix products 60 %, moving memory 30 %, the card waits for the host 9 %"
+    )
+
+
+def test_a_launch_bound_step_says_which_batch_is_free():
+    told = reasons(job(micro_batch=1), step("launch", cpu_s=0.2, gpu_busy_s=0.05, kernels=10_464), 32)
+    assert told == [
+        "launch-bound: the host needs 0.20 s to launch 10,464 kernels a step (327 a layer), the card 0.05 s to run "
+        "them; micro_batch 4 takes about as long; compile lowers it"
+    ]
+
+
+def test_why_lora_is_not_much_faster():
+    [_, why] = reasons(job(method="lora"), step("compute"))
+    assert "6 of 8 FLOPs" in why
+    [_, why] = reasons(job(method="lora", gradient_checkpointing=False), step("compute"))
+    assert "4 of 6 FLOPs" in why
+    assert len(reasons(job(), step("compute"))) == 1
+    assert any("unpacked three times" in why for why in reasons(job(method="qlora"), step("memory")))
+
+
+def test_padding_and_waiting_are_told():
+    [_, why] = reasons(job(), step("compute"), None, 0.4)
+    assert why == "40 % of what is computed is padding: group_by_length or packing saves most of it"
+    [_, why] = reasons(job(data={"group_by_length": True}), step("compute", breakdown_s={"a": 0.7, "waiting": 0.3}))
+    assert why == "30 % of a step the cards wait for the one whose rows are longest: packing evens them out"
+
+
+def test_an_idle_card_is_told():
+    assert reasons(job(), step("compute", gpu_busy_s=0.7))[0].endswith("; the card is idle 30 % of the step")
+    assert reasons(job(), step("communication", communication_s=0.5))[0].startswith("communication-bound: 0.50 s")
+
+
+def test_what_a_machine_needs():
+    made = job(hardware={"gpus": 8, "nodes": 2}, data={"workers": 3})
+    assert host_needs(made, None).to_dict() == {"cpu_cores": 32, "ram_bytes": None}
+
+
+def test_the_page_shows_the_same():
+    panel = time_panel(TIME, UTILIZATION, ENERGY | {"country": "<b>"})
+    for told in ("Time", "1.25 s", "downloading the model", "99.3 %", "4.2 kg of CO2 in &lt;b&gt;", "41 %"):
+        assert told in panel
+    assert time_panel(None, None, None) == ""

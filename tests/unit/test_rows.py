@@ -1,0 +1,257 @@
+"""How words of published tables become fields of a job, on rows that can be read off the sources by hand."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+import rows  # noqa: E402
+import rows_public  # noqa: E402
+import rows_vendor  # noqa: E402
+import time_peers  # noqa: E402
+import timing  # noqa: E402
+from time_vendor import is_lora_on_eight, order  # noqa: E402
+
+from tunecast.hardware import known_gpu  # noqa: E402
+from tunecast.job import job_from_dict  # noqa: E402
+
+PUBLIC, VENDOR = timing.rows_of("public_runs.jsonl"), timing.rows_of("vendor_runs.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "cards", "parallel", "beyond"),
+    [
+        ("fsdp full_shard (zero3) over 32", 32, {"data": "fsdp"}, {}),
+        ("fsdp shard_grad_op (zero2) over 512", 512, {"data": "fsdp"}, {"reshard": "never"}),
+        ("fsdp1 8", 8, {"data": "fsdp"}, {"fsdp": 1}),
+        ("fsdp2 8 (reshard_after_forward=always)", 8, {"data": "fsdp"}, {"reshard": "always"}),
+        ("fsdp2 4, tp 2 (sequence parallel)", 8, {"data": "fsdp", "tensor": 2}, {"sequence_parallel": True}),
+        ("fsdp 2, cp 4", 8, {"data": "fsdp", "context": 4}, {}),
+        ("fsdp 4, tp 2, ep 2", 8, {"data": "fsdp", "tensor": 2, "expert": 2}, {"sequence_parallel": True}),
+        (
+            "fsdp 8, tp 8 (async), pp 8 (interleaved 1F1B)",
+            512,
+            {"data": "fsdp", "tensor": 8, "pipeline": 8},
+            {"async_tensor": True, "sequence_parallel": True, "schedule": "interleaved 1f1b"},
+        ),
+        ("hsdp 128", 128, {"data": "hsdp"}, {}),
+        ("fsdp full_shard 2 + cpu offload", 2, {"data": "fsdp", "offload": "parameters"}, {}),
+        ("ddp (fsdp no-shard) 2", 2, {"data": "ddp"}, {}),
+        ("ddp 8", 8, {"data": "ddp"}, {}),
+        ("TP4 PP8 CP1 VP5", 64, {"data": "zero1", "tensor": 4, "pipeline": 8}, {"virtual_stages": 5}),
+        ("TP4 PP1 CP2 DP8 SP", 64, {"data": "zero1", "tensor": 4, "context": 2}, {"sequence_parallel": True}),
+        ("TP4 PP1 CP1 DP1 SP", 4, {"data": "ddp", "tensor": 4}, {"sequence_parallel": True}),
+        ("TP1 PP1 CP1 VP1 FSDP64", 64, {"data": "fsdp"}, {}),
+        ("dp 8, tp 8, pp 8 (vp 8), cp 2", 1024, {"data": "zero1", "tensor": 8, "pipeline": 8, "context": 2},
+         {"virtual_stages": 8}),
+        ("DeepSpeed ZeRO-3 DP8", 8, {"data": "zero3"}, {}),
+        ("HF accelerate FSDP512", 512, {"data": "fsdp"}, {}),
+    ],
+)  # fmt: skip
+def test_parallelism(text: str, cards: int, parallel: Any, beyond: Any) -> None:
+    assert rows.parallel_of(text, cards) == (parallel, beyond)
+
+
+def test_degrees_that_do_not_divide_the_cards_are_an_error() -> None:
+    with pytest.raises(ValueError, match="does not divide 12 cards"):
+        rows.parallel_of("TP8 PP1", 12)
+
+
+MIXED = {"weights_dtype": "float32", "autocast": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("text", "job", "beyond"),
+    [
+        ("amp_bf16; fsdp mixed_precision=DEFAULT", MIXED, {}),
+        ("bf16; fsdp mixed_precision=PURE", MIXED, {}),
+        ("amp_fp8; fsdp mixed_precision=DEFAULT", MIXED | {"matmul_dtype": "float8"}, {"low_precision": "delayed"}),
+        ("bf16 (pure)", {"weights_dtype": "bfloat16", "autocast": None}, {}),
+        ("float16 weights + fp16 autocast", {"weights_dtype": "float16", "autocast": "float16"}, {}),
+        ("bfloat16 weights + bf16 autocast", {"weights_dtype": "bfloat16", "autocast": "bfloat16"}, {}),
+        ("bf16 mixed (fp32 master), fp32 reduce-scatter", MIXED, {"reduce_dtype": "float32"}),
+        (
+            "bf16 mixed (fp32 master); float8 tensorwise, fp8 all-gather",
+            MIXED | {"matmul_dtype": "float8"},
+            {"low_precision": "tensorwise", "float8_gather": True},
+        ),
+        ("bf16 mixed (fp32 master); none (bfloat16)", MIXED, {}),
+        ("bf16 mixed + float8 rowwise", MIXED | {"matmul_dtype": "float8"}, {"low_precision": "rowwise"}),
+        ("bf16 mixed; linears MXFP8", MIXED | {"matmul_dtype": "float8"}, {"low_precision": "mxfp8"}),
+        ("bf16 mixed; linears NVFP4 (27/32 layers)", MIXED | {"matmul_dtype": "float4"}, {"low_precision": "nvfp4"}),
+        ("fp8-mx", MIXED | {"matmul_dtype": "float8"}, {"low_precision": "mxfp8"}),
+        ("fp8-cs", MIXED | {"matmul_dtype": "float8"}, {"low_precision": "tensorwise"}),
+    ],
+)
+def test_precision(text: str, job: Any, beyond: Any) -> None:
+    assert rows.precision_of(text) == (job, beyond)
+
+
+@pytest.mark.parametrize(
+    ("text", "recomputes"),
+    [
+        ("none", (False, "nothing")),
+        ("", (False, "nothing")),
+        ("full", (True, "layers")),
+        ("full + offload", (True, "layers")),
+        ("full block 21", (True, "21 layers")),
+        ("selective (per-op)", (True, "operations")),
+        ("selective (every 2nd layer)", (True, "every 2nd layer")),
+        ("selective", (True, "some layers")),
+    ],
+)
+def test_recomputation(text: str, recomputes: tuple[bool, str]) -> None:
+    assert rows.checkpointing_of(text) == recomputes
+
+
+def test_links_are_told_a_card() -> None:
+    assert rows.gigabits_between("400Gb/s RDMA per GPU; step_time derived") == 400
+    assert rows.gigabits_between('section "A100 40GB with 1600 Gbps node-node interconnect (RoCE)"') == 200
+    assert rows.gigabits_between("800 Gbps interconnect; seq 4096 = repo default") == 100
+    assert rows.gigabits_between("no word of it") is None
+
+
+def test_micro_batches_of_a_step() -> None:
+    # 1024 cards in tensor 8 x pipeline 8 x context 2 are 8 replicas; 512 rows a step at 1 a time are 64 turns
+    row = {"gpu_count": "1024", "global_batch": "512"}
+    assert rows.accumulation(row, {"tensor": 8, "pipeline": 8, "context": 2}, 1) == 64
+    with pytest.raises(ValueError, match="no multiple of 16"):
+        rows.accumulation({"gpu_count": "8", "global_batch": "24"}, {}, 2)
+
+
+def test_a_step_is_its_tokens_by_tokens_a_second() -> None:
+    row = {"global_batch": "16", "seq_len": "8192", "tokens_per_s_per_gpu": "5762", "gpu_count": "8", "step_time_s": ""}
+    assert rows.step_seconds(row) == pytest.approx(2.8435, abs=5e-5)  # torchtitan's table 1: 2 rows of 8192 a card
+    with pytest.raises(ValueError, match=r"the table 3\.5"):
+        rows.step_seconds({**row, "step_time_s": "3.5"})
+
+
+def test_a_peak_keeps_its_unit_and_its_last_digit() -> None:
+    lit = {"mem_kind": "allocated (max_memory_allocated/1e9)", "notes": "printed 4.86 GB; decimal GB",
+           "peak_mem_gib": "4.526", "mem2_kind": ""}  # fmt: skip
+    assert rows.measured_bytes(lit) == {"kind": "allocated", "bytes": 4_860_000_000, "resolution_bytes": 10_000_000}
+    titan = {"mem_kind": "reserved", "notes": "", "peak_mem_gib": "82.4", "mem2_kind": "nvidia-smi (peak)",
+             "peak_mem2_gib": "84"}  # fmt: skip
+    assert rows.measured_bytes(titan) == {
+        "kind": "reserved",
+        "bytes": round(82.4 * 2**30),
+        "resolution_bytes": round(2**30 / 10),
+        "device_bytes": 84 * 2**30,
+    }
+
+
+def test_vendor_rows_that_say_too_little_are_skipped_with_the_reason() -> None:
+    row = dict.fromkeys(("precision", "parallelism", "step_time_s", "micro_batch", "source", "model"), "x")
+    assert rows_vendor.why_not(row) is None
+    assert rows_vendor.why_not({**row, "precision": ""}) == "no precision is stated"
+    assert rows_vendor.why_not({**row, "step_time_s": ""}) == "no time is stated"
+    assert rows_vendor.why_not({**row, "parallelism": "MaxText(JAX) FSDP64+DP"}) == (
+        "MaxText is JAX, which is no stack of ours"
+    )
+
+
+def test_a_torchtitan_row_whole() -> None:
+    """Table 5 of benchmarks/llama3_h100_202412_torchtitan.md."""
+    (row,) = (row for row in PUBLIC if row["id"] == "titan-230")
+    job = row["job"]
+    assert job["model"] == "llama-3.1-405b"
+    assert (job["micro_batch"], job["grad_accum"], job["seq_len"]) == (4, 8, 8192)  # 32 rows in 8 turns
+    assert job["hardware"] == {"gpu": "h100-sxm-96gb", "gpus": 8, "nodes": 64}
+    assert job["parallel"] == {"data": "fsdp", "tensor": 8, "pipeline": 8}
+    assert (job["matmul_dtype"], job["stack_version"]) == ("float8", "2024.12")
+    assert row["beyond"]["schedule"] == "interleaved 1f1b"
+    assert row["measured"]["step_s"] == 32  # 256 rows of 8192 tokens at 128 a second on each of 512 cards
+
+
+def test_every_row_is_a_job_on_a_known_card() -> None:
+    assert (len(PUBLIC), len(VENDOR)) == (406, 390)
+    assert sum("step_s" in row["measured"] for row in PUBLIC) == 389
+    assert sum("memory" in row["measured"] for row in PUBLIC) == 153
+    ids = [row["id"] for row in (*PUBLIC, *VENDOR)]
+    assert not [name for name, n in Counter(ids).items() if n > 1]
+    for row in (*PUBLIC, *VENDOR):
+        job = job_from_dict(timing.job_of(row))
+        assert known_gpu(job.hardware.gpu).name == row["job"]["hardware"]["gpu"]
+        tokens = job.micro_batch * job.grad_accum * job.seq_len / job.parallel.tensor / job.parallel.pipeline
+        if "step_s" in row["measured"]:
+            rate = tokens / job.parallel.context / row["measured"]["step_s"]
+            assert rate == pytest.approx(row["measured"]["tokens_per_s_per_gpu"], rel=1e-3), row["id"]
+
+
+def test_models_that_are_not_bundled_count_as_published() -> None:
+    """llm-foundry: vocabulary, places and 12 d^2 + 13 d a layer; its README rounds to the names of the models."""
+    for name, layers, width in (("125m", 12, 768), ("7b", 32, 4096), ("70b", 80, 8192)):
+        counted = (50368 + 2048) * width + layers * (12 * width**2 + 13 * width) + 2 * width
+        assert timing.parameters(f"foundry-mpt-{name}") == counted
+    assert timing.parameters("llama-3.1-8b") == 8_030_261_248
+    # a token passes 6 of 64 experts: the active ones count
+    assert timing.parameters("deepseek-v2-lite") < 3_000_000_000
+
+
+def test_a_model_file_has_the_places_of_its_run() -> None:
+    (row,) = (row for row in PUBLIC if row["id"] == "foundry-216")
+    config = json.loads(Path(timing.job_of(row)["model"]).read_text())
+    assert (config["max_seq_len"], config["d_model"]) == (512, 768)
+
+
+def test_the_rule_by_hand() -> None:
+    # 8 cards, 2 rows of 1000 tokens each: 16,000 tokens x 6 x 1e9 = 9.6e13 operations; 8e14 a second at the peak
+    job = {"method": "full", "micro_batch": 2, "grad_accum": 1, "seq_len": 1000, "hardware": {"gpus": 8}}
+    assert time_peers.at_peak_seconds(job, 10**9, {"bf16": 1e14}) == pytest.approx(0.12)
+    assert time_peers.at_peak_seconds({**job, "method": "lora"}, 10**9, {"bf16": 1e14}) == pytest.approx(0.08)
+    assert time_peers.at_peak_seconds({**job, "matmul_dtype": "float8"}, 10**9, {"fp8": 2e14}) == pytest.approx(0.06)
+    # tensor 2 leaves 4 replicas, so half the tokens on as many cards
+    split = {**job, "parallel": {"data": "fsdp", "tensor": 2}}
+    assert time_peers.at_peak_seconds(split, 10**9, {"bf16": 1e14}) == pytest.approx(0.06)
+
+
+def test_the_best_share_is_fitted_and_left_out() -> None:
+    ideals, measured, cards = [1.0, 2.0, 3.0, 1.0], [2.0, 4.0, 6.0, 4.0], ["a", "a", "a", "b"]
+    assert time_peers.fitted_share(zip(ideals, measured, strict=True)) == 0.5
+    assert time_peers.shares_left_out(ideals, measured, cards) == {"a": 0.25, "b": 0.5}
+    told = time_peers.rule_answers(ideals, measured, cards)
+    assert told[0]["6ND"] == {"step_s": 2.5}
+    assert told[0]["6ND fitted"] == {"step_s": 2.0}
+    assert told[0]["6ND left out"] == {"step_s": 4.0}
+
+
+def answered(gpu: str, measured: float, said: float | None) -> dict[str, Any]:
+    told = {"refused": "no"} if said is None else {"step_s": said}
+    about = f"llama-2-70b lora b1x1 s8192 float8 8 {gpu} zero1"
+    return {"stack": "MLPerf, NVIDIA", "gpu": gpu, "about": about, "measured_s": measured, "said": {"tunecast": told}}
+
+
+def test_the_order_of_cards() -> None:
+    found = [answered("h100-sxm-80gb", 3.8, 4.0), answered("h200-sxm-141gb", 3.2, 3.9)]
+    assert all(is_lora_on_eight(row) for row in found)
+    assert order(found)["agrees"] is True
+    assert order([found[0], answered("h200-sxm-141gb", 3.2, 4.1)])["agrees"] is False
+    assert order([found[0], answered("b200-sxm-180gb", 1.5, None)])["agrees"] is None
+
+
+def test_groups_tell_who_answers_and_whether_ranges_hold() -> None:
+    said = {"tunecast": {"step_s": 1.1, "low_s": 0.9, "high_s": 1.2}, "6ND": {"step_s": 2.0}}
+    job = {"model": "m", "method": "full", "micro_batch": 1, "grad_accum": 1, "seq_len": 8, "hardware": {"gpu": "g"}}
+    row = {"id": "a", "stack": "s", "job": job | {"gradient_checkpointing": False}, "measured": {"step_s": 1.0}}
+    found = [timing.compared(row, said), timing.compared(row, {"tunecast": {"refused": "got 8 cards"}})]
+    (group,) = timing.grouped(found, lambda row: ["all"])
+    assert group["rows"] == 2
+    assert group["tools"]["tunecast"]["answered"] == 1
+    assert group["tools"]["tunecast"]["median"] == pytest.approx(0.1)
+    assert group["tools"]["6ND"]["median_signed"] == pytest.approx(1.0)
+    assert group["range_holds"] == 1
+    assert group["range_half_width"] == pytest.approx(0.15 / 1.1)
+    assert timing.refusals(found) == [{"stack": "s", "reason": "got N cards", "rows": 1}]
+
+
+def test_sources_of_public_rows_each_have_a_maker() -> None:
+    prefixes = {prefix for prefix, _, _ in rows_public.SOURCES.values()}
+    assert {row["id"].rpartition("-")[0] for row in PUBLIC} == prefixes

@@ -1,0 +1,220 @@
+"""A whole job from made-up steps, phase by phase on paper."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tunecast.job import Job, job_from_dict
+from tunecast.job.lengths import sample_lengths
+from tunecast.predict import whole
+from tunecast.predict.by_length import WAITING, ByLength, mean_step, mean_step_s, priced_lengths
+from tunecast.predict.lengths import Epoch, epoch_of
+from tunecast.predict.runtime import StepTime
+from tunecast.predict.whole import whole_job
+from tunecast.units import GB
+
+RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "outside_runs.jsonl"
+
+
+def step(seconds: float, spread: float = 0.1) -> StepTime:
+    parts = {"products": 0.8 * seconds, "launch": 0.2 * seconds}
+    low, high = (1 - spread) * seconds, (1 + spread) * seconds
+    return StepTime(seconds, low, high, parts, "compute", 0.8 * seconds, 0.5 * seconds, 10**12, 10**9, 0.0)
+
+
+def job(**fields: Any) -> Job:
+    return job_from_dict({"model": "gpt2", "seq_len": 100, "micro_batch": 2, **fields})
+
+
+def files(model: int, checkpoint: int, weights: int, cast: int = 0) -> Any:
+    return SimpleNamespace(
+        loading=SimpleNamespace(host_mapped_bytes=model, host_bytes=cast, model_bytes=2 * model),
+        disk=SimpleNamespace(checkpoint_bytes=checkpoint, weights_bytes=weights),
+    )
+
+
+def an_epoch(lengths: dict[float, float], **more: Any) -> Epoch:
+    return Epoch(**{"samples": 8, "rows": 8, "micro_batches": 4, "steps": 4, "real_tokens": 1.0, "padded_tokens": 1.0,
+                    "lengths": lengths} | more)  # fmt: skip
+
+
+def test_between_two_lengths_time_is_straight():
+    at = ByLength({10: 1.0, 30: 3.0, 50: 5.0})
+    assert [at(length) for length in (10, 20, 30, 40, 50)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert (at(60), at(0)) == (6.0, 0.0)
+    assert ByLength({10: 2.0})(5) == 1.0
+
+
+def test_where_time_bends_it_lies_between_the_chord_and_its_neighbours_lines():
+    at = ByLength({10: 1.0, 30: 2.0, 50: 6.0})
+    # at 20 the chord says 1.5, and it is no less than at 10
+    assert (at(20), at(40)) == (1.25, 4.0)
+    assert [at(length) for length in (10, 30, 50)] == [1.0, 2.0, 6.0]
+    assert (at(60), at(0)) == (8.0, 0.5)
+
+
+def test_a_few_lengths_are_priced():
+    assert priced_lengths({7.0: 0.5, 3.5: 0.5}) == (4, 7)
+    many = {float(n): 1 / 100 for n in range(1, 101)}
+    assert priced_lengths(many, 4) == (1, 34, 67, 100)
+
+
+def test_interpolation_costs_little_where_steps_are_maxima_of_lines():
+    # a step that the host bounds up to 600 tokens, then arithmetic with a small square for attention
+    def true(n: float) -> float:
+        return max(0.2, 3e-4 * n + 2e-8 * n * n)
+
+    shares = {float(n): 1 / 2000 for n in range(48, 2048)}
+    at = ByLength({n: true(n) for n in priced_lengths(shares)})
+    mean = sum(share * true(n) for n, share in shares.items())
+    assert sum(share * at(n) for n, share in shares.items()) == pytest.approx(mean, rel=0.01)
+
+
+def test_the_slowest_rank_decides():
+    at = ByLength({1: 1.0, 2: 2.0})
+    coin = an_epoch({1.0: 0.5, 2.0: 0.5})
+    assert mean_step_s(coin, at, 1, 1, each_waits=False) == pytest.approx(1.5)
+    # of two coins at least one shows 2 in three cases of four
+    assert mean_step_s(coin, at, 1, 2, each_waits=False) == pytest.approx(1.75)
+    assert mean_step_s(coin, at, 4, 2, each_waits=True) == pytest.approx(1.75)
+
+
+@pytest.mark.parametrize(("accum", "ranks"), [(2, 2), (4, 2), (3, 3), (4, 4)])
+def test_sums_of_micro_batches_even_ranks_out(accum, ranks):
+    """Against every outcome of a coin for each micro-batch of each rank."""
+    sums = [sum(draws) / accum for draws in itertools.product((1.0, 2.0), repeat=accum)]
+    exact = sum(max(turn) for turn in itertools.product(sums, repeat=ranks)) / len(sums) ** ranks
+    found = mean_step_s(an_epoch({1.0: 0.5, 2.0: 0.5}), ByLength({1: 1.0, 2: 2.0}), accum, ranks, each_waits=False)
+    assert found == pytest.approx(exact, rel=0.02)
+
+
+def test_turns_are_taken_as_they_are():
+    at = ByLength({1: 1.0, 9: 9.0})
+    turns = (((1.0, 3.0), (2.0, 4.0)), ((9.0, 1.0), (1.0, 9.0)))
+    # step one: 2 against 3; step two: 5 against 5; waiting each time: 3 and 9
+    epoch = an_epoch({1.0: 1.0}, turns=turns)
+    assert mean_step_s(epoch, at, 2, 2, each_waits=False) == pytest.approx((3 + 5) / 2)
+    assert mean_step_s(epoch, at, 2, 2, each_waits=True) == pytest.approx((3 + 9) / 2)
+
+
+def test_the_mean_step_has_all_its_parts():
+    steps = {1: step(1.0), 2: step(2.0)}
+    coin = an_epoch({1.0: 0.5, 2.0: 0.5})
+    mean = mean_step(coin, steps, 1, 2, each_waits=False)
+    assert mean.step_s == pytest.approx(1.75)
+    assert mean.breakdown_s == pytest.approx({"products": 1.2, "launch": 0.3, WAITING: 0.25})
+    assert sum(mean.breakdown_s.values()) == pytest.approx(mean.step_s)
+    assert (mean.low_s, mean.high_s) == pytest.approx((0.9 * 1.75, 1.1 * 1.75))
+    assert mean.gpu_busy_s == pytest.approx(1.2)
+    assert mean_step(an_epoch({2.0: 1.0}), {2: steps[2]}, 1, 8, each_waits=False) is steps[2]
+
+
+def test_every_phase_on_paper():
+    made = job(
+        data={"samples": 1000, "epochs": 2, "eval_samples": 100},
+        run={"eval_strategy": "epoch", "save_steps": 300},
+        hardware={"provisioning_s": 60, "image_bytes": "6GB", "download_bytes_per_s": "0.3GB"},
+    )
+    told = whole_job(made, epoch_of(made), {100: step(0.5)}, outside=files(3 * GB, 4 * GB, GB), evaluation_s=5.0)
+    assert told is not None
+    assert (told.steps, told.evaluations, told.checkpoints) == (1000, 2, 4)
+    assert told.phases_s == pytest.approx(
+        {
+            "provisioning": 60,
+            "image": 20,
+            "download": 10,
+            "start": 9,
+            "load": 0.2 + 3 / 7.2,
+            "first_step": 0.65,
+            "training": 500,
+            "evaluation": 2 * 5,
+            "checkpoints": 4 * 4.2,
+            "final_save": 1.2,
+        }
+    )
+    assert told.total_s == pytest.approx(sum(told.phases_s.values()))
+    assert told.low_s < told.total_s < told.high_s
+    assert told.tokens_per_s == pytest.approx(1000 * 100 * 2 / 500)
+    assert told.missing == ()
+
+
+def test_what_is_not_known_is_named():
+    made = job(data={"samples": 10}, run={"eval_strategy": "steps"})
+    told = whole_job(made, epoch_of(made), {100: step(0.5)})
+    assert told is not None
+    assert [reason.split(":")[0] for reason in told.missing] == ["download, load and saving", "evaluation"]
+    assert told.phases_s["checkpoints"] == 0
+    assert whole_job(job(), None, {100: step(0.5)}) is None
+
+
+def test_max_steps_alone_makes_a_whole_job():
+    told = whole_job(job(run={"max_steps": 20}, grad_accum=3), None, {100: step(0.5)})
+    assert told is not None
+    assert (told.steps, told.phases_s["training"]) == (20, 10.0)
+    assert told.real_tokens == 20 * 3 * 2 * 100
+
+
+def test_a_short_last_step_takes_its_share():
+    # 5 micro-batches in steps of 4: one whole and a quarter
+    made = job(data={"samples": 10, "epochs": 1}, grad_accum=4)
+    told = whole_job(made, epoch_of(made), {100: step(0.4)})
+    assert told is not None
+    assert told.steps == 2
+    assert told.phases_s["training"] == pytest.approx(0.5)
+
+
+def test_shorter_samples_train_faster_than_full_rows():
+    steps = {n: step(0.001 * n) for n in (10, 55, 100)}
+    full, short = (
+        whole_job(made, epoch_of(made, sample_lengths(made.data)), steps)
+        for made in (job(data={"samples": 500}), job(data={"samples": 500, "lengths": "uniform(10, 100)"}))
+    )
+    assert full is not None
+    assert short is not None
+    # the longer of two between 10 and 100 is 70 on average
+    assert short.phases_s["training"] / full.phases_s["training"] == pytest.approx(0.7, rel=0.01)
+
+
+def test_a_slow_disk_is_waited_for():
+    made = job(data={"samples": 10}, hardware={"disk_bytes_per_s": "0.1GB", "download_bytes_per_s": None})
+    told = whole_job(made, epoch_of(made), {100: step(0.5)}, outside=files(GB, GB, GB))
+    assert told is not None
+    assert told.phases_s["download"] == 0
+    assert told.phases_s["load"] == pytest.approx(10.2)
+    assert told.phases_s["final_save"] == pytest.approx(10.2)
+
+
+def measured(phase: str) -> list[tuple[str, dict[str, Any], float, float]]:
+    """(case, job, seconds, gigabytes written) of every run on the H200 that had the phase."""
+    rows = [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]
+    return [
+        (row["case"], row["job"], seen["s"] / seen["times"], sum((row["measured"].get("files") or {}).values()))
+        for row in rows
+        if (seen := row["measured"].get("phases", {}).get(phase))
+    ]
+
+
+@pytest.mark.parametrize(("case", "fields", "seconds", "nbytes"), [*measured("save"), *measured("write")])
+def test_saving_takes_as_long_as_it_did(case, fields, seconds, nbytes):
+    span = whole._saved(nbytes, job_from_dict(fields), 1)
+    assert span.likely_s == pytest.approx(seconds, rel=0.35)
+
+
+@pytest.mark.parametrize(("case", "fields", "seconds", "nbytes"), measured("load"))
+def test_loading_takes_as_long_as_it_did(case, fields, seconds, nbytes):
+    if "over-host" in case:
+        pytest.skip("moved to the card afterwards")
+    made = job_from_dict(fields)
+    size = {"llama-3.2-1b": 2_471_645_608, "llama-3.2-3b": 6_425_529_112}[made.model]
+    cast = 1 if made.weights_dtype == "float32" else 0
+    span = whole._load(made, files(size, 0, 0, cast=cast))
+    if case.startswith("qlora-3b-paged"):  # bitsandbytes was imported before, its kernels were there
+        assert span.likely_s - whole.BITSANDBYTES_S == pytest.approx(seconds, rel=0.35)
+    else:
+        assert span.likely_s == pytest.approx(seconds, rel=0.35)
