@@ -99,8 +99,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(spelled, near):
 
 
 def test_a_card_of_another_vendor_is_not_taken_for_a_typing_error():
-    for name in ("mi300x", "mi308x", "TPU v5p"):
-        with pytest.raises(UsageError, match=f"got '{name}'; only NVIDIA cards are modelled yet"):
+    for name in ("gaudi2", "mi308x", "TPU v5p"):
+        with pytest.raises(UsageError, match=f"got '{name}'; only NVIDIA and AMD cards are modelled yet"):
             gpu(name)
 
 

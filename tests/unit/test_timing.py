@@ -61,6 +61,12 @@ def test_short_samples_make_shorter_steps_and_padding():
     assert grouped["time"]["total_s"] <= short["time"]["total_s"]
 
 
+def test_a_number_of_steps_is_enough():
+    told = said(data={"lengths": "uniform(32, 512)"}, run={"max_steps": 100})
+    assert told["time"]["phases_s"]["training"] == pytest.approx(100 * told["time"]["step_s"], rel=0.01)
+    assert told["time"]["real_tokens"] == pytest.approx(100 * 2 * 272, rel=0.01)
+
+
 def test_packing_makes_fewer_steps():
     lengths = {"samples": 1000, "lengths": "uniform(32, 512)"}
     plain, packed = said(data=lengths), said(data=lengths | {"packing": True})

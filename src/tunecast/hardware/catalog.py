@@ -29,14 +29,14 @@ _NOISE = frozenset(
 )
 # neither in the table nor typing errors
 _OTHER_VENDORS = re.compile(r"\b(mi\d{3}[ax]?|gaudi\d?|hl-?\d+|tpu\S*|trn\d|m[1-4](?: (?:max|ultra|pro))?)\b")
-MODELLED = "NVIDIA"
+MODELLED = ("NVIDIA", "AMD")
 """The vendor whose kernels and context are known. The others' caching allocator is the same, what runs in it is not."""
 
 
 def gpu(name: str) -> Gpu:
     """The card a name means, if memory on it can be predicted. Raises `UsageError` else."""
     found = known_gpu(name)
-    if found.vendor != MODELLED:
+    if found.vendor not in MODELLED:
         raise _not_modelled(name)
     return found
 
@@ -149,12 +149,12 @@ def _unknown(name: str, wanted: list[str]) -> UsageError:
 
 
 def _not_modelled(name: str) -> UsageError:
-    told = f"only {MODELLED} cards are modelled yet: {', '.join(_modelled())}"
+    told = f"only {' and '.join(MODELLED)} cards are modelled yet: {', '.join(_modelled())}"
     return UsageError(f"{FIELD}: got {_shown(name)}; {told}", field=FIELD)
 
 
 def _modelled() -> list[str]:
-    return [name for name, known in gpus().items() if known.vendor == MODELLED]
+    return [name for name, known in gpus().items() if known.vendor in MODELLED]
 
 
 def _shown(name: str) -> str:

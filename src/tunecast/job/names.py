@@ -12,6 +12,7 @@ STACKS = (
     "unsloth",
     "torchtune",
     "litgpt",
+    "fsdp_qlora",
     "torchtitan",
     "megatron",
     "nemo",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tunecast.hardware.catalog import MODELLED, gpus
+from tunecast.hardware.catalog import gpus
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.predict.prediction import context_of
 
+USUAL = "NVIDIA"
+"""The only vendor of which a card was measured."""
 BFLOAT16 = (8, 0)
 """The first compute capability that multiplies in bfloat16 (torch.cuda.is_bf16_supported, emulation aside)."""
 
@@ -25,10 +27,10 @@ def least_card(job: Job, need_bytes: int, tried: Mapping[str, bool]) -> Gpu | No
         left_bytes = card.memory_bytes - context_of(card).nbytes - job.hardware.reserve_bytes
         return left_bytes >= need_bytes and (card.compute_capability >= BFLOAT16 or not needs_bfloat16)
 
-    cards = (card for card in gpus().values() if card.vendor == MODELLED)
+    cards = (card for card in gpus().values() if card.vendor == USUAL)
     fitting = (card for card in cards if tried.get(card.name, is_large_enough(card)))
     return min(fitting, key=lambda card: card.memory_bytes, default=None)
 
 
 def largest_memory_bytes() -> int:
-    return max(card.memory_bytes for card in gpus().values() if card.vendor == MODELLED)
+    return max(card.memory_bytes for card in gpus().values() if card.vendor == USUAL)

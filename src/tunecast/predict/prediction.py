@@ -346,7 +346,14 @@ def card_warnings(held: OnCard) -> list[str]:
     """What is not known of the card."""
     if held.context.measured:
         return []
+    others = []
+    if held.gpu.vendor == "AMD":
+        others.append(
+            "guessed: no AMD card was measured; torch's ROCm build has the same allocator, but its kernels' choices and "
+            "workspaces are taken from CUDA's"
+        )
     return [
+        *others,
         f"no run on the {held.gpu.name} was measured: its CUDA context is taken to be the H200's "
         f"({gib(held.context.nbytes)}; cards hold {gib(held.context.low_bytes)} to {gib(held.context.high_bytes)})"
     ]

@@ -1,4 +1,4 @@
-"""Which ways of spreading a job over cards the closed form knows, by stack; the rest is refused with what to do instead.
+"""Which ways of spreading a job over cards the closed form knows, by stack; the rest is refused with a remedy.
 
 A rule looks at one field and gives the sentence that refuses it, or None. What a combination needs beyond that (widths
 that divide, layers that do not) the stack's own program says.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tunecast.job.job import Job
-from tunecast.tape.build.sharding import fsdp_version
+from tunecast.tape.build.eras import era_of
 
 THROUGH_ACCELERATE = ("transformers", "trl", "axolotl", "llama-factory")
 DATA: Mapping[str, tuple[str, ...]] = {
@@ -23,6 +23,7 @@ DATA: Mapping[str, tuple[str, ...]] = {
 }
 """Stacks that several cards are known of, and how their ranks may share the data."""
 PARTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(THROUGH_ACCELERATE, ("layers",)),
     "torchtitan": ("tensor",),
     "megatron": ("tensor", "pipeline", "context", "expert"),
     "nemo": ("tensor", "pipeline", "context", "expert"),
@@ -47,7 +48,8 @@ def is_sharded(job: Job) -> bool:
 
 def has_flat_parameters(job: Job) -> bool:
     """FSDP 1 cuts flat parameters."""
-    return is_sharded(job) and job.parallel.data == "fsdp" and fsdp_version(job) == 1
+    version = job.parallel.fsdp_version or era_of(job.transformers_version).fsdp_version
+    return is_sharded(job) and job.parallel.data == "fsdp" and version == 1
 
 
 def is_flat(job: Job) -> bool:
@@ -81,11 +83,20 @@ def _dimensions(job: Job) -> str | None:
     asked = [name for name in DIMENSIONS if getattr(job.parallel, name) > 1]
     unknown = [name for name in asked if name not in PARTS.get(job.stack, ())]
     if not unknown:
-        return None
+        return _spread(job)
     where = sorted(stack for stack, parts in PARTS.items() if set(unknown) <= set(parts))
     known = f"known of {', '.join(where)}" if where else "not modelled yet"
     script = SCRIPT.format(gpus=job.hardware.gpus)
     return f"{unknown[0]}: got {getattr(job.parallel, unknown[0])}, {known}; allowed with {job.stack}: 1. {script}"
+
+
+def _spread(job: Job) -> str | None:
+    """device_map is one process: the cards of its machine, and nobody else."""
+    layers, hardware = job.parallel.layers, job.hardware
+    if layers == 1 or (hardware.gpus == layers and hardware.nodes == 1):
+        return None
+    got = f"got {layers} with {hardware.gpus} cards on each of {hardware.nodes} machines"
+    return f"layers: {got}; device_map uses all cards of one machine. To fix: hardware.gpus {layers}, hardware.nodes 1"
 
 
 def _offload(job: Job) -> str | None:
@@ -101,7 +112,7 @@ def _offload(job: Job) -> str | None:
     if data == "zero3" or (data in ("zero1", "zero2") and offload == "optimizer"):
         return None
     if data == "ddp":
-        return f"got {offload} with parallel.data ddp, which keeps all on the card. To fix: parallel.data zero2, or fsdp"
+        return f"got {offload} with parallel.data ddp, which keeps all on the card. To fix: parallel.data zero2 or fsdp"
     return f"got {offload} with parallel.data {data}, whose weights stay. To fix: offload optimizer, or zero3"
 
 
@@ -159,7 +170,7 @@ def _reduce_dtype(job: Job) -> str | None:
     got = job.parallel.reduce_dtype
     if got is None or job.stack not in THROUGH_ACCELERATE or is_sharded(job):
         return None
-    return f"got {got} with parallel.data {job.parallel.data}; replicas and ZeRO sum gradients in their own; allowed: null"
+    return f"got {got} with parallel.data {job.parallel.data}, which sums gradients as they are; allowed: null"
 
 
 RULES: Mapping[str, Callable[[Job], str | None]] = {

@@ -22,7 +22,7 @@ from tunecast.job.job import Data, Job
 from tunecast.job.lengths import QUANTILES, Lengths, sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.predict.by_length import mean_step, priced_lengths
-from tunecast.predict.energy import energy
+from tunecast.predict.energy import Energy, energy
 from tunecast.predict.host import Host, host_of
 from tunecast.predict.lengths import Epoch, data_ranks, epoch_of, eval_batches
 from tunecast.predict.modelled import card_of
@@ -59,12 +59,9 @@ def timing(
     host, ranks, waits = host_of(job), data_ranks(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
     times = step_times(_of_lengths(job, typical), model.raw, gpu, host, cluster)
     mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
-    whole = whole_job(job, epoch, times, outside=outside, evaluation_s=_evaluation_s(job, model, gpu, cluster, lengths))
-    spent = (
-        None
-        if whole is None
-        else energy(job, gpu, whole.phases_s, mean.gpu_busy_s / mean.step_s, (whole.low_s, whole.high_s))
-    )
+    evaluation_s = _evaluation_s(job, model, gpu, cluster, lengths)
+    whole = whole_job(job, epoch, times, typical=typical, outside=outside, evaluation_s=evaluation_s)
+    spent = None if whole is None else _energy(job, gpu, whole, mean)
     why = reasons(job, mean, _layers(model), typical.padding_fraction)
     return Timing(
         time=_time(job, mean, typical, whole, why),
@@ -105,6 +102,13 @@ def _outside(job: Job, model: ModelConfig) -> Outside | None:
         return None
 
 
+def _energy(job: Job, gpu: Gpu, whole: WholeTime, mean: StepTime) -> Energy | None:
+    before = whole.phases_s["provisioning"]
+    return energy(
+        job, gpu, whole.phases_s, mean.gpu_busy_s / mean.step_s, (whole.low_s - before, whole.high_s - before)
+    )
+
+
 def _typical(job: Job, lengths: Lengths | None) -> Epoch:
     """Of a job that does not say how much data there is: its micro-batches all the same."""
     samples = max(QUANTILES, job.micro_batch * data_ranks(job) * job.grad_accum)
@@ -134,6 +138,8 @@ def step_times(
         from tunecast.predict.stages import pipelined_steps
 
         return pipelined_steps(job, config, card_of(gpu), gpu, host, cluster)
+    if job.parallel.layers > 1:  # one card works at a time: together they take what one with all layers would
+        job = replace(job, parallel=replace(job.parallel, layers=1), hardware=replace(job.hardware, gpus=1))
     steps = timed_steps(job, config, card_of(gpu))
     return {length: step_time(step, gpu, host, cluster) for length, step in steps.items()}
 

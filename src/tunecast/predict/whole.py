@@ -101,11 +101,13 @@ def whole_job(
     epoch: Epoch | None,
     steps: Mapping[int, StepTime],
     *,
+    typical: Epoch | None = None,
     outside: Outside | None = None,
     evaluation_s: float | None = None,
 ) -> WholeTime | None:
     """The whole job from the times of a few of its steps, by padded length. None where its length is not known.
 
+    `typical` has the micro-batches of a job that says how many steps it makes but not how much data there is.
     `evaluation_s` is what evaluating once takes: the forward pass of every batch (`eval_batches`).
     """
     count = total_steps(job, epoch)
@@ -113,11 +115,7 @@ def whole_job(
         return None
     checkpoints = times_done(job.run.save_strategy, job.run.save_steps, count, epoch)
     evaluations = times_done(job.run.eval_strategy, job.run.eval_steps or LOGGING_STEPS, count, epoch)
-    if epoch is None:  # max_steps alone: rows of seq_len
-        shares = {float(length): 1.0 for length in (job.lengths or (job.seq_len,))}
-        tokens = job.micro_batch * data_ranks(job) * sum(shares) / len(shares) * job.grad_accum
-        shares = dict.fromkeys(shares, 1 / len(shares))
-        epoch = Epoch(0, 0, job.grad_accum, 1, tokens, tokens, shares)
+    epoch = epoch or typical or _full_rows(job)
     mean = _steps_s(job, epoch, {length: step.step_s for length, step in steps.items()})
     low = _steps_s(job, epoch, {length: step.low_s for length, step in steps.items()})
     high = _steps_s(job, epoch, {length: step.high_s for length, step in steps.items()})
@@ -161,6 +159,12 @@ def whole_job(
         assumptions=tuple(_assumed(job, outside)),
         epoch=epoch,
     )
+
+
+def _full_rows(job: Job) -> Epoch:
+    """One step of rows of seq_len."""
+    tokens = float(job.micro_batch * data_ranks(job) * job.grad_accum * job.seq_len)
+    return Epoch(0, 0, job.grad_accum, 1, tokens, tokens, {float(job.seq_len): 1.0})
 
 
 def _steps_s(job: Job, epoch: Epoch, known: Mapping[int, float]) -> float:

@@ -165,9 +165,9 @@ def store_as(model: Any, dtype: Any) -> None:
             old = module.weight
             module.quant_state, module.quant_storage = old.quant_state, dtype
             module.weight = bnb.nn.Params4bit(
-                old.data.view(-1).view(dtype).view(-1, 1), requires_grad=False, quant_state=old.quant_state, quant_storage=dtype,
-                compress_statistics=old.compress_statistics, quant_type=old.quant_type, bnb_quantized=True,
-                module=module,
+                old.data.view(-1).view(dtype).view(-1, 1), requires_grad=False, quant_state=old.quant_state,
+                quant_storage=dtype, compress_statistics=old.compress_statistics, quant_type=old.quant_type,
+                bnb_quantized=True, module=module,
             )  # fmt: skip
 
 

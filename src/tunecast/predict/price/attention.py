@@ -3,8 +3,13 @@
 The published rates of every kernel follow `most * length / (length + half)`: tiles on the diagonal are computed whole,
 and short rows leave multiprocessors waiting. `half` is the length at which half of the most is reached.
 
-Source   benchmarks' curves of FlashAttention 2 and 3 (A100, H100; assets of the flash-attention repository, and the
-         FlashAttention-3 figures, which show cuDNN too).
+    FlashAttention 2, causal, heads of 128   512  1k   2k   4k   8k   16k tokens
+    A100, TFLOP/s                             99  133  155  173  182  189     195 * n / (n + 500):  99 131 157 174 184 189
+    H100                                     163  221  265  294  308  328     330 * n / (n + 500): 167 222 265 294 311 320
+
+Source   figures of the flash-attention repository (FlashAttention 2 on A100 and H100) and of the FlashAttention-3 paper
+         (3 and cuDNN, forward); backward of cuDNN: steps of 8,192 and 16,384 tokens on an H200
+Ignored  sliding windows; key and value heads that are fewer
 """
 
 from __future__ import annotations
@@ -12,56 +17,78 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tunecast.predict.price.rates import Rates
-
 from tunecast.tape.op import Op
 
 START_S = 3e-6
 
 
 class Kernel(NamedTuple):
-    """`most`: of the card's best matrix product, in the forward and the backward pass; `half` a length in tokens."""
+    """The most it reaches with heads of 128, as a share of a card's matrix products; `half` a length in tokens."""
 
     forward: float
     backward: float
     half: float
-    causal: bool = True
-    """Whether it leaves out what the causal mask does."""
+    work: float = 0.5
+    """Of the FLOPs without a mask, what it does: causal kernels leave half out."""
 
 
-CUDNN = Kernel(0.70, 0.60, 350)
-FLASH_2_HOPPER = Kernel(0.43, 0.41, 500)
-FLASH_2 = Kernel(0.75, 0.70, 500)
-FLASH_3 = Kernel(0.80, 0.62, 500)
-EFFICIENT = Kernel(0.45, 0.35, 300, causal=False)
+CUDNN = Kernel(0.83, 0.71, 350)
+"""560 TFLOP/s forward on an H100."""
+FLASH_2 = Kernel(0.80, 0.76, 500)
+"""195 TFLOP/s, forward and backward together, on an A100."""
+FLASH_2_ON_HOPPER = Kernel(0.50, 0.48, 500)
+"""330 TFLOP/s on an H100: written for the instructions before."""
+FLASH_3 = Kernel(0.95, 0.74, 500)
+"""640 TFLOP/s forward on an H100."""
+EFFICIENT = Kernel(0.50, 0.40, 300, work=1.0)
+"""xformers' kernel, with a mask it is given as numbers: nothing is left out."""
+FLEX = Kernel(0.60, 0.50, 500)
+DOCUMENT = 384
+"""Positions a token of a packed row looks back on in flex attention, whose mask keeps samples apart: those of instruction
+data are a few hundred tokens long, and blocks of 128 are computed whole."""
 NARROW = 0.85
-"""Of the rate, with heads of 64: the softmax takes as long for half the products."""
+"""Of the rate, with heads of 64: the softmax takes as long for half the products (A100 0.90, H100 0.86, cuDNN as 3)."""
+TILE_WIDTH = 128
+"""cuDNN's tiles: heads between 64 and this take as long as this."""
 HOPPER = (9, 0)
+FLASH = frozenset({"fwd", "bwd", "varlen_fwd", "varlen_bwd"})
 
 
 def is_attention(name: str) -> bool:
-    return "attention" in name or name.startswith(("flash_attn", "xformers"))
+    space, _, leaf = name.rpartition("::")
+    return "attention" in leaf or "fused_attn" in leaf or (space.startswith("flash_attn") and leaf in FLASH)
 
 
 def kernel_of(name: str, rates: Rates) -> Kernel:
-    if "cudnn" in name:
-        return CUDNN
+    if "cudnn" in name or "fused_attn" in name:
+        return CUDNN if rates.compute_capability >= HOPPER else FLASH_2
     if "flash_attn_3" in name:
         return FLASH_3
-    if "efficient" in name or "flex" in name or "xformers" in name:
+    if "flex" in name:
+        return FLEX
+    if "efficient" in name:
         return EFFICIENT
-    return FLASH_2_HOPPER if rates.compute_capability >= HOPPER else FLASH_2
+    return FLASH_2_ON_HOPPER if rates.compute_capability >= HOPPER else FLASH_2
 
 
 def attention_seconds(op: Op, rates: Rates) -> float:
     kernel = kernel_of(op.name, rates)
     backward = "backward" in op.name or op.name.endswith("bwd")
-    query = op.shapes[1] if backward and len(op.shapes) > 1 else op.shapes[0] if op.shapes else (1, 1, 1024, 128)
-    length, width = (query[-2], query[-1]) if len(query) >= 3 else (1024, 128)
-    if op.name.startswith("flash_attn") and len(query) == 4:  # theirs is (batch, length, heads, width)
-        length = query[1]
+    length, width = _length_and_width(op, backward)
     most = rates.flop_per_s(op.dtype) * (kernel.backward if backward else kernel.forward)
     if width <= 64:
         most *= NARROW
-    flops = op.flops / 2 if kernel.causal else op.flops
-    compute = flops / (most * length / (length + kernel.half))
-    return max(compute, (op.read_bytes + op.written_bytes) / rates.bytes_per_s) + START_S
+    elif kernel is CUDNN and width < TILE_WIDTH:
+        most *= width / TILE_WIDTH
+    work = min(kernel.work, DOCUMENT / length) if kernel is FLEX else kernel.work
+    compute = op.flops * work / (most * length / (length + kernel.half))
+    return max(compute, (op.read_bytes + op.written_bytes) / rates.bytes_per_s) + START_S * op.kernels
+
+
+def _length_and_width(op: Op, backward: bool) -> tuple[int, int]:
+    """Of the queries: (batch, heads, length, width), or with heads and length the other way round."""
+    query = op.shapes[1] if backward and len(op.shapes) > 1 else op.shapes[0] if op.shapes else ()
+    if len(query) < 3:
+        return 2048, 128
+    flash = "::" in op.name and len(query) == 4
+    return max(1, query[1] if flash else query[-2]), query[-1]

@@ -28,6 +28,11 @@ class Era:
         return self.release < (5, 0)
 
     @property
+    def fsdp_version(self) -> int:
+        """training_args.py: `fsdp_config["version"]` where nobody says."""
+        return 2 if self.release >= (5, 0) else 1
+
+    @property
     def one_table(self) -> bool:
         """`original_inv_freq` was the table itself, not a copy."""
         return self.release < (5, 0)

@@ -25,7 +25,7 @@ from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, w
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     """The tape of the run the contract defines, every layer and every step of it."""
-    config = held(job, config)
+    config = held(job, config, program_of(job).model)
     lengths, order = steps_to_trace(job)
     try:
         tape = scheduled(_with_all_layers(job, config, card, lengths), order)
@@ -48,14 +48,15 @@ def _with_all_layers(job: Job, config: Mapping[str, Any], card: Card, lengths: l
 def compiles_whole(job: Job) -> bool:
     """Code compiled for a whole model uses memory of one layer again in others: no layer stands for another. Compiling
     every layer on paper takes a second or two. Nor does one where saved tensors leave for the host: the last few stay,
-    whatever layer they are of."""
-    return (job.compile and job.stack == "transformers") or job.offload_activations
+    whatever layer they are of. Nor where DeepSpeed counts: its buckets are full when they are, in whatever layer."""
+    counts = job.parallel.data.startswith("zero")
+    return (job.compile and job.stack == "transformers") or job.offload_activations or counts
 
 
 def fold_job(job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False) -> Folded:
     """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out. With `keeps_ops` the
     short tape comes along, for who prices its operations too (tape/timed.py)."""
-    whole, config = config, held(job, config)
+    whole, config = config, held(job, config, program_of(job).model)
     lengths, order = steps_to_trace(job)
 
     def make_tape() -> Tape:

@@ -22,8 +22,8 @@ optimizer, clipping and accumulation follow from that. No stack divides by the n
             backward(loss)
     scheme.clip(parameters); optimizer.step()
 
-A stack with a wrapping of its own builds on `fsdp2.FullyShard` (or fsdp1) directly and derives from `Scheme`. Parameters
-without storage (on torch's meta device) may be cut too: their parts are then all that is ever made.
+A stack with a wrapping of its own builds on `fsdp2.FullyShard` (or fsdp1) directly and derives from `Scheme`.
+Parameters without storage (on torch's meta device) may be cut too: their parts are then all that is ever made.
 Collectives are operations of the tape on the streams they use (`Machine.collective`, `Machine.wait`); groups are named
 data, shard and replicate.
 """
@@ -31,11 +31,10 @@ data, shard and replicate.
 from __future__ import annotations
 
 from tunecast.job.job import Job
-from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.tensor import Machine
 
-__all__ = ["Scheme", "fsdp_version", "ranks_of", "scheme_of"]
+__all__ = ["Scheme", "ranks_of", "scheme_of"]
 
 
 def scheme_of(job: Job, machine: Machine) -> Scheme:
@@ -46,13 +45,17 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
         from tunecast.tape.build.sharding.zero3 import Zero3
 
         return (Zero3 if kind == "zero3" else Zero12)(job, machine)
+    if job.parallel.layers > 1:
+        from tunecast.tape.build.sharding.layers import OneCardOfSeveral
+
+        return OneCardOfSeveral(job, machine)
     if ranks == 1:
         return Scheme(job, machine)
     if kind == "ddp":
         from tunecast.tape.build.sharding.ddp import Replicas
 
         return Replicas(job, machine)
-    if kind == "fsdp" and fsdp_version(job) == 1:
+    if kind == "fsdp" and (job.parallel.fsdp_version or machine.era.fsdp_version) == 1:
         from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
 
         return AccelerateFsdp1(job, machine)
@@ -61,8 +64,3 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
 
     shard = min(ranks, job.hardware.gpus) if kind == "hsdp" else ranks
     return AccelerateFsdp2(job, machine, Mesh(shard, ranks // shard))
-
-
-def fsdp_version(job: Job) -> int:
-    """transformers' training_args.py: `fsdp_config["version"]` is 2 where nobody says; before transformers 5 it was 1."""
-    return job.parallel.fsdp_version or (2 if era_of(job.transformers_version).release >= (5, 0) else 1)

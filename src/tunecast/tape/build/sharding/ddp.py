@@ -114,7 +114,7 @@ class Replicas(Scheme):
     """`require_forward_param_sync`: not after a pass whose gradients were not sent."""
 
     def rebuild(self) -> None:
-        """`rebuild_buckets`: the first rank tells the others its order, and the old ones go before new ones are made."""
+        """`rebuild_buckets`: the first rank tells the others its order; old ones go before new ones are made."""
         machine, came = self.machine, self.came or []
         self.came = None
         whole = in_whole_model(machine, came)

@@ -16,9 +16,10 @@ from tunecast.errors import UsageError
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import before_gradient_of, edge_of
 from tunecast.tape.build.modules import Module
+from tunecast.tape.build.sharding.ddp import BROADCAST, IN_FLIGHT, bucketed
 from tunecast.tape.build.sharding.nested import tensors_in
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.tensor import FLOAT32, HOST, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import FLOAT32, HOST, UINT8, Dtype, Machine, Tensor
 from tunecast.tape.op import Role
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ class Options:
     """accelerate's `prepare_model`: flat parameters that train become fp32 where precision is mixed."""
     inside_checkpoint: bool = False
     """Recomputation is around the unit, not inside it."""
+    sync_module_states: bool = False
+    """The first rank's weights are sent to the others when a unit is made, through buffers."""
     on_host: bool = False
     """`CPUOffload(offload_params=True)`: a rank's parts, their gradients and the optimizer are on the host."""
 
@@ -109,6 +112,8 @@ class Unit:
         self.shard_numel = -(-self.numel // options.ranks)
         with machine.within(self.module.path):
             moved = [machine.run("_to_copy", (), t.shape, t.dtype) for t in tensors if on_host(t)]
+            if options.sync_module_states:
+                send(tensors, options.ranks)
             flat = machine.run("cat", tensors[:3], (self.numel,), self.dtype)
             self.shard = machine.run("clone", (flat,), (self.shard_numel,), self.dtype)
             if options.on_host:
@@ -432,6 +437,18 @@ def lengths(
     if options.use_orig_params:
         pad(options.ranks)
     return sizes, padding
+
+
+def send(tensors: Sequence[Tensor], ranks: int) -> None:
+    """`_sync_params_and_buffers`: in buffers of 250 MiB, two at a time (torch/csrc/distributed/c10d/comm.cpp,
+    `broadcast_coalesced`)."""
+    machine, under_way = tensors[0].machine, [tensors[0]][:0]
+    for bucket in bucketed(tensors, [BROADCAST]):
+        nbytes = sum(tensor.nbytes for tensor in bucket)
+        if len(under_way) == IN_FLIGHT:
+            under_way.pop(0)
+        under_way.append(machine.run("cat", bucket, (nbytes,), UINT8))
+        machine.collective("broadcast", GROUP, ranks, bucket[0].dtype, nbytes, nbytes, nbytes)
 
 
 def on_host(tensor: Tensor) -> bool:

@@ -162,7 +162,7 @@ class Unit:
 
     def cut(self, managed_modules: Sequence[Module]) -> list[Shard]:
         """`_init_sharded_param` of each parameter; what was on the host comes to the card whole first."""
-        sharder, machine, policy = self.sharder, self.machine, self.sharder.policy
+        sharder, policy = self.sharder, self.sharder.policy
         for module in managed_modules:
             for tensor in module.own.values():
                 if isinstance(tensor, Buffer) and is_on_host(tensor):
@@ -193,7 +193,7 @@ class Unit:
 
     # ------------------------------------------------------------------------------------------------- forward
 
-    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.does is Doing.PRE_BACKWARD:  # a layer that is recomputed: its weights are there
             if self.shards and not self.is_whole:
                 self.unshard()

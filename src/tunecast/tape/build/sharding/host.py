@@ -5,7 +5,6 @@ from __future__ import annotations
 from tunecast.tape.build.optimizers import Optimizer
 
 
-
 class OnHost(Optimizer):
     """An optimizer whose parameters, gradients and state are the host's: the card sees nothing of its step."""
 

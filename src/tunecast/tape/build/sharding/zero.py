@@ -1,7 +1,6 @@
 """DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
 
-All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with its own defaults, which is what
-accelerate's `zero_stage: 2` gives: buckets of 500 million elements, no overlap, gradients in one piece. DeepSpeed
+All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with the sizes of deepspeed.py. DeepSpeed
 cannot be traced here, and the tape says so.
 
     weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
@@ -24,16 +23,18 @@ from tunecast.job.job import Job
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
+from tunecast.tape.build.sharding.deepspeed import settings_of
 from tunecast.tape.build.sharding.fsdp2 import is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
 
-FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8, its own default bucket sizes), not a trace"
+FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8), not a trace"
+SIZES_TAKEN = "ZeRO's buckets are those of {}"
 FLOAT64 = Dtype("float64", 8)
 """Norms are taken in it (`get_norm_dtype`)."""
-BUCKET_ELEMENTS = 500_000_000
-"""`reduce_bucket_size`, config.py."""
+REDUCE = 1
+"""The stream `reduction_stream`."""
 ALIGNED_TO = 2
 """`nccl_start_alignment_factor`, elements a rank."""
 
@@ -57,14 +58,17 @@ class Zero(Scheme):
     def autocast(self) -> Dtype | None:
         return None
 
-    def cast(self, model: Any) -> None:
+    def begin(self, model: Any) -> None:
         """`module.bfloat16()`, before anything is on the card."""
+        stage, hidden = int(self.job.parallel.data[-1]), model.input_embedding().weight.shape[1]
+        self.settings = settings_of(self.job.stack, stage, hidden)
+        self.machine.assumptions[SIZES_TAKEN.format(self.settings.told)] = None
         with self.machine.on_host():
             for parameter in model.parameters():
                 if parameter.dtype.floating and parameter.dtype != self.dtype:
                     change_dtype(parameter, self.dtype)
         for module in model.modules():
-            kept = [tensor for tensor in module.own.values() if isinstance(tensor, Buffer)]
+            kept: list[Tensor] = [tensor for tensor in module.own.values() if isinstance(tensor, Buffer)]
             if isinstance(module, Linear4bit):
                 kept += module.state.tensors()
             for tensor in kept:
@@ -137,14 +141,14 @@ class Zero12(Zero):
         super().__init__(job, machine)
         self.cuts_gradients = job.parallel.data == "zero2"
         self.last = True
-        self.bucket: Tensor | None = None
+        self.buckets: list[Tensor] = []
         self.in_bucket: list[Tensor] = []
         self.kept: list[Tensor] = []
         """This rank's gradients: one piece for each micro-batch under way."""
 
     def wrap(self, model: Any) -> None:
         machine = self.machine
-        self.cast(model)
+        self.begin(model)
         trained = [p for p in model.parameters() if p.requires_grad]
         frozen = [p for p in model.parameters() if not p.requires_grad]
         for parameter in [*trained, *frozen]:
@@ -204,22 +208,25 @@ class Zero12(Zero):
 
     def ready(self, parameter: Tensor) -> None:
         """`process_gradients`."""
-        if self.bucket is None:
-            self.bucket = self.made((BUCKET_ELEMENTS,), self.dtype, Role.GRADIENTS)
-        if self.cuts_gradients:
+        settings = self.settings
+        if not self.buckets:
+            shape, count = (settings.reduce_bucket_size,), 1 + settings.overlap_comm
+            self.buckets = [self.made(shape, self.dtype, Role.GRADIENTS) for _ in range(count)]
+        if self.cuts_gradients or (settings.overlap_comm and self.last):
             self.put(parameter)
 
     def put(self, parameter: Tensor) -> None:
         """`reduce_independent_p_g_buckets_and_remove_grads`."""
         machine = self.machine
         elements = sum(p.numel() for p in self.in_bucket)
-        if elements + parameter.numel() > BUCKET_ELEMENTS:
+        if elements + parameter.numel() > self.settings.reduce_bucket_size:
             self.reduce()
+            self.buckets.reverse()
         gradient = parameter.grad
-        assert gradient is not None and self.bucket is not None
-        if parameter.numel() <= BUCKET_ELEMENTS:
+        assert gradient is not None
+        if parameter.numel() <= self.settings.reduce_bucket_size:
             machine.launch("copy_", (gradient,), gradient.dtype, gradient.nbytes)
-            parameter.grad = self.bucket.alias(parameter.shape, None)
+            parameter.grad = self.buckets[0].alias(parameter.shape, None)
         self.in_bucket.append(parameter)
 
     def reduce(self) -> None:
@@ -230,9 +237,12 @@ class Zero12(Zero):
         numel = sum(p.numel() for p in bucket)
         nbytes = numel * self.dtype.itemsize
         machine.module = MANY
-        copy = machine.run("cat", (), (numel,), self.dtype) if len(bucket) > 1 else None
-        machine.collective("all_reduce", "data", self.ranks, self.dtype, nbytes, nbytes, numel)
-        del copy
+        with machine.on_stream(REDUCE if self.settings.overlap_comm else machine.stream):
+            if self.settings.overlap_comm:
+                machine.wait(0)
+            copy = machine.run("cat", (), (numel,), self.dtype) if len(bucket) > 1 else None
+            machine.collective("all_reduce", "data", self.ranks, self.dtype, nbytes, nbytes, numel)
+            del copy
         for parameter in bucket:
             if id(parameter) in self.mine:
                 self.keep(parameter)
@@ -260,15 +270,17 @@ class Zero12(Zero):
         if not self.cuts_gradients:
             if not self.last:
                 return
-            for parameter in self.trained:
+            for parameter in self.trained if not self.settings.overlap_comm else ():
                 if parameter.grad is not None:
                     self.put(parameter)
         self.reduce()
+        if self.settings.overlap_comm:
+            machine.wait(REDUCE)
         if len(self.kept) > 1:
             machine.launch("add_", self.kept, self.dtype, 0)
             self.kept.pop()
         self.summed = self.kept[-1] if self.kept else None
-        self.bucket = None
+        self.buckets = []
 
     def kept_gradients(self) -> list[Tensor]:
         return [self.kept[0].alias(p.shape, None) for p in self.trained if self.kept and id(p) in self.mine]
@@ -276,7 +288,7 @@ class Zero12(Zero):
     def step(self, optimizer: Optimizer) -> None:
         machine = self.machine
         machine.module = MANY
-        for master, flat in zip(self.masters, self.flats, strict=True):
+        for master in self.masters:
             numel = master.numel()
             if self.on_host:
                 with machine.on_host():
@@ -302,7 +314,8 @@ class Zero12(Zero):
                 machine.launch(FROM_HOST, (), self.dtype, master.numel() * self.dtype.itemsize)
         for flat in self.flats:
             sent = flat.nbytes // self.ranks
-            machine.collective("all_gather", "data", self.ranks, self.dtype, sent, flat.nbytes, flat.numel() // self.ranks)
+            numel = flat.numel() // self.ranks
+            machine.collective("all_gather", "data", self.ranks, self.dtype, sent, flat.nbytes, numel)
 
     def forget_gradients(self) -> None:
         self.kept.clear()

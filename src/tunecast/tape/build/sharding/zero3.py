@@ -1,16 +1,16 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
-Read in DeepSpeed 0.19.8 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py), with its
-own defaults. A parameter is cut as one row of numbers, padded; each rank has one part of each, all of them in a buffer.
+Read in DeepSpeed 0.19.8 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py), with the
+sizes of deepspeed.py. A parameter is cut as one row of numbers, padded; a rank's parts are all in one buffer.
 
     fetched    when a module with parameters of its own runs, in both passes: gathered into a buffer; where several
                travel together, each is then copied out of it
-    ahead      the first pass writes down who runs when; later ones fetch 50 million elements or more beyond each
-               module, as long as fewer than a billion are there
-    released   after its module, unless it is needed again within a billion elements: at the turn from forward to
+    ahead      the first pass writes down who runs when; later ones fetch what comes next (`prefetch_bucket_size`)
+               beyond each module, as long as fewer than `max_live_parameters` are there
+    released   after its module, unless it is needed again within `max_reuse_distance`: at the turn from forward to
                backward much stays
-    small      parameters up to 100,000 elements are always whole
-    gradients  into a bucket of 500 million elements that is always there; a full one is interleaved in a copy,
+    small      parameters up to `param_persistence_threshold` are always whole
+    gradients  into a bucket (`reduce_bucket_size`) that is always there; a full one is interleaved in a copy,
                scattered, and this rank's part kept (`grad_partitions_flat_buffer`)
 """
 
@@ -25,14 +25,10 @@ from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.sharding.zero import BUCKET_ELEMENTS, Zero
+from tunecast.tape.build.sharding.zero import Zero
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
 
-PREFETCHED, LIVE, REUSED, PERSISTENT = 50_000_000, 1_000_000_000, 1_000_000_000, 100_000
-"""`stage3_prefetch_bucket_size`, `_max_live_parameters`, `_max_reuse_distance`, `_param_persistence_threshold`."""
-SUB_GROUP = 1_000_000_000
-"""`sub_group_size`: as many elements of the masters take a step at once."""
 GATHER, SCATTER = 1, 2
 """Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
 
@@ -40,10 +36,10 @@ GATHER, SCATTER = 1, 2
 class Cut:
     """A parameter: `whole`, whose memory comes and goes, and how large this rank's part is."""
 
-    def __init__(self, parameter: Tensor, ranks: int, dtype: Dtype) -> None:
+    def __init__(self, parameter: Tensor, ranks: int, dtype: Dtype, stays: bool) -> None:
         machine = parameter.machine
         self.numel, self.part_numel = parameter.numel(), -(-parameter.numel() // ranks)
-        self.trains, self.stays = parameter.requires_grad, parameter.numel() <= PERSISTENT
+        self.trains, self.stays = parameter.requires_grad, stays
         block = machine.blocks[parameter.storage.block]
         self.module, self.role = block.module, block.role or Role.WEIGHTS
         padded = self.part_numel * ranks * dtype.itemsize
@@ -74,14 +70,14 @@ class Zero3(Zero):
     # -------------------------------------------------------------------------------------------------- loading
 
     def wrap(self, model: Any) -> None:
-        machine = self.machine
-        self.cast(model)
+        self.begin(model)
         self.cuts: dict[int, Cut] = {}
         for module in model.modules():
             for name, tensor in list(module.own.items()):
                 if isinstance(tensor, Buffer):
                     continue
-                cut = self.cuts.get(id(tensor)) or Cut(tensor, self.ranks, self.dtype)
+                stays = tensor.numel() <= self.settings.param_persistence_threshold
+                cut = self.cuts.get(id(tensor)) or Cut(tensor, self.ranks, self.dtype, stays)
                 self.cuts[id(tensor)] = self.cuts[id(cut.whole)] = cut
                 module.own[name] = cut.whole
                 object.__setattr__(module, name, cut.whole)
@@ -89,10 +85,11 @@ class Zero3(Zero):
         trained = [cut for cut in self.all if cut.trains]
         total = sum(cut.part_numel for cut in trained)
         self.parts = self.made(total, self.dtype, self.role(), self.parts_on_host)
-        self.frozen = [self.made(c.part_numel, self.dtype, c.role, self.parts_on_host) for c in self.all if not c.trains]
-        for numel in sub_groups([cut.part_numel for cut in trained]):
+        frozen = [cut for cut in self.all if not cut.trains]
+        self.frozen = [self.made(cut.part_numel, self.dtype, cut.role, self.parts_on_host) for cut in frozen]
+        for numel in sub_groups([cut.part_numel for cut in trained], self.settings.sub_group_size):
             self.masters.append(self.master(numel))
-        self.bucket = self.made(BUCKET_ELEMENTS, self.dtype, Role.GRADIENTS, False)
+        self.bucket = self.made(self.settings.reduce_bucket_size, self.dtype, Role.GRADIENTS, False)
         self.kept = self.made(total, self.dtype, Role.GRADIENTS, self.on_host)
         for cut in self.all:
             if cut.stays:
@@ -182,7 +179,9 @@ class Zero3(Zero):
             turn, cut = self.queue.pop(0)
             self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
         there = sum(cut.numel for cut in self.all if not cut.stays and (cut.is_there or id(cut) in self.under_way))
-        most, ahead, numel = min(LIVE - there, PREFETCHED), [], 0
+        most = min(self.settings.max_live_parameters - there, self.settings.prefetch_bucket_size)
+        ahead: list[Cut] = []
+        numel = 0
         while self.queue and numel < most:
             turn, cut = self.queue.pop(0)
             self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
@@ -236,7 +235,7 @@ class Zero3(Zero):
                     del candidates[number]
             traversed = 0
             for later in self.trace[self.turn :]:
-                if traversed >= REUSED or not candidates:
+                if traversed >= self.settings.max_reuse_distance or not candidates:
                     break
                 for cut in self.own(later):
                     candidates.pop(id(cut), None)
@@ -249,15 +248,23 @@ class Zero3(Zero):
         self.machine.after_backward.append(self.epilogue)
         return super().micro_batch(last)
 
+    def whole(self, weight: Tensor) -> Tensor:
+        """TRL's `maybe_gather_lm_head_ctx`."""
+        cut = self.cuts[id(weight)]
+        if not cut.is_there and id(cut) not in self.under_way:
+            self.gather([cut])
+        self.arrive(cut)
+        return weight
+
     # ------------------------------------------------------------------------------------------------ gradients
 
     def ready(self, whole: Tensor) -> None:
         """`__add_grad_to_ipg_bucket`."""
         machine = self.machine
-        if self.in_bucket and sum(t.numel() for t in self.in_bucket) + whole.numel() > BUCKET_ELEMENTS:
+        if self.in_bucket and sum(t.numel() for t in self.in_bucket) + whole.numel() > self.settings.reduce_bucket_size:
             self.reduce()
         assert whole.grad is not None
-        if whole.numel() <= BUCKET_ELEMENTS:
+        if whole.numel() <= self.settings.reduce_bucket_size:
             with machine.on_stream(SCATTER):
                 machine.wait(0)
                 machine.launch("copy_", (whole.grad,), whole.dtype, whole.nbytes)
@@ -324,12 +331,12 @@ class Zero3(Zero):
         """Their buffer stays."""
 
 
-def sub_groups(part_numels: Sequence[int]) -> list[int]:
-    """`_create_fp16_sub_groups`."""
+def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:
+    """`_create_fp16_sub_groups`: elements of each group of masters that takes a step at once."""
     groups, open_ = [], 0
     for numel in part_numels:
         open_ += numel
-        if open_ >= SUB_GROUP:
+        if open_ >= size:
             groups.append(open_)
             open_ = 0
     return groups + ([open_] if open_ else [])

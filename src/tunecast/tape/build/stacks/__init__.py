@@ -23,6 +23,7 @@ STACKS: Mapping[str, str] = {
     "axolotl": "tunecast.tape.build.stacks.trainer",
     "llama-factory": "tunecast.tape.build.stacks.trainer",
     "litgpt": "tunecast.tape.build.stacks.litgpt",
+    "fsdp_qlora": "tunecast.tape.build.stacks.fsdp_qlora",
     "megatron": "tunecast.tape.build.stacks.megatron",
     "nemo": "tunecast.tape.build.stacks.megatron",
     "llm-foundry": "tunecast.tape.build.stacks.foundry",
@@ -45,6 +46,7 @@ FOLLOWED: Mapping[str, Mapping[str, str]] = {
     "nemo": MEGATRON,
     "llm-foundry": {"torch": "2.1.0", "llm-foundry": "0.4.0", "mosaicml": "0.17.1", "flash-attn": "2.3.2"},
     "torchtitan": {**TORCH, "torchtitan": "0.2.2", "torchao": "0.18.0"},
+    "fsdp_qlora": {"torch": "2.2.0", "transformers": "4.37.2", "peft": "0.8.2", "bitsandbytes": "0.43.0"},
     "torchtune": {**TORCH, "torchtune": "0.6.1"},
     "unsloth": {**HUGGING_FACE, "unsloth": "2026.10.9"},
 }

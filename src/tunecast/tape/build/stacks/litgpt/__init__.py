@@ -9,7 +9,6 @@ One card never recomputes: checkpointing is an option of litgpt's FSDP strategy 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -26,7 +25,7 @@ from tunecast.tape.build.sharding import ranks_of
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, Release, lit_config, release_of
 from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, Lora
 from tunecast.tape.build.stacks.litgpt.model import CHUNK, GPT
-from tunecast.tape.build.stacks.litgpt.sharded import Fsdp
+from tunecast.tape.build.stacks.litgpt.sharded import scheme_of
 from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase, Role
 
@@ -67,19 +66,20 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     release = release_of(job.stack_version) or NEWEST
     lit = known_config(config, release)
     check(job)
-    fsdp = Fsdp(job)
-    machine.assumptions.update(dict.fromkeys([*done_otherwise(job), *fsdp.told(job)]))
+    machine.assumptions.update(dict.fromkeys(done_otherwise(job)))
     if not mixed(job):
         job = replace(job, autocast=None)
-    with machine.on_host() if fsdp.ranks > 1 else contextlib.nullcontext():  # FSDP brings the units to the card
+    scheme = machine.scheme = scheme_of(job, machine)
+    with scheme.loading():
         gpt = load(job, lit, release, machine)
-    parameters = fsdp.wrap(job, gpt)
+    scheme.wrap(gpt)
+    parameters = scheme.parameters(gpt)
     optimizer = optimizer_of(job, parameters)
     old_embedding = gpt.transformer.wte
     if job.method == "qlora" and release.stable_embedding:
         gpt.transformer.wte = StableEmbedding(old_embedding)
     make_ropes(gpt, job, max(job.lengths or (job.seq_len,)))
-    fit(job, gpt, optimizer, lengths, fsdp)
+    fit(job, gpt, optimizer, lengths)
     machine.end()
 
 
@@ -216,9 +216,9 @@ class StableEmbedding(Module):
 # -------------------------------------------------------------------------------------------------------- training
 
 
-def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int], fsdp: Fsdp) -> None:
+def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> None:
     """`logits`, and with them the graph, live until the next forward pass has returned; `loss` becomes a number."""
-    machine = gpt.machine
+    machine, scheme = gpt.machine, gpt.machine.scheme
     loss: Any
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
@@ -226,14 +226,14 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int], fsdp: 
             input_ids = machine.run("randint", (), (job.micro_batch, length), INT64)
             targets = machine.run("ones_like", (input_ids,), input_ids.shape, INT64)
             machine.phase, machine.in_forward = Phase.FORWARD, True
-            if job.method == "full":
-                logits = fabric_forward(job, gpt, input_ids)
-                loss = chunked_cross_entropy(without_last(logits), ops.slice_(targets, -1, 1, length))
-            else:
-                logits = fabric_forward(job, gpt, input_ids, CHUNK)
-                logits[-1] = without_last(logits[-1])
-                loss = chunked_cross_entropy(logits, ops.slice_(targets, -1, 1, length))
-            with fsdp.no_backward_sync(micro < job.grad_accum - 1):
+            with scheme.micro_batch(last=micro == job.grad_accum - 1):
+                if job.method == "full":
+                    logits = fabric_forward(job, gpt, input_ids)
+                    loss = chunked_cross_entropy(without_last(logits), ops.slice_(targets, -1, 1, length))
+                else:
+                    logits = fabric_forward(job, gpt, input_ids, CHUNK)
+                    logits[-1] = without_last(logits[-1])
+                    loss = chunked_cross_entropy(logits, ops.slice_(targets, -1, 1, length))
                 backward(ops.scale(loss, "div"))
             loss = None
         machine.phase = Phase.OPTIMIZER
@@ -241,14 +241,15 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int], fsdp: 
         machine.phase, machine.module = Phase.OTHER, ""
         optimizer.zero_grad()
     machine.step = len(lengths)  # what the last step leaves goes here
-    fsdp.end()
+    scheme.end()
 
 
 def fabric_forward(job: Job, gpt: GPT, idx: Tensor, chunk: int = 0) -> Any:
     """lightning/fabric/wrappers.py, `_FabricModule.forward`; `convert_output` gives fp32 in every precision."""
     machine = gpt.machine
+    machine.scheme.begin_forward()
     with machine.autocasting(DTYPES[job.autocast] if job.autocast else None):
-        output = gpt(idx, chunk)
+        output = machine.scheme.end_forward(gpt(idx, chunk))
     with machine.within(gpt.path):
         output = [ops.to(part, FLOAT32) for part in output] if chunk else ops.to(output, FLOAT32)
     return output

@@ -26,7 +26,7 @@ from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
-from tunecast.tape.build.stacks.torchtitan.parallel import Shared, ranks_of, scheme_of, split_layers, to_empty
+from tunecast.tape.build.stacks.torchtitan.parallel import Ranks, Shared, ranks_of, scheme_of, split_layers, to_empty
 from tunecast.tape.build.stacks.torchtitan.qwen3 import Qwen3Model
 from tunecast.tape.build.stacks.torchtitan.releases import Release, release_of
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
@@ -60,9 +60,11 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     scheme = scheme_of(job, machine, release, ranks)
     split = TensorParallel(machine, ranks.tensor) if ranks.tensor > 1 else None
     model = load(job, config, machine, release, scheme, split)
+    for layer in model.layers():
+        layer.attention.context = ranks.context
     parameters = list(model.parameters())
     optimizer = scheme.optimizer(parameters, (), ())
-    Trainer(job, model, release, scheme, split, parameters, optimizer).train(lengths)
+    Trainer(job, model, release, ranks, scheme, split, parameters, optimizer).train(lengths)
 
 
 def load(
@@ -98,57 +100,3 @@ def to_float8(model: Transformer) -> None:
         for module in layer.modules():
             if isinstance(module, Linear) and not (module.inputs % MULTIPLE or module.outputs % MULTIPLE):
                 object.__setattr__(module, "forward", MethodType(float8_forward, module))
-
-
-def loss_of(split: TensorParallel | None) -> Callable[[Tensor, Tensor], Tensor]:
-    cross_entropy = ops.cross_entropy if split is None else split.cross_entropy
-
-    def cross_entropy_loss(pred: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(ops.to(ops.reshape(pred, -1, pred.shape[-1]), FLOAT32), ops.reshape(labels, -1))
-
-    return cross_entropy_loss
-
-
-class Trainer:
-    """`Trainer.train_step` and `forward_backward_step`: names that outlive a step here do so there."""
-
-    def __init__(
-        self, job: Job, model: Transformer, release: Release, scheme: Scheme, split: TensorParallel | None,
-        parameters: Sequence[Tensor], optimizer: Optimizer,
-    ) -> None:  # fmt: skip
-        self.job, self.model, self.release, self.scheme = job, model, release, scheme
-        self.parameters, self.optimizer, self.machine = parameters, optimizer, model.machine
-        self.logits: Tensor | None = None
-        self.loss_fn: Any = loss_of(split if release.splits_loss else None)
-        if job.compile and release.compiles_loss:
-            self.loss_fn = Region(self.machine, self.loss_fn)
-
-    def train(self, lengths: Sequence[int]) -> None:
-        machine = self.machine
-        for step, length in enumerate(lengths):
-            machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-            self.optimizer.zero_grad()
-            losses = [self.forward_backward_step(length) for _ in range(self.job.grad_accum)]
-            if self.job.max_grad_norm:
-                self.scheme.clip(self.parameters)
-            machine.phase = Phase.OPTIMIZER
-            self.optimizer.step()
-            machine.phase, machine.module = Phase.OTHER, ""
-        machine.step, machine.phase = len(lengths), Phase.OTHER
-        del losses
-        self.logits = None
-        machine.end()
-
-    def forward_backward_step(self, length: int) -> Tensor:
-        machine, job = self.machine, self.job
-        inputs, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
-        machine.phase, machine.in_forward = Phase.FORWARD, True
-        with machine.autocasting(self.scheme.autocast):
-            pred = self.model(inputs)
-            if self.release.keeps_logits:
-                pred = self.logits = ops.to(pred, FLOAT32)
-            with machine.within("loss"):
-                loss = self.loss_fn(pred, labels)
-        del pred
-        backward(loss)
-        return loss.detached()  # type: ignore[no-any-return]

@@ -14,6 +14,7 @@ from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, record, start, wants
 from tunecast.tape.build.compiled import Region
 from tunecast.tape.build.modules import Buffer, Embedding, Linear, Module, ModuleList
+from tunecast.tape.build.sharding.context import ring_attention
 from tunecast.tape.build.stacks.torchtitan.releases import Release
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, selectively_checkpointed
 from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm, shifted_in_place
@@ -114,6 +115,9 @@ def repeat_kv(x: Tensor, n_rep: int) -> Tensor:
 
 
 class Attention(Module):
+    context = 1
+    """Ranks a sequence is split over."""
+
     def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
         super().__init__(machine)
         self.release = release
@@ -151,6 +155,8 @@ class Attention(Module):
     def inner_attention(self, q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
         """`sdpa_kernel(backends, set_priority=True)`."""
         machine = self.machine
+        if self.context > 1:
+            return ring_attention(q, k, v, self.context)
         keeps = wants(machine, q, k, v)
         call = AttentionCall(q, k, v, None, 0.0, True, None, gqa, keeps)
         for name in self.release.attention:
@@ -210,15 +216,20 @@ class TransformerBlock(Module):
 class Transformer(Module):
     block_type = TransformerBlock
 
-    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release, positions: int) -> None:
+    def __init__(
+        self, machine: Machine, config: Mapping[str, Any], release: Release, positions: int, last: bool = True
+    ) -> None:
+        """Without the `last` stage of a pipeline: no norm and no head."""
         super().__init__(machine)
+        self.last = last
         dim = config["hidden_size"]
         self.tok_embeddings = Embedding(machine, config["vocab_size"], dim)
         self.layer_list = ModuleList(machine)
         for _ in range(config["num_hidden_layers"]):
             self.layer_list.append(self.block_type(machine, config, release))
-        self.norm = RMSNorm(machine, dim, release)
-        self.output = Linear(machine, dim, config["vocab_size"])
+        if last:
+            self.norm = RMSNorm(machine, dim, release)
+            self.output = Linear(machine, dim, config["vocab_size"])
         head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
         self.freqs_cis = self.table(positions, head_dim)
 
@@ -236,6 +247,8 @@ class Transformer(Module):
         h = self.tok_embeddings(tokens)
         for layer in self.layer_list:
             h = layer(h, self.freqs_cis)
+        if not self.last:
+            return h  # type: ignore[no-any-return]
         h = self.norm(h)
         output = self.output(h)
         return output  # type: ignore[no-any-return]

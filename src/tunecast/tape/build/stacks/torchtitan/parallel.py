@@ -12,12 +12,12 @@ from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Buffer, bring
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy, Unit
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, Machine, Storage
+from tunecast.tape.build.tensor import BFLOAT16, DTYPES, Machine, Storage
 from tunecast.tape.op import Role
 
 
@@ -58,8 +58,9 @@ def ranks_of(job: Job) -> Ranks:
 def split_layers(model: Transformer, split: TensorParallel, release: Release) -> None:
     """`apply_tp`: with sequence parallelism."""
     split.by_words(model.tok_embeddings, sequence=True)
-    split.in_parts(model.norm)
-    split.columns(model.output, sequence=True, whole=not release.splits_loss)
+    if model.last:
+        split.in_parts(model.norm)
+        split.columns(model.output, sequence=True, whole=not release.splits_loss)
     for layer in model.layers():
         attention, feed_forward = layer.attention, layer.feed_forward
         split.part(attention.n_kv_heads, "a number of key heads")
@@ -79,7 +80,8 @@ class Shared(AccelerateFsdp2):
     def __init__(self, job: Job, machine: Machine, release: Release, ranks: Ranks) -> None:
         Scheme.__init__(self, job, machine)
         self.release, self.dims = release, ranks
-        policy = Policy(None if job.autocast is None else BFLOAT16, FLOAT32)
+        self.holds = False
+        policy = Policy(None if job.autocast is None else BFLOAT16, DTYPES[job.parallel.reduce_dtype or "float32"])
         on_host = job.parallel.offload == "parameters"
         self.sharder = FullyShard(machine, Mesh(ranks.fsdp, ranks.replicate), policy, on_host)
 
@@ -93,10 +95,31 @@ class Shared(AccelerateFsdp2):
         for place, layer in enumerate(layers):
             is_last = place == len(layers) - 1 and release.keeps_last_layer
             sharder.shard([layer], reshards and not is_last)
-        if release.shards_ends_apart:
+        if release.shards_ends_apart and model.last:
             sharder.shard([model.norm, model.output], False)
         sharder.shard_root(model)
         sharder.units[0].reshards = reshards and release.gives_root_back
+        if self.dims.pipeline > 1:
+            for unit in sharder.units:
+                self.hold(unit)
+
+    def hold(self, unit: Unit) -> None:
+        """Between the first and the last micro-batch of a step weights stay whole (`set_reshard_after_backward`)."""
+        reshard = unit.reshard
+
+        def unless_held() -> None:
+            if not self.holds:
+                reshard()
+
+        object.__setattr__(unit, "reshard", unless_held)
+
+    def end_pipeline(self) -> None:
+        """torch/distributed/pipelining/stage.py, `run_post_backward`: what has been added up is reduced, unit by unit."""
+        self.holds, self.sharder.reduces = False, True
+        for unit in self.sharder.units:
+            if unit.shards:
+                unit.post_backward()
+        self.sharder.end_backward()
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

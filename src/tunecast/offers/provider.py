@@ -1,0 +1,79 @@
+"""Who rents machines out: seat, whose law reaches it, how it bills. One table, `providers.toml`.
+
+A provider that is not in the table is one of whom nothing is known; it is not an error, and it is never taken for safe.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from tunecast.offers.offer import OWNED
+
+EXPOSURES = ("no-known-us-parent", "other-law", "eu-seat-us-nexus", "unknown", "us-controlled")
+"""To US law, the least first. `unknown` is worse than a nexus that is known: nothing can be said of it."""
+
+
+@dataclass(frozen=True)
+class Provider:
+    """What nobody has said is None or ''. `unverified` names the fields no source at hand confirms."""
+
+    name: str
+    entity: str = ""
+    """The company the contract is with."""
+    seat: str = ""
+    """ISO 3166-1 alpha-2."""
+    exposure: str = "unknown"
+    billing_step_s: int | None = None
+    billing_minimum_s: int | None = None
+    bare_metal_minimum_s: int | None = None
+    """Of machines whose name begins with BM. (Oracle)."""
+    bills_start: bool | None = None
+    """Whether the time until the machine can be used is paid for."""
+    egress_usd_per_gb: float | None = None
+    egress_free_gb: float = 0.0
+    """A month."""
+    storage_usd_per_gb_month: float | None = None
+    provisioning_s: tuple[float, float] | None = None
+    """From the order to a shell: what is usual, from and to."""
+    joins_nodes: bool | None = None
+    """Whether several machines can be joined into one run."""
+    certificates: tuple[str, ...] = ()
+    """As the provider states them, in lower case without spaces: iso27001, soc2, hds, secnumcloud."""
+    notes: str = ""
+    source: str = ""
+    checked: date | None = None
+    unverified: tuple[str, ...] = ()
+
+    def minimum_s(self, instance: str) -> int | None:
+        if self.bare_metal_minimum_s is not None and instance.startswith("BM."):
+            return self.bare_metal_minimum_s
+        return self.billing_minimum_s
+
+
+def provider(name: str) -> Provider:
+    """By name; of one that is not known, nothing."""
+    if name == OWNED:
+        return Provider(OWNED, billing_step_s=1, billing_minimum_s=0, egress_usd_per_gb=0.0, bills_start=False)
+    return providers().get(name) or Provider(name)
+
+
+@cache
+def providers() -> Mapping[str, Provider]:
+    """Every provider of the table, by name."""
+    text = (files("tunecast.offers") / "providers.toml").read_text("utf-8")
+    return {name: _provider(name, fields) for name, fields in tomllib.loads(text).items()}
+
+
+def _provider(name: str, fields: Mapping[str, Any]) -> Provider:
+    known = dict(fields)
+    for several in ("certificates", "unverified"):
+        known[several] = tuple(known.get(several, ()))
+    span = known.get("provisioning_s")
+    known["provisioning_s"] = None if span is None else (float(span[0]), float(span[1]))
+    return Provider(name, **known)

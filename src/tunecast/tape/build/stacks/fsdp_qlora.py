@@ -1,0 +1,87 @@
+"""AnswerDotAI's fsdp_qlora on paper: `train.py` of March 2024, LoRA and QLoRA under FSDP 1 on a few small cards.
+
+PEFT's adapters in bf16 over Hugging Face's model; a unit a decoder layer, one an adapter's weight, one around the model
+(`get_wrapping_policy`); flat parameters as they are (`use_orig_params=False`), no mixed precision. Recomputation is put
+around the layers after FSDP, so inside their units. The logits live through the optimizer's step (`output = None` comes
+after it). Weights are read on the host and sent from there (`low_memory`); what that leaves in the allocator's cache
+stays there.
+
+Fixed    no attention mask; AdamW, clipping by FSDP; backward_prefetch is torch's default, BACKWARD_PRE.
+Source   fsdp_qlora, train.py, before and after benchmarks_03_2024.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
+from tunecast.tape.build.stacks import transformers
+from tunecast.tape.build.stacks.transformers import adapt, load, model
+from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase
+
+__all__ = ["REFUSES", "model", "train"]
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    **transformers.REFUSES,
+    "kernels": lambda job: bool(job.kernels),
+    "compile": lambda job: job.compile,
+    "loss": lambda job: job.loss == "chunked",
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "autocast": lambda job: job.autocast is not None,
+    "method": lambda job: job.method == "full",
+}
+
+
+class Fsdp(AccelerateFsdp1):
+    def __init__(self, job: Job, machine: Machine) -> None:
+        super().__init__(job, machine)
+        self.options = replace(
+            self.options, use_orig_params=False, upcast=False, inside_checkpoint=False, sync_module_states=True
+        )
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    machine.reentrant = bool(job.checkpoint_reentrant)
+    machine.run("zeros", (), (1,), FLOAT32)
+    scheme = machine.scheme = Fsdp(job, machine)
+    with scheme.loading():
+        model = load(job, config, machine)
+        adapt(job, model)
+    machine.empty_cache()
+    scheme.wrap(model)
+    parameters = scheme.parameters(model)
+    take_steps(job, model, scheme.optimizer(parameters, (), ()), lengths)
+    machine.end()
+
+
+def take_steps(job: Job, model: Any, optimizer: Optimizer, lengths: Sequence[int]) -> None:
+    machine, scheme = model.machine, model.machine.scheme
+    model.gives_logits = True
+    ddp_loss = machine.run("zeros", (), (2,), FLOAT32)
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for micro in range(job.grad_accum):
+            input_ids, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
+            machine.phase, machine.in_forward = Phase.FORWARD, True
+            with scheme.micro_batch(last=True) if micro else contextlib.nullcontext():
+                loss, logits = model(input_ids, labels, labels)  # all ones are no mask, and none is given
+                loss = ops.scale(loss, "div")
+                backward(loss)
+        if job.max_grad_norm:
+            scheme.clip(())
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.zero_grad()
+        del loss, logits
+    machine.step = len(lengths)
+    scheme.end()
+    del ddp_loss

@@ -1,0 +1,102 @@
+"""A pipeline's first stage, 1F1B or interleaved (torch/distributed/pipelining: schedules.py, `Schedule1F1B`,
+`ScheduleInterleaved1F1B`; stage.py).
+
+The first stage waits longest for its gradients: as many micro-batches are under way as there are stages behind it. FSDP2
+gathers weights once a step, gradients of all micro-batches are added up whole, in fp32, and reduced at the end. Results
+sent and gradients received have buffers of their own, one a micro-batch, for the whole run.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tunecast.tape.build.autograd import backward_from
+from tunecast.tape.build.stacks.torchtitan.loop import Trainer
+from tunecast.tape.build.stacks.torchtitan.parallel import Shared
+from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, INT64, Tensor
+from tunecast.tape.op import Phase
+
+GROUP = "pipeline"
+
+
+class Pipeline(Trainer):
+    """`chunks` are the rank's stages: the layers in as many parts, the first with the embedding."""
+
+    buffers: dict[tuple[int, int], tuple[Tensor | None, Tensor]]
+
+    def forward_backward(self, length: int) -> list[Tensor]:
+        """Micro-batches are the job's `grad_accum`."""
+        machine, job = self.machine, self.job
+        ranks, chunks, count = self.ranks.pipeline, job.parallel.virtual_stages, job.grad_accum
+        assert isinstance(self.scheme, Shared)
+        total = count * chunks
+        ahead = min(total, ranks if chunks == 1 else (chunks - 1) * min(count, ranks) + 2 * (ranks - 1) + 1)
+        self.prepare(length, chunks, count)
+        inputs = [machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)]
+        self.scheme.holds, self.scheme.sharder.reduces = True, False
+        under_way: list[tuple[int, int, Tensor, Tensor | None]] = []
+        for turn in range(ahead):
+            under_way.append(self.forward(inputs[0], *place(turn, ranks, chunks)))
+        for turn in range(total):
+            chunk, micro_batch = place(turn, ranks, chunks)
+            chunk = chunks - 1 - chunk
+            found = next(at for at, item in enumerate(under_way) if item[:2] == (chunk, micro_batch))
+            self.backward(*under_way.pop(found))
+            if turn + ahead < total:
+                under_way.append(self.forward(inputs[0], *place(turn + ahead, ranks, chunks)))
+        machine.phase = Phase.BACKWARD
+        self.scheme.end_pipeline()
+        machine.phase = Phase.OTHER
+        return [machine.run("full", (), (1,), FLOAT32)]
+
+    def prepare(self, length: int, chunks: int, count: int) -> None:
+        """`_prepare_forward_infra`, `_prepare_backward_infra`."""
+        if getattr(self, "buffers", None):
+            return
+        job, ranks = self.job, self.ranks
+        width = self.model.tok_embeddings.weight.shape[-1]
+        shape = (job.micro_batch, length // ranks.context // ranks.tensor, width)
+        dtype = FLOAT32 if job.autocast is None else BFLOAT16
+        self.buffers = {
+            (chunk, number): (
+                self.machine.run("empty", (), shape, dtype) if chunk else None,
+                self.machine.run("empty", (), shape, dtype),
+            )
+            for chunk in range(chunks)
+            for number in range(count)
+        }
+
+    def exchanged(self, name: str, tensor: Tensor) -> None:
+        self.machine.collective(name, GROUP, 2, tensor.dtype, tensor.nbytes, tensor.nbytes, tensor.numel())
+
+    def forward(self, inputs: Tensor, chunk: int, number: int) -> tuple[int, int, Tensor, Tensor | None]:
+        machine, job = self.machine, self.job
+        machine.phase, machine.in_forward = Phase.FORWARD, True
+        given = self.buffers[chunk, number][0]
+        if given is None:
+            rows = (job.micro_batch, inputs.shape[1] // self.ranks.context)
+            h: Any = inputs.alias(rows, None)
+        else:
+            self.exchanged("recv", given)
+            h = given.detached()
+            h.requires_grad = True
+        source = None if given is None else h
+        out = self.model.part(h, chunk, job.parallel.virtual_stages)
+        self.exchanged("send", out)
+        machine.in_forward = False
+        return chunk, number, out, source
+
+    def backward(self, chunk: int, number: int, out: Tensor, source: Tensor | None) -> None:
+        gradient = self.buffers[chunk, number][1]
+        self.exchanged("recv", gradient)
+        backward_from(out, gradient.detached())
+        if source is not None and source.grad is not None:
+            self.exchanged("send", source.grad)
+            source.grad = None
+
+
+def place(turn: int, ranks: int, chunks: int) -> tuple[int, int]:
+    """Which part and which micro-batch a rank's forward pass number `turn` is: as many as there are ranks of one part,
+    then of the next."""
+    rounds, within = divmod(turn, ranks * chunks)
+    return within // ranks, rounds * ranks + within % ranks
