@@ -43,7 +43,8 @@ def signed(value: float | None) -> str:
 
 def by_group(made: Row, kind: str) -> list[str]:
     """A line a group: tunecast's own figures, its ranges, and each peer's median beside how many it answers."""
-    chosen = [group for group in made["groups"] if group["group"].startswith(kind)]
+    named = [group for group in made["groups"] if group["group"].startswith(kind)]
+    chosen = named if kind else [group for group in named if ": " not in group["group"]]
     peers = [tool for tool in TOOLS if tool != "tunecast" and tool in made["groups"][0]["tools"]]
     head = [kind.rstrip(": ") or "rows", "rows", "answered", "median", "signed", "p90", "worst", "range holds"]
     lines = []
@@ -105,8 +106,10 @@ def public_section() -> list[str]:
         "for all rows together. Nothing of tunecast is fitted to these rows.",
         "",
         *picture(made, "time.svg", "Step times of published runs, predicted against measured"),
+        *by_group(made, ""),
         *by_group(made, "stack: "),
         *by_group(made, "gpu: "),
+        *by_group(made, "precision: "),
         "Refused:",
         "",
         *refused_lines(made),
@@ -130,8 +133,10 @@ def vendor_section() -> list[str]:
         "with the reason.",
         "",
         *picture(made, "time_vendor.svg", "Step times vendors published, predicted against measured"),
+        *by_group(made, ""),
         *by_group(made, "stack: "),
         *by_group(made, "gpu: "),
+        *by_group(made, "precision: "),
         "MLPerf's llama2_70b_lora on 8 cards in float8, median step; the order of cards by prediction is "
         f"{agrees[made['order']['agrees']]}:",
         "",

@@ -57,7 +57,10 @@ def one(row: Published, known: Known) -> Row:
 
 
 def foundry(row: Published, known: Known) -> Made:
-    """scripts/train/benchmarking of llm-foundry: MPT on C4, flash attention, checkpointing that is not reentrant."""
+    """scripts/train/benchmarking of llm-foundry: MPT on C4, flash attention, checkpointing that is not reentrant.
+
+    Its table of 2023 was made with code before 0.4 (sweep.sh), which takes flash-attn 1.
+    """
     dtypes, beyond = precision_of(row["precision"])
     parallel, more = parallel_of(row["parallelism"], int(row["gpu_count"]))
     checkpointing, _ = checkpointing_of(row["activation_checkpointing"])
@@ -70,6 +73,7 @@ def foundry(row: Published, known: Known) -> Made:
         "task": "pretrain",
         "method": "full",
         "stack": "llm-foundry",
+        **({"stack_version": "0.3"} if row["source_date"] < "2023-11" else {}),
         **dtypes,
         "optimizer": "adamw_torch",
         "max_grad_norm": 1.0,
@@ -106,6 +110,9 @@ def titan(row: Published, known: Known) -> Made:
     if (stages := parallel.get("pipeline", 1)) > 1:
         micro_batch, accum = micro_batch // stages, accum * stages
         doubts.append("how many micro-batches a pipeline takes is not stated: as many as it has stages")
+        if beyond.get("schedule") == "interleaved 1f1b":
+            beyond["virtual_stages"] = 2
+            doubts.append("how many pieces a stage has is not stated: 2")
     job = {
         "model": MODELS[row["model"]],
         "task": "pretrain",
@@ -122,6 +129,7 @@ def titan(row: Published, known: Known) -> Made:
         "attention": "sdpa",
         "loss": _titan_loss(row, doubts),
         "compile": _titan_compiles(row, beyond, doubts),
+        "allocator": _titan_allocator(row, doubts),
         "data": {"packing": True},
         "hardware": cards_of(row),
         "parallel": parallel,
@@ -169,6 +177,14 @@ def _titan_optimizer(row: Published, doubts: list[str]) -> str:
     fused = row["source_date"] >= FUSED_SINCE
     doubts.append(f"{'fused' if fused else 'foreach'} AdamW is the default of its time, not printed")
     return "adamw_torch_fused" if fused else "adamw_torch"
+
+
+def _titan_allocator(row: Published, doubts: list[str]) -> str:
+    """run_llama_train.sh, later run_train.sh, sets expandable segments since summer 2024; the tables of December 2024
+    were made on a cluster, which starts train.py itself."""
+    by_script = row["source_date"] >= "2024-07" and "202412" not in row["source_path"]
+    doubts.append(f"{'expandable segments' if by_script else 'the allocator as it is by itself'}: not printed")
+    return "expandable_segments" if by_script else "native"
 
 
 def _titan_loss(row: Published, doubts: list[str]) -> str:
@@ -221,11 +237,10 @@ def fsdp_qlora(row: Published, known: Known) -> Made:
     """train.py of March 2024: PEFT on all linears but o_proj, bfloat16 throughout, FSDP of flat parameters."""
     parallel, beyond = parallel_of(row["parallelism"], int(row["gpu_count"]))
     micro_batch = int(row["micro_batch"])
-    job = {
+    job: Row = {
         "model": MODELS[row["model"]],
         "method": row["method"],
-        "stack": "transformers",
-        "transformers_version": "4.38.2",
+        "stack": "fsdp_qlora",
         "lora": {
             "rank": 64,
             "alpha": 16,
@@ -250,10 +265,11 @@ def fsdp_qlora(row: Published, known: Known) -> Made:
         "parallel": parallel,
     }  # fmt: skip
     beyond |= {"fsdp": 1} | ({"no_shard": True} if "no-shard" in row["parallelism"] else {})
-    doubts = ["the release of transformers is the one of its time, not printed"]
+    doubts = []
     if "RTX-3090" in row["gpu"]:
-        beyond |= {"power_w": 280, "pcie": "an old board, its lanes not stated"}
-        doubts.append("3090s held to 280 W without NVLink on an old board whose PCIe lanes are not stated")
+        job["hardware"]["interconnect"] = "host-pcie3-x16"
+        beyond["power_w"] = 280
+        doubts.append("3090s held to 280 W, without NVLink on an old board whose lanes are not stated: 16 of PCIe 3")
     else:
         doubts.append("a cloud machine whose links are not stated")
     if "text says" in row["notes"]:
@@ -350,6 +366,12 @@ def torchtune(row: Published, known: Known) -> Made:
     return job, beyond, ["torchtune prints several kinds of memory; its table does not say which this is"]
 
 
+LITGPT_ACCUMULATES = {"510": 4, "514": 16}
+"""What the table leaves out and the run's configuration has: the global batch over cards and rows a card.
+config_hub/finetune/llama-2-7b/full.yaml 64 / (4 * 4); litgpt's pretraining 512 / (8 * 4), where its README's command
+does not say 32 (extensions/thunder/README.md)."""
+
+
 def litgpt(row: Published, known: Known) -> Made:
     """Memory only: its tables time batches of varying length. LoRA as its one-card rows have it."""
     parallel, beyond = parallel_of(row["parallelism"], int(row["gpu_count"]))
@@ -369,10 +391,11 @@ def litgpt(row: Published, known: Known) -> Made:
         "max_grad_norm": 1.0 if "thunder" in row["source_path"] else 0.0,
         "seq_len": longest,
         "micro_batch": int(row["micro_batch"]),
-        "grad_accum": 1 if alpaca else int(row["grad_accum"] or 1),
+        "grad_accum": int(row["grad_accum"] or LITGPT_ACCUMULATES.get(row["row_id"], 1)),
         "gradient_checkpointing": checkpointing,
         "attention": "sdpa",
         "compile": thunder,
+        **({"stack_version": "0.3.1"} if "thunder" in row["source_path"] else {}),
         **({"lengths": [longest, 110, 110, 110, 110, 110]} if alpaca else {}),
         "hardware": cards_of(row),
         "parallel": parallel,
@@ -383,8 +406,10 @@ def litgpt(row: Published, known: Known) -> Made:
         doubts.append("Thunder compiles otherwise than torch.compile, which is taken")
     if "assumed" in row["precision"]:
         doubts.append("pure bfloat16 is assumed")
-    if not row["grad_accum"] and not thunder and row["method"] == "full":
-        doubts.append("accumulation is not stated; it keeps gradients either way")
+    if not row["grad_accum"] and row["row_id"] not in LITGPT_ACCUMULATES and not thunder and row["method"] == "full":
+        doubts.append("accumulation is not stated; none is taken")
+    if alpaca and int(row["grad_accum"]) > 1:
+        doubts.append("every micro-batch of the first step is taken as long as its longest sample, which is in one")
     return job, beyond | {"fsdp": 1}, doubts
 
 

@@ -82,6 +82,7 @@ def one(row: Published, name: str) -> Row:
     checkpointing, kept = checkpointing_of(row["activation_checkpointing"])
     if kept not in ("layers", "nothing"):
         beyond["checkpointing"] = kept
+        doubts.append(f"recomputed: {kept}; all are taken")
     if not row["activation_checkpointing"]:
         doubts.append("recomputation is not stated: none")
     job: Row = {

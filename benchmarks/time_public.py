@@ -123,7 +123,8 @@ def result(rows: list[Row], python: str | None) -> Row:
 
 def groups_of(row: Row) -> list[str]:
     kind = "transformers-like" if row["stack"] in TRANSFORMERS_LIKE else "other stacks"
-    return ["all", kind, f"stack: {row['stack']}", f"gpu: {row['gpu']}"]
+    precision = f"precision: {row['precision']}, {row['gpu']}"
+    return ["all", kind, f"stack: {row['stack']}", f"gpu: {row['gpu']}", precision]
 
 
 def show(made: Row) -> None:

@@ -47,7 +47,7 @@ BEYOND: Mapping[str, tuple[str, Mapping[Any, Any] | None]] = {
     "fsdp": ("parallel.fsdp_version", None),
 }
 """What is known of a run beyond the contract's first fields: the field that takes it, and in which words."""
-FLAT_BY_ITSELF = ("litgpt", "llm-foundry")
+FLAT_BY_ITSELF = ("litgpt", "llm-foundry", "fsdp_qlora")
 """Stacks that have flat parameters (FSDP 1) anyway."""
 
 
@@ -164,6 +164,7 @@ def compared(row: Row, said: Mapping[str, Row]) -> Row:
         "id": row["id"],
         "stack": row["stack"],
         "gpu": row["job"]["hardware"]["gpu"],
+        "precision": row["job"].get("matmul_dtype") or "16 bits",
         "about": described(row),
         "measured_s": measured,
         "said": rounded(said),

@@ -8,7 +8,8 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.job.lengths import sample_lengths
-from tunecast.predict.lengths import epoch_of, grouped, packed_rows
+from tunecast.predict.lengths import epoch_of, grouped
+from tunecast.predict.packing import packed_rows
 
 torch = pytest.importorskip("torch")
 DRAWN = [random.Random(7).choice((3, 17, 40, 64, 90, 200)) + random.Random(i).randint(0, 25) for i in range(2500)]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tunecast.job import job_from_dict
 from tunecast.job.lengths import sample_lengths
 from tunecast.predict.by_length import ByLength, mean_step_s, priced_lengths
-from tunecast.predict.lengths import epoch_of, grouped, longest_of, packed_rows
+from tunecast.predict.lengths import epoch_of, grouped, longest_of
+from tunecast.predict.packing import packed_rows
 
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 seq_lens = st.integers(1, 256)
@@ -44,7 +45,7 @@ def test_every_epoch(found, seq_len, micro_batch, ranks, accum, group, drop):
 @given(lengths, seq_lens)
 def test_packing_keeps_what_it_should(found, seq_len):
     cut = packed_rows(found, seq_len, "bfd")
-    split, wrapped = packed_rows(found, seq_len, "bfd_split"), packed_rows(found, seq_len, "wrapped")
+    split, wrapped = (packed_rows(found, seq_len, strategy) for strategy in ("bfd_split", "wrapped"))
     assert sum(cut) == sum(min(n, seq_len) for n in found)
     assert sum(split) == sum(wrapped) == sum(found)
     assert all(0 < row <= seq_len for row in (*cut, *split, *wrapped))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from unittest.mock import patch
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from tunecast.predict.replay import Replays, at_peak, phase_peaks, replay
+
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import KIB, MIB
@@ -87,10 +89,23 @@ def event_by_event(events: tuple[Event, ...], how: AllocatorSettings, capacity: 
     return peaks, allocator.retries, died
 
 
-@given(st.integers(0, 10**9), st.integers(4, 9), st.none() | st.floats(0.3, 1.0) | st.integers(-4, -1), st.booleans())
+@given(
+    st.integers(0, 10**9),
+    st.integers(4, 9),
+    st.none() | st.floats(0.3, 1.0) | st.integers(-4, -1),
+    st.booleans(),
+    st.sampled_from((1, 7, 2000)),
+)
 @settings(max_examples=400, deadline=None)
-def test_known_steps_replay_as_events_do(seed: int, steps: int, tight: float | int | None, oldest: bool) -> None:
+def test_known_steps_replay_as_events_do(
+    seed: int, steps: int, tight: float | int | None, oldest: bool, stretch_rows: int
+) -> None:
     """The capacity is some part of what the run reserves without one, or just what it reserved at some time."""
+    with patch("tunecast.tape.program.STRETCH_ROWS", stretch_rows):
+        compare(seed, steps, tight, oldest)
+
+
+def compare(seed: int, steps: int, tight: float | int | None, oldest: bool) -> None:
     events = run_of(seed, steps)
     how = AllocatorSettings(oldest_segment_first=oldest)
     rows = program(Tape(events))
@@ -108,6 +123,10 @@ def test_known_steps_replay_as_events_do(seed: int, steps: int, tight: float | i
     assert (found, run.retries, died) == event_by_event(events, how, capacity)
     if capacity is not None:
         assert Replays(rows, how).within(capacity) == run  # from where it first binds
+    runs = Replays(rows, how)
+    for part in (97, 60, 85, 91, 70, 88, 94):  # each may be another one, or begin as one
+        asked = reserved[-1] * part // 100
+        assert runs.within(asked) == replay(rows, how, asked)
     assert sum(at_peak(rows, run).by_role.values()) == run.allocated_bytes
     for moment in phase_peaks(rows, run):
         assert sum(moment.by_role.values()) == moment.allocated_bytes

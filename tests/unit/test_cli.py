@@ -254,7 +254,7 @@ def test_a_model_that_is_not_there(shell: Any) -> None:
 
 def test_what_is_not_modelled_is_an_answer_about_one_job(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict.engines, "predicted", real_predicted)
-    code, out, _ = shell("predict", "gpt2", "--gpus", "2", "--json")
+    code, out, _ = shell("predict", "llama-3.1-8b", "--stack", "unsloth", "--gpus", "2", "--json")
     assert code == 2
     assert "tunecast trace --nproc-per-node 2" in json.loads(out)["error"]["message"]
 

@@ -18,10 +18,11 @@ from tunecast.predict.lengths import (
     eval_batches,
     grouped,
     longest_of,
-    packed_rows,
+    new_lengths,
     padded,
     total_steps,
 )
+from tunecast.predict.packing import packed_rows
 
 LENGTHS = (5, 3, 9, 3, 7, 1, 8)
 
@@ -182,6 +183,29 @@ def test_batches_of_an_evaluation():
     assert eval_batches(short, sample_lengths(short.data)) == (5, 3)
 
 
+def test_how_many_lengths_are_new():
+    coin = {1.0: 0.5, 2.0: 0.5}
+    # two tosses show both sides in half of cases
+    assert [new_lengths(coin, n) for n in (1, 2, 100)] == pytest.approx([1, 1.5, 2])
+    # of two ranks, at least one sees something new in the second toss in three cases of four
+    assert [new_lengths(coin, n, 2) for n in (1, 2)] == pytest.approx([1, 1.75])
+    assert new_lengths({5.0: 1.0}, 1000, 8) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("kinds", "ranks"), [(20, 2), (50, 4)])
+def test_new_lengths_of_several_ranks_by_trying(kinds, ranks):
+    draw, batches, tries, found = random.Random(1), 120, 400, 0
+    for _ in range(tries):
+        seen: list[set[int]] = [set() for _ in range(ranks)]
+        for _ in range(batches):
+            drawn = [draw.randrange(kinds) for _ in range(ranks)]
+            found += any(n not in known for n, known in zip(drawn, seen, strict=True))
+            for n, known in zip(drawn, seen, strict=True):
+                known.add(n)
+    shares = {float(n): 1 / kinds for n in range(kinds)}
+    assert new_lengths(shares, batches, ranks) == pytest.approx(found / tries, rel=0.03)
+
+
 def test_no_data_no_epoch():
     assert epoch_of(job()) is None
     assert epoch_of(job(data={"lengths": "uniform(1, 9)"}), sample_lengths(Data(lengths="uniform(1, 9)"))) is None
@@ -227,6 +251,23 @@ def test_a_file_without_lengths_is_refused(tmp_path, content):
 def test_a_wrong_distribution_is_refused(given):
     with pytest.raises(UsageError, match=r"^data.lengths: got .* allowed: a list, a file, or a distribution"):
         sample_lengths(Data(lengths=given))
+
+
+def test_a_file_that_changed_is_read_again(tmp_path):
+    path = tmp_path / "l.txt"
+    for content, samples in (("5\n", 1), ("5\n6\n", 2)):
+        path.write_text(content)
+        found = sample_lengths(Data(lengths=str(path)))
+        assert found is not None
+        assert found.samples == samples
+
+
+def test_a_long_sorted_data_set_is_seen_from_end_to_end():
+    lengths = [1 + 63 * i // 100_000 for i in range(100_000)]
+    found = epoch({"lengths": lengths, "group_by_length": True})
+    assert found.samples == 100_000
+    assert found.real_tokens == pytest.approx(sum(lengths), rel=0.03)
+    assert found.micro_batches == 50_000
 
 
 def test_a_missing_file_is_not_found():

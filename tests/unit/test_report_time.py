@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tunecast.job import Job, job_from_dict
-from tunecast.predict.reasons import host_needs, parts_told, reasons
+from tunecast.predict.reasons import host_needs, parts_told, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime
 from tunecast.report.text import Terminal
 from tunecast.report.time import duration, time_text
@@ -117,6 +117,14 @@ def test_padding_and_waiting_are_told():
     assert why == "40 % of what is computed is padding: group_by_length or packing saves most of it"
     [_, why] = reasons(job(data={"group_by_length": True}), step("compute", breakdown_s={"a": 0.7, "waiting": 0.3}))
     assert why == "30 % of a step the cards wait for the one whose rows are longest: packing evens them out"
+
+
+def test_many_new_lengths_are_told():
+    spent = {"new_lengths": 10.0, "training": 90.0}
+    [why] = whole_reasons(job(), spent)
+    assert why.startswith("10 % of the job goes to lengths that are new to cuDNN")
+    assert whole_reasons(job(data={"pad_to_multiple_of": 64}), spent) == []
+    assert whole_reasons(job(), {"new_lengths": 1.0, "training": 99.0}) == []
 
 
 def test_an_idle_card_is_told():

@@ -51,7 +51,7 @@ def test_cards_and_layers_must_agree() -> None:
     with pytest.raises(TunecastError, match=r"hardware\.gpus 2"):
         prediction({"model": "llama-3.2-1b", "parallel": {"layers": 2}, "hardware": {"gpus": 4}})
     with pytest.raises(TunecastError, match="10 layers for 16"):
-        held(job(parallel={"layers": 16}), CONFIG, model)
+        held(job(parallel={"layers": 16}, hardware={"gpus": 16}), CONFIG, model)
 
 
 def test_one_card_works_at_a_time() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tunecast.errors import NotResolved, UsageError
+from tunecast.job import job_from_dict
 from tunecast.predict import timing as module
-from tunecast.predict.engines import prediction
+from tunecast.predict.engines import predicted, prediction
 
 TINY = {"model": "llama-3.2-1b", "weights_dtype": "bfloat16", "autocast": None, "seq_len": 512, "micro_batch": 2}
 
@@ -79,6 +80,14 @@ def test_evaluation_is_forward_only():
     told = said(data={"samples": 1000, "epochs": 1, "eval_samples": 1000}, run=run, gradient_checkpointing=False)
     share = told["time"]["phases_s"]["evaluation"] / told["time"]["phases_s"]["training"]
     assert 0.15 < share < 0.45
+
+
+@pytest.mark.parametrize("fields", [{}, {"grad_accum": 5}, {"method": "lora"}, {"optimizer": "adamw_8bit"}])
+def test_one_building_serves_memory_and_time(fields):
+    job = job_from_dict({**TINY, **fields})
+    kept, anew = (predicted(job, timed=timed).prediction for timed in (True, False))
+    assert kept.time == anew.time
+    assert kept.memory == anew.memory
 
 
 def test_a_wrong_country_or_file_is_told():

@@ -132,6 +132,7 @@ def test_every_phase_on_paper():
             "start": 9,
             "load": 0.2 + 3 / 7.2,
             "first_step": 0.65,
+            "new_lengths": 0,
             "training": 500,
             "evaluation": 2 * 5,
             "checkpoints": 4 * 4.2,
@@ -142,6 +143,16 @@ def test_every_phase_on_paper():
     assert told.low_s < told.total_s < told.high_s
     assert told.tokens_per_s == pytest.approx(1000 * 100 * 2 / 500)
     assert told.missing == ()
+
+
+def test_lengths_cost_when_they_are_new():
+    # 32 samples alone in their batches, half of 10 and half of 20 tokens: one length besides the first
+    made = job(data={"lengths": [10, 20] * 16}, micro_batch=1)
+    known = {10: step(0.1), 20: step(0.2)}
+    epoch = epoch_of(made, sample_lengths(made.data))
+    told = whole_job(made, epoch, known, new_length_s=(0.15, 0.1, 0.2))
+    assert told is not None
+    assert told.phases_s["new_lengths"] == pytest.approx(0.15)
 
 
 def test_what_is_not_known_is_named():

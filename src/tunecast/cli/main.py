@@ -64,6 +64,11 @@ COMMANDS: Mapping[str, Command] = {
         "machines, what joins their cards, and what a card gets through it",
         "tunecast nodes aws h100",
     ),
+    "offers": Command(
+        "tunecast.cli.offers",
+        "what machines cost, where they stand and under whose law; with the age and source of each price",
+        "tunecast offers h100 sxm --gpus 8 --eu",
+    ),
     "calibrate": Command(
         "tunecast.cli.calibrate",
         "measure this machine's GPU; predictions for it then use its own figures",

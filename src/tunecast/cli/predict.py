@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
@@ -51,6 +52,9 @@ code itself, in your versions, on tensors without contents: seconds instead of a
 """
 
 Extra = TypeVar("Extra")
+
+FEWEST_SHARED = 8
+"""Jobs to be worth further processes."""
 
 SEVERITY = (0, DoesNotFit.exit_code, OverBudget.exit_code, 2, 5, 1)
 """Exit codes from good to bad: a job without an answer is worse than an answer that says no."""
@@ -113,6 +117,10 @@ def run(argv: Sequence[str]) -> int:
         arguments.snapshot,
         len(jobs),
     )
+    if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
+        from tunecast.cli.cores import on_all_cores
+
+        return worst(on_all_cores(partial(answer, how=how), jobs))
     return worst(answer(job, number, how) for number, job in enumerate(jobs, start=1))
 
 
@@ -159,7 +167,7 @@ def predicted(job: Job, number: int, how: How) -> int:
                 job, engine="traced", exact=how.exact, python=how.python, limits=how.limits, progress=progress
             )
     else:
-        done = engines.predicted(job, engine=how.engine)
+        done = engines.predicted(job, engine=how.engine, timed=True)
     said, held = done.prediction, done.held
     outside = extra("what lies outside the step", lambda: outside_of(done.job, done.model, said))
     figures = None

@@ -16,6 +16,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import NormalDist
@@ -73,7 +74,7 @@ def sample_lengths(data: Data) -> Lengths | None:
         call = _CALL.fullmatch(given)
         if call is not None:
             return _distribution(call[1], call[2], given, data.samples)
-        given = tuple(_file(given))
+        given = _file(given)
     return Lengths(_counted(given), given, data.samples or len(given))
 
 
@@ -85,7 +86,17 @@ def _counted(lengths: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(Counter(lengths).items()))
 
 
-def _file(name: str) -> list[int]:
+def _file(name: str) -> tuple[int, ...]:
+    try:
+        seen = Path(name).stat()
+        return _read(name, seen.st_mtime_ns, seen.st_size)
+    except (OSError, ValueError):  # whoever reads it says what is wrong
+        return _read.__wrapped__(name, 0, 0)
+
+
+@lru_cache(maxsize=1)
+def _read(name: str, changed_ns: int, size_bytes: int) -> tuple[int, ...]:
+    """Once for all who ask about a job, as long as the file stays as it is."""
     text = bounded_text(Path(name), MOST_FILE_BYTES)
     try:
         found = json.loads(text) if text.lstrip().startswith("[") else [_line(line) for line in text.splitlines()]
@@ -103,7 +114,7 @@ def _file(name: str) -> list[int]:
             raise _wrong(f"{name}: more than {MOST_FILE_BYTES} samples, the most that is read")
     if not lengths:
         raise _wrong(f"{name}: holds no length")
-    return lengths
+    return tuple(lengths)
 
 
 def _line(line: str) -> tuple[int, int] | None:

@@ -1,9 +1,10 @@
 """Where a machine stands, and whose law reaches who runs it. Never more than the source says: unknown stays unknown.
 
-The EU is its 27 members. Iceland, Liechtenstein and Norway are in the EEA, where the GDPR holds too; Switzerland and the
-United Kingdom are in neither, and named apart.
+The EU is its 27 members. Iceland, Liechtenstein and Norway are in the EEA, where the GDPR holds too; Switzerland and
+the United Kingdom are in neither, and named apart.
 
-Source  the list of members at european-union.europa.eu (27 since 2020-02-01); EEA Agreement, Art. 126 and EFTA's list.
+Source  the EEA's 30 are the EU's 27 (since 2020-02-01) with Iceland, Liechtenstein and Norway: as listed at
+        bienvivreledigital.orange.fr and en.euabc.com/word/421 (EEA).
 """
 
 from __future__ import annotations
@@ -51,22 +52,30 @@ def exposure(offer: Offer) -> str:
     """The most exposed of who runs it and who sells it: a broker under US law hands over what it holds, too."""
     if offer.kind == OWNED:
         return "own"
-    return max((provider(name).exposure for name in (offer.provider, offer.via) if name), key=EXPOSURES.index)
+    return max((provider(name).exposure for name in _parties(offer)), key=EXPOSURES.index)
 
 
 def beyond_us_law(offer: Offer) -> Answer:
-    """No more than `no parent under US law is known`: `unknown` where there is a nexus whose reach is disputed."""
+    """`yes` is no more than: no parent under US law is known, and a source says who they are.
+
+    `unknown` where there is a nexus whose reach is disputed, or where nobody looked.
+    """
     level = exposure(offer)
-    if level in ("own", "no-known-us-parent", "other-law"):
-        return "yes"
-    return "no" if level == "us-controlled" else "unknown"
+    if level == "us-controlled":
+        return "no"
+    sourced = all("exposure" not in provider(name).unverified for name in _parties(offer))
+    return "yes" if level in ("own", "no-known-us-parent", "other-law") and sourced else "unknown"
+
+
+def _parties(offer: Offer) -> list[str]:
+    return [name for name in (offer.provider, offer.via) if name]
 
 
 def told(of: Provider) -> str:
     """A level in words, with what it does not claim."""
     return {
         "us-controlled": "a US company, or owned by one: the CLOUD Act reaches it wherever the machine stands",
-        "eu-seat-us-nexus": "seat in Europe, with subsidiaries or a listing in the US; how far US law reaches is disputed",
+        "eu-seat-us-nexus": "seat in Europe, subsidiaries or a listing in the US: how far US law reaches is disputed",
         "no-known-us-parent": "no parent under US law is known; that is not proof that there is none",
         "other-law": "under another country's law of access",
         "unknown": "not known who controls it",

@@ -43,7 +43,7 @@ class Offer:
     countries: tuple[str, ...] = ()
     """Of each region, ISO 3166-1 alpha-2, in the same order; '' where it is not known."""
     placed: str = PROVEN
-    """`listed`: the source lists every machine in every region, so none of them is proven (RunPod, Lambda)."""
+    """`listed`: the source lists every machine in every region, or names none: where one is, is not proven."""
     instance: str = ""
     vcpus: int | None = None
     ram_bytes: int | None = None
@@ -78,5 +78,5 @@ class Offer:
 
 
 def age(days: int) -> str:
-    """`12 days`, `4 months`, `23 months`."""
-    return f"{days} day{'' if days == 1 else 's'}" if days < 60 else f"{round(days / 30.44)} months"
+    """`12 days`, `85 days`, `4 months`, `23 months`."""
+    return f"{days} day{'' if days == 1 else 's'}" if days < 100 else f"{round(days / 30.44)} months"

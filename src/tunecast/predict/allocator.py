@@ -202,10 +202,8 @@ class WouldFree(Exception):
     """See `CachingAllocator.without_freeing`."""
 
 
-Place = tuple[int, int, Pool | None]
-"""Address, size and pool of a live block."""
-
-
+Place = tuple[int, int, int]
+"""Address, size and stream of a live block; the size says which of the stream's pools it is of. No bytes, no block."""
 
 
 class CachingAllocator:
@@ -218,6 +216,8 @@ class CachingAllocator:
         self.peak_reserved_bytes = 0
         self.retries = 0
         """memory_stats()["num_alloc_retries"]: how often all cached blocks were freed to make room."""
+        self.refused_bytes = UNLIMITED
+        """The least that would have been reserved where the capacity said no."""
         self.growths = 0
         """How often the driver gave a segment, or pages."""
         self._settings = settings
@@ -268,14 +268,16 @@ class CachingAllocator:
         What each request is given is added to `given`. Raises OutOfMemory where one finds no room.
         """
         live, divisions, expandable, collects = self._live, self._divisions, self._expandable, self._collects
-        smalls, larges, oversize = self._small, self._large, self._max_split
+        oversize = self._max_split
+        small, large = self._pool(True, 0), self._pool(False, 0)
         allocated, peak = self.allocated_bytes, self.peak_allocated_bytes
         try:
             for block, nbytes, stream in zip(blocks, sizes, streams, strict=False):
                 if nbytes > 0:
                     size = rounded_bytes(nbytes, divisions) if divisions else (nbytes + 511) & -512
-                    pools = smalls if size <= SMALL_BYTES else larges
-                    pool = pools.get(stream) or self._pool(pools, stream)
+                    pool = small if size <= SMALL_BYTES else large
+                    if stream:
+                        pool = self._pool(pool.is_small, stream)
                     keys = pool.keys
                     if collects and not pool.is_small:
                         self._searches += 1
@@ -290,36 +292,51 @@ class CachingAllocator:
                             at = len(keys)
                     if at < len(keys):
                         address = keys.pop(at) & ADDRESS_MASK
-                        end = address + found
                         del pool.sizes[address]
-                        del pool.starts[end]
+                        del pool.starts[address + found]
                     else:
                         self.allocated_bytes = allocated
                         address, found = self._new_block(pool, nbytes, size)
-                        end = address + found
-                    # should_split, 3110-3128; the block keeps the front (alloc_found_block, 1658-1674).
-                    rest = found - size
-                    if rest > pool.unsplit_rest and size < pool.max_split:
-                        start = end - rest
-                        pool.sizes[start] = rest
-                        pool.starts[end] = start
-                        insort(keys, rest << ADDRESS_BITS | start)
-                    else:
-                        size = found
-                    live[block] = (address, size, pool)
+                    if found != size:
+                        # should_split, 3110-3128; the block keeps the front (alloc_found_block, 1658-1674).
+                        rest = found - size
+                        if rest > pool.unsplit_rest and size < pool.max_split:
+                            start = address + size
+                            pool.sizes[start] = rest
+                            pool.starts[start + rest] = start
+                            insort(keys, rest << ADDRESS_BITS | start)
+                        else:
+                            size = found
+                    live[block] = (address, size, stream)
                     given.append(size)
                     allocated += size
                     if allocated > peak:
                         peak = allocated
                 elif nbytes == FREE:  # free_block, 2964-3038
-                    address, size, owner = live.pop(block)
-                    if owner is not None:
+                    address, size, stream = live.pop(block)
+                    if size:
                         allocated -= size
-                        address = owner.add(address, size)
-                        if collects and not owner.is_small:
+                        pool = small if size <= SMALL_BYTES else large
+                        if stream:
+                            pool = self._pool(pool.is_small, stream)
+                        # Merged with free neighbours (try_merge_blocks, 3042-3073).
+                        keys, free, starts = pool.keys, pool.sizes, pool.starts
+                        end = address + size
+                        if end in free:
+                            after = free.pop(end)
+                            del keys[bisect_left(keys, after << ADDRESS_BITS | end)]
+                            end += after
+                        if address in starts:
+                            before = starts.pop(address)
+                            del keys[bisect_left(keys, (address - before) << ADDRESS_BITS | before)]
+                            address = before
+                        free[address] = size = end - address
+                        starts[end] = address
+                        insort(keys, size << ADDRESS_BITS | address)
+                        if collects and not pool.is_small:
                             self._cached_since[address] = self._searches
                 elif not nbytes:  # NativeCachingAllocator::allocate asks for no block
-                    live[block] = (0, 0, None)
+                    live[block] = (0, 0, 0)
                     given.append(0)
         finally:
             self.allocated_bytes, self.peak_allocated_bytes = allocated, peak
@@ -344,18 +361,14 @@ class CachingAllocator:
         """One that stands as this one and has a capacity, which must not have bound so far."""
         other = copy(self)
         other._limit = capacity_bytes
-        pools = {id(pool): pool.copied() for kind in (self._small, self._large) for pool in kind.values()}
-        other._small = {stream: pools[id(pool)] for stream, pool in self._small.items()}
-        other._large = {stream: pools[id(pool)] for stream, pool in self._large.items()}
-        other._live = {
-            block: (address, size, pool and pools[id(pool)]) for block, (address, size, pool) in self._live.items()
-        }
-        other._segments = dict(self._segments)
+        other._small = {stream: pool.copied() for stream, pool in self._small.items()}
+        other._large = {stream: pool.copied() for stream, pool in self._large.items()}
+        other._live, other._segments = dict(self._live), dict(self._segments)
         return other
 
     def large_pool(self) -> Pool:
         """Of the first stream."""
-        return self._large.get(0) or self._pool(self._large, 0)
+        return self._pool(False, 0)
 
     def rename(self, names: Iterable[tuple[int, int]]) -> None:
         """Live blocks go by other numbers from now on."""
@@ -369,7 +382,7 @@ class CachingAllocator:
     def large_places(self, blocks: Iterable[int]) -> dict[int, Place]:
         """Those of the live blocks that lie in large pools."""
         places = ((block, self._live[block]) for block in blocks)
-        return {block: place for block, place in places if place[2] is not None and not place[2].is_small}
+        return {block: place for block, place in places if place[1] > SMALL_BYTES}
 
     def settle(self, born: Mapping[int, Place], died: Iterable[int]) -> None:
         """Blocks live and die without anything else being touched: for what is known to happen again."""
@@ -385,7 +398,7 @@ class CachingAllocator:
         if self._limit == UNLIMITED:
             yield
             return
-        small = self._small.get(0) or self._pool(self._small, 0)
+        small = self._pool(True, 0)
         kept = (dict(self._live), dict(self._segments), small.keys[:], dict(small.sizes), dict(small.starts))
         counts = (self.allocated_bytes, self.reserved_bytes, self._next_address)
         self._may_free = False
@@ -399,14 +412,14 @@ class CachingAllocator:
         finally:
             self._may_free = True
 
-    def _pool(self, pools: dict[int, Pool], stream: int) -> Pool:
-        is_small = pools is self._small
-        if is_small or self._expandable:
-            pool = Pool(is_small, unsplit_rest=MIN_BLOCK_BYTES - 1, max_split=UNLIMITED)
-        else:
-            pool = Pool(is_small, unsplit_rest=SMALL_BYTES, max_split=self._max_split)
-        pools[stream] = pool
-        return pool
+    def _pool(self, is_small: bool, stream: int) -> Pool:
+        pools = self._small if is_small else self._large
+        if stream not in pools:
+            if is_small or self._expandable:
+                pools[stream] = Pool(is_small, unsplit_rest=MIN_BLOCK_BYTES - 1, max_split=UNLIMITED)
+            else:
+                pools[stream] = Pool(is_small, unsplit_rest=SMALL_BYTES, max_split=self._max_split)
+        return pools[stream]
 
     def _new_block(self, pool: Pool, nbytes: int, size: int) -> tuple[int, int]:
         """A new segment, or a longer expandable one; what is cached makes room if need be (malloc, 1450-1476)."""
@@ -429,6 +442,7 @@ class CachingAllocator:
     def _try_new_block(self, pool: Pool, size: int, segment: int) -> tuple[int, int] | None:
         """alloc_block, 3273-3381. The capacity is compared with the whole segment, even if fewer pages are missing."""
         if self.reserved_bytes + segment > self._limit:
+            self.refused_bytes = min(self.refused_bytes, self.reserved_bytes + segment)
             return None
         if self._expandable:
             found = self._expandable.grow(pool, size)

@@ -11,18 +11,20 @@ from tunecast.tape.build.short import fold_job
 from tunecast.tape.shorten import with_few_micro_batches
 
 
-def analytic(job: Job) -> Predicted:
+def analytic(job: Job, *, timed: bool = False) -> Predicted:
+    """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
     require_modelled(job)
     gpu = gpu_named(job.hardware.gpu)
     model = resolve_model(job.model)
     short = with_few_micro_batches(job)
-    held = job_on_card(job, gpu, fold_job(short, model.raw, card_of(gpu)))
+    folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
+    held = job_on_card(job, gpu, folded)
     assumptions = [f"architecture from {model.source}", *job_assumptions(job, short)]
 
     def said() -> Prediction:
         from tunecast.predict.timing import with_time
 
         memory = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
-        return with_time(memory, job, model, gpu)
+        return with_time(memory, job, model, gpu, folded)
 
     return Predicted(job, model, held, said)

@@ -3,12 +3,13 @@
     watts of a machine = what it takes besides its cards + cards * (idle + busy fraction * (load - idle))
     kWh = watts * seconds, phase by phase, * PUE
 
-Shares are of a card's rated power (TDP). An 8-GPU H100 machine was measured: 8.4 kW at most with all cards at their
-5.6 kW, so 2.8 kW or 0.5 of the cards' rated power besides them; 76 % of its rated 10.2 kW in intensive training, which
-leaves the cards 0.87 of theirs. An idle H100 shows 68 to 73 W of 700. BLOOM's cluster took 0.59 of the cards' rated
-power besides them (256,646 kWh in 1,082,990 hours of 400 W cards), its network included.
+Shares are of a card's rated power (TDP), and are inferred from few published sums, read in abstract: an 8-GPU H100
+machine took 8.4 kW at most; if its cards then took their 5.6 kW, 2.8 kW or 0.5 of that went elsewhere. In intensive
+training it took 76 % of its rated 10.2 kW, which by the same share leaves the cards 0.87 of theirs. An idle H100
+shows 68 to 73 W of 700. BLOOM's cluster took 0.59 of its cards' rated power besides them (256,646 kWh in 1,082,990
+hours of 400 W cards). No run of ours had its power measured; the low ends of load and host are judgement.
 Source   Latif et al. 2025 (IEEE Access 13), Newkirk et al. 2025 (arXiv 2506.14551); Luccioni et al. 2023 (JMLR 24);
-         nvidia-smi in public repositories; Uptime Institute, Global Data Center Survey 2024.
+         nvidia-smi in public repositories; Uptime Institute's surveys of 2023 and 2024, as quoted by others.
 Ignored  that arithmetic takes more power than copying; what the machine's making emitted; other jobs on the machine,
          whose share of it is theirs.
 """
@@ -27,9 +28,9 @@ IDLE_FRACTION = 0.10
 LOAD_FRACTION = (0.87, 0.60, 1.0)
 """Of the rated power while kernels run: likely, low, high. Memory-bound kernels take less than matrix products."""
 HOST_FRACTION = (0.50, 0.25, 0.59)
-"""Of the cards' rated power, what their machine takes besides; half of it in a plain workstation."""
-PUE = (1.3, 1.1, 1.56)
-"""The survey's average is 1.56, newer and larger sites have 1.3 or better; the largest providers report 1.1."""
+"""Of the cards' rated power, what their machine takes besides. The low end is judgement, for a workstation."""
+PUE = (1.3, 1.1, 1.58)
+"""The survey's average was 1.58 in 2023; newer, larger sites have 1.3 or better (2024), hyperscale ones 1.1 to 1.2."""
 UNBILLED = ("provisioning",)
 """The machine is not there yet."""
 

@@ -15,8 +15,11 @@ from tunecast.predict.prediction import Predicted, Prediction
 DEFAULT_ENGINE = "analytic"
 
 
-def predicted(job: Job, *, engine: str = DEFAULT_ENGINE, **how: Any) -> Predicted:
-    """The prediction with the tape and replays behind it. `how` is the traced engine's: exact, python, progress."""
+def predicted(job: Job, *, engine: str = DEFAULT_ENGINE, timed: bool = False, **how: Any) -> Predicted:
+    """The prediction with the tape and replays behind it. `how` is the traced engine's: exact, python, progress.
+
+    `timed`: its time will be asked for too, so the closed form keeps what it needs for that.
+    """
     require_engine(engine)
     if engine == "traced":
         from tunecast.predict.traced import traced
@@ -24,7 +27,7 @@ def predicted(job: Job, *, engine: str = DEFAULT_ENGINE, **how: Any) -> Predicte
         return traced(job, **how)
     from tunecast.predict.analytic import analytic
 
-    return analytic(job)
+    return analytic(job, timed=timed)
 
 
 def prediction(
@@ -35,7 +38,7 @@ def prediction(
         job = the_job(job)
     elif not isinstance(job, Job):
         job = job_from_dict(job)
-    return predicted(job, engine=engine, exact=exact, python=python).prediction
+    return predicted(job, engine=engine, timed=True, exact=exact, python=python).prediction
 
 
 def the_job(source: str, overrides: Mapping[str, object] | None = None) -> Job:

@@ -12,24 +12,33 @@ from dataclasses import dataclass, replace
 from tunecast.job.job import Job
 from tunecast.tape.op import HOOK, Op, Phase
 
+NEW_LENGTH_S = 0.14
+"""What the first step of a padded length takes more, once in a run: cuDNN plans its attention for the new shape, cuBLAS
+chooses its kernels, the allocator asks for blocks (0.10 to 0.18 s on the H200's host in 9 runs of mixed lengths)."""
 LEAN = frozenset({Phase.CLIP, Phase.OPTIMIZER})
 
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds of one thread; `benchmarks/time_h200.py` says how well they are known."""
+    """Seconds of one thread, and shares of them. `benchmarks/time_h200.py` says how well they are known.
+
+    A host's own speed is an input (`hardware.launch_us`, or `tunecast calibrate`); the shares follow from what has to
+    be done, and were seen alike on a CPU without any card (torch 2.13: backward 0.62 of forward without the launch
+    itself, checkpointing 20 us more for each saved tensor where an operation takes 9).
+    """
 
     launch_s: float = 33e-6
-    """Of an operation in the forward pass: the median of the host-bound runs on the H200's host. That host moves by a
-    fifth from step to step; a desktop's CPU with a high clock takes half of it."""
+    """Of an operation in the forward pass: the H200's host, median of 7 runs that wait for it. It moves by a fifth from
+    step to step; published figures for eager PyTorch begin at 13."""
     backward: float = 0.8
-    """Of it, what an operation takes that the engine runs."""
+    """Of it, what an operation takes that the engine runs (the same runs)."""
     optimizer: float = 0.3
-    """Of an optimizer's operation: recorded by nobody, called by no module."""
+    """Of an optimizer's operation: recorded by nobody, called by no module (Adafactor, two runs)."""
     hook: float = 0.65
-    """Of a Python call about a saved tensor, three of which checkpointing makes for each tensor it does not keep."""
+    """Of a Python call about a saved tensor, three of which checkpointing makes for each tensor it does not keep (eight
+    runs with small batches)."""
     triton: float = 1.0
-    """What Triton's launcher, written in Python, takes more."""
+    """What Triton's launcher, written in Python, takes more (two runs with Liger's kernels)."""
     more_kernels_s: float = 4e-6
     """Of each further kernel of one operation: cudaLaunchKernel alone."""
 

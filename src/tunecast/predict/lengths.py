@@ -17,18 +17,16 @@ Ignored  attention over a longer row costs more a token: two micro-batches of on
 from __future__ import annotations
 
 import random
-from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, exp, inf, lgamma
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, all_of
+from tunecast.predict.packing import MAP_BATCH, packed_rows
 
 MEGABATCHES = 50
 """Batches that are sorted together (get_length_grouped_indices), or a quarter of the data set where that is less."""
-MAP_BATCH = 1000
-"""Samples TRL packs at a time: pack_dataset's `map` has datasets' default batch size."""
 MOST_SIMULATED = 50_000
 """Samples that grouping and packing are run on; a larger data set is more of the same."""
 SEED = 42
@@ -118,6 +116,23 @@ def eval_batches(job: Job, lengths: Lengths | None = None) -> tuple[int, int]:
     likely = longest_of(lengths, min(rows, lengths.listed))
     mean = sum(padded(min(n, job.seq_len), job.data.pad_to_multiple_of) * p for n, p in likely.items())
     return count, ceil(mean)
+
+
+def new_lengths(shares: Mapping[float, float], batches: int, ranks: int = 1) -> float:
+    """In how many of `batches` micro-batches some rank sees a length for the first time, on average.
+
+    Of one rank that is how many lengths it sees: the sum of 1 - (1 - p)**n. Of several, the sum over micro-batches of
+    1 - (1 - q)**ranks with q = sum of p (1 - p)**t, taken at ever fewer points.
+    """
+    if ranks == 1:
+        return sum(1 - (1 - min(1.0, p)) ** batches for p in shares.values())
+    total, before, t = 0.0, 0, 0
+    while t < batches:
+        likely = sum(p * (1 - min(1.0, p)) ** t for p in shares.values())
+        total += (1 - (1 - min(1.0, likely)) ** ranks) * (t - before if t else 1)
+        before, t = t, max(t + 1, int(t * 1.1))
+    last = sum(p * (1 - min(1.0, p)) ** batches for p in shares.values())
+    return total + (1 - (1 - min(1.0, last)) ** ranks) * (batches - 1 - before)
 
 
 def _known_lengths(job: Job, lengths: Lengths | None) -> Lengths | None:
@@ -231,10 +246,19 @@ def _random_epoch(job: Job, known: Lengths, rows: int, ranks: int) -> Epoch:
 def _ordered(known: Lengths) -> list[int]:
     """The data set sample by sample, at most `MOST_SIMULATED` of it; what was counted only is put in a random order."""
     if known.order is not None:
-        return list(known.order[:MOST_SIMULATED])
+        return _spread_out(known.order)
     total, wanted = known.listed, min(known.samples or known.listed, MOST_SIMULATED)
     every = [length for length, count in known.counts for _ in range(ceil(count * wanted / total))]
     return random.Random(SEED).sample(every, wanted) if len(every) >= wanted else every
+
+
+def _spread_out(order: Sequence[int]) -> list[int]:
+    """Of a long data set, blocks as they are packed from all over it: it may be sorted."""
+    if len(order) <= MOST_SIMULATED:
+        return list(order)
+    blocks = MOST_SIMULATED // MAP_BATCH
+    starts = (len(order) // MAP_BATCH * number // blocks * MAP_BATCH for number in range(blocks))
+    return [length for start in starts for length in order[start : start + MAP_BATCH]]
 
 
 def _shuffled(known: Lengths) -> list[int]:
@@ -319,47 +343,6 @@ def _simulated_epoch(
         lengths=shares,
         turns=turns or None,
     )
-
-
-def packed_rows(lengths: Sequence[int], seq_len: int, strategy: str) -> list[int]:
-    """Tokens of each row TRL packs, `MAP_BATCH` samples at a time.
-
-    bfd        longest first, each into the fullest row that still has room; what is longer than a row is cut off
-    bfd_split  the same, what is longer is cut into rows
-    wrapped    one after another, cut wherever a row is full
-    """
-    rows: list[int] = []
-    for start in range(0, len(lengths), MAP_BATCH):
-        part = lengths[start : start + MAP_BATCH]
-        if strategy == "wrapped":
-            whole, rest = divmod(sum(part), seq_len)
-            rows += [seq_len] * whole + ([rest] if rest else [])
-        elif strategy == "bfd_split":
-            rows += _best_fit([piece for length in part for piece in _pieces(length, seq_len)], seq_len)
-        else:
-            rows += _best_fit([min(length, seq_len) for length in part], seq_len)
-    return rows
-
-
-def _pieces(length: int, seq_len: int) -> Iterator[int]:
-    whole, rest = divmod(length, seq_len)
-    yield from [seq_len] * whole
-    if rest:
-        yield rest
-
-
-def _best_fit(lengths: Sequence[int], seq_len: int) -> list[int]:
-    """Tokens of each row; `room` holds what is left in every open one, least first."""
-    room: list[int] = []
-    full = 0
-    for length in sorted(lengths, reverse=True):
-        place = bisect_left(room, length)
-        left = (room.pop(place) if place < len(room) else seq_len) - length
-        if left:
-            insort(room, left)
-        else:
-            full += 1
-    return [seq_len] * full + [seq_len - left for left in room]
 
 
 def _packed_epoch(job: Job, known: Lengths, ranks: int) -> Epoch:

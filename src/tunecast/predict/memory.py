@@ -115,13 +115,16 @@ def _steps(nbytes: int) -> int:
 
 def _live_peak_bytes(rows: Program, settings: AllocatorSettings) -> int:
     """Most bytes alive at once, each block as large as its request rounded."""
+    divisions = settings.roundup_power2_divisions
+    rounded = {size: rounded_bytes(size, divisions) for size in set(rows.sizes) if size > 0}
     sizes: dict[int, int] = {}
     now = most = 0
     for block, size in zip(rows.blocks, rows.sizes, strict=True):
         if size > 0:
-            sizes[block] = rounded = rounded_bytes(size, settings.roundup_power2_divisions)
-            now += rounded
-            most = max(most, now)
+            sizes[block] = nbytes = rounded[size]
+            now += nbytes
+            if now > most:
+                most = now
         elif size == FREE:
             now -= sizes.pop(block, 0)
     return most

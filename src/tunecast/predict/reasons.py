@@ -25,6 +25,9 @@ SHOWN_FROM = 0.02
 """Of a step: smaller parts are no reason."""
 TOLD_FROM = 0.1
 """Of a step: padding and waiting that are worth a change."""
+PLANNING_FROM = 0.03
+"""Of a job: what new lengths cost, from where on it is told."""
+FEW_LENGTHS = 64
 IDLE_BELOW = 0.9
 """Of a step: a card that is busy less than this could do more in the same time."""
 
@@ -82,6 +85,17 @@ def reasons(job: Job, step: StepTime, layers: int | None = None, padding_fractio
             f"4-bit weights are unpacked {times} a micro-batch and computed with in 16 bits: smaller, not faster"
         )
     return told
+
+
+def whole_reasons(job: Job, phases_s: Mapping[str, float]) -> list[str]:
+    """What else is worth a change in a whole job."""
+    planning, total = phases_s.get("new_lengths", 0.0), sum(phases_s.values())
+    if not total or planning / total < PLANNING_FROM or (job.data.pad_to_multiple_of or 1) >= FEW_LENGTHS:
+        return []
+    return [
+        f"{percent(planning / total)} of the job goes to lengths that are new to cuDNN's attention, which plans for "
+        f"each: data.pad_to_multiple_of: {FEW_LENGTHS} makes them few"
+    ]
 
 
 def _bound(job: Job, step: StepTime, layers: int | None) -> str:

@@ -10,6 +10,7 @@ lie, so what is allocated when is known as well.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
@@ -19,9 +20,6 @@ from tunecast.predict.allocator import UNLIMITED, AllocatorSettings, CachingAllo
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase, Role, Tape
 from tunecast.tape.program import Program, Stretch, program
-
-KEPT_STEPS = 3
-"""A capacity that binds at all mostly does so in the first steps."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +79,8 @@ class Replay:
     peak_phase: Phase
     """Where `allocated_bytes` was reached first."""
     retries: int
+    same_until_bytes: int = field(default=UNLIMITED, repr=False, compare=False)
+    """With any capacity from the most it reserved to less than this the run goes the same."""
     courses: Sequence[Course] = field(default=(), repr=False, compare=False)
 
 
@@ -100,29 +100,33 @@ class Replays:
 
     def __init__(self, rows: Program, settings: AllocatorSettings) -> None:
         self.rows, self.settings = rows, settings
-
-    @cached_property
-    def _first(self) -> _Run:
-        return _Run(self.rows, self.settings, None, keeps=not self.settings.needs_capacity)
+        self._seen: list[Replay] = []
+        self._kept: list[_Run] = []
 
     @cached_property
     def unlimited(self) -> Replay:
-        return self._first.replay()
+        return self._replayed(_Run(self.rows, self.settings, None))
 
     def within(self, capacity_bytes: int) -> Replay:
-        """Until the capacity first binds the run goes as without one, so it starts at a step that it reached so."""
-        if not self.settings.needs_capacity and capacity_bytes >= max(p.reserved_bytes for p in self.unlimited.peaks):
-            return self.unlimited
-        reached = [kept for kept in self._first.kept if kept.allocator.reserved_bytes <= capacity_bytes]
-        if reached and reached[-1].peak_reserved_bytes <= capacity_bytes:
-            return reached[-1].continued(capacity_bytes).replay()
-        return _Run(self.rows, self.settings, capacity_bytes).replay()
+        """A capacity only ever says no: two that say no to the same requests see the same run. So one that is known may
+        be the answer, and else its beginning is."""
+        if self.settings.needs_capacity:
+            return _Run(self.rows, self.settings, capacity_bytes).replay()
+        for run in [self.unlimited, *self._seen]:
+            if max(peak.reserved_bytes for peak in run.peaks) <= capacity_bytes < run.same_until_bytes:
+                return run
+        begun = [run for run in self._kept if run.goes_within(capacity_bytes)]
+        furthest = max(begun, key=lambda run: (run.position, run.number))
+        return self._replayed(furthest.continued(capacity_bytes))
+
+    def _replayed(self, run: _Run) -> Replay:
+        run.kept = None if self.settings.needs_capacity else self._kept
+        self._seen.append(run.replay())
+        return self._seen[-1]
 
 
 class _Run:
-    def __init__(
-        self, rows: Program, settings: AllocatorSettings, capacity_bytes: int | None, *, keeps: bool = False
-    ) -> None:
+    def __init__(self, rows: Program, settings: AllocatorSettings, capacity_bytes: int | None) -> None:
         self.rows, self.settings = rows, settings
         self.allocator = CachingAllocator(settings, capacity_bytes)
         plain = (settings.expandable_segments, settings.garbage_collection_threshold, settings.roundup_power2_divisions)
@@ -136,20 +140,24 @@ class _Run:
         self.reserved_bytes = 0
         self.position = -1
         """The next step; -1: loading."""
-        self.keeps = keeps
-        self.kept: list[_Run] = []
-        """The run as it was at the start of its first steps."""
+        self.number = 0
+        """The next stretch of the step."""
+        self.kept: list[_Run] | None = None
+        """Where to put the run as it was before each stretch."""
 
     @property
     def peak_reserved_bytes(self) -> int:
         return max((reserved for _, reserved in self.peaks.values()), default=0)
 
+    def goes_within(self, capacity_bytes: int) -> bool:
+        """Whether the run would have come this far in the same way."""
+        return self.peak_reserved_bytes <= capacity_bytes < self.allocator.refused_bytes
+
     def continued(self, capacity_bytes: int) -> _Run:
         """This run from where it is, under a capacity."""
-        other = _Run(self.rows, self.settings, capacity_bytes)
+        other = copy(self)
         other.allocator = self.allocator.copied(capacity_bytes)
-        other.courses, other.peaks = self.courses[:], dict(self.peaks)
-        other.model_bytes, other.reserved_bytes, other.position = self.model_bytes, self.reserved_bytes, self.position
+        other.known, other.courses, other.peaks = dict(self.known), self.courses[:], dict(self.peaks)
         return other
 
     def replay(self) -> Replay:
@@ -157,17 +165,17 @@ class _Run:
         again = {step for step in rows.order if rows.order.count(step) > 1}
         died = None
         try:
-            if self.position < 0:
-                for stretch in rows.stretches[0]:
-                    self._take(-1, stretch, None)
-                self.position = 0
-            for position, step in list(enumerate(rows.order))[self.position :]:
-                self.position = position
-                if self.keeps and position < KEPT_STEPS:
-                    self.kept.append(self.continued(UNLIMITED))
-                allocator.rename(rows.handed_over(position))
-                for number, stretch in enumerate(rows.stretches[step + 1]):
-                    self._take(position, stretch, (step, number) if step in again else None)
+            while self.position < len(rows.order):
+                step = -1 if self.position < 0 else rows.order[self.position]
+                stretches = rows.stretches[step + 1]
+                while self.number < len(stretches):
+                    if self.kept is not None:
+                        self.kept.append(self.continued(UNLIMITED))
+                    if not self.number:
+                        allocator.rename(rows.handed_over(self.position))
+                    self._take(stretches[self.number], (step, self.number) if step in again else None)
+                    self.number += 1
+                self.position, self.number = self.position + 1, 0
         except OutOfMemory as error:
             died = self._exhausted(error)
         load_bytes = [most for (_, phase), (most, _) in self.peaks.items() if phase is Phase.LOAD]
@@ -189,11 +197,12 @@ class _Run:
             peaks=tuple(PhasePeak(step, phase, *both) for (step, phase), both in self.peaks.items()),
             peak_phase=peak_phase,
             retries=allocator.retries,
+            same_until_bytes=allocator.refused_bytes,
             courses=self.courses,
         )
 
-    def _take(self, position: int, stretch: Stretch, key: tuple[int, int] | None) -> None:
-        allocator = self.allocator
+    def _take(self, stretch: Stretch, key: tuple[int, int] | None) -> None:
+        allocator, position = self.allocator, self.position
         if position >= 0 and self.model_bytes is None:
             self.model_bytes = allocator.allocated_bytes
         allocator.reset_peaks()

@@ -16,13 +16,24 @@ Ignored  the launch queue's end (1,024 kernels): a host that far ahead is not wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.host import Host
-from tunecast.predict.price import ATTENTION, COMMUNICATION, PRODUCTS, kind_of, moved_bytes, rates_of, seconds
+from tunecast.predict.price import (
+    ATTENTION,
+    COMMUNICATION,
+    MOVING,
+    PRODUCTS,
+    kind_of,
+    moved_bytes,
+    moving_terms,
+    rates_of,
+    seconds,
+)
+from tunecast.predict.time_ranges import range_of
 from tunecast.tape.op import COLLECTIVES, SYNCHRONIZE, WAIT, Op, Phase
 from tunecast.tape.timed import Section, Step
 
@@ -63,10 +74,12 @@ class StepTime:
 
 
 class _Distinct(NamedTuple):
-    """What an operation costs depends on; where it is in the model does not."""
+    """What a price depends on: where in the model an operation is does not count."""
 
     op: Op
     kind: str
+    terms: tuple[float, float, float] | None
+    """Of one that only moves memory, `moving_terms`."""
 
 
 class Lowered:
@@ -91,10 +104,12 @@ class Lowered:
                     place = known.get(key)
                     if place is None:
                         place = known[key] = len(self.distinct)
-                        self.distinct.append(_Distinct(op, kind_of(op.name)))
+                        kind = kind_of(op.name)
+                        self.distinct.append(_Distinct(op, kind, moving_terms(op) if kind == MOVING else None))
                     places.append(place)
             self.places.append(places)
         self.streams = sorted({0, *(op.stream for section in step.sections for op in section.ops)})
+        self._launches: dict[Host, list[list[float]]] = {}
 
     @cached_property
     def parts(self) -> dict[tuple[str, str], dict[int, int]]:
@@ -125,6 +140,12 @@ class Lowered:
         return sum(by_dtype.values()), self.step.model_flops, moved, kernels, dtype
 
     def launches(self, host: Host) -> list[list[float]]:
+        """Of each section, what each of its operations takes of the host."""
+        if host not in self._launches:
+            self._launches[host] = self._launched(host)
+        return self._launches[host]
+
+    def _launched(self, host: Host) -> list[list[float]]:
         made: dict[int, list[float]] = {}
         for section in self.step.sections:
             if id(section.ops) not in made:
@@ -133,7 +154,11 @@ class Lowered:
 
     def on(self, gpu: Gpu, host: Host, cluster: Cluster | None = None) -> StepTime:
         rates = rates_of(gpu)
-        prices = [seconds(found.op, rates) for found in self.distinct]
+        bandwidth, plain = rates.bytes_per_s, rates.flop_per_s("float32")
+        prices = [
+            seconds(op, rates) if terms is None else terms[0] / bandwidth + terms[1] / plain + terms[2]
+            for op, _, terms in self.distinct
+        ]
         communicates = [found.kind == COMMUNICATION for found in self.distinct]
         if cluster is not None and any(communicates):
             from tunecast.predict.collectives import collective_seconds
@@ -142,15 +167,15 @@ class Lowered:
                 if communicates[place]:
                     prices[place] = collective_seconds(found.op, cluster)
         launches = self.launches(host)
-        end = self._end(prices, launches)
+        end = self.end_s(prices, launches)
         alone = end
         if any(communicates):
             silent = [0.0 if apart else price for price, apart in zip(prices, communicates, strict=True)]
-            alone = self._end(silent, launches)
-        spent = {
-            key: sum([prices[place] * times for place, times in part.items()]) for key, part in self.parts.items()
-        }
-        return self._told(spent, end, alone, launches)
+            alone = self.end_s(silent, launches)
+        spent = {key: sum([prices[place] * times for place, times in part.items()]) for key, part in self.parts.items()}
+        told = self._told(spent, end, alone, launches)
+        low_s, high_s = range_of(told, gpu.name, several=cluster is not None)
+        return replace(told, low_s=low_s, high_s=high_s)
 
     def _told(
         self, spent: Mapping[tuple[str, str], float], end: float, alone: float, launches: Sequence[Sequence[float]]
@@ -186,7 +211,7 @@ class Lowered:
             dtype=dtype,
         )
 
-    def _end(self, prices: Sequence[float], launches: Sequence[Sequence[float]]) -> float:
+    def end_s(self, prices: Sequence[float], launches: Sequence[Sequence[float]]) -> float:
         """When the last clock stands still; the card is idle when the step begins."""
         if self.is_plain:
             return self._plain_end(prices, launches)

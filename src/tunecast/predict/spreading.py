@@ -15,7 +15,7 @@ THROUGH_ACCELERATE = ("transformers", "trl", "axolotl", "llama-factory")
 DATA: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(THROUGH_ACCELERATE, ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")),
     "litgpt": ("fsdp", "ddp"),
-    "fsdp_qlora": ("fsdp",),
+    "fsdp_qlora": ("fsdp", "ddp"),
     "torchtitan": ("fsdp", "hsdp"),
     "llm-foundry": ("fsdp",),
     "megatron": ("ddp", "zero1"),
@@ -24,7 +24,7 @@ DATA: Mapping[str, tuple[str, ...]] = {
 """Stacks that several cards are known of, and how their ranks may share the data."""
 PARTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(THROUGH_ACCELERATE, ("layers",)),
-    "torchtitan": ("tensor",),
+    "torchtitan": ("tensor", "context", "pipeline"),
     "megatron": ("tensor", "pipeline", "context", "expert"),
     "nemo": ("tensor", "pipeline", "context", "expert"),
 }
@@ -100,20 +100,11 @@ def _spread(job: Job) -> str | None:
 
 
 def _offload(job: Job) -> str | None:
-    offload, data = job.parallel.offload, job.parallel.data
-    if offload == "none" or job.stack in ("torchtitan", "fsdp_qlora"):
+    """Which scheme can offload what is the job's own rule (job/check.py)."""
+    offload = job.parallel.offload
+    if offload == "none" or job.stack in (*THROUGH_ACCELERATE, "torchtitan", "fsdp_qlora"):
         return None
-    if job.stack not in THROUGH_ACCELERATE:
-        return f"got {offload}, which is not known of {job.stack}; allowed: none"
-    if data in ("fsdp", "hsdp"):
-        if offload == "optimizer":
-            return "got optimizer; FSDP takes weights, gradients and optimizer to the host together. To fix: parameters"
-        return None
-    if data == "zero3" or (data in ("zero1", "zero2") and offload == "optimizer"):
-        return None
-    if data == "ddp":
-        return f"got {offload} with parallel.data ddp, which keeps all on the card. To fix: parallel.data zero2 or fsdp"
-    return f"got {offload} with parallel.data {data}, whose weights stay. To fix: offload optimizer, or zero3"
+    return f"got {offload}, which is not known of {job.stack}; allowed: none"
 
 
 def _optimizer(job: Job) -> str | None:

@@ -22,7 +22,7 @@ from tunecast.tape.build.sharding.layers import layer_count
 from tunecast.tape.build.tensor import layer_number
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase
-from tunecast.tape.timed import Section, Step, timed_steps
+from tunecast.tape.timed import MICRO_BATCHES, Section, Step, micro_batches, timed_steps
 
 BUBBLE = "pipeline_bubble"
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
@@ -46,8 +46,10 @@ def pipelined_steps(
     once = replace(job, grad_accum=1)
     model_ranks = parts.tensor * parts.context
     nobody = replace(once.hardware, gpus=model_ranks, nodes=1)
-    alone = replace(once, parallel=replace(parts, pipeline=1, virtual_stages=1), hardware=nobody)
-    whole = timed_steps(alone, config, card)
+    alone = replace(
+        job, grad_accum=MICRO_BATCHES, parallel=replace(parts, pipeline=1, virtual_stages=1), hardware=nobody
+    )
+    whole = {length: between(step) for length, step in timed_steps(alone, config, card).items()}
     own = timed_steps(once, config, card)
     unshared = timed_steps(replace(once, hardware=replace(nobody, gpus=model_ranks * parts.pipeline)), config, card)
     layers = layer_count(config)
@@ -55,6 +57,11 @@ def pipelined_steps(
         length: _pipelined(job, step, own[length], unshared[length], layers, stages, gpu, host, cluster)
         for length, step in whole.items()
     }
+
+
+def between(step: Step) -> Step:
+    """A micro-batch that neither begins nor ends a step: what every one costs, without what cards exchange once."""
+    return Step(tuple(micro_batches(step.sections)[1]))
 
 
 def shares(layers: int, stages: int) -> list[int]:
@@ -131,14 +138,15 @@ def passed(sections: Sequence[Section], phase: Phase) -> Pass:
 
 
 def _cut(ops: Sequence[Op]) -> Pass:
-    """Of a model too small to be folded: all its layers are the pattern."""
+    """Of a model that was not folded: the layer in its middle stands for all."""
     numbers = [layer_number(op.module) for op in ops]
     inside = [place for place, number in enumerate(numbers) if number >= 0]
     if not inside:
         return Pass(tuple(ops), (), 1, ())
     first, last = inside[0], inside[-1]
-    period = len({numbers[place] for place in inside})
-    return Pass(tuple(ops[:first]), tuple(ops[first : last + 1]), period, tuple(ops[last + 1 :]))
+    middle = sorted({numbers[place] for place in inside})[len({numbers[place] for place in inside}) // 2]
+    layer = tuple(ops[place] for place in inside if numbers[place] == middle)
+    return Pass(tuple(ops[:first]), layer, 1, tuple(ops[last + 1 :]))
 
 
 def hop_seconds(forward: Pass, backward: Pass, cluster: Cluster) -> float:

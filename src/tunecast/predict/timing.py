@@ -28,11 +28,12 @@ from tunecast.predict.lengths import Epoch, data_ranks, epoch_of, eval_batches
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of
 from tunecast.predict.prediction import Prediction
-from tunecast.predict.reasons import host_needs, reasons
+from tunecast.predict.reasons import host_needs, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime, step_time
-from tunecast.predict.whole import WholeTime, whole_job
+from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
+from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase
-from tunecast.tape.timed import Step, timed_steps
+from tunecast.tape.timed import Step, steps_of_fold, timed_steps
 
 PEAKS: Mapping[str, str] = {
     **{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
@@ -50,19 +51,39 @@ class Timing(NamedTuple):
 
 
 def timing(
-    job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None = None, outside: Outside | None = None
+    job: Job,
+    model: ModelConfig,
+    gpu: Gpu,
+    cluster: Cluster | None = None,
+    outside: Outside | None = None,
+    folded: Folded | None = None,
 ) -> Timing:
-    """Everything about a job's time on a card. Raises what the closed form raises."""
+    """Everything about a job's time on a card. Raises what the closed form raises.
+
+    `folded` is the run that was played for memory, with its operations: where it has the lengths that are to be priced,
+    none is played again.
+    """
     lengths = sample_lengths(job.data)
     epoch = epoch_of(job, lengths)
     typical = epoch or _typical(job, lengths)
     host, ranks, waits = host_of(job), data_ranks(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
-    times = step_times(_of_lengths(job, typical), model.raw, gpu, host, cluster)
+    wanted = _of_lengths(job, typical)
+    priced = times_by_length(wanted, model.raw, gpu, host, cluster, folded if wanted == _plain(job) else None)
+    times = priced.by_length
     mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
     evaluation_s = _evaluation_s(job, model, gpu, cluster, lengths)
-    whole = whole_job(job, epoch, times, typical=typical, outside=outside, evaluation_s=evaluation_s)
+    whole = whole_job(
+        job,
+        epoch,
+        times,
+        typical=typical,
+        outside=outside,
+        evaluation_s=evaluation_s,
+        new_length_s=NEW_LENGTH_S if priced.plans_by_shape else OTHER_NEW_LENGTH_S,
+    )
     spent = None if whole is None else _energy(job, gpu, whole, mean)
     why = reasons(job, mean, _layers(model), typical.padding_fraction)
+    why += [] if whole is None else whole_reasons(job, whole.phases_s)
     return Timing(
         time=_time(job, mean, typical, whole, why),
         utilization=_utilization(job, gpu, mean) | {"host": host_needs(job, outside).to_dict()},
@@ -71,12 +92,12 @@ def timing(
     )
 
 
-def with_time(said: Prediction, job: Job, model: ModelConfig, gpu: Gpu) -> Prediction:
+def with_time(said: Prediction, job: Job, model: ModelConfig, gpu: Gpu, folded: Folded | None = None) -> Prediction:
     """A prediction of memory with what is said of time. What cannot be priced must not take the memory with it: then
     it is a warning. A wrong country or file of lengths is told as any wrong field."""
     cards = job.hardware.gpus * job.hardware.nodes
     try:
-        told = timing(job, model, gpu, cluster_of(job, gpu) if cards > 1 else None, _outside(job, model))
+        told = timing(job, model, gpu, cluster_of(job, gpu) if cards > 1 else None, _outside(job, model), folded)
     except (UsageError, NotResolved):
         raise
     except TunecastError as error:
@@ -120,7 +141,7 @@ def _typical(job: Job, lengths: Lengths | None) -> Epoch:
 
 def _of_lengths(job: Job, epoch: Epoch) -> Job:
     """The job with the lengths that are to be priced; those of its samples have done their work."""
-    plain = replace(job, data=Data(packing=job.data.packing), lengths=None)
+    plain = replace(_plain(job), lengths=None)
     if job.data.packing:  # rows as full as they are on average
         return replace(plain, seq_len=max(1, round(epoch.mean_length)))
     priced = priced_lengths(epoch.lengths)
@@ -130,18 +151,31 @@ def _of_lengths(job: Job, epoch: Epoch) -> Job:
     return replace(plain, seq_len=max(job.seq_len, *priced), lengths=(priced[0], *priced))
 
 
-def step_times(
-    job: Job, config: Mapping[str, Any], gpu: Gpu, host: Host, cluster: Cluster | None
-) -> dict[int, StepTime]:
-    """One optimizer step, by padded length."""
+def _plain(job: Job) -> Job:
+    """What of its data is not in its steps is left out."""
+    return replace(job, data=Data(packing=job.data.packing))
+
+
+class StepTimes(NamedTuple):
+    by_length: Mapping[int, StepTime]
+    plans_by_shape: bool
+    """Whether attention is cuDNN's, which plans anew for every length."""
+
+
+def times_by_length(
+    job: Job, config: Mapping[str, Any], gpu: Gpu, host: Host, cluster: Cluster | None, folded: Folded | None = None
+) -> StepTimes:
+    """One optimizer step, by padded length; of the run that was `folded`, where it was."""
     if job.parallel.pipeline > 1 and cluster is not None:
         from tunecast.predict.stages import pipelined_steps
 
-        return pipelined_steps(job, config, card_of(gpu), gpu, host, cluster)
-    if job.parallel.layers > 1:  # one card works at a time: together they take what one with all layers would
-        job = replace(job, parallel=replace(job.parallel, layers=1), hardware=replace(job.hardware, gpus=1))
-    steps = timed_steps(job, config, card_of(gpu))
-    return {length: step_time(step, gpu, host, cluster) for length, step in steps.items()}
+        return StepTimes(pipelined_steps(job, config, card_of(gpu), gpu, host, cluster), plans_by_shape=False)
+    if folded is not None and folded.short is not None:
+        steps = steps_of_fold(folded, job.grad_accum)
+    else:
+        steps = timed_steps(job, config, card_of(gpu))
+    plans = any("cudnn" in op.name for op, _ in next(iter(steps.values())).ops())
+    return StepTimes({length: step_time(step, gpu, host, cluster) for length, step in steps.items()}, plans)
 
 
 def _evaluation_s(

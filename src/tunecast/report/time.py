@@ -19,6 +19,7 @@ PHASES: Mapping[str, str] = {
     "start": "starting Python",
     "load": "loading the model",
     "first_step": "first step's extra",
+    "new_lengths": "lengths not seen before",
     "training": "training",
     "evaluation": "evaluation",
     "checkpoints": "checkpoints",

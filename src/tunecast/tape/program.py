@@ -7,7 +7,7 @@ to the one after it (its batch, held until the next one replaces it).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
@@ -23,8 +23,12 @@ SMALL_BYTES = MIB
 """The largest request PyTorch's allocator serves from its small pool (kSmallSize, CUDACachingAllocator.cpp)."""
 
 
+STRETCH_ROWS = 2000
+"""As many as are replayed between two moments that other replays may begin at."""
+
+
 class Stretch(NamedTuple):
-    """Rows of one phase."""
+    """Rows of one phase, at most `STRETCH_ROWS`."""
 
     begin: Begin
     start: int
@@ -66,6 +70,12 @@ class Program:
     def stretches(self) -> list[list[Stretch]]:
         """Of loading, and of each step."""
         return [list(self._cut(start, end)) for start, end in pairwise([0, *self.bounds])]
+
+    def with_sizes(self, sizes: list[int]) -> Program:
+        """The same rows with other sizes: what depends on no size is kept."""
+        other = replace(self, sizes=sizes)
+        other.__dict__.update(stretches=self.stretches, _crossings=self._crossings)
+        return other
 
     def crossings(self, stretch: Stretch) -> Crossings:
         found = self._crossings.get(stretch.start)
@@ -109,8 +119,10 @@ class Program:
         if not marks or marks[0] > start:
             begins.insert(0, (Begin(Phase.LOAD), start))
         for (begin, first), after in zip(begins, [*(row for _, row in begins[1:]), end], strict=True):
-            empties = tuple(row for row in range(first, after) if self.sizes[row] == EMPTY_CACHE)
-            yield Stretch(begin, first, after, empties)
+            empties = [row for row in range(first, after) if self.sizes[row] == EMPTY_CACHE]
+            for low in range(first, after, STRETCH_ROWS) or [first]:
+                high = min(low + STRETCH_ROWS, after)
+                yield Stretch(begin, low, high, tuple(row for row in empties if low <= row < high))
 
     def handed_over(self, position: int) -> list[tuple[int, int]]:
         """What the step at this place of `order` finds alive, and by which numbers its rows know it."""

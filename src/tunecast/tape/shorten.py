@@ -124,7 +124,9 @@ def with_few_micro_batches(job: Job) -> Job:
     """The job with at most 5 micro-batches a step: later ones add to gradients that exist and free what they make.
 
     Odd stays odd. Blocks of one size are taken in turns, and whose turn it is at the optimizer's step moved what was
-    reserved by one segment (2 MiB) where 3, 4 and 9 micro-batches were compared.
+    reserved by one segment (2 MiB) where 3, 4 and 9 micro-batches were compared. In a pipeline as many are under way as
+    there are stages, and interleaved ones take turns by that many.
     """
-    most = MOST_MICRO_BATCHES + job.grad_accum % 2
+    stages = job.parallel.pipeline
+    most = MOST_MICRO_BATCHES + job.grad_accum % 2 if stages == 1 else 3 * stages
     return replace(job, grad_accum=most) if job.grad_accum > most else job

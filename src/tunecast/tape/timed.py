@@ -5,13 +5,15 @@ second is like all that follow, and what its middle layers do is done as often a
 
     Section(FORWARD, 1, embed, layer 0, layer 1)   Section(FORWARD, 29, layer 2)   Section(FORWARD, 1, layer 31, head)
 
-Micro-batches after the first add to gradients that exist: they are alike, and the second stands for all of them.
+Micro-batches after the first add to gradients that exist, and with the last ones cards exchange them: the second of
+three stands for all in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tunecast.job.job import Job
@@ -21,6 +23,9 @@ from tunecast.tape.fold import Folded
 from tunecast.tape.layers import NotRepeating, Sweep, longer, sweeps_of
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
 from tunecast.tape.shorten import Rhythm
+
+MICRO_BATCHES = 3
+"""As many are built: the first, one that stands for those in between, the last."""
 
 
 class Section(NamedTuple):
@@ -61,7 +66,7 @@ class Step(NamedTuple):
 
 def timed_steps(job: Job, config: Mapping[str, Any], card: Card) -> dict[int, Step]:
     """By padded length: of `lengths` where the job lists them, else of `seq_len` alone."""
-    short = replace(job, grad_accum=min(2, job.grad_accum))
+    short = replace(job, grad_accum=min(MICRO_BATCHES, job.grad_accum))
     return steps_of_fold(fold_job(short, config, card, keeps_ops=True), job.grad_accum)
 
 
@@ -81,10 +86,11 @@ def step_of(events: Sequence[Event], rhythm: Rhythm | None, grad_accum: int = 1)
     """The events of a step, folded in `rhythm` (None: every layer is there), with so many micro-batches."""
     sections = list(_sections([event for event in events if isinstance(event, (Op, Begin))], rhythm))
     first, *following, rest = micro_batches(sections)
-    if len(following) + 1 == grad_accum or (not following and grad_accum == 1):
+    if len(following) + 1 == grad_accum or not following:
         return Step(tuple(sections))
-    again = following[0] if following else first
-    return Step((*first, *(section for _ in range(grad_accum - 1) for section in again), *rest))
+    again, last = following[0], following[1:]
+    middle = (section for _ in range(grad_accum - 1 - len(last)) for section in again)
+    return Step((*first, *middle, *(section for part in last for section in part), *rest))
 
 
 def micro_batches(sections: Sequence[Section]) -> list[list[Section]]:
@@ -98,7 +104,7 @@ def micro_batches(sections: Sequence[Section]) -> list[list[Section]]:
     starts = [0, *(end for end in ends if Phase.FORWARD in phases[end:])]
     after = len(phases) if not ends or phases[-1] is Phase.BACKWARD else ends[-1]
     bounds = [*starts, after]
-    return [*(list(sections[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)), list(sections[after:])]
+    return [*(list(sections[a:b]) for a, b in pairwise(bounds)), list(sections[after:])]
 
 
 def _sections(events: Sequence[Op | Begin], rhythm: Rhythm | None) -> Iterator[Section]:

@@ -14,6 +14,7 @@ import itertools
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -138,12 +139,17 @@ def sharded(job: Job, model: Any) -> Any:
     from accelerate.utils.fsdp_utils import fsdp2_prepare_model
     from torch.distributed.device_mesh import init_device_mesh
 
+    from tunecast.tape.trace import recipe
+
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=True,
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=job.parallel.reshard_after_forward,
         cpu_offload=job.parallel.offload == "parameters", cpu_ram_efficient_loading=False,
     )  # fmt: skip
     if job.autocast:
         plugin.set_mixed_precision(ACCELERATE[job.autocast])
+        if job.parallel.reduce_dtype:
+            reduce_dtype = recipe.DTYPES[job.parallel.reduce_dtype]
+            plugin.mixed_precision_policy = replace(plugin.mixed_precision_policy, reduce_dtype=reduce_dtype)
     gpus, nodes = job.hardware.gpus, job.hardware.nodes
     shape, names = ((nodes, gpus), ("dp_replicate", "dp_shard")) if job.parallel.data == "hsdp" else (
         (gpus * nodes,), ("dp_shard",)

@@ -14,7 +14,7 @@ from functools import lru_cache
 
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.price.attention import attention_seconds, is_attention
-from tunecast.predict.price.moving import is_only_bookkeeping, moved_bytes, moving_seconds
+from tunecast.predict.price.moving import is_only_bookkeeping, moved_bytes, moving_seconds, moving_terms
 from tunecast.predict.price.products import is_product, product_seconds
 from tunecast.predict.price.rates import Rates, rates_of
 from tunecast.tape.op import COLLECTIVES, HOOK, SYNCHRONIZE, WAIT, Op
@@ -58,6 +58,7 @@ __all__ = [
     "PRODUCTS",
     "kind_of",
     "moved_bytes",
+    "moving_terms",
     "op_seconds",
     "rates_of",
     "seconds",

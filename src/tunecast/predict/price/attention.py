@@ -3,9 +3,11 @@
 The published rates of every kernel follow `most * length / (length + half)`: tiles on the diagonal are computed whole,
 and short rows leave multiprocessors waiting. `half` is the length at which half of the most is reached.
 
-    FlashAttention 2, causal, heads of 128   512  1k   2k   4k   8k   16k tokens
-    A100, TFLOP/s                             99  133  155  173  182  189     195 * n / (n + 500):  99 131 157 174 184 189
-    H100                                     163  221  265  294  308  328     330 * n / (n + 500): 167 222 265 294 311 320
+    FlashAttention 2, causal, heads of 128, TFLOP/s    512   1k   2k   4k   8k  16k tokens
+    A100   published                                    99  133  155  173  182  189
+           195 * n / (n + 500)                          99  131  157  174  184  189
+    H100   published                                   163  221  265  294  308  328
+           330 * n / (n + 500)                         167  222  265  294  311  320
 
 Source   figures of the flash-attention repository (FlashAttention 2 on A100 and H100) and of the FlashAttention-3 paper
          (3 and cuDNN, forward); backward of cuDNN: steps of 8,192 and 16,384 tokens on an H200
@@ -38,19 +40,24 @@ FLASH_2 = Kernel(0.80, 0.76, 500)
 """195 TFLOP/s, forward and backward together, on an A100."""
 FLASH_2_ON_HOPPER = Kernel(0.50, 0.48, 500)
 """330 TFLOP/s on an H100: written for the instructions before."""
+FLASH_2_ON_BLACKWELL = Kernel(0.25, 0.24, 500)
+"""The same kernel again on cards with twice the products; nobody is known to have published it."""
+FLASH_1 = Kernel(0.38, 0.36, 500)
+"""Half as fast as its successor (FlashAttention-2 paper, figure 5)."""
 FLASH_3 = Kernel(0.95, 0.74, 500)
 """640 TFLOP/s forward on an H100."""
 EFFICIENT = Kernel(0.50, 0.40, 300, work=1.0)
 """xformers' kernel, with a mask it is given as numbers: nothing is left out."""
 FLEX = Kernel(0.60, 0.50, 500)
 DOCUMENT = 384
-"""Positions a token of a packed row looks back on in flex attention, whose mask keeps samples apart: those of instruction
-data are a few hundred tokens long, and blocks of 128 are computed whole."""
+"""Positions a token of a packed row looks back on in flex attention, whose mask keeps samples apart: those of
+instruction data are a few hundred tokens long, and blocks of 128 are computed whole."""
 NARROW = 0.85
 """Of the rate, with heads of 64: the softmax takes as long for half the products (A100 0.90, H100 0.86, cuDNN as 3)."""
 TILE_WIDTH = 128
 """cuDNN's tiles: heads between 64 and this take as long as this."""
-HOPPER = (9, 0)
+HOPPER, BLACKWELL = (9, 0), (10, 11)
+"""Compute capabilities; those of GeForce Blackwell (12) are fed as Ampere is."""
 FLASH = frozenset({"fwd", "bwd", "varlen_fwd", "varlen_bwd"})
 
 
@@ -68,7 +75,11 @@ def kernel_of(name: str, rates: Rates) -> Kernel:
         return FLEX
     if "efficient" in name:
         return EFFICIENT
-    return FLASH_2_ON_HOPPER if rates.compute_capability >= HOPPER else FLASH_2
+    if "flash_attn_1" in name:
+        return FLASH_1
+    if rates.compute_capability[0] in BLACKWELL:
+        return FLASH_2_ON_BLACKWELL
+    return FLASH_2_ON_HOPPER if rates.compute_capability[0] == HOPPER[0] else FLASH_2
 
 
 def attention_seconds(op: Op, rates: Rates) -> float:

@@ -55,9 +55,15 @@ def moved_bytes(op: Op) -> int:
 
 
 def moving_seconds(op: Op, rates: Rates) -> float:
+    nbytes, flops, start_s = moving_terms(op)
+    return nbytes / rates.bytes_per_s + flops / rates.flop_per_s("float32") + start_s
+
+
+def moving_terms(op: Op) -> tuple[float, float, float]:
+    """Bytes at a data sheet's bandwidth, FLOPs of float32 and seconds that it takes, one after another, on any card."""
     if op.name == UPDATE_8BIT:
-        return prod(op.shapes[0]) * UPDATE_8BIT_FLOPS / rates.flop_per_s("float32") + START_S
-    return moved_bytes(op) / (rates.bytes_per_s * share_of_bandwidth(op)) + START_S * op.kernels
+        return 0.0, prod(op.shapes[0]) * UPDATE_8BIT_FLOPS, START_S
+    return moved_bytes(op) / share_of_bandwidth(op), 0.0, START_S * op.kernels
 
 
 def share_of_bandwidth(op: Op) -> float:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tunecast.errors import Unsupported
 from tunecast.hardware.spec import Gpu
@@ -30,8 +31,9 @@ DEFAULT_SM_COUNT = 108
 LEAST_BYTES_PER_S = 300e9
 
 
-class Rates(NamedTuple):
-    """A card as prices see it; unlike `Gpu` it can be a key."""
+@dataclass(frozen=True, eq=False)
+class Rates:
+    """A card as prices see it; one object a card, which unlike `Gpu` can be a key."""
 
     name: str
     sm_count: int
@@ -39,12 +41,11 @@ class Rates(NamedTuple):
     """The data sheet's."""
     compute_capability: tuple[int, int]
     l2_bytes: int
-    by_dtype: tuple[tuple[str, float], ...]
+    by_dtype: Mapping[str, float]
     """FLOP a second of a large matrix product in a step, by bf16, fp16, tf32, fp32, fp8, fp4, int8."""
 
     def flop_per_s(self, dtype: str) -> float:
-        rate = RATE_OF_DTYPE.get(dtype, "bf16")
-        return dict(self.by_dtype)[rate]
+        return self.by_dtype[RATE_OF_DTYPE.get(dtype, "bf16")]
 
 
 _known: dict[int, tuple[Gpu, Rates]] = {}
@@ -66,7 +67,7 @@ def _rates(gpu: Gpu) -> Rates:
         gpu.memory_bytes_per_s or LEAST_BYTES_PER_S,
         gpu.compute_capability,
         gpu.l2_bytes or 0,
-        tuple((name, _best(gpu, name) * _sustained(gpu)) for name in INSTEAD),
+        {name: _best(gpu, name) * _sustained(gpu) for name in INSTEAD},
     )
 
 
@@ -78,7 +79,7 @@ def _best(gpu: Gpu, wanted: str) -> float:
         if dense is not None:
             return dense * (FLOAT32_ACHIEVABLE if name == "fp32" else _achievable(gpu))
     raise Unsupported(
-        f"hardware.gpu: nobody is known to have published what {gpu.name} computes in a second. To fix: name another card",
+        f"hardware.gpu: what {gpu.name} computes in a second is not known. To fix: name another card",
         field="hardware.gpu",
     )
 

@@ -144,12 +144,16 @@ def wants(machine: Machine, *inputs: Any) -> bool:
 
 
 def backward(loss: Tensor) -> None:
-    machine = loss.machine
-    gradient = machine.run("ones_like", (loss,), loss.shape, loss.dtype)
+    backward_from(loss, loss.machine.run("ones_like", (loss,), loss.shape, loss.dtype))
+
+
+def backward_from(out: Tensor, gradient: Tensor) -> None:
+    """`torch.autograd.backward(out, gradient)`."""
+    machine = out.machine
     outer_module = machine.module
     machine.phase, machine.in_backward, machine.grad_enabled = Phase.BACKWARD, True, False
     machine.in_forward = False
-    _run(loss.node, gradient)
+    _run(out.node, gradient)
     machine.node = None  # else it would hold the graph
     for callback in machine.after_backward:
         callback()

@@ -12,13 +12,14 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
+from tunecast.tape.build.shapes import Built, Sizes, built
 from tunecast.tape.build.sharding.layers import held
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.fold import Folded, Short, folded_program
 from tunecast.tape.layers import NotRepeating, extended
-from tunecast.tape.op import Tape
+from tunecast.tape.op import Alloc, Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, with_layers
 
@@ -49,7 +50,7 @@ def compiles_whole(job: Job) -> bool:
     """Code compiled for a whole model uses memory of one layer again in others: no layer stands for another. Compiling
     every layer on paper takes a second or two. Nor does one where saved tensors leave for the host: the last few stay,
     whatever layer they are of. Nor where DeepSpeed counts: its buckets are full when they are, in whatever layer."""
-    counts = job.parallel.data.startswith("zero")
+    counts = job.parallel.data.startswith("zero") and job.stack not in ("megatron", "nemo")
     return (job.compile and job.stack == "transformers") or job.offload_activations or counts
 
 
@@ -57,24 +58,37 @@ def fold_job(job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool
     """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out. With `keeps_ops` the
     short tape comes along, for who prices its operations too (tape/timed.py)."""
     whole, config = config, held(job, config, program_of(job).model)
-    lengths, order = steps_to_trace(job)
 
     def make_tape() -> Tape:
         return build_job(job, whole, card)
 
-    if len(set(lengths)) == 1:  # two steps are enough where what the first one leaves behind dies as the second one's
+    def build_as(on_paper: Job, sizes: Sizes) -> Built:
+        return _fold(job, on_paper, config, card, sizes, keeps_ops)
+
+    made = build_as(job, None) if keeps_ops else built(job, config, card, build_as)
+    return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
+
+
+def _fold(
+    job: Job, on_paper: Job, config: Mapping[str, Any], card: Card, sizes: Sizes = None, keeps_ops: bool = False
+) -> Built:
+    """`on_paper` is the job, or the job with symbols, and `sizes` then tells how sizes are written down."""
+    lengths, order = steps_to_trace(job)
+    every, uniform = steps_of(job), len(set(lengths)) == 1
+    if not job.lengths:
+        lengths, every = [on_paper.seq_len] * len(lengths), [on_paper.seq_len] * len(every)
+    if uniform:  # two steps are enough where what the first one leaves behind dies as the second one's
         with contextlib.suppress(NotRepeatable):
-            return _folded(job, config, card, lengths[:2], [0, *[1] * (len(order) - 1)], make_tape, keeps_ops)
+            return _folded(on_paper, config, card, lengths[:2], [0, *[1] * (len(order) - 1)], sizes, keeps_ops)
     with contextlib.suppress(NotRepeatable):
-        return _folded(job, config, card, lengths, order, make_tape, keeps_ops)
-    every = steps_of(job)
-    return _folded(job, config, card, every, list(range(len(every))), make_tape, keeps_ops)
+        return _folded(on_paper, config, card, lengths, order, sizes, keeps_ops)
+    return _folded(on_paper, config, card, every, list(range(len(every))), sizes, keeps_ops)
 
 
 def _folded(
-    job: Job, config: Mapping[str, Any], card: Card, lengths: list[int], order: list[int],
-    make_tape: Callable[[], Tape], keeps_ops: bool,
-) -> Folded:  # fmt: skip
+    job: Job, config: Mapping[str, Any], card: Card, lengths: list[int], order: list[int], sizes: Sizes,
+    keeps_ops: bool,
+) -> Built:  # fmt: skip
     head, period, total, _ = rhythm = _rhythm(job, config)
     try:
         if rhythm.copies < 1 or compiles_whole(job):
@@ -83,13 +97,21 @@ def _folded(
             raise NotRepeating("a shorter model has other layers")
         folds = (head, head + period - 1, rhythm.copies + 1)
         tape = build(job, with_layers(config, rhythm.small), lengths, card, keeps_ops=keeps_ops, folds=folds)
-        rows = folded_program(tape, rhythm.small, head, period, rhythm.copies, order)
+        rows = folded_program(_written(tape, sizes), rhythm.small, head, period, rhythm.copies, order)
         short = Short(tape, rhythm, tuple(lengths))
     except NotRepeating:
         tape = build(job, config, lengths, card, keeps_ops=keeps_ops)
-        rows = folded_program(tape, total, head, period, 0, order)
+        rows = folded_program(_written(tape, sizes), total, head, period, 0, order)
         short = Short(tape, None, tuple(lengths))
-    return Folded(rows, make_tape, tape.guesses, tape.assumptions, followed(job), short if keeps_ops else None)
+    return Built(rows, tape.guesses, tape.assumptions, short if keeps_ops else None)
+
+
+def _written(tape: Tape, sizes: Sizes) -> Tape:
+    if sizes is None:
+        return tape
+    return tape.with_events(
+        event._replace(nbytes=sizes(event.nbytes)) if isinstance(event, Alloc) else event for event in tape.events
+    )
 
 
 def _rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:

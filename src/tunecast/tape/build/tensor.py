@@ -14,6 +14,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from tunecast.tape.build.eras import Era
+from tunecast.tape.build.layouts import factors_layout, shared_layout
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
@@ -21,11 +22,8 @@ from tunecast.tape.kernels.counts import SEVERAL
 from tunecast.tape.kernels.lists import LISTS, Lists, list_launches
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
-    CROSSED,
     HOOK,
     MANY,
-    OFF_GRID,
-    SPREAD,
     SYNCHRONIZE,
     WAIT,
     Alloc,
@@ -190,60 +188,6 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(strides)
 
 
-def factors_layout(factors: Sequence[Tensor]) -> str:
-    """Tensor cores are fed 16 bytes at a time."""
-    off = any(
-        step > 1 and step * t.dtype.itemsize % 16
-        for t in factors
-        if len(t.shape) > 1 and t.dtype.floating
-        for step in ((t.shape[-1],) if t.strides is None else t.strides[-2:])
-    )
-    return OFF_GRID if off else ""
-
-
-def shared_layout(tensors: Sequence[Tensor], result_is_contiguous: bool = False) -> str:
-    """Whether an operation, element by element, can go through all of them as through one row: ATen's TensorIterator
-    reorders and joins dimensions, but for all tensors alike."""
-    found, whole, layout, inner = "", 0, None, None  # type: tuple[str, int, Shape | None, int | None]
-    for t in tensors:
-        elements = prod(t.shape)
-        strides = None if t.strides is None or t.is_contiguous() else t.strides
-        if whole and elements != whole:
-            if elements > 1 < whole:
-                found = SPREAD
-            continue
-        if strides is not None and not _is_dense(t):
-            found = SPREAD
-            continue
-        fast = _fastest(t) if strides is not None else len(t.shape) - 1
-        if not whole:
-            whole, layout, inner = elements, strides, fast
-            if result_is_contiguous and fast != len(t.shape) - 1:
-                return CROSSED
-        elif strides != layout:
-            if fast != inner and min(t.shape[-1], whole // max(1, t.shape[-1])) > 1:
-                return CROSSED
-            found = SPREAD
-    return found
-
-
-def _fastest(t: Tensor) -> int:
-    """The dimension whose neighbours are neighbours in memory."""
-    steps = [(step, dim) for dim, (step, size) in enumerate(zip(t.stride(), t.shape, strict=True)) if size > 1]
-    return min(steps)[1] if steps else len(t.shape) - 1
-
-
-def _is_dense(t: Tensor) -> bool:
-    """Its elements fill one stretch of memory, in whatever order."""
-    expected = 1
-    for step, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size != 1:
-            if step != expected:
-                return False
-            expected *= size
-    return True
-
-
 class Machine:
     """Writes the tape, and holds what a running torch program holds besides its tensors: modes, names, workspaces."""
 
@@ -372,9 +316,9 @@ class Machine:
             read = sum([t.nbytes if t.strides is None else t.touched_bytes for t in inputs])
             kernels = 0 if name in MAKE_ONLY_ROOM else max(kernels, SEVERAL.get(name, 0))
         engine = self.in_backward and not self.in_forward
-        layout = factors_layout(inputs) if flops else shared_layout(inputs, name == "clone")
+        how = factors_layout(inputs) if flops else shared_layout(inputs, name == "clone")
         self.events.append(
-            Op(name, self.module, flops, read, written, kernels, dtype.name, shapes, "", self.stream, "", engine, layout)
+            Op(name, self.module, flops, read, written, kernels, dtype.name, shapes, "", self.stream, "", engine, how)
         )
 
     def collective(

@@ -1,8 +1,8 @@
 """Operations that are several kernels, by name; all others are one.
 
 Counted in aten/src/ATen/native/cuda of torch 2.11: what fills zeros first, what sorts (a radix sort of 64-bit keys is
-four passes and a histogram), what reduces in two stages. Attention's backward pass first sums gradient times output, and
-last converts what it added up in float32.
+four passes and a histogram), what reduces in two stages. Attention's backward pass first sums gradient times output,
+and last converts what it added up in float32.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ Names  inputs: elements a result is made of; outputs: results; a step: how many 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -20,6 +20,7 @@ from typing import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.cub import threads_per_sm
 from tunecast.tape.kernels.steps import ceil_div
+from tunecast.tape.symbols import ask
 
 MOST_THREADS = 512
 WARP = 32
@@ -109,13 +110,27 @@ def _sorted_dimensions(sizes: Sequence[int], strides: Sequence[int], out_strides
     return order
 
 
+def borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> Iterable[Buffers]:
+    """Those of `buffers` that are any."""
+    numbers = (*whole.sizes, *whole.strides, *whole.out_strides, whole.offset)
+    if all(type(number) is int for number in numbers):
+        return _borrowed(whole, kernel, out_element_bytes, card)
+    if ask(_borrows_nothing, (len(whole.sizes), kernel, out_element_bytes, card), numbers):
+        return ()
+    return (pair for pair in buffers(whole, kernel, out_element_bytes, card) if any(pair))
+
+
+def _borrows_nothing(about: tuple[int, Kernel, int, Card], *numbers: int) -> bool:
+    dims, *rest = about
+    return not _borrowed(Extent(numbers[:dims], numbers[dims : 2 * dims], numbers[2 * dims : -1], numbers[-1]), *rest)
+
+
 @lru_cache(maxsize=4096)
-def borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> tuple[Buffers, ...]:
-    """Those of `buffers` that are any. Kept, because a million tokens' attention scores fall into 32,768 parts."""
+def _borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> tuple[Buffers, ...]:
+    """Kept, because a million tokens' attention scores fall into 32,768 parts."""
     return tuple(pair for pair in buffers(whole, kernel, out_element_bytes, card) if any(pair))
 
 
-@lru_cache(maxsize=4096)
 def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> tuple[Buffers, ...]:
     """One for each part that 32-bit indices can reach; a tensor above 2 GiB is halved until they can."""
     if _reachable(whole, kernel.element_bytes, out_element_bytes):

@@ -28,7 +28,6 @@ sys.path.append(str(HERE.parents[1] / "tools"))
 from sizes import told  # noqa: E402
 
 
-
 def figures(events: Iterable[Event]) -> dict[str, int]:
     """Bytes held beyond what was when the second step began: as its forward pass ends, and at most."""
     sizes: dict[int, int] = {}
@@ -70,7 +69,9 @@ def main() -> None:
         if options.only and name not in options.only:
             continue
         os.environ["PYTHONPATH"] = folders[case["release"]]
-        tape, answer = trace_script(str(HERE / "program.py"), [json.dumps(case)], Card(), steps=2, python=options.python)
+        tape, answer = trace_script(
+            str(HERE / "program.py"), [json.dumps(case)], Card(), steps=2, python=options.python
+        )
         if answer.error:
             raise SystemExit(f"{name}: {answer.error}\n{answer.detail}")
         found[name] = figures(tape.events) if name in COMPILED_CASES else told(tape.events, counted(case))

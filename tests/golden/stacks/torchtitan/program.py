@@ -55,7 +55,11 @@ def wrapped(model: Any) -> Any:
     if ranks > 1:
         half = torch.float32 if job.get("autocast", "bfloat16") is None else torch.bfloat16
         parallelize.apply_fsdp(
-            model, mesh["dp_shard"], param_dtype=half, reduce_dtype=torch.float32, pp_enabled=False,
+            model,
+            mesh["dp_shard"],
+            param_dtype=half,
+            reduce_dtype=torch.float32,
+            pp_enabled=False,
             reshard_after_forward_policy="default",
         )
     return model

@@ -26,11 +26,22 @@ LARGER = LLAMA | {
 }  # fmt: skip
 
 
-def case(*changes: dict[str, Any], release: str = "0.1", **more: Any) -> dict[str, Any]:
+AS_TRACED = {"0.1": "2025.7", "0.2": "0.2"}
+"""The code of 0.1, on a torch that has a kernel for its norms."""
+
+
+WORDS = LARGER | {"vocab_size": 32768}
+"""The loss is what most is held in."""
+
+
+def case(
+    *changes: dict[str, Any], release: str = "0.1", config: dict[str, Any] | None = None
+) -> dict[str, Any]:
     job = dict(JOB)
     for change in changes:
         job |= change
-    return {"config": LARGER if job.get("compile") else LLAMA, "job": job | {"stack_version": {"0.1": "2025.7"}.get(release, release)}, "release": release, **more}
+    config = config or (LARGER if job.get("compile") else LLAMA)
+    return {"config": config, "job": job | {"stack_version": AS_TRACED[release]}, "release": release}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -54,6 +65,8 @@ COMPILED_CASES: dict[str, dict[str, Any]] = {
     "compiled-whole": case(COMPILED, WHOLE),
     "compiled-tensor-selective": case(COMPILED, TENSOR, SELECTIVE),
     "compiled-tensor-whole-0.2": case(COMPILED, TENSOR, WHOLE, release="0.2"),
+    "compiled-tensor-words": case(COMPILED, TENSOR, WHOLE, config=WORDS),
+    "compiled-fsdp-words": case(COMPILED, FSDP, WHOLE, config=WORDS),
     "compiled-fsdp": case(COMPILED, FSDP),
     "compiled-fsdp-selective": case(COMPILED, FSDP, SELECTIVE),
     "compiled-fsdp-whole-0.2": case(COMPILED, FSDP, WHOLE, release="0.2"),

@@ -15,8 +15,8 @@ from tunecast.job.job import Job
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy, on_card
-from tunecast.tape.build.sharding.host import OnHost
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy
+from tunecast.tape.build.sharding.host import OnHost, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 

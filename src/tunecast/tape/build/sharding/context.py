@@ -3,8 +3,8 @@
 After torch 2.13, torch/distributed/tensor/experimental/_context_parallel/_attention.py (`_templated_ring_attention`): a
 rank keeps its queries and sees the keys and values of all, a part at a time. They are gathered once (`allgather`, which
 is torchtitan's `context_parallel_rotate_method`); gradients of keys and values travel around. Each rank has a part from
-the front and one from the back of the sequence, so that causal attention is as much work for all: after the first turn a
-turn is half of its scores. Results are merged in fp32.
+the front and one from the back of the sequence, so that causal attention is as much work for all: after the first turn
+a turn is half of its scores. Results are merged in fp32.
 """
 
 from __future__ import annotations

@@ -129,17 +129,20 @@ class Replicas(Scheme):
         self.sets = bucketed(came, [FIRST_BUCKET, BUCKET])
 
     def end_forward(self, outputs: Any) -> Any:
+        """`_DDPSink` copies every output; of those without a history the caller gets the original."""
         machine = self.machine
         if not self.finds_unused or not machine.grad_enabled:
             return outputs
-        tensors = [tensor for tensor in tensors_in(outputs) if tensor.requires_grad]
+        tensors = list(tensors_in(outputs))
         node = start(machine, tensors, lambda node, gradients: gradients)
         if node is None:
             return outputs
         node.outputs = len(tensors)
         with machine.within(OWNER):
             copies = {id(t): sunk(machine, node, number, t) for number, t in enumerate(tensors)}
-        return map_tensors(lambda tensor: copies.get(id(tensor), tensor), outputs)
+        passed = {id(t): copies[id(t)] if t.requires_grad else t for t in tensors}
+        del copies
+        return map_tensors(lambda tensor: passed[id(tensor)], outputs)
 
     def ready(self, parameter: Tensor) -> None:
         """`autograd_hook`: into its bucket; the bucket goes as soon as it and all before it are complete."""
@@ -184,7 +187,7 @@ class Replicas(Scheme):
         machine = self.machine
         machine.module = OWNER
         machine.wait(NCCL)
-        for parameter in self.waiting:
+        for parameter in in_whole_model(machine, self.waiting):
             machine.launch("copy_", (parameter,), parameter.dtype, parameter.nbytes)
         self.waiting.clear()
 

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tunecast.errors import UsageError
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import before_gradient_of, edge_of
-from tunecast.tape.build.modules import Module
-from tunecast.tape.build.sharding.ddp import BROADCAST, IN_FLIGHT, bucketed
+from tunecast.tape.build.modules import Module, bring
+from tunecast.tape.build.sharding.flat_parts import GROUP, Piece, Weight, Whole, lengths, on_host, send, uniform_dtype
 from tunecast.tape.build.sharding.nested import tensors_in
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.tensor import FLOAT32, HOST, UINT8, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 from tunecast.tape.op import Role
 
 if TYPE_CHECKING:
@@ -27,32 +25,6 @@ if TYPE_CHECKING:
 
 UNSHARD, POST_BACKWARD, PRE_UNSHARD = 1, 2, 3
 """Streams, in the order they are made (`_init_streams`)."""
-ALIGNED_BYTES = 16
-"""`_get_aligned_numel`: with the original parameters kept, each starts at a multiple."""
-GROUP = "shard"
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the caller of FSDP says (its constructor's arguments)."""
-
-    ranks: int
-    param_dtype: Dtype | None = None
-    reduce_dtype: Dtype | None = None
-    buffer_dtype: Dtype | None = None
-    use_orig_params: bool = False
-    backward_prefetch: bool = True
-    """BACKWARD_PRE; without, none."""
-    reshard_after_forward: bool = True
-    """FULL_SHARD; without, SHARD_GRAD_OP."""
-    upcast: bool = False
-    """accelerate's `prepare_model`: flat parameters that train become fp32 where precision is mixed."""
-    inside_checkpoint: bool = False
-    """Recomputation is around the unit, not inside it."""
-    sync_module_states: bool = False
-    """The first rank's weights are sent to the others when a unit is made, through buffers."""
-    on_host: bool = False
-    """`CPUOffload(offload_params=True)`: a rank's parts, their gradients and the optimizer are on the host."""
 
 
 class State(Enum):
@@ -60,26 +32,6 @@ class State(Enum):
     FORWARD = 1
     BACKWARD_PRE = 2
     BACKWARD_POST = 3
-
-
-class Piece(Tensor):
-    """What a rank holds of one original parameter: part of its part."""
-
-    __slots__ = ("decays",)
-
-    def __init__(self, shard: Tensor, numel: int, decays: bool) -> None:
-        super().__init__(shard.machine, shard.storage, (numel,), shard.dtype)
-        self.requires_grad, self.decays = True, decays
-
-
-class Weight:
-    """One parameter of a unit and every module that holds it under some name."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-        self.view = tensor
-        """Into the gathered weights."""
-        self.places: list[tuple[Module, str]] = []
 
 
 class Unit:
@@ -109,18 +61,20 @@ class Unit:
         self.reduce_dtype = options.reduce_dtype or options.param_dtype or self.dtype
         self.sizes, self.padding = lengths(tensors, self.dtype, self.compute_dtype, options)
         self.numel = sum(self.sizes)
-        self.shard_numel = -(-self.numel // options.ranks)
+        self.shard_numel = -(-self.numel // options.parts)
         with machine.within(self.module.path):
-            moved = [machine.run("_to_copy", (), t.shape, t.dtype) for t in tensors if on_host(t)]
+            moved = [self.moved(tensor) for tensor in tensors if on_host(tensor)]
             if options.sync_module_states:
                 send(tensors, options.ranks)
             flat = machine.run("cat", tensors[:3], (self.numel,), self.dtype)
-            self.shard = machine.run("clone", (flat,), (self.shard_numel,), self.dtype)
+            self.shard = machine.run("clone", (flat,), (self.shard_numel,), self.dtype) if options.shards else flat
             if options.on_host:
                 self.shard = self.copied_to_host(self.shard)
         self.name_shard()
         del flat, moved
-        self.full = Resizable(machine, self.shard_numel * options.ranks * self.compute_dtype.itemsize)
+        self.full: Any = Resizable(machine, self.shard_numel * options.parts * self.compute_dtype.itemsize)
+        if not options.shards:
+            self.full = Whole(machine, self.shard)
         self.low: Resizable | None = None
         self.whole = Tensor(machine, self.full, (self.numel,), self.compute_dtype)
         self.whole.requires_grad = self.trains
@@ -131,6 +85,13 @@ class Unit:
                 weight.tensor.dtype = self.compute_dtype
         if options.param_dtype is not None and options.upcast and self.trains and self.dtype != FLOAT32:
             self.owner.upcast.append(self)
+
+    def moved(self, tensor: Tensor) -> Tensor:
+        """To the card; a packed weight's scales, which are nobody's parameters, come with it and stay."""
+        for scales in self.owner.scales.get(id(tensor), ()):
+            if on_host(scales):
+                bring(scales, self.module.path)
+        return self.machine.run("_to_copy", (), tensor.shape, tensor.dtype)
 
     def name_shard(self) -> None:
         adapters = self.trains and self.owner.adapts
@@ -168,6 +129,8 @@ class Unit:
         if self.compute_dtype != self.dtype:
             self.low = Resizable(machine, self.shard_numel * self.compute_dtype.itemsize)
             machine.run("empty_like", (), self.shard.shape, self.compute_dtype)
+        if not self.owner.options.shards:
+            return
         machine.run("empty", (), (self.shard_numel * ranks,), self.compute_dtype)
         if self.low is not None:
             machine.run("empty", (), (self.shard_numel * ranks,), self.dtype)
@@ -178,7 +141,7 @@ class Unit:
         """`_unshard`."""
         machine, ranks = self.machine, self.owner.options.ranks
         missing, copy = not self.full.is_there, None
-        if missing and (self.low is not None or self.owner.options.on_host):
+        if self.owner.options.on_host or (missing and self.low is not None):  # from the host even when not missing
             with machine.on_stream(PRE_UNSHARD):
                 copy = self.pre_unshard()
             with machine.on_stream(UNSHARD):
@@ -288,8 +251,12 @@ class Unit:
         return output
 
     def hooked(self, tensor: Tensor, hook: Callable[[], None]) -> Any:
-        """The hook runs as part of the tensor's own operation."""
+        """A trained unit's hook counts as part of the tensor's own operation, a frozen one's, which lets go of the unit
+        above, as part of the operation before (where a layer's graph is not one of its own): so a layer frees what it
+        or its neighbour made, and stands for others."""
         machine = self.machine
+        if not self.trains and not self.owner.options.inside_checkpoint:
+            return before_gradient_of(tensor, hook)
         module = machine.module if tensor.node is None else tensor.node.module
 
         def run() -> None:
@@ -332,6 +299,8 @@ class Unit:
     def post_backward(self) -> None:
         """The whole gradient is there: let go of the weights, sum it over the ranks, keep this rank's part."""
         self.state = State.BACKWARD_POST
+        assert self.whole.grad is not None
+        self.machine.blocks[self.whole.grad.storage.block].module = self.module.path
         self.reshard(self.owner.frees_in_backward())
         if not self.owner.sync:
             self.share_whole()
@@ -342,6 +311,9 @@ class Unit:
             computed = gradient = self.whole.grad
             self.whole.grad = None
             assert gradient is not None
+            if not self.owner.options.shards:
+                self.saved_grad = self.summed_in_place(gradient)
+                return
             gradient = ops.to(gradient, self.reduce_dtype)
             padded = gradient
             if self.shard_numel * ranks > self.numel:
@@ -352,8 +324,6 @@ class Unit:
             if ranks > 2:
                 machine.launch("div_", (part,), part.dtype, part.nbytes)
             part = ops.to(part, self.dtype)
-            if self.owner.options.on_host:
-                part = self.copied_to_host(part)
             if self.saved_grad is None:
                 self.saved_grad = part
                 machine.blocks[part.storage.block].role = Role.GRADIENTS
@@ -361,6 +331,13 @@ class Unit:
                 machine.launch("add_", (self.saved_grad, part), part.dtype, part.nbytes)
             self.share(self.saved_grad)
             del computed, padded, gradient
+
+    def summed_in_place(self, gradient: Tensor) -> Tensor:
+        """`_reduce_grad_no_shard`."""
+        machine, ranks, nbytes = self.machine, self.owner.options.ranks, gradient.nbytes
+        machine.launch("div_", (gradient,), gradient.dtype, nbytes)
+        machine.collective("all_reduce", GROUP, ranks, gradient.dtype, nbytes, nbytes, gradient.numel())
+        return gradient
 
     def post_backward_reshard_only(self) -> None:
         self.state = State.BACKWARD_POST
@@ -372,7 +349,8 @@ class Unit:
             self.reshard(self.owner.frees_in_backward())
         self.held.clear()
         if self.trains and self.owner.sync and self.saved_grad is not None:
-            self.gradient, self.saved_grad = self.saved_grad, None
+            part, self.saved_grad = self.saved_grad, None
+            self.gradient = self.copied_to_host(part) if self.owner.options.on_host else part
         self.ran_pre_backward = self.needs_unshard_backward = self.prefetched = False
         self.index, self.state = None, State.IDLE
 
@@ -402,54 +380,3 @@ class Unit:
             if piece.grad is None:
                 self.machine.run("empty_like", (), piece.shape, piece.dtype)
             piece.grad = Tensor(self.machine, whole.storage, piece.shape, whole.dtype)
-
-
-def uniform_dtype(path: str, tensors: Sequence[Tensor]) -> Dtype:
-    """`_validate_tensors_to_flatten`. Packed weights are stored in the dtype of the others (`quant_storage`)."""
-    dtypes = {tensor.dtype for tensor in tensors if tensor.dtype.floating}
-    if len(dtypes) > 1:
-        names = " and ".join(sorted(map(str, dtypes)))
-        raise UsageError(
-            f"parallel.data: FSDP 1 flattens weights of one dtype only, and {path} has {names}. To fix: weights_dtype "
-            "and lora.adapter_dtype the same, quantization.prepare_kbit false, or parallel.fsdp_version 2",
-            field="parallel.data",
-        )
-    return dtypes.pop() if dtypes else tensors[0].dtype
-
-
-def lengths(
-    tensors: Sequence[Tensor], dtype: Dtype, compute_dtype: Dtype, options: Options
-) -> tuple[list[int], list[bool]]:
-    """Elements of each weight and of the padding between them, and which is which."""
-    sizes: list[int] = []
-    padding: list[bool] = []
-    aligned = ALIGNED_BYTES // compute_dtype.itemsize if options.use_orig_params else 1
-
-    def pad(multiple: int) -> None:
-        if missing := -sum(sizes) % multiple:
-            sizes.append(missing)
-            padding.append(True)
-
-    for tensor in tensors:
-        pad(aligned)
-        sizes.append(tensor.nbytes // dtype.itemsize)
-        padding.append(False)
-    if options.use_orig_params:
-        pad(options.ranks)
-    return sizes, padding
-
-
-def send(tensors: Sequence[Tensor], ranks: int) -> None:
-    """`_sync_params_and_buffers`: in buffers of 250 MiB, two at a time (torch/csrc/distributed/c10d/comm.cpp,
-    `broadcast_coalesced`)."""
-    machine, under_way = tensors[0].machine, [tensors[0]][:0]
-    for bucket in bucketed(tensors, [BROADCAST]):
-        nbytes = sum(tensor.nbytes for tensor in bucket)
-        if len(under_way) == IN_FLIGHT:
-            under_way.pop(0)
-        under_way.append(machine.run("cat", bucket, (nbytes,), UINT8))
-        machine.collective("broadcast", GROUP, ranks, bucket[0].dtype, nbytes, nbytes, nbytes)
-
-
-def on_host(tensor: Tensor) -> bool:
-    return tensor.storage is None or tensor.machine.blocks[tensor.storage.block].stream == HOST

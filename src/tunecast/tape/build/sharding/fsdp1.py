@@ -9,29 +9,27 @@ A unit is gathered before its forward pass, again before its backward pass (and 
 go after each; the outermost one stays from forward to backward. With mixed precision a rank's part is cast to the low
 precision first, and only that is gathered; gradients are summed in the reduce dtype and cast back.
 
+    flat_parts.py    settings, lengths, pieces      flat_unit.py    one unit      here: the model, and clipping
+
 Source  torch 2.13, torch/distributed/fsdp: _flat_param.py (`FlatParamHandle`), _runtime_utils.py, _exec_order_utils.py,
         fully_sharded_data_parallel.py (`clip_grad_norm_`). Names of steps below are theirs.
 Ignored `limit_all_gathers` keeps the host from running ahead of the card; in the order of the program nothing moves.
+        Reentrant recomputation inside a unit: nodes are numbered by thread, so in the first step the `cat` of the last
+        layers comes before the end of their own backward pass; from then on after it, as here.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.tape.build import ops
 from tunecast.tape.build.modules import Buffer, Module, bring
+from tunecast.tape.build.optimizers import clip_gradients
 from tunecast.tape.build.quantized import Linear4bit
-from tunecast.tape.build.sharding.flat_unit import (
-    GROUP,
-    POST_BACKWARD,
-    PRE_UNSHARD,
-    UNSHARD,
-    Options,
-    Unit,
-    Weight,
-    on_host,
-)
+from tunecast.tape.build.sharding.flat_parts import GROUP, Options, Weight, on_host
+from tunecast.tape.build.sharding.flat_unit import POST_BACKWARD, PRE_UNSHARD, UNSHARD, Unit
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 from tunecast.tape.op import MANY, Role
 
@@ -56,15 +54,14 @@ class Flattened:
         self.queued = self.started = False
         self.zero: Tensor | None = None
         self.words = frozenset(id(tensor) for tensor in words)
+        packed = [module for module in model.modules() if isinstance(module, Linear4bit)]
+        self.scales = {id(module.weight): module.state.tensors() for module in packed}
         made: dict[int, Unit] = {}
         self._wrap(model, chosen, set(ignored), made, True)
         self.units = [made[id(module)] for module in model.modules() if id(module) in made]
         for module in model.modules():
-            whole: list[Tensor] = [tensor for tensor in module.own.values() if isinstance(tensor, Buffer)]
-            if isinstance(module, Linear4bit):  # its scales are nobody's parameters, and come with the weight
-                whole += module.state.tensors()
-            for tensor in whole:
-                if on_host(tensor):
+            for tensor in module.own.values():
+                if isinstance(tensor, Buffer) and on_host(tensor):
                     bring(tensor, module.path)
         for unit in self.units:
             if unit in self.upcast:
@@ -115,7 +112,8 @@ class Flattened:
                 self.started = True
                 self._cast_buffers()
                 for unit in self.units:
-                    unit.init_attributes()
+                    with machine.within(unit.module.path):
+                        unit.init_attributes()
             for stream in (UNSHARD, PRE_UNSHARD):
                 with machine.on_stream(stream):
                     machine.wait(0)
@@ -151,23 +149,34 @@ class Flattened:
                 unit.finish_backward()
         self.queued = False
 
-    def clip(self) -> Tensor:
+    def clip(self) -> Tensor | None:
         """`clip_grad_norm_`: norms one by one, in fp32; the sum of squares over the ranks."""
         machine = self.machine
         machine.module = MANY
         if self.zero is None:
             self.zero = machine.run("_to_copy", (), (), FLOAT32)
-        trained = [unit for unit in self.units if unit.trains]
         sharded: list[Tensor] = []
-        for unit in trained:
-            sharded += unit.pieces or [unit.shard]
-        gradients = [p.grad for p in (*sharded, *self.others) if p.grad is not None]
+        for unit in self.units:
+            sharded += (unit.pieces or [unit.shard]) if unit.trains else []
+        if not self.options.shards:
+            return clip_gradients([*sharded, *self.others])
         local = self.norm(sharded)
         total = machine.run("pow", (local,), (), FLOAT32)
         machine.collective("all_reduce", GROUP, self.options.ranks, FLOAT32, 4, 4, 1)
         if self.others or (self.packs and not self.options.use_orig_params):
             machine.run("pow", (self.norm(self.others),), (), FLOAT32)
         total = machine.run("pow", (total,), (), FLOAT32)
+        with self.where():
+            total = self.scaled([p.grad for p in (*sharded, *self.others) if p.grad is not None], total)
+        machine.module = ""
+        return total
+
+    def where(self) -> contextlib.AbstractContextManager[None]:
+        """Where a rank's parts and their gradients are."""
+        return self.machine.on_host() if self.options.on_host else contextlib.nullcontext()
+
+    def scaled(self, gradients: Sequence[Tensor], total: Tensor) -> Tensor:
+        machine = self.machine
         shifted = machine.run("add", (total,), (), FLOAT32)
         coefficient = machine.run("mul", (machine.run("reciprocal", (shifted,), (), FLOAT32),), (), FLOAT32)
         del shifted
@@ -176,9 +185,7 @@ class Flattened:
             factor = ops.to(clamped, gradient.dtype)
             machine.launch("mul_", (gradient, factor), gradient.dtype, gradient.nbytes)
             del factor
-        total = ops.to(total, FLOAT32 if any(g.dtype == FLOAT32 for g in gradients) else gradients[0].dtype)
-        machine.module = ""
-        return total
+        return ops.to(total, FLOAT32 if any(g.dtype == FLOAT32 for g in gradients) else gradients[0].dtype)
 
     def norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """`_get_grad_norm`."""
@@ -188,12 +195,15 @@ class Flattened:
             assert self.zero is not None
             return self.zero
         norms = []
-        for gradient in gradients:
-            with machine.within(machine.blocks[gradient.storage.block].module):
-                norms.append(machine.run("linalg_vector_norm", (gradient,), (), FLOAT32, args=(gradient, 2.0, None)))
-        stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), FLOAT32)
-        del norms
-        return machine.run("linalg_vector_norm", (stacked,), (), FLOAT32, args=(stacked, 2.0, None))
+        with self.where():
+            for gradient in gradients:
+                with machine.within(machine.blocks[gradient.storage.block].module):
+                    norm = machine.run("linalg_vector_norm", (gradient,), (), FLOAT32, args=(gradient, 2.0, None))
+                norms.append(norm)
+            stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), FLOAT32)
+            del norms, norm
+            total = machine.run("linalg_vector_norm", (stacked,), (), FLOAT32, args=(stacked, 2.0, None))
+        return machine.run("_to_copy", (total,), (), FLOAT32) if self.options.on_host else total
 
 
 class Around(Module):

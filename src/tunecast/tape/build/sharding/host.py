@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.tensor import HOST, Tensor
+from tunecast.tape.op import FROM_HOST, Role
 
 
 class OnHost(Optimizer):
@@ -15,3 +17,17 @@ class OnHost(Optimizer):
     def step(self) -> None:
         with self.machine.on_host():
             self.optimizer.step()
+
+
+def is_on_host(tensor: Tensor) -> bool:
+    return tensor.storage is not None and tensor.machine.blocks[tensor.storage.block].stream == HOST
+
+
+def on_card(tensor: Tensor) -> Tensor:
+    """A copy on the card of what is on the host."""
+    machine = tensor.machine
+    block = machine.blocks[tensor.storage.block]
+    with machine.within(block.module):
+        copy = machine.run(FROM_HOST, (), tensor.shape, tensor.dtype)
+    machine.blocks[copy.storage.block].role = block.role or Role.WEIGHTS
+    return copy

@@ -1,6 +1,6 @@
 """Tensor parallelism on paper: a layer's matrices split over ranks, activations changing hands between them.
 
-After torch's DTensor (torch 2.13, torch/distributed/tensor: `parallel/style.py`, `_redistribute.py`, `parallel/loss.py`).
+After torch's DTensor (torch 2.13, torch/distributed/tensor: parallel/style.py, _redistribute.py, parallel/loss.py).
 Ways of the activations, each the other's gradient:
 
     gathered      a part of the sequence -> all of it     <->  summed_part   sums of all ranks, this rank's part of them
@@ -125,14 +125,14 @@ class TensorParallel:
         """`PrepareModuleInput`: the first argument, a part of the sequence, is gathered for all that is inside."""
         before(module, self.gathered)
 
-    def in_parts(self, norm: Module) -> None:
-        """`SequenceParallel`: the weight is whole, the input is a part; who waits for it waits here."""
+    def awaits(self, module: Module) -> None:
+        """The first to read what is still on its way."""
 
         def awaited(x: Tensor) -> Tensor:
             self.unawaited.clear()
             return x
 
-        before(norm, awaited)
+        before(module, awaited)
 
     def by_words(self, embedding: Embedding, sequence: bool) -> None:
         """`RowwiseParallel` of an embedding: other ranks' words are read as the first and set to zero
@@ -167,7 +167,7 @@ class TensorParallel:
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
         """`loss_parallel`: of fp32 logits of this rank's words [tokens, words]; no rank ever holds all."""
-        machine, (tokens, words) = self.machine, logits.shape
+        machine, tokens = self.machine, logits.shape[0]
         one = (tokens, 1)
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
@@ -195,7 +195,8 @@ class TensorParallel:
         del most, shifted, sums, logs
         target = kept_labels(labels, (tokens,))
         mask, own = own_of(target)
-        found = machine.run("gather", (log, own), one, FLOAT32)
+        chosen = "gather" if machine.graph is not None else "take_along_dim"  # to a tape a gather is a collective
+        found = machine.run(chosen, (log, own), one, FLOAT32)
         machine.launch("index_put_", (found, mask), FLOAT32, found.nbytes)
         del mask
         of_all = self._sum(found)

@@ -16,6 +16,7 @@ sizes of deepspeed.py. A parameter is cut as one row of numbers, padded; a rank'
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.sharding.zero import Zero
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import FLOAT32, HOST, Dtype, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
 
 GATHER, SCATTER = 1, 2
@@ -59,8 +60,11 @@ class Zero3(Zero):
         self.trace: list[Module] = []
         self.known = False
         self.turn = 0
-        self.queue: list[tuple[int, Cut]] = []
+        self.queue: deque[tuple[int, Cut]] = deque()
         self.last_fetched_for: dict[int, int] = {}
+        self.live = 0
+        """Elements of parameters that are whole or on their way, small ones left out."""
+        self.owned: dict[int, list[Cut]] = {}
         self.under_way: dict[int, tuple[Tensor | None, list[Cut]]] = {}
         """Parameters being gathered, with the buffer and all that share it."""
         self.in_bucket: list[Tensor] = []
@@ -106,7 +110,7 @@ class Zero3(Zero):
 
     def made(self, numel: int, dtype: Dtype, role: Role, on_host: bool) -> Tensor:
         machine = self.machine
-        with machine.on_stream(-1 if on_host else machine.stream), machine.within(MANY):
+        with machine.on_stream(HOST if on_host else machine.stream), machine.within(MANY):
             tensor = machine.run("empty", (), (numel,), dtype)
         machine.blocks[tensor.storage.block].role = role
         return tensor
@@ -118,11 +122,14 @@ class Zero3(Zero):
         self.known = self.known or bool(self.trace)
         self.turn = 0
         self.last_fetched_for.clear()
-        self.queue = [(turn, cut) for turn, module in enumerate(self.trace) for cut in self.own(module)]
+        self.queue = deque((turn, cut) for turn, module in enumerate(self.trace) for cut in self.own(module))
 
     def own(self, module: Module) -> list[Cut]:
-        found = {id(t): self.cuts[id(t)] for t in module.own.values() if id(t) in self.cuts}
-        return list(found.values())
+        found = self.owned.get(id(module))
+        if found is None:
+            cuts = {id(t): self.cuts[id(t)] for t in module.own.values() if id(t) in self.cuts}
+            found = self.owned[id(module)] = list(cuts.values())
+        return found
 
     def watch(self, module: Module) -> None:
         forward: Callable[..., Any] = module.forward
@@ -176,14 +183,13 @@ class Zero3(Zero):
 
     def prefetch(self) -> None:
         while self.queue and self.queue[0][0] <= self.turn:
-            turn, cut = self.queue.pop(0)
+            turn, cut = self.queue.popleft()
             self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
-        there = sum(cut.numel for cut in self.all if not cut.stays and (cut.is_there or id(cut) in self.under_way))
-        most = min(self.settings.max_live_parameters - there, self.settings.prefetch_bucket_size)
+        most = min(self.settings.max_live_parameters - self.live, self.settings.prefetch_bucket_size)
         ahead: list[Cut] = []
         numel = 0
         while self.queue and numel < most:
-            turn, cut = self.queue.pop(0)
+            turn, cut = self.queue.popleft()
             self.last_fetched_for[id(cut)] = max(turn, self.last_fetched_for.get(id(cut), -1))
             if not cut.is_there and id(cut) not in self.under_way and cut not in ahead:
                 ahead.append(cut)
@@ -210,6 +216,7 @@ class Zero3(Zero):
             machine.collective("all_gather", "data", self.ranks, self.dtype, nbytes, nbytes * self.ranks, numel)
         for cut in cuts:
             self.under_way[id(cut)] = (buffer, list(cuts))
+            self.live += 0 if cut.stays else cut.numel
 
     def arrive(self, cut: Cut) -> None:
         """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out."""
@@ -241,7 +248,12 @@ class Zero3(Zero):
                     candidates.pop(id(cut), None)
                     traversed += cut.numel
         for cut in candidates.values():
+            self.let_go(cut)
+
+    def let_go(self, cut: Cut) -> None:
+        if cut.is_there:
             cut.whole.storage.give_back()  # type: ignore[attr-defined]
+            self.live -= cut.numel
 
     def micro_batch(self, last: bool) -> Any:
         self.last = last
@@ -296,8 +308,9 @@ class Zero3(Zero):
         self.hooked.clear()
         for cut in self.all:  # `release_backward_leftovers`: modules whose inputs wanted no gradient
             if not cut.stays:
-                cut.whole.storage.give_back()  # type: ignore[attr-defined]
+                self.let_go(cut)
         self.under_way.clear()
+        self.live = 0
 
     def kept_gradients(self) -> list[Tensor]:
         return [self.kept.alias((cut.part_numel,), None) for cut in self.all if cut.trains]

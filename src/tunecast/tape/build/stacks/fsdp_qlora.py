@@ -19,12 +19,15 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
+from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.eras import era_of, guesses
+from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
 from tunecast.tape.build.stacks import transformers
-from tunecast.tape.build.stacks.transformers import adapt, load, model
-from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.stacks.transformers import load, model
+from tunecast.tape.build.tensor import FLOAT32, INT64, Machine
 from tunecast.tape.op import Phase
 
 __all__ = ["REFUSES", "model", "train"]
@@ -40,26 +43,47 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
 }
 
 
+RELEASE = "4.37.2"
+"""Of transformers: its README leaves 4.38 and 4.39 out."""
+
+
 class Fsdp(AccelerateFsdp1):
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         self.options = replace(
-            self.options, use_orig_params=False, upcast=False, inside_checkpoint=False, sync_module_states=True
-        )
+            self.options, use_orig_params=False, upcast=False, inside_checkpoint=False, sync_module_states=True,
+            shards=job.parallel.data != "ddp",
+        )  # fmt: skip
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    if job.transformers_version is None:
+        machine.era = era_of(RELEASE)
     machine.reentrant = bool(job.checkpoint_reentrant)
     machine.run("zeros", (), (1,), FLOAT32)
     scheme = machine.scheme = Fsdp(job, machine)
     with scheme.loading():
         model = load(job, config, machine)
+        machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
+        add_tables(config, model)
         adapt(job, model)
     machine.empty_cache()
     scheme.wrap(model)
     parameters = scheme.parameters(model)
     take_steps(job, model, scheme.optimizer(parameters, (), ()), lengths)
     machine.end()
+
+
+def add_tables(config: Mapping[str, Any], model: Any) -> None:
+    """transformers 4.37, modeling_llama.py, `LlamaRotaryEmbedding`: cosines and sines of every position, a layer."""
+    for layer in model.layers():
+        attention = layer.self_attn
+        for name in ("cos_cached", "sin_cached"):
+            table = attention.buffer(
+                config["max_position_embeddings"], attention.head_dim, dtype=attention.machine.weights_dtype
+            )
+            setattr(attention, name, table)
+            bring(table, attention.path)
 
 
 def take_steps(job: Job, model: Any, optimizer: Optimizer, lengths: Sequence[int]) -> None:

@@ -3,8 +3,9 @@ DDPStrategy, which its pretraining may.
 
 FSDP: a unit a block and one around the model, original parameters kept (`use_orig_params`), every block recomputed
 inside its unit (pretraining recomputes none). Adapters lie in the flat parameter of their block among frozen weights; a
-flat parameter trains whole or not at all, so frozen weights get gradients too, which FSDP puts together, sums and throws
-away. Until the last micro-batch of a step they are whole on every card (`no_backward_sync`): most of what LoRA takes.
+flat parameter trains whole or not at all, so frozen weights get gradients too, which FSDP puts together, sums and drops
+in the end. Until the last micro-batch of a step they are whole on every card (`no_backward_sync`): most of what LoRA
+takes.
 
 Source   litgpt/finetune/{lora,full}.py; lightning 2.6.6, fabric/strategies/fsdp.py, fabric/plugins/precision/fsdp.py.
 Ignored  the checkpoint's weights arrive unit by unit (`fabric.load_raw`), which stays below the training's peak.

@@ -68,10 +68,12 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 
 def data_ranks(job: Job) -> int:
-    split = job.parallel.tensor * job.parallel.pipeline * job.parallel.context
+    """That share an optimizer: those that see other rows, and those that see other parts of the same ones."""
+    split = job.parallel.tensor * job.parallel.pipeline
+    whole = split * job.parallel.context
     cards = job.hardware.gpus * job.hardware.nodes
-    if cards % split:
-        told = f"{cards} cards do not divide into tensor x pipeline x context = {split}"
+    if cards % whole:
+        told = f"{cards} cards do not divide into tensor x pipeline x context = {whole}"
         raise UsageError(f"parallel: {told}", field="parallel")
     return cards // split
 

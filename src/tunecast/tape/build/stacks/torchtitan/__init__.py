@@ -2,7 +2,7 @@
 
     releases.py    what changed when        model.py, qwen3.py   the models, and the layers' wrappers
     selective.py   per-op selective activation checkpointing
-    parallel.py    which ranks do what, and FSDP2's units
+    parallel.py    which ranks do what, and FSDP2's units      loop.py   the steps      pipeline.py   in stages
 
 Weights are fp32; FSDP2 gathers them as bf16 and reduces gradients in fp32 (`mixed_precision_param`,
 `mixed_precision_reduce`), `autocast: null` leaves both in fp32. Alone on a card, torch's autocast does it.
@@ -16,22 +16,19 @@ from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import backward
-from tunecast.tape.build.compiled import Region
-from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.float8 import MULTIPLE
 from tunecast.tape.build.float8 import forward as float8_forward
 from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
+from tunecast.tape.build.stacks.torchtitan.loop import Trainer
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
-from tunecast.tape.build.stacks.torchtitan.parallel import Ranks, Shared, ranks_of, scheme_of, split_layers, to_empty
+from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
+from tunecast.tape.build.stacks.torchtitan.pipeline import Pipeline
 from tunecast.tape.build.stacks.torchtitan.qwen3 import Qwen3Model
 from tunecast.tape.build.stacks.torchtitan.releases import Release, release_of
-from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
-from tunecast.tape.op import Phase
 
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "method": lambda job: job.method != "full",
@@ -44,8 +41,8 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "loss": lambda job: job.loss == "chunked",
     "matmul_dtype": lambda job: job.matmul_dtype not in (None, "float8"),
 }
-
-
+LAST_LAYERS = 2
+"""The last layer's weights may stay between its two passes, which changes when the one before it is gathered."""
 FAMILIES: Mapping[str, type[Transformer]] = {"llama": Transformer, "qwen3": Qwen3Model}
 
 
@@ -62,9 +59,10 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     model = load(job, config, machine, release, scheme, split)
     for layer in model.layers():
         layer.attention.context = ranks.context
-    parameters = list(model.parameters())
+    parameters = scheme.parameters(model)
     optimizer = scheme.optimizer(parameters, (), ())
-    Trainer(job, model, release, ranks, scheme, split, parameters, optimizer).train(lengths)
+    trainer = Pipeline if ranks.pipeline > 1 else Trainer
+    trainer(job, model, release, ranks, scheme, split, parameters, optimizer).train(lengths)
 
 
 def load(
@@ -76,7 +74,7 @@ def load(
         raise Unsupported(f"model: torchtitan's {config['model_type']!r} is not written down", field="model")
     if job.weights_dtype == "float16" or job.autocast == "float16":
         raise UsageError("weights_dtype: torchtitan trains in bfloat16 and float32", field="weights_dtype")
-    model = family(machine, config, release, max(job.lengths or (job.seq_len,)))
+    model = family(machine, config, release, max(job.lengths or (job.seq_len,)), job.parallel.pipeline == 1)
     model.name_all()
     if job.matmul_dtype == "float8":
         to_float8(model)
@@ -86,9 +84,8 @@ def load(
         if job.gradient_checkpointing:
             layer.recompute = job.recompute or "selective"
         if job.compile:
-            layer.compile(owns_weights=not isinstance(scheme, Shared))
-    scheme.wrap(model)
-    to_empty(model, isinstance(scheme, Shared))
+            layer.compile(owns_weights=type(scheme) is Scheme)
+    to_empty(model, scheme)
     machine.head_modules = {"output", "loss"}
     return model
 

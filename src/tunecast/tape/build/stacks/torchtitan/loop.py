@@ -47,16 +47,21 @@ class Trainer:
         for step, length in enumerate(lengths):
             machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
             self.optimizer.zero_grad()
-            losses = [self.forward_backward_step(length) for _ in range(self.job.grad_accum)]
+            losses = self.forward_backward(length)
             if self.job.max_grad_norm:
                 self.scheme.clip(self.parameters)
             machine.phase = Phase.OPTIMIZER
             self.optimizer.step()
             machine.phase, machine.module = Phase.OTHER, ""
         machine.step, machine.phase = len(lengths), Phase.OTHER
+        self.optimizer.zero_grad()  # as the next step would
+        self.scheme.end()
         del losses
         self.logits = None
         machine.end()
+
+    def forward_backward(self, length: int) -> list[Tensor]:
+        return [self.forward_backward_step(length) for _ in range(self.job.grad_accum)]
 
     def forward_backward_step(self, length: int) -> Tensor:
         machine, job = self.machine, self.job

@@ -19,7 +19,8 @@ from tunecast.tape.build.stacks.torchtitan.releases import Release
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, selectively_checkpointed
 from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm, shifted_in_place
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Shape, Tensor
-from tunecast.tape.kernels.backend import ALL, Attention as AttentionCall, choose
+from tunecast.tape.kernels.backend import ALL, choose
+from tunecast.tape.kernels.backend import Attention as AttentionCall
 
 COMPLEX64 = Dtype("complex64", 8, False)
 
@@ -196,7 +197,7 @@ class TransformerBlock(Module):
         self.region = Region(self.machine, self.wrapped, owns_weights)
 
     def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
-        return (self.region or self.wrapped)(x, freqs_cis)  # type: ignore[no-any-return]
+        return (self.region or self.wrapped)(x, freqs_cis)
 
     def wrapped(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
         """`checkpoint_wrapper`."""
@@ -243,9 +244,23 @@ class Transformer(Module):
         super().name_all(path)
         self.layer_list.name_all("layers")
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def chunk(self, chunk: int, chunks: int) -> list[TransformerBlock]:
+        """The layers of one of the stages a pipeline's rank holds."""
+        layers = self.layers()
+        size = -(-len(layers) // chunks)
+        return layers[chunk * size : (chunk + 1) * size]
+
+    def part(self, h: Tensor, chunk: int, chunks: int) -> Tensor:
+        """Such a stage; the first has the embedding."""
+        if chunk == 0:
+            return self(h, self.chunk(chunk, chunks))  # type: ignore[no-any-return]
+        for layer in self.chunk(chunk, chunks):
+            h = layer(h, self.freqs_cis)
+        return h
+
+    def forward(self, tokens: Tensor, layers: Sequence[Module] | None = None) -> Tensor:
         h = self.tok_embeddings(tokens)
-        for layer in self.layer_list:
+        for layer in self.layer_list if layers is None else layers:
             h = layer(h, self.freqs_cis)
         if not self.last:
             return h  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""How torchtitan spreads a model (torchtitan/models/llama3/infra/parallelize.py): which ranks do what, and FSDP2's units.
+"""How torchtitan spreads a model (torchtitan/models/llama3/infra/parallelize.py): which ranks do what, FSDP2's units.
 
 The model is made on the meta device and shared out there: no card ever holds more than its part (`to_empty`).
 """
@@ -6,18 +6,22 @@ The model is made on the meta device and shared out there: no card ever holds mo
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Buffer, bring
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
+from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
+from tunecast.tape.build.sharding.fsdp1 import Options
 from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy, Unit
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
+from tunecast.tape.build.sharding.unit import SCATTER, Doing
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import BFLOAT16, DTYPES, Machine, Storage
+from tunecast.tape.build.tensor import BFLOAT16, DTYPES, Dtype, Machine, Storage
 from tunecast.tape.op import Role
 
 
@@ -56,19 +60,17 @@ def ranks_of(job: Job) -> Ranks:
 
 
 def split_layers(model: Transformer, split: TensorParallel, release: Release) -> None:
-    """`apply_tp`: with sequence parallelism."""
+    """`apply_tp`: with sequence parallelism. Norms see a part of the sequence, and their weights are whole."""
     split.by_words(model.tok_embeddings, sequence=True)
+    split.awaits(model.layers()[0])
     if model.last:
-        split.in_parts(model.norm)
         split.columns(model.output, sequence=True, whole=not release.splits_loss)
     for layer in model.layers():
         attention, feed_forward = layer.attention, layer.feed_forward
         split.part(attention.n_kv_heads, "a number of key heads")
-        split.in_parts(layer.attention_norm)
         split.takes_sequence(attention)
         for linear in (attention.wq, attention.wk, attention.wv, feed_forward.w1, feed_forward.w3):
             split.columns(linear)
-        split.in_parts(layer.ffn_norm)
         split.takes_sequence(feed_forward)
         for linear in (attention.wo, feed_forward.w2):
             split.rows(linear, sequence=True)
@@ -87,6 +89,7 @@ class Shared(AccelerateFsdp2):
 
     def wrap(self, model: Transformer) -> None:
         sharder, release = self.sharder, self.release
+        sharder.copies_apart = release.copies_apart
         on_meta(model)
         layers = model.layers()
         reshards = self.dims.pipeline == 1 and self.job.parallel.reshard_after_forward
@@ -113,20 +116,52 @@ class Shared(AccelerateFsdp2):
 
         object.__setattr__(unit, "reshard", unless_held)
 
-    def end_pipeline(self) -> None:
-        """torch/distributed/pipelining/stage.py, `run_post_backward`: what has been added up is reduced, unit by unit."""
-        self.holds, self.sharder.reduces = False, True
-        for unit in self.sharder.units:
-            if unit.shards:
+    def end_stage(self, modules: Collection[int]) -> None:
+        """torch/distributed/pipelining/stage.py, `run_post_backward`: after a stage's last micro-batch what has been
+        added up is reduced. `modules` are the stage's, by id."""
+        sharder = self.sharder
+        self.holds, sharder.reduces = False, True
+        for unit in sharder.units:
+            if unit.shards and id(unit.modules[0]) in modules:
                 unit.post_backward()
-        self.sharder.end_backward()
+                unit.group_does = Doing.NOTHING
+                unit.finish()
+        self.machine.wait(SCATTER)
+        sharder.scattering.clear()
+        self.holds, sharder.reduces = True, False
+
+    @contextlib.contextmanager
+    def pipelined(self) -> Iterator[None]:
+        """A step's micro-batches: weights stay whole, gradients are added up."""
+        self.holds, self.sharder.reduces = True, False
+        try:
+            yield
+        finally:
+            self.holds, self.sharder.reduces = False, True
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
 
 
+class Flat(AccelerateFsdp1):
+    """FSDP 1, which torchtitan had until April 2024: a unit a layer and one around the model."""
+
+    def __init__(self, job: Job, machine: Machine, ranks: Ranks) -> None:
+        Scheme.__init__(self, job, machine)
+        dtype = None if job.autocast is None else BFLOAT16
+        reduced = DTYPES[job.parallel.reduce_dtype or "float32"]
+        self.options = Options(ranks.fsdp, dtype, reduced, use_orig_params=True)
+        self.flat = None
+
+    @property
+    def autocast(self) -> Dtype | None:
+        return None
+
+
 def scheme_of(job: Job, machine: Machine, release: Release, ranks: Ranks) -> Scheme:
-    return Shared(job, machine, release, ranks) if ranks.fsdp * ranks.replicate > 1 else Scheme(job, machine)
+    if ranks.fsdp * ranks.replicate == 1:
+        return Scheme(job, machine)
+    return Flat(job, machine, ranks) if job.parallel.fsdp_version == 1 else Shared(job, machine, release, ranks)
 
 
 def on_meta(model: Transformer) -> None:
@@ -140,9 +175,14 @@ def on_meta(model: Transformer) -> None:
                 machine.blocks[tensor.storage.block].role = Role.WEIGHTS
 
 
-def to_empty(model: Transformer, shared: bool) -> None:
-    """Weights that nobody shares, and buffers, come to the card."""
-    for module in model.modules():
-        for tensor in module.own.values():
-            if isinstance(tensor, Buffer) or not shared:
-                bring(tensor, module.path, Role.WEIGHTS)
+def to_empty(model: Transformer, scheme: Scheme) -> None:
+    """Weights, and buffers, come to the card: parts of them from nowhere, or all."""
+    if isinstance(scheme, Shared):
+        scheme.wrap(model)
+    with scheme.loading() if isinstance(scheme, Flat) else contextlib.nullcontext():
+        for module in model.modules():
+            for tensor in module.own.values():
+                if tensor.storage is None:
+                    bring(tensor, module.path, Role.WEIGHTS)
+    if isinstance(scheme, Flat):
+        scheme.wrap(model)

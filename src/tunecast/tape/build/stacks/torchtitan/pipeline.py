@@ -1,9 +1,9 @@
 """A pipeline's first stage, 1F1B or interleaved (torch/distributed/pipelining: schedules.py, `Schedule1F1B`,
 `ScheduleInterleaved1F1B`; stage.py).
 
-The first stage waits longest for its gradients: as many micro-batches are under way as there are stages behind it. FSDP2
-gathers weights once a step, gradients of all micro-batches are added up whole, in fp32, and reduced at the end. Results
-sent and gradients received have buffers of their own, one a micro-batch, for the whole run.
+The first stage waits longest for its gradients: as many micro-batches are under way as there are stages. FSDP2 gathers
+weights once a step, gradients of all micro-batches are added up whole, in fp32, and reduced at the end. What is
+received has buffers of its own, one a micro-batch, for the whole run.
 """
 
 from __future__ import annotations
@@ -26,28 +26,34 @@ class Pipeline(Trainer):
 
     def forward_backward(self, length: int) -> list[Tensor]:
         """Micro-batches are the job's `grad_accum`."""
-        machine, job = self.machine, self.job
+        machine, job, scheme = self.machine, self.job, self.scheme
+        assert isinstance(scheme, Shared)
         ranks, chunks, count = self.ranks.pipeline, job.parallel.virtual_stages, job.grad_accum
-        assert isinstance(self.scheme, Shared)
         total = count * chunks
         ahead = min(total, ranks if chunks == 1 else (chunks - 1) * min(count, ranks) + 2 * (ranks - 1) + 1)
         self.prepare(length, chunks, count)
-        inputs = [machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)]
-        self.scheme.holds, self.scheme.sharder.reduces = True, False
-        under_way: list[tuple[int, int, Tensor, Tensor | None]] = []
-        for turn in range(ahead):
-            under_way.append(self.forward(inputs[0], *place(turn, ranks, chunks)))
-        for turn in range(total):
-            chunk, micro_batch = place(turn, ranks, chunks)
-            chunk = chunks - 1 - chunk
-            found = next(at for at, item in enumerate(under_way) if item[:2] == (chunk, micro_batch))
-            self.backward(*under_way.pop(found))
-            if turn + ahead < total:
-                under_way.append(self.forward(inputs[0], *place(turn + ahead, ranks, chunks)))
-        machine.phase = Phase.BACKWARD
-        self.scheme.end_pipeline()
+        inputs = machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)
+        under_way: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
+        with scheme.pipelined():
+            for turn in range(ahead):
+                now = place(turn, ranks, chunks)
+                under_way[now] = self.forward(inputs, *now)
+            for turn in range(total):
+                chunk, number = place(turn, ranks, chunks)
+                chunk = chunks - 1 - chunk
+                self.backward(chunk, number, *under_way.pop((chunk, number)))
+                if number == count - 1:
+                    machine.phase = Phase.BACKWARD
+                    scheme.end_stage(self.modules_of(chunk, chunks))
+                if turn + ahead < total:
+                    now = place(turn + ahead, ranks, chunks)
+                    under_way[now] = self.forward(inputs, *now)
         machine.phase = Phase.OTHER
         return [machine.run("full", (), (1,), FLOAT32)]
+
+    def modules_of(self, chunk: int, chunks: int) -> set[int]:
+        layers = {id(layer) for layer in self.model.chunk(chunk, chunks)}
+        return layers | {id(self.model), id(self.model.tok_embeddings)} if chunk == 0 else layers
 
     def prepare(self, length: int, chunks: int, count: int) -> None:
         """`_prepare_forward_infra`, `_prepare_backward_infra`."""
@@ -69,7 +75,7 @@ class Pipeline(Trainer):
     def exchanged(self, name: str, tensor: Tensor) -> None:
         self.machine.collective(name, GROUP, 2, tensor.dtype, tensor.nbytes, tensor.nbytes, tensor.numel())
 
-    def forward(self, inputs: Tensor, chunk: int, number: int) -> tuple[int, int, Tensor, Tensor | None]:
+    def forward(self, inputs: Tensor, chunk: int, number: int) -> tuple[Tensor, Tensor | None]:
         machine, job = self.machine, self.job
         machine.phase, machine.in_forward = Phase.FORWARD, True
         given = self.buffers[chunk, number][0]
@@ -84,7 +90,7 @@ class Pipeline(Trainer):
         out = self.model.part(h, chunk, job.parallel.virtual_stages)
         self.exchanged("send", out)
         machine.in_forward = False
-        return chunk, number, out, source
+        return out, source
 
     def backward(self, chunk: int, number: int, out: Tensor, source: Tensor | None) -> None:
         gradient = self.buffers[chunk, number][1]

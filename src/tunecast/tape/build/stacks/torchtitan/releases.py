@@ -31,11 +31,13 @@ class Release(NamedTuple):
     (train.py until summer 2024)."""
     splits_loss: bool
     """Logits stay in parts (`loss_parallel`, on by default since April 2024)."""
+    copies_apart: bool
+    """torch's FSDP2 put gradients together in the scatter stream's own memory (`foreach_reduce_scatter`, before 2.5)."""
     gives_root_back: bool
     """torch lets go of the root's weights after the forward pass too, where told so (2.8, nightlies of June 2025)."""
     compiles_loss: bool
-    """With the layers. Between December 2024 and February 2025 it was left out: "compiling loss function causes CUDA
-    errors, turning off for now" (train.py)."""
+    """With the layers; in the first half of 2024 only the model was. Between December 2024 and February 2025 it was
+    left out: "compiling loss function causes CUDA errors, turning off for now" (train.py)."""
     repeats_heads: bool
     """Keys and values are copied for every query head; 0.2.1 leaves that to the kernel (`enable_gqa`)."""
     attention: tuple[str, ...]
@@ -72,8 +74,9 @@ def release_of(version: str | None, capability: tuple[int, int]) -> Release:
         keeps_last_layer=month < (2025, 8),
         keeps_logits=month < (2024, 7),
         splits_loss=month >= (2024, 4),
+        copies_apart=month < (2024, 9),
         gives_root_back=(2025, 6) <= month < (2025, 8),
-        compiles_loss=not (2024, 12) <= month < (2025, 3),
+        compiles_loss=(2024, 7) <= month < (2024, 12) or month >= (2025, 3),
         repeats_heads=month < (2025, 12),
         attention=attention,
         saves=frozenset(saves),

@@ -64,7 +64,6 @@ class Choosing(Machine):
             return selection.take(name)
         return selection.keep(name, super().run_many(name, inputs, outs, flops, args, kwargs, kernels))
 
-
     def exchange(self, name: str, group: str, ranks: int, given: Tensor, shape: Shape) -> Tensor:
         selection = self.selection
         if not selection.policy_of(name):
@@ -107,9 +106,7 @@ class SelectiveFrame(Frame):
             machine.__class__, machine.selection = before  # type: ignore[attr-defined]
 
 
-def selectively_checkpointed(
-    machine: Machine, function: Callable[..., Any], saved: frozenset[str], *args: Any
-) -> Any:
+def selectively_checkpointed(machine: Machine, function: Callable[..., Any], saved: frozenset[str], *args: Any) -> Any:
     if machine.graph is not None:  # the compiler is told which values are dear; what is needed of them it keeps
         machine.graph.keeps = Policy(saved)
         try:

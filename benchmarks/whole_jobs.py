@@ -1,0 +1,251 @@
+"""Whole jobs of transformers' Trainer with varying lengths: predicted first, then run on a card.
+
+    python benchmarks/whole_jobs.py --predict                writes data/whole_predictions.jsonl; needs no card
+    python benchmarks/whole_jobs.py OUT.jsonl                runs every case on the card, a line each
+    python benchmarks/whole_jobs.py OUT.jsonl --tiny --cpu   tries the program out where there is no card
+    python benchmarks/whole_jobs.py --compare OUT.jsonl      sets the two beside each other
+
+Weights are random and written to a temporary folder first, so that loading finds them in the page cache; samples are
+random tokens of the lengths that the job lists. Every case is a process of its own, timed from its start to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+sys.path.insert(0, str(ROOT / "src"))
+PREDICTIONS = HERE / "data" / "whole_predictions.jsonl"
+
+LORA = {"rank": 16, "alpha": 32, "dropout": 0.0, "targets": "all-linear"}
+ONE = {"model": "llama-3.2-1b", "method": "full", "weights_dtype": "bfloat16", "gradient_checkpointing": False}
+THREE = {"model": "llama-3.2-3b", "method": "lora", "lora": LORA, "weights_dtype": "bfloat16"}
+SMALL = {"model": "qwen2.5-0.5b", "method": "full", "weights_dtype": "float32", "gradient_checkpointing": False}
+
+
+def drawn(seed: int, count: int, median: float, sigma: float, most: int) -> list[int]:
+    draw = random.Random(seed)
+    return [max(8, min(most, round(draw.lognormvariate(0, sigma) * median))) for _ in range(count)]
+
+
+CASES: list[dict[str, Any]] = [
+    {"id": "random", **ONE, "seq_len": 1024, "micro_batch": 8, "data": {"lengths": drawn(1, 2400, 220, 0.8, 1024)}},
+    {"id": "grouped", **ONE, "seq_len": 1024, "micro_batch": 8,
+     "data": {"lengths": drawn(1, 2400, 220, 0.8, 1024), "group_by_length": True}},
+    {"id": "multiple", **ONE, "seq_len": 1024, "micro_batch": 8,
+     "data": {"lengths": drawn(1, 2400, 220, 0.8, 1024), "pad_to_multiple_of": 64}},
+    {"id": "adapters", **THREE, "seq_len": 2048, "micro_batch": 4, "grad_accum": 2, "gradient_checkpointing": True,
+     "data": {"lengths": drawn(2, 1200, 400, 0.7, 2048), "eval_samples": 96, "pad_to_multiple_of": 32},
+     "run": {"eval_strategy": "steps", "eval_steps": 50, "save_steps": 50}},
+    {"id": "small", **SMALL, "seq_len": 512, "micro_batch": 16,
+     "data": {"lengths": drawn(3, 3200, 150, 0.6, 512), "pad_to_multiple_of": 8, "epochs": 2}},
+    {"id": "constant", **THREE, "seq_len": 1024, "micro_batch": 8, "gradient_checkpointing": True,
+     "data": {"lengths": [1024] * 800}, "run": {"save_strategy": "no"}},
+]  # fmt: skip
+"""The most telling first."""
+
+
+def job_of(case: dict[str, Any]) -> Any:
+    from tunecast.job import job_from_dict
+
+    data = {"epochs": 1, **case["data"]}
+    hardware = {"gpu": "h200-sxm-141gb", "download_bytes_per_s": None}
+    return job_from_dict({"autocast": "bfloat16", **case, "data": data, "hardware": hardware})
+
+
+def predict() -> None:
+    from tunecast.predict.engines import predicted
+
+    with PREDICTIONS.open("w", encoding="utf-8") as out:
+        for case in CASES:
+            said = predicted(job_of(case)).prediction
+            assert said.time is not None, said.warnings
+            out.write(json.dumps({"id": case["id"], "time": dict(said.time)}) + "\n")
+            print(
+                case["id"],
+                round(said.time["total_s"], 1),
+                {k: round(v, 2) for k, v in said.time["phases_s"].items() if v},
+            )
+
+
+class Clock:
+    """Seconds by phase; a phase inside another is taken off it."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+        self.open: list[str] = []
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        began = time.perf_counter()
+        self.open.append(name)
+        try:
+            yield
+        finally:
+            self.open.pop()
+            seconds = time.perf_counter() - began
+            self.spent[name] = self.spent.get(name, 0.0) + seconds
+            if self.open:
+                self.spent[self.open[-1]] = self.spent.get(self.open[-1], 0.0) - seconds
+
+    def wrapped(self, name: str, function: Any) -> Any:
+        def run(*given: Any, **named: Any) -> Any:
+            with self.phase(name):
+                return function(*given, **named)
+
+        return run
+
+
+def config_of(name: str, tiny: bool) -> Any:
+    from transformers import AutoConfig
+
+    raw = json.loads((ROOT / "src" / "tunecast" / "job" / "models" / f"{name}.json").read_text())
+    if tiny:
+        raw |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 500}
+        raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "layer_types": None}
+    return AutoConfig.for_model(raw.pop("model_type"), **{k: v for k, v in raw.items() if k != "torch_dtype"})
+
+
+def write_model(name: str, folder: Path, tiny: bool) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if not (folder / "config.json").exists():
+        AutoModelForCausalLM.from_config(config_of(name, tiny), dtype=torch.bfloat16).save_pretrained(folder)
+
+
+def run_case(case: dict[str, Any], folder: Path, tiny: bool, cpu: bool) -> dict[str, Any]:
+    """In a process of its own: everything the prediction counts, from the imports on."""
+    clock, began = Clock(), time.perf_counter()
+    with clock.phase("start"):
+        import torch
+        from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+        if not cpu:
+            torch.zeros(1, device="cuda")
+    job = job_of(case)
+    lengths = [min(n, 48) for n in job.data.lengths[:64]] if tiny else job.data.lengths
+    with clock.phase("load"):
+        where = "cpu" if cpu else "cuda"
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, job.weights_dtype), device_map=where)
+        if job.method == "lora":
+            from peft import LoraConfig, get_peft_model
+
+            lora = LoraConfig(r=job.lora.rank, lora_alpha=job.lora.alpha, lora_dropout=0.0, target_modules="all-linear",
+                              task_type="CAUSAL_LM")  # fmt: skip
+            model = get_peft_model(model, lora)
+    draw = torch.Generator().manual_seed(0)
+    vocabulary = model.config.vocab_size
+    rows = [{"input_ids": torch.randint(0, vocabulary, (n,), generator=draw)} for n in lengths]
+    multiple = job.data.pad_to_multiple_of or 1
+
+    def collate(batch: list[dict[str, Any]]) -> dict[str, Any]:
+        longest = -(-max(len(row["input_ids"]) for row in batch) // multiple) * multiple
+        ids, mask = (
+            torch.zeros(len(batch), longest, dtype=torch.long),
+            torch.zeros(len(batch), longest, dtype=torch.long),
+        )
+        for at, row in enumerate(batch):
+            ids[at, : len(row["input_ids"])] = row["input_ids"]
+            mask[at, : len(row["input_ids"])] = 1
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+    output = tempfile.mkdtemp(dir=folder)
+    arguments = TrainingArguments(
+        output_dir=output,
+        num_train_epochs=job.data.epochs,
+        per_device_train_batch_size=job.micro_batch,
+        per_device_eval_batch_size=job.run.eval_batch,
+        gradient_accumulation_steps=job.grad_accum,
+        gradient_checkpointing=job.gradient_checkpointing,
+        train_sampling_strategy="group_by_length" if job.data.group_by_length else "random",
+        optim=job.optimizer,
+        bf16=True,
+        eval_strategy=job.run.eval_strategy,
+        eval_steps=job.run.eval_steps,
+        save_strategy=job.run.save_strategy,
+        save_steps=job.run.save_steps,
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=cpu,
+    )
+    trainer = Trainer(
+        model=model, args=arguments, train_dataset=rows, data_collator=collate,
+        eval_dataset=rows[: job.data.eval_samples] if job.data.eval_samples else None,
+    )  # fmt: skip
+    trainer._save_checkpoint = clock.wrapped("checkpoints", trainer._save_checkpoint)
+    trainer.evaluate = clock.wrapped("evaluation", trainer.evaluate)
+    with clock.phase("training"):
+        trainer.train()
+    with clock.phase("final_save"):
+        trainer.save_model(output)
+    return {"id": case["id"], "wall_s": time.perf_counter() - began, "steps": trainer.state.global_step,
+            "phases_s": clock.spent, "torch": torch.__version__}  # fmt: skip
+
+
+def measure(out: Path, tiny: bool, cpu: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder, out.open("w", encoding="utf-8") as file:
+        for case in CASES:
+            where = Path(folder) / case["model"]
+            write_model(case["model"], where, tiny)
+            flags = [*(["--tiny"] if tiny else []), *(["--cpu"] if cpu else [])]
+            began = time.monotonic()
+            ran = subprocess.run(
+                [sys.executable, __file__, "--case", case["id"], "--folder", str(where), *flags],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            said = [line for line in ran.stdout.splitlines() if line.startswith('{"id"')]
+            row = json.loads(said[-1]) if said else {"id": case["id"], "error": ran.stderr[-2000:]}
+            row["process_s"] = time.monotonic() - began
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            print(case["id"], round(row["process_s"], 1), row.get("error", row.get("phases_s")), flush=True)
+
+
+def compare(out: Path) -> None:
+    told = {row["id"]: row["time"] for row in map(json.loads, PREDICTIONS.read_text("utf-8").splitlines())}
+    for row in map(json.loads, out.read_text("utf-8").splitlines()):
+        if "error" in row:
+            print(row["id"], row["error"].splitlines()[-1])
+            continue
+        said = told[row["id"]]
+        print(f"{row['id']:<10} predicted {said['total_s']:7.1f} s  measured {row['process_s']:7.1f} s  "
+              f"{said['total_s'] / row['process_s'] - 1:+.1%}  steps {said['steps']} {row['steps']}")  # fmt: skip
+        together = {"training": ("training", "first_step", "new_lengths")}
+        for name, seconds in row["phases_s"].items():
+            part = sum(said["phases_s"][n] for n in together.get(name, (name,)))
+            print(f"    {name:<12} {part:8.2f} {seconds:8.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", nargs="?", type=Path)
+    for flag in ("--predict", "--compare", "--tiny", "--cpu"):
+        parser.add_argument(flag, action="store_true")
+    parser.add_argument("--case")
+    parser.add_argument("--folder", type=Path)
+    given = parser.parse_args()
+    if given.predict:
+        predict()
+    elif given.case:
+        [case] = [case for case in CASES if case["id"] == given.case]
+        print(json.dumps(run_case(case, given.folder, given.tiny, given.cpu)))
+    elif given.compare:
+        compare(given.out)
+    else:
+        measure(given.out, given.tiny, given.cpu)
+
+
+if __name__ == "__main__":
+    main()

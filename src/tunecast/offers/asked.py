@@ -1,0 +1,144 @@
+"""Which offers are meant: every filter of `tunecast offers`, and how many only might match.
+
+Where certainty is asked for (--eu, --country, --no-cloud-act), an offer of which it is not known is left out, and
+counted: the answer says how many.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+
+from tunecast.errors import UsageError, nearest
+from tunecast.hardware.catalog import gpus, known_gpu
+from tunecast.hardware.cluster import own_link
+from tunecast.hardware.links import Link, inside_names, links
+from tunecast.offers.clean import order
+from tunecast.offers.jurisdiction import EU27, Answer, beyond_us_law, stands_in
+from tunecast.offers.offer import SPOT, Offer
+from tunecast.offers.provider import provider, providers
+
+LINK_KINDS = ("nvlink", "xgmi", "pcie", "host")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Each field narrows down; what is left as it is does not."""
+
+    words: tuple[str, ...] = ()
+    gpu: str | None = None
+    gpus: int | None = None
+    providers: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    no_spot: bool = False
+    countries: tuple[str, ...] = ()
+    eu: bool = False
+    no_cloud_act: bool = False
+    certified: str | None = None
+    interconnect: str | None = None
+    vendor: str | None = None
+    max_usd_per_hour: float | None = None
+    max_age_days: int | None = None
+
+
+@dataclass(frozen=True)
+class Left:
+    offers: tuple[Offer, ...]
+    """The cheapest card-hour first."""
+    unknown: Mapping[str, int] = field(default_factory=dict)
+    """How many were left out because it is not known, by what is not."""
+    cut: tuple[str, ...] = ()
+    """The filter that left none, where one did."""
+
+
+_Test = Callable[[Offer], Answer]
+
+
+def asked(offers: Iterable[Offer], wanted: Asked, today: date) -> Left:
+    """Raises `UsageError` for a card, provider or link that is not known."""
+    left = list(offers)
+    unknown: Counter[str] = Counter()
+    for name, test in _tests(wanted, left, today):
+        answers = [(offer, test(offer)) for offer in left]
+        unknown[name] = sum(answer == "unknown" for _, answer in answers)
+        left = [offer for offer, answer in answers if answer == "yes"]
+        if not left:
+            return Left((), {why: n for why, n in unknown.items() if n}, (name,))
+    left.sort(key=lambda offer: (offer.usd_per_gpu_hour, order(offer)))
+    return Left(tuple(left), {why: n for why, n in unknown.items() if n})
+
+
+def _tests(wanted: Asked, offers: Iterable[Offer], today: date) -> Iterator[tuple[str, _Test]]:
+    """The plain ones first: how many are unknown counts only what else would match."""
+    if wanted.words:
+        yield "TEXT", lambda offer: _is(all(word in _words_of(offer) for word in wanted.words))
+    if wanted.gpu is not None:
+        card = known_gpu(wanted.gpu).name
+        yield "--gpu", lambda offer: _is(offer.gpu == card)
+    if wanted.vendor is not None:
+        vendor = _one_of("--vendor", wanted.vendor, {card.vendor for card in gpus().values()})
+        yield "--vendor", lambda offer: _is(gpus()[offer.gpu].vendor == vendor)
+    if wanted.gpus is not None:
+        yield "--gpus", lambda offer: _is(offer.gpus == wanted.gpus)
+    if wanted.providers:
+        known = {*providers(), *(offer.provider for offer in offers)}
+        names = {_one_of("--provider", name, known) for name in wanted.providers}
+        yield "--provider", lambda offer: _is(offer.provider in names)
+    if wanted.kinds:
+        yield "--kind", lambda offer: _is(offer.kind in wanted.kinds)
+    if wanted.no_spot:
+        yield "--no-spot", lambda offer: _is(offer.kind != SPOT)
+    if wanted.max_usd_per_hour is not None:
+        most = wanted.max_usd_per_hour
+        yield "--max-usd", lambda offer: _is(offer.usd_per_hour <= most)
+    if wanted.max_age_days is not None:
+        oldest = wanted.max_age_days
+        yield "--max-age", lambda offer: _is(offer.age_days(today) <= oldest)
+    if wanted.interconnect is not None:
+        link = _one_of("--interconnect", wanted.interconnect.lower(), {*LINK_KINDS, *inside_names()})
+        yield "--interconnect", lambda offer: _is(link in (inside(offer).kind, inside(offer).name))
+    if wanted.certified is not None:
+        certificate = wanted.certified.lower().replace(" ", "").replace("-", "")
+        yield "the certificate is not known", lambda offer: _certified(offer, certificate)
+    if wanted.countries:
+        yield "the country is not known, or not proven", lambda offer: stands_in(offer, wanted.countries)
+    if wanted.eu:
+        yield "whether it is in the EU is not known, or not proven", lambda offer: stands_in(offer, EU27)
+    if wanted.no_cloud_act:
+        yield "whether US law reaches who runs or sells it is not known", beyond_us_law
+
+
+def inside(offer: Offer) -> Link:
+    """What joins the cards of the machine: as said, or the card's own."""
+    if offer.interconnect is not None:
+        return links()[offer.interconnect]
+    node = offer.node
+    if node is not None and node.interconnect is not None:
+        return links()[node.interconnect]
+    return own_link(gpus()[offer.gpu], offer.gpus)
+
+
+def _certified(offer: Offer, certificate: str) -> Answer:
+    """As the provider states it; of a provider that states none, unknown."""
+    stated = provider(offer.provider).certificates
+    return "yes" if certificate in stated else "no" if stated else "unknown"
+
+
+def _words_of(offer: Offer) -> str:
+    return f"{offer.gpu} {offer.provider} {offer.instance} {offer.kind} {' '.join(offer.regions)}".lower()
+
+
+def _is(answer: bool) -> Answer:
+    return "yes" if answer else "no"
+
+
+def _one_of(flag: str, given: str, allowed: Iterable[str]) -> str:
+    names = {name.lower(): name for name in allowed}
+    if given.lower() in names:
+        return names[given.lower()]
+    near = nearest(given[:80], sorted(names))
+    hint = f"; nearest: {names[near]}" if near else ""
+    shown = ", ".join(sorted(names.values()))
+    raise UsageError(f"{flag}: got {given[:80]!r}; allowed: {shown}{hint}", field=flag)

@@ -1,0 +1,222 @@
+"""What a run costs, line by line: the sum of the lines is the total, and a phase that is not paid for is a line of 0.
+
+    machine time, phase by phase  +  rounding to the billing step and minimum  +  expected interruptions (spot)
+    +  storage of checkpoints  +  egress of the result  +  VAT where it is asked for
+
+Pure: phases in seconds come from the prediction (predict/whole.py), prices from an offer, terms from its provider.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, expm1, log, sqrt
+from typing import NamedTuple
+
+from tunecast.offers.offer import OWNED, RESERVED, SPOT, Offer
+from tunecast.offers.provider import Provider
+from tunecast.units import GB, HOUR_S
+
+LONGEST_STEP_S = 3600
+"""Taken where a provider does not say how it bills: the longest step any of providers.toml has."""
+STORAGE_USD_PER_GB_MONTH = 0.023
+"""Taken where a provider's own is not known: S3 Standard (0.023 to 0.026, cloudhealthtech.com)."""
+MONTH_S = 365.25 / 12 * 24 * HOUR_S
+RUNS_A_YEAR = 52
+"""Of a weekly pipeline."""
+
+_MONTHLY = 0.175
+"""AWS's Spot Instance Advisor of 2026-02-24 has p5.48xlarge at 15 to 20 % interrupted within a month (and p4d.24xlarge
+at 5 to 10 %), as thundercompute.com/blog/cloud-gpu-spot-instance-availability quotes it."""
+_TRACE = 10 / 44.0
+"""Ten interruptions in the first 44 hours up of a p3.2xlarge in us-west-2b (skypilot-org/spot-traces,
+preemption/1-node/aws-04-22-2023, the first two days of the file)."""
+CALM_PER_HOUR = -log(1 - _MONTHLY) / (MONTH_S / HOUR_S)
+ROUGH_PER_HOUR = _TRACE
+INTERRUPTIONS_PER_HOUR = sqrt(CALM_PER_HOUR * ROUGH_PER_HOUR)
+"""Of one spot machine, where the user does not say: the geometric mean of what the calmest and the roughest source at
+hand have, which are almost a factor of a thousand apart. No more is known; it differs by card, region and week."""
+
+RESTARTED = ("provisioning", "image", "download", "start", "load", "first_step")
+"""Done again after an interruption."""
+_TOLD: Mapping[str, str] = {
+    "provisioning": "the machine starts", "image": "image pulled", "download": "model and data downloaded",
+    "start": "Python and CUDA start", "load": "weights loaded", "first_step": "first step, longer than the rest",
+    "preparation": "data prepared", "training": "training", "new_lengths": "lengths not seen before",
+    "evaluation": "evaluation", "checkpoints": "checkpoints written", "final_save": "model written",
+}  # fmt: skip
+
+
+class Line(NamedTuple):
+    name: str
+    usd: float
+    told: str = ""
+
+
+@dataclass(frozen=True)
+class Cost:
+    lines: tuple[Line, ...]
+    """Their sum is the total."""
+    wall_s: float
+    """Expected, with interruptions and what is not billed."""
+    billed_s: float
+    """Of each machine."""
+    interruptions: float
+    """Expected."""
+    assumptions: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    """What is not in the total because nobody says what it costs."""
+
+    @property
+    def total_usd(self) -> float:
+        return sum(line.usd for line in self.lines)
+
+    def usd_per_epoch(self, epochs: float) -> float:
+        return self.total_usd / epochs
+
+    def usd_per_million_tokens(self, tokens: float) -> float:
+        return self.total_usd / tokens * 1e6
+
+    def usd_per_year(self, runs: int = RUNS_A_YEAR) -> float:
+        """Of a pipeline that runs every week."""
+        return self.total_usd * runs
+
+
+class Spot(NamedTuple):
+    """What interruptions are expected to do to a run."""
+
+    interruptions: float
+    wall_s: float
+    """Added to the run."""
+    billed_s: float
+    """Added to the bill: waiting for the next machine may be free."""
+
+
+def total_cost(
+    phases_s: Mapping[str, float],
+    offer: Offer,
+    of: Provider,
+    *,
+    nodes: int = 1,
+    checkpoint_every_s: float | None = None,
+    interruptions_per_hour: float | None = None,
+    storage_bytes: float = 0.0,
+    storage_s: float = MONTH_S,
+    egress_bytes: float = 0.0,
+    vat_fraction: float = 0.0,
+) -> Cost:
+    """`phases_s`: of the run without interruptions. `checkpoint_every_s`: None where nothing is saved on the way.
+
+    Ignored  that a price may change during the run; that a new machine begins a new minimum after an interruption.
+    """
+    usd_per_s = offer.usd_per_hour * nodes / HOUR_S
+    assumptions: list[str] = []
+    missing: list[str] = []
+    free = _free_phases(of, offer)
+    lines = [
+        Line(name, 0.0 if name in free else seconds * usd_per_s, _TOLD.get(name, name))
+        for name, seconds in phases_s.items()
+        if seconds > 0
+    ]
+    used_s = sum(seconds for name, seconds in phases_s.items() if name not in free)
+    spot = Spot(0.0, 0.0, 0.0)
+    if offer.kind == SPOT:
+        rate = INTERRUPTIONS_PER_HOUR if interruptions_per_hour is None else interruptions_per_hour
+        spot = expected_interruptions(phases_s, rate * nodes, checkpoint_every_s, free)
+        lines.append(Line("interruptions", spot.billed_s * usd_per_s, f"{spot.interruptions:.2g} expected"))
+        if interruptions_per_hour is None:
+            between = f"{1 / ROUGH_PER_HOUR:.0f} and {1 / CALM_PER_HOUR:.0f} hours"
+            assumptions.append(
+                f"a spot machine is interrupted every {1 / rate:.0f} hours (sources: between {between} apart)"
+            )
+    billed_s = billed(used_s + spot.billed_s, of, offer, assumptions)
+    lines.append(Line("rounding", (billed_s - used_s - spot.billed_s) * usd_per_s, _rounding(of, offer)))
+    _add_storage(lines, assumptions, offer, of, storage_bytes, storage_s)
+    _add_egress(lines, missing, of, egress_bytes)
+    if offer.kind == RESERVED and offer.term_hours is not None:
+        due = offer.usd_per_hour * offer.term_hours * nodes
+        assumptions.append(f"the reservation is used to the full: {due:,.0f} USD are due either way")
+    if vat_fraction:
+        lines.append(Line("VAT", vat_fraction * sum(line.usd for line in lines), f"{vat_fraction:.1%}"))
+    wall_s = sum(phases_s.values()) + spot.wall_s
+    return Cost(tuple(lines), wall_s, billed_s, spot.interruptions, tuple(assumptions), tuple(missing))
+
+
+def billed(used_s: float, of: Provider, offer: Offer, assumptions: list[str] | None = None) -> float:
+    """Rounded up to the provider's step, and at least its minimum."""
+    step_s = of.billing_step_s
+    if step_s is None:
+        step_s = LONGEST_STEP_S
+        if assumptions is not None:
+            assumptions.append(f"how {of.name} bills is not known: by the hour begun")
+    least_s = of.minimum_s(offer.instance) or 0
+    return max(ceil(round(used_s / step_s, 9)) * step_s, least_s)
+
+
+def expected_interruptions(
+    phases_s: Mapping[str, float], rate_per_hour: float, every_s: float | None, free: frozenset[str] = frozenset()
+) -> Spot:
+    """Interruptions come at a rate λ, at any time, and each costs R seconds before work goes on where it was saved.
+
+    A segment of t seconds between two checkpoints is done at once with probability e^-λt; else, after s seconds, it
+    costs R and begins anew:   E = t e^-λt + ∫(s + R + E) λ e^-λs ds,   so   E = (1/λ + R)(e^λt - 1),
+    with e^λt - 1 interruptions. Without checkpoints the run is one segment.
+
+    Ignored  warnings (2 minutes at AWS, 30 s at Google), which can save the work since the last checkpoint; that
+             interruptions come in bursts, and during a restart too; how long no machine is to be had.
+    """
+    work_s = sum(seconds for name, seconds in phases_s.items() if name not in RESTARTED)
+    if work_s <= 0 or rate_per_hour <= 0:
+        return Spot(0.0, 0.0, 0.0)
+    rate = rate_per_hour / HOUR_S
+    segment_s = work_s if every_s is None else min(max(every_s, 1.0), work_s)
+    growth = expm1(min(rate * segment_s, 50.0))  # beyond e^50 the run never ends, and no number tells more
+    segments = work_s / segment_s
+    again_s = sum(phases_s.get(name, 0.0) for name in RESTARTED)
+    billed_again_s = sum(phases_s.get(name, 0.0) for name in RESTARTED if name not in free)
+    interruptions = segments * growth
+    lost_s = segments * growth / rate - work_s
+    return Spot(interruptions, lost_s + interruptions * again_s, lost_s + interruptions * billed_again_s)
+
+
+def break_even_hours(reserved: Offer, on_demand: Offer) -> float | None:
+    """Hours of use within the term from which on the reservation is the cheaper; None where it never is."""
+    if reserved.term_hours is None:
+        return None
+    hours = reserved.usd_per_gpu_hour * reserved.term_hours / on_demand.usd_per_gpu_hour
+    return hours if hours < reserved.term_hours else None
+
+
+def _free_phases(of: Provider, offer: Offer) -> frozenset[str]:
+    """Not billed: an unknown provider is taken to bill from the order on."""
+    return frozenset({"provisioning"}) if of.bills_start is False or offer.kind == OWNED else frozenset()
+
+
+def _rounding(of: Provider, offer: Offer) -> str:
+    least_s = of.minimum_s(offer.instance)
+    step = f"by {of.billing_step_s or LONGEST_STEP_S} s"
+    return step if not least_s or least_s == of.billing_step_s else f"{step}, at least {least_s} s"
+
+
+def _add_storage(
+    lines: list[Line], assumptions: list[str], offer: Offer, of: Provider, nbytes: float, seconds: float
+) -> None:
+    if not nbytes or offer.kind == OWNED:
+        return
+    usd = of.storage_usd_per_gb_month
+    if usd is None:
+        usd = STORAGE_USD_PER_GB_MONTH
+        assumptions.append(f"what {of.name} takes for storage is not known: {usd} USD a GB and month, as S3")
+    told = f"{nbytes / GB:.3g} GB for {seconds / MONTH_S:.2g} months"
+    lines.append(Line("storage", nbytes / GB * usd * seconds / MONTH_S, told))
+
+
+def _add_egress(lines: list[Line], missing: list[str], of: Provider, nbytes: float) -> None:
+    if not nbytes:
+        return
+    if of.egress_usd_per_gb is None:
+        missing.append(f"egress of {nbytes / GB:.3g} GB: what {of.name} takes for it is not known")
+        return
+    charged = max(0.0, nbytes / GB - of.egress_free_gb)
+    free = f", {of.egress_free_gb:g} GB a month free" if of.egress_free_gb else ""
+    lines.append(Line("egress", charged * of.egress_usd_per_gb, f"{nbytes / GB:.3g} GB{free}"))

@@ -1,0 +1,102 @@
+"""Which card of hardware/gpus.toml a price list means. What could be two cards is neither."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+from tunecast.offers.listing import Listing
+
+NOT_KNOWN = "card not in hardware/gpus.toml"
+NOT_TOLD = "form factor or memory of the card cannot be told"
+
+# names that mean one card, however it is mounted
+_PLAIN: Mapping[str, str] = {
+    **{"T4": "t4", "A10": "a10", "A10G": "a10g", "A30": "a30", "A40": "a40", "L4": "l4", "L40": "l40", "L40S": "l40s"},
+    **{"A6000": "rtx-a6000", "RTXA6000": "rtx-a6000", "RTXA5000": "rtx-a5000", "RTX6000ADA": "rtx-6000-ada"},
+    **{"RTX3090": "rtx-3090", "RTX4090": "rtx-4090", "RTX5090": "rtx-5090", "RTXPRO4500": "rtx-pro-4500"},
+    **{"B200": "b200-sxm-180gb", "B300": "b300-sxm-288gb", "GB200": "gb200-186gb", "GB300": "gb300-288gb"},
+    **{"H100NVL": "h100-nvl-94gb", "H200NVL": "h200-nvl-141gb", "H100SXM": "h100-sxm-80gb"},
+    **{"H200SXM": "h200-sxm-141gb", "A10080GBSXM": "a100-sxm-80gb", "A100SXM480GB": "a100-sxm-80gb"},
+    **{"MI210": "mi210", "MI250X": "mi250x", "MI300X": "mi300x", "MI325X": "mi325x", "MI350X": "mi350x"},
+    **{"MI355X": "mi355x", "GAUDI2": "gaudi2", "GAUDI3": "gaudi3"},
+    **{"RTXPRO6000WK": "rtx-pro-6000-workstation", "RTXPRO6000SERVER": "rtx-pro-6000-server"},
+}
+# names that do not: the form factor has to be told
+_BY_FORM: Mapping[tuple[str, str], str] = {
+    ("A10040GB", "SXM"): "a100-sxm-40gb",
+    ("A10040GB", "PCIE"): "a100-pcie-40gb",
+    ("A10080GB", "SXM"): "a100-sxm-80gb",
+    ("A10080GB", "PCIE"): "a100-pcie-80gb",
+    ("H100", "SXM"): "h100-sxm-80gb",
+    ("H100", "PCIE"): "h100-pcie-80gb",
+    ("H100", "NVL"): "h100-nvl-94gb",
+    ("H200", "SXM"): "h200-sxm-141gb",
+    ("H200", "NVL"): "h200-nvl-141gb",
+}
+_AMBIGUOUS = frozenset(("A100", "V100", "V10032GB", "RTXPRO6000", *(name for name, _ in _BY_FORM)))
+GH200_GIB = 97.0
+"""The one with 96 GB of HBM3; with 144 GB of HBM3e it is another."""
+
+
+class Card(NamedTuple):
+    gpu: str | None
+    """None where it cannot be told; then `why`."""
+    gpus: int
+    why: str = ""
+
+
+class _Rule(NamedTuple):
+    instance: re.Pattern[str]
+    gpu: str
+    gpus: int | None
+
+
+def card(listing: Listing) -> Card:
+    """By the machine's own name where that is known to mean a card, else by what the list calls it."""
+    name = _plain(listing.gpu, listing.gpu_memory_gib)
+    for rule in _rules().get(listing.provider, ()):
+        if rule.instance.fullmatch(listing.instance):
+            gpus = rule.gpus or listing.gpus
+            found = _BY_FORM.get((name, rule.gpu)) if rule.gpu == "PCIE" else rule.gpu
+            return Card(found or None, gpus, "" if found else NOT_TOLD)
+    if name == "GH200":
+        small = listing.gpu_memory_gib is None or listing.gpu_memory_gib <= GH200_GIB
+        return Card("gh200-96gb" if small else None, listing.gpus, "" if small else NOT_KNOWN)
+    found = _PLAIN.get(name) or _BY_FORM.get((name, listing.form.upper()))
+    if found is not None:
+        return Card(found, listing.gpus)
+    return Card(None, listing.gpus, NOT_TOLD if name in _AMBIGUOUS else NOT_KNOWN)
+
+
+def is_ambiguous(gpu: str) -> bool:
+    """Whether the name alone means several cards."""
+    return _plain(gpu, None) in _AMBIGUOUS | {"H100NVL", "H200NVL"}
+
+
+def family(gpu: str) -> str:
+    """`H100` of H100-NVL, `A100` of A100-80GB."""
+    found = re.match(r"[A-Z]+\d+", _plain(gpu, None))
+    return found[0] if found else gpu
+
+
+def _plain(gpu: str, memory_gib: float | None) -> str:
+    name = re.sub(r"[^A-Z0-9]", "", gpu[:64].upper().replace("NVIDIA", "").replace("GEFORCE", ""))
+    if name == "A100" and memory_gib is not None:
+        return "A10040GB" if memory_gib < 60 else "A10080GB"
+    return name
+
+
+@cache
+def _rules() -> Mapping[str, tuple[_Rule, ...]]:
+    """catalog/instances.csv, by provider, each row with its reason."""
+    text = (files("tunecast.offers") / "catalog" / "instances.csv").read_text("utf-8")
+    rules: dict[str, list[_Rule]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        gpus = int(row["gpus"]) if row["gpus"] else None
+        rules.setdefault(row["provider"], []).append(_Rule(re.compile(row["instance"]), row["gpu"], gpus))
+    return {name: tuple(each) for name, each in rules.items()}

@@ -1,0 +1,80 @@
+"""The offers at hand: the bundled ones, those an update fetched, and the user's own.
+
+$XDG_DATA_HOME/tunecast/offers/fetched.csv, own.csv      (else ~/.local/share, on Windows %LOCALAPPDATA%)
+
+What was fetched replaces the bundled rows of the same list (skypilot/azure, or gpuhunt/azure). A file is written whole
+or not at all, so a reader never sees half of one.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+from tunecast.errors import NotResolved
+from tunecast.job.readers.bounds import bounded_text
+from tunecast.offers.clean import order
+from tunecast.offers.offer import Offer
+from tunecast.offers.table import MOST_BYTES, offers_from, text_from
+
+FETCHED, OWN = "fetched.csv", "own.csv"
+
+
+def folder(environ: Mapping[str, str] = os.environ) -> Path:
+    home = environ.get("XDG_DATA_HOME") or environ.get("LOCALAPPDATA")
+    return (Path(home) if home else Path("~/.local/share").expanduser()) / "tunecast" / "offers"
+
+
+def offers(environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:
+    """All of them, in a lasting order."""
+    fetched = kept(FETCHED, environ)
+    replaced = {_list(offer.source) for offer in fetched}
+    rest = (offer for offer in bundled() if _list(offer.source) not in replaced)
+    return tuple(sorted((*rest, *fetched, *kept(OWN, environ)), key=order))
+
+
+def _list(source: str) -> str:
+    """`azure` of skypilot/azure and of gpuhunt/azure; others are their own."""
+    keeper, _, name = source.partition("/")
+    return name if keeper in ("skypilot", "gpuhunt") else source
+
+
+@cache
+def bundled() -> tuple[Offer, ...]:
+    text = (files("tunecast.offers") / "catalog" / "offers.csv").read_text("utf-8")
+    return offers_from(text, "offers.csv")
+
+
+@cache
+def sources() -> Mapping[str, str]:
+    """Where a list is from, in full, by the short name offers carry."""
+    text = (files("tunecast.offers") / "catalog" / "sources.csv").read_text("utf-8")
+    return {row["source"]: row["where"] for row in csv.DictReader(text.splitlines())}
+
+
+def kept(name: str, environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:
+    """Of the user's folder; none where there is no such file."""
+    path = folder(environ) / name
+    if not path.exists():
+        return ()
+    try:
+        return offers_from(bounded_text(path, MOST_BYTES), str(path))
+    except NotResolved as error:
+        raise NotResolved(f"{error.message}. To fix: delete it, or tunecast offers update") from None
+
+
+def keep(name: str, rows: Iterable[Offer], environ: Mapping[str, str] = os.environ) -> Path:
+    """Whole or not at all; what cannot be read back is not written."""
+    text = text_from(sorted(rows, key=order))
+    offers_from(text, name)
+    path = folder(environ) / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
+        file.write(text)
+    os.replace(file.name, path)
+    return path

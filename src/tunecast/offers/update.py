@@ -1,0 +1,138 @@
+"""`tunecast offers update`: newer prices, where there is a network. What cannot be trusted leaves the old data whole.
+
+    list by list: fetched (bounded in bytes and seconds) ► read ► cleaned ► kept if it is not suddenly half as long
+    then all of them written at once, or nothing
+
+TUNECAST_SKYPILOT_CATALOG and TUNECAST_GPUHUNT_CATALOG name mirrors of the two.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import NamedTuple
+
+from tunecast.errors import NotResolved
+from tunecast.offers import store
+from tunecast.offers.clean import cleaned
+from tunecast.offers.listing import Listing
+from tunecast.offers.offer import Offer
+from tunecast.offers.sources import gpuhunt, skypilot
+from tunecast.units import MIB
+
+SKYPILOT = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
+GPUHUNT = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com/v2"
+TIMEOUT_S = 30.0
+MOST_BYTES = 48 * MIB
+"""SkyPilot's list of AWS is the longest, some ten megabytes."""
+LEAST_SHARE = 0.5
+"""Of the offers a list had before: with fewer it was cut off, or changed beyond reading."""
+
+
+class Feeds(NamedTuple):
+    skypilot: str = SKYPILOT
+    gpuhunt: str = GPUHUNT
+    timeout_s: float = TIMEOUT_S
+
+
+class Outcome(NamedTuple):
+    source: str
+    offers: int
+    """That the list now has; 0 where it was not taken."""
+    before: int
+    why: str = ""
+    """Why it was not taken."""
+    dropped: int = 0
+    """Prices the rules of clean.py left out."""
+
+
+@dataclass(frozen=True)
+class Updated:
+    outcomes: tuple[Outcome, ...]
+    path: Path | None
+    """None where nothing was written."""
+
+
+Fetch = Callable[[str, float], bytes]
+
+
+def feeds(environ: Mapping[str, str] = os.environ) -> Feeds:
+    found = Feeds(
+        (environ.get("TUNECAST_SKYPILOT_CATALOG") or SKYPILOT).rstrip("/"),
+        (environ.get("TUNECAST_GPUHUNT_CATALOG") or GPUHUNT).rstrip("/"),
+    )
+    for name, url in (("TUNECAST_SKYPILOT_CATALOG", found.skypilot), ("TUNECAST_GPUHUNT_CATALOG", found.gpuhunt)):
+        if re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url) is None:
+            raise NotResolved(f"{name}: allowed: an http:// or https:// address")
+    return found
+
+
+def update(today: date, where: Feeds, environ: Mapping[str, str] = os.environ, fetch: Fetch | None = None) -> Updated:
+    """Raises `NotResolved` only where the user's own folder cannot be read or written."""
+    ask = fetch or fetched
+    old = store.kept(store.FETCHED, environ)
+    before = Counter(offer.source for offer in old)
+    bundled = Counter(offer.source for offer in store.bundled())
+    taken: dict[str, tuple[Offer, ...]] = {}
+    outcomes = []
+    for source, read in _lists(where, today, ask):
+        had = before[source] or bundled[source]
+        try:
+            found = cleaned(read(), today)
+        except NotResolved as error:
+            outcomes.append(Outcome(source, 0, had, error.message))
+            continue
+        if len(found.offers) < max(1, LEAST_SHARE * had):
+            why = f"{len(found.offers)} offers, where there were {had}: cut off, or no longer what it was"
+            outcomes.append(Outcome(source, 0, had, why))
+            continue
+        taken[source] = found.offers
+        outcomes.append(Outcome(source, len(found.offers), had, dropped=sum(found.dropped.values())))
+    path = None
+    if taken:
+        rest = (offer for offer in old if offer.source not in taken)
+        path = store.keep(store.FETCHED, (*rest, *(offer for rows in taken.values() for offer in rows)), environ)
+    return Updated(tuple(outcomes), path)
+
+
+def fetched(url: str, timeout_s: float) -> bytes:
+    """Raises `NotResolved`. The one place that reaches the network."""
+    from tunecast.job.fetch import NoReply
+    from tunecast.job.fetch import fetched as reply_to
+
+    try:
+        reply = reply_to(url, None, MOST_BYTES, timeout_s)
+    except NoReply as error:
+        raise NotResolved(f"{url}: {error}") from None
+    if reply.status != 200:
+        raise NotResolved(f"{url}: answered {reply.status}")
+    return reply.content
+
+
+def _lists(where: Feeds, today: date, ask: Fetch) -> Iterable[tuple[str, Callable[[], list[Listing]]]]:
+    """Every list, with what reads it: asked for one after the other, so that one that fails stops no other."""
+    for cloud in skypilot.CLOUDS:
+        yield f"skypilot/{cloud}", lambda cloud=cloud: _skypilot(where, cloud, today, ask)  # type: ignore[misc]
+    archive: list[tuple[bytes, date]] = []
+    for name in gpuhunt.PROVIDERS:
+        yield f"gpuhunt/{name}", lambda name=name: _gpuhunt(where, name, today, ask, archive)  # type: ignore[misc]
+
+
+def _skypilot(where: Feeds, cloud: str, today: date, ask: Fetch) -> list[Listing]:
+    return skypilot.listings(ask(f"{where.skypilot}/{cloud}/vms.csv", where.timeout_s), cloud, today)
+
+
+def _gpuhunt(where: Feeds, name: str, today: date, ask: Fetch, archive: list[tuple[bytes, date]]) -> list[Listing]:
+    """The archive is fetched once, for the first that asks."""
+    if not archive:
+        number, made = gpuhunt.version(ask(f"{where.gpuhunt}/version", where.timeout_s))
+        if made > today:
+            made = today  # no price is from tomorrow
+        archive.append((ask(f"{where.gpuhunt}/{number}/catalog.zip", where.timeout_s), made))
+    content, made = archive[0]
+    return gpuhunt.listings(gpuhunt.member(content, name), name, made)

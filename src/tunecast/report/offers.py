@@ -1,0 +1,179 @@
+"""Offers for the terminal and for programs: a line each, how old they are, and what a price does not say."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import date
+from typing import Any
+
+from tunecast.hardware.links import links
+from tunecast.offers.jurisdiction import area, exposure, in_eu, told
+from tunecast.offers.money import Rate
+from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, OWNED, RESERVED, STALE_DAYS, Offer, age
+from tunecast.offers.provider import Provider
+from tunecast.offers.update import Outcome, Updated
+from tunecast.report.columns import columns
+from tunecast.report.text import DEFAULT, Terminal
+from tunecast.units import GIB
+
+OLD, UNPROVEN = "!", "?"
+_PLACES = 4
+"""Countries a line names before it counts the rest."""
+
+
+def offer_table(
+    offers: Sequence[Offer], rate: Rate, today: date, terminal: Terminal = DEFAULT, *, more: int = 0, eur: bool = False
+) -> str:
+    """A line an offer, the cheapest card-hour first as they come; `more` were left off."""
+    money = "EUR" if eur else "USD"
+    head = (
+        ("", "", "", f"{money}/h", f"{money}/h", "", "", ""),
+        ("machine", "provider", "kind", "a card", "machine", "where", "US law", "age"),
+    )
+    rows = [*head, *(_row(offer, rate if eur else None, today) for offer in offers)]
+    lines = columns(rows, left=(0, 1, 2, 5, 6))
+    lines[:2] = [terminal.paint(line, "dim") for line in lines[:2]]
+    notes = _notes(offers, rate if eur else None, today, more)
+    return terminal.plain("\n".join([*lines, "", *_wrapped(notes, terminal)])) + "\n"
+
+
+def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, terminal: Terminal = DEFAULT) -> str:
+    """All that is known of one offer and of who rents it out, with what no source confirms."""
+    node = offer.node
+    rows = (
+        ("machine", f"{offer.gpus} x {offer.gpu}{f', {offer.instance}' if offer.instance else ''}"),
+        ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) an hour, {offer.kind}"),
+        ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid for whether used or not"),
+        ("where", _where(offer, 100)),
+        ("in the EU", {"yes": "yes", "no": "no", "unknown": "not known"}[in_eu(offer)]),
+        ("host", _host(offer)),
+        ("inside", "" if offer.interconnect is None else links()[offer.interconnect].name),
+        (
+            "between",
+            "" if node is None or node.fabric is None else f"{node.inter_node_gbit_per_s:g} Gb/s, {node.fabric}",
+        ),
+        ("several", "cannot be joined" if offer.max_nodes == 1 else ""),
+        ("company", ", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part)),
+        ("law", told(of) + (f"; sold by {offer.via}" if offer.via else "")),
+        ("billing", _billing(of, offer)),
+        ("egress", "not known" if of.egress_usd_per_gb is None else f"{of.egress_usd_per_gb:g} USD a GB"),
+        ("certificates", ", ".join(of.certificates)),
+        ("notes", of.notes),
+        ("not verified", ", ".join(of.unverified)),
+        ("seen", f"{offer.dated}, {age(offer.age_days(today))} ago{', old' if offer.is_stale(today) else ''}"),
+        ("source", where),
+        ("source of terms", of.source),
+    )
+    width = max(len(name) for name, _ in rows)
+    wrap = textwrap.TextWrapper(terminal.width, subsequent_indent=" " * (width + 4), break_on_hyphens=False)
+    lines = [line for name, text in rows if text for line in wrap.wrap(f"  {name:<{width}}  {text}")]
+    title = terminal.paint(f"{offer.provider}: {offer.gpus} x {offer.gpu}, {offer.kind}", "bold")
+    return terminal.plain("\n".join([title, *lines, "", *_wrapped([NOT_AVAILABILITY], terminal)])) + "\n"
+
+
+def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[str, Any]:
+    """For programs; null for what is not known."""
+    return {
+        "provider": offer.provider,
+        "kind": offer.kind,
+        "gpu": offer.gpu,
+        "gpus": offer.gpus,
+        "usd_per_hour": offer.usd_per_hour,
+        "usd_per_gpu_hour": offer.usd_per_gpu_hour,
+        "term_hours": offer.term_hours,
+        "regions": list(offer.regions),
+        "countries": [country or None for country in offer.countries],
+        "placed": offer.placed,
+        "in_eu": in_eu(offer),
+        "exposure": exposure(offer),
+        "instance": offer.instance or None,
+        "vcpus": offer.vcpus,
+        "ram_bytes": offer.ram_bytes,
+        "interconnect": offer.interconnect,
+        "max_nodes": offer.max_nodes,
+        "via": offer.via or None,
+        "dated": offer.dated.isoformat(),
+        "age_days": offer.age_days(today),
+        "stale": offer.is_stale(today),
+        "source": sources.get(offer.source, offer.source),
+    }
+
+
+def update_text(updated: Updated, terminal: Terminal = DEFAULT) -> str:
+    rows = [("list", "offers", "before", ""), *(_outcome(each) for each in updated.outcomes)]
+    lines = columns(rows, left=(0, 3))
+    lines[0] = terminal.paint(lines[0], "dim")
+    end = "nothing was written: the old offers stand" if updated.path is None else f"written: {updated.path}"
+    return terminal.plain("\n".join([*lines, "", end])) + "\n"
+
+
+def _outcome(each: Outcome) -> tuple[str, str, str, str]:
+    kept = "" if each.why else str(each.offers)
+    why = f"kept as it was: {each.why}" if each.why else f"{each.dropped} prices left out" if each.dropped else ""
+    return each.source, kept, str(each.before), why
+
+
+def _row(offer: Offer, rate: Rate | None, today: date) -> tuple[str, ...]:
+    amount = offer.usd_per_hour if rate is None else rate.eur(offer.usd_per_hour)
+    old = OLD if offer.is_stale(today) else ""
+    return (
+        f"{offer.gpus} x {offer.gpu}",
+        offer.provider + (f" ({offer.via})" if offer.via else ""),
+        offer.kind + (f" {offer.term_hours:g} h" if offer.term_hours is not None else ""),
+        f"{amount / offer.gpus:.3f}",
+        f"{amount:.2f}",
+        _where(offer, _PLACES),
+        _LAW[exposure(offer)],
+        f"{age(offer.age_days(today))}{old}",
+    )
+
+
+_LAW = {
+    "us-controlled": "yes",
+    "eu-seat-us-nexus": "nexus",
+    "no-known-us-parent": "none known",
+    "other-law": "other law",
+    "unknown": "not known",
+    "own": "own",
+}
+
+
+def _where(offer: Offer, most: int) -> str:
+    if not offer.regions:
+        return "own" if offer.kind == OWNED else "not known"
+    known = sorted(offer.known_countries, key=lambda country: (area(country) != "EU", area(country) != "EEA", country))
+    if not known:
+        return f"{', '.join(offer.regions[:most])} (country not known)"
+    rest = f" +{len(known) - most}" if len(known) > most else ""
+    return " ".join(known[:most]) + rest + (UNPROVEN if offer.placed == LISTED else "")
+
+
+def _host(offer: Offer) -> str:
+    ram = "" if offer.ram_bytes is None else f"{offer.ram_bytes / GIB:g} GiB"
+    return ", ".join(part for part in (f"{offer.vcpus} vCPUs" if offer.vcpus else "", ram) if part)
+
+
+def _billing(of: Provider, offer: Offer) -> str:
+    if offer.kind == RESERVED:
+        return "the whole term"
+    if of.billing_step_s is None:
+        return "not known"
+    least = of.minimum_s(offer.instance)
+    return f"by {of.billing_step_s} s" + (f", at least {least} s" if least and least != of.billing_step_s else "")
+
+
+def _notes(offers: Sequence[Offer], rate: Rate | None, today: date, more: int) -> list[str]:
+    notes = [f"{more} more; --all shows them."] if more else []
+    notes.append(NOT_AVAILABILITY + " Prices are without VAT.")
+    if any(offer.is_stale(today) for offer in offers):
+        notes.append(f"{OLD} older than {STALE_DAYS} days; `tunecast offers update` fetches newer ones.")
+    if any(offer.placed == LISTED and offer.regions for offer in offers):
+        notes.append(f"{UNPROVEN} the list names every machine in every country: that this one is there is not proven.")
+    if rate is not None:
+        notes.append(f"1 EUR = {rate.usd_per_eur:g} USD ({rate.dated}: {rate.source}).")
+    return notes
+
+
+def _wrapped(notes: Sequence[str], terminal: Terminal) -> list[str]:
+    return [line for note in notes for line in textwrap.wrap(note, terminal.width, subsequent_indent="  ")]

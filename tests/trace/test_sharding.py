@@ -1,0 +1,90 @@
+"""A rank on paper against its referee: the same allocations and frees, on the same streams, and the same collectives.
+
+The referee is the tracer on real code: torch's DistributedDataParallel and, through accelerate, its `fully_shard`, one
+rank of a process group that is not there. Two layers, two steps. A difference names the first event that differs.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+from tunecast.job import job_from_dict
+from tunecast.tape.build.run import build
+from tunecast.tape.card import Card
+
+HERE = Path(__file__).parent / "sharding_cases"
+SOURCE = Path(__file__).parents[2] / "src"
+SMALL_TABLES_BYTES = 4096
+"""Of loading alone: tables of values that are made once."""
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"sharding_{name}", HERE / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+CASES = loaded("cases")
+TRACING = loaded("trace_all")
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All cases, in two processes beside each other."""
+    folder = tmp_path_factory.mktemp("sharding")
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    running = []
+    for part in range(2):
+        asked, told = folder / f"cases{part}.json", folder / f"told{part}.json"
+        asked.write_text(json.dumps([[name, *CASES.case(name)] for name in list(CASES.CASES)[part::2]]))
+        command = [sys.executable, str(HERE / "trace_all.py"), str(asked), str(told)]
+        running.append((subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True), told))
+    answers: dict[str, Any] = {}
+    for process, told in running:
+        _, said = process.communicate(timeout=600)
+        assert process.returncode == 0, said[-3000:]
+        answers |= json.loads(told.read_text())
+    return answers
+
+
+def parted(events: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Loading with what it lets go of, and the steps."""
+    first = next(place for place, event in enumerate(events) if event[1] != "load" and event[2] > 0)
+    return events[:first], events[first:]
+
+
+@pytest.mark.parametrize("name", CASES.CASES)
+def test_same_allocations_and_collectives_as_the_tracer(traced: dict[str, Any], name: str) -> None:
+    import torch
+
+    expected = traced[name]
+    assert not isinstance(expected, str), f"the tracer: {expected}"
+    values, config, lengths = CASES.case(name)
+    tape = build(job_from_dict(values), config, lengths, Card(), torch_version=torch.__version__)
+    (our_loading, ours), (their_loading, theirs) = parted(TRACING.told(tape.events)), parted(expected[0])
+    for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine[:4] == their[:4], f"event {place} of {len(theirs)}: built {mine}, traced {their}"
+    assert len(ours) == len(theirs)
+    held = [sum(event[2] for event in loading) for loading in (our_loading, their_loading)]
+    assert abs(held[0] - held[1]) < SMALL_TABLES_BYTES
+    assert sent(TRACING.sent(tape.events)) == sent(expected[1])
+
+
+def sent(collectives: list[Any]) -> list[Any]:
+    """Name, bytes and ranks. The tracer sees neither which stream NCCL takes for itself nor, on the host, anything."""
+    return [collective[:4] for collective in collectives if collective[0] != "broadcast"]

@@ -1,0 +1,83 @@
+"""Whole programs on one rank of eight, unmodified: the Trainer and TRL's, as a user starts them, against paper.
+
+Same allocations and frees, on the same streams, from the first forward pass to the last step's optimizer; below a
+kilobyte are numbers the Trainer keeps books with.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+for needed in ("torch", "transformers", "accelerate", "trl", "peft", "datasets"):
+    pytest.importorskip(needed)
+
+from tunecast.job import job_from_dict
+from tunecast.tape.build.run import build
+from tunecast.tape.card import Card
+from tunecast.tape.trace.run import trace_script
+
+HERE = Path(__file__).parent
+SCRIPT = str(HERE / "scripts_distributed" / "trainers.py")
+
+
+def loaded(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"sharding_{name}", HERE / "sharding_cases" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+JOB, LLAMA, told = loaded("cases").JOB, loaded("cases").LLAMA, loaded("trace_all").told
+WORTH_COMPARING_BYTES = 1024
+COMMON = JOB | {"hardware": {"gpus": 8}, "grad_accum": 1, "checkpoint_reentrant": False, "method": "full"}
+LORA = {"method": "lora", "gradient_checkpointing": True}
+CASES: dict[str, dict[str, Any]] = {
+    "trainer-replicas": {"stack": "llama-factory", "parallel": {"data": "ddp"}},
+    "trainer-sharded": {
+        "stack": "llama-factory", "parallel": {"data": "fsdp"}, "gradient_checkpointing": True, "grad_accum": 2,
+    },
+    "trl-replicas-lora": {"stack": "trl", "parallel": {"data": "ddp"}, **LORA},
+    "trl-sharded-lora": {"stack": "trl", "parallel": {"data": "fsdp"}, **LORA},
+}  # fmt: skip
+"""llama-factory stands for any stack of which only the Trainer is written down."""
+
+
+def traced(name: str) -> Any:
+    case = json.dumps({"job": COMMON | CASES[name], "config": LLAMA})
+    return trace_script(SCRIPT, (case,), Card(), nproc_per_node=8, steps=2)
+
+
+@pytest.fixture(scope="module")
+def tapes() -> dict[str, Any]:
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(CASES, pool.map(traced, CASES), strict=True))
+
+
+def steps(events: Any) -> list[Any]:
+    """From the first forward pass to the last optimizer step."""
+    large = [event[:4] for event in told(events) if abs(event[2]) >= WORTH_COMPARING_BYTES]
+    first = next(place for place, event in enumerate(large) if event[1] == "forward" and event[2] > 0)
+    last = max(place for place, event in enumerate(large) if event[1] == "optimizer")
+    return large[first : last + 1]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_whole_program_is_on_paper(tapes: dict[str, Any], name: str) -> None:
+    import torch
+
+    tape, answer = tapes[name]
+    assert (answer.error, answer.steps) == (None, 2)
+    built = build(job_from_dict(COMMON | CASES[name]), LLAMA, [256, 256], Card(), torch_version=torch.__version__)
+    ours, theirs = steps(built.events), steps(tape.events)
+    assert len(theirs) > 1000
+    for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine[2:] == their[2:], f"event {place} of {len(theirs)}: built {mine}, traced {their}"
+    assert len(ours) == len(theirs)

@@ -1,0 +1,135 @@
+"""`tunecast offers`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tunecast.cli import main as cli
+from tunecast.offers import store
+
+
+@pytest.fixture(autouse=True)
+def own_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+
+def run(capsys, *argv):
+    code = cli.main(["offers", *argv])
+    told = capsys.readouterr()
+    return code, told.out, told.err
+
+
+def told(capsys, *argv):
+    code, out, _ = run(capsys, *argv, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_a_table_the_cheapest_card_hour_first(capsys):
+    code, out, err = run(capsys, "h100", "sxm", "--gpus", "8")
+    assert (code, err) == (0, "")
+    assert "A price is not availability" in out
+    assert "8 x h100-sxm-80gb" in out
+    assert "more; --all shows them" in out
+    rows = told(capsys, "h100", "sxm", "--gpus", "8")["offers"]
+    assert len(rows) > 30
+    assert [row["usd_per_gpu_hour"] for row in rows] == sorted(row["usd_per_gpu_hour"] for row in rows)
+
+
+def test_json_has_the_source_and_the_age_of_each(capsys):
+    answer = told(capsys, "--gpu", "l40s")
+    assert answer["schema"] == "tunecast.offers/1"
+    assert "not availability" in answer["note"]
+    for row in answer["offers"]:
+        assert row["gpu"] == "l40s"
+        assert row["source"]
+        assert row["dated"]
+        assert row["age_days"] >= 0
+
+
+def test_stale_rows_show_their_age(capsys):
+    _, out, _ = run(capsys, "oracle", "a10", "--gpus", "1")
+    assert "old" in out or "months!" in out
+
+
+def test_the_eu_for_sure(capsys):
+    answer = told(capsys, "--eu")
+    assert {row["in_eu"] for row in answer["offers"]} == {"yes"}
+    assert answer["unknown"], "RunPod and those that name no region are counted"
+    assert not any(row["provider"] in ("runpod", "lyceum") for row in answer["offers"])
+
+
+def test_beyond_us_law(capsys):
+    answer = told(capsys, "--no-cloud-act", "--no-spot")
+    assert {row["exposure"] for row in answer["offers"]} == {"no-known-us-parent"}
+    assert not any(row["via"] for row in answer["offers"])
+    assert {"verda", "seeweb"} <= {row["provider"] for row in answer["offers"]}
+
+
+def test_filters(capsys):
+    assert {row["kind"] for row in told(capsys, "a100", "--spot")["offers"]} == {"spot"}
+    assert all("DE" in row["countries"] for row in told(capsys, "--country", "Germany")["offers"])
+    assert all(row["usd_per_hour"] <= 1 for row in told(capsys, "--max-usd", "1")["offers"])
+    assert {row["provider"] for row in told(capsys, "--provider", "Verda")["offers"]} == {"verda"}
+    assert {row["gpu"] for row in told(capsys, "--vendor", "amd")["offers"]} == {"mi300x"}
+    cards = {row["gpu"] for row in told(capsys, "--interconnect", "nvlink", "--gpus", "8")["offers"]}
+    assert "h100-sxm-80gb" in cards
+    assert "l40s" not in cards
+    assert "verda" in {row["provider"] for row in told(capsys, "--certified", "ISO 27001")["offers"]}
+
+
+def test_one_offer_has_a_page(capsys):
+    code, out, _ = run(capsys, "lyceum", "b200", "--gpus", "8", "--spot")
+    assert code == 0
+    for part in ("not verified", "in the EU        not known", "cannot be joined", "EUR", "A price is not availability"):
+        assert part in out
+
+
+def test_euros_say_their_rate(capsys):
+    _, out, _ = run(capsys, "l4", "--eur", "--usd-per-eur", "1.25")
+    assert "EUR/h" in out
+    assert "1 EUR = 1.25 USD" in out
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "part"),
+    [
+        (("h100zz",), 2, "matches nothing"),
+        (("--gpu", "h1000"), 2, "nearest"),
+        (("--provider", "verdo"), 2, "nearest: verda"),
+        (("--country", "Atlantis"), 2, "--country"),
+        (("--interconnect", "string"), 2, "--interconnect"),
+        (("--gpu", "gaudi3"), 3, "no offer matches"),
+        (("--max-usd", "0.001"), 3, "--max-usd leaves none"),
+        (("update", "now"), 2, "allowed: nothing more"),
+        (("add",), 2, "one FILE"),
+        (("--eux",), 2, "nearest: --eu"),
+    ],
+)
+def test_refusals(capsys, argv, code, part):
+    got, out, err = run(capsys, *argv)
+    assert (got, out) == (code, "")
+    assert part in err
+
+
+def test_own_prices_come_with_the_others(capsys, tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text('[[offer]]\nprovider = "lab"\ngpu = "rtx-4090"\ngpus = 2\nusd_per_kwh = 0.2\ncountry = "FR"\n')
+    for _ in range(2):  # the second takes the place of the first
+        code, out, _ = run(capsys, "add", str(path))
+        assert (code, out.split(":")[0]) == (0, "1 offer added")
+    (row,) = told(capsys, "--provider", "lab")["offers"]
+    assert (row["kind"], row["exposure"], row["in_eu"], row["stale"]) == ("owned", "own", "yes", False)
+
+
+def test_update_without_a_network_changes_nothing(capsys, monkeypatch):
+    for name in ("TUNECAST_SKYPILOT_CATALOG", "TUNECAST_GPUHUNT_CATALOG"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    before = store.offers()
+    code, out, err = run(capsys, "update")
+    assert code == 5
+    assert "the old offers stand" in out
+    assert "as they were" in err
+    assert store.offers() == before

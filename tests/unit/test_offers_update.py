@@ -1,0 +1,313 @@
+"""`tunecast offers update` against servers on this machine: good, bad, slow, cut off, hostile. The old data stay whole."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from datetime import date
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tunecast.errors import NotResolved
+from tunecast.offers import store, update
+from tunecast.offers.sources import gpuhunt, skypilot
+from tunecast.offers.update import Feeds, feeds
+
+TODAY = date(2026, 11, 15)
+
+# As recorded from skypilot-catalog v8, shortened: verda's list, shadeform's, and Google's with its rows of machines and
+# of cards.
+VERDA = b"""InstanceType,UpstreamCloudId,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,Price,SpotPrice
+1B200.30V,1B200.30V,30.0,184.0,B200,1.0,"{""Gpus"": [{""Name"": ""B200"", ""MemoryInfo"": {""SizeInMiB"": 184320}}]}",FIN-03,4.89,1.712
+2H200.141S.88V,2H200.141S.88V,88.0,370.0,H200,2.0,"{""Gpus"": [{""MemoryInfo"": {""SizeInMiB"": 144384}}]}",FIN-02,6.78,2.373
+2H200.141S.88V,2H200.141S.88V,88.0,370.0,H200,2.0,"{""Gpus"": [{""MemoryInfo"": {""SizeInMiB"": 144384}}]}",FIN-03,6.78,2.373
+1RTX6000ADA.10V,1RTX6000ADA.10V,10.0,60.0,RTX-6000-Ada,1.0,"{}",FIN-03,0.8262,
+CPU.4V.16G,CPU.4V.16G,4.0,16.0,,,,FIN-01,0.0279,0.0098
+"""
+SHADEFORM = b"""InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
+scaleway_L4,L4,1.0,8.0,48,0.95,paris-france-5,"{'Gpus': [{'Name': 'L4', 'MemoryInfo': {'SizeInMiB': 24}}]}",
+denvr_A100-sxm4x8,A100,8.0,120.0,940,11.2,calgary-canada-1,"{'Gpus': [{'Name': 'A100', 'MemoryInfo': {'SizeInMiB': 40}}]}",
+lambdalabs_H100,H100,1.0,26.0,200,4.29,saltlakecity-usa-1,"{'Gpus': [{'Name': 'H100', 'MemoryInfo': {'SizeInMiB': 80}}]}",
+"""
+GOOGLE = b"""InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice
+a3-highgpu-8g,208.0,1872.0,,,,europe-west4,europe-west4-b,9.93306,1.7888
+a3-highgpu-8g,208.0,1872.0,,,,europe-west4,europe-west4-c,9.93306,1.7888
+,,,H100,8.0,"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 81920}}]}",europe-west4,europe-west4-b,80.0,20.0
+,,,H100,8.0,"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 81920}}]}",europe-west4,europe-west4-c,80.0,30.0
+,,,H100,8.0,"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 81920}}]}",mars-west1,mars-west1-a,80.0,30.0
+"""
+AZURE = b"""instance_name,location,price,cpu,memory,gpu_count,gpu_name,gpu_memory,spot,disk_size
+Standard_ND96isr_H100_v5,westeurope,98.32,96,1900.0,8,H100,80.0,False,
+Standard_ND96isr_H100_v5,westeurope,30.1,96,1900.0,8,H100,80.0,True,
+Standard_D2s_v5,westeurope,0.1,2,8.0,0,,,False,
+"""
+
+
+def zipped(**members: bytes) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"{name}.csv", content)
+    return out.getvalue()
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        page = self.server.pages.get(self.path, 404)  # type: ignore[attr-defined]
+        if callable(page):
+            page(self)
+        elif isinstance(page, int):
+            self.answer(b"", page)
+        else:
+            self.answer(page)
+
+    def answer(self, content: bytes, status: int = 200, length: int | None = None) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(content) if length is None else length))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server() -> Iterator[Any]:
+    made = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    made.daemon_threads = True
+    made.pages = {}  # type: ignore[attr-defined]
+    threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def environ(tmp_path) -> dict[str, str]:
+    return {"XDG_DATA_HOME": str(tmp_path)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_bundled(monkeypatch):
+    """What is bundled is longer than these lists: they would all look cut off."""
+    monkeypatch.setattr(store, "bundled", lambda: ())
+
+
+def run(server, environ, timeout_s=2.0):
+    url = f"http://127.0.0.1:{server.server_port}"
+    return update.update(TODAY, Feeds(f"{url}/sky", f"{url}/hunt", timeout_s), environ)
+
+
+def good(server) -> None:
+    server.pages = {
+        "/sky/verda/vms.csv": VERDA,
+        "/sky/shadeform/vms.csv": SHADEFORM,
+        "/sky/gcp/vms.csv": GOOGLE,
+        "/hunt/version": b"20261114-231\n",
+        "/hunt/20261114-231/catalog.zip": zipped(azure=AZURE),
+    }
+
+
+def of(updated, source):
+    return next(each for each in updated.outcomes if each.source == source)
+
+
+def test_what_is_good_is_taken_and_what_is_missing_is_said(server, environ):
+    good(server)
+    updated = run(server, environ)
+    assert {each.source: each.offers for each in updated.outcomes if not each.why} == {
+        "skypilot/gcp": 2, "skypilot/shadeform": 3, "skypilot/verda": 5, "gpuhunt/azure": 2,
+    }  # fmt: skip
+    assert "answered 404" in of(updated, "skypilot/aws").why
+    assert "not in its archive" in of(updated, "gpuhunt/oci").why
+    offers = store.kept(store.FETCHED, environ)
+    assert len(offers) == 12
+    assert store.offers(environ) == offers
+
+
+def test_verda_has_one_offer_of_two_regions(server, environ):
+    good(server)
+    run(server, environ)
+    (offer,) = (each for each in store.offers(environ) if each.gpu == "h200-sxm-141gb" and each.kind == "spot")
+    assert (offer.regions, offer.countries) == (("FIN-02", "FIN-03"), ("FI", "FI"))
+    assert (offer.usd_per_hour, offer.vcpus, offer.dated, offer.source) == (2.373, 88, TODAY, "skypilot/verda")
+
+
+def test_googles_cards_and_machines_are_added_and_zones_joined(server, environ):
+    good(server)
+    run(server, environ)
+    prices = {each.kind: each.usd_per_hour for each in store.offers(environ) if each.provider == "gcp"}
+    # 9.93306 + 80; the median of 1.7888 + 20 and 1.7888 + 30; the zone without a machine is left out
+    assert prices == {"on-demand": pytest.approx(89.93306, rel=1e-5), "spot": pytest.approx(26.7888, rel=1e-5)}
+
+
+def test_a_broker_is_named(server, environ):
+    good(server)
+    run(server, environ)
+    sold = {each.provider: each for each in store.offers(environ) if each.via == "shadeform"}
+    assert set(sold) == {"scaleway", "denvr", "lambda"}
+    assert (sold["scaleway"].countries, sold["denvr"].gpu) == (("FR",), "a100-sxm-40gb")
+    assert (sold["lambda"].gpu, sold["lambda"].countries) == ("h100-pcie-80gb", ("US",))
+
+
+def test_gpuhunts_day_is_its_versions(server, environ):
+    good(server)
+    run(server, environ)
+    azure = [each for each in store.offers(environ) if each.provider == "azure"]
+    assert {(each.kind, each.usd_per_hour, each.countries) for each in azure} == {
+        ("on-demand", 98.32, ("NL",)), ("spot", 30.1, ("NL",)),
+    }  # fmt: skip
+    assert {each.dated for each in azure} == {date(2026, 11, 14)}
+
+
+def cut_off(handler: Handler) -> None:
+    handler.answer(VERDA[: len(VERDA) // 2], length=len(VERDA))
+
+
+def slow(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000000")
+    handler.end_headers()
+    for _ in range(60):
+        try:
+            handler.wfile.write(b"x")
+            handler.wfile.flush()
+        except OSError:
+            return
+        time.sleep(0.1)
+
+
+def endless(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    try:
+        while True:
+            handler.wfile.write(VERDA)
+    except OSError:
+        return
+
+
+def elsewhere(handler: Handler) -> None:
+    handler.send_response(302)
+    handler.send_header("Location", "file:///etc/passwd")
+    handler.end_headers()
+
+
+HEADER = VERDA.partition(b"\n")[0] + b"\n"
+BAD = {
+    "gone": 404,
+    "broken": 500,
+    "empty": b"",
+    "a page": b"<html><body>Rate limited</body></html>\n",
+    "only a header": HEADER,
+    "not text": b"\xff\xfe\x00\x01\n",
+    "cut off on the way": cut_off,
+    "cut off and not told": VERDA[:-40],
+    "shrunk": HEADER + b"".join(VERDA.splitlines(True)[1:2]),
+    "other columns": b"a,b,c\n1,2,3\n",
+    "ragged": HEADER + b"1,2,3\n",
+    "a quote that never ends": HEADER + b'"' + b"x" * 200_000 + b"\n",
+    "no price is one": VERDA.replace(b"4.89,1.712", b"nan,inf").replace(b"6.78,2.373", b"-1,0").replace(b"0.8262", b"1e99"),
+    "a file of ours": elsewhere,
+}
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_bad_list_leaves_the_old_one_whole(server, environ, how):
+    good(server)
+    run(server, environ)
+    path = store.folder(environ) / store.FETCHED
+    before = [line for line in path.read_text("utf-8").splitlines() if "skypilot/verda" in line]
+    server.pages["/sky/verda/vms.csv"] = BAD[how]
+    updated = run(server, environ)
+    assert of(updated, "skypilot/verda").why
+    assert not of(updated, "skypilot/gcp").why
+    assert [line for line in path.read_text("utf-8").splitlines() if "skypilot/verda" in line] == before
+    assert [each.name for each in path.parent.iterdir()] == [store.FETCHED], "no part is left behind"
+
+
+@pytest.mark.parametrize("page", [slow, endless], ids=["slow", "endless"])
+def test_a_server_that_wants_our_time_or_memory_gets_neither(server, environ, monkeypatch, page):
+    good(server)
+    run(server, environ)
+    server.pages["/sky/verda/vms.csv"] = page
+    monkeypatch.setattr(update, "MOST_BYTES", 100_000)
+    begun = time.monotonic()
+    updated = run(server, environ, timeout_s=0.5)
+    assert time.monotonic() - begun < 10
+    assert of(updated, "skypilot/verda").why
+    assert sum(each.source == "skypilot/verda" for each in store.kept(store.FETCHED, environ)) == 5
+
+
+def test_nobody_there_writes_nothing(environ):
+    updated = update.update(TODAY, Feeds("http://127.0.0.1:9/sky", "http://127.0.0.1:9/hunt", 1.0), environ)
+    assert updated.path is None
+    assert all(each.why for each in updated.outcomes)
+    assert not store.folder(environ).exists()
+
+
+def bomb() -> bytes:
+    return zipped(azure=b"0" * 5_000_000)
+
+
+@pytest.mark.parametrize(
+    ("version", "archive"),
+    [
+        (b"../../etc/passwd", None),
+        (b"20261399", None),
+        (b"x" * 1000, None),
+        (b"20261114", b"no archive at all"),
+        (b"20261114", zipped(azure=AZURE)[:-30]),
+        (b"20261114", bomb()),
+        (b"20261114", zipped(other=AZURE)),
+    ],
+)
+def test_a_hostile_archive(server, environ, monkeypatch, version, archive):
+    good(server)
+    run(server, environ)
+    monkeypatch.setattr(gpuhunt, "MOST_MEMBER_BYTES", 1_000_000)
+    server.pages["/hunt/version"] = version
+    server.pages["/hunt/20261114/catalog.zip"] = archive or 404
+    assert of(run(server, environ), "gpuhunt/azure").why
+    assert sum(each.provider == "azure" for each in store.offers(environ)) == 2
+
+
+def test_what_a_list_calls_things_is_never_more_than_a_name(server, environ):
+    """A provider's name becomes part of what we print and write."""
+    evil = b'"evil\x1b[31m,../../x_L4",L4,1.0,8.0,48,0.95,paris-france-5,"{}",\n'
+    good(server)
+    server.pages["/sky/shadeform/vms.csv"] = SHADEFORM + evil
+    assert of(run(server, environ), "skypilot/shadeform").offers == 3
+    assert "\x1b" not in (store.folder(environ) / store.FETCHED).read_text("utf-8")
+
+
+def test_what_was_fetched_replaces_what_is_bundled(server, environ, monkeypatch):
+    good(server)
+    run(server, environ)
+    old = store.kept(store.FETCHED, environ)[-1]
+    monkeypatch.setattr(store, "bundled", lambda: (old,))
+    assert sum(each == old for each in store.offers(environ)) == 1
+
+
+def test_a_damaged_file_of_ones_own_says_so(environ):
+    path = store.folder(environ) / store.FETCHED
+    path.parent.mkdir(parents=True)
+    path.write_text("provider,kind\n")
+    with pytest.raises(NotResolved, match="To fix: delete it, or tunecast offers update"):
+        store.offers(environ)
+
+
+def test_mirrors():
+    assert feeds({"TUNECAST_SKYPILOT_CATALOG": "http://127.0.0.1:1/x/"}).skypilot == "http://127.0.0.1:1/x"
+    assert feeds({}).gpuhunt.startswith("https://")
+    with pytest.raises(NotResolved, match="TUNECAST_GPUHUNT_CATALOG"):
+        feeds({"TUNECAST_GPUHUNT_CATALOG": "file:///etc/passwd"})
+
+
+def test_lists_that_were_written_once_are_not_fetched_as_if_they_were_new():
+    assert not {"oci", "hyperstack", "azure", "ibm"} & set(skypilot.CLOUDS)

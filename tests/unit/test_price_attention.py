@@ -1,0 +1,78 @@
+"""Fused attention against the rates its authors publish."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecast.hardware.catalog import gpus
+from tunecast.predict.price import kind_of, op_seconds
+from tunecast.predict.price.attention import CUDNN, FLASH_2, FLASH_2_ON_HOPPER, START_S, kernel_of
+from tunecast.predict.price.rates import rates_of
+from tunecast.tape.op import Op
+
+A100, H100 = gpus()["a100-sxm-80gb"], gpus()["h100-sxm-80gb"]
+TOKENS = 16384
+PUBLISHED = {  # causal, heads of 128, 16,384 tokens a batch, hidden 2,048: TFLOP/s at 512, 1k, 2k, 4k, 8k, 16k
+    ("a100-sxm-80gb", "flash_attn::fwd", "flash_attn::bwd"): (99, 133, 155, 173, 182, 189),
+    ("h100-sxm-80gb", "flash_attn::fwd", "flash_attn::bwd"): (163, 221, 265, 294, 308, 328),
+}
+FORWARD = {
+    ("h100-sxm-80gb", "_scaled_dot_product_cudnn_attention"): (315, 410, 484, 518, 529, 539),
+    ("h100-sxm-80gb", "flash_attn_3::fwd"): (292, 423, 521, 579, 602, 616),
+}
+
+
+def attention(name: str, length: int, width: int = 128, backward: bool = False) -> Op:
+    batch, heads = TOKENS // length, 2048 // width
+    flops = 4 * batch * heads * length * length * width
+    shape = (batch, heads, length, width)
+    if "::" in name:
+        shape = (batch, length, heads, width)
+    return Op(name, flops=flops * 5 // 2 if backward else flops, dtype="bfloat16", shapes=(shape, shape, shape))
+
+
+def rate(ops: list[Op], card: str) -> float:
+    """Causal: half of the FLOPs count."""
+    return sum(op.flops for op in ops) / 2 / sum(op_seconds(op, gpus()[card]) - START_S for op in ops) / 1e12
+
+
+@pytest.mark.parametrize("key", PUBLISHED, ids=str)
+def test_forward_and_backward_as_published(key: tuple[str, str, str]) -> None:
+    card, forward, backward = key
+    for power, published in enumerate(PUBLISHED[key]):
+        length = 512 << power
+        found = rate([attention(forward, length), attention(backward, length, backward=True)], card)
+        assert found == pytest.approx(published, rel=0.06), length
+
+
+@pytest.mark.parametrize("key", FORWARD, ids=str)
+def test_forward_as_published(key: tuple[str, str]) -> None:
+    card, name = key
+    for power, published in enumerate(FORWARD[key]):
+        length = 512 << power
+        assert rate([attention(name, length)], card) == pytest.approx(published, rel=0.13), length
+
+
+def test_the_kernel_follows_name_and_card() -> None:
+    a100, h100 = rates_of(A100), rates_of(H100)
+    assert kernel_of("_scaled_dot_product_cudnn_attention", h100) is CUDNN
+    assert kernel_of("_scaled_dot_product_flash_attention", a100) is FLASH_2
+    assert kernel_of("_scaled_dot_product_flash_attention", h100) is FLASH_2_ON_HOPPER
+
+
+def test_packed_rows_do_not_grow_with_their_length() -> None:
+    """Flex attention keeps samples apart: twice the row is twice the work, not four times."""
+    short, long = (op_seconds(attention("flex_attention", n), A100) - START_S for n in (4096, 8192))
+    assert long == pytest.approx(short * (8192 / 4096) * (4096 / 8192), rel=0.1)  # as many tokens in all
+
+
+def test_heads_of_96_take_the_tiles_of_128() -> None:
+    name = "_scaled_dot_product_cudnn_attention"
+    narrow = Op(name, flops=96 * 10**9, dtype="bfloat16", shapes=((4, 32, 1024, 96),))
+    wide = Op(name, flops=128 * 10**9, dtype="bfloat16", shapes=((4, 32, 1024, 128),))
+    assert op_seconds(narrow, H100) == pytest.approx(op_seconds(wide, H100))
+
+
+def test_names_of_attention() -> None:
+    assert kind_of("flash_attn::fwd") == kind_of("_scaled_dot_product_efficient_attention_backward") == "attention"
+    assert kind_of("flash_attn::rotary") == kind_of("flash_attn::cross_entropy_fwd") == "moving"

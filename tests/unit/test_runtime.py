@@ -1,0 +1,134 @@
+"""Host and card beside each other, on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tunecast.hardware.catalog import gpus
+from tunecast.predict.host import Host
+from tunecast.predict.price import op_seconds
+from tunecast.predict.runtime import Lowered, power, product, step_time, step_times
+from tunecast.tape.op import HOOK, SYNCHRONIZE, WAIT, Op, Phase
+from tunecast.tape.timed import Section, Step
+
+H200 = gpus()["h200-sxm-141gb"]
+MS = 1e-3
+HOST = Host(launch_s=1 * MS, backward=0.5, optimizer=0.25, hook=0.1, triton=2.0, more_kernels_s=0.0)
+
+
+def moving(milliseconds: float, stream: int = 0, name: str = "copy") -> Op:
+    """An operation of so many milliseconds on the card."""
+    nbytes = round((milliseconds * MS - 2e-6) * (H200.memory_bytes_per_s or 0) * 0.8)
+    op = Op(name, written_bytes=nbytes, stream=stream)
+    assert op_seconds(op, H200) == pytest.approx(milliseconds * MS)
+    return op
+
+
+def step(*sections: tuple[int, list[Op]], phase: Phase = Phase.FORWARD) -> Step:
+    return Step(tuple(Section(phase, times, tuple(ops)) for times, ops in sections))
+
+
+def seconds(made: Step, host: Host = HOST) -> float:
+    return step_time(made, H200, host, None).step_s
+
+
+def test_a_busy_card_waits_for_the_first_launch_only() -> None:
+    # launched at 1, 2, 3 ms; each takes 5 ms
+    assert seconds(step((1, [moving(5)] * 3))) == pytest.approx((1 + 15) * MS)
+
+
+def test_a_slow_host_is_what_a_step_waits_for() -> None:
+    # launched at 1, 2, ..., 10 ms; the last takes 0.1 ms
+    told = step_time(step((1, [moving(0.1)] * 10)), H200, HOST, None)
+    assert told.step_s == pytest.approx(10.1 * MS)
+    assert told.bound_by == "launch"
+    assert told.cpu_s == pytest.approx(10 * MS)
+    assert told.gpu_busy_s == pytest.approx(1 * MS)
+    assert told.breakdown_s["launch"] == pytest.approx(9.1 * MS)
+
+
+def test_sections_hand_on_both_clocks() -> None:
+    # the card ends at 1 + 2 * 8 = 17 ms, the host at 2; then 20 short ones are launched by 22 ms
+    assert seconds(step((1, [moving(8)] * 2), (20, [moving(0.5)]))) == pytest.approx((17 + 10) * MS)
+    assert seconds(step((1, [moving(8)] * 2), (40, [moving(0.1)]))) == pytest.approx((42 + 0.1) * MS)
+
+
+@pytest.mark.parametrize(
+    "ops", [[moving(0.2), moving(3.0)], [moving(0.3)] * 3, [moving(2.0), moving(0.1), moving(0.1)]]
+)
+def test_a_section_is_as_long_as_its_copies_written_out(ops: list[Op]) -> None:
+    assert seconds(step((17, ops))) == pytest.approx(seconds(step((1, ops * 17))))
+
+
+def test_the_two_ways_to_the_end_agree() -> None:
+    """Two clocks on paper, and the matrices that any number of streams needs."""
+    ops = [moving(0.2), moving(3.0), moving(0.4)]
+    plain = step((5, ops), (30, [moving(0.6)]))
+    waits = step((5, [*ops, Op(WAIT, kernels=0, shapes=((0,),))]), (30, [moving(0.6)]))
+    assert Lowered(plain).is_plain and not Lowered(waits).is_plain
+    assert seconds(plain) == pytest.approx(seconds(waits))
+
+
+def test_streams_run_beside_each_other_until_one_waits() -> None:
+    beside = [moving(10, stream=1), moving(4)]
+    assert seconds(step((1, beside))) == pytest.approx(11 * MS)
+    waits = [moving(10, stream=1), Op(WAIT, kernels=0, shapes=((1,),), stream=0), moving(4)]
+    assert seconds(step((1, waits))) == pytest.approx((1 + 10 + 4) * MS)
+
+
+def test_a_host_that_reads_goes_on_when_the_card_is_done() -> None:
+    # 5 ms end at 6; then the next is launched at 7, not at 2
+    for name, kernels in ((SYNCHRONIZE, 0), ("_local_scalar_dense", 1)):
+        read = Op(name, kernels=kernels)
+        taken = seconds(step((1, [moving(5), read, moving(2)])))
+        assert taken == pytest.approx((6 + 1 + 2) * MS, abs=1.1 * MS)
+        assert taken > seconds(step((1, [moving(5), moving(2)]))) + 0.5 * MS
+
+
+def test_who_launches_decides_what_it_costs() -> None:
+    op = Op("mul")
+    assert HOST.op_s(op, Phase.FORWARD) == pytest.approx(1 * MS)
+    assert HOST.op_s(op, Phase.BACKWARD) == pytest.approx(1 * MS)  # recomputed, in Python
+    assert HOST.op_s(op._replace(by_engine=True), Phase.BACKWARD) == pytest.approx(0.5 * MS)
+    assert HOST.op_s(op, Phase.OPTIMIZER) == pytest.approx(0.25 * MS)
+    assert HOST.op_s(op._replace(name="triton::fused"), Phase.FORWARD) == pytest.approx(3 * MS)
+    assert HOST.op_s(Op(HOOK, kernels=0), Phase.BACKWARD) == pytest.approx(0.1 * MS)
+    assert HOST.op_s(Op("empty", kernels=0), Phase.FORWARD) == 0.0
+    several = replace(HOST, more_kernels_s=0.2 * MS)
+    assert several.op_s(op._replace(kernels=3), Phase.FORWARD) == pytest.approx(1.4 * MS)
+
+
+def test_the_breakdown_sums_to_the_step() -> None:
+    product_ = Op("mm", flops=2 * 4096**3, read_bytes=4 * 4096**2, written_bytes=2 * 4096**2, dtype="bfloat16",
+                  shapes=((4096, 4096), (4096, 4096)))  # fmt: skip
+    made = Step((
+        Section(Phase.FORWARD, 3, (product_, moving(1))),
+        Section(Phase.BACKWARD, 3, (product_, product_._replace(by_engine=True), moving(2)._replace(by_engine=True))),
+        Section(Phase.OPTIMIZER, 1, (moving(4),)),
+    ))  # fmt: skip
+    told = step_time(made, H200, HOST, None)
+    assert sum(told.breakdown_s.values()) == pytest.approx(told.step_s)
+    assert set(told.breakdown_s) >= {"matrix_products", "memory_bound", "recomputation", "optimizer", "launch"}
+    assert told.breakdown_s["optimizer"] == pytest.approx(4 * MS)
+    assert told.flops == 9 * product_.flops
+    assert told.model_flops == 6 * product_.flops
+    assert told.low_s < told.step_s < told.high_s
+
+
+def test_a_step_on_many_cards() -> None:
+    made = step((3, [moving(1)]))
+    told = step_times(made, [H200, gpus()["a100-sxm-80gb"]], HOST)
+    assert told["a100-sxm-80gb"].step_s > told["h200-sxm-141gb"].step_s == seconds(made)
+
+
+@given(st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=3, max_size=3), st.integers(1, 20))
+def test_powers_are_repeated_products(matrix: list[list[float]], times: int) -> None:
+    by_hand = matrix
+    for _ in range(times - 1):
+        by_hand = product(matrix, by_hand)
+    for row, other in zip(power(matrix, times), by_hand, strict=True):
+        assert row == pytest.approx(other)

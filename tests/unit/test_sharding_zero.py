@@ -1,0 +1,146 @@
+"""ZeRO on paper: what DeepSpeed's documents say a rank holds, from a tape that follows its source."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tunecast.job import job_from_dict
+from tunecast.tape.build.run import build
+from tunecast.tape.build.sharding.deepspeed import Settings, settings_of
+from tunecast.tape.build.sharding.zero3 import sub_groups
+from tunecast.tape.card import Card
+from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
+
+RANKS = 4
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}  # fmt: skip
+LAYER = [64 * 64, 32 * 64, 32 * 64, 64 * 64, 160 * 64, 160 * 64, 160 * 64, 64, 64]
+ELEMENTS = 2 * 512 * 64 + 3 * sum(LAYER) + 64
+TABLES_BYTES = 2 * 8 * 4
+BUCKET_BYTES = 2 * 500_000_000
+
+
+def tape_of(data: str, offload: str = "none", **job: Any) -> Tape:
+    values = {
+        "model": "small", "weights_dtype": "bfloat16", "autocast": "bfloat16", "seq_len": 32, "micro_batch": 1,
+        "optimizer": "adamw_torch", "gradient_checkpointing": False, "hardware": {"gpus": RANKS},
+        "parallel": {"data": data, "offload": offload}, **job,
+    }  # fmt: skip
+    return build(job_from_dict(values), CONFIG, [32, 32, 32], Card())
+
+
+def held(tape: Tape, at: tuple[Phase, int]) -> dict[Role, int]:
+    """Bytes by role when a phase ends."""
+    alive: dict[int, Alloc] = {}
+    now = None
+    for event in tape.events:
+        if isinstance(event, Begin):
+            if now == at:
+                break
+            now = (event.phase, event.step)
+        elif isinstance(event, Alloc):
+            alive[event.block] = event
+        elif isinstance(event, Free):
+            del alive[event.block]
+    found: dict[Role, int] = dict.fromkeys(Role, 0)
+    for block in alive.values():
+        found[block.role] += block.nbytes
+    return found
+
+
+def sent(tape: Tape, name: str, step: int = 1) -> int:
+    return sum(e.read_bytes for e in tape.steps()[step] if isinstance(e, Op) and e.name == name)
+
+
+@pytest.mark.parametrize("data", ["zero1", "zero2"])
+def test_weights_are_whole_and_twelve_bytes_each_are_cut(data: str) -> None:
+    """2 bytes a weight; a fourth of: master, two moments of 4 bytes each."""
+    tape = tape_of(data)
+    after = held(tape, (Phase.OPTIMIZER, 1))
+    assert after[Role.WEIGHTS] == 2 * ELEMENTS + TABLES_BYTES
+    assert after[Role.OPTIMIZER] == 12 * ELEMENTS // RANKS
+    assert sent(tape, "all_reduce") == 2 * ELEMENTS + 4  # and the norm
+    assert sent(tape, "all_gather") == 2 * ELEMENTS // RANKS
+
+
+def test_stage_2_lets_gradients_go_as_they_come() -> None:
+    """Of the bucket, and of what stays of the gradients, while the backward pass runs."""
+
+    def most(tape: Tape) -> int:
+        alive: dict[int, int] = {}
+        peak = 0
+        for event in tape.steps()[2]:
+            if isinstance(event, Alloc) and event.role is Role.GRADIENTS and event.nbytes < BUCKET_BYTES:
+                alive[event.block] = event.nbytes
+                peak = max(peak, sum(alive.values()))
+            elif isinstance(event, Free):
+                alive.pop(event.block, None)
+        return peak
+
+    whole, cut = most(tape_of("zero1", grad_accum=2)), most(tape_of("zero2", grad_accum=2))
+    assert whole >= 2 * ELEMENTS
+    assert cut < 2 * ELEMENTS
+
+
+def test_the_bucket_is_there_while_gradients_come() -> None:
+    tape = tape_of("zero2")
+    buckets = [e for e in tape.steps()[1] if isinstance(e, Alloc) and e.nbytes == BUCKET_BYTES]
+    assert len(buckets) == 1
+    assert any(isinstance(e, Free) and e.block == buckets[0].block for e in tape.steps()[1])
+
+
+def test_stage_3_cuts_weights_too() -> None:
+    """Parts in one buffer; norms, and all up to 100,000 elements, are also whole; here that is everything."""
+    small = held(tape_of("zero3"), (Phase.OPTIMIZER, 1))
+    parts = sum(-(-n // RANKS) for n in [512 * 64] * 2 + LAYER * 3 + [64])
+    assert small[Role.OPTIMIZER] == 12 * parts
+    whole = sum(-(-n // RANKS) * RANKS for n in [512 * 64] * 2 + LAYER * 3 + [64])
+    assert small[Role.WEIGHTS] == 2 * parts + 2 * whole + TABLES_BYTES
+
+
+def test_stage_3_gives_weights_back() -> None:
+    """Axolotl's file keeps what has 10 times the hidden size or less, fetches nothing ahead and keeps nothing."""
+    tape = tape_of("zero3", stack="axolotl")
+    parts = sum(-(-n // RANKS) for n in [512 * 64] * 2 + LAYER * 3 + [64])
+    norms = 2 * 3 + 1
+    after = held(tape, (Phase.OPTIMIZER, 1))
+    assert after[Role.WEIGHTS] == 2 * parts + 2 * 64 * norms + TABLES_BYTES
+    large = 2 * (parts - 64 // RANKS * norms)
+    assert sent(tape, "all_gather") - 8 == 2 * large  # forward, backward; and the count of tokens
+    assert sent(tape, "reduce_scatter") == 2 * parts * RANKS
+
+
+@pytest.mark.parametrize(("data", "offload"), [("zero2", "optimizer"), ("zero3", "optimizer"), ("zero3", "parameters")])
+def test_what_is_offloaded_is_not_on_the_card(data: str, offload: str) -> None:
+    tape = tape_of(data, offload, stack="axolotl")
+    after = held(tape, (Phase.BACKWARD, 2))
+    assert after[Role.OPTIMIZER] == 0
+    if offload == "parameters":
+        assert after[Role.WEIGHTS] == 2 * 64 * 7 + TABLES_BYTES
+    assert any(isinstance(e, Op) and e.name == "copy_to_host" for e in tape.events)
+    assert any(isinstance(e, Op) and e.name == "copy_from_host" for e in tape.events)
+
+
+def test_zero_is_told_as_a_guess() -> None:
+    tape = tape_of("zero3")
+    assert any("DeepSpeed" in text for text in tape.guesses)
+    assert any("DeepSpeed's own defaults" in text for text in tape.assumptions)
+
+
+def test_sizes_are_those_of_the_file_people_start_from() -> None:
+    assert settings_of("transformers", 3, 4096) == Settings()
+    assert settings_of("llama-factory", 3, 4096).reduce_bucket_size == 4096**2
+    assert settings_of("llama-factory", 2, 4096) == Settings()
+    axolotl = settings_of("axolotl", 3, 4096)
+    assert (axolotl.max_live_parameters, axolotl.param_persistence_threshold) == (0, 40960)
+    assert settings_of("axolotl", 2, 4096).overlap_comm
+
+
+@pytest.mark.parametrize(("size", "groups"), [(10, [12, 13]), (0, [4, 8, 8, 5]), (1000, [25])])
+def test_masters_step_in_groups(size: int, groups: list[int]) -> None:
+    assert sub_groups([4, 8, 8, 5], size) == groups

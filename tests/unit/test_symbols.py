@@ -1,0 +1,68 @@
+"""Numbers that remember how they came about, and programs built on them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+
+from tunecast.job import job_from_dict
+from tunecast.tape.build import shapes
+from tunecast.tape.build.short import _fold, fold_job
+from tunecast.tape.card import Card
+from tunecast.tape.symbols import Asked, ask
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 9,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 3001, "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+JOBS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full", "autocast": None, "gradient_checkpointing": True},
+    "lora": {"method": "lora", "lora": {"targets": "all-linear"}},
+    "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "gradient_checkpointing": True},
+    "eager": {"method": "lora", "attention": "eager"},
+    "liger": {"method": "lora", "kernels": ["liger"]},
+    "chunked": {"method": "lora", "loss": "chunked"},
+}
+
+
+def test_arithmetic_is_kept_and_questions_are_noted() -> None:
+    asked = Asked()
+    batch, length = asked.symbol("batch", 2), asked.symbol("length", 100)
+    size = prod((batch, length, 8)) + 4 * -(-length // 64)
+    assert asked.answers == {}
+    assert asked.computed([size.code], "batch, length")(3, 65) == (3 * 65 * 8 + 4 * 2,)
+    assert size == 1608 and max(batch, 1) is batch and list(range(batch)) == [0, 1]
+    assert list(asked.answers.values()) == [True, False, 2]  # equal? is 1 larger? how many?
+    assert asked.computed(asked.answers, "batch, length")(2, 99) == (False, False, 2)
+
+
+def test_a_function_is_one_question() -> None:
+    asked = Asked()
+    halves = ask(lambda least, *numbers: min(numbers) // 2 > least, 10, [asked.symbol("batch", 50), 30])
+    assert halves and list(asked.answers.values()) == [True]
+    assert [asked.computed(asked.answers, "batch")(batch) for batch in (22, 21)] == [(True,), (False,)]
+
+
+def test_what_cannot_be_noted_is_refused() -> None:
+    """A cache would answer for other questions."""
+    with pytest.raises(TypeError):
+        hash(Asked().symbol("batch", 2))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_program_of_symbols_is_the_program(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "_shapes", {})
+    sizes = [(1, 256, 8), (2, 256, 8), (2, 320, 8), (4, 96, 8), (1, 512, 8), (1, 640, 16), (3, 777, 32), (2, 2048, 16)]
+    for batch, length, rank in sizes:
+        values = {"model": "small", "weights_dtype": "bfloat16", "seq_len": length, "micro_batch": batch, **JOBS[name]}
+        if values["method"] != "full":
+            values["lora"] = {**values.get("lora", {}), "rank": rank}
+        job = job_from_dict(values)
+        served, plain = fold_job(job, CONFIG, Card()).program, _fold(job, job, CONFIG, Card()).program
+        assert served == plain
+    (known,) = shapes._shapes.values()
+    if name not in ("liger", "chunked"):  # these losses count their parts: hardly two sizes do the same
+        assert 0 < len(known) < len(sizes) - 1  # some were built for others
