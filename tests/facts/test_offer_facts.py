@@ -88,10 +88,19 @@ def test_the_traps_are_not_in_it():
 
 def test_there_is_something_to_choose_from():
     offers = bundled()
-    assert len(offers) == 1499
+    assert len(offers) == 1502
     assert len({each.provider for each in offers}) == 40
     assert {each.kind for each in offers} == {"on-demand", "spot", "reserved"}
-    for card in ("rtx-4090", "l4", "l40s", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "mi300x"):
+    for card in (
+        "rtx-4090",
+        "l4",
+        "l40s",
+        "a100-sxm-80gb",
+        "h100-sxm-80gb",
+        "h200-sxm-141gb",
+        "b200-sxm-180gb",
+        "mi300x",
+    ):
         assert len({each.provider for each in offers if each.gpu == card}) >= 2, card
     sovereign = [each for each in offers if in_eu(each) == "yes" and beyond_us_law(each) == "yes"]
     assert {"verda", "seeweb"} <= {each.provider for each in sovereign}

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 import tunecast
-from tunecast.cli import compare, explain_oom, gpus, largest, main, predict, trace
+from tunecast.cli import compare, explain_oom, gpus, largest, main, offers, predict, trace
 from tunecast.predict.prediction import SCHEMA
 
 PUBLIC = [
@@ -37,6 +37,8 @@ JOB = {
     "--max-tokens-per-batch", "--drop-last", "--no-drop-last", "--workers", "--eval-samples", "--max-steps",
     "--eval-strategy", "--eval-steps", "--eval-batch", "--save-strategy", "--save-steps", "--save-total-limit",
     "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",
+    "--fsdp-version", "--recompute", "--virtual-stages", "--reduce-dtype", "--reshard-after-forward",
+    "--no-reshard-after-forward",
 }  # fmt: skip
 
 
@@ -54,7 +56,7 @@ def test_a_name_that_is_not_there() -> None:
 
 def test_public_names_survive_the_import_of_their_rooms() -> None:
     """A function called as its own package would be hidden by it: `tunecast.predict` is a room."""
-    for room in ("errors", "job", "tape", "hardware", "predict", "report", "cli"):
+    for room in ("errors", "job", "tape", "hardware", "predict", "offers", "report", "cli"):
         importlib.import_module(f"tunecast.{room}")
         assert room not in PUBLIC
 
@@ -64,7 +66,7 @@ def test_commands() -> None:
 
 
 def test_flags_of_predict() -> None:
-    own = {"--engine", "--exact", "--details", "--no-advice"}
+    own = {"--engine", "--exact", "--details", "--no-advice", "--no-calibration"}
     assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | JOB | own
 
 
@@ -79,6 +81,15 @@ def test_flags_of_the_commands_that_ask_many_times() -> None:
 
 def test_flags_of_gpus() -> None:
     assert set(gpus.parser()._option_string_actions) == {"-h", "--help", "--vendor", "--min-memory", "--json"}
+
+
+def test_flags_of_offers() -> None:
+    assert set(offers.parser()._option_string_actions) == {
+        "-h", "--help", "--json", "--all", "--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot", "--country",
+        "--eu", "--no-cloud-act", "--certified", "--interconnect", "--vendor", "--max-usd", "--max-age", "--eur",
+        "--usd-per-eur",
+    }  # fmt: skip
+    assert offers.SCHEMA == "tunecast.offers/1"
 
 
 def test_flags_of_trace() -> None:

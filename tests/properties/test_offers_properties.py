@@ -57,7 +57,8 @@ def test_no_line_is_negative_and_the_bill_covers_the_run(phases_s, offer, of, no
 @given(phases, offers, providers, st.floats(0.001, 0.05))
 def test_more_interruptions_cost_more(phases_s, offer, of, rate):
     fewer, more = (
-        total_cost(phases_s, offer, of, interruptions_per_hour=each, checkpoint_every_s=600.0) for each in (rate, 2 * rate)
+        total_cost(phases_s, offer, of, interruptions_per_hour=each, checkpoint_every_s=600.0)
+        for each in (rate, 2 * rate)
     )
     assert more.total_usd >= fewer.total_usd * (1 - 1e-9)
 
@@ -70,7 +71,9 @@ cells = st.text(st.characters(codec="utf-8", exclude_characters="\r\x00"), max_s
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.lists(cells, min_size=1, max_size=11), max_size=8), st.sampled_from(["verda", "gcp", "shadeform"]))
 def test_whatever_a_list_says_is_read_or_refused(table, cloud):
-    head = "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice"
+    head = (
+        "InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,GpuInfo,Region,AvailabilityZone,Price,SpotPrice"
+    )
     content = "\n".join([head, *(",".join(row) for row in table)]) + "\n"
     with contextlib.suppress(NotResolved):
         found = cleaned(skypilot.listings(content.encode("utf-8", "replace"), cloud, DAY), DAY)
@@ -121,7 +124,10 @@ def test_the_order_of_a_list_changes_nothing(rows, random):
     other = list(rows)
     random.shuffle(other)
     prices = [
-        sorted((offer.provider, offer.kind, offer.gpu, offer.gpus, offer.usd_per_hour) for offer in cleaned(each, DAY).offers)
+        sorted(
+            (offer.provider, offer.kind, offer.gpu, offer.gpus, offer.usd_per_hour)
+            for offer in cleaned(each, DAY).offers
+        )
         for each in (rows, other)
     ]
     assert prices[0] == prices[1]

@@ -15,8 +15,11 @@ from typing import Any
 
 import pytest
 
-for needed in ("torch", "transformers", "accelerate", "trl", "peft", "datasets"):
-    pytest.importorskip(needed)
+pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+pytest.importorskip("datasets")
+pytest.importorskip("peft")
+pytest.importorskip("trl")
 
 from tunecast.job import job_from_dict
 from tunecast.tape.build.run import build

@@ -76,7 +76,9 @@ def test_a_count_multiplied_in_twice():
 
 
 def test_what_no_machine_has_is_not_known():
-    offers = cleaned([row(f"p{n}", ram_gib=size) for n, size in enumerate((64.0, 1e300, float("nan"), 0.0))], TODAY).offers
+    offers = cleaned(
+        [row(f"p{n}", ram_gib=size) for n, size in enumerate((64.0, 1e300, float("nan"), 0.0))], TODAY
+    ).offers
     assert [offer.ram_bytes for offer in offers] == [64 * 2**30, None, None, None]
 
 

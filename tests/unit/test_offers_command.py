@@ -83,8 +83,25 @@ def test_filters(capsys):
 def test_one_offer_has_a_page(capsys):
     code, out, _ = run(capsys, "lyceum", "b200", "--gpus", "8", "--spot")
     assert code == 0
-    for part in ("not verified", "in the EU        not known", "cannot be joined", "EUR", "A price is not availability"):
+    for part in (
+        "not verified",
+        "in the EU        not known",
+        "cannot be joined",
+        "EUR",
+        "A price is not availability",
+    ):
         assert part in out
+
+
+def test_reservations_say_when_they_pay(capsys):
+    _, out, _ = run(capsys, "--kind", "reserved")
+    # 9,950 USD a year at RunPod, 2.89 an hour on demand
+    assert "h100-pcie-80gb at runpod pays from 3,443 of its 8,760 hours on, against 2.89 USD" in out
+
+
+def test_what_joins_the_cards_and_the_machines(capsys):
+    (row,) = {row["instance"]: row for row in told(capsys, "p5.48xlarge", "--no-spot")["offers"]}.values()
+    assert (row["interconnect"], row["fabric"], row["inter_node_gbit_per_s"]) == ("nvlink4", "efa-v2", 3200)
 
 
 def test_euros_say_their_rate(capsys):

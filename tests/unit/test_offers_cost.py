@@ -20,7 +20,7 @@ from tunecast.offers.cost import (
 )
 from tunecast.offers.money import RATE, given
 from tunecast.offers.offer import Offer
-from tunecast.offers.provider import Provider
+from tunecast.offers.provider import Provider, terms
 
 DAY = date(2026, 11, 15)
 OFFER = Offer("p", "on-demand", "h100-sxm-80gb", 8, 36.0, DAY, "test")
@@ -143,10 +143,10 @@ def test_only_spot_is_interrupted_and_the_default_rate_is_said():
 
 def test_the_default_rate_lies_between_its_sources():
     assert CALM_PER_HOUR < INTERRUPTIONS_PER_HOUR < ROUGH_PER_HOUR
-    assert INTERRUPTIONS_PER_HOUR**2 == pytest.approx(CALM_PER_HOUR * ROUGH_PER_HOUR)
+    assert pytest.approx(CALM_PER_HOUR * ROUGH_PER_HOUR) == INTERRUPTIONS_PER_HOUR**2
     # 17.5 % within a month of 730.5 hours; ten in 44 hours
-    assert CALM_PER_HOUR == pytest.approx(0.1924 / 730.5, rel=1e-3)
-    assert ROUGH_PER_HOUR == pytest.approx(0.2273, rel=1e-3)
+    assert pytest.approx(0.1924 / 730.5, rel=1e-3) == CALM_PER_HOUR
+    assert pytest.approx(0.2273, rel=1e-3) == ROUGH_PER_HOUR
 
 
 def test_several_machines_are_interrupted_more_often():
@@ -183,8 +183,16 @@ def test_a_reservation_is_due_either_way():
 
 def test_an_owned_machine_costs_its_electricity():
     owned = replace(OFFER, provider="lab", kind="owned", usd_per_hour=0.36)
-    cost = total_cost(PHASES, owned, Provider("owned", billing_step_s=1, bills_start=False), storage_bytes=1e12)
+    cost = total_cost(PHASES, owned, terms(owned), storage_bytes=1e12, egress_bytes=1e12)
     assert cost.total_usd == pytest.approx(0.35)  # nothing while it is not there yet, no rent for the disk
+    assert (cost.assumptions, cost.missing) == ((), ())
+
+
+def test_a_broker_bills_as_the_broker_does():
+    scaleway = replace(OFFER, provider="scaleway")
+    assert terms(scaleway).billing_step_s == 60
+    sold = terms(replace(scaleway, via="shadeform"))
+    assert (sold.billing_step_s, sold.egress_usd_per_gb, sold.seat) == (None, None, "FR")
 
 
 def test_euros():

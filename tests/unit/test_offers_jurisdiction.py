@@ -19,7 +19,7 @@ def offer(name="verda", places=(), placed="proven", via="", kind="on-demand"):
 
 def test_the_lists():
     assert len(EU27) == 27
-    assert EEA - EU27 == {"IS", "LI", "NO"}
+    assert {"IS", "LI", "NO"} == EEA - EU27
     assert not {"GB", "CH", "NO", "RS", "UA", "TR"} & EU27
 
 

@@ -26,7 +26,8 @@ def added(tmp_path, text):
 def test_a_price_in_euros(tmp_path):
     (offer,) = added(
         tmp_path,
-        '[[offer]]\nprovider = "acme"\ngpu = "h100"\nform = "sxm 80gb"\ngpus = 8\neur_per_hour = 16\ncountry = "Germany"\n',
+        '[[offer]]\nprovider = "acme"\ngpu = "h100"\nform = "sxm 80gb"\ngpus = 8\n'
+        'eur_per_hour = 16\ncountry = "Germany"\n',
     )
     assert (offer.gpu, offer.gpus, offer.usd_per_hour, offer.countries) == ("h100-sxm-80gb", 8, 20.0, ("DE",))
     assert (offer.kind, offer.dated, offer.provider) == ("on-demand", TODAY, "acme")

@@ -17,7 +17,7 @@ from tunecast.job import job_from_dict
 from tunecast.job.job import Job
 from tunecast.tape.build.run import build
 from tunecast.tape.build.short import build_job, fold_job
-from tunecast.tape.build.stacks.torchtitan.pipeline import place
+from tunecast.tape.build.stacks.torchtitan.pipeline import places
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, Policy
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase, Tape
@@ -152,9 +152,10 @@ def test_as_many_micro_batches_are_under_way_as_there_are_stages() -> None:
 
 
 def test_interleaved_parts_take_turns_by_ranks() -> None:
-    assert [place(turn, 2, 2) for turn in range(8)] == [
+    assert places(4, ranks=2, chunks=2) == [
         (0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3),
     ]  # fmt: skip
+    assert places(1, ranks=8, chunks=2) == [(0, 0), (1, 0)]
 
 
 def test_a_ring_gathers_keys_and_values_once_a_layer() -> None:

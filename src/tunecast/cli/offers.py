@@ -19,9 +19,9 @@ from tunecast.offers.jurisdiction import country
 from tunecast.offers.money import RATE, given
 from tunecast.offers.offer import KINDS, NOT_AVAILABILITY, Offer
 from tunecast.offers.own import joined, own_offers
-from tunecast.offers.provider import provider
+from tunecast.offers.provider import terms
 from tunecast.offers.update import feeds, update
-from tunecast.report.offers import offer_dict, offer_page, offer_table, update_text
+from tunecast.report.offers import break_even_text, offer_dict, offer_page, offer_table, update_text
 
 USAGE = "tunecast offers [TEXT...] [options] | offers update | offers add FILE"
 DESCRIPTION = """\
@@ -113,10 +113,11 @@ def run(argv: Sequence[str]) -> int:
     elif len(left.offers) == 1:
         (offer,) = left.offers
         where = store.sources().get(offer.source, offer.source)
-        print(offer_page(offer, provider(offer.provider), where, rate, today, terminal), end="")
+        print(offer_page(offer, terms(offer), where, rate, today, terminal), end="")
     else:
         more = len(left.offers) - len(shown)
         print(offer_table(shown, rate, today, terminal, more=more, eur=arguments.eur), end="")
+        print(break_even_text(shown, known, terminal), end="")
         for why, n in left.unknown.items():
             print(terminal.plain(f"{n} left out: {why}."))
     return 0

@@ -21,6 +21,7 @@ from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError, job_error, read_jobs
 from tunecast.predict import engines
+from tunecast.predict.calibration import Calibration
 from tunecast.predict.changes import changes_tried, reserved
 from tunecast.predict.engines import DEFAULT_ENGINE
 from tunecast.predict.least_card import largest_memory_bytes, least_card
@@ -71,6 +72,9 @@ def parser() -> Parser:
         "--details", action="store_true", help="also the modules and the largest blocks at the peak (always if traced)"
     )
     made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
+    made.add_argument(
+        "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
+    )
     made.add_argument("--exact", action="store_true", help="trace every layer instead of a few that stand for all")
     add_output_flags(made)
     add_tracing_flags(made)
@@ -92,6 +96,7 @@ class How:
     html: str | None
     snapshot: str | None
     total: int
+    calibrated: bool
 
 
 def run(argv: Sequence[str]) -> int:
@@ -116,6 +121,7 @@ def run(argv: Sequence[str]) -> int:
         arguments.html,
         arguments.snapshot,
         len(jobs),
+        not arguments.no_calibration,
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
         from tunecast.cli.cores import on_all_cores
@@ -167,7 +173,8 @@ def predicted(job: Job, number: int, how: How) -> int:
                 job, engine="traced", exact=how.exact, python=how.python, limits=how.limits, progress=progress
             )
     else:
-        done = engines.predicted(job, engine=how.engine, timed=True)
+        own = own_prices(job) if how.calibrated else None
+        done = engines.predicted(job, engine=how.engine, timed=True, calibration=own)
     said, held = done.prediction, done.held
     outside = extra("what lies outside the step", lambda: outside_of(done.job, done.model, said))
     figures = None
@@ -187,6 +194,14 @@ def predicted(job: Job, number: int, how: How) -> int:
     if how.html or how.snapshot:
         write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot, said)
     return 0 if held.fits else DoesNotFit.exit_code
+
+
+def own_prices(job: Job) -> Calibration | None:
+    """What `tunecast calibrate` kept of this kind of card on this machine."""
+    from tunecast.hardware.catalog import gpu
+    from tunecast.learn.store import kept
+
+    return kept(gpu(job.hardware.gpu).name)
 
 
 def extra(what: str, ask: Callable[[], Extra]) -> Extra | None:

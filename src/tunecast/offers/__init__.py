@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from tunecast.offers.cost import Cost, break_even_hours, total_cost
 from tunecast.offers.offer import Offer
-from tunecast.offers.provider import Provider, provider
+from tunecast.offers.provider import Provider, provider, terms
 from tunecast.offers.store import offers
 
-__all__ = ["Cost", "Offer", "Provider", "break_even_hours", "offers", "provider", "total_cost"]
+__all__ = ["Cost", "Offer", "Provider", "break_even_hours", "offers", "provider", "terms", "total_cost"]

@@ -105,7 +105,8 @@ def total_cost(
     egress_bytes: float = 0.0,
     vat_fraction: float = 0.0,
 ) -> Cost:
-    """`phases_s`: of the run without interruptions. `checkpoint_every_s`: None where nothing is saved on the way.
+    """`of`: `terms(offer)`. `phases_s`: of the run without interruptions. `checkpoint_every_s`: None where nothing is
+    saved on the way.
 
     Ignored  that a price may change during the run; that a new machine begins a new minimum after an interruption.
     """

@@ -56,4 +56,5 @@ def count(text: str | None) -> int | None:
 
 def words(text: str | None, most: int = 80) -> str:
     """One printable line: names come from servers that are not trusted."""
-    return "".join(letter for letter in (text or "")[:most] if letter.isprintable()).strip()
+    line = (text or "")[:most]
+    return (line if line.isprintable() else "".join(filter(str.isprintable, line))).strip()

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from tunecast.offers.offer import OWNED
+from tunecast.offers.offer import OWNED, Offer
 
 EXPOSURES = ("no-known-us-parent", "other-law", "eu-seat-us-nexus", "unknown", "us-controlled")
 """To US law, the least first. `unknown` is worse than a nexus that is known: nothing can be said of it."""
@@ -58,9 +58,26 @@ class Provider:
 
 def provider(name: str) -> Provider:
     """By name; of one that is not known, nothing."""
-    if name == OWNED:
-        return Provider(OWNED, billing_step_s=1, billing_minimum_s=0, egress_usd_per_gb=0.0, bills_start=False)
     return providers().get(name) or Provider(name)
+
+
+def terms(offer: Offer) -> Provider:
+    """How an offer is billed: one's own machine by the second, and what a broker sells as the broker bills it."""
+    of = provider(offer.provider)
+    if offer.kind == OWNED:
+        return replace(of, billing_step_s=1, billing_minimum_s=0, bills_start=False, egress_usd_per_gb=0.0)
+    if not offer.via:
+        return of
+    broker = provider(offer.via)
+    return replace(
+        of,
+        billing_step_s=broker.billing_step_s,
+        billing_minimum_s=broker.billing_minimum_s,
+        bare_metal_minimum_s=None,
+        bills_start=broker.bills_start,
+        egress_usd_per_gb=broker.egress_usd_per_gb,
+        storage_usd_per_gb_month=broker.storage_usd_per_gb_month,
+    )
 
 
 @cache

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
@@ -10,8 +12,11 @@ from tunecast.predict.prediction import Predicted, Prediction, job_on_card, pred
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.shorten import with_few_micro_batches
 
+if TYPE_CHECKING:
+    from tunecast.predict.calibration import Calibration
 
-def analytic(job: Job, *, timed: bool = False) -> Predicted:
+
+def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None = None) -> Predicted:
     """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
     require_modelled(job)
     gpu = gpu_named(job.hardware.gpu)
@@ -25,6 +30,6 @@ def analytic(job: Job, *, timed: bool = False) -> Predicted:
         from tunecast.predict.timing import with_time
 
         memory = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
-        return with_time(memory, job, model, gpu, folded)
+        return with_time(memory, job, model, gpu, folded, calibration)
 
     return Predicted(job, model, held, said)

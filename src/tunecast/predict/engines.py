@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
@@ -12,13 +12,19 @@ from tunecast.job.readers import read_jobs
 from tunecast.predict.modelled import require_engine
 from tunecast.predict.prediction import Predicted, Prediction
 
+if TYPE_CHECKING:
+    from tunecast.predict.calibration import Calibration
+
 DEFAULT_ENGINE = "analytic"
 
 
-def predicted(job: Job, *, engine: str = DEFAULT_ENGINE, timed: bool = False, **how: Any) -> Predicted:
+def predicted(
+    job: Job, *, engine: str = DEFAULT_ENGINE, timed: bool = False, calibration: Calibration | None = None, **how: Any
+) -> Predicted:
     """The prediction with the tape and replays behind it. `how` is the traced engine's: exact, python, progress.
 
-    `timed`: its time will be asked for too, so the closed form keeps what it needs for that.
+    `timed`: its time will be asked for too, so the closed form keeps what it needs for that; `calibration` is of the
+    machine it is asked for.
     """
     require_engine(engine)
     if engine == "traced":
@@ -27,7 +33,7 @@ def predicted(job: Job, *, engine: str = DEFAULT_ENGINE, timed: bool = False, **
         return traced(job, **how)
     from tunecast.predict.analytic import analytic
 
-    return analytic(job, timed=timed)
+    return analytic(job, timed=timed, calibration=calibration)
 
 
 def prediction(

@@ -349,8 +349,8 @@ def card_warnings(held: OnCard) -> list[str]:
     others = []
     if held.gpu.vendor == "AMD":
         others.append(
-            "guessed: no AMD card was measured; torch's ROCm build has the same allocator, but its kernels' choices and "
-            "workspaces are taken from CUDA's"
+            "guessed: no AMD card was measured; torch's ROCm build has the same allocator, but its kernels' choices "
+            "and workspaces are taken from CUDA's"
         )
     return [
         *others,

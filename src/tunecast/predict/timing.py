@@ -22,6 +22,7 @@ from tunecast.job.job import Data, Job
 from tunecast.job.lengths import QUANTILES, Lengths, sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.predict.by_length import mean_step, priced_lengths
+from tunecast.predict.calibration import Calibration, calibrated_gpu, calibrated_host
 from tunecast.predict.energy import Energy, energy
 from tunecast.predict.host import Host, host_of
 from tunecast.predict.lengths import Epoch, data_ranks, epoch_of, eval_batches
@@ -57,6 +58,7 @@ def timing(
     cluster: Cluster | None = None,
     outside: Outside | None = None,
     folded: Folded | None = None,
+    calibration: Calibration | None = None,
 ) -> Timing:
     """Everything about a job's time on a card. Raises what the closed form raises.
 
@@ -67,6 +69,9 @@ def timing(
     epoch = epoch_of(job, lengths)
     typical = epoch or _typical(job, lengths)
     host, ranks, waits = host_of(job), data_ranks(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
+    if calibration is not None:
+        gpu = calibrated_gpu(gpu, calibration)
+        host = host if job.hardware.launch_us is not None else calibrated_host(host, calibration)
     wanted = _of_lengths(job, typical)
     priced = times_by_length(wanted, model.raw, gpu, host, cluster, folded if wanted == _plain(job) else None)
     times = priced.by_length
@@ -88,16 +93,26 @@ def timing(
         time=_time(job, mean, typical, whole, why),
         utilization=_utilization(job, gpu, mean) | {"host": host_needs(job, outside).to_dict()},
         energy=None if spent is None else spent.to_dict(),
-        assumptions=() if whole is None else whole.assumptions,
+        assumptions=(*_calibrated(calibration), *(() if whole is None else whole.assumptions)),
     )
 
 
-def with_time(said: Prediction, job: Job, model: ModelConfig, gpu: Gpu, folded: Folded | None = None) -> Prediction:
+def _calibrated(calibration: Calibration | None) -> tuple[str, ...]:
+    if calibration is None:
+        return ()
+    return (f"time: prices of this machine's own {calibration.device}, measured {calibration.measured}",)
+
+
+def with_time(
+    said: Prediction, job: Job, model: ModelConfig, gpu: Gpu, folded: Folded | None = None,
+    calibration: Calibration | None = None,
+) -> Prediction:  # fmt: skip
     """A prediction of memory with what is said of time. What cannot be priced must not take the memory with it: then
     it is a warning. A wrong country or file of lengths is told as any wrong field."""
     cards = job.hardware.gpus * job.hardware.nodes
     try:
-        told = timing(job, model, gpu, cluster_of(job, gpu) if cards > 1 else None, _outside(job, model), folded)
+        cluster = cluster_of(job, gpu) if cards > 1 else None
+        told = timing(job, model, gpu, cluster, _outside(job, model), folded, calibration)
     except (UsageError, NotResolved):
         raise
     except TunecastError as error:
@@ -170,6 +185,9 @@ def times_by_length(
         from tunecast.predict.stages import pipelined_steps
 
         return StepTimes(pipelined_steps(job, config, card_of(gpu), gpu, host, cluster), plans_by_shape=False)
+    if job.parallel.layers > 1:  # one card works at a time: together they take what one with all layers would
+        alone = replace(job.hardware, gpus=1)
+        job, folded = replace(job, parallel=replace(job.parallel, layers=1), hardware=alone), None
     if folded is not None and folded.short is not None:
         steps = steps_of_fold(folded, job.grad_accum)
     else:

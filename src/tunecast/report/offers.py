@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import date
 from typing import Any
 
-from tunecast.hardware.links import links
+from tunecast.offers.asked import inside
+from tunecast.offers.cost import break_even_hours
 from tunecast.offers.jurisdiction import area, exposure, in_eu, told
 from tunecast.offers.money import Rate
-from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, OWNED, RESERVED, STALE_DAYS, Offer, age
+from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, ON_DEMAND, OWNED, RESERVED, STALE_DAYS, Offer, age
 from tunecast.offers.provider import Provider
 from tunecast.offers.update import Outcome, Updated
 from tunecast.report.columns import columns
@@ -48,7 +49,7 @@ def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, 
         ("where", _where(offer, 100)),
         ("in the EU", {"yes": "yes", "no": "no", "unknown": "not known"}[in_eu(offer)]),
         ("host", _host(offer)),
-        ("inside", "" if offer.interconnect is None else links()[offer.interconnect].name),
+        ("inside", inside(offer).name if offer.gpus > 1 else ""),
         (
             "between",
             "" if node is None or node.fabric is None else f"{node.inter_node_gbit_per_s:g} Gb/s, {node.fabric}",
@@ -74,6 +75,7 @@ def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, 
 
 def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[str, Any]:
     """For programs; null for what is not known."""
+    node = offer.node
     return {
         "provider": offer.provider,
         "kind": offer.kind,
@@ -90,7 +92,9 @@ def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[st
         "instance": offer.instance or None,
         "vcpus": offer.vcpus,
         "ram_bytes": offer.ram_bytes,
-        "interconnect": offer.interconnect,
+        "interconnect": inside(offer).name if offer.gpus > 1 else None,
+        "fabric": None if node is None else node.fabric,
+        "inter_node_gbit_per_s": None if node is None else node.inter_node_gbit_per_s,
         "max_nodes": offer.max_nodes,
         "via": offer.via or None,
         "dated": offer.dated.isoformat(),
@@ -98,6 +102,25 @@ def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[st
         "stale": offer.is_stale(today),
         "source": sources.get(offer.source, offer.source),
     }
+
+
+def break_even_text(offers: Sequence[Offer], known: Sequence[Offer], terminal: Terminal = DEFAULT) -> str:
+    """From how many hours on each reservation pays, against the same provider's cheapest price on demand."""
+    lines = []
+    for offer in offers:
+        rivals = [each for each in known if each.kind == ON_DEMAND and _alike(each) == _alike(offer)]
+        if offer.kind != RESERVED or not rivals:
+            continue
+        rival = min(rivals, key=lambda each: each.usd_per_gpu_hour)
+        hours = break_even_hours(offer, rival)
+        from_on = "never pays" if hours is None else f"pays from {hours:,.0f} of its {offer.term_hours:,.0f} hours on"
+        against = f"against {rival.usd_per_gpu_hour:.3g} USD a card-hour on demand"
+        lines.append(f"reserved {offer.gpus} x {offer.gpu} at {offer.provider} {from_on}, {against}.")
+    return terminal.plain("".join(f"{line}\n" for line in lines))
+
+
+def _alike(offer: Offer) -> tuple[str, str]:
+    return offer.provider, offer.gpu
 
 
 def update_text(updated: Updated, terminal: Terminal = DEFAULT) -> str:

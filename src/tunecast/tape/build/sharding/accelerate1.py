@@ -42,6 +42,7 @@ class AccelerateFsdp1(Scheme):
         self.options = Options(
             self.ranks, dtype, reduce_dtype, dtype, use_orig_params=True, upcast=True,
             inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
+            reshard_after_forward=job.parallel.reshard_after_forward,
         )  # fmt: skip
         machine.assumptions[PREFETCHES] = None
         self.flat: Flattened | None = None

@@ -72,7 +72,7 @@ class TensorParallel:
 
         node = start(machine, (x,), back)
         stacked = machine.exchange("all_gather", GROUP, self.ranks, x, (shape[0] * self.ranks, *shape[1:]))
-        return finish(node, machine.run("cat", (stacked,), wide, x.dtype))
+        return finish(node, machine.run("cat", chunks(stacked, self.ranks, 0), wide, x.dtype))
 
     def _gather(self, x: Tensor) -> Tensor:
         """All ranks' parts behind each other, then side by side."""
@@ -80,11 +80,12 @@ class TensorParallel:
         stacked = machine.exchange(
             "all_gather", GROUP, self.ranks, ops.contiguous(x), (batch * self.ranks, length, width)
         )
-        return machine.run("cat", (stacked,), (batch, length * self.ranks, width), x.dtype)
+        return machine.run("cat", chunks(stacked, self.ranks, 0), (batch, length * self.ranks, width), x.dtype)
 
     def _sum_part(self, x: Tensor, waits: bool = True) -> Tensor:
         machine, (batch, length, width) = self.machine, x.shape
-        behind = machine.run("cat", (x,), (batch * self.ranks, length // self.ranks, width), x.dtype)
+        part = (batch * self.ranks, length // self.ranks, width)
+        behind = machine.run("cat", chunks(x, self.ranks, SEQUENCE), part, x.dtype)
         if not waits:
             self.unawaited.append(behind)
         return machine.exchange("reduce_scatter", GROUP, self.ranks, behind, (batch, length // self.ranks, width))
@@ -204,6 +205,13 @@ class TensorParallel:
         count = machine.run("_to_copy", (counted_labels(labels),), (), FLOAT32)
         total = machine.run("sum", (losses,), (), FLOAT32)
         return finish(node, machine.run("div", (total, count), (), FLOAT32), log, labels, count)
+
+
+def chunks(x: Tensor, count: int, dim: int) -> list[Tensor]:
+    """Views side by side, without a history."""
+    strides, size = x.stride(), x.shape[dim] // count
+    shape = (*x.shape[:dim], size, *x.shape[dim + 1 :])
+    return [x.alias(shape, strides, x.offset + place * size * strides[dim]) for place in range(count)]
 
 
 def added_in_place(x: Tensor) -> Tensor:

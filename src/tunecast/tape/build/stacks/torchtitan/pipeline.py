@@ -8,6 +8,7 @@ received has buffers of its own, one a micro-batch, for the whole run.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from tunecast.tape.build.autograd import backward_from
@@ -26,27 +27,24 @@ class Pipeline(Trainer):
 
     def forward_backward(self, length: int) -> list[Tensor]:
         """Micro-batches are the job's `grad_accum`."""
-        machine, job, scheme = self.machine, self.job, self.scheme
-        assert isinstance(scheme, Shared)
+        machine, job = self.machine, self.job
         ranks, chunks, count = self.ranks.pipeline, job.parallel.virtual_stages, job.grad_accum
-        total = count * chunks
-        ahead = min(total, ranks if chunks == 1 else (chunks - 1) * min(count, ranks) + 2 * (ranks - 1) + 1)
+        turns = places(count, ranks, chunks)
+        ahead = ranks if chunks == 1 else (chunks - 1) * min(count, ranks) + 2 * (ranks - 1) + 1
         self.prepare(length, chunks, count)
         inputs = machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)
         under_way: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
-        with scheme.pipelined():
-            for turn in range(ahead):
-                now = place(turn, ranks, chunks)
+        shared = self.scheme if isinstance(self.scheme, Shared) else None
+        with contextlib.nullcontext() if shared is None else shared.pipelined():
+            for now in turns[:ahead]:
                 under_way[now] = self.forward(inputs, *now)
-            for turn in range(total):
-                chunk, number = place(turn, ranks, chunks)
-                chunk = chunks - 1 - chunk
+            for turn, (place, number) in enumerate(turns):
+                chunk = chunks - 1 - place
                 self.backward(chunk, number, *under_way.pop((chunk, number)))
-                if number == count - 1:
+                if number == count - 1 and shared is not None:
                     machine.phase = Phase.BACKWARD
-                    scheme.end_stage(self.modules_of(chunk, chunks))
-                if turn + ahead < total:
-                    now = place(turn + ahead, ranks, chunks)
+                    shared.end_stage(self.modules_of(chunk, chunks))
+                for now in turns[turn + ahead : turn + ahead + 1]:
                     under_way[now] = self.forward(inputs, *now)
         machine.phase = Phase.OTHER
         return [machine.run("full", (), (1,), FLOAT32)]
@@ -78,6 +76,7 @@ class Pipeline(Trainer):
     def forward(self, inputs: Tensor, chunk: int, number: int) -> tuple[Tensor, Tensor | None]:
         machine, job = self.machine, self.job
         machine.phase, machine.in_forward = Phase.FORWARD, True
+        machine.module = ""
         given = self.buffers[chunk, number][0]
         if given is None:
             rows = (job.micro_batch, inputs.shape[1] // self.ranks.context)
@@ -87,7 +86,8 @@ class Pipeline(Trainer):
             h = given.detached()
             h.requires_grad = True
         source = None if given is None else h
-        out = self.model.part(h, chunk, job.parallel.virtual_stages)
+        with machine.autocasting(self.scheme.autocast):
+            out = self.model.part(h, chunk, job.parallel.virtual_stages)
         self.exchanged("send", out)
         machine.in_forward = False
         return out, source
@@ -101,8 +101,12 @@ class Pipeline(Trainer):
             source.grad = None
 
 
-def place(turn: int, ranks: int, chunks: int) -> tuple[int, int]:
-    """Which part and which micro-batch a rank's forward pass number `turn` is: as many as there are ranks of one part,
-    then of the next."""
-    rounds, within = divmod(turn, ranks * chunks)
-    return within // ranks, rounds * ranks + within % ranks
+def places(count: int, ranks: int, chunks: int) -> list[tuple[int, int]]:
+    """Which part and which micro-batch each of a rank's forward passes is: as many micro-batches as there are ranks of
+    one part, then of the next."""
+    return [
+        (chunk, number)
+        for first in range(0, count, ranks)
+        for chunk in range(chunks)
+        for number in range(first, min(first + ranks, count))
+    ]
