@@ -135,6 +135,8 @@ def titan(row: Published, known: Known) -> Made:
         "parallel": parallel,
     }
     doubts += [told for words, told in TITAN_DOUBTS.items() if words in row["notes"] or words in row["gpu"]]
+    if "nocompile" in row["precision"]:
+        doubts.append("float8 by fused kernels of a prototype of torchao; its plain float8 is taken")
     if "flex" in row["attention_impl"]:
         beyond["attention"] = row["attention_impl"]
         doubts.append("flex_attention with a document mask; causal SDPA is taken")

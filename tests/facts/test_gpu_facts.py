@@ -67,7 +67,7 @@ def test_rates_are_dense_and_double_from_one_width_to_the_next(name):
         assert rate["fp8"] == pytest.approx(2 * rate["bf16"], rel=0.015)
     for kind, achieved in card.achieved_flop_per_s.items():
         boost = 1.15 if card.name.startswith("rtx-") else 1.0  # GeForce runs above the clock its sheets count with
-        assert 0.4 * rate[kind] < achieved < boost * rate[kind]
+        assert 0.35 * rate[kind] < achieved < boost * rate[kind]
 
 
 @CARDS

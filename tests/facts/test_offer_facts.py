@@ -8,6 +8,7 @@ import tomllib
 from collections import defaultdict
 from datetime import date
 from importlib.resources import files
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -88,8 +89,8 @@ def test_the_traps_are_not_in_it():
 
 def test_there_is_something_to_choose_from():
     offers = bundled()
-    assert len(offers) == 1502
-    assert len({each.provider for each in offers}) == 40
+    assert len(offers) == 1421
+    assert len({each.provider for each in offers}) == 37
     assert {each.kind for each in offers} == {"on-demand", "spot", "reserved"}
     for card in (
         "rtx-4090",
@@ -104,6 +105,20 @@ def test_there_is_something_to_choose_from():
         assert len({each.provider for each in offers if each.gpu == card}) >= 2, card
     sovereign = [each for each in offers if in_eu(each) == "yes" and beyond_us_law(each) == "yes"]
     assert {"verda", "seeweb"} <= {each.provider for each in sovereign}
+
+
+def test_the_page_on_offers_tells_of_these():
+    page = (Path(__file__).parents[2] / "docs" / "offers.md").read_text("utf-8")
+    told = " ".join(page.split())
+    makers, cards = ({getattr(each, name) for each in bundled()} for name in ("provider", "gpu"))
+    assert f"there are {len(bundled()):,} offers of {len(makers)} providers and {len(cards)} cards" in told
+    rows = [int(n.replace(",", "")) for n in re.findall(r"^\| ([\d,]+) \|", page, re.MULTILINE)]
+    prices, kept = (
+        int(n.replace(",", "")) for n in re.search(r"hold ([\d,]+) prices\. ([\d,]+) were kept", told).groups()
+    )
+    assert sum(rows) + kept == prices
+    for name in sources():
+        assert f"| `{name}` | {sum(each.source == name for each in bundled()):,} |" in page
 
 
 def test_rows_are_distinct():

@@ -85,9 +85,9 @@ def test_flags_of_gpus() -> None:
 
 def test_flags_of_offers() -> None:
     assert set(offers.parser()._option_string_actions) == {
-        "-h", "--help", "--json", "--all", "--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot", "--country",
-        "--eu", "--no-cloud-act", "--certified", "--interconnect", "--vendor", "--max-usd", "--max-age", "--eur",
-        "--usd-per-eur",
+        "-h", "--help", "--json", "--all", "--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot",
+        "--country", "--eu", "--no-cloud-act", "--certified", "--interconnect", "--vendor", "--max-usd", "--max-age",
+        "--eur", "--usd-per-eur", "--vat",
     }  # fmt: skip
     assert offers.SCHEMA == "tunecast.offers/1"
 

@@ -8,9 +8,9 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunecast.predict import replay as replay_module
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from tunecast.predict.replay import Replays, at_peak, phase_peaks, replay
-
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import KIB, MIB
@@ -95,13 +95,15 @@ def event_by_event(events: tuple[Event, ...], how: AllocatorSettings, capacity: 
     st.none() | st.floats(0.3, 1.0) | st.integers(-4, -1),
     st.booleans(),
     st.sampled_from((1, 7, 2000)),
+    st.booleans(),
 )
 @settings(max_examples=400, deadline=None)
 def test_known_steps_replay_as_events_do(
-    seed: int, steps: int, tight: float | int | None, oldest: bool, stretch_rows: int
+    seed: int, steps: int, tight: float | int | None, oldest: bool, stretch_rows: int, in_c: bool
 ) -> None:
     """The capacity is some part of what the run reserves without one, or just what it reserved at some time."""
-    with patch("tunecast.tape.program.STRETCH_ROWS", stretch_rows):
+    code = replay_module.native_run if in_c else None
+    with patch("tunecast.tape.program.STRETCH_ROWS", stretch_rows), patch.object(replay_module, "native_run", code):
         compare(seed, steps, tight, oldest)
 
 

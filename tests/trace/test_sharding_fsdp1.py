@@ -49,6 +49,8 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "full_recomputed": (AGAIN, 2, FLAT),
     "full_accumulating": ({"grad_accum": 2}, 2, {}),
     "full_kept_after_forward": ({}, 2, {**FLAT, "strategy": "SHARD_GRAD_OP"}),
+    "full_kept_with_original_parameters": (MIXED, 2, {"strategy": "SHARD_GRAD_OP"}),
+    "full_in_two_copies": (MIXED, 16, {"strategy": "HYBRID_SHARD"}),
     "lora": (LORA, 2, FLAT),
     "lora_mixed_recomputed": ({**LORA, **MIXED, **AGAIN}, 2, {}),
     "lora_not_sharded": ({**LORA, **AGAIN}, 2, {**FLAT, "strategy": "NO_SHARD"}),
@@ -61,7 +63,11 @@ LENGTHS = [256, 256]
 
 def job_of(name: str) -> dict[str, Any]:
     values, ranks, how = CASES[name]
-    job = {**JOB, **values, "hardware": {"gpu": "h200-sxm-141gb", "gpus": ranks}}
+    nodes = 2 if how.get("strategy") == "HYBRID_SHARD" else 1
+    hardware = {"gpu": "h200-sxm-141gb", "gpus": ranks // nodes, "nodes": nodes}
+    job = {**JOB, **values, "hardware": hardware}
+    if nodes > 1:
+        return {**job, "parallel": {**JOB["parallel"], "data": "hsdp"}}  # type: ignore[dict-item]
     return {**job, "parallel": {**JOB["parallel"], "offload": "parameters"}} if how.get("offload") else job  # type: ignore[dict-item]
 
 

@@ -57,22 +57,31 @@ def test_rows_that_are_not_to_be_trusted(rows, why, n):
     assert dropped(*rows)[why] == n
 
 
-def test_a_list_that_guesses_form_factors_is_not_believed_where_it_has_two_at_one_price():
-    guess = {"gpu": "H100", "usd": 2.49, "guessed_form": True}
-    assert dropped(row(form="SXM", **guess), row(form="PCIe", **guess)) == {clean.GUESSED: 2}
-    assert dropped(row(form="SXM", **guess), row(form="PCIe", **{**guess, "usd": 2.0})) == {}
+def guess(usd, **more):
+    return row(**{"gpu": "H100", "form": "SXM", "usd": usd, "guessed_form": True, "region": "", "country": "", **more})
 
 
-def test_nor_against_the_providers_own_list():
-    own = row(gpu="H100", usd=6.98, form="NVL", region="eastus", country="US")
-    assert dropped(own, row(gpu="H100", usd=7.0, form="SXM", guessed_form=True)) == {clean.GUESSED: 1}
+def test_a_list_that_guesses_form_factors_is_not_believed():
+    assert dropped(guess(2.49), guess(2.49, form="PCIe")) == {clean.GUESSED: 2}
+    assert dropped(guess(1.0, gpu="L40S")) == {}
 
 
-def test_a_count_multiplied_in_twice():
-    """2.40 a card; two at 9.60 and four at 38.40 are that times the count, squared."""
-    prices = {1: 2.4, 2: 9.6, 4: 38.4, 8: 19.2}
-    assert dropped(*(row(gpus=n, usd=usd, guessed_form=True) for n, usd in prices.items())) == {clean.TWICE: 2}
-    assert clean.TWICE not in dropped(*(row(gpus=n, usd=usd) for n, usd in prices.items()))
+def test_what_the_provider_has_is_told_by_other_lists():
+    """Even by one that is too old to tell the price."""
+    own = row(gpu="H100", usd=9.0, form="PCIe", dated=date(2023, 11, 26))
+    (offer,) = cleaned([own, guess(2.99), guess(2.99, gpu="H100-NVL", form="NVL")], TODAY).offers
+    assert (offer.gpu, offer.usd_per_hour) == ("h100-pcie-80gb", 2.99)
+
+
+def test_but_not_where_it_has_several():
+    own = [row(gpu="H100", usd=3.0, form=form, instance=form) for form in ("PCIe", "SXM")]
+    assert dropped(*own, guess(2.5)) == {clean.GUESSED: 1}
+
+
+def test_chips():
+    assert {names.chip(name) for name in ("H100", "H100-NVL", "h100-sxm-80gb", "h100-nvl-94gb")} == {"h100"}
+    assert {names.chip(name) for name in ("A100-80GB", "a100-pcie-80gb", "a100-sxm-80gb")} == {"a100 80gb"}
+    assert names.chip("A100-40GB") == names.chip("a100-sxm-40gb") == "a100 40gb"
 
 
 def test_what_no_machine_has_is_not_known():
@@ -102,8 +111,23 @@ def test_a_newer_list_replaces_an_older_one():
     assert dropped(old, row(usd=3.0, region="", country="")) == {}
 
 
+def test_other_counts_of_an_older_list_stand_while_the_price_of_a_card_does():
+    eight = {"gpus": 8, "dated": date(2026, 5, 1)}
+    assert dropped(row(usd=1.0), row(usd=8.0, **eight)) == {}
+    assert dropped(row(usd=1.0), row(usd=16.0, **eight)) == {clean.REPLACED: 1}
+
+
 def test_a_price_without_a_region_beside_the_same_with_one():
-    assert dropped(row(usd=1.0), row(usd=1.01, region="", country="")) == {clean.NO_PLACE: 1}
+    nowhere = row(usd=1.01, region="", country="")
+    assert dropped(row(usd=1.0), nowhere) == {clean.AGAIN: 1}
+    assert dropped(row(usd=1.0, dated=date(2026, 10, 1)), nowhere._replace(usd_per_hour=1.5)) == {}
+
+
+def test_the_same_price_in_two_lists_is_the_newer_ones():
+    one = row(usd=1.0, region="", country="", source="a")
+    found = cleaned([one, one._replace(source="b", dated=date(2026, 11, 2))], TODAY)
+    assert [offer.source for offer in found.offers] == ["b"]
+    assert found.dropped == {clean.AGAIN: 1}
 
 
 def test_runpod_and_lambda_list_every_machine_everywhere():
@@ -136,6 +160,8 @@ def test_pods_cannot_be_joined():
         ("runpod", "RTXPRO6000", "", "1x_RTXPRO6000-WK_SECURE", "rtx-pro-6000-workstation"),
         ("hyperstack", "A100-80GB", "", "hyperstack_A100-80GBx4", "a100-pcie-80gb"),
         ("hyperstack", "H100", "", "n3-H100x8", "h100-pcie-80gb"),
+        ("verda", "A100-80GB", "", "1A100.22V", "a100-sxm-80gb"),
+        ("verda", "A100", "", "8A100.40S.176V", "a100-sxm-40gb"),
         ("verda", "RTX-PRO-6000", "", "1RTXPRO6000.30V", None),
         ("nobody", "H100", "SXM", "", "h100-sxm-80gb"),
         ("nobody", "H100", "", "", None),

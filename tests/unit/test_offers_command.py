@@ -110,6 +110,13 @@ def test_euros_say_their_rate(capsys):
     assert "1 EUR = 1.25 USD" in out
 
 
+def test_vat(capsys):
+    """1.29 at Lambda, with 19 %."""
+    _, out, _ = run(capsys, "a10", "--provider", "lambda", "--vat", "19")
+    assert "1.535" in out
+    assert "with 19 % VAT" in " ".join(out.split())
+
+
 @pytest.mark.parametrize(
     ("argv", "code", "part"),
     [

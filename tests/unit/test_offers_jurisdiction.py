@@ -7,7 +7,7 @@ from datetime import date
 import pytest
 
 from tunecast.errors import UsageError
-from tunecast.offers.jurisdiction import EEA, EU27, area, beyond_us_law, country, exposure, in_eu, stands_in
+from tunecast.offers.jurisdiction import EEA, EU27, area, beyond_us_law, country, exposure, in_eu, narrowed, stands_in
 from tunecast.offers.offer import Offer
 from tunecast.offers.provider import EXPOSURES, provider, providers
 
@@ -44,6 +44,12 @@ def test_in_the_eu(places, placed, answer):
 def test_a_country():
     assert stands_in(offer(places=("FI", "FR")), {"FR"}) == "yes"
     assert stands_in(offer(places=("FI",)), {"FR"}) == "no"
+
+
+def test_narrowed_to_where_it_was_asked_for():
+    it = narrowed(offer(places=("US", "FI", "DE")), EU27)
+    assert (it.regions, it.countries) == (("r1", "r2"), ("FI", "DE"))
+    assert narrowed(offer(places=("US",)), EU27).regions == ()
 
 
 def test_areas_are_named_apart():

@@ -33,7 +33,7 @@ CPU.4V.16G,4.0,16.0,,,,FIN-01,0.0279,0.0098
 SHADEFORM = b"""InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,Region,GpuInfo,SpotPrice
 scaleway_L4,L4,1.0,8.0,48,0.95,paris-france-5,"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 24}}]}",
 denvr_A100-sxm4x8,A100,8.0,120.0,940,11.2,calgary-canada-1,"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 40}}]}",
-lambdalabs_H100,H100,1.0,26.0,200,4.29,saltlakecity-usa-1,"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 80}}]}",
+lambdalabs_A100x8,A100,8.0,124.0,1800,15.92,tokyo-japan-1,"{'Gpus': [{'MemoryInfo': {'SizeInMiB': 40}}]}",
 """
 GOOGLE = b"""InstanceType,vCPUs,MemoryGiB,AcceleratorName,AcceleratorCount,Region,AvailabilityZone,Price,SpotPrice
 a3-highgpu-8g,208.0,1872.0,,,europe-west4,europe-west4-b,9.93306,1.7888
@@ -153,7 +153,7 @@ def test_a_broker_is_named(server, environ):
     sold = {each.provider: each for each in store.offers(environ) if each.via == "shadeform"}
     assert set(sold) == {"scaleway", "denvr", "lambda"}
     assert (sold["scaleway"].countries, sold["denvr"].gpu) == (("FR",), "a100-sxm-40gb")
-    assert (sold["lambda"].gpu, sold["lambda"].countries) == ("h100-pcie-80gb", ("US",))
+    assert (sold["lambda"].gpu, sold["lambda"].countries) == ("a100-sxm-40gb", ("JP",))
 
 
 def test_gpuhunts_day_is_its_versions(server, environ):

@@ -10,8 +10,11 @@ from tunecast.job import job_from_dict
 from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.deepspeed import Settings, settings_of
 from tunecast.tape.build.sharding.zero3 import sub_groups
+from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
+from tunecast.tape.program import program
+from tunecast.tape.shorten import steps_of
 
 RANKS = 4
 CONFIG: dict[str, Any] = {
@@ -144,3 +147,16 @@ def test_sizes_are_those_of_the_file_people_start_from() -> None:
 @pytest.mark.parametrize(("size", "groups"), [(10, [12, 13]), (0, [4, 8, 8, 5]), (1000, [25])])
 def test_masters_step_in_groups(size: int, groups: list[int]) -> None:
     assert sub_groups([4, 8, 8, 5], size) == groups
+
+
+@pytest.mark.parametrize("data", ["zero1", "zero2", "zero3"])
+def test_steps_that_repeat_are_taken_from_one(data: str) -> None:
+    """No layer stands for another, but the second step stands for all that follow; and twice the same job is one."""
+    job = job_from_dict(
+        {
+            "model": "small", "weights_dtype": "bfloat16", "seq_len": 32, "micro_batch": 1, "hardware": {"gpus": RANKS},
+            "parallel": {"data": data}, "grad_accum": 2,
+        }
+    )  # fmt: skip
+    folded, whole = fold_job(job, CONFIG, Card()), build(job, CONFIG, steps_of(job), Card(), keeps_ops=False)
+    assert list(folded.program.written_out()) == list(program(whole).written_out())

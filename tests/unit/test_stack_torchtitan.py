@@ -47,10 +47,10 @@ EVENTS: dict[str, Any] = json.loads(gzip.decompress((HERE / "events.json.gz").re
 
 def job_of(given: dict[str, Any]) -> Job:
     """The fields program.py has names of its own for are a job's `hardware` and `parallel`."""
-    ranks, tensor = given.get("ranks", 1), given.get("tensor", 1)
-    plain = {name: value for name, value in given.items() if name not in ("ranks", "tensor")}
+    ranks, parts = given.get("ranks", 1), {name: given[name] for name in ("tensor", "context") if name in given}
+    plain = {name: value for name, value in given.items() if name not in ("ranks", "tensor", "context")}
     if ranks > 1:
-        plain |= {"hardware": {"gpus": ranks}, "parallel": {"data": "fsdp", "tensor": tensor}}
+        plain |= {"hardware": {"gpus": ranks}, "parallel": {"data": "fsdp", **parts}}
     return job_from_dict(plain)
 
 

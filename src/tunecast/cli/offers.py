@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
@@ -66,6 +65,7 @@ def parser() -> Parser:
     made.add_argument("--max-age", metavar="DAYS", type=count, help="leave out older prices")
     made.add_argument("--eur", action="store_true", help="show euros")
     made.add_argument("--usd-per-eur", metavar="N", type=number(0, 100), help=f"(default: {RATE.usd_per_eur:g})")
+    made.add_argument("--vat", metavar="PERCENT", type=number(0, 100), help="show prices with it (JSON is without)")
     made.add_argument("--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest")
     made.add_argument("--json", action="store_true", help="JSON instead of text")
     return made
@@ -116,7 +116,8 @@ def run(argv: Sequence[str]) -> int:
         print(offer_page(offer, terms(offer), where, rate, today, terminal), end="")
     else:
         more = len(left.offers) - len(shown)
-        print(offer_table(shown, rate, today, terminal, more=more, eur=arguments.eur), end="")
+        vat = (arguments.vat or 0.0) / 100
+        print(offer_table(shown, rate, today, terminal, more=more, eur=arguments.eur, vat_fraction=vat), end="")
         print(break_even_text(shown, known, terminal), end="")
         for why, n in left.unknown.items():
             print(terminal.plain(f"{n} left out: {why}."))
@@ -126,7 +127,7 @@ def run(argv: Sequence[str]) -> int:
 def _update(rest: Sequence[str], today: date, *, as_json: bool) -> int:
     if rest:
         raise UsageError(f"offers update: got {rest[0]!r}; allowed: nothing more", field="update")
-    updated = update(today, feeds())
+    updated = update(today, feeds(), begins=_begins)
     if as_json:
         lists = [each._asdict() for each in updated.outcomes]
         path = None if updated.path is None else str(updated.path)
@@ -136,6 +137,12 @@ def _update(rest: Sequence[str], today: date, *, as_json: bool) -> int:
     if updated.path is None:
         raise NotResolved("no list could be fetched; the offers are as they were")
     return 0
+
+
+def _begins(source: str) -> None:
+    """Some lists take a while; told only where somebody watches."""
+    if sys.stderr.isatty():
+        print(f"fetching {source}", file=sys.stderr)
 
 
 def _none(known: Sequence[Offer], wanted: Asked, left: Left) -> UsageError | DoesNotFit:
@@ -148,5 +155,5 @@ def _none(known: Sequence[Offer], wanted: Asked, left: Left) -> UsageError | Doe
                 hint = f"; nearest: {near}" if near else ""
                 return UsageError(f"TEXT: got {word!r}, which matches nothing{hint}", field="TEXT")
     told = "".join(f"; {n} left out: {why}" for why, n in left.unknown.items())
-    last = f"; {Counter(left.cut).most_common(1)[0][0]} leaves none" if left.cut else ""
+    last = f"; {left.cut} leaves none" if left.cut else ""
     return DoesNotFit(f"no offer matches all of that{last}{told}")

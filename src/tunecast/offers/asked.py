@@ -16,10 +16,16 @@ from tunecast.hardware.catalog import gpus, known_gpu
 from tunecast.hardware.cluster import own_link
 from tunecast.hardware.links import Link, inside_names, links
 from tunecast.offers.clean import order
-from tunecast.offers.jurisdiction import EU27, Answer, beyond_us_law, stands_in
+from tunecast.offers.jurisdiction import EU27, Answer, beyond_us_law, narrowed, stands_in
 from tunecast.offers.offer import SPOT, Offer
 from tunecast.offers.provider import provider, providers
 
+NOT_KNOWN = {
+    "--certified": "the certificate is not known",
+    "--country": "the country is not known, or not proven",
+    "--eu": "whether it is in the EU is not known, or not proven",
+    "--no-cloud-act": "how far US law reaches who runs or sells it is not known",
+}
 LINK_KINDS = ("nvlink", "xgmi", "pcie", "host")
 
 
@@ -46,11 +52,11 @@ class Asked:
 @dataclass(frozen=True)
 class Left:
     offers: tuple[Offer, ...]
-    """The cheapest card-hour first."""
+    """The cheapest card-hour first; where countries were asked for, with their regions there."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """How many were left out because it is not known, by what is not."""
-    cut: tuple[str, ...] = ()
-    """The filter that left none, where one did."""
+    cut: str = ""
+    """The flag that left none, where one did."""
 
 
 _Test = Callable[[Offer], Answer]
@@ -60,12 +66,14 @@ def asked(offers: Iterable[Offer], wanted: Asked, today: date) -> Left:
     """Raises `UsageError` for a card, provider or link that is not known."""
     left = list(offers)
     unknown: Counter[str] = Counter()
-    for name, test in _tests(wanted, left, today):
+    for flag, test in _tests(wanted, left, today):
         answers = [(offer, test(offer)) for offer in left]
-        unknown[name] = sum(answer == "unknown" for _, answer in answers)
+        unknown[NOT_KNOWN.get(flag, flag)] += sum(answer == "unknown" for _, answer in answers)
         left = [offer for offer, answer in answers if answer == "yes"]
         if not left:
-            return Left((), {why: n for why, n in unknown.items() if n}, (name,))
+            return Left((), {why: n for why, n in unknown.items() if n}, flag)
+    for wanted_countries in [*([wanted.countries] if wanted.countries else []), *([EU27] if wanted.eu else [])]:
+        left = [narrowed(offer, wanted_countries) for offer in left]
     left.sort(key=lambda offer: (offer.usd_per_gpu_hour, order(offer)))
     return Left(tuple(left), {why: n for why, n in unknown.items() if n})
 
@@ -101,13 +109,13 @@ def _tests(wanted: Asked, offers: Iterable[Offer], today: date) -> Iterator[tupl
         yield "--interconnect", lambda offer: _is(link in (inside(offer).kind, inside(offer).name))
     if wanted.certified is not None:
         certificate = wanted.certified.lower().replace(" ", "").replace("-", "")
-        yield "the certificate is not known", lambda offer: _certified(offer, certificate)
+        yield "--certified", lambda offer: _certified(offer, certificate)
     if wanted.countries:
-        yield "the country is not known, or not proven", lambda offer: stands_in(offer, wanted.countries)
+        yield "--country", lambda offer: stands_in(offer, wanted.countries)
     if wanted.eu:
-        yield "whether it is in the EU is not known, or not proven", lambda offer: stands_in(offer, EU27)
+        yield "--eu", lambda offer: stands_in(offer, EU27)
     if wanted.no_cloud_act:
-        yield "whether US law reaches who runs or sells it is not known", beyond_us_law
+        yield "--no-cloud-act", beyond_us_law
 
 
 def inside(offer: Offer) -> Link:

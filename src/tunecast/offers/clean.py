@@ -15,28 +15,29 @@ from statistics import median
 from typing import NamedTuple
 
 from tunecast.offers.listing import Listing
-from tunecast.offers.names import card, family, is_ambiguous
+from tunecast.offers.names import card, chip, is_ambiguous
 from tunecast.offers.offer import LISTED, ON_DEMAND, PROVEN, RESERVED, SPOT, Offer
 from tunecast.offers.provider import provider
 from tunecast.units import GIB
 
 OLDEST = timedelta(days=730)
-"""Older prices tell nothing: within two years those of an H100 more than halved."""
+"""Older prices tell little: in the lists at hand DigitalOcean's H100 went from 6.74 USD an hour (2025-01) to 3.39
+(2026-05) and 4.41 (2026-08)."""
 FAR = 6.0
-"""Times the median of the providers' medians of a card and kind, up or down: no real price of the lists at hand lies
-further off (the dearest, Azure's H100 in one region, is 5.3 times it); what is mistyped, or of a slice of a card,
-does."""
+"""Times the median of the providers' medians of a card and kind, up or down: what is mistyped, or of a slice of a card,
+lies further off. On demand, the dearest real one is at 3.8 times (Azure's H100 in one region); of spot prices that
+follow the one on demand, one real one is lost (8 L40S at AWS in Mumbai, 8.4 times)."""
 NEWER = timedelta(days=90)
-"""A list this much newer replaces an older one of the same provider, card and count."""
+"""A list this much newer replaces an older one of the same provider and card."""
 SAME = 0.02
 """Prices this close are the same, rounded."""
 MOST_RAM_GIB = 65_536
 EVERYWHERE = frozenset(("runpod", "lambda"))
 """Whose list in SkyPilot's catalogue names every machine in every region."""
 SOLD: Mapping[tuple[str, str], tuple[int, ...]] = {
-    ("coreweave", "a100-sxm-80gb"): (8,), ("coreweave", "h100-sxm-80gb"): (8,), ("coreweave", "h100-nvl-94gb"): (),
+    ("coreweave", "a100-sxm-80gb"): (8,), ("coreweave", "h100-sxm-80gb"): (8,),
     ("coreweave", "h200-sxm-141gb"): (8,), ("coreweave", "b200-sxm-180gb"): (8,), ("coreweave", "l40s"): (8,),
-    ("oracle", "b200-sxm-180gb"): (8,), ("oracle", "h100-nvl-94gb"): (),
+    ("oracle", "b200-sxm-180gb"): (8,),
     ("crusoe", "gb200-186gb"): (4,),
 }  # fmt: skip
 """Machines some providers sell whole: a list that names other counts means the price of a share of one.
@@ -54,11 +55,10 @@ NO_PRICE = "no price"
 OLD = "older than two years"
 NOT_SPOT = "spot price equal to the on-demand price: none was known"
 NOT_SOLD = "a count, or a kind, the provider does not sell"
-GUESSED = "form factor guessed by the list: it has two at one price, or the provider's own list says otherwise"
-TWICE = "count multiplied in twice"
+GUESSED = "form factor guessed by the list, and no other list tells which the provider has"
 OUTLIER = "price far off the card's median"
 REPLACED = "a newer list of the same provider"
-NO_PLACE = "no region, where another row of the provider has the price with one"
+AGAIN = "no region, and another list has the price with one, or newer"
 
 
 class Price(NamedTuple):
@@ -89,18 +89,18 @@ class Cleaned:
 
 
 def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
+    rows = list(listings)
+    told = _told(rows)
     dropped: Counter[str] = Counter()
     prices: list[Price] = []
-    for listing in listings:
-        found, why = _prices(listing, today)
+    for listing in rows:
+        found, why = _prices(listing, told, today)
         prices += found
         dropped.update(why)
     rules: Sequence[tuple[str, Callable[[Sequence[Price]], set[int]]]] = (
-        (TWICE, _twice),
-        (GUESSED, _guessed),
         (OUTLIER, _outliers),
         (REPLACED, _replaced),
-        (NO_PLACE, _unplaced),
+        (AGAIN, _again),
     )
     for why_not, rule in rules:
         out = rule(prices)
@@ -109,8 +109,8 @@ def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
     return Cleaned(tuple(_merged(prices)), len(prices), {why: n for why, n in dropped.items() if n})
 
 
-def _prices(listing: Listing, today: date) -> tuple[list[Price], list[str]]:
-    """What one row offers, and why not the rest of it."""
+def _prices(listing: Listing, told: Mapping[tuple[str, str], set[str]], today: date) -> tuple[list[Price], list[str]]:
+    """What one row offers, and why not the rest of it. A guessed form factor gives way to what the provider has."""
     kind = ON_DEMAND if listing.term_hours is None else RESERVED
     asked = [(kind, listing.usd_per_hour), (SPOT, listing.spot_usd_per_hour)]
     known = [(name, value) for name, value in asked if value is not None]
@@ -119,6 +119,9 @@ def _prices(listing: Listing, today: date) -> tuple[list[Price], list[str]]:
     if today - listing.dated > OLDEST:
         return [], [OLD] * len(known)
     found = card(listing)
+    if listing.guessed_form and is_ambiguous(listing.gpu):
+        has = told.get((listing.provider, chip(listing.gpu)), set())
+        found = found._replace(gpu=min(has) if len(has) == 1 else None, why=GUESSED)
     if found.gpu is None:
         return [], [found.why] * len(known)
     if found.gpus not in SOLD.get((listing.provider, found.gpu), (found.gpus,)):
@@ -134,37 +137,14 @@ def _prices(listing: Listing, today: date) -> tuple[list[Price], list[str]]:
     return prices, why
 
 
-def _guessed(prices: Sequence[Price]) -> set[int]:
-    told = {(each.listing.provider, family(each.listing.gpu)) for each in prices if not each.listing.guessed_form}
-    forms: dict[tuple[str, str, int, str, float], set[str]] = defaultdict(set)
-    for each in prices:
-        forms[_at(each)].add(each.gpu)
-    return {
-        index
-        for index, each in enumerate(prices)
-        if each.listing.guessed_form
-        and is_ambiguous(each.listing.gpu)
-        and (len(forms[_at(each)]) > 1 or (each.listing.provider, family(each.listing.gpu)) in told)
-    }
-
-
-def _at(each: Price) -> tuple[str, str, int, str, float]:
-    return each.listing.provider, family(each.listing.gpu), each.gpus, each.kind, each.usd_per_hour
-
-
-def _twice(prices: Sequence[Price]) -> set[int]:
-    """One card at 2.40, two at 9.60, four at 38.40: each is the price of a card times the count, times the count.
-
-    Of lists that multiply only: elsewhere a larger machine may really cost more a card.
-    """
-    multiplied = [(index, each) for index, each in enumerate(prices) if each.listing.guessed_form]
-    single = {(*each.machine[:2], each.kind): each.usd_per_hour for _, each in multiplied if each.gpus == 1}
-    out = set()
-    for index, each in multiplied:
-        one = single.get((*each.machine[:2], each.kind))
-        if one is not None and each.gpus > 1 and abs(each.usd_per_hour / (one * each.gpus**2) - 1) < SAME:
-            out.add(index)
-    return out
+def _told(listings: Iterable[Listing]) -> Mapping[tuple[str, str], set[str]]:
+    """The cards of each chip a provider has, by lists that know: old ones tell that too."""
+    told: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for listing in listings:
+        found = None if listing.guessed_form else card(listing).gpu
+        if found is not None:
+            told[listing.provider, chip(found)].add(found)
+    return told
 
 
 def _outliers(prices: Sequence[Price]) -> set[int]:
@@ -180,32 +160,46 @@ def _outliers(prices: Sequence[Price]) -> set[int]:
 
 
 def _replaced(prices: Sequence[Price]) -> set[int]:
-    """By a newer list; a row with a region only by one that has regions too, or where is lost."""
-    newest: dict[tuple[tuple[str, str, int, str], bool], date] = {}
+    """By a newer list of the same provider, card and kind; a row with a region only by one that has regions too, or
+    where is lost. Another count stands where the newer list has the same price a card: only its date is older.
+    """
+    alike: dict[tuple[str, str, str], list[Price]] = defaultdict(list)
     for each in prices:
-        for placed in {_placed(each), False}:
-            key = each.machine, placed
-            newest[key] = max(newest.get(key, date.min), each.listing.dated)
-    return {
-        index for index, each in enumerate(prices) if newest[each.machine, _placed(each)] - each.listing.dated > NEWER
-    }
+        alike[each.listing.provider, each.gpu, each.kind].append(each)
+    out = set()
+    for index, each in enumerate(prices):
+        rivals = [
+            other
+            for other in alike[each.listing.provider, each.gpu, each.kind]
+            if other.listing.dated - each.listing.dated > NEWER and (_placed(other) or not _placed(each))
+        ]
+        same_count = any(other.gpus == each.gpus for other in rivals)
+        if rivals and (same_count or not any(_close(other, each) for other in rivals)):
+            out.add(index)
+    return out
 
 
-def _unplaced(prices: Sequence[Price]) -> set[int]:
-    placed: dict[tuple[str, str, int, str], list[Price]] = defaultdict(list)
+def _close(one: Price, other: Price) -> bool:
+    return abs(one.usd_per_gpu_hour / other.usd_per_gpu_hour - 1) <= SAME
+
+
+def _again(prices: Sequence[Price]) -> set[int]:
+    """Prices without a region that another row has with one, or newer."""
+    alike: dict[tuple[str, str, int, str], list[Price]] = defaultdict(list)
     for each in prices:
-        if _placed(each):
-            placed[each.machine].append(each)
+        alike[each.machine].append(each)
     return {
         index
         for index, each in enumerate(prices)
-        if not _placed(each) and any(_says(other, each) for other in placed[each.machine])
+        if not _placed(each) and any(_says(other, each) for other in alike[each.machine])
     }
 
 
 def _says(other: Price, each: Price) -> bool:
-    close = abs(other.usd_per_hour / each.usd_per_hour - 1) <= SAME
-    return close or other.listing.dated >= each.listing.dated
+    one, two = (other.listing.dated, other.listing.source), (each.listing.dated, each.listing.source)
+    if _placed(other):
+        return _close(other, each) or one[0] >= two[0]
+    return _close(other, each) and one > two
 
 
 def _placed(each: Price) -> bool:

@@ -10,6 +10,7 @@ Source  the EEA's 30 are the EU's 27 (since 2020-02-01) with Iceland, Liechtenst
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Literal
 
 from tunecast.errors import UsageError
@@ -37,6 +38,14 @@ def stands_in(offer: Offer, countries: Iterable[str]) -> Answer:
     if offer.known_countries & wanted:
         return "unknown" if offer.placed == LISTED else "yes"
     return "unknown" if not offer.regions or "" in offer.countries else "no"
+
+
+def narrowed(offer: Offer, countries: Iterable[str]) -> Offer:
+    """Only its regions in these countries: of an offer that is to be had there."""
+    wanted = frozenset(countries)
+    places = [place for place in zip(offer.regions, offer.countries, strict=True) if place[1] in wanted]
+    regions, where = zip(*places, strict=True) if places else ((), ())
+    return replace(offer, regions=regions, countries=where)
 
 
 def in_eu(offer: Offer) -> Answer:

@@ -32,7 +32,7 @@ class Listing(NamedTuple):
     via: str = ""
     term_hours: float | None = None
     guessed_form: bool = False
-    """The list names form factors it does not know (it calls PCIe machines SXM), and multiplies prices by counts."""
+    """The list names form factors it does not know (it calls PCIe machines SXM)."""
 
 
 def price(text: str | None) -> float | None:

@@ -78,10 +78,12 @@ def is_ambiguous(gpu: str) -> bool:
     return _plain(gpu, None) in _AMBIGUOUS | {"H100NVL", "H200NVL"}
 
 
-def family(gpu: str) -> str:
-    """`H100` of H100-NVL, `A100` of A100-80GB."""
-    found = re.match(r"[A-Z]+\d+", _plain(gpu, None))
-    return found[0] if found else gpu
+def chip(gpu: str) -> str:
+    """What a card is but for its mounting: `h100` of H100-NVL and of h100-sxm-80gb, `a100 80gb` of a100-pcie-80gb."""
+    parts = re.split(r"[^a-z0-9]+", gpu[:64].lower())
+    if parts[0] != "a100":  # the one that comes with two sizes of memory
+        return parts[0]
+    return " ".join(part for part in parts if part == "a100" or re.fullmatch(r"\d\dgb", part))
 
 
 def _plain(gpu: str, memory_gib: float | None) -> str:

@@ -16,7 +16,8 @@ KINDS = (ON_DEMAND, SPOT, RESERVED, OWNED)
 PROVEN, LISTED = "proven", "listed"
 PLACED = (PROVEN, LISTED)
 STALE_DAYS = 90
-"""From when on a price is called old: list prices of H100s fell by a third within 2025, some within a quarter."""
+"""From when on a price is called old: in the lists at hand DigitalOcean's H100 went from 3.39 to 4.41 USD an hour
+within 106 days of 2026."""
 NOT_AVAILABILITY = "A price is not availability: whether one is free right now, only the provider knows."
 
 

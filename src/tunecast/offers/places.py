@@ -1,4 +1,7 @@
-"""Which country a provider's region stands in: catalog/regions.csv, after the providers' own lists of regions.
+"""Which country a provider's region stands in: catalog/regions.csv.
+
+Source  the price lists themselves where they say it; Azure's: learn.microsoft.com/azure/reliability/regions-list.
+        A dozen newer regions of AWS and Google no list at hand has a price for are from their documentation, unchecked.
 
 A region that is not in it has no country here: none is guessed from its name, as eu-west-2 is London.
 """

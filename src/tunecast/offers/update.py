@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,8 +29,8 @@ from tunecast.units import MIB
 SKYPILOT = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
 GPUHUNT = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com/v2"
 TIMEOUT_S = 30.0
-MOST_BYTES = 48 * MIB
-"""SkyPilot's list of AWS is the longest, some ten megabytes."""
+MOST_BYTES = 32 * MIB
+"""The longest list at hand, SkyPilot's of AWS, has four megabytes."""
 LEAST_SHARE = 0.5
 """Of the offers a list had before: with fewer it was cut off, or changed beyond reading."""
 
@@ -72,8 +73,14 @@ def feeds(environ: Mapping[str, str] = os.environ) -> Feeds:
     return found
 
 
-def update(today: date, where: Feeds, environ: Mapping[str, str] = os.environ, fetch: Fetch | None = None) -> Updated:
-    """Raises `NotResolved` only where the user's own folder cannot be read or written."""
+def update(
+    today: date,
+    where: Feeds,
+    environ: Mapping[str, str] = os.environ,
+    fetch: Fetch | None = None,
+    begins: Callable[[str], None] = lambda source: None,
+) -> Updated:
+    """Raises `NotResolved` only where the user's own folder cannot be read or written. `begins` is told each list."""
     ask = fetch or fetched
     old = store.kept(store.FETCHED, environ)
     before = Counter(offer.source for offer in old)
@@ -81,6 +88,7 @@ def update(today: date, where: Feeds, environ: Mapping[str, str] = os.environ, f
     taken: dict[str, tuple[Offer, ...]] = {}
     outcomes = []
     for source, read in _lists(where, today, ask):
+        begins(source)
         had = before[source] or bundled[source]
         try:
             found = cleaned(read(), today)
@@ -114,13 +122,13 @@ def fetched(url: str, timeout_s: float) -> bytes:
     return reply.content
 
 
-def _lists(where: Feeds, today: date, ask: Fetch) -> Iterable[tuple[str, Callable[[], list[Listing]]]]:
+def _lists(where: Feeds, today: date, ask: Fetch) -> Iterator[tuple[str, Callable[[], list[Listing]]]]:
     """Every list, with what reads it: asked for one after the other, so that one that fails stops no other."""
     for cloud in skypilot.CLOUDS:
-        yield f"skypilot/{cloud}", lambda cloud=cloud: _skypilot(where, cloud, today, ask)  # type: ignore[misc]
+        yield f"skypilot/{cloud}", partial(_skypilot, where, cloud, today, ask)
     archive: list[tuple[bytes, date]] = []
     for name in gpuhunt.PROVIDERS:
-        yield f"gpuhunt/{name}", lambda name=name: _gpuhunt(where, name, today, ask, archive)  # type: ignore[misc]
+        yield f"gpuhunt/{name}", partial(_gpuhunt, where, name, today, ask, archive)
 
 
 def _skypilot(where: Feeds, cloud: str, today: date, ask: Fetch) -> list[Listing]:

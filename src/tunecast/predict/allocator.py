@@ -223,7 +223,7 @@ class CachingAllocator:
         self._settings = settings
         self._divisions = settings.roundup_power2_divisions
         by_page = settings.expandable_segments and settings.capacity_is_physical
-        self._limit = UNLIMITED if capacity_bytes is None or by_page else capacity_bytes
+        self.limit_bytes = UNLIMITED if capacity_bytes is None or by_page else capacity_bytes
         self._expandable = (
             ExpandableSegments(
                 settings.device_total_bytes, settings.large_segment_bytes, capacity_bytes if by_page else None
@@ -360,7 +360,7 @@ class CachingAllocator:
     def copied(self, capacity_bytes: int) -> CachingAllocator:
         """One that stands as this one and has a capacity, which must not have bound so far."""
         other = copy(self)
-        other._limit = capacity_bytes
+        other.limit_bytes = capacity_bytes
         other._small = {stream: pool.copied() for stream, pool in self._small.items()}
         other._large = {stream: pool.copied() for stream, pool in self._large.items()}
         other._live, other._segments = dict(self._live), dict(self._segments)
@@ -395,7 +395,7 @@ class CachingAllocator:
     @contextmanager
     def without_freeing(self) -> Iterator[None]:
         """Where room could only be made by giving back cached segments, `WouldFree`, and all is as it was before."""
-        if self._limit == UNLIMITED:
+        if self.limit_bytes == UNLIMITED:
             yield
             return
         small = self._pool(True, 0)
@@ -441,7 +441,7 @@ class CachingAllocator:
 
     def _try_new_block(self, pool: Pool, size: int, segment: int) -> tuple[int, int] | None:
         """alloc_block, 3273-3381. The capacity is compared with the whole segment, even if fewer pages are missing."""
-        if self.reserved_bytes + segment > self._limit:
+        if self.reserved_bytes + segment > self.limit_bytes:
             self.refused_bytes = min(self.refused_bytes, self.reserved_bytes + segment)
             return None
         if self._expandable:
@@ -489,7 +489,7 @@ class CachingAllocator:
 
         Source   garbage_collect_cached_blocks, 3209-3266. A pass frees all that are old enough, even past the target.
         """
-        threshold = int(self._settings.garbage_collection_threshold * self._limit)
+        threshold = int(self._settings.garbage_collection_threshold * self.limit_bytes)
         target = self.reserved_bytes - threshold
         if target <= 0:
             return

@@ -9,6 +9,7 @@ lie, so what is allocated when is known as well.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -20,6 +21,11 @@ from tunecast.predict.allocator import UNLIMITED, AllocatorSettings, CachingAllo
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase, Role, Tape
 from tunecast.tape.program import Program, Stretch, program
+
+try:
+    from tunecast.predict._native import run as native_run
+except ImportError:  # it was not compiled: the same in Python
+    native_run = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -116,11 +122,13 @@ class Replays:
             if max(peak.reserved_bytes for peak in run.peaks) <= capacity_bytes < run.same_until_bytes:
                 return run
         begun = [run for run in self._kept if run.goes_within(capacity_bytes)]
+        if not begun:
+            return self._replayed(_Run(self.rows, self.settings, capacity_bytes))
         furthest = max(begun, key=lambda run: (run.position, run.number))
         return self._replayed(furthest.continued(capacity_bytes))
 
     def _replayed(self, run: _Run) -> Replay:
-        run.kept = None if self.settings.needs_capacity else self._kept
+        run.kept = None if self.settings.needs_capacity or run.at_once else self._kept
         self._seen.append(run.replay())
         return self._seen[-1]
 
@@ -132,6 +140,7 @@ class _Run:
         plain = (settings.expandable_segments, settings.garbage_collection_threshold, settings.roundup_power2_divisions)
         self.alone = rows.streams is None and not any(plain)
         """Whether a pool's own free blocks alone decide about a request."""
+        self.at_once = native_run is not None and self.alone and settings.max_split_size_bytes is None
         self.known: dict[tuple[int, int], _Known] = {}
         """What a stretch did, by its step and place in it."""
         self.courses: list[Course] = []
@@ -161,21 +170,12 @@ class _Run:
         return other
 
     def replay(self) -> Replay:
-        rows, allocator = self.rows, self.allocator
-        again = {step for step in rows.order if rows.order.count(step) > 1}
-        died = None
+        allocator, died = self.allocator, None
         try:
-            while self.position < len(rows.order):
-                step = -1 if self.position < 0 else rows.order[self.position]
-                stretches = rows.stretches[step + 1]
-                while self.number < len(stretches):
-                    if self.kept is not None:
-                        self.kept.append(self.continued(UNLIMITED))
-                    if not self.number:
-                        allocator.rename(rows.handed_over(self.position))
-                    self._take(stretches[self.number], (step, self.number) if step in again else None)
-                    self.number += 1
-                self.position, self.number = self.position + 1, 0
+            if self.at_once:
+                self._take_all()
+            else:
+                self._take_each()
         except OutOfMemory as error:
             died = self._exhausted(error)
         load_bytes = [most for (_, phase), (most, _) in self.peaks.items() if phase is Phase.LOAD]
@@ -200,6 +200,40 @@ class _Run:
             same_until_bytes=allocator.refused_bytes,
             courses=self.courses,
         )
+
+    def _take_all(self) -> None:
+        """By the C code."""
+        allocator, plan = self.allocator, self.rows.plan
+        given, courses, allocator.retries, allocator.refused_bytes, allocated_bytes, reserved_bytes, died = native_run(
+            plan.blocks, array("q", self.rows.sizes), plan.names, plan.rows, plan.renames,
+            allocator.limit_bytes, self.settings.oldest_segment_first, self.settings.large_segment_bytes,
+        )  # fmt: skip
+        figures, served = memoryview(courses).cast("q"), memoryview(given).cast("q")
+        first = 0
+        for at, (position, stretch) in zip(range(0, len(figures), 4), plan.stretches, strict=False):
+            start_bytes, peak_bytes, allocator.peak_reserved_bytes, requests = figures[at : at + 4]
+            if position >= 0 and self.model_bytes is None:
+                self.model_bytes = start_bytes
+            self._close(Course(position, stretch, start_bytes, peak_bytes, served[first : first + requests]))
+            first += requests
+        allocator.allocated_bytes, allocator.reserved_bytes = allocated_bytes, reserved_bytes
+        if died is not None:
+            raise OutOfMemory(*died)
+
+    def _take_each(self) -> None:
+        rows = self.rows
+        again = {step for step in rows.order if rows.order.count(step) > 1}
+        while self.position < len(rows.order):
+            step = -1 if self.position < 0 else rows.order[self.position]
+            stretches = rows.stretches[step + 1]
+            while self.number < len(stretches):
+                if self.kept is not None:
+                    self.kept.append(self.continued(UNLIMITED))
+                if not self.number:
+                    self.allocator.rename(rows.handed_over(self.position))
+                self._take(stretches[self.number], (step, self.number) if step in again else None)
+                self.number += 1
+            self.position, self.number = self.position + 1, 0
 
     def _take(self, stretch: Stretch, key: tuple[int, int] | None) -> None:
         allocator, position = self.allocator, self.position

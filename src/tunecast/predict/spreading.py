@@ -17,6 +17,7 @@ DATA: Mapping[str, tuple[str, ...]] = {
     "litgpt": ("fsdp", "ddp"),
     "fsdp_qlora": ("fsdp", "ddp"),
     "torchtitan": ("fsdp", "hsdp"),
+    "torchtune": ("fsdp",),
     "llm-foundry": ("fsdp",),
     "megatron": ("ddp", "zero1"),
     "nemo": ("ddp", "zero1"),
@@ -49,7 +50,7 @@ def is_sharded(job: Job) -> bool:
 def has_flat_parameters(job: Job) -> bool:
     """FSDP 1 cuts flat parameters."""
     version = job.parallel.fsdp_version or era_of(job.transformers_version).fsdp_version
-    return is_sharded(job) and job.parallel.data == "fsdp" and version == 1
+    return is_sharded(job) and version == 1
 
 
 def is_flat(job: Job) -> bool:
@@ -102,7 +103,7 @@ def _spread(job: Job) -> str | None:
 def _offload(job: Job) -> str | None:
     """Which scheme can offload what is the job's own rule (job/check.py)."""
     offload = job.parallel.offload
-    if offload == "none" or job.stack in (*THROUGH_ACCELERATE, "torchtitan", "fsdp_qlora"):
+    if offload == "none" or job.stack in (*THROUGH_ACCELERATE, "torchtitan", "torchtune", "fsdp_qlora"):
         return None
     return f"got {offload}, which is not known of {job.stack}; allowed: none"
 

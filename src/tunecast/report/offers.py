@@ -16,7 +16,7 @@ from tunecast.offers.provider import Provider
 from tunecast.offers.update import Outcome, Updated
 from tunecast.report.columns import columns
 from tunecast.report.text import DEFAULT, Terminal
-from tunecast.units import GIB
+from tunecast.units import GIB, percent
 
 OLD, UNPROVEN = "!", "?"
 _PLACES = 4
@@ -24,18 +24,26 @@ _PLACES = 4
 
 
 def offer_table(
-    offers: Sequence[Offer], rate: Rate, today: date, terminal: Terminal = DEFAULT, *, more: int = 0, eur: bool = False
+    offers: Sequence[Offer],
+    rate: Rate,
+    today: date,
+    terminal: Terminal = DEFAULT,
+    *,
+    more: int = 0,
+    eur: bool = False,
+    vat_fraction: float = 0.0,
 ) -> str:
     """A line an offer, the cheapest card-hour first as they come; `more` were left off."""
     money = "EUR" if eur else "USD"
+    unit = (1 + vat_fraction) / (rate.usd_per_eur if eur else 1.0)
     head = (
         ("", "", "", f"{money}/h", f"{money}/h", "", "", ""),
         ("machine", "provider", "kind", "a card", "machine", "where", "US law", "age"),
     )
-    rows = [*head, *(_row(offer, rate if eur else None, today) for offer in offers)]
+    rows = [*head, *(_row(offer, unit, today) for offer in offers)]
     lines = columns(rows, left=(0, 1, 2, 5, 6))
     lines[:2] = [terminal.paint(line, "dim") for line in lines[:2]]
-    notes = _notes(offers, rate if eur else None, today, more)
+    notes = _notes(offers, rate if eur else None, today, more, vat_fraction)
     return terminal.plain("\n".join([*lines, "", *_wrapped(notes, terminal)])) + "\n"
 
 
@@ -137,8 +145,8 @@ def _outcome(each: Outcome) -> tuple[str, str, str, str]:
     return each.source, kept, str(each.before), why
 
 
-def _row(offer: Offer, rate: Rate | None, today: date) -> tuple[str, ...]:
-    amount = offer.usd_per_hour if rate is None else rate.eur(offer.usd_per_hour)
+def _row(offer: Offer, unit: float, today: date) -> tuple[str, ...]:
+    amount = offer.usd_per_hour * unit
     old = OLD if offer.is_stale(today) else ""
     return (
         f"{offer.gpus} x {offer.gpu}",
@@ -186,9 +194,10 @@ def _billing(of: Provider, offer: Offer) -> str:
     return f"by {of.billing_step_s} s" + (f", at least {least} s" if least and least != of.billing_step_s else "")
 
 
-def _notes(offers: Sequence[Offer], rate: Rate | None, today: date, more: int) -> list[str]:
+def _notes(offers: Sequence[Offer], rate: Rate | None, today: date, more: int, vat_fraction: float) -> list[str]:
     notes = [f"{more} more; --all shows them."] if more else []
-    notes.append(NOT_AVAILABILITY + " Prices are without VAT.")
+    vat = f"with {percent(vat_fraction)} VAT" if vat_fraction else "without VAT"
+    notes.append(f"{NOT_AVAILABILITY} Prices are {vat}.")
     if any(offer.is_stale(today) for offer in offers):
         notes.append(f"{OLD} older than {STALE_DAYS} days; `tunecast offers update` fetches newer ones.")
     if any(offer.placed == LISTED and offer.regions for offer in offers):

@@ -102,6 +102,8 @@ COLLECTIVES = frozenset(
 context or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the others."""
 FROM_HOST, TO_HOST = "copy_from_host", "copy_to_host"
 """Copies over the card's link to its host: `written_bytes` of the one, `read_bytes` of the other."""
+HOST_STEP = "host_optimizer"
+"""The optimizer's step by the host's processor: `read_bytes` and `written_bytes` are of its memory, `kernels` 0."""
 WAIT = "wait"
 """An operation of no kernels: stream `stream` goes on only when all that `shapes[0][0]` was given is done."""
 

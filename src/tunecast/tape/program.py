@@ -6,6 +6,7 @@ to the one after it (its batch, held until the next one replaces it).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -47,6 +48,20 @@ class Crossings(NamedTuple):
     requests: int
 
 
+class Plan(NamedTuple):
+    """The run as the C code reads it (predict/_native.c)."""
+
+    blocks: array[int]
+    names: int
+    """One more than the largest of them."""
+    rows: array[int]
+    """Of each stretch as it is taken: its first row, its end, and the end of the renames before it."""
+    renames: array[int]
+    """Pairs of what a block goes by and will go by."""
+    stretches: list[tuple[int, Stretch]]
+    """The position in `order`, -1 for loading, and what is taken there."""
+
+
 @dataclass(frozen=True)
 class Program:
     blocks: list[int]
@@ -74,8 +89,21 @@ class Program:
     def with_sizes(self, sizes: list[int]) -> Program:
         """The same rows with other sizes: what depends on no size is kept."""
         other = replace(self, sizes=sizes)
-        other.__dict__.update(stretches=self.stretches, _crossings=self._crossings)
+        other.__dict__.update(stretches=self.stretches, plan=self.plan, _crossings=self._crossings)
         return other
+
+    @cached_property
+    def plan(self) -> Plan:
+        taken: list[tuple[int, Stretch]] = []
+        rows, renames = array("q"), array("q")
+        for position in range(-1, len(self.order)):
+            for pair in self.handed_over(position):
+                renames.extend(pair)
+            for stretch in self.stretches[0 if position < 0 else self.order[position] + 1]:
+                taken.append((position, stretch))
+                rows.extend((stretch.start, stretch.end, len(renames) // 2))
+        blocks = [block if size >= FREE else 0 for block, size in zip(self.blocks, self.sizes, strict=True)]
+        return Plan(array("q", blocks), max(blocks, default=0) + 1, rows, renames, taken)
 
     def crossings(self, stretch: Stretch) -> Crossings:
         found = self._crossings.get(stretch.start)

@@ -1,6 +1,7 @@
 """Sizes that are not yet numbers: a program built on paper once, for a batch and a length, and used for others.
 
-A `Symbol` is a number that remembers how it came about. Arithmetic makes symbols; what needs the number itself (a
+A `Symbol` is a number that remembers how it came about: a polynomial in whole numbers from 2 on (the batch, the length)
+and in expressions. Arithmetic makes symbols, or plain numbers where all else cancels; what needs the number itself (a
 comparison, an index, the end of a loop) gets it, and `Asked` keeps the question and its answer. What was built on
 symbols holds for all values that answer every question alike, with its sizes computed anew. Nothing has to be known
 about the code in between: all it can do with a symbol is to compute with it, or to ask.
@@ -11,6 +12,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 
@@ -18,6 +20,7 @@ class Asked:
     """The questions, as expressions, and what each came to."""
 
     def __init__(self) -> None:
+        self.names: set[str] = set()
         self.answers: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
         """The places of distinct expressions."""
@@ -25,11 +28,22 @@ class Asked:
         """What functions that are asked as a whole go by."""
 
     def symbol(self, name: str, value: int) -> Any:
-        """It passes for an int wherever one is computed with."""
-        return Symbol(value, name, self)
+        """A whole number from 1 on. It passes for an int wherever one is computed with.
+
+        1 is itself: dimensions of 1 are dropped and merged, so a program without them is another one.
+        """
+        if value == 1:
+            self.answers[name] = 1
+            return 1
+        self.answers[f"{name}>1"] = True
+        self.names.add(name)
+        return Symbol(self, value, {(name,): 1})
 
     def place(self, size: Any) -> int:
-        return self.sizes.setdefault(size.code if type(size) is Symbol else str(max(0, size)), len(self.sizes))
+        """Of a number, or of tuples of them, among the expressions to be computed."""
+        if type(size) is int:
+            size = max(0, size)
+        return self.sizes.setdefault(expression(size), len(self.sizes))
 
     def computed(self, codes: Iterable[str], names: str) -> Callable[..., tuple[Any, ...]]:
         """What expressions come to, as a function of the symbols' values. They are all of this module's making."""
@@ -39,24 +53,46 @@ class Asked:
         return made
 
 
+def expression(value: Any) -> str:
+    if type(value) is Symbol:
+        return value.code
+    return f"({''.join(f'{expression(part)}, ' for part in value)})" if type(value) is tuple else repr(value)
+
+
+def has_symbols(value: Any) -> bool:
+    return type(value) is Symbol or (type(value) is tuple and any(has_symbols(part) for part in value))
+
+
 def ask(function: Callable[..., Any], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one question: it may compare a lot for an answer that is mostly the same."""
     asked = next((number.asked for number in numbers if type(number) is Symbol), None)
-    plain = [number.value if type(number) is Symbol else number for number in numbers]
-    answer = function(about, *plain)
+    answer = function(about, *[number.value if type(number) is Symbol else number for number in numbers])
     if asked is not None:
         name = asked.calls.setdefault((function, about), f"call_{len(asked.calls)}")
-        codes = [number.code if type(number) is Symbol else repr(number) for number in numbers]
-        asked.answers[f"{name}({', '.join(codes)})"] = answer
+        asked.answers[f"{name}{expression(tuple(numbers))}"] = answer
     return answer
 
 
+Powers = tuple[str, ...]
+"""What is multiplied, sorted: `("batch", "length", "length")`."""
+Terms = dict[Powers, int]
+"""And how often it is added."""
+
+
 class Symbol:
-    __slots__ = ("asked", "code", "value")
+    __slots__ = ("_code", "asked", "terms", "value")
     __hash__ = None  # type: ignore[assignment]  # a cache would hand what is known of one run to another
 
-    def __init__(self, value: Any, code: str, asked: Asked) -> None:
-        self.value, self.code, self.asked = value, code, asked
+    def __init__(self, asked: Asked, value: Any, terms: Terms) -> None:
+        self.asked, self.value, self.terms = asked, value, terms
+        self._code = ""
+
+    @property
+    def code(self) -> str:
+        if not self._code:
+            told = ["*".join((str(factor), *powers)) for powers, factor in sorted(self.terms.items())]
+            self._code = f"({'+'.join(told)})"
+        return self._code
 
     def number(self) -> Any:
         """The number itself is asked for."""
@@ -75,52 +111,140 @@ class Symbol:
     def __repr__(self) -> str:
         return repr(self.number())
 
-    def bit_length(self) -> int:
-        return int(self).bit_length()
-
     def __bool__(self) -> bool:
         return bool(self.__ne__(0))
 
-    def __neg__(self) -> Symbol:
-        return Symbol(-self.value, f"-{self.code}", self.asked)
+    def bit_length(self) -> int:
+        return int(self).bit_length()
 
+    def _made(self, value: Any, terms: Terms) -> Any:
+        """A plain number where everything else cancels."""
+        terms = {powers: factor for powers, factor in terms.items() if factor}
+        return value if not terms.keys() - {()} else Symbol(self.asked, value, terms)
 
-def _computing(sign: str, of: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    def with_right(self: Symbol, other: Any) -> Any:
+    def __neg__(self) -> Any:
+        return self * -1
+
+    def __mul__(self, other: Any) -> Any:
+        if type(other) is int:
+            return self._made(self.value * other, {powers: factor * other for powers, factor in self.terms.items()})
         if type(other) is Symbol:
-            return Symbol(of(self.value, other.value), f"({self.code}{sign}{other.code})", self.asked)
-        if type(other) is int or type(other) is float:
-            return Symbol(of(self.value, other), f"({self.code}{sign}{other!r})", self.asked)
-        return of(self.number(), other)
+            terms: Terms = {}
+            for mine, factor in self.terms.items():
+                for theirs, times in other.terms.items():
+                    powers = tuple(sorted(mine + theirs))
+                    terms[powers] = terms.get(powers, 0) + factor * times
+            return self._made(self.value * other.value, terms)
+        return _expression(operator.mul, "*", self, other)
 
-    def with_left(self: Symbol, other: Any) -> Any:
-        if type(other) is int or type(other) is float:
-            return Symbol(of(other, self.value), f"({other!r}{sign}{self.code})", self.asked)
-        return of(other, self.number())
+    __rmul__ = __mul__
 
-    return with_right, with_left
-
-
-def _asking(sign: str, of: Callable[[Any, Any], bool]) -> Callable[..., Any]:
-    def compared(self: Symbol, other: Any) -> Any:
+    def __add__(self, other: Any) -> Any:
+        if type(other) is int:
+            return self._made(self.value + other, {**self.terms, (): self.terms.get((), 0) + other})
         if type(other) is Symbol:
-            if self.code == other.code:
-                return of(0, 0)
-            code, answer = f"{self.code}{sign}{other.code}", of(self.value, other.value)
-        elif type(other) is int or type(other) is float:
-            code, answer = f"{self.code}{sign}{other!r}", of(self.value, other)
+            terms = dict(self.terms)
+            for powers, factor in other.terms.items():
+                terms[powers] = terms.get(powers, 0) + factor
+            return self._made(self.value + other.value, terms)
+        return _expression(operator.add, "+", self, other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: Any) -> Any:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> Any:
+        return -self + other
+
+    def __floordiv__(self, other: Any) -> Any:
+        whole = self._over(other)
+        return _expression(operator.floordiv, "//", self, other) if whole is None else whole
+
+    def __rfloordiv__(self, other: Any) -> Any:
+        return _expression(operator.floordiv, "//", other, self)
+
+    def __mod__(self, other: Any) -> Any:
+        return _expression(operator.mod, "%", self, other) if self._over(other) is None else 0
+
+    def __rmod__(self, other: Any) -> Any:
+        return _expression(operator.mod, "%", other, self)
+
+    def __truediv__(self, other: Any) -> Any:
+        return _expression(operator.truediv, "/", self, other)
+
+    def __rtruediv__(self, other: Any) -> Any:
+        return _expression(operator.truediv, "/", other, self)
+
+    def _over(self, other: Any) -> Any:
+        """The quotient, where nothing is left over whatever the values are."""
+        if type(other) is int and other:
+            times, powers = other, ()  # type: tuple[int, Powers]
+        elif type(other) is Symbol and len(other.terms) == 1:
+            ((powers, times),) = other.terms.items()
         else:
+            return None
+        if not self.asked.names.issuperset(powers):
+            return None
+        terms: Terms = {}
+        for mine, factor in self.terms.items():
+            left = list(mine)
+            for base in powers:
+                if base not in left:
+                    return None
+                left.remove(base)
+            if factor % times:
+                return None
+            terms[tuple(left)] = factor // times
+        return self._made(self.value // (other.value if type(other) is Symbol else other), terms)
+
+    def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
+        if type(other) is not Symbol and type(other) is not int:
             return of(self.number(), other)
-        self.asked.answers[code] = answer
+        difference = self - other
+        if type(difference) is not Symbol:
+            return of(difference, 0)
+        known = difference._sign()
+        if known:
+            return of(known, 0)
+        answer = of(self.value, other.value if type(other) is Symbol else other)
+        self.asked.answers[f"{difference.code}{sign}0"] = answer
         return answer
 
-    return compared
+    def _sign(self) -> int:
+        """1 or -1 where it is so whatever the values are; else 0. Named numbers are 2 or more."""
+        least: float = 0
+        most: float = 0
+        for powers, factor in self.terms.items():
+            if not self.asked.names.issuperset(powers):
+                return 0
+            least += factor << len(powers) if factor > 0 or not powers else -inf
+            most += factor << len(powers) if factor < 0 or not powers else inf
+        return 1 if least > 0 else -1 if most < 0 else 0
+
+    def __lt__(self, other: Any) -> bool:
+        return self._compared("<", operator.lt, other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._compared("<=", operator.le, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._compared(">", operator.gt, other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._compared(">=", operator.ge, other)
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared("==", operator.eq, other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._compared("!=", operator.ne, other)
 
 
-for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%"), ("truediv", "/")):
-    _right, _left = _computing(_sign, getattr(operator, _name))
-    setattr(Symbol, f"__{_name}__", _right)
-    setattr(Symbol, f"__r{_name}__", _left)
-for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
-    setattr(Symbol, f"__{_name}__", _asking(_sign, getattr(operator, _name)))
-
+def _expression(of: Callable[[Any, Any], Any], sign: str, left: Any, right: Any) -> Any:
+    """What does not simplify counts as one more number."""
+    sides = [side.value if type(side) is Symbol else side for side in (left, right)]
+    asked: Asked = next(side.asked for side in (left, right) if type(side) is Symbol)
+    if not all(type(side) in (Symbol, int, float) for side in (left, right)):
+        return of(*(side.number() if type(side) is Symbol else side for side in (left, right)))
+    return Symbol(asked, of(*sides), {(f"({expression(left)}{sign}{expression(right)})",): 1})

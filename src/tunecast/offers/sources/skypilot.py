@@ -47,9 +47,9 @@ _GOOGLE: Mapping[tuple[str, int], str] = {
 def listings(content: bytes, cloud: str, dated: date) -> list[Listing]:
     """The machines with cards of one cloud's list, a row a region. Raises `NotResolved`."""
     where = f"SkyPilot's list of {cloud}"
-    table = list(rows(content, COLUMNS, where))
+    table: Iterable[Mapping[str, str]] = rows(content, COLUMNS, where)
     if cloud == "gcp":
-        table = _google(table)
+        table = _google(list(table))
     found = (_listing(row, cloud, dated) for row in table)
     return _by_region(each for each in found if each is not None)
 

@@ -32,19 +32,23 @@ class Kernel(NamedTuple):
     half: float
     work: float = 0.5
     """Of the FLOPs without a mask, what it does: causal kernels leave half out."""
+    narrow: float = 0.85
+    """Of the rate, with heads of 64: the softmax takes as long for half the products (A100 0.90, H100 0.86)."""
 
 
-CUDNN = Kernel(0.83, 0.71, 350)
+CUDNN = Kernel(0.84, 0.72, 350)
 """560 TFLOP/s forward on an H100."""
 FLASH_2 = Kernel(0.80, 0.76, 500)
 """195 TFLOP/s, forward and backward together, on an A100."""
-FLASH_2_ON_HOPPER = Kernel(0.50, 0.48, 500)
+FLASH_2_ON_HOPPER = Kernel(0.51, 0.49, 500)
 """330 TFLOP/s on an H100: written for the instructions before."""
 FLASH_2_ON_BLACKWELL = Kernel(0.25, 0.24, 500)
 """The same kernel again on cards with twice the products; nobody is known to have published it."""
-FLASH_1 = Kernel(0.38, 0.36, 500)
-"""Half as fast as its successor (FlashAttention-2 paper, figure 5)."""
-FLASH_3 = Kernel(0.95, 0.74, 500)
+FLASH_1 = Kernel(0.38, 0.36, 500, narrow=1.0)
+FLASH_1_ON_HOPPER = Kernel(0.27, 0.25, 500, narrow=1.0)
+"""Half as fast as its successor, and no slower with heads of 64 (FlashAttention-2 paper, figure 5; llm-foundry's table
+of long rows agrees, on H100 too)."""
+FLASH_3 = Kernel(0.97, 0.75, 500)
 """640 TFLOP/s forward on an H100."""
 EFFICIENT = Kernel(0.50, 0.40, 300, work=1.0)
 """xformers' kernel, with a mask it is given as numbers: nothing is left out."""
@@ -52,8 +56,6 @@ FLEX = Kernel(0.60, 0.50, 500)
 DOCUMENT = 384
 """Positions a token of a packed row looks back on in flex attention, whose mask keeps samples apart: those of
 instruction data are a few hundred tokens long, and blocks of 128 are computed whole."""
-NARROW = 0.85
-"""Of the rate, with heads of 64: the softmax takes as long for half the products (A100 0.90, H100 0.86, cuDNN as 3)."""
 TILE_WIDTH = 128
 """cuDNN's tiles: heads between 64 and this take as long as this."""
 HOPPER, BLACKWELL = (9, 0), (10, 11)
@@ -76,7 +78,7 @@ def kernel_of(name: str, rates: Rates) -> Kernel:
     if "efficient" in name:
         return EFFICIENT
     if "flash_attn_1" in name:
-        return FLASH_1
+        return FLASH_1_ON_HOPPER if rates.compute_capability >= HOPPER else FLASH_1
     if rates.compute_capability[0] in BLACKWELL:
         return FLASH_2_ON_BLACKWELL
     return FLASH_2_ON_HOPPER if rates.compute_capability[0] == HOPPER[0] else FLASH_2
@@ -88,7 +90,7 @@ def attention_seconds(op: Op, rates: Rates) -> float:
     length, width = _length_and_width(op, backward)
     most = rates.flop_per_s(op.dtype) * (kernel.backward if backward else kernel.forward)
     if width <= 64:
-        most *= NARROW
+        most *= kernel.narrow
     elif kernel is CUDNN and width < TILE_WIDTH:
         most *= width / TILE_WIDTH
     work = min(kernel.work, DOCUMENT / length) if kernel is FLEX else kernel.work

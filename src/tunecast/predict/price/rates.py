@@ -11,9 +11,14 @@ from tunecast.hardware.spec import Gpu
 ACHIEVABLE = 0.85
 """Of the dense rate, where nobody measured the card: A100 0.87, H100 and H200 0.80, GH200 0.84 (stas00/ml-engineering,
 best of many shapes)."""
-SUSTAINED = {"Hopper": 0.845, "Ampere": 0.92}
+SUSTAINED = {"Hopper": 0.83, "Ampere": 0.92, "Blackwell": 0.78}
 """Of the best product anyone measured on a card, what products reach in the middle of a training step, where memory
-takes its share of the power: an H200's 38 steps that products bound, an A100's 65 published ones."""
+takes its share of the power. Hopper: 0.845 in 38 steps of one H200, about 0.80 in published ones of H100s. Ampere: 65
+published steps of an A100. Blackwell: five of GB200s. The more of its power a card needs at full rate, the less."""
+LOW_PRECISION = {"fp8": 0.93, "fp4": 0.80}
+"""Of as much of their dense rate as of bfloat16's: scales are carried along, and power again (published steps of
+Megatron, NeMo and MLPerf on H100, H200 and B200; torchao's lose more)."""
+GEFORCE_BLACKWELL = "Blackwell GB"
 USUALLY_SUSTAINED = 0.88
 FLOAT32_ACHIEVABLE = 0.75
 """Of the float32 rate without tensor cores: cuBLAS' SGEMM."""
@@ -22,7 +27,7 @@ RATE_OF_DTYPE = {
     "float8": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4": "fp4", "float4_e2m1fn_x2": "fp4",
 }  # fmt: skip
 INSTEAD = {
-    "bf16": ("fp32",), "fp16": ("bf16", "fp32"), "tf32": ("fp32",), "fp8": ("bf16", "fp16"),
+    "bf16": ("fp32",), "fp16": ("bf16", "fp32"), "tf32": ("fp32", "bf16"), "fp8": ("bf16", "fp16"),
     "fp4": ("fp8", "bf16", "fp16"), "int8": ("bf16", "fp16"), "fp32": ("tf32", "fp16", "bf16"),
 }  # fmt: skip
 """What runs where a card has no such units: bfloat16 on a T4 takes the float32 path."""
@@ -77,7 +82,7 @@ def _best(gpu: Gpu, wanted: str) -> float:
             return gpu.achieved_flop_per_s[name]
         dense = gpu.dense_flop_per_s.get(name)
         if dense is not None:
-            return dense * (FLOAT32_ACHIEVABLE if name == "fp32" else _achievable(gpu))
+            return dense * (FLOAT32_ACHIEVABLE if name == "fp32" else _achievable(gpu) * LOW_PRECISION.get(name, 1.0))
     raise Unsupported(
         f"hardware.gpu: what {gpu.name} computes in a second is not known. To fix: name another card",
         field="hardware.gpu",
@@ -91,4 +96,6 @@ def _achievable(gpu: Gpu) -> float:
 
 
 def _sustained(gpu: Gpu) -> float:
+    if gpu.architecture.startswith(GEFORCE_BLACKWELL):
+        return USUALLY_SUSTAINED
     return SUSTAINED.get(gpu.architecture.partition(" ")[0], USUALLY_SUSTAINED)

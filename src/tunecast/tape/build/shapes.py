@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 from tunecast.job.job import Job
 from tunecast.tape.card import Card
 from tunecast.tape.fold import Short
+from tunecast.tape.op import Begin, Event, Op
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program
-from tunecast.tape.symbols import Asked
+from tunecast.tape.symbols import Asked, has_symbols
 
 MOST_SHAPES = 64
 """Kept at a time; each holds a megabyte or two."""
@@ -46,6 +47,10 @@ class Shape:
 
     def __init__(self, made: Built, asked: Asked) -> None:
         self._made = made
+        self._events = [] if made.short is None else [
+            (event, _places(event, asked)) for event in made.short.tape.events if isinstance(event, (Op, Begin))
+        ]  # fmt: skip
+        """Of the tape that comes along for its operations."""
         self._answers = tuple(asked.answers.values())
         self._answered = asked.computed(asked.answers, NAMES)
         self._sizes = asked.computed([*asked.sizes, *map(str, MARKS)], NAMES)
@@ -55,7 +60,30 @@ class Shape:
         if self._answered(*values) != self._answers:
             return None
         sizes = self._sizes(*values)
-        return self._made._replace(program=self._made.program.with_sizes([sizes[n] for n in self._made.program.sizes]))
+        program = self._made.program.with_sizes([sizes[n] for n in self._made.program.sizes])
+        short = self._made.short
+        if short is not None:
+            tape = short.tape.with_events(_computed(event, places, sizes) for event, places in self._events)
+            short = short._replace(tape=tape, lengths=(job.seq_len,) * len(short.lengths))
+        return self._made._replace(program=program, short=short)
+
+
+Places = tuple[tuple[int, int], ...]
+"""A field of an operation, and the place of its value."""
+
+
+def _places(event: Event, asked: Asked) -> Places:
+    """Of what is computed in it."""
+    return tuple((field, asked.place(value)) for field, value in enumerate(event) if has_symbols(value))
+
+
+def _computed(event: Event, places: Places, sizes: tuple[Any, ...]) -> Event:
+    if not places:
+        return event
+    fields: list[Any] = list(event)
+    for field, place in places:
+        fields[field] = sizes[place]
+    return Op._make(fields)
 
 
 _shapes: dict[Any, list[Shape]] = {}
@@ -64,13 +92,15 @@ _plain: set[int] = set()
 """Hashes of kinds that cannot be built with symbols."""
 
 
-def built(job: Job, config: Mapping[str, Any], card: Card, build_as: Callable[[Job, Sizes], Built]) -> Built:
+def built(
+    job: Job, config: Mapping[str, Any], card: Card, keeps_ops: bool, build_as: Callable[[Job, Sizes], Built]
+) -> Built:
     """What `build_as` makes of the job, or of the job with symbols; it writes a size down as its last argument does."""
     if job.lengths:
         return build_as(job, None)
     rest = tuple(getattr(job, f.name) for f in fields(job) if f.name not in APART)
     lora = tuple(getattr(job.lora, f.name) for f in fields(job.lora) if f.name != "rank")
-    key = rest, lora, json.dumps(config, sort_keys=True), card
+    key = rest, lora, json.dumps(config, sort_keys=True), card, keeps_ops
     if hash(key) in _plain:
         return build_as(job, None)
     known = _shapes.pop(key, None)

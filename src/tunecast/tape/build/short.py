@@ -65,7 +65,7 @@ def fold_job(job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool
     def build_as(on_paper: Job, sizes: Sizes) -> Built:
         return _fold(job, on_paper, config, card, sizes, keeps_ops)
 
-    made = build_as(job, None) if keeps_ops else built(job, config, card, build_as)
+    made = built(job, config, card, keeps_ops, build_as)
     return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
 
 

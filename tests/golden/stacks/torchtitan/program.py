@@ -21,7 +21,7 @@ from torchtitan.models.llama3.model.model import Transformer
 case = json.loads(sys.argv[1])
 config, job = case["config"], case["job"]
 STEPS = 2
-ranks, tensor = job.get("ranks", 1), job.get("tensor", 1)
+ranks, tensor, context = job.get("ranks", 1), job.get("tensor", 1), job.get("context", 1)
 
 
 def arguments() -> TransformerModelArgs:
@@ -87,10 +87,23 @@ else:
     loss_parallel = nullcontext
 
 
+def sequence_split(inputs: Any, labels: Any) -> Any:
+    """torchtitan/distributed/utils.py, `create_context_parallel_ctx`."""
+    if context == 1:
+        return nullcontext()
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+    set_rotate_method("allgather")
+    mesh = dist.device_mesh.init_device_mesh("cuda", (ranks // context, context), mesh_dim_names=("dp", "cp"))
+    buffers = [inputs, labels, model.freqs_cis]
+    return context_parallel(mesh["cp"], buffers=buffers, buffer_seq_dims=[1, 1, 0], no_restore_buffers={inputs, labels})
+
+
 def forward_backward_step() -> Any:
     inputs = torch.randint(0, 1000, (job["micro_batch"], job["seq_len"])).to("cuda")
     labels = torch.randint(0, 1000, (job["micro_batch"], job["seq_len"])).to("cuda")
-    with loss_parallel():
+    with loss_parallel(), sequence_split(inputs, labels):
         with amp:
             pred = model(inputs)
             loss = loss_fn(pred, labels)

@@ -17,6 +17,7 @@ SELECTIVE = {"gradient_checkpointing": True, "recompute": "selective"}
 WHOLE = {"gradient_checkpointing": True, "recompute": "all"}
 COMPILED = {"compile": True, "seq_len": 512}
 FSDP = {"ranks": 8}
+CONTEXT = {"ranks": 8, "context": 4}
 TENSOR = {"ranks": 8, "tensor": 2}
 FOREACH = {"optimizer": "adamw_torch"}
 
@@ -34,9 +35,7 @@ WORDS = LARGER | {"vocab_size": 32768}
 """The loss is what most is held in."""
 
 
-def case(
-    *changes: dict[str, Any], release: str = "0.1", config: dict[str, Any] | None = None
-) -> dict[str, Any]:
+def case(*changes: dict[str, Any], release: str = "0.1", config: dict[str, Any] | None = None) -> dict[str, Any]:
     job = dict(JOB)
     for change in changes:
         job |= change
@@ -53,6 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
     "fsdp-selective": case(FSDP, SELECTIVE),
     "fsdp-whole": case(FSDP, WHOLE, FOREACH),
     "fsdp-0.2": case(FSDP, SELECTIVE, release="0.2"),
+    "context": case(CONTEXT),
     "tensor": case(TENSOR),
     "tensor-selective": case(TENSOR, SELECTIVE),
     "tensor-whole-0.2": case(TENSOR, WHOLE, release="0.2"),

@@ -259,8 +259,9 @@ class Recording(Machine):
         return self.run("empty", (), shape, dtype)
 
     def launch(
-        self, name: str, inputs: Sequence[Tensor], dtype: Dtype, written: int, flops: int = 0, kernels: int = 1
-    ) -> None:
+        self, name: str, inputs: Sequence[Tensor], dtype: Dtype, written: int, flops: int = 0, kernels: int = 1,
+        lists: Any = None,
+    ) -> None:  # fmt: skip
         """In place: from now on the tensor is another value."""
         numbers = [self.graph.number_of(t) for t in inputs]
         first = inputs[0]

@@ -55,7 +55,7 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
         from tunecast.tape.build.sharding.ddp import Replicas
 
         return Replicas(job, machine)
-    if kind == "fsdp" and (job.parallel.fsdp_version or machine.era.fsdp_version) == 1:
+    if (job.parallel.fsdp_version or machine.era.fsdp_version) == 1:
         from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
 
         return AccelerateFsdp1(job, machine)

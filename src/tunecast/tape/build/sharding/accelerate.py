@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients
@@ -40,6 +41,11 @@ class AccelerateFsdp2(Scheme):
 
     def wrap(self, model: Any) -> None:
         sharder = self.sharder
+        if any("vision_tower" in module.children for module in model.modules()):
+            raise Unsupported(
+                "parallel.data: how a model with a vision tower is wrapped is not written down; allowed: ddp",
+                field="parallel.data",
+            )
         model.gives_logits = True  # they are among the outputs that are cast
         if self.job.quantization.format is not None:
             store_as_floats(sharder, model)
@@ -108,7 +114,7 @@ def store_as_floats(sharder: FullyShard, model: Any) -> None:
             packed = module.weight
             dtype = machine.weights_dtype
             packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
-            sharder.also[id(packed)] = [(module.state, "packed")]
+            sharder.also.append((packed, (module.state, "packed")))
             for tensor in module.state.tensors():
                 tensor.storage = on_card(tensor).storage
 

@@ -39,10 +39,11 @@ class AccelerateFsdp1(Scheme):
             raise Unsupported("lora.dora: the closed form does not know DoRA in FSDP 1's hands", field="lora.dora")
         dtype = DTYPES[job.autocast] if job.autocast else None
         reduce_dtype = DTYPES[job.parallel.reduce_dtype] if job.parallel.reduce_dtype else dtype
+        replicas = job.hardware.nodes if job.parallel.data == "hsdp" else 1
         self.options = Options(
-            self.ranks, dtype, reduce_dtype, dtype, use_orig_params=True, upcast=True,
+            self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=True, upcast=True,
             inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
-            reshard_after_forward=job.parallel.reshard_after_forward,
+            reshard_after_forward=job.parallel.reshard_after_forward, replicas=replicas,
         )  # fmt: skip
         machine.assumptions[PREFETCHES] = None
         self.flat: Flattened | None = None

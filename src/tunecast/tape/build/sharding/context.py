@@ -10,12 +10,13 @@ a turn is half of its scores. Results are merged in fp32.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from tunecast.tape.build import ops
 from tunecast.tape.build.attention import flops_of
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import FLOAT32, INT64, Tensor
+from tunecast.tape.build.tensor import FLOAT32, INT64, Shape, Tensor
 
 GROUP = "context"
 KERNEL = "_scaled_dot_product_flash_attention"
@@ -26,52 +27,91 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Ten
     machine = query.machine
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        q, k, v, out = (node.take(place) for place in range(4))
-        return ring_backward(gradients[0], q, k, v, out, ranks)
+        q, k, v, out, lse = (node.take(place) for place in range(5))
+        return ring_backward(gradients[0], q, k, v, out, lse, ranks)
 
     node = start(machine, (query, key, value), back, (query, key, value))
     with machine.no_grad():
         key, value = ops.contiguous(key), ops.contiguous(value)
-        merged: Any = None
-        for turn in range(ranks):
-            if turn == 0:
-                everybodys = gathered(key, value, ranks)
-            q = query if turn == 0 else later_half(query)
-            out, lse = attended(q, key, value, causal=turn == 0)
-            merged = ops.to(out, FLOAT32) if turn == 0 else merge(merged, out, lse)
-            del out, q
-        del everybodys
-        result = ops.to(merged, query.dtype)
-        del merged
-    return finish(node, result, result.detached(), lse)
+        next_kv, everybodys = gathered(key, value, ranks)
+        k, v = key, value
+        out, lse, *rest = attended(query, k, v, causal=True)
+        merger = Merger(out, lse)
+        del lse
+        for turn in range(1, ranks):
+            next_kv = None
+            key, value = pair_in(everybodys, key.shape, value.shape)
+            if turn < ranks - 1:  # sent to nobody: they are there already
+                machine.run("cat", (key, value), (key.numel() + value.numel(),), key.dtype)
+            k, v = key, value
+            out, block_lse, *rest = attended(later_half(query), k, v, causal=False)
+            merger.step(out, block_lse)
+        result, lse = ops.to(merger.out, query.dtype), merger.lse
+        del merger, key, value, k, v, everybodys, next_kv
+    return finish(node, result, result.detached(), lse, *rest)
 
 
-def ring_backward(gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, ranks: int) -> list[Tensor]:
+def ring_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, ranks: int
+) -> list[Tensor]:
     machine = query.machine
-    grads = [machine.run("zeros_like", (), t.shape, FLOAT32) for t in (query, key, value)]
+    grad_query, grad_key, grad_value = [
+        machine.run("zeros_like", (), t.shape, FLOAT32, strides=ops.kept_strides(t)) for t in (query, key, value)
+    ]
+    shapes = key.shape, value.shape
     key, value = ops.contiguous(key), ops.contiguous(value)
+    arrived: Any = None
+    sent: Any = None
+    names: dict[str, Any] = {}
+    """What only a name of the real loop holds until it is given anew."""
     for turn in range(ranks):
         if turn == 0:
-            everybodys = gathered(key, value, ranks)
-        q, dout, kept = (query, gradient, out) if turn == 0 else [later_half(t) for t in (query, gradient, out)]
+            names["next_kv"], everybodys = gathered(key, value, ranks)
+            names["k"], names["v"] = key, value
+            q, dout, kept, kept_lse = query, gradient, out, lse
+        else:
+            key, value = pair_in(everybodys, *shapes)
+            if turn < ranks - 1:
+                names["next_kv"] = machine.run("cat", (key, value), (key.numel() + value.numel(),), key.dtype)
+            q, dout, kept = [later_half(t) for t in (query, gradient, out)]
+            kept_lse = ops.contiguous(later_half(lse))
+            names["k"], names["v"] = key, value
         likes = [(t.shape, t.dtype) for t in (q, key, value)]
-        args = (dout, q, key, value, kept, None, None, None, None, 0.0)
+        args = (dout, q, key, value, kept, kept_lse, None, None, None, 0.0)
         flops = scores_of(q, key, value, causal=turn == 0) * 5 // 2
         made = machine.run_many(KERNEL + "_backward", (dout, q, key, value), likes, flops, args)
-        for place, part in enumerate(made):
-            if place and turn:  # another rank's keys: their gradients so far come from the rank before
-                grads[place] = machine.exchange("all_to_all", GROUP, ranks, grads[place], grads[place].shape)
-            machine.launch("add_", (grads[place], part), FLOAT32, part.numel() * 4)
-        del made, part, q, dout, kept, args
-    del everybodys
-    return [ops.to(grads.pop(0), query.dtype) for _ in range(3)]
+        if turn:  # another rank's keys: their gradients so far come from the rank before
+            grad_key, grad_value = pair_in(arrived, *shapes)
+            sent = None
+        for total, part in ((grad_key, made[1]), (grad_value, made[2])):
+            machine.launch("add_", (total, part), FLOAT32, total.nbytes)
+        del total, part
+        flat = [ops.reshape(t, -1) for t in (grad_key, grad_value)]
+        sent = machine.run("cat", flat, (grad_key.numel() + grad_value.numel(),), FLOAT32)
+        del flat
+        arrived = machine.exchange("all_to_all", GROUP, ranks, sent, sent.shape)
+        if turn == 0:
+            machine.launch("add_", (grad_query, made[0]), FLOAT32, grad_query.nbytes)
+        else:
+            half = later_half(grad_query)
+            machine.launch("add_", (half, made[0]), FLOAT32, half.nbytes)
+            grad_query = machine.run("cat", (grad_query, half), grad_query.shape, FLOAT32)
+            del half
+    grad_query = ops.to(grad_query, query.dtype)
+    arrived = ops.to(arrived, key.dtype)
+    return [grad_query, *pair_in(arrived, *shapes)]
 
 
-def gathered(key: Tensor, value: Tensor, ranks: int) -> Tensor:
-    """Keys and values of all ranks, in one buffer."""
+def gathered(key: Tensor, value: Tensor, ranks: int) -> tuple[Any, Tensor]:
+    """Keys and values in one buffer, and those of all ranks."""
     machine, numel = key.machine, key.numel() + value.numel()
     sent = machine.run("cat", (key, value), (numel,), key.dtype)
-    return machine.exchange("all_gather", GROUP, ranks, sent, (numel * ranks,))
+    return sent, machine.exchange("all_gather", GROUP, ranks, sent, (numel * ranks,))
+
+
+def pair_in(buffer: Tensor, first: Shape, second: Shape) -> tuple[Tensor, Tensor]:
+    """Two tensors behind each other in a buffer."""
+    return buffer.alias(first, None, buffer.offset), buffer.alias(second, None, buffer.offset + prod(first))
 
 
 def scores_of(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> int:
@@ -79,24 +119,36 @@ def scores_of(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> int:
     return flops_of(query, key, value) * (1 if causal else 2)
 
 
-def attended(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def attended(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> list[Tensor]:
     batch, heads, length, _ = query.shape
     outs = ((query.shape, query.dtype), ((batch, heads, length), FLOAT32), ((2,), INT64), ((), INT64))
     args = (query, key, value, 0.0, causal)
     flops = scores_of(query, key, value, causal)
-    out, lse, *_ = query.machine.run_many(KERNEL, (query, key, value), outs, flops, args)
-    return out, lse
+    return query.machine.run_many(KERNEL, (query, key, value), outs, flops, args)
 
 
 def later_half(x: Tensor) -> Tensor:
     return ops.slice_(x, 2, x.shape[2] // 2, x.shape[2])
 
 
-def merge(merged: Tensor, out: Tensor, lse: Tensor) -> Tensor:
+class Merger:
     """`_SDPAMerger`: the later half of the rows is brought up to date, and put behind the earlier."""
-    machine = merged.machine
-    apart = machine.run("sub", (merged, out), out.shape, FLOAT32)
-    weighed = machine.run("mul", (apart, lse), out.shape, FLOAT32)
-    newer = machine.run("sub", (merged, weighed), out.shape, FLOAT32)
-    del apart, weighed
-    return machine.run("cat", (merged, newer), merged.shape, FLOAT32)
+
+    def __init__(self, out: Tensor, lse: Tensor) -> None:
+        self.out: Any = ops.to(out, FLOAT32)
+        self.lse = lse
+
+    def step(self, out: Tensor, block_lse: Tensor) -> None:
+        machine, wide, narrow = out.machine, out.shape, block_lse.shape
+        block_out = ops.to(out, FLOAT32)
+        weight = ops.map_("sigmoid", machine.run("sub", (block_lse, self.lse), narrow, FLOAT32))
+        apart = machine.run("sub", (self.out, block_out), wide, FLOAT32)
+        weighed = machine.run("mul", (weight, apart), wide, FLOAT32)
+        del weight, apart
+        newer = machine.run("sub", (self.out, weighed), wide, FLOAT32)
+        del weighed
+        slope = ops.map_("log_sigmoid", machine.run("sub", (self.lse, block_lse), narrow, FLOAT32))
+        newer_lse = machine.run("sub", (self.lse, slope), narrow, FLOAT32)
+        del slope
+        self.lse = machine.run("cat", (self.lse, newer_lse), self.lse.shape, FLOAT32)
+        self.out = machine.run("cat", (self.out, newer), self.out.shape, FLOAT32)

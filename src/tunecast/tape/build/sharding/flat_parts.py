@@ -12,7 +12,7 @@ from tunecast.tape.build.tensor import HOST, UINT8, Dtype, Machine, Storage, Ten
 
 ALIGNED_BYTES = 16
 """`_get_aligned_numel`: with the original parameters kept, each starts at a multiple."""
-GROUP = "shard"
+GROUP, REPLICAS = "shard", "replicate"
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Options:
     """What the caller of FSDP says (its constructor's arguments)."""
 
     ranks: int
+    """That share one copy of the model."""
     param_dtype: Dtype | None = None
     reduce_dtype: Dtype | None = None
     buffer_dtype: Dtype | None = None
@@ -28,6 +29,8 @@ class Options:
     """BACKWARD_PRE; without, none."""
     reshard_after_forward: bool = True
     """FULL_SHARD; without, SHARD_GRAD_OP."""
+    replicas: int = 1
+    """HYBRID_SHARD: copies of the model, whose gradients are summed after the shards'."""
     shards: bool = True
     """Without, NO_SHARD: every rank has all, and gradients are summed in place."""
     upcast: bool = False

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import before_gradient_of, edge_of
 from tunecast.tape.build.modules import Module, bring
-from tunecast.tape.build.sharding.flat_parts import GROUP, Piece, Weight, Whole, lengths, on_host, send, uniform_dtype
+from tunecast.tape.build.sharding.flat_parts import (
+    GROUP,
+    REPLICAS,
+    Piece,
+    Weight,
+    Whole,
+    lengths,
+    on_host,
+    send,
+    uniform_dtype,
+)
 from tunecast.tape.build.sharding.nested import tensors_in
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
@@ -23,7 +33,7 @@ from tunecast.tape.op import Role
 if TYPE_CHECKING:
     from tunecast.tape.build.sharding.fsdp1 import Flattened
 
-UNSHARD, POST_BACKWARD, PRE_UNSHARD = 1, 2, 3
+UNSHARD, POST_BACKWARD, PRE_UNSHARD, ALL_REDUCE = 1, 2, 3, 4
 """Streams, in the order they are made (`_init_streams`)."""
 
 
@@ -194,10 +204,11 @@ class Unit:
 
     def reshard(self, free: bool) -> None:
         """`_reshard`."""
-        if self.pieces:
+        kept = self.state is State.FORWARD and not self.owner.options.reshard_after_forward
+        if self.pieces and not (kept and self.machine.grad_enabled):  # else they are looked at again in the backward
             self.show(False)
-        for piece in self.pieces:
-            piece.storage, piece.dtype = self.shard.storage, self.shard.dtype
+            for piece in self.pieces:
+                piece.storage, piece.dtype = self.shard.storage, self.shard.dtype
         if free:
             self.full.give_back()
         self.prefetched = False
@@ -321,16 +332,28 @@ class Unit:
             part = machine.run("empty_like", (), (self.shard_numel,), gradient.dtype)
             machine.launch("div_", (padded,), padded.dtype, padded.nbytes)
             machine.collective("reduce_scatter", GROUP, ranks, padded.dtype, padded.nbytes, part.nbytes, padded.numel())
-            if ranks > 2:
-                machine.launch("div_", (part,), part.dtype, part.nbytes)
-            part = ops.to(part, self.dtype)
-            if self.saved_grad is None:
-                self.saved_grad = part
-                machine.blocks[part.storage.block].role = Role.GRADIENTS
+            if self.owner.options.replicas == 1:
+                self.keep(part)
             else:
-                machine.launch("add_", (self.saved_grad, part), part.dtype, part.nbytes)
-            self.share(self.saved_grad)
+                with machine.on_stream(ALL_REDUCE):
+                    machine.wait(POST_BACKWARD)
+                    replicas, nbytes = self.owner.options.replicas, part.nbytes
+                    machine.collective("all_reduce", REPLICAS, replicas, part.dtype, nbytes, nbytes, part.numel())
+                    self.keep(part)
             del computed, padded, gradient
+
+    def keep(self, part: Tensor) -> None:
+        """`_accumulate_sharded_grad`: in the weights' own dtype."""
+        machine, options = self.machine, self.owner.options
+        if options.ranks * options.replicas > 2:
+            machine.launch("div_", (part,), part.dtype, part.nbytes)
+        part = ops.to(part, self.dtype)
+        if self.saved_grad is None:
+            self.saved_grad = part
+            machine.blocks[part.storage.block].role = Role.GRADIENTS
+        else:
+            machine.launch("add_", (self.saved_grad, part), part.dtype, part.nbytes)
+        self.share(self.saved_grad)
 
     def summed_in_place(self, gradient: Tensor) -> Tensor:
         """`_reduce_grad_no_shard`."""

@@ -29,7 +29,7 @@ from tunecast.tape.build.modules import Buffer, Module, bring
 from tunecast.tape.build.optimizers import clip_gradients
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.sharding.flat_parts import GROUP, Options, Weight, on_host
-from tunecast.tape.build.sharding.flat_unit import POST_BACKWARD, PRE_UNSHARD, UNSHARD, Unit
+from tunecast.tape.build.sharding.flat_unit import ALL_REDUCE, POST_BACKWARD, PRE_UNSHARD, UNSHARD, Unit
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 from tunecast.tape.op import MANY, Role
 
@@ -144,6 +144,8 @@ class Flattened:
         with self.machine.within(self.model.path):
             if self.sync:
                 self.machine.wait(POST_BACKWARD)
+                if self.options.replicas > 1:
+                    self.machine.wait(ALL_REDUCE)
             self.post_forward_order.clear()
             for unit in self.units:
                 unit.finish_backward()

@@ -45,8 +45,8 @@ class FullyShard:
         self.wrapped: set[int] = set()
         self.ignored: set[int] = set()
         """Parameters that stay whole (`ignored_params`), by id."""
-        self.also: dict[int, list[Place]] = {}
-        """Who holds a parameter besides modules, by its id."""
+        self.also: list[tuple[Tensor, Place]] = []
+        """Who holds a parameter besides modules; of use until all are cut."""
         self.root: Unit | None = None
         self.forward_root: Unit | None = None
         self.last_gathered: Tensor | None = None
@@ -64,6 +64,7 @@ class FullyShard:
         """What no other unit has; it is not given back after the forward pass, which would end where it is needed."""
         self.shard([model], reshards=False)
         self.root = self.units[-1]
+        self.also.clear()
         places = {id(module): place for place, module in reversed(list(enumerate(model.modules())))}
         self.units.sort(key=lambda unit: min(places[id(module)] for module in unit.modules))
 

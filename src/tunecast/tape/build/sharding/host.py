@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.tensor import HOST, Tensor
-from tunecast.tape.op import FROM_HOST, Role
+from tunecast.tape.build.tensor import FLOAT32, HOST, Machine, Tensor
+from tunecast.tape.op import FROM_HOST, HOST_STEP, MANY, Role
 
 
 class OnHost(Optimizer):
@@ -15,8 +17,23 @@ class OnHost(Optimizer):
         self.optimizer = optimizer
 
     def step(self) -> None:
+        trained = self.trained()
         with self.machine.on_host():
             self.optimizer.step()
+            states = self.states()
+        told_of_host_step(self.machine, trained, states)
+
+    def states(self) -> list[Tensor]:
+        return [tensor for kept in self.optimizer.state.values() for tensor in kept]
+
+
+def told_of_host_step(machine: Machine, parameters: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+    """Weights, gradients and state are read; weights and state are written."""
+    both = machine.repeated([*parameters, *states])
+    gradients = machine.repeated(list(parameters))
+    machine.module = MANY
+    written = sum(tensor.nbytes for tensor in both)
+    machine.launch(HOST_STEP, [*both, *gradients], FLOAT32, written, kernels=0)
 
 
 def is_on_host(tensor: Tensor) -> bool:

@@ -85,9 +85,9 @@ class Unit:
                 if not isinstance(tensor, Buffer) and id(tensor) not in sharder.ignored:
                     parameters[id(tensor)] = tensor
                     places.setdefault(id(tensor), []).append((module, name))
-        for number, holders in sharder.also.items():
-            if number in places:
-                places[number] += holders
+        for tensor, place in sharder.also:
+            if id(tensor) in places:
+                places[id(tensor)].append(place)
         whole = [on_card(tensor) for tensor in parameters.values() if is_on_host(tensor)]
         shards = [Shard(p, places[n], sharder.mesh.shard, sharder.on_host) for n, p in parameters.items()]
         for shard in shards:

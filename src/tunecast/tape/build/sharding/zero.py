@@ -24,7 +24,7 @@ from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
 from tunecast.tape.build.sharding.deepspeed import settings_of
-from tunecast.tape.build.sharding.host import is_on_host, on_card
+from tunecast.tape.build.sharding.host import OnHost, is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
@@ -307,8 +307,7 @@ class Zero12(Zero):
                 machine.launch("copy_", (master,), self.dtype, numel * self.dtype.itemsize)
             machine.module = MANY
         if self.on_host:
-            with machine.on_host():
-                optimizer.step()
+            OnHost(optimizer).step()
             for master in self.masters:
                 master.grad = None
                 machine.launch(FROM_HOST, (), self.dtype, master.numel() * self.dtype.itemsize)

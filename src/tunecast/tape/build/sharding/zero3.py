@@ -24,6 +24,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, start
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.sharding.host import OnHost
 from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.sharding.zero import Zero
@@ -75,17 +76,17 @@ class Zero3(Zero):
 
     def wrap(self, model: Any) -> None:
         self.begin(model)
-        self.cuts: dict[int, Cut] = {}
+        threshold = self.settings.param_persistence_threshold
+        given = list(model.parameters())  # held: an id is a tensor's own as long as it lives
+        made = {id(tensor): Cut(tensor, self.ranks, self.dtype, tensor.numel() <= threshold) for tensor in given}
         for module in model.modules():
             for name, tensor in list(module.own.items()):
-                if isinstance(tensor, Buffer):
-                    continue
-                stays = tensor.numel() <= self.settings.param_persistence_threshold
-                cut = self.cuts.get(id(tensor)) or Cut(tensor, self.ranks, self.dtype, stays)
-                self.cuts[id(tensor)] = self.cuts[id(cut.whole)] = cut
-                module.own[name] = cut.whole
-                object.__setattr__(module, name, cut.whole)
-        self.all = list({id(cut): cut for cut in self.cuts.values()}.values())
+                if not isinstance(tensor, Buffer):
+                    module.own[name] = made[id(tensor)].whole
+                    object.__setattr__(module, name, made[id(tensor)].whole)
+        self.all = list(made.values())
+        self.cuts = {id(cut.whole): cut for cut in self.all}
+        del given
         trained = [cut for cut in self.all if cut.trains]
         total = sum(cut.part_numel for cut in trained)
         self.parts = self.made(total, self.dtype, self.role(), self.parts_on_host)
@@ -322,9 +323,9 @@ class Zero3(Zero):
             with machine.on_host():
                 for master in self.masters:
                     master.grad = machine.tensor(master.shape, FLOAT32)
-                optimizer.step()
-                for master in self.masters:
-                    master.grad = None
+            OnHost(optimizer).step()
+            for master in self.masters:
+                master.grad = None
             machine.module = MANY
             if not self.parts_on_host:
                 machine.launch(FROM_HOST, (), self.dtype, self.parts.nbytes)

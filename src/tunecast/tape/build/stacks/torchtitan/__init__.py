@@ -72,6 +72,12 @@ def load(
     family = FAMILIES.get(config["model_type"])
     if family is None:
         raise Unsupported(f"model: torchtitan's {config['model_type']!r} is not written down", field="model")
+    if config.get("tie_word_embeddings"):
+        if config["model_type"] != "llama":
+            raise Unsupported("model: embedding and head are one weight, which is not written down", field="model")
+        machine.assumptions["torchtitan's Llama keeps embedding and head apart, also where config.json ties them"] = (
+            None
+        )
     if job.weights_dtype == "float16" or job.autocast == "float16":
         raise UsageError("weights_dtype: torchtitan trains in bfloat16 and float32", field="weights_dtype")
     model = family(machine, config, release, max(job.lengths or (job.seq_len,)), job.parallel.pipeline == 1)

@@ -15,7 +15,7 @@ from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import Ranks
 from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import FLOAT32, INT64, Tensor
+from tunecast.tape.build.tensor import FLOAT32, INT32, INT64, Tensor
 from tunecast.tape.op import Phase
 
 
@@ -66,9 +66,9 @@ class Trainer:
     def forward_backward_step(self, length: int) -> Tensor:
         machine, job = self.machine, self.job
         inputs, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
-        if self.ranks.context > 1:  # `context_parallel`: each rank takes its part, and drops the rest
-            part = (job.micro_batch, length // self.ranks.context)
-            inputs, labels = [machine.run("index_select", (whole,), part, INT64) for whole in (inputs, labels)]
+        whole = self.split_sequence(inputs, labels) if self.ranks.context > 1 else None
+        if whole is not None:
+            inputs, labels = whole[0].detached(), whole[1].detached()
         machine.phase, machine.in_forward = Phase.FORWARD, True
         with machine.autocasting(self.scheme.autocast):
             pred = self.model(inputs)
@@ -79,3 +79,29 @@ class Trainer:
         del pred
         backward(loss)
         return loss.detached()  # type: ignore[no-any-return]
+
+    def split_sequence(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+        """`context_parallel`: this rank's parts of ids, labels and table, from the front and the back; all of the table
+        waits to be put back, and the ids' own memory is kept."""
+        machine, table, count = self.machine, self.model.freqs_cis, self.ranks.context
+        held: list[Tensor] = []
+        restored = ops.map_("clone", table)
+        length = inputs.shape[1]
+        order = machine.run("arange", (), (length,), INT32)
+        numbers = [machine.run("arange", (), (count,), INT64) for _ in range(2)]
+        halves = [machine.run("index", (order, number), (length // 2,), INT32) for number in numbers]
+        indices = machine.run("stack", halves, (length,), INT32)
+        del order, numbers, halves
+        for tensor, name in ((inputs, "index"), (labels, "index"), (table, "index_select")):
+            dim = 0 if tensor is table else 1
+            part = (*tensor.shape[:dim], tensor.shape[dim] // count, *tensor.shape[dim + 1 :])
+            chosen = machine.run(name, (tensor, indices), tensor.shape, tensor.dtype)
+            held.append(machine.run("clone", (chosen,), part, tensor.dtype))
+            if tensor is table:
+                del indices
+            del chosen
+        copy: Any = None
+        for part_of in held:
+            copy = None
+            copy = ops.map_("clone", part_of)
+        return [*held, restored, copy, inputs, labels]

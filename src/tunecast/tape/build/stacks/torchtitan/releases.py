@@ -32,7 +32,7 @@ class Release(NamedTuple):
     splits_loss: bool
     """Logits stay in parts (`loss_parallel`, on by default since April 2024)."""
     copies_apart: bool
-    """torch's FSDP2 put gradients together in the scatter stream's own memory (`foreach_reduce_scatter`, before 2.5)."""
+    """torch's FSDP2 put gradients together in the scatter stream's memory (`foreach_reduce_scatter`, before 2.5)."""
     gives_root_back: bool
     """torch lets go of the root's weights after the forward pass too, where told so (2.8, nightlies of June 2025)."""
     compiles_loss: bool

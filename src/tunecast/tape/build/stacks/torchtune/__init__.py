@@ -1,7 +1,8 @@
 """torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1, on paper.
 
-    modules.py    attention, norms, rotary positions, LoRA, the losses      first.py   what 0.1.0 did otherwise
-    builders.py   config.json -> torchtune/models' builders                 nf4.py     QLoRA's weights
+    modules.py    attention, norms, rotary positions, LoRA, the losses      first.py        what 0.1.0 did otherwise
+    builders.py   config.json -> torchtune/models' builders                 nf4.py          QLoRA's weights
+                                                                            distributed.py  several cards
 
 Weights and adapters are in one dtype, nothing is cast on the way (`dtype: bf16`). A release from 0.3 to 0.4 is 0.4.0,
 later ones are 0.6.1 (`stack_version`).
@@ -21,10 +22,13 @@ from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.flex import document_mask
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.offload import Offload
-from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
+from tunecast.tape.build.sharding.host import is_on_host
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks.torchtune import first
 from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
+from tunecast.tape.build.stacks.torchtune.distributed import REFUSED_TOGETHER, Shared, on_several
 from tunecast.tape.build.stacks.torchtune.modules import (
     OUTPUT_CHUNKS,
     CEWithChunkedOutputLoss,
@@ -46,7 +50,8 @@ OLDEST = (0, 3)
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "matmul_dtype": lambda job: job.matmul_dtype is not None,
     "kernels": lambda job: bool(job.kernels),
-    "quantization": lambda job: job.quantization.format not in (None, "nf4"),
+    **{field: on_several(rule) for field, rule in REFUSED_TOGETHER.items()},
+    "quantization": lambda job: job.quantization.format not in ((None,) if ranks_of(job) > 1 else (None, "nf4")),
     "attention": lambda job: job.attention != "sdpa",
     "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
     "transformers_version": lambda job: job.transformers_version is not None,
@@ -65,22 +70,26 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
             "weights_dtype: torchtune's recipes refuse float16; allowed: bfloat16, float32", field="weights_dtype"
         )
     require_one_gradient(job)
-    model = load(job, config, machine)
+    if ranks_of(job) > 1:
+        machine.scheme = Shared(job, machine)
+    with machine.scheme.loading():
+        model = load(job, config, machine)
+    loss_fn: Any = CrossEntropy(machine) if job.loss == "full" else CEWithChunkedOutputLoss(machine)
+    loss_fn.name_all("loss")
+    if job.compile and release_of(job) != FIRST:
+        loss_fn.compile()
+        for layer in model.layers():
+            layer.compile()
+    machine.scheme.wrap(model)
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer: Optimizer
     if job.optimizer_in_backward:
         optimizer = InBackward(parameters, lambda own: make_optimizer(job, own))
     else:
-        optimizer = make_optimizer(job, parameters)
+        optimizer = machine.scheme.optimizer(parameters, (), ())
     if release_of(job) == FIRST:
         train_first(job, model, optimizer, lengths)
         return
-    loss_fn: Any = CrossEntropy(machine) if job.loss == "full" else CEWithChunkedOutputLoss(machine)
-    loss_fn.name_all("loss")
-    if job.compile:
-        loss_fn.compile()
-        for layer in model.layers():
-            layer.compile()
     machine.head_modules = {"output", "loss"}
     if job.loss != "full":
         model.num_output_chunks = OUTPUT_CHUNKS
@@ -225,11 +234,11 @@ class Recipe:
         machine = self.machine
         scaler = ops.map_("mul", ops.map_("reciprocal", num_tokens, FLOAT32))
         for parameter in self.parameters:
-            if parameter.grad is not None:
+            if parameter.grad is not None and not is_on_host(parameter):
                 machine.launch("mul_", (parameter.grad, scaler), parameter.dtype, parameter.nbytes)
         del scaler
         if self.job.max_grad_norm:
-            clip_gradients(self.parameters)
+            machine.scheme.clip(self.parameters)
         machine.phase = Phase.OPTIMIZER
         self.optimizer.step()
         machine.phase, machine.module = Phase.OTHER, ""

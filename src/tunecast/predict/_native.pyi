@@ -1,0 +1,8 @@
+from typing_extensions import Buffer
+
+Died = tuple[int, int, int, int]
+
+def run(
+    blocks: Buffer, sizes: Buffer, names: int, plan: Buffer, renames: Buffer,
+    limit: int, oldest_first: bool, large_segment: int, /,
+) -> tuple[bytes, bytes, int, int, int, int, Died | None]: ...
