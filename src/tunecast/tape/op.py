@@ -171,6 +171,10 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
+OF_THE_HOST = (HOOK, SYNCHRONIZE)
+"""What only time asks for: a tape for memory alone goes without."""
+
+
 def with_frees_in_order(events: Iterable[Event]) -> list[Event]:
     """Frees that follow each other directly, sorted by block.
 
@@ -183,7 +187,7 @@ def with_frees_in_order(events: Iterable[Event]) -> list[Event]:
         if isinstance(event, Free):
             frees.append(event)
             continue
-        if frees:
+        if frees and not (isinstance(event, Op) and event.name in OF_THE_HOST):
             out.extend(sorted(frees))
             frees.clear()
         out.append(event)

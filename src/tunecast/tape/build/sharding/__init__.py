@@ -2,9 +2,11 @@
 
     scheme.py      what a stack's loop asks; alone on a card it is this     nested.py   tensors in tuples
     ddp.py         DistributedDataParallel                                  shards.py   a parameter's part and whole
-    fsdp2.py       torch's `fully_shard`: units, streams, lifetimes         fsdp1.py    flat parameters
-    accelerate.py  FSDP2 as accelerate wraps a transformers model           zero.py     ZeRO-1 and ZeRO-2
-    host.py        an optimizer on the host                                 zero3.py    ZeRO-3
+    fsdp2.py       torch's `fully_shard` of a model; unit.py: of one unit, its streams and lifetimes
+    accelerate.py  FSDP2 as accelerate wraps a transformers model; accelerate1.py: FSDP1, of fsdp1.py's flat parameters
+    zero.py        DeepSpeed's ZeRO-1 and ZeRO-2; zero3.py: ZeRO-3; deepspeed.py: their bucket sizes
+    host.py        an optimizer on the host
+    tensor.py, context.py, layers.py   other dimensions of the mesh
 
 The seam. A stack's `train` asks for the job's scheme and goes on as before; parameters are then this rank's parts, and
 optimizer, clipping and accumulation follow from that. No stack divides by the number of ranks.
@@ -12,7 +14,7 @@ optimizer, clipping and accumulation follow from that. No stack divides by the n
     scheme = machine.scheme = scheme_of(job, machine)
     with scheme.loading(): model = load(...); adapt(...)       # on the host where weights are cut before they arrive
     scheme.wrap(model)
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    parameters = scheme.parameters(model)
     optimizer = scheme.optimizer(parameters, ...)
     for each micro-batch:
         with scheme.micro_batch(last=...):

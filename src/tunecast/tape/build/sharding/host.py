@@ -8,6 +8,8 @@ from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.tensor import FLOAT32, HOST, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, HOST_STEP, MANY, Role
 
+UNPRICED = "offload: the host's optimizer and the copies over its link are counted in memory, not yet in time"
+
 
 class OnHost(Optimizer):
     """An optimizer whose parameters, gradients and state are the host's: the card sees nothing of its step."""

@@ -24,7 +24,7 @@ from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
 from tunecast.tape.build.sharding.deepspeed import settings_of
-from tunecast.tape.build.sharding.host import OnHost, is_on_host, on_card
+from tunecast.tape.build.sharding.host import UNPRICED, OnHost, is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
@@ -50,6 +50,8 @@ class Zero(Scheme):
         self.on_host = job.parallel.offload != "none"
         self.masters: list[Tensor] = []
         machine.guesses[FOLLOWS_SOURCE] = None
+        if self.on_host:
+            machine.assumptions[UNPRICED] = None
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         return self.machine.on_host()
