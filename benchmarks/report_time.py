@@ -103,7 +103,7 @@ def public_section() -> list[str]:
         "`python benchmarks/time_public.py --peers ENV/bin/python`. Medians are of sizes of errors; a peer that "
         "answers fewer rows has their count in brackets. The rule of thumb takes 6 operations a parameter and token (4 "
         f"with adapters) at 40 % of the dense peak; fitted, at {percent(made['mfu_fitted'])} of it, the best there is "
-        "for all rows together. Nothing of tunecast is fitted to these rows.",
+        "for all rows together. What tunecast estimates from published steps is told left out below.",
         "",
         *picture(made, "time.svg", "Step times of published runs, predicted against measured"),
         *by_group(made, ""),
@@ -149,6 +149,27 @@ def vendor_section() -> list[str]:
 
 def _seconds(value: float | None) -> str:
     return "refused" if value is None else f"{value:.3f}"
+
+
+def left_out_section() -> list[str]:
+    """What was estimated from published runs, without each card and each model."""
+    made = load("time_left_out.json")
+    lines = []
+    for kind in ("cards", "models"):
+        for one in sorted(made[kind], key=lambda one: -one["left out"]["median"]):
+            as_is, out = one["as it is"], one["left out"]
+            figures = [percent(as_is["median"]), percent(out["median"]), signed(out["median_signed"])]
+            lines.append([one["part"], str(one["rows"]), *figures, percent(out["p90"])])
+    return [
+        "## Left out",
+        "",
+        "How much of the best product a generation of cards sustains, and what float8 and float4 reach of it "
+        "(`predict/price/rates.py`), are estimated from published steps and those of one H200. Here they are estimated "
+        f"anew without the card, or the model, whose runs are then predicted; {made['rows']} runs, "
+        "`python benchmarks/time_left_out.py`.",
+        "",
+        *table(["left out", "runs", "median as it is", "median left out", "signed", "p90"], lines),
+    ]
 
 
 def sharded_section() -> list[str]:
@@ -200,6 +221,7 @@ def page() -> str:
         *table(["promise", "measured", ""], promise_rows([*promises(), *_memory_promises()])),
         *public_section(),
         *vendor_section(),
+        *left_out_section(),
         *sharded_section(),
         "## Every published run, worst first",
         "",

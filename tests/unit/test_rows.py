@@ -16,6 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import rows  # noqa: E402
 import rows_public  # noqa: E402
 import rows_vendor  # noqa: E402
+import time_left_out  # noqa: E402
 import time_peers  # noqa: E402
 import timing  # noqa: E402
 from time_vendor import is_lora_on_eight, order  # noqa: E402
@@ -250,6 +251,26 @@ def test_groups_tell_who_answers_and_whether_ranges_hold() -> None:
     assert group["range_holds"] == 1
     assert group["range_half_width"] == pytest.approx(0.15 / 1.1)
     assert timing.refusals(found) == [{"stack": "s", "reason": "got N cards", "rows": 1}]
+
+
+def run(gpu: str, generation: str, precision: str, ratio: float, share: float = 1.0) -> time_left_out.Run:
+    return time_left_out.Run("x", gpu, "m", generation, precision, ratio, share)
+
+
+def test_a_constant_moves_the_share_that_goes_with_it() -> None:
+    # half of a step of 1.2 goes as 1 / constant: at 1.5 times the constant it takes 1/2 + 1/3 of 1.2
+    assert time_left_out.error_at(run("a", "G", "16 bits", 1.2, 0.5), 1.5) == pytest.approx(0.0)
+    assert time_left_out.best_factor([run("a", "G", "16 bits", 0.8)] * 3, lambda _: 1.0) == 0.8
+
+
+def test_a_card_is_left_out_of_what_is_estimated() -> None:
+    runs = [run("a", "G", "16 bits", 0.8)] * 3 + [run("b", "G", "16 bits", 1.0)] * 3
+    by_card = {one["part"]: one for one in time_left_out.left_out(runs, lambda one: one.gpu)}
+    assert by_card["a"]["as it is"]["median_signed"] == pytest.approx(-0.2)
+    assert by_card["a"]["left out"]["median_signed"] == pytest.approx(-0.2)  # b says nothing is wrong
+    assert by_card["b"]["left out"]["median_signed"] == pytest.approx(0.25)  # a says it is a fifth slower
+    float8 = [*runs, *[run("b", "G", "float8", 0.9)] * 3]
+    assert time_left_out.fitted([one for one in float8 if one.gpu == "b"]).precisions == {"float8": 0.9}
 
 
 def test_sources_of_public_rows_each_have_a_maker() -> None:

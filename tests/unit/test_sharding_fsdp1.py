@@ -17,8 +17,8 @@ from tunecast.tape.op import Alloc, Begin, Event, Free, Op, Phase, Role
 WIDTH, INNER, WORDS, LAYERS, LENGTH = 256, 704, 2048, 2, 64
 CONFIG = {
     "model_type": "llama", "hidden_size": WIDTH, "intermediate_size": INNER, "num_hidden_layers": LAYERS,
-    "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": WORDS, "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu",
+    "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": WORDS,
+    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "hidden_act": "silu",
 }  # fmt: skip
 LAYER = WIDTH * WIDTH * 2 + WIDTH * WIDTH // 2 * 2 + 3 * WIDTH * INNER + 2 * WIDTH
 """Queries and outputs, keys and values of half as many heads, the MLP, two norms."""

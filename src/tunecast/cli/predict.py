@@ -247,4 +247,6 @@ def title_of(job: Job) -> str:
     name = f"{job.id}: " if job.id is not None else ""
     length = max(job.lengths) if job.lengths else job.seq_len
     tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length} tokens"
-    return f"{name}{job.model}, {job.method}, {tokens} on {job.hardware.gpu}"
+    cards = job.hardware.gpus * job.hardware.nodes
+    several = f"{cards} " if cards > 1 else ""
+    return f"{name}{job.model}, {job.method}, {tokens}{' each' if several else ''} on {several}{job.hardware.gpu}"

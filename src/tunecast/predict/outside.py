@@ -92,10 +92,14 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
     """Everything around a job's step, its tensors read off the closed form. Raises Unsupported where that has none.
 
     Ignored  the towers of a multimodal model, which the closed form does not build; a checkpoint that is stored
-             quantised. One card; what a job has no field for follows the Trainer's defaults.
+             quantised. One card; what a job has no field for follows the Trainer's defaults. With a `prediction` the
+             card's figures are asked for too, and cards that hold part of a model have none yet.
     """
     if job.stack in OTHER_FILES:
         raise Unsupported(f"stack: what {job.stack} loads and saves is not written down", field="stack")
+    if prediction is not None and is_cut(job):
+        told = "what a card of several holds outside the step is not written down"
+        raise Unsupported(f"parallel: {told}", field="parallel")
     card = gpu_named(job.hardware.gpu)
     expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
     tensors = tensors_on_paper(job, model.raw)
@@ -112,7 +116,13 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
     )
 
 
-OTHER_FILES = frozenset({"litgpt", "torchtune"})
+def is_cut(job: Job) -> bool:
+    """Whether a card holds part of the model: files are the same, what is on the card is not."""
+    parts = job.parallel
+    return parts.data != "ddp" or (parts.layers, parts.tensor, parts.pipeline, parts.expert) != (1, 1, 1, 1)
+
+
+OTHER_FILES = frozenset({"litgpt", "torchtune", "torchtitan", "megatron", "nemo", "llm-foundry", "fsdp_qlora"})
 """Stacks with checkpoints of their own; the others load and save as transformers does."""
 EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""

@@ -142,8 +142,8 @@ def sharded(job: Job, model: Any) -> Any:
     from tunecast.tape.trace import recipe
 
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", reshard_after_forward=job.parallel.reshard_after_forward,
-        cpu_offload=job.parallel.offload == "parameters", cpu_ram_efficient_loading=False,
+        fsdp_version=2, auto_wrap_policy="transformer_based_wrap", cpu_ram_efficient_loading=False,
+        reshard_after_forward=job.parallel.reshard_after_forward, cpu_offload=job.parallel.offload == "parameters",
     )  # fmt: skip
     if job.autocast:
         plugin.set_mixed_precision(ACCELERATE[job.autocast])
