@@ -46,7 +46,7 @@ def by_group(made: Row, kind: str) -> list[str]:
     named = [group for group in made["groups"] if group["group"].startswith(kind)]
     chosen = named if kind else [group for group in named if ": " not in group["group"]]
     peers = [tool for tool in TOOLS if tool != "tunecast" and tool in made["groups"][0]["tools"]]
-    head = [kind.rstrip(": ") or "rows", "rows", "answered", "median", "signed", "p90", "worst", "range holds"]
+    head = [kind.rstrip(": ") or "group", "rows", "answered", "median", "signed", "p90", "worst", "range holds"]
     lines = []
     for group in sorted(chosen, key=lambda group: -group["tools"]["tunecast"].get("median", -1.0)):
         ours = group["tools"]["tunecast"]

@@ -135,6 +135,8 @@ def titan(row: Published, known: Known) -> Made:
         "parallel": parallel,
     }
     doubts += [told for words, told in TITAN_DOUBTS.items() if words in row["notes"] or words in row["gpu"]]
+    if "abs saved" in row["activation_checkpointing"]:
+        doubts.append("an ablation that keeps more than selective checkpointing does")
     if "nocompile" in row["precision"]:
         doubts.append("float8 by fused kernels of a prototype of torchao; its plain float8 is taken")
     if "flex" in row["attention_impl"]:

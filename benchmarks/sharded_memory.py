@@ -9,7 +9,6 @@ the fullest rank's; sources report one rank's, or the most of all.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from memory import commit  # noqa: E402
 from public_figures import KIND_FIELDS  # noqa: E402
-from timing import Asked, described, grouped, refusals, rows_of, worst_first  # noqa: E402
+from timing import Asked, described, grouped, refusals, rows_of, worst_first, write_result  # noqa: E402
 
 from tunecast.job import Job  # noqa: E402
 from tunecast.predict.engines import predicted  # noqa: E402
@@ -94,7 +93,7 @@ def main() -> None:
         print(f"refused: {reason['rows']} of {reason['stack']}: {reason['reason']}")
     if not options.only:
         made = {"commit": commit(), "groups": groups, "refused": refusals(found), "rows": found}
-        options.out.write_text(json.dumps(made, indent=1) + "\n")
+        write_result(options.out, made)
 
 
 if __name__ == "__main__":

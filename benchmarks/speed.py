@@ -5,10 +5,14 @@
 Figures are medians, and the best beside them: a shared machine is never still. The bare interpreter starts in turn with
 everything it is compared with, under the same environment. Time is reported, not promised by tests.
 
-in_process  one 8B job in a process that has answered one before; each with another length, so that nothing is known yet
+in_process  one 8B job in a process that has answered two such jobs; each with another length: what its program is like
+            is known, the sizes are not. `first` is the first of its kind. CPU seconds stand beside: they tell more
+            where others work too
 growth      the same job over models of ever more layers
 cold        a command from nothing to its answer, and `python -c pass`
 many        a file of 1,000 jobs in JSON Lines, as one command and as two at once
+
+`python compile_native.py` first: without, replays run in Python, and `native` says so.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from memory import commit  # noqa: E402
 
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.registry import bundled_config, bundled_models  # noqa: E402
+from tunecast.predict import replay  # noqa: E402
 from tunecast.predict.engines import predicted  # noqa: E402
 
 Figures = dict[str, Any]
@@ -64,20 +69,28 @@ def told(values: Sequence[float]) -> Figures:
 
 
 def in_process() -> Figures:
-    """The memory alone, and the whole prediction: that has the least capacity as well, which takes several replays."""
+    """The memory alone; the least capacity as well, which takes several replays; the whole prediction, with time."""
     found: Figures = {}
     for name, values in JOBS.items():
-        memory, whole = [], []
-        predicted(job_from_dict({"model": "llama-3.1-8b", "seq_len": 1024, **values}))
-        for number in range(TIMES):
+        memory, least, whole, cpu = [], [], [], []
+        for number in range(-2, TIMES):
             job = job_from_dict({"model": "llama-3.1-8b", "seq_len": 2048 + 8 * number, **values})
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             done = predicted(job)
             done.held.at_peak  # noqa: B018  what is asked for is computed
             memory.append(time.perf_counter() - start)
+            cpu.append(time.process_time() - cpu_start)
+            done.held.smallest_capacity_bytes  # noqa: B018
+            least.append(time.perf_counter() - start)
             done.prediction  # noqa: B018
             whole.append(time.perf_counter() - start)
-        found[name] = {"memory": told(memory), "with_least_capacity": told(whole)}
+        found[name] = {
+            "first": told(memory[:1]),
+            "memory": told(memory[2:]),
+            "memory_cpu": told(cpu[2:]),
+            "with_least_capacity": told(least[2:]),
+            "with_time": told(whole[2:]),
+        }
     return found
 
 
@@ -86,10 +99,10 @@ def growth() -> list[Figures]:
     for model in GROWTH:
         layers = int(bundled_config(model)["num_hidden_layers"])
         times = []
-        for number in range(6):
+        for number in range(7):
             job = job_from_dict({"model": model, "seq_len": 2048 + 8 * number, **JOBS["lora"]})
             times.append(seconds(lambda job=job: predicted(job)))  # type: ignore[misc]
-        found.append({"model": model, "layers": layers, "memory": told(times[1:])})
+        found.append({"model": model, "layers": layers, "memory": told(times[2:])})
     return found
 
 
@@ -187,6 +200,7 @@ def machine() -> Figures:
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load_before": round(os.getloadavg()[0], 2),
+        "native": replay.native_run is not None,
         "python": platform.python_version(),
         "cpu": next(
             (

@@ -9,7 +9,6 @@ fitted in the peers' favour is called so, and told left out by card as well.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,7 @@ from timing import (  # noqa: E402
     rows_of,
     step_of,
     worst_first,
+    write_result,
 )
 
 from tunecast.hardware import known_gpu  # noqa: E402
@@ -151,7 +151,7 @@ def run(name: str, rows: list[Row], more: Callable[[list[Row]], Row] = lambda fo
     made = {**more(made["rows"]), **made}
     show(made)
     if not options.only:
-        options.out.write_text(json.dumps(made, indent=1) + "\n")
+        write_result(options.out, made)
 
 
 def main() -> None:

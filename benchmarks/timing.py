@@ -167,7 +167,7 @@ def compared(row: Row, said: Mapping[str, Row]) -> Row:
         "precision": row["job"].get("matmul_dtype") or "16 bits",
         "about": described(row),
         "measured_s": measured,
-        "said": rounded(said),
+        "said": rounded({tool: answer for tool, answer in said.items() if tool == "tunecast" or "refused" in answer}),
         "error": {
             tool: rounded(answer["step_s"] / measured - 1) for tool, answer in said.items() if "step_s" in answer
         },
@@ -197,7 +197,8 @@ def grouped(found: Iterable[Row], keys: Callable[[Row], Iterable[str]]) -> list[
     for row in found:
         for key in keys(row):
             members.setdefault(key, []).append(row)
-    tools = list(dict.fromkeys(tool for rows in members.values() for row in rows for tool in row["said"]))
+    rows_told = [row for rows in members.values() for row in rows]
+    tools = list(dict.fromkeys(tool for row in rows_told for tool in ("tunecast", *row["error"], *row["said"])))
     return [
         {
             "group": key,
@@ -237,6 +238,13 @@ def refusals(found: Iterable[Row]) -> list[Row]:
         {"stack": stack, "reason": reason, "rows": n}
         for (stack, reason), n in sorted(count.items(), key=lambda item: (-item[1], item[0]))
     ]
+
+
+def write_result(path: Path, made: Row) -> None:
+    """JSON, with a line a row."""
+    rest = json.dumps({name: value for name, value in made.items() if name != "rows"}, indent=1)
+    rows = ",\n".join("  " + json.dumps(row) for row in made["rows"])
+    path.write_text(f'{rest[:-2]},\n "rows": [\n{rows}\n ]\n}}\n')
 
 
 def worst_first(found: Iterable[Row], tool: str = "tunecast") -> list[Row]:

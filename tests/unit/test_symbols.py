@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+from itertools import product
 from math import prod
 from typing import Any
 
@@ -45,10 +47,31 @@ def test_what_holds_for_all_values_is_no_question() -> None:
     assert (batch * length * 4096) // (batch * length * -128) == -32
     assert 2 * (batch + 7) - batch * 2 == 14 and batch * length % (2 * batch) != 1 and (batch * length * 6) % batch == 0
     assert batch > 1 and batch * length > 3 and 8 * batch != 15 and max(batch, 1) is batch and min(1, batch) == 1
-    assert -batch < 0 and batch * length > 0 and 3 * batch != 2 * batch and 2 * length > length
+    assert (
+        -batch < 0
+        and -3 * batch < -5
+        and -batch < 7
+        and batch * length > 0
+        and 3 * batch != 2 * batch
+        and 2 * length > length
+    )
     asked.answers.pop("(-1+1*((1*batch*length)%(2*batch)))!=0")
     assert asked.answers == before
     assert asked.symbol("rank", 1) == 1 and type(asked.symbol("rank", 1)) is int and asked.answers["rank"] == 1
+
+
+def test_whatever_is_known_is_so_for_all_values() -> None:
+    """Every comparison of small polynomials, asked of symbols, against what the numbers say."""
+    signs = (operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne)
+    values = [(a, b) for a in (2, 3, 5) for b in (2, 4, 7)]
+    for first, second, constant, against in product((-3, -1, 0, 2), (-2, 0, 1, 3), (-9, 0, 4), (-13, -4, 0, 1, 6, 20)):
+        for of in signs:
+            asked = Asked()
+            a, b = asked.symbol("a", 3), asked.symbol("b", 4)
+            told = of(first * a * b + second * b + constant, against)
+            same = [v for v in values if asked.computed(asked.answers, "a, b")(*v) == tuple(asked.answers.values())]
+            assert (3, 4) in same
+            assert all(of(first * a * b + second * b + constant, against) == told for a, b in same)
 
 
 def test_a_function_is_one_question() -> None:

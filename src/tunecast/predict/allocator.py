@@ -210,10 +210,8 @@ class CachingAllocator:
     """One device's allocator. Current and peak bytes are torch.cuda's memory_allocated, max_memory_reserved, ..."""
 
     def __init__(self, settings: AllocatorSettings, capacity_bytes: int | None = None) -> None:
-        self.allocated_bytes = 0
-        self.reserved_bytes = 0
-        self.peak_allocated_bytes = 0
-        self.peak_reserved_bytes = 0
+        self.allocated_bytes = self.reserved_bytes = 0
+        self.peak_allocated_bytes = self.peak_reserved_bytes = 0
         self.retries = 0
         """memory_stats()["num_alloc_retries"]: how often all cached blocks were freed to make room."""
         self.refused_bytes = UNLIMITED
@@ -269,7 +267,7 @@ class CachingAllocator:
         """
         live, divisions, expandable, collects = self._live, self._divisions, self._expandable, self._collects
         oversize = self._max_split
-        small, large = self._pool(True, 0), self._pool(False, 0)
+        small, large = self.pool(True), self.pool(False)
         allocated, peak = self.allocated_bytes, self.peak_allocated_bytes
         try:
             for block, nbytes, stream in zip(blocks, sizes, streams, strict=False):
@@ -277,7 +275,7 @@ class CachingAllocator:
                     size = rounded_bytes(nbytes, divisions) if divisions else (nbytes + 511) & -512
                     pool = small if size <= SMALL_BYTES else large
                     if stream:
-                        pool = self._pool(pool.is_small, stream)
+                        pool = self.pool(pool.is_small, stream)
                     keys = pool.keys
                     if collects and not pool.is_small:
                         self._searches += 1
@@ -318,7 +316,7 @@ class CachingAllocator:
                         allocated -= size
                         pool = small if size <= SMALL_BYTES else large
                         if stream:
-                            pool = self._pool(pool.is_small, stream)
+                            pool = self.pool(pool.is_small, stream)
                         # Merged with free neighbours (try_merge_blocks, 3042-3073).
                         keys, free, starts = pool.keys, pool.sizes, pool.starts
                         end = address + size
@@ -366,10 +364,6 @@ class CachingAllocator:
         other._live, other._segments = dict(self._live), dict(self._segments)
         return other
 
-    def large_pool(self) -> Pool:
-        """Of the first stream."""
-        return self._pool(False, 0)
-
     def rename(self, names: Iterable[tuple[int, int]]) -> None:
         """Live blocks go by other numbers from now on."""
         for place, block in [(self._live.pop(old), new) for old, new in names]:
@@ -381,8 +375,7 @@ class CachingAllocator:
 
     def large_places(self, blocks: Iterable[int]) -> dict[int, Place]:
         """Those of the live blocks that lie in large pools."""
-        places = ((block, self._live[block]) for block in blocks)
-        return {block: place for block, place in places if place[1] > SMALL_BYTES}
+        return {block: self._live[block] for block in blocks if self._live[block][1] > SMALL_BYTES}
 
     def settle(self, born: Mapping[int, Place], died: Iterable[int]) -> None:
         """Blocks live and die without anything else being touched: for what is known to happen again."""
@@ -398,7 +391,7 @@ class CachingAllocator:
         if self.limit_bytes == UNLIMITED:
             yield
             return
-        small = self._pool(True, 0)
+        small = self.pool(True)
         kept = (dict(self._live), dict(self._segments), small.keys[:], dict(small.sizes), dict(small.starts))
         counts = (self.allocated_bytes, self.reserved_bytes, self._next_address)
         self._may_free = False
@@ -412,13 +405,12 @@ class CachingAllocator:
         finally:
             self._may_free = True
 
-    def _pool(self, is_small: bool, stream: int) -> Pool:
+    def pool(self, is_small: bool, stream: int = 0) -> Pool:
         pools = self._small if is_small else self._large
         if stream not in pools:
-            if is_small or self._expandable:
-                pools[stream] = Pool(is_small, unsplit_rest=MIN_BLOCK_BYTES - 1, max_split=UNLIMITED)
-            else:
-                pools[stream] = Pool(is_small, unsplit_rest=SMALL_BYTES, max_split=self._max_split)
+            always_splits = is_small or self._expandable is not None
+            unsplit_rest = MIN_BLOCK_BYTES - 1 if always_splits else SMALL_BYTES
+            pools[stream] = Pool(is_small, unsplit_rest, UNLIMITED if always_splits else self._max_split)
         return pools[stream]
 
     def _new_block(self, pool: Pool, nbytes: int, size: int) -> tuple[int, int]:

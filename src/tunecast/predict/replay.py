@@ -318,7 +318,7 @@ class _Before(NamedTuple):
     @staticmethod
     def of(allocator: CachingAllocator, rows: Program, stretch: Stretch) -> _Before:
         return _Before(
-            dict(allocator.large_pool().sizes),
+            dict(allocator.pool(is_small=False).sizes),
             allocator.large_places(rows.crossings(stretch).died),
             allocator.allocated_bytes,
             allocator.growths,
@@ -336,13 +336,13 @@ class _Known:
         crossings = rows.crossings(stretch)
         self.born = allocator.large_places(block for block, _ in crossings.born)
         self.small_died = [block for block in crossings.died if block not in before.dying]
-        was, now = before.free.items(), allocator.large_pool().sizes.items()
+        was, now = before.free.items(), allocator.pool(is_small=False).sizes.items()
         self.gone, self.come = was - now, now - was
 
     def holds(self, allocator: CachingAllocator) -> bool:
         """Whether the large blocks it frees lie where they lay, and the free ones are the same."""
         return (
-            allocator.large_pool().sizes == self.before.free
+            allocator.pool(is_small=False).sizes == self.before.free
             and allocator.large_places(self.before.dying) == self.before.dying
         )
 
@@ -351,7 +351,7 @@ class _Known:
         allocator.play(blocks, sizes, repeat(0), [])
 
     def repeat_large(self, allocator: CachingAllocator) -> None:
-        pool = allocator.large_pool()
+        pool = allocator.pool(is_small=False)
         for address, size in self.gone:
             pool.take(address, size)
         for address, size in self.come:

@@ -127,8 +127,13 @@ class Symbol:
 
     def __mul__(self, other: Any) -> Any:
         if type(other) is int:
-            return self._made(self.value * other, {powers: factor * other for powers, factor in self.terms.items()})
+            if other in (0, 1):
+                return self if other else 0
+            return Symbol(self.asked, self.value * other, {powers: n * other for powers, n in self.terms.items()})
         if type(other) is Symbol:
+            if len(self.terms) == len(other.terms) == 1:  # as most are
+                ((mine, factor),), ((theirs, times),) = self.terms.items(), other.terms.items()
+                return Symbol(self.asked, self.value * other.value, {tuple(sorted(mine + theirs)): factor * times})
             terms: Terms = {}
             for mine, factor in self.terms.items():
                 for theirs, times in other.terms.items():
@@ -199,7 +204,11 @@ class Symbol:
         return self._made(self.value // (other.value if type(other) is Symbol else other), terms)
 
     def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
-        if type(other) is not Symbol and type(other) is not int:
+        if type(other) is int and len(self.terms) == 1:  # a size against a small number: mostly it is clear
+            ((powers, factor),) = self.terms.items()
+            if factor > 0 and other < factor << len(powers) and self.asked.names.issuperset(powers):
+                return of(1, 0)
+        elif type(other) is not Symbol and type(other) is not int:
             return of(self.number(), other)
         difference = self - other
         if type(difference) is not Symbol:
