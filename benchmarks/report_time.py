@@ -94,6 +94,45 @@ def refused_lines(made: Row) -> list[str]:
     return [*(f"- {one['rows']} of {one['stack']}: {one['reason']}" for one in made["refused"]), ""]
 
 
+def h200_section() -> list[str]:
+    made = load("time_h200.json")
+    groups = [
+        [
+            group["set"],
+            group["kind"],
+            str(group["runs"]),
+            *(percent(group["error"][name]) for name in ("median", "p90", "worst")),
+            *(percent(group["left_out_error"][name]) for name in ("median", "p90", "worst")),
+        ]
+        for group in made["groups"]
+    ]
+    rows = [
+        [
+            row["id"],
+            row["kind"],
+            f"{row['measured_s']:.4g}",
+            f"{row['predicted_s']:.4g}",
+            signed(row["error"]),
+            signed(row["left_out_error"]),
+            row["bound_by"],
+        ]
+        for row in sorted(made["rows"], key=lambda row: -abs(row["left_out_error"]))
+    ]
+    head = ["set", "kind", "runs", "median", "p90", "worst", "left out: median", "p90", "worst"]
+    return [
+        "## Steps timed on an H200",
+        "",
+        f"{len(made['rows'])} runs, commit `{made['commit']}`; to repeat: `python benchmarks/time_h200.py`. Five "
+        "scales (products, attention, moving, lists of tensors, the host) are estimated from them; left out, without "
+        "the runs of the same model. Mixed lengths are apart: the first step of a length takes longer than the next.",
+        "",
+        *table(head, groups),
+        "Every run, worst first:",
+        "",
+        *table(["run", "kind", "measured, s", "predicted, s", "error", "left out", "bound by"], rows),
+    ]
+
+
 def public_section() -> list[str]:
     made = load("time_public.json")
     return [
@@ -219,6 +258,7 @@ def page() -> str:
         "## Promises",
         "",
         *table(["promise", "measured", ""], promise_rows([*promises(), *_memory_promises()])),
+        *h200_section(),
         *public_section(),
         *vendor_section(),
         *left_out_section(),

@@ -3,8 +3,8 @@
     python benchmarks/time_public.py --peers ENV/bin/python        ENV holds llm-analysis (`time_peers.py`)
 
 A row that is refused stays in the result with the reason. A few of tunecast's rates were read off such rows
-(`SUSTAINED` and `LOW_PRECISION` of predict/price/rates.py); `time_left_out.py` tells them left out by card and by model.
-What is fitted in the peers' favour is called so, and told left out by card as well.
+(`SUSTAINED` and `LOW_PRECISION` of predict/price/rates.py); `time_left_out.py` tells them left out by card and by
+model. What is fitted in the peers' favour is called so, and told left out by card as well.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import figures  # noqa: E402
 import time_h200  # noqa: E402
 
+from tunecast.predict.time_ranges import ELSEWHERE  # noqa: E402
 from tunecast.predict.time_table import BANDS  # noqa: E402
 
 RESULT = figures.load("time_h200.json")
@@ -57,9 +58,11 @@ def test_runs_nobody_fitted_the_card_to() -> None:
 
 
 def test_ranges_hold_with_the_model_left_out() -> None:
-    for (_, waits), (below, above, runs, models, covered) in BANDS.items():
+    few = {ELSEWHERE: 2}
+    """Of published steps of one card there are three models: those ranges have a least width of their own (`LEAST`)."""
+    for (where, waits), (below, above, runs, models, covered) in BANDS.items():
         assert covered is not None and covered >= 0.75, waits
-        assert runs > models > 10
+        assert runs > models > few.get(where, 10)
         assert 0 < below < 0.35 and 0 < above < 0.5
 
 

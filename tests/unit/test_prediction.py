@@ -182,7 +182,7 @@ def test_callers_add_what_they_know() -> None:
         ({"stack": "megatron"}, "stack", "tunecast trace -- train.py"),
         ({"hardware": {"gpus": 4}}, "hardware.gpus", "tunecast trace --nproc-per-node 4 -- train.py"),
         ({"hardware": {"gpus": 8, "nodes": 2}}, "hardware.gpus", "--nproc-per-node 8 --nnodes 2"),
-        ({"parallel": {"data": "fsdp"}}, "parallel", "tunecast trace --nproc-per-node N"),
+        ({"parallel": {"data": "fsdp"}}, "hardware.gpus", "--engine analytic"),
         ({"stack": "unsloth", "matmul_dtype": "float8"}, "matmul_dtype", "allowed: null"),
         ({"method": "lora", "lora": {"adapter_dtype": "float16"}}, "lora.adapter_dtype", "allowed: float32"),
     ],

@@ -40,7 +40,7 @@ def require_modelled(job: Job) -> None:
 
 def require_traceable(job: Job) -> None:
     """The same for what the traced engine's own recipe does not do; the closed form's are in `tape/build/stacks`."""
-    _refuse(job, {**RULES, **RECIPE_RULES})
+    _refuse(job, {"stack": _stack, **RULES, **RECIPE_RULES})
 
 
 def _refuse(job: Job, rules: Mapping[str, Callable[[Job], str | None]]) -> None:
@@ -93,7 +93,6 @@ def _adapter_dtype(job: Job) -> str | None:
 
 RULES: Mapping[str, Callable[[Job], str | None]] = {**SPREADING, "lora.adapter_dtype": _adapter_dtype}
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
-    "stack": _stack,
     "hardware.gpus": _one_card,
     "matmul_dtype": _elsewhere_only(lambda job: job.matmul_dtype, None),
     "kernels": _only(lambda job: job.kernels, (), ("liger",)),

@@ -1,8 +1,8 @@
 """One program for many batches, lengths and ranks: what was built for one job serves others that differ in these alone.
 
 A planner asks for the same model, method and card over and over, with other sizes; building the program takes fifty
-times as long as computing its sizes. So the second such job is built with symbols (`symbols.py`) for them, and every
-later one that answers its questions alike (is the batch 1, is a row longer than the window, into how many
+times as long as computing its sizes. So the second or third such job is built with symbols (`symbols.py`) for them, and
+every later one that answers its questions alike (is the batch 1, is a row longer than the window, into how many
 parts does the head's kernel fall) has its rows, with other sizes.
 """
 
@@ -25,6 +25,9 @@ MOST_SHAPES = 64
 """Kept at a time; each holds a megabyte or two."""
 MOST_KINDS = 1000
 """Of jobs, that are remembered to have been asked for."""
+PATIENCE = {False: 1, True: 3}
+"""How many jobs are built plainly before one is with symbols, without and with its operations: about as many as take as
+long, so that in the worst case twice the time is spent."""
 MARKS = sorted((BEGIN, EMPTY_CACHE, FREE))
 NAMES = "batch, length, rank"
 APART = ("id", "lora", "micro_batch", "seq_len")
@@ -86,8 +89,18 @@ def _computed(event: Event, places: Places, sizes: tuple[Any, ...]) -> Event:
     return Op._make(fields)
 
 
-_shapes: dict[Any, list[Shape]] = {}
-"""By what else decides: for the first job of its kind there is none yet."""
+class Kind:
+    """Jobs that differ in sizes alone."""
+
+    __slots__ = ("missed", "shapes")
+
+    def __init__(self) -> None:
+        self.shapes: list[Shape] = []
+        self.missed = 0
+        """Jobs since the last shape was made that none of them is for."""
+
+
+_kinds: dict[Any, Kind] = {}
 _plain: set[int] = set()
 """Hashes of kinds that cannot be built with symbols."""
 
@@ -103,24 +116,25 @@ def built(
     key = rest, lora, json.dumps(config, sort_keys=True), card, keeps_ops
     if hash(key) in _plain:
         return build_as(job, None)
-    known = _shapes.pop(key, None)
-    _shapes[key] = known or []  # now the youngest
-    while len(_shapes) > 1 and (len(_shapes) > MOST_KINDS or sum(map(len, _shapes.values())) > MOST_SHAPES):
-        del _shapes[next(iter(_shapes))]
-    if known is None:
-        return build_as(job, None)
-    known = _shapes[key]
-    for shape in known:
+    kind = _kinds[key] = _kinds.pop(key, Kind())  # now the youngest
+    while len(_kinds) > 1 and (
+        len(_kinds) > MOST_KINDS or sum(len(one.shapes) for one in _kinds.values()) > MOST_SHAPES
+    ):
+        del _kinds[next(iter(_kinds))]
+    for shape in kind.shapes:
         made = shape.of(job)
         if made is not None:
             return made
-    asked = Asked()
+    kind.missed += 1
+    if kind.missed <= PATIENCE[keeps_ops]:
+        return build_as(job, None)
+    kind.missed, asked = 0, Asked()
     try:
-        known.append(Shape(build_as(with_symbols(job, asked), asked.place), asked))
+        kind.shapes.append(Shape(build_as(with_symbols(job, asked), asked.place), asked))
     except Exception:  # somewhere a plain number is needed; what else is wrong will be so again
         _plain.add(hash(key))
         return build_as(job, None)
-    made = known[-1].of(job)
+    made = kind.shapes[-1].of(job)
     assert made is not None
     return made
 
