@@ -154,6 +154,10 @@ def billed(used_s: float, of: Provider, offer: Offer, assumptions: list[str] | N
     return max(ceil(round(used_s / step_s, 9)) * step_s, least_s)
 
 
+LEAST_RATE_PER_S = 1e-12
+"""One interruption in thirty thousand years is none; of rates near 0 floats keep too few digits."""
+
+
 def expected_interruptions(
     phases_s: Mapping[str, float], rate_per_hour: float, every_s: float | None, free: frozenset[str] = frozenset()
 ) -> Spot:
@@ -167,16 +171,16 @@ def expected_interruptions(
              interruptions come in bursts, and during a restart too; how long no machine is to be had.
     """
     work_s = sum(seconds for name, seconds in phases_s.items() if name not in RESTARTED)
-    if work_s <= 0 or rate_per_hour <= 0:
-        return Spot(0.0, 0.0, 0.0)
     rate = rate_per_hour / HOUR_S
+    if work_s <= 0 or rate < LEAST_RATE_PER_S:
+        return Spot(0.0, 0.0, 0.0)
     segment_s = work_s if every_s is None else min(max(every_s, 1.0), work_s)
     growth = expm1(min(rate * segment_s, 50.0))  # beyond e^50 the run never ends, and no number tells more
     segments = work_s / segment_s
     again_s = sum(phases_s.get(name, 0.0) for name in RESTARTED)
     billed_again_s = sum(phases_s.get(name, 0.0) for name in RESTARTED if name not in free)
     interruptions = segments * growth
-    lost_s = segments * growth / rate - work_s
+    lost_s = max(0.0, segments * growth / rate - work_s)
     return Spot(interruptions, lost_s + interruptions * again_s, lost_s + interruptions * billed_again_s)
 
 
