@@ -18,7 +18,8 @@ from tunecast.offers.sources import gpuhunt, skypilot
 from tunecast.offers.table import offers_from, text_from
 
 DAY = date(2026, 11, 15)
-seconds = st.floats(0, 1e6)
+seconds = st.just(0.0) | st.floats(1e-3, 1e6)
+"""No phase is shorter than a millisecond, or is not there."""
 phases = st.fixed_dictionaries(
     {name: seconds for name in ("provisioning", "download", "load", "training", "evaluation", "checkpoints")}
 )
