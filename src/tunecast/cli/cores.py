@@ -14,8 +14,9 @@ from typing import NamedTuple
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError
 
-AT_A_TIME = 512
-"""Jobs that are put in order of likeness, since what was built for one serves the next (`tape/build/shapes.py`)."""
+AT_A_TIME = 64
+"""Jobs that are put in order of likeness, since what was built for one serves the next (`tape/build/shapes.py`); as
+many as one waits for without an answer, and loses when it is interrupted."""
 TOGETHER = 8
 """Handed to a process at once."""
 
