@@ -19,9 +19,19 @@ START_S = 60.0
 MOST_BYTES = 1 << 20
 
 
+def python_with_torch(given: str | None) -> str:
+    try:
+        return tracing_python(given)
+    except NotResolved as error:
+        if given is not None:
+            raise
+        told = "measuring a card needs torch, and neither this Python nor the active environment has it"
+        raise NotResolved(f"{told}. To fix: --python /path/to/your/training/environment/bin/python") from error
+
+
 def measured(python: str | None, seconds: float, device: str = "cuda") -> dict[str, Any]:
     """What `measure.py` found. Its progress goes to stderr as it comes."""
-    command = [tracing_python(python), str(PROGRAM), "--seconds", str(seconds), "--device", device]
+    command = [python_with_torch(python), str(PROGRAM), "--seconds", str(seconds), "--device", device]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=sys.stderr, timeout=seconds + START_S
