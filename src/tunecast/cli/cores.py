@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import signal
@@ -14,11 +15,14 @@ from typing import NamedTuple
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError
 
-AT_A_TIME = 64
+AT_A_TIME = 16
 """Jobs that are put in order of likeness, since what was built for one serves the next (`tape/build/shapes.py`); as
 many as one waits for without an answer, and loses when it is interrupted."""
 TOGETHER = 8
 """Handed to a process at once."""
+
+PR_SET_PDEATHSIG = 1
+"""linux/prctl.h."""
 
 Ask = Callable[[Job | JobError, int], int]
 """Prints the answer to the how-manieth job; its exit code."""
@@ -67,6 +71,10 @@ def _likeness(job: Job | JobError) -> tuple[str, ...]:
 
 
 def _let_the_parent_be_interrupted() -> None:
-    """It ends the others; they would each print a traceback."""
+    """It ends the others; they would each print a traceback. Where it is killed, they go with it."""
+    import ctypes
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    with contextlib.suppress(AttributeError, OSError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
