@@ -21,7 +21,7 @@ from tunecast.tape.build.stacks.torchtitan.pipeline import places
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, Policy
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase, Tape
-from tunecast.tape.program import FREE, Program, program
+from tunecast.tape.program import program
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HERE = GOLDEN / "stacks" / "torchtitan"
@@ -42,6 +42,7 @@ def loaded(name: str, path: Path) -> ModuleType:
 
 cases = loaded("torchtitan_cases", HERE / "torchtitan_cases.py")
 make = loaded("torchtitan_make", HERE / "make.py")
+most_held = loaded("sizes", HERE.parents[1] / "tools" / "sizes.py").most_held
 EVENTS: dict[str, Any] = json.loads(gzip.decompress((HERE / "events.json.gz").read_bytes()))
 
 
@@ -114,20 +115,6 @@ def test_few_layers_stand_for_all(name: str) -> None:
     if job.parallel.pipeline == 1:  # its stages have been cut
         every = build(job, config, [job.seq_len] * 6, Card())
         assert most_held(program(every)) == most_held(program(whole))
-
-
-def most_held(run: Program) -> int:
-    """Bytes asked for and not let go of, at most."""
-    sizes: dict[int, int] = {}
-    held = most = 0
-    for block, size in run.written_out():
-        if size >= 0:
-            sizes[block] = size
-            held += size
-            most = max(most, held)
-        elif size == FREE:
-            held -= sizes.pop(block)
-    return most
 
 
 def forwards_ahead(stages: int, micro_batches: int, virtual: int = 1) -> int:

@@ -18,7 +18,7 @@ from tunecast.tape.build.run import build
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Tape
-from tunecast.tape.program import FREE, Program, program
+from tunecast.tape.program import program
 
 HERE = Path(__file__).parents[1] / "golden" / "stacks" / "torchtune"
 NEAR = 0.1
@@ -36,6 +36,7 @@ def loaded(name: str, file: str) -> ModuleType:
 
 cases = loaded("torchtune_cases", "torchtune_cases.py")
 make = loaded("torchtune_make", "make.py")
+most_held = loaded("sizes", "../../tools/sizes.py").most_held
 EVENTS: dict[str, Any] = json.loads(gzip.decompress((HERE / "events.json.gz").read_bytes()))
 
 
@@ -84,20 +85,6 @@ def test_layers_that_stand_for_others_are_like_them(name: str) -> None:
     job = job_from_dict(case["job"])
     whole = build(job, case["config"], [job.seq_len] * 6, make.A100)
     assert most_held(fold_job(job, case["config"], make.A100).program) == most_held(program(whole))
-
-
-def most_held(run: Program) -> int:
-    """Bytes asked for and not let go of, at most."""
-    sizes: dict[int, int] = {}
-    held = most = 0
-    for block, size in run.written_out():
-        if size >= 0:
-            sizes[block] = size
-            held += size
-            most = max(most, held)
-        elif size == FREE:
-            held -= sizes.pop(block)
-    return most
 
 
 @pytest.mark.parametrize(

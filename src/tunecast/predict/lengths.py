@@ -24,6 +24,7 @@ from math import ceil, exp, inf, lgamma
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, all_of
 from tunecast.predict.packing import MAP_BATCH, packed_rows
+from tunecast.tape.build.sharding.scheme import ranks_of
 
 MEGABATCHES = 50
 """Batches that are sorted together (get_length_grouped_indices), or a quarter of the data set where that is less."""
@@ -60,13 +61,6 @@ class Epoch:
         return 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0
 
 
-def data_ranks(job: Job) -> int:
-    """Ranks that get batches of their own: total_train_batch_size of the Trainer."""
-    parallel = job.parallel
-    cards = job.hardware.gpus * job.hardware.nodes
-    return max(1, cards // (parallel.tensor * parallel.pipeline * parallel.context * parallel.layers))
-
-
 def total_steps(job: Job, epoch: Epoch | None) -> int | None:
     """Optimizer steps of the whole run (set_initial_training_values): max_steps, or epochs times those of one."""
     if job.run.max_steps is not None:
@@ -92,7 +86,7 @@ def epoch_of(job: Job, lengths: Lengths | None = None) -> Epoch | None:
     samples = None if known is None else known.samples
     if known is None or samples is None:
         return None
-    ranks = data_ranks(job)
+    ranks = ranks_of(job)
     if job.data.packing:
         return _packed_epoch(job, known, ranks)
     known = _truncated(known, job)
@@ -110,7 +104,7 @@ def eval_batches(job: Job, lengths: Lengths | None = None) -> tuple[int, int]:
     Ignored  eval_packing: packed rows are taken as full.
     """
     rows = job.run.eval_batch
-    count = ceil((job.data.eval_samples or 0) / (rows * data_ranks(job)))
+    count = ceil((job.data.eval_samples or 0) / (rows * ranks_of(job)))
     if lengths is None or job.data.packing:
         return count, max(job.lengths or (job.seq_len,))
     likely = longest_of(lengths, min(rows, lengths.listed))
@@ -157,7 +151,7 @@ def _truncated(known: Lengths, job: Job) -> Lengths:
 def _listed_epoch(job: Job) -> Epoch | None:
     """A job that lists the padded lengths of its micro-batches, cycled: what is padding in them it does not say."""
     assert job.lengths is not None
-    ranks, mean = data_ranks(job), sum(job.lengths) / len(job.lengths)
+    ranks, mean = ranks_of(job), sum(job.lengths) / len(job.lengths)
     rows = job.data.samples
     if rows is None and job.data.tokens is not None:
         rows = ceil(job.data.tokens / mean)

@@ -13,8 +13,10 @@ Source   transformers 5.17.0, PEFT 0.21.0, accelerate 1.15.0, safetensors 0.8.0,
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tunecast.errors import Unsupported
@@ -102,7 +104,7 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
         raise Unsupported(f"parallel: {told}", field="parallel")
     card = gpu_named(job.hardware.gpu)
     expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
-    tensors = tensors_on_paper(job, model.raw)
+    tensors = _known_tensors(job, json.dumps(model.raw, sort_keys=True, default=str))
     return outside(
         job,
         tensors.parameters,
@@ -132,6 +134,12 @@ class Tensors(NamedTuple):
     parameters: tuple[Parameter, ...]
     buffers: tuple[int, ...]
     """Bytes of each."""
+
+
+@lru_cache(maxsize=8)
+def _known_tensors(job: Job, config: str) -> Tensors:
+    """A prediction asks twice: for how long loading and saving take, and for what they need."""
+    return tensors_on_paper(job, json.loads(config))
 
 
 def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:

@@ -25,13 +25,14 @@ from tunecast.predict.by_length import mean_step, priced_lengths
 from tunecast.predict.calibration import Calibration, calibrated_gpu, calibrated_host
 from tunecast.predict.energy import Energy, energy
 from tunecast.predict.host import Host, host_of
-from tunecast.predict.lengths import Epoch, data_ranks, epoch_of, eval_batches
+from tunecast.predict.lengths import Epoch, epoch_of, eval_batches
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of
 from tunecast.predict.prediction import Prediction
 from tunecast.predict.reasons import host_needs, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime, step_time
 from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase
 from tunecast.tape.timed import Step, steps_of_fold, timed_steps
@@ -68,7 +69,7 @@ def timing(
     lengths = sample_lengths(job.data)
     epoch = epoch_of(job, lengths)
     typical = epoch or _typical(job, lengths)
-    host, ranks, waits = host_of(job), data_ranks(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
+    host, ranks, waits = host_of(job), ranks_of(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
     if calibration is not None:
         gpu = calibrated_gpu(gpu, calibration)
         host = host if job.hardware.launch_us is not None else calibrated_host(host, calibration)
@@ -147,7 +148,7 @@ def _energy(job: Job, gpu: Gpu, whole: WholeTime, mean: StepTime) -> Energy | No
 
 def _typical(job: Job, lengths: Lengths | None) -> Epoch:
     """Of a job that does not say how much data there is: its micro-batches all the same."""
-    samples = max(QUANTILES, job.micro_batch * data_ranks(job) * job.grad_accum)
+    samples = max(QUANTILES, job.micro_batch * ranks_of(job) * job.grad_accum)
     made = replace(job, data=replace(job.data, tokens=None, samples=samples))
     found = epoch_of(made, None if lengths is None else lengths._replace(samples=samples))
     assert found is not None

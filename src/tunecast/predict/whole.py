@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.predict.by_length import ByLength, mean_step_s
-from tunecast.predict.lengths import Epoch, data_ranks, new_lengths, times_done, total_steps
+from tunecast.predict.lengths import Epoch, new_lengths, times_done, total_steps
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import GB, MB
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def whole_job(
     missing: list[str] = []
     spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
     spans["first_step"] = _first_step(job)
-    fresh = max(0.0, new_lengths(epoch.lengths, count * job.grad_accum, data_ranks(job)) - 1)
+    fresh = max(0.0, new_lengths(epoch.lengths, count * job.grad_accum, ranks_of(job)) - 1)
     spans["new_lengths"] = Spread(*(fresh * each for each in new_length_s))
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
@@ -176,14 +177,14 @@ def whole_job(
 
 def _full_rows(job: Job) -> Epoch:
     """One step of rows of seq_len."""
-    tokens = float(job.micro_batch * data_ranks(job) * job.grad_accum * job.seq_len)
+    tokens = float(job.micro_batch * ranks_of(job) * job.grad_accum * job.seq_len)
     return Epoch(0, 0, job.grad_accum, 1, tokens, tokens, {float(job.seq_len): 1.0})
 
 
 def _steps_s(job: Job, epoch: Epoch, known: Mapping[int, float]) -> float:
     """The mean step of an epoch, its last one included, which may have fewer micro-batches."""
     waits = job.parallel.data in ("zero3", "fsdp", "hsdp")
-    whole = mean_step_s(epoch, ByLength(known), job.grad_accum, data_ranks(job), each_waits=waits)
+    whole = mean_step_s(epoch, ByLength(known), job.grad_accum, ranks_of(job), each_waits=waits)
     rest = epoch.micro_batches % job.grad_accum
     if not rest:
         return whole

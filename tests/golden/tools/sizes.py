@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
+from tunecast.tape.program import FREE, Program
 
 
 def told(events: Iterable[Event], counts: Callable[[int], bool] = bool) -> list[int]:
@@ -27,3 +28,17 @@ def told(events: Iterable[Event], counts: Callable[[int], bool] = bool) -> list[
                 frees.clear()
                 out.append(event.nbytes)
     return out
+
+
+def most_held(run: Program) -> int:
+    """Bytes asked for and not let go of, at most."""
+    sizes: dict[int, int] = {}
+    held = most = 0
+    for block, size in run.written_out():
+        if size >= 0:
+            sizes[block] = size
+            held += size
+            most = max(most, held)
+        elif size == FREE:
+            held -= sizes.pop(block)
+    return most

@@ -15,8 +15,7 @@ Source   accelerate 1.0.1 and 1.15.0, accelerator.py, utils/dataclasses.py; peft
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported
@@ -24,15 +23,14 @@ from tunecast.job.job import Job
 from tunecast.tape.build.gptq import LinearGPTQ
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.sharding.fsdp1 import Flattened, Options
+from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
 from tunecast.tape.build.sharding.host import OnHost
-from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, Machine, Tensor
 
 PREFETCHES = "FSDP 1 gathers a layer ahead in the backward pass (fsdp_backward_prefetch BACKWARD_PRE)"
 
 
-class AccelerateFsdp1(Scheme):
+class AccelerateFsdp1(FlatScheme):
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         if job.lora.dora and job.method != "full":
@@ -46,10 +44,6 @@ class AccelerateFsdp1(Scheme):
             reshard_after_forward=job.parallel.reshard_after_forward, replicas=replicas,
         )  # fmt: skip
         machine.assumptions[PREFETCHES] = None
-        self.flat: Flattened | None = None
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()
 
     def wrap(self, model: Any) -> None:
         layers = {id(layer) for layer in model.layers()}
@@ -66,30 +60,9 @@ class AccelerateFsdp1(Scheme):
             ignored = frozenset(id(p) for p in model.parameters() if p.requires_grad)
         self.flat = Flattened(model, self.options, chosen, ignored, packed_words(model))
 
-    def parameters(self, model: Any) -> list[Tensor]:
-        assert self.flat is not None
-        return self.flat.parameters()
-
     def optimizer(self, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]) -> Optimizer:
         made = super().optimizer(parameters, outer, linear)
         return OnHost(made) if self.options.on_host else made
-
-    @contextlib.contextmanager
-    def micro_batch(self, last: bool) -> Iterator[None]:
-        assert self.flat is not None
-        self.flat.sync = last
-        try:
-            yield
-        finally:
-            self.flat.sync = True
-
-    def end(self) -> None:
-        assert self.flat is not None
-        self.flat.drop_gradients()
-
-    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        assert self.flat is not None
-        return self.flat.clip()
 
 
 def packed_words(model: Any) -> list[Tensor]:

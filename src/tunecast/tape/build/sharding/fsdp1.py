@@ -21,7 +21,7 @@ Ignored `limit_all_gathers` keeps the host from running ahead of the card; in th
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tunecast.tape.build import ops
@@ -30,6 +30,7 @@ from tunecast.tape.build.optimizers import clip_gradients
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.sharding.flat_parts import GROUP, Options, Weight, on_host
 from tunecast.tape.build.sharding.flat_unit import ALL_REDUCE, POST_BACKWARD, PRE_UNSHARD, UNSHARD, Unit
+from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 from tunecast.tape.op import MANY, Role
 
@@ -237,3 +238,29 @@ def weights_of(module: Module, taken: set[int], words: frozenset[int]) -> list[W
             if id(tensor) not in taken and (id(tensor) in words or not isinstance(tensor, Buffer)):
                 found.setdefault(id(tensor), Weight(tensor)).places.append((inner, name))
     return list(found.values())
+
+
+class FlatScheme(Scheme):
+    """A model in FSDP 1's hands, whoever put it there: `wrap` makes `flat`."""
+
+    flat: Flattened
+
+    def loading(self) -> contextlib.AbstractContextManager[None]:
+        return self.machine.on_host()
+
+    def parameters(self, model: Any) -> list[Tensor]:
+        return self.flat.parameters()
+
+    @contextlib.contextmanager
+    def micro_batch(self, last: bool) -> Iterator[None]:
+        self.flat.sync = last
+        try:
+            yield
+        finally:
+            self.flat.sync = True
+
+    def end(self) -> None:
+        self.flat.drop_gradients()
+
+    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        return self.flat.clip()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.build.autograd import Backward, start
+from tunecast.tape.build.tensor import Machine, Tensor
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -30,3 +31,19 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, dict):
         return {name: map_tensors(change, part) for name, part in value.items()}
     return value
+
+
+def watched(machine: Machine, value: Any, done: Backward) -> Any:
+    """The same with a history of its own: when the gradients of all its tensors are there, `done` runs and hands them
+    on."""
+    tensors = [tensor for tensor in tensors_in(value) if tensor.requires_grad]
+    node = start(machine, tensors, done) if tensors else None
+    if node is None:
+        return value
+    node.outputs = len(tensors)
+    passed: dict[int, Tensor] = {}
+    for number, tensor in enumerate(tensors):
+        same = tensor.alias(tensor.shape, tensor.strides)
+        same.node, same.number, same.requires_grad = node, number, True
+        passed[id(tensor)] = same
+    return map_tensors(lambda tensor: passed.get(id(tensor), tensor), value)

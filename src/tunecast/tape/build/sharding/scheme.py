@@ -12,6 +12,7 @@ from tunecast.tape.build.tensor import DTYPES, Dtype, Machine, Tensor, layer_num
 
 
 def ranks_of(job: Job) -> int:
+    """Ranks that get batches of their own: total_train_batch_size of the Trainer."""
     parts, cards = job.parallel, job.hardware.gpus * job.hardware.nodes
     return max(1, cards // (parts.layers * parts.tensor * parts.pipeline * parts.context))
 

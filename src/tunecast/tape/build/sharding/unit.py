@@ -12,10 +12,10 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, start
+from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.sharding.host import is_on_host, on_card
-from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
+from tunecast.tape.build.sharding.nested import map_tensors, tensors_in, watched
 from tunecast.tape.build.sharding.shards import Place, Shard
 from tunecast.tape.build.tensor import FLOAT16, UINT8, Dtype, Shape, Tensor
 from tunecast.tape.kernels.gathered import chunk_cat_is_direct, chunk_cat_table_bytes, split_table_bytes
@@ -133,17 +133,7 @@ class Unit:
 
     def watched(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`RegisterPostBackwardFunction`: when the gradients of all inputs are there, the unit is done."""
-        tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-        node = start(self.machine, tensors, self.inputs_done) if tensors else None
-        if node is None:
-            return args, kwargs
-        node.outputs = len(tensors)
-        passed: dict[int, Tensor] = {}
-        for number, tensor in enumerate(tensors):
-            same = tensor.alias(tensor.shape, tensor.strides)
-            same.node, same.number, same.requires_grad = node, number, True
-            passed[id(tensor)] = same
-        return map_tensors(lambda tensor: passed.get(id(tensor), tensor), (args, kwargs))
+        return watched(self.machine, (args, kwargs), self.inputs_done)
 
     def inputs_done(self, node: Node, gradients: Gradients) -> Gradients:
         self.post_backward()

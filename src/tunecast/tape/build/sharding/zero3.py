@@ -21,11 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, start
+from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.host import OnHost
-from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
+from tunecast.tape.build.sharding.nested import tensors_in, watched
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.sharding.zero import Zero
 from tunecast.tape.build.tensor import FLOAT32, HOST, Dtype, Machine, Tensor
@@ -157,17 +157,7 @@ class Zero3(Zero):
             self.release(module)
             return gradients
 
-        tensors = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad]
-        node = start(self.machine, tensors, done) if tensors else None
-        if node is None:
-            return args, kwargs
-        node.outputs = len(tensors)
-        passed: dict[int, Tensor] = {}
-        for number, tensor in enumerate(tensors):
-            same = tensor.alias(tensor.shape, tensor.strides)
-            same.node, same.number, same.requires_grad = node, number, True
-            passed[id(tensor)] = same
-        return map_tensors(lambda tensor: passed.get(id(tensor), tensor), (args, kwargs))
+        return watched(self.machine, (args, kwargs), done)
 
     def fetch(self, module: Module) -> None:
         """`_fetch_sub_module_impl`."""

@@ -6,28 +6,21 @@ too. Parameters keep their own shapes (`use_orig_params`).
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Sequence
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.sharding import Scheme, ranks_of
-from tunecast.tape.build.sharding.fsdp1 import Flattened, Options
+from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
 from tunecast.tape.build.stacks.foundry.model import Block
-from tunecast.tape.build.tensor import DTYPES, FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import DTYPES, FLOAT32, Machine
 
 
 def scheme_of(job: Job, machine: Machine) -> Scheme:
     return Scheme(job, machine) if ranks_of(job) == 1 else ComposerFsdp(job, machine)
 
 
-class ComposerFsdp(Scheme):
-    flat: Flattened
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()
-
+class ComposerFsdp(FlatScheme):
     def wrap(self, model: Any) -> None:
         job = self.job
         low = self.autocast
@@ -41,9 +34,3 @@ class ComposerFsdp(Scheme):
             return isinstance(module, Block)
 
         self.flat = Flattened(model, options, is_block)
-
-    def parameters(self, model: Any) -> list[Tensor]:
-        return self.flat.parameters()
-
-    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        return self.flat.clip()

@@ -13,8 +13,6 @@ Ignored  the checkpoint's weights arrive unit by unit (`fabric.load_raw`), which
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tunecast.errors import UsageError
@@ -22,9 +20,9 @@ from tunecast.job.job import Job
 from tunecast.tape.build.autograd import checkpointed
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.sharding.ddp import Replicas
-from tunecast.tape.build.sharding.fsdp1 import Flattened, Options
+from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
-from tunecast.tape.build.tensor import DTYPES, Machine, Tensor
+from tunecast.tape.build.tensor import DTYPES, Machine
 
 PRETRAINS = "gradient_checkpointing: litgpt's fine-tuning recomputes every block it shards; its pretraining, none"
 ONLY_SHARDED = "gradient_checkpointing: litgpt recomputes only what it shards; nothing is recomputed"
@@ -64,13 +62,8 @@ class Recomputed(Module):
         return checkpointed(self.machine, super().__call__, *args, **kwargs)
 
 
-class FabricFsdp(Scheme):
-    """fabric/strategies/fsdp.py."""
-
-    flat: Flattened
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()  # the meta device; FSDP makes each unit's weights on the card
+class FabricFsdp(FlatScheme):
+    """fabric/strategies/fsdp.py. The model is on the meta device; FSDP makes each unit's weights on the card."""
 
     def wrap(self, model: Any) -> None:
         job, blocks = self.job, {id(block) for block in model.layers()}
@@ -79,20 +72,3 @@ class FabricFsdp(Scheme):
         low = DTYPES[job.autocast or job.weights_dtype]
         options = Options(self.ranks, low, low, low, use_orig_params=True)
         self.flat = Flattened(model, options, lambda module: id(module) in blocks)
-
-    def parameters(self, model: Any) -> list[Tensor]:
-        return self.flat.parameters()
-
-    @contextlib.contextmanager
-    def micro_batch(self, last: bool) -> Iterator[None]:
-        self.flat.sync = last
-        try:
-            yield
-        finally:
-            self.flat.sync = True
-
-    def end(self) -> None:
-        self.flat.drop_gradients()
-
-    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        return self.flat.clip()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, quantised, rms_norm
+from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, activated, quantised, rms_norm
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Experts(Module):
         del scores
         dispatched = to_all(permuted, parts)
         hidden = grouped(dispatched, self.linear_fc1, parts)
-        inner = gate(hidden)
+        inner = activated(hidden, gated=True)
         made = grouped(inner, self.linear_fc2, parts)
         combined = moved(to_all(made, parts), (tokens, batch, width), "moe_unpermute")
         if self.shared is not None:
@@ -56,18 +56,7 @@ class SharedExpert(Module):
         self.linear_fc2 = SplitLinear(machine, inner, width, parts, split="row")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(gate(self.linear_fc1(x)))  # type: ignore[no-any-return]
-
-
-def gate(x: Tensor) -> Tensor:
-    machine, whole, dtype = x.machine, x.shape, x.dtype
-    shape = (*whole[:-1], whole[-1] // 2)
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("swiglu_bwd", (gradients[0], node.take(0)), whole, dtype),)
-
-    node = start(machine, (x,), back, (x,))
-    return finish(node, machine.run("swiglu_fwd", (x,), shape, x.dtype))
+        return self.linear_fc2(activated(self.linear_fc1(x), gated=True))  # type: ignore[no-any-return]
 
 
 def moved(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:

@@ -221,3 +221,16 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     out = machine.tensor(x.shape, x.dtype)
     factors = machine.tensor((rows,), FLOAT32)
     return finish(node, out, factors)
+
+
+def activated(x: Tensor, gated: bool) -> Tensor:
+    """`bias_swiglu_fusion`, or a fused gelu: one kernel either way."""
+    machine, whole, dtype = x.machine, x.shape, x.dtype
+    shape = (*whole[:-1], whole[-1] // 2) if gated else whole
+    name = "swiglu" if gated else "gelu"
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run(name + "_bwd", (gradients[0], node.take(0)), whole, dtype),)
+
+    node = start(machine, (x,), back, (x,))
+    return finish(node, machine.run(name + "_fwd", (x,), shape, x.dtype))

@@ -16,7 +16,7 @@ from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, 
 from tunecast.tape.build.modules import Module, ModuleList
 from tunecast.tape.build.stacks.megatron.data import DataExchange
 from tunecast.tape.build.stacks.megatron.experts import Experts
-from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, exchange, rms_norm
+from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, activated, exchange, rms_norm
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
 CONTEXT_STREAM = 7
@@ -157,19 +157,6 @@ class MLP(Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         return self.linear_fc2(activated(self.linear_fc1(hidden_states), self.gated))  # type: ignore[no-any-return]
-
-
-def activated(x: Tensor, gated: bool) -> Tensor:
-    """`bias_swiglu_fusion`, or a fused gelu: one kernel either way."""
-    machine, whole, dtype = x.machine, x.shape, x.dtype
-    shape = (*whole[:-1], whole[-1] // 2) if gated else whole
-    name = "swiglu" if gated else "gelu"
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run(name + "_bwd", (gradients[0], node.take(0)), whole, dtype),)
-
-    node = start(machine, (x,), back, (x,))
-    return finish(node, machine.run(name + "_fwd", (x,), shape, x.dtype))
 
 
 class Layer(Module):

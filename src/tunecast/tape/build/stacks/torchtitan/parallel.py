@@ -151,7 +151,6 @@ class Flat(AccelerateFsdp1):
         dtype = None if job.autocast is None else BFLOAT16
         reduced = DTYPES[job.parallel.reduce_dtype or "float32"]
         self.options = Options(ranks.fsdp, dtype, reduced, use_orig_params=True)
-        self.flat = None
 
     @property
     def autocast(self) -> Dtype | None:

@@ -45,8 +45,6 @@ class Release(NamedTuple):
     saves: frozenset[str]
     """What selective checkpointing keeps besides `selective.SAVED`: cuDNN's attention since 0.2.1; for some weeks of
     January 2025 float8's absolute values."""
-    sums_loss: bool
-    """A sum over tokens, divided by their count (0.2.1)."""
 
 
 def release_of(version: str | None, capability: tuple[int, int]) -> Release:
@@ -80,5 +78,4 @@ def release_of(version: str | None, capability: tuple[int, int]) -> Release:
         repeats_heads=month < (2025, 12),
         attention=attention,
         saves=frozenset(saves),
-        sums_loss=month >= (2025, 12),
     )
