@@ -9,7 +9,9 @@ in_process  one 8B job in a process that has answered two such jobs; each with a
             is known, the sizes are not. `first` is the first of its kind. CPU seconds stand beside: they tell more
             where others work too
 growth      the same job over models of ever more layers
-cold        a command from nothing to its answer, and `python -c pass`
+cold        a command from nothing to its answer, and `python -c pass`: the package as pip leaves it, in a folder of its
+            own with its bytecode compiled (a checkout would compile what changed at every start, or never keep it),
+            and the `tunecast` script that pip writes. CPU seconds beside: of the whole process, its start included
 many        a file of 1,000 jobs in JSON Lines, as one command and as two at once
 
 `python compile_native.py` first: without, replays run in Python, and `native` says so.
@@ -18,11 +20,13 @@ many        a file of 1,000 jobs in JSON Lines, as one command and as two at onc
 from __future__ import annotations
 
 import argparse
+import compileall
 import itertools
 import json
 import os
 import platform
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -31,7 +35,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
@@ -106,20 +110,41 @@ def growth() -> list[Figures]:
     return found
 
 
-def start_s(command: Sequence[str], environment: dict[str, str]) -> float:
-    return seconds(lambda: subprocess.run(command, env=environment, capture_output=True, check=True))
+class Start(NamedTuple):
+    wall_s: float
+    cpu_s: float
+
+
+def start(command: Sequence[str], environment: dict[str, str]) -> Start:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    wall_s = seconds(lambda: subprocess.run(command, env=environment, capture_output=True, check=True))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Start(wall_s, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+
+
+def installed(folder: Path) -> tuple[Path, dict[str, str]]:
+    """The package as pip leaves it: bytecode compiled, and a script; with the environment to start it in."""
+    shutil.copytree(SOURCE / "tunecast", folder / "tunecast", ignore=shutil.ignore_patterns("__pycache__"))
+    if not compileall.compile_dir(folder / "tunecast", quiet=2):
+        raise SystemExit("the package cannot be compiled")
+    script = folder / "script.py"
+    script.write_text("import sys\n\nfrom tunecast.cli.main import main\n\nsys.exit(main())\n")
+    kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
+    return script, kept | {"PYTHONPATH": str(folder)}
 
 
 def cold(peers: str | None) -> Figures:
     """Started in turns: whatever else the machine does falls on all alike."""
     python = sys.executable
-    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-    commands: dict[str, Sequence[str]] = {
-        "python -c pass": [python, "-c", "pass"],
-        "tunecast predict llama-3.1-8b --json": [python, "-m", "tunecast", "predict", "llama-3.1-8b", "--json"],
-        "tunecast --version": [python, "-m", "tunecast", "--version"],
-    }
     with tempfile.TemporaryDirectory() as folder:
+        script, environment = installed(Path(folder))
+        ours = [python, str(script)]
+        commands: dict[str, Sequence[str]] = {
+            "python -c pass": [python, "-c", "pass"],
+            "tunecast predict llama-3.1-8b --json": [*ours, "predict", "llama-3.1-8b", "--json"],
+            "tunecast predict llama-3.1-8b": [*ours, "predict", "llama-3.1-8b"],
+            "tunecast --version": [*ours, "--version"],
+        }
         if peers is not None:
             config = Path(folder) / "config.json"
             config.write_text(json.dumps(bundled_config("llama-3.1-8b")))
@@ -130,14 +155,21 @@ def cold(peers: str | None) -> Figures:
             ]
             # With a model it asks the Hub for its configuration: this one needs no network, nor does it estimate.
             commands["fitcheck --list-gpus"] = [str(beside / "fitcheck"), "--list-gpus"]
-        times: dict[str, list[float]] = {name: [] for name in commands}
+        starts: dict[str, list[Start]] = {name: [] for name in commands}
         for _ in range(STARTS):
             for name, command in commands.items():
-                times[name].append(start_s(command, environment))
-    bare = statistics.median(times["python -c pass"])
+                starts[name].append(start(command, environment))
+    walls = {name: [each.wall_s for each in found] for name, found in starts.items()}
+    cpus = {name: [each.cpu_s for each in found] for name, found in starts.items()}
+    bare, bare_cpu = statistics.median(walls["python -c pass"]), statistics.median(cpus["python -c pass"])
     return {
-        name: told(values) | {"of_a_bare_start": round(statistics.median(values) / bare, 2)}
-        for name, values in times.items()
+        name: told(walls[name])
+        | {
+            "of_a_bare_start": round(statistics.median(walls[name]) / bare, 2),
+            "cpu_median_s": round(statistics.median(cpus[name]), 5),
+            "of_a_bare_start_cpu": round(statistics.median(cpus[name]) / bare_cpu, 2),
+        }
+        for name in starts
     }
 
 
@@ -172,9 +204,9 @@ def many(count: int, limit_s: float) -> Figures:
 
 
 def answered(commands: Sequence[Sequence[str]], folder: Path, limit_s: float) -> Figures:
-    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    _, environment = installed(folder)
     outputs = [folder / f"out{number}.jsonl" for number in range(len(commands))]
-    start = time.perf_counter()
+    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     children = []
     for command, output in zip(commands, outputs, strict=True):
         with output.open("wb") as out:
@@ -186,10 +218,12 @@ def answered(commands: Sequence[Sequence[str]], folder: Path, limit_s: float) ->
             child.kill()
             child.wait()
     passed = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     lines = [json.loads(line) for output in outputs for line in output.read_text().splitlines() if line.endswith("}")]
     errors = sum("error" in line for line in lines)
     return {
         "seconds": round(passed, 2),
+        "cpu_s": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2),
         "answers": len(lines) - errors,
         "errors": errors,
         "jobs_per_s": round(len(lines) / passed, 1),

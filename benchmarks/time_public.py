@@ -24,6 +24,7 @@ from timing import (  # noqa: E402
     Asked,
     compared,
     grouped,
+    is_of_something_else,
     job_of,
     parameters,
     refusals,
@@ -35,6 +36,7 @@ from timing import (  # noqa: E402
 
 from tunecast.hardware import known_gpu  # noqa: E402
 from tunecast.job.model import resolve_model  # noqa: E402
+from tunecast.predict.time_ranges import MEASURED, PUBLISHED  # noqa: E402
 
 Row = dict[str, Any]
 
@@ -123,9 +125,12 @@ def result(rows: list[Row], python: str | None) -> Row:
 
 
 def groups_of(row: Row) -> list[str]:
+    timed = "gpu timed" if row["gpu"] in PUBLISHED | MEASURED else "gpu not timed"
+    by_card = [timed, f"gpu: {row['gpu']}", f"precision: {row['precision']}, {row['gpu']}"]
+    if is_of_something_else(row):
+        return ["all", *by_card, f"stack: {row['stack']}, of something else"]
     kind = "transformers-like" if row["stack"] in TRANSFORMERS_LIKE else "other stacks"
-    precision = f"precision: {row['precision']}, {row['gpu']}"
-    return ["all", kind, f"stack: {row['stack']}", f"gpu: {row['gpu']}", precision]
+    return ["all", *by_card, kind, f"stack: {row['stack']}"]
 
 
 def show(made: Row) -> None:

@@ -47,8 +47,15 @@ BEYOND: Mapping[str, tuple[str, Mapping[Any, Any] | None]] = {
     "fsdp": ("parallel.fsdp_version", None),
 }
 """What is known of a run beyond the contract's first fields: the field that takes it, and in which words."""
+OF_SOMETHING_ELSE = ("power was limited", "kernels of a prototype", "the time of the whole run")
+"""Doubts that say a row is not of the card as it is sold, of the code that is predicted, or of a step: it counts among
+all rows and in a group of its own, not among its stack's, and no range is made of it."""
 FLAT_BY_ITSELF = ("litgpt", "llm-foundry", "fsdp_qlora")
 """Stacks that have flat parameters (FSDP 1) anyway."""
+
+
+def is_of_something_else(row: Row) -> bool:
+    return any(told in doubt for doubt in row.get("doubts", ()) for told in OF_SOMETHING_ELSE)
 
 
 def rows_of(name: str) -> list[Row]:

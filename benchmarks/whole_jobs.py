@@ -2,6 +2,7 @@
 
     python benchmarks/whole_jobs.py --predict                writes data/whole_predictions.jsonl; needs no card
     python benchmarks/whole_jobs.py OUT.jsonl                runs every case on the card, a line each
+    python benchmarks/whole_jobs.py OUT.jsonl --only small grouped         some of them
     python benchmarks/whole_jobs.py OUT.jsonl --tiny --cpu   tries the program out where there is no card
     python benchmarks/whole_jobs.py --compare OUT.jsonl      sets the two beside each other
 
@@ -40,18 +41,18 @@ def drawn(seed: int, count: int, median: float, sigma: float, most: int) -> list
 
 
 CASES: list[dict[str, Any]] = [
-    {"id": "random", **ONE, "seq_len": 1024, "micro_batch": 8, "data": {"lengths": drawn(1, 2400, 220, 0.8, 1024)}},
+    {"id": "random", **ONE, "seq_len": 1024, "micro_batch": 8, "data": {"lengths": drawn(11, 2800, 260, 0.7, 1024)}},
     {"id": "grouped", **ONE, "seq_len": 1024, "micro_batch": 8,
-     "data": {"lengths": drawn(1, 2400, 220, 0.8, 1024), "group_by_length": True}},
+     "data": {"lengths": drawn(12, 2800, 260, 0.7, 1024), "group_by_length": True}},
     {"id": "multiple", **ONE, "seq_len": 1024, "micro_batch": 8,
-     "data": {"lengths": drawn(1, 2400, 220, 0.8, 1024), "pad_to_multiple_of": 64}},
-    {"id": "adapters", **THREE, "seq_len": 2048, "micro_batch": 4, "grad_accum": 2, "gradient_checkpointing": True,
-     "data": {"lengths": drawn(2, 1200, 400, 0.7, 2048), "eval_samples": 96, "pad_to_multiple_of": 32},
-     "run": {"eval_strategy": "steps", "eval_steps": 50, "save_steps": 50}},
+     "data": {"lengths": drawn(13, 3600, 260, 0.7, 1024), "pad_to_multiple_of": 64}},
     {"id": "small", **SMALL, "seq_len": 512, "micro_batch": 16,
-     "data": {"lengths": drawn(3, 3200, 150, 0.6, 512), "pad_to_multiple_of": 8, "epochs": 2}},
-    {"id": "constant", **THREE, "seq_len": 1024, "micro_batch": 8, "gradient_checkpointing": True,
-     "data": {"lengths": [1024] * 800}, "run": {"save_strategy": "no"}},
+     "data": {"lengths": drawn(14, 3200, 150, 0.6, 512), "pad_to_multiple_of": 8, "epochs": 2}},
+    {"id": "adapters", **THREE, "seq_len": 2048, "micro_batch": 4, "grad_accum": 2, "gradient_checkpointing": True,
+     "data": {"lengths": drawn(15, 800, 400, 0.7, 2048), "eval_samples": 64, "pad_to_multiple_of": 32},
+     "run": {"eval_strategy": "steps", "eval_steps": 50, "save_steps": 50}},
+    {"id": "longer", **THREE, "seq_len": 1024, "micro_batch": 8, "gradient_checkpointing": True,
+     "data": {"lengths": drawn(16, 800, 500, 0.6, 1024)}, "run": {"save_strategy": "no"}},
 ]  # fmt: skip
 """The most telling first."""
 
@@ -122,7 +123,11 @@ def write_model(name: str, folder: Path, tiny: bool) -> None:
     from transformers import AutoModelForCausalLM
 
     if not (folder / "config.json").exists():
-        AutoModelForCausalLM.from_config(config_of(name, tiny), dtype=torch.bfloat16).save_pretrained(folder)
+        with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+            model = AutoModelForCausalLM.from_config(config_of(name, tiny), dtype=torch.bfloat16)
+        model.save_pretrained(folder)
+        del model
+        torch.cuda.empty_cache()
 
 
 def run_case(case: dict[str, Any], folder: Path, tiny: bool, cpu: bool) -> dict[str, Any]:
@@ -194,9 +199,11 @@ def run_case(case: dict[str, Any], folder: Path, tiny: bool, cpu: bool) -> dict[
             "phases_s": clock.spent, "torch": torch.__version__}  # fmt: skip
 
 
-def measure(out: Path, tiny: bool, cpu: bool) -> None:
+def measure(out: Path, tiny: bool, cpu: bool, only: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, out.open("w", encoding="utf-8") as file:
         for case in CASES:
+            if only and case["id"] not in only:
+                continue
             where = Path(folder) / case["model"]
             write_model(case["model"], where, tiny)
             flags = [*(["--tiny"] if tiny else []), *(["--cpu"] if cpu else [])]
@@ -233,6 +240,7 @@ def main() -> None:
     parser.add_argument("out", nargs="?", type=Path)
     for flag in ("--predict", "--compare", "--tiny", "--cpu"):
         parser.add_argument(flag, action="store_true")
+    parser.add_argument("--only", nargs="*", default=[], metavar="ID")
     parser.add_argument("--case")
     parser.add_argument("--folder", type=Path)
     given = parser.parse_args()
@@ -244,7 +252,7 @@ def main() -> None:
     elif given.compare:
         compare(given.out)
     else:
-        measure(given.out, given.tiny, given.cpu)
+        measure(given.out, given.tiny, given.cpu, given.only)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -50,5 +49,7 @@ class Unsupported(NotResolved):
 
 def nearest(given: object, allowed: Iterable[str]) -> str | None:
     """The allowed spelling closest to what was given, if any is close."""
+    import difflib  # only what is wrong needs it
+
     matches = difflib.get_close_matches(str(given).lower(), list(allowed), n=1, cutoff=0.5)
     return matches[0] if matches else None

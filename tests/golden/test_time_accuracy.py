@@ -16,7 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import figures  # noqa: E402
 import time_h200  # noqa: E402
 
-from tunecast.predict.time_ranges import ELSEWHERE  # noqa: E402
+from tunecast.predict.time_ranges import ELSEWHERE, SEVERAL  # noqa: E402
 from tunecast.predict.time_table import BANDS  # noqa: E402
 
 RESULT = figures.load("time_h200.json")
@@ -58,12 +58,13 @@ def test_runs_nobody_fitted_the_card_to() -> None:
 
 
 def test_ranges_hold_with_the_model_left_out() -> None:
-    few = {ELSEWHERE: 2}
-    """Of published steps of one card there are three models: those ranges have a least width of their own (`LEAST`)."""
-    for (where, waits), (below, above, runs, models, covered) in BANDS.items():
-        assert covered is not None and covered >= 0.75, waits
+    """Of published steps of one card there are three models: those ranges have a least width of their own (`LEAST`).
+    Steps of several cards under a second are the widest: what comes once a step is half of some."""
+    few = {ELSEWHERE: 2, SEVERAL: 2}
+    for (where, kind), (below, above, runs, models, covered) in BANDS.items():
+        assert covered is not None and covered >= 0.75, kind
         assert runs > models > few.get(where, 10)
-        assert 0 < below < 0.35 and 0 < above < 0.5
+        assert 0 < below < 0.35 and 0 < above < (0.6 if "short" in kind else 0.5)
 
 
 NOW = {

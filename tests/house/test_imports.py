@@ -13,8 +13,8 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "tunecast"
 
-LEVELS = {"units": 0, "errors": 0, "job": 1, "tape": 2, "hardware": 2, "predict": 3, "offers": 3, "report": 4,
-          "learn": 4, "cli": 5}  # fmt: skip
+LEVELS = {"units": 0, "errors": 0, "records": 0, "job": 1, "tape": 2, "hardware": 2, "predict": 3, "offers": 3,
+          "plan": 4, "report": 5, "learn": 5, "cli": 6}  # fmt: skip
 """A room may import from rooms below it, and from itself. `tape` and `hardware` are on one level: neither sees the
 other."""
 TRACED_ONLY = PACKAGE / "tape" / "trace"

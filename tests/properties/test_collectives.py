@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tunecast.hardware.cluster import Cluster
 from tunecast.hardware.links import inside_names, links, network
-from tunecast.predict.collectives import PRICES, collective_seconds, inside_rate
+from tunecast.predict.collectives import WAYS, collective_seconds, inside_rate
 from tunecast.tape.op import Op
 
 FABRICS = sorted(name for name, link in links().items() if link.kind == "network")
@@ -28,7 +28,7 @@ def seconds(name: str, nbytes: int, cluster: Cluster) -> float:
 
 
 SIZES = st.integers(1, 2**38)
-NAMES = st.sampled_from(sorted(PRICES))
+NAMES = st.sampled_from(sorted(WAYS))
 
 
 @given(NAMES, clusters(), SIZES, SIZES)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import random
+from array import array
+from contextlib import suppress
 from unittest.mock import patch
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunecast.predict import native
 from tunecast.predict import replay as replay_module
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
-from tunecast.predict.replay import Replays, at_peak, phase_peaks, replay
+from tunecast.predict.memory import smallest_capacity_bytes
+from tunecast.predict.replay import Replays, at_peak, in_c, phase_peaks, replay
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import KIB, MIB
@@ -23,13 +28,16 @@ def run_of(seed: int, steps: int) -> tuple[Event, ...]:
     """Loading, a first step that leaves state behind, then the same step again and again: it makes its batch before
     the last one dies, and frees the rest in some order."""
     chance = random.Random(seed)
-    sizes = chance.choice((MIXED, SMALL))
+    sizes, streams = chance.choice((MIXED, SMALL)), chance.choice(((0,), (0, 0, 1, 7)))
     blocks = iter(range(1_000_000))
     events: list[Event] = []
 
     def made(count: int, out: list[Event]) -> list[int]:
         numbers = [next(blocks) for _ in range(count)]
-        out += [Alloc(number, chance.choice(sizes), chance.choice(list(Role))) for number in numbers]
+        out += [
+            Alloc(number, chance.choice(sizes), chance.choice(list(Role)), stream=chance.choice(streams))
+            for number in numbers
+        ]
         return numbers
 
     gone = made(chance.randint(1, 8), events)
@@ -53,7 +61,8 @@ def run_of(seed: int, steps: int) -> tuple[Event, ...]:
                     events.append(Free(alive.pop(again.randrange(len(alive)))))
                 else:
                     alive.append(next(blocks))
-                    events.append(Alloc(alive[-1], again.choice(sizes), again.choice(list(Role))))
+                    stream = again.choice(streams)
+                    events.append(Alloc(alive[-1], again.choice(sizes), again.choice(list(Role)), stream=stream))
             if step == 0 and phase is Phase.OPTIMIZER:
                 made(3, events)
         events += [Free(block) for block in alive]
@@ -75,7 +84,7 @@ def event_by_event(events: tuple[Event, ...], how: AllocatorSettings, capacity: 
     try:
         for event in events:
             if isinstance(event, Alloc):
-                allocator.malloc(event.block, event.nbytes)
+                allocator.malloc(event.block, event.nbytes, event.stream)
             elif isinstance(event, Free):
                 allocator.free(event.block)
             elif isinstance(event, Begin):
@@ -132,3 +141,46 @@ def compare(seed: int, steps: int, tight: float | int | None, oldest: bool) -> N
     assert sum(at_peak(rows, run).by_role.values()) == run.allocated_bytes
     for moment in phase_peaks(rows, run):
         assert sum(moment.by_role.values()) == moment.allocated_bytes
+
+
+@pytest.mark.skipif(native.least is None, reason="not compiled")
+@given(st.integers(0, 10**9), st.integers(4, 9), st.booleans(), st.sampled_from((1, 7, 2000)))
+@settings(max_examples=200, deadline=None)
+def test_the_least_capacity_is_searched_alike_in_c(seed: int, steps: int, oldest: bool, stretch_rows: int) -> None:
+    how = AllocatorSettings(oldest_segment_first=oldest)
+    with patch("tunecast.tape.program.STRETCH_ROWS", stretch_rows):
+        rows = program(Tape(run_of(seed, steps)))
+        in_c = smallest_capacity_bytes(Replays(rows, how))
+        with patch.object(native, "least", None):
+            assert smallest_capacity_bytes(Replays(rows, how)) == in_c
+
+
+needs_c = pytest.mark.skipif(native.run is None, reason="nothing was compiled")
+
+
+@needs_c
+def test_sizes_beyond_the_c_code_s_reach_are_replayed_in_python() -> None:
+    huge = 2**60
+    rows = program(Tape((Begin(Phase.FORWARD, 0), Alloc(0, huge), Free(0), Alloc(1, 512))))
+    assert replay(rows, AllocatorSettings()).allocated_bytes == huge
+    assert smallest_capacity_bytes(Replays(rows, AllocatorSettings())) == huge
+
+
+@needs_c
+@given(st.integers(0, 10**9), st.integers(0, 10**9), st.sampled_from(("run", "least")))
+@settings(max_examples=300, deadline=None)
+def test_numbers_that_do_not_belong_together_are_refused(seed: int, harm: int, name: str) -> None:
+    """The C code reads what it is told to only where there is something: any number may be any other one."""
+    rows, chance = program(Tape(run_of(seed, 4))), random.Random(harm)
+    given_ = [array("q", each) if isinstance(each, array) else each for each in (*in_c(rows), 2**40, False, 20 * MIB)]
+    for _ in range(chance.randint(1, 3)):
+        at = chance.choice((0, 1, 2, 3, 4, 5, 6, 8))
+        value, odd = given_[at], chance.choice((-3, -2, -1, 0, 1, 2, 7, 40, 10**6, 2**40, 2**62, -(2**62)))
+        if not isinstance(value, array):
+            given_[at] = min(odd, 10**6) if at == 3 else odd
+        elif value and chance.random() < 0.8:
+            value[chance.randrange(len(value))] = odd
+        else:
+            given_[at] = value[: chance.randrange(len(value) + 1)] * chance.choice((1, 2))
+    with suppress(ValueError, OverflowError, MemoryError):
+        getattr(native, name)(*given_)

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tunecast.cli import main as cli
-from tunecast.cli import predict
+from tunecast.cli import predict, told
+from tunecast.cli.told import title_of
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
@@ -162,7 +163,7 @@ def test_details_are_asked_for(shell: Any) -> None:
 
 
 def test_a_traced_job_has_its_details_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict, "changes_tried", lambda *_: pytest.fail("each would be traced"))
+    monkeypatch.setattr(told, "changes_tried", lambda *_: pytest.fail("each would be traced"))
     code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--engine", "traced")
     assert (code, err) == (0, "")
     assert "Peak by module" in out and "attack" not in out
@@ -190,7 +191,7 @@ def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch
     def broken(*_: object) -> None:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(predict, "changes_tried", broken)
+    monkeypatch.setattr(told, "changes_tried", broken)
     monkeypatch.setattr(predict, "outside_of", broken)
     code, out, err = shell("predict", "gpt2", "--gpu", "4090")
     assert code == 0 and "fits:" in out and "Outside" not in out
@@ -346,7 +347,7 @@ def test_files_are_written_where_asked(shell: Any) -> None:
 
 def test_title_says_what_is_predicted() -> None:
     job = Job("gpt2", id="mine", lengths=(64, 128), micro_batch=2)
-    assert predict.title_of(job) == "mine: gpt2, full, 2 x up to 128 tokens on h200-sxm-141gb"
+    assert title_of(job) == "mine: gpt2, full, 2 x up to 128 tokens on h200-sxm-141gb"
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:

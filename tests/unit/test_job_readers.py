@@ -136,6 +136,13 @@ def test_a_line_too_long_is_one_error(tmp_path, monkeypatch):
     assert isinstance(third, JobError)
 
 
+@pytest.mark.parametrize("content", ["", "\n", "  \n\n"])
+def test_a_file_without_jobs_is_an_error(tmp_path: Path, content: str) -> None:
+    (error,) = read_jobs(str(written(tmp_path, "jobs.jsonl", content)))
+    assert isinstance(error, JobError)
+    assert error.exit_code == 2 and 'got no job; allowed: one a line, such as {"model"' in error.message
+
+
 @pytest.mark.parametrize("name", ["no.yaml", "no.yml", "no.json", "no.jsonl"])
 def test_a_file_that_is_not_there(tmp_path, name):
     error = refused(str(tmp_path / name))

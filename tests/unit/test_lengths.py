@@ -183,13 +183,41 @@ def test_batches_of_an_evaluation():
     assert eval_batches(short, sample_lengths(short.data)) == (5, 3)
 
 
+def drawn_anew(shares: dict[float, float]) -> Epoch:
+    return Epoch(0, 0, 100, 100, 0.0, 0.0, shares)
+
+
+def test_each_row_comes_once_an_epoch():
+    # three rows, each a batch of its own: an epoch shows all three lengths, one step of it one, two epochs no more
+    three = job(data={"lengths": [1, 2, 3]}, micro_batch=1)
+    found = epoch_of(three, sample_lengths(three.data))
+    assert [new_lengths(found, n) for n in (1, 3, 6)] == pytest.approx([1, 3, 3])
+    # pairs of 1, 2, 3, 4: 4 is always a pair's longer one; 3 unless it is with 4 (1 of 3), 2 only with 1 (1 of 3)
+    pairs = job(data={"lengths": [1, 2, 3, 4]}, micro_batch=2)
+    assert new_lengths(epoch_of(pairs, sample_lengths(pairs.data)), 2) == pytest.approx(1 + 2 / 3 + 1 / 3)
+
+
+@pytest.mark.parametrize("group", [False, True])
+def test_lengths_seen_in_an_epoch_by_trying(group):
+    draw = random.Random(3)
+    lengths = [round(draw.lognormvariate(5, 0.8)) + 8 for _ in range(400)]
+    made = job(data={"lengths": lengths, "group_by_length": group}, micro_batch=8, seq_len=4096)
+    seen = []
+    for _ in range(30):
+        order = draw.sample(range(400), 400)
+        rows = [lengths[i] for i in (grouped(lengths, 8, order) if group else order)]
+        seen.append(len({max(rows[start : start + 8]) for start in range(0, 400, 8)}))
+    found = epoch_of(made, sample_lengths(made.data))
+    assert new_lengths(found, 50) == pytest.approx(sum(seen) / len(seen), rel=0.06)
+
+
 def test_how_many_lengths_are_new():
-    coin = {1.0: 0.5, 2.0: 0.5}
+    coin = drawn_anew({1.0: 0.5, 2.0: 0.5})
     # two tosses show both sides in half of cases
     assert [new_lengths(coin, n) for n in (1, 2, 100)] == pytest.approx([1, 1.5, 2])
     # of two ranks, at least one sees something new in the second toss in three cases of four
     assert [new_lengths(coin, n, 2) for n in (1, 2)] == pytest.approx([1, 1.75])
-    assert new_lengths({5.0: 1.0}, 1000, 8) == pytest.approx(1)
+    assert new_lengths(drawn_anew({5.0: 1.0}), 1000, 8) == pytest.approx(1)
 
 
 @pytest.mark.parametrize(("kinds", "ranks"), [(20, 2), (50, 4)])
@@ -203,7 +231,7 @@ def test_new_lengths_of_several_ranks_by_trying(kinds, ranks):
             for n, known in zip(drawn, seen, strict=True):
                 known.add(n)
     shares = {float(n): 1 / kinds for n in range(kinds)}
-    assert new_lengths(shares, batches, ranks) == pytest.approx(found / tries, rel=0.03)
+    assert new_lengths(drawn_anew(shares), batches, ranks) == pytest.approx(found / tries, rel=0.03)
 
 
 def test_no_data_no_epoch():

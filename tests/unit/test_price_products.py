@@ -8,6 +8,7 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.predict.price import kind_of, op_seconds, rates_of
+from tunecast.predict.price.offload import HostLink
 from tunecast.predict.price.products import (
     BANDWIDTH,
     OFF_GRID_RATE,
@@ -26,6 +27,7 @@ TEN = Rates(
     compute_capability=(8, 0),
     l2_bytes=0,
     by_dtype={"bf16": 1e13, "fp16": 1e13, "tf32": 5e12, "fp32": 1e12, "fp8": 2e13, "fp4": 4e13, "int8": 2e13},
+    host=HostLink(25e9, 25e9),
 )
 
 

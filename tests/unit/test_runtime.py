@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tunecast.hardware.catalog import gpus
+from tunecast.hardware.cluster import cards_of
+from tunecast.predict.clocks import Column, power, product
 from tunecast.predict.host import Host
 from tunecast.predict.price import op_seconds
-from tunecast.predict.runtime import Lowered, power, product, step_time, step_times
+from tunecast.predict.runtime import Lowered, Place, step_time, step_times
 from tunecast.tape.op import HOOK, SYNCHRONIZE, WAIT, Op, Phase
-from tunecast.tape.timed import Section, Step
+from tunecast.tape.step import Section, Step
 
 H200 = gpus()["h200-sxm-141gb"]
 MS = 1e-3
@@ -64,13 +66,25 @@ def test_a_section_is_as_long_as_its_copies_written_out(ops: list[Op]) -> None:
     assert seconds(step((17, ops))) == pytest.approx(seconds(step((1, ops * 17))))
 
 
-def test_the_two_ways_to_the_end_agree() -> None:
-    """Two clocks on paper, and the matrices that any number of streams needs."""
+def test_a_wait_for_oneself_changes_nothing() -> None:
+    """It cuts a stretch of operations in two."""
     ops = [moving(0.2), moving(3.0), moving(0.4)]
     plain = step((5, ops), (30, [moving(0.6)]))
-    waits = step((5, [*ops, Op(WAIT, kernels=0, shapes=((0,),))]), (30, [moving(0.6)]))
-    assert Lowered(plain).is_plain and not Lowered(waits).is_plain
+    waits = step((5, [*ops[:2], Op(WAIT, kernels=0, shapes=((0,),)), ops[2]]), (30, [moving(0.6)]))
+    assert len(Lowered(waits).plan.course.stretches) == len(Lowered(plain).plan.course.stretches) + 1
     assert seconds(plain) == pytest.approx(seconds(waits))
+
+
+def test_what_is_alike_is_computed_once() -> None:
+    """Layers that are written out are one stretch of operations, wherever they are cut by what waits."""
+    layer = [moving(0.2), moving(3.0), Op(SYNCHRONIZE, kernels=0)]
+    course = Lowered(step((1, layer * 7), (20, layer))).plan.course
+    assert len(course.stretches) == 1
+
+
+def test_an_empty_step_takes_nothing() -> None:
+    told = step_time(Step(()), H200, HOST, None)
+    assert (told.step_s, told.flops, told.cpu_s) == (0.0, 0, 0.0)
 
 
 def test_streams_run_beside_each_other_until_one_waits() -> None:
@@ -125,10 +139,39 @@ def test_a_step_on_many_cards() -> None:
     assert told["a100-sxm-80gb"].step_s > told["h200-sxm-141gb"].step_s == seconds(made)
 
 
-@given(st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=3, max_size=3), st.integers(1, 20))
-def test_powers_are_repeated_products(matrix: list[list[float]], times: int) -> None:
+def test_many_places_are_as_each_alone() -> None:
+    """Other cards, hosts, and clusters of one question; in any order, also twice the same."""
+    gather = Op(
+        "all_gather", read_bytes=10**7, written_bytes=8 * 10**7, stream=1, group="data", shapes=((10**7,), (8,))
+    )
+    wait = Op(WAIT, kernels=0, shapes=((1,),))
+    lowered = Lowered(step((1, [moving(1)]), (20, [gather, moving(2), wait, moving(3)])))
+    slow = replace(HOST, launch_s=3 * MS)
+    cards = [gpus()[name] for name in ("a100-sxm-80gb", "h200-sxm-141gb", "l40s", "h200-sxm-141gb")]
+    places = [
+        Place(gpu, host, cluster)
+        for host in (HOST, slow)
+        for gpu in cards
+        for cluster in (None, cards_of(gpu, 8, 1, (("data", 8),)))
+    ]
+    assert lowered.on_all(places) == [lowered.on(*place) for place in places]
+    keys = [(place.host.launch_s, place.gpu.name, place.cluster is None) for place in places]
+    by_place = dict(zip(keys, lowered.on_all(places), strict=True))
+    assert (
+        by_place[HOST.launch_s, "l40s", False].communication_s > by_place[HOST.launch_s, "l40s", True].communication_s
+    )
+    assert by_place[slow.launch_s, "l40s", True].cpu_s == pytest.approx(3 * by_place[HOST.launch_s, "l40s", True].cpu_s)
+    assert lowered.on_all([]) == []
+
+
+@given(
+    st.lists(st.lists(st.none() | st.floats(-5, 5), min_size=3, max_size=3), min_size=3, max_size=3), st.integers(1, 20)
+)
+def test_powers_are_repeated_products(numbers: list[list[float | None]], times: int) -> None:
+    matrix: list[list[Column | None]] = [[None if at is None else [at] for at in row] for row in numbers]
     by_hand = matrix
     for _ in range(times - 1):
         by_hand = product(matrix, by_hand)
     for row, other in zip(power(matrix, times), by_hand, strict=True):
-        assert row == pytest.approx(other)
+        assert [at is None for at in row] == [at is None for at in other]
+        assert [at for at in row if at] == [pytest.approx(at) for at in other if at]

@@ -117,7 +117,7 @@ def test_offloaded_parts_leave_the_card_alone() -> None:
     assert held_at_end(tape, Role.OPTIMIZER) == held_at_end(tape, Role.GRADIENTS) == 0
     came = [event for event in tape.steps()[1] if isinstance(event, Op) and event.name == "copy_from_host"]
     assert sum(op.written_bytes for op in came) == 4 * (2 * padded(8) - (WIDTH // 8 + WORDS // 8 * WIDTH))
-    [step] = [event for event in tape.steps()[1] if isinstance(event, Op) and event.name == "host_optimizer"]
+    [step] = [event for event in tape.steps()[1] if isinstance(event, Op) and event.name == "host_optimizer_loop"]
     assert (step.read_bytes, step.written_bytes) == (16 * padded(8), 12 * padded(8))
 
 

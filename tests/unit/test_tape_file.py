@@ -25,6 +25,7 @@ TAPE = Tape(
         Free(1),
         EmptyCache(),
         Op("größer 🎈 \ud800", source='"C:\\n.py":1'),
+        MATMUL._replace(by_engine=True),
         Begin(Phase.BACKWARD, 1),
         MATMUL,
         Alloc(2**40, 0),

@@ -16,7 +16,14 @@ from tunecast.predict import whole
 from tunecast.predict.by_length import WAITING, ByLength, mean_step, mean_step_s, priced_lengths
 from tunecast.predict.lengths import Epoch, epoch_of
 from tunecast.predict.runtime import StepTime
-from tunecast.predict.whole import whole_job
+from tunecast.predict.whole import (
+    EVALUATION_KERNEL_S,
+    EVALUATION_NEW_LENGTH_S,
+    NEW_KERNEL_S,
+    NEW_LENGTH_S,
+    kinds_of_lengths,
+    whole_job,
+)
 from tunecast.units import GB
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "outside_runs.jsonl"
@@ -129,7 +136,7 @@ def test_every_phase_on_paper():
             "provisioning": 60,
             "image": 20,
             "download": 10,
-            "start": 9,
+            "start": 13,
             "load": 0.2 + 3 / 7.2,
             "first_step": 0.65,
             "new_lengths": 0,
@@ -153,6 +160,21 @@ def test_lengths_cost_when_they_are_new():
     told = whole_job(made, epoch, known, new_length_s=(0.15, 0.1, 0.2))
     assert told is not None
     assert told.phases_s["new_lengths"] == pytest.approx(0.15)
+
+
+def test_a_kernel_is_compiled_for_lengths_aligned_otherwise():
+    """10 and 20 tokens are multiples of 2 and of 4: one kernel besides the first; in evaluation every kind is new."""
+    made = job(data={"lengths": [10, 20] * 16, "eval_samples": 32}, micro_batch=1, run={"eval_strategy": "epoch"})
+    epoch = epoch_of(made, sample_lengths(made.data))
+    known = {10: step(0.1), 20: step(0.2)}
+    told = whole_job(made, epoch, known, evaluation_s=1.0, new_length_s=NEW_LENGTH_S)
+    assert told is not None
+    assert told.phases_s["new_lengths"] == pytest.approx(NEW_LENGTH_S[0] + NEW_KERNEL_S[0])
+    assert kinds_of_lengths({64.0: 0.5, 24.0: 0.25, 7.0: 0.25}, 4) == 3
+    assert kinds_of_lengths({64.0: 0.99, 7.0: 0.01}, 4) == 1  # so few that none is likely
+    # eight samples to a batch: nearly all are padded to 20
+    once = EVALUATION_NEW_LENGTH_S[0] + EVALUATION_KERNEL_S[0]
+    assert told.phases_s["evaluation"] == pytest.approx(told.evaluations * 1.0 + once, rel=0.01)
 
 
 def test_what_is_not_known_is_named():

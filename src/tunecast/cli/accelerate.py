@@ -7,12 +7,12 @@ Source   accelerate 1.15.0: utils/launch.py (`prepare_simple_launcher_cmd_env`, 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from tunecast.errors import UsageError
 from tunecast.job.readers import yaml
 from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
+from tunecast.records import dataclass, field
 
 _FSDP: Mapping[str, str | None] = {
     "version": "1",

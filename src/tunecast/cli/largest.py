@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from tunecast.job.names import METHODS
 from tunecast.job.readers import FORMATS
 from tunecast.predict.engines import the_job
 from tunecast.predict.largest import capacity_of, largest_batch, largest_model, longest_sequence, of_model, positions_of
+from tunecast.records import replace
 from tunecast.report.largest import Largest, Most, Settings, TopModel, largest_dict, largest_text
 
 USAGE = "tunecast largest [JOB] [options]"
@@ -116,8 +116,8 @@ def most_that_fits(source: str, overrides: Overrides, asking: Asking) -> Largest
             sequences.append(Most(job.method, job.micro_batch, None, None, None, why))
             batches.append(Most(job.method, job.seq_len, None, None, None, why))
             continue
-        at_length = None if length.most is None else dataclasses.replace(job, seq_len=length.most, lengths=None)
-        at_rows = None if rows.most is None else dataclasses.replace(job, micro_batch=rows.most)
+        at_length = None if length.most is None else replace(job, seq_len=length.most, lengths=None)
+        at_rows = None if rows.most is None else replace(job, micro_batch=rows.most)
         sequences.append(Most(job.method, job.micro_batch, length.most, length.beyond, need_of(at_length, asking)))
         batches.append(Most(job.method, job.seq_len, rows.most, rows.beyond, need_of(at_rows, asking)))
     settings = settings_of(jobs[0])

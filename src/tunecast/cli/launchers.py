@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 from tunecast.cli.accelerate import Accelerate, accelerate_from
 from tunecast.errors import UsageError
+from tunecast.records import dataclass, field, replace
 from tunecast.tape.trace.launch import rank_zero
 
 UNDERSTOOD = "train.py ARGS, -m package.module ARGS, or either after python, torchrun ... or accelerate launch ..."

@@ -9,17 +9,17 @@ from datetime import date
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser, count, number
+from tunecast.cli.filters import add_filter_flags, add_money_flags, asked_from, rate_from
 from tunecast.cli.terminal import terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
 from tunecast.hardware.catalog import gpus
 from tunecast.offers import store
 from tunecast.offers.asked import Asked, Left, asked
-from tunecast.offers.jurisdiction import country
-from tunecast.offers.money import RATE, given
-from tunecast.offers.offer import KINDS, NOT_AVAILABILITY, Offer
+from tunecast.offers.offer import NOT_AVAILABILITY, Offer
 from tunecast.offers.own import joined, own_offers
 from tunecast.offers.provider import terms
 from tunecast.offers.update import feeds, update
+from tunecast.records import replace
 from tunecast.report.offers import break_even_text, offer_dict, offer_page, offer_table, update_text
 
 USAGE = "tunecast offers [TEXT...] [options] | offers update | offers add FILE"
@@ -49,23 +49,10 @@ SHOWN = 30
 def parser() -> Parser:
     made = Parser("offers", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a card, provider, machine or region")
-    made.add_argument("--gpu", metavar="NAME", help="a card, as in tunecast gpus")
-    made.add_argument("--gpus", metavar="N", type=count, help="cards in the machine")
-    made.add_argument("--provider", metavar="NAME", action="append", default=[], help="(repeatable)")
-    made.add_argument("--kind", choices=KINDS, action="append", default=[], help="(repeatable)")
-    made.add_argument("--spot", action="store_true", help="as --kind spot")
-    made.add_argument("--no-spot", action="store_true", help="all but spot")
-    made.add_argument("--country", metavar="NAME", action="append", default=[], help="such as DE (repeatable)")
-    made.add_argument("--eu", action="store_true", help="in one of the EU's 27 countries for sure")
-    made.add_argument("--no-cloud-act", action="store_true", help="no parent under US law is known")
-    made.add_argument("--certified", metavar="NAME", help="such as iso27001, as the provider states it")
-    made.add_argument("--interconnect", metavar="KIND", help="inside the machine: nvlink, xgmi, pcie, host, or a link")
-    made.add_argument("--vendor", metavar="NAME", help="NVIDIA, AMD or Intel")
+    add_filter_flags(made)
     made.add_argument("--max-usd", metavar="N", type=number(0, 1e6, "dollars"), help="an hour, of the machine")
     made.add_argument("--max-age", metavar="DAYS", type=count, help="leave out older prices")
-    made.add_argument("--eur", action="store_true", help="show euros")
-    made.add_argument("--usd-per-eur", metavar="N", type=number(0, 100), help=f"(default: {RATE.usd_per_eur:g})")
-    made.add_argument("--vat", metavar="PERCENT", type=number(0, 100), help="show prices with it (JSON is without)")
+    add_money_flags(made)
     made.add_argument("--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest")
     made.add_argument("--json", action="store_true", help="JSON instead of text")
     return made
@@ -77,7 +64,7 @@ def run(argv: Sequence[str]) -> int:
     today = date.today()
     if words[:1] == ["update"]:
         return _update(words[1:], today, as_json=arguments.json)
-    rate = RATE if arguments.usd_per_eur is None else given(arguments.usd_per_eur, today)
+    rate = rate_from(arguments, today)
     if words[:1] == ["add"]:
         if len(arguments.texts) != 2:
             raise UsageError("offers add: allowed: one FILE. See tunecast offers --help", field="FILE")
@@ -85,19 +72,9 @@ def run(argv: Sequence[str]) -> int:
         path = store.keep(store.OWN, joined(store.kept(store.OWN), new))
         print(f"{len(new)} offer{'' if len(new) == 1 else 's'} added: {path}")
         return 0
-    wanted = Asked(
+    wanted = replace(
+        asked_from(arguments),
         words=tuple(words),
-        gpu=arguments.gpu,
-        gpus=arguments.gpus,
-        providers=tuple(name.lower() for name in arguments.provider),
-        kinds=tuple(arguments.kind) or (("spot",) if arguments.spot else ()),
-        no_spot=arguments.no_spot,
-        countries=tuple(country(name) for name in arguments.country),
-        eu=arguments.eu,
-        no_cloud_act=arguments.no_cloud_act,
-        certified=arguments.certified,
-        interconnect=arguments.interconnect,
-        vendor=arguments.vendor,
         max_usd_per_hour=arguments.max_usd,
         max_age_days=arguments.max_age,
     )

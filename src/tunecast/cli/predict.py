@@ -5,36 +5,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.asking import QUIET_S
-from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.main import DEBUG, internal_error, without_traceback
-from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError, job_error, read_jobs
 from tunecast.predict import engines
-from tunecast.predict.calibration import Calibration
-from tunecast.predict.changes import changes_tried, reserved
 from tunecast.predict.engines import DEFAULT_ENGINE
-from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.modelled import require_engine
 from tunecast.predict.outside import outside_of
-from tunecast.predict.prediction import Predicted, context_of
-from tunecast.report.advice import advice_text, best_of
-from tunecast.report.figures import LeastCard
-from tunecast.report.outside import outside_text
-from tunecast.report.text import Terminal, report
-from tunecast.report.time import time_text
-from tunecast.report.traced import card_figures
+from tunecast.records import dataclass, replace
 from tunecast.tape.trace.limits import Limits
+
+if TYPE_CHECKING:
+    from tunecast.predict.calibration import Calibration
 
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
@@ -103,7 +92,10 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     require_engine(arguments.engine)
     for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
-        require_writable(flag, name)
+        if name is not None:
+            from tunecast.cli.files import require_writable
+
+            require_writable(flag, name)
     jobs = jobs_of(arguments.jobs, overrides_from(arguments))
     if len(jobs) > 1 and (arguments.html or arguments.snapshot):
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
@@ -124,7 +116,9 @@ def run(argv: Sequence[str]) -> int:
         not arguments.no_calibration,
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
+        # Loaded once, before there are several processes.
         from tunecast.cli.cores import on_all_cores
+        from tunecast.predict import analytic, timing  # noqa: F401
 
         return worst(on_all_cores(partial(answer, how=how), jobs))
     return worst(answer(job, number, how) for number, job in enumerate(jobs, start=1))
@@ -168,6 +162,8 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
 def predicted(job: Job, number: int, how: How) -> int:
     place = f" ({number} of {how.total})" if how.total > 1 else ""
     if how.engine == "traced":
+        from tunecast.cli.terminal import Progress
+
         with Progress(f"tracing {job.id or job.model}{place}") as progress:
             done = engines.predicted(
                 job, engine="traced", exact=how.exact, python=how.python, limits=how.limits, progress=progress
@@ -181,17 +177,14 @@ def predicted(job: Job, number: int, how: How) -> int:
     if how.json:
         print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
     else:
-        figures = card_figures(held, said, title_of(job), details=how.details, least_card=smallest(done))
-        terminal = terminal_of(sys.stdout)
-        advice = extra("changes to the job", lambda: advice_on(done, terminal, how, place)) if how.advice else None
-        # Where the training itself does not fit, that loading or evaluation do not either is no news.
-        capacity_bytes = held.capacity_bytes if held.fits else None
-        around = "" if outside is None else outside_text(outside, terminal, capacity_bytes=capacity_bytes)
-        if number > 1:
-            print()
-        clock = time_text(said.time, said.utilization, said.energy, terminal)
-        print(report(figures, terminal, time=clock, advice=advice or "", outside=around), end="", flush=True)
+        from tunecast.cli.told import tell
+
+        figures = tell(done, outside, number, how, place)
     if how.html or how.snapshot:
+        from tunecast.cli.files import write_asked
+        from tunecast.cli.told import title_of
+        from tunecast.report.traced import card_figures
+
         write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot, said)
     return 0 if held.fits else DoesNotFit.exit_code
 
@@ -215,38 +208,3 @@ def extra(what: str, ask: Callable[[], Extra]) -> Extra | None:
             raise
         print(f"tunecast: {what}: {internal_error(error)}", file=sys.stderr, flush=True)
         return None
-
-
-def smallest(done: Predicted) -> LeastCard:
-    # A capacity the job pretends is no card's: what fits into it says nothing about the card it names.
-    tried = {done.held.gpu.name: done.held.fits} if done.job.hardware.capacity_bytes is None else {}
-    card = least_card(done.job, done.prediction.smallest_capacity_bytes, tried)
-    if card is None:
-        return LeastCard(None, largest_memory_bytes(), measured=False)
-    return LeastCard(card.name, card.memory_bytes, context_of(card).measured)
-
-
-def advice_on(done: Predicted, terminal: Terminal, how: How, place: str) -> str:
-    """The changes that help most, each predicted."""
-    began_s = time.monotonic()
-    with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
-
-        def predict(job: Job) -> Predicted:
-            passed_s = time.monotonic() - began_s
-            if passed_s >= QUIET_S:
-                progress(passed_s)
-            return engines.predicted(job, engine=how.engine)
-
-        tried = changes_tried(done.job, done, predict, reserved)
-    fitted = done.held.fits
-    return advice_text(best_of(tried, reserved(done), fitted), terminal, fitted=fitted)
-
-
-def title_of(job: Job) -> str:
-    """`my-run: llama-3.1-8b, qlora, 1 x 2048 tokens on rtx-4090`."""
-    name = f"{job.id}: " if job.id is not None else ""
-    length = max(job.lengths) if job.lengths else job.seq_len
-    tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length} tokens"
-    cards = job.hardware.gpus * job.hardware.nodes
-    several = f"{cards} " if cards > 1 else ""
-    return f"{name}{job.model}, {job.method}, {tokens}{' each' if several else ''} on {several}{job.hardware.gpu}"

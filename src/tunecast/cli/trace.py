@@ -10,7 +10,6 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tunecast.cli.accelerate import accelerate_config
@@ -27,6 +26,7 @@ from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.predict.modelled import card_of, others_hold
 from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
+from tunecast.records import replace
 from tunecast.report.figures import Figures, grouped_blocks
 from tunecast.report.text import report
 from tunecast.report.traced import card_figures

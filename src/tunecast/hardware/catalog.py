@@ -7,14 +7,13 @@ An unknown name stops with the nearest known ones, an ambiguous one with the can
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from tunecast.errors import UsageError, nearest
 from tunecast.hardware.spec import Gpu
+from tunecast.tables import Tables, text_beside
 from tunecast.units import GB, GIB, MIB, TERA
 
 FIELD = "hardware.gpu"
@@ -43,6 +42,8 @@ def gpu(name: str) -> Gpu:
 
 def known_gpu(name: str) -> Gpu:
     """The card a name means. Raises `UsageError` where it is unknown or could be several."""
+    if name in _table():
+        return _card(name)
     wanted = _words(name[:_LONGEST_NAME])
     exact = _aliases().get(" ".join(wanted))
     if exact is not None:
@@ -77,10 +78,12 @@ def _is_told_by(word: str, known: Gpu) -> bool:
 @cache
 def gpus() -> Mapping[str, Gpu]:
     """Every card, by name."""
-    return {name: _gpu(name, fields) for name, fields in _table().items()}
+    return {name: _card(name) for name in _table()}
 
 
-def _gpu(name: str, fields: Mapping[str, Any]) -> Gpu:
+@cache
+def _card(name: str) -> Gpu:
+    fields = _table()[name]
     major, _, minor = fields.get("compute_capability", "0.0").partition(".")
     return Gpu(
         name=name,
@@ -173,5 +176,4 @@ def _aliases() -> Mapping[str, str]:
 
 @cache
 def _table() -> Mapping[str, Mapping[str, Any]]:
-    table: dict[str, Mapping[str, Any]] = tomllib.loads((files("tunecast.hardware") / "gpus.toml").read_text("utf-8"))
-    return table
+    return Tables(text_beside(__file__, "gpus.toml"))

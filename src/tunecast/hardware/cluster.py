@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from tunecast.hardware.links import Link, Node, interconnect, links, network, nodes
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.records import dataclass
 
 GEFORCE = ("rtx-3090", "rtx-4090", "rtx-5090")
 HOME_GBIT_PER_S = 10.0

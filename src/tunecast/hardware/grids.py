@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
+from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError, nearest
+from tunecast.tables import Tables, text_beside
 
 FIELD = "hardware.country"
 
@@ -36,13 +36,12 @@ def grid(country: str) -> Grid:
 
 
 @cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads((files("tunecast.hardware") / "grids.toml").read_text("utf-8"))
+def _table() -> Mapping[str, Mapping[str, Any]]:
+    return Tables(text_beside(__file__, "grids.toml"))
 
 
-def _countries() -> dict[str, Any]:
-    countries: dict[str, Any] = _table()["countries"]
-    return countries
+def _countries() -> Mapping[str, Any]:
+    return _table()["countries"]
 
 
 @cache

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from datetime import date
 from functools import cache
-from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import UsageError, nearest
+from tunecast.records import dataclass, replace
+from tunecast.tables import Tables, text_beside
 from tunecast.units import GB
+
+if TYPE_CHECKING:
+    from datetime import date
 
 MICRO = 1e-6
 GBIT = GB / 8
@@ -162,5 +163,4 @@ def _scaled(gb_per_s: float | None) -> float | None:
 
 @cache
 def _table(name: str) -> Mapping[str, Mapping[str, Any]]:
-    table: dict[str, Mapping[str, Any]] = tomllib.loads((files("tunecast.hardware") / name).read_text("utf-8"))
-    return table
+    return Tables(text_beside(__file__, name))

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import date
+from typing import TYPE_CHECKING
+
+from tunecast.records import dataclass, field
+
+if TYPE_CHECKING:
+    from datetime import date
 
 
 @dataclass(frozen=True)

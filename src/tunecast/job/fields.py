@@ -5,9 +5,9 @@ Readers, flags, messages and docs/defaults.md are made from these, so a new fiel
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+from tunecast import records
 from tunecast.job.knob import Kind, Knob, Origin, Problem, Wrong, raise_if_any
 
 
@@ -26,12 +26,12 @@ def peft(name: str, value: object) -> Origin:
 OURS = Origin("tunecast")
 
 
-REQUIRED: Any = dataclasses.MISSING
+REQUIRED: Any = records.MISSING
 
 
 def field(kind: Kind, default: Any, origin: Origin, help: str, **more: Any) -> Any:
     """A dataclass field with its knob; `REQUIRED` for one without a default."""
-    return dataclasses.field(default=default, metadata={"knob": Knob(kind, help, default, origin, **more)})
+    return records.field(default=default, metadata={"knob": Knob(kind, help, default, origin, **more)})
 
 
 class Section:
@@ -48,4 +48,4 @@ class Section:
 
 
 def knobs_of(section: type) -> dict[str, Knob]:
-    return {f.name: f.metadata["knob"] for f in dataclasses.fields(section) if "knob" in f.metadata}
+    return {f.name: f.metadata["knob"] for f in records.fields(section) if "knob" in f.metadata}

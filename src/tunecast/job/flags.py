@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -52,10 +52,15 @@ def job_flags() -> tuple[Flag, ...]:
     return tuple(flags)
 
 
-def add_job_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for every field, and `--set`. Values stay text: the knobs read them, and say what is wrong with them."""
+def add_job_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()) -> None:
+    """A flag for every field, and `--set`. Values stay text: the knobs read them, and say what is wrong with them.
+
+    `without`: flags the command has for its own; `--set` reaches those fields all the same.
+    """
     group = parser.add_argument_group("the job (these win over the file)")
     for flag in job_flags():
+        if flag.flag in without:
+            continue
         help = flag.help.replace("%", "%%")
         dest = _PREFIX + flag.field
         if flag.kind == "bool":

@@ -11,7 +11,6 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import quote
@@ -19,6 +18,7 @@ from urllib.parse import quote
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.bounds import bounded_bytes, decoded
 from tunecast.job.safetensors import MOST_INDEX_BYTES, Weights, header_counts, shards, weights_of
+from tunecast.records import dataclass, field
 from tunecast.units import KIB
 
 if TYPE_CHECKING:

@@ -7,17 +7,17 @@ messages and docs/defaults.md are made: a new field is one line here.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
 from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
 from tunecast.job.knob import Knob, Problem, raise_if_any, shown
 from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, OWN_OPTIMIZERS, STACKS, TASKS
 from tunecast.job.sections import Data, Hardware, Lora, Parallel, Quantization, Run
+from tunecast.records import dataclass
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
 
@@ -60,10 +60,10 @@ class Job(Section):
         "release of the stack's own package, such as torchtune's 0.4; null: the newest that is written down",
         nullable=True,
     )
-    lora: Lora = dataclasses.field(
+    lora: Lora = records.field(
         default_factory=Lora, metadata={"section": Lora, "help": "adapters, with method lora or qlora"}
     )
-    quantization: Quantization = dataclasses.field(
+    quantization: Quantization = records.field(
         default_factory=Quantization,
         metadata={"section": Quantization, "help": "of the frozen weights, with method qlora"},
     )
@@ -227,16 +227,16 @@ class Job(Section):
         high=10_000_000,
         nullable=True,
     )
-    data: Data = dataclasses.field(
+    data: Data = records.field(
         default_factory=Data, metadata={"section": Data, "help": "how much there is to train on"}
     )
-    run: Run = dataclasses.field(
+    run: Run = records.field(
         default_factory=Run, metadata={"section": Run, "help": "how long it runs, and what happens between steps"}
     )
-    hardware: Hardware = dataclasses.field(
+    hardware: Hardware = records.field(
         default_factory=Hardware, metadata={"section": Hardware, "help": "where it runs"}
     )
-    parallel: Parallel = dataclasses.field(
+    parallel: Parallel = records.field(
         default_factory=Parallel, metadata={"section": Parallel, "help": "how it is split over the cards"}
     )
 
@@ -247,7 +247,7 @@ class Job(Section):
                 wrong = f"got {shown(getattr(self, name))}; allowed: a {section.__name__}"
                 raise_if_any([Problem(name, wrong)])
         values = settled(self.flat())
-        quantization = dataclasses.replace(self.quantization, format=values["quantization.format"])
+        quantization = records.replace(self.quantization, format=values["quantization.format"])
         object.__setattr__(self, "quantization", quantization)
         raise_if_any(contradictions(values, given=changed(values)))
 
@@ -274,14 +274,14 @@ class Job(Section):
 @cache
 def sections() -> dict[str, type[Section]]:
     """The parts of a job that have fields of their own."""
-    return {f.name: f.metadata["section"] for f in dataclasses.fields(Job) if "section" in f.metadata}
+    return {f.name: f.metadata["section"] for f in records.fields(Job) if "section" in f.metadata}
 
 
 @cache
 def all_knobs() -> dict[str, Knob]:
     """Every field of a job by its dotted name, in the order of the contract."""
     knobs: dict[str, Knob] = {}
-    for f in dataclasses.fields(Job):
+    for f in records.fields(Job):
         if "knob" in f.metadata:
             knobs[f.name] = f.metadata["knob"]
         else:

@@ -10,10 +10,10 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tunecast.errors import UsageError, nearest
+from tunecast.records import dataclass
 from tunecast.units import bytes_from
 
 Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes"]

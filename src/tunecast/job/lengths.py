@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from pathlib import Path
-from statistics import NormalDist
 from typing import NamedTuple
 
 from tunecast.errors import UsageError
@@ -34,7 +33,6 @@ MOST_FILE_BYTES = 64 * MIB
 QUANTILES = 4096
 """That a distribution is cut into where there are more samples: a length is then off by its share of a 4096th."""
 LONGEST = 10_000_000
-Z90 = NormalDist().inv_cdf(0.9)
 WIDEST_SIGMA = 5.0
 """Its p90 is 600 times its median: no data set is wider."""
 
@@ -88,7 +86,7 @@ def _counted(lengths: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 def _file(name: str) -> tuple[int, ...]:
     try:
-        seen = Path(name).stat()
+        seen = os.stat(name)
         return _read(name, seen.st_mtime_ns, seen.st_size)
     except (OSError, ValueError):  # whoever reads it says what is wrong
         return _read.__wrapped__(name, 0, 0)
@@ -97,6 +95,8 @@ def _file(name: str) -> tuple[int, ...]:
 @lru_cache(maxsize=1)
 def _read(name: str, changed_ns: int, size_bytes: int) -> tuple[int, ...]:
     """Once for all who ask about a job, as long as the file stays as it is."""
+    from pathlib import Path
+
     text = bounded_text(Path(name), MOST_FILE_BYTES)
     try:
         found = json.loads(text) if text.lstrip().startswith("[") else [_line(line) for line in text.splitlines()]
@@ -171,11 +171,13 @@ def _uniform(given: Mapping[str, float]) -> Callable[[float], float] | None:
 
 def _lognormal(given: Mapping[str, float]) -> Callable[[float], float] | None:
     """Of a log-normal, mean = median * exp(sigma**2 / 2) and p90 = median * exp(1.2816 * sigma)."""
+    from statistics import NormalDist  # it takes as long to load as a job to read
+
     median, sigma = given.get("median", 0.0), given.get("sigma", 0.0)
     if len(given) != 2 or median < 1:
         return None
     if given.get("p90", 0.0) > median:
-        sigma = math.log(given["p90"] / median) / Z90
+        sigma = math.log(given["p90"] / median) / NormalDist().inv_cdf(0.9)
     elif given.get("mean", 0.0) > median:
         sigma = math.sqrt(2 * math.log(given["mean"] / median))
     if not 0 < sigma <= WIDEST_SIGMA:

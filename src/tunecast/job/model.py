@@ -7,23 +7,26 @@ model is never run. Names differ between architectures (`n_embd`, `d_model`, …
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from pathlib import Path
-from typing import Any, TypeGuard
+from functools import cache, lru_cache
+from os.path import isfile, join
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from tunecast.errors import NotResolved, UsageError, nearest
-from tunecast.job import hub
 from tunecast.job.knob import Problem, shown
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
 from tunecast.job.registry import bundled_config, bundled_name, bundled_names
 from tunecast.job.registry import bundled_models as bundled_models
-from tunecast.job.safetensors import Weights
+from tunecast.records import dataclass
+from tunecast.tables import text_beside
 from tunecast.units import MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tunecast.job.hub import Settings
+    from tunecast.job.safetensors import Weights
 
 MOST_CONFIG_BYTES = MIB
 
@@ -90,6 +93,10 @@ def resolve_model(name: str, *, offline: bool | None = None) -> ModelConfig:
 
     `offline` None: as HF_HUB_OFFLINE says. Raises `NotResolved` with the nearest names.
     """
+    if name in bundled_names() and not isfile(name) and not isfile(join(name, "config.json")):
+        return _bundled(name, name)
+    from tunecast.job import hub  # a bundled name needs nothing of the network
+
     path = _local(name) if name.strip() else None
     if path is not None:
         weights, notes = _told(lambda: hub.folder_weights(path.parent))
@@ -246,6 +253,8 @@ def _spelled(text: Mapping[str, Any], spellings: tuple[str, ...]) -> tuple[str, 
 
 def _local(name: str) -> Path | None:
     """The config.json a path names, or None when the name is no path. A path that leads nowhere is an error."""
+    from pathlib import Path
+
     try:
         path = Path(name).expanduser()
         if (path / "config.json").is_file():
@@ -261,11 +270,14 @@ def _local(name: str) -> Path | None:
     return None
 
 
+@lru_cache(maxsize=256)
 def _bundled(name: str, key: str) -> ModelConfig:
     return model_config(name, bundled_config(key), f"bundled ({key})")
 
 
-def _from_hub(name: str, settings: hub.Settings) -> ModelConfig:
+def _from_hub(name: str, settings: Settings) -> ModelConfig:
+    from tunecast.job import hub
+
     try:
         found = hub.config(name, settings, MOST_CONFIG_BYTES)
     except hub.NotReached as error:
@@ -307,4 +319,6 @@ def _short(name: str) -> str:
 
 @cache
 def _architectures(which: str) -> frozenset[str]:
-    return frozenset(tomllib.loads((files("tunecast.job") / "architectures.toml").read_text("utf-8"))[which])
+    import tomllib
+
+    return frozenset(tomllib.loads(text_beside(__file__, "architectures.toml"))[which])

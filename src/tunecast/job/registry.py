@@ -7,28 +7,30 @@ needs of a model, and only searches and Hub ids need it.
 from __future__ import annotations
 
 import json
-import tomllib
+import os
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.resources import files
 from typing import Any
+
+from tunecast.tables import Tables, text_beside
+
+_MODELS = os.path.join(os.path.dirname(__file__), "models")
 
 
 @cache
 def bundled_names() -> frozenset[str]:
-    return frozenset(entry.name.removesuffix(".json") for entry in (files("tunecast.job") / "models").iterdir())
+    return frozenset(name.removesuffix(".json") for name in os.listdir(_MODELS))
 
 
 @cache
 def bundled_models() -> Mapping[str, Mapping[str, Any]]:
     """The index, in its own order: by family, line and size. Its head says what the keys mean."""
-    index: dict[str, Mapping[str, Any]] = tomllib.loads((files("tunecast.job") / "models.toml").read_text("utf-8"))
-    return index
+    return Tables(text_beside(__file__, "models.toml"))
 
 
 def bundled_config(name: str) -> dict[str, Any]:
     """The config.json of one of `bundled_names`; a fresh copy each time."""
-    content: dict[str, Any] = json.loads((files("tunecast.job") / "models" / f"{name}.json").read_text("utf-8"))
+    content: dict[str, Any] = json.loads(text_beside(__file__, "models", f"{name}.json"))
     return content
 
 

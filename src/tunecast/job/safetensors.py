@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import decoded
 from tunecast.job.readers.json import parsed
+from tunecast.records import dataclass
 from tunecast.units import MIB
 
 MOST_HEADER_BYTES = 32 * MIB

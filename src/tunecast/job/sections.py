@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tunecast.job.fields import OURS, Section, field, peft, transformers, trl
 from tunecast.job.knob import Origin
 from tunecast.job.names import DTYPES
+from tunecast.records import dataclass
 
 
 @dataclass(frozen=True)

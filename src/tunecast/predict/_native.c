@@ -1,7 +1,8 @@
 /* What predict/replay.py does with predict/allocator.py, for a whole run at once, twenty times as fast, under the
-   settings almost every job has: one stream, no expandable segments, no garbage collection, no rounding to powers of 2,
+   settings almost every job has: no expandable segments, no garbage collection, no rounding to powers of 2,
    no limit on splitting. The decisions are the same (tests/properties/test_replay.py compares them), and so are their
-   sources. Blocks of a segment are chained by address; the free ones are a sorted array a pool. */
+   sources. Blocks of a segment are chained by address; the free ones are a sorted array a pool. The module is made
+   here; its other function is in _pricing.c. CHECKSUM is of both (native.py). */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -15,15 +16,19 @@
 #define SMALL (1 * MIB)
 #define NONE (-1)
 #define NO_BYTES (-2)
+#define MOST_BYTES ((int64_t)1 << 56)   /* of one block; with it no sum below leaves 64 bits */
+#define FARTHEST (INT64_MAX / 2)
+#define UNLIMITED ((int64_t)1 << 62)
+#define MOST_STREAMS 4096
 
-typedef struct { int64_t address, size; int32_t before, after; int8_t large, is_free; } Block;
+typedef struct { int64_t address, size; int32_t before, after, pool; int8_t is_free; } Block;
 typedef struct { int64_t size, address; int32_t block; } Key;
-typedef struct { Key *keys; int64_t count, room; int64_t unsplit; } Pool;
+typedef struct { Key *keys; int64_t count, room; } Pool;
 
 typedef struct {
     Block *blocks; int32_t count, room, unused;   /* unused: a chain of blocks through `after` */
     int32_t *live; int64_t names;
-    Pool pools[2];
+    Pool *pools; int32_t pool_count;              /* of each stream its small one, then its large one */
     int64_t next_address, allocated, reserved, peak_allocated, peak_reserved, limit, refused, retries, large_segment;
     int oldest_first;
 } Allocator;
@@ -44,7 +49,7 @@ static void take(Pool *pool, int64_t place) {
 
 static int put(Allocator *a, int32_t number) {
     Block *block = &a->blocks[number];
-    Pool *pool = &a->pools[block->large];
+    Pool *pool = &a->pools[block->pool];
     if (pool->count == pool->room) {
         int64_t room = pool->room ? 2 * pool->room : 256;
         Key *keys = PyMem_Realloc(pool->keys, (size_t)room * sizeof(Key));
@@ -61,6 +66,7 @@ static int put(Allocator *a, int32_t number) {
 static int32_t new_block(Allocator *a) {
     if (a->unused != NONE) { int32_t number = a->unused; a->unused = a->blocks[number].after; return number; }
     if (a->count == a->room) {
+        if (a->room > INT32_MAX / 2) return NONE;
         int32_t room = a->room ? 2 * a->room : 4096;
         Block *blocks = PyMem_Realloc(a->blocks, (size_t)room * sizeof(Block));
         if (!blocks) return NONE;
@@ -69,11 +75,15 @@ static int32_t new_block(Allocator *a) {
     return a->count++;
 }
 
-static void drop(Allocator *a, int32_t number) { a->blocks[number].after = a->unused; a->unused = number; }
+static void drop(Allocator *a, int32_t number) {
+    a->blocks[number].is_free = 1;
+    a->blocks[number].after = a->unused;
+    a->unused = number;
+}
 
 static void empty_cache(Allocator *a) {
-    for (int large = 1; large >= 0; large--) {
-        Pool *pool = &a->pools[large];
+    for (int32_t number = 0; number < a->pool_count; number++) {
+        Pool *pool = &a->pools[number];
         int64_t kept = 0;
         for (int64_t i = 0; i < pool->count; i++) {
             Block *block = &a->blocks[pool->keys[i].block];
@@ -89,7 +99,7 @@ static void empty_cache(Allocator *a) {
 }
 
 /* A new segment as one block; NONE: no room, or no memory (then a Python error is set). */
-static int32_t new_segment(Allocator *a, int large, int64_t segment) {
+static int32_t new_segment(Allocator *a, int32_t pool, int64_t segment) {
     if (a->reserved + segment > a->limit) {
         if (a->reserved + segment < a->refused) a->refused = a->reserved + segment;
         return NONE;
@@ -97,19 +107,21 @@ static int32_t new_segment(Allocator *a, int large, int64_t segment) {
     int32_t number = new_block(a);
     if (number == NONE) { PyErr_NoMemory(); return NONE; }
     int64_t address;
+    if (a->next_address > FARTHEST || a->next_address < -FARTHEST) { PyErr_NoMemory(); return NONE; }
     if (a->oldest_first) { address = a->next_address; a->next_address += segment + 512; }
     else address = a->next_address = a->next_address - segment - 512;
-    a->blocks[number] = (Block){address, segment, NONE, NONE, (int8_t)large, 0};
+    a->blocks[number] = (Block){address, segment, NONE, NONE, pool, 0};
     a->reserved += segment;
     if (a->reserved > a->peak_reserved) a->peak_reserved = a->reserved;
     return number;
 }
 
 /* 0: done; 1: out of memory; -1: an error. */
-static int request(Allocator *a, int64_t name, int64_t nbytes, int64_t *given, int64_t *segment) {
+static int request(Allocator *a, int64_t name, int64_t nbytes, int64_t stream, int64_t *given, int64_t *segment) {
     int64_t size = (nbytes + 511) & ~(int64_t)511;
     int large = size > SMALL;
-    Pool *pool = &a->pools[large];
+    int32_t of = (int32_t)(2 * stream) + large;
+    Pool *pool = &a->pools[of];
     int64_t place = place_of(pool, size, 0);
     int32_t number;
     if (place < pool->count) {
@@ -118,20 +130,20 @@ static int request(Allocator *a, int64_t name, int64_t nbytes, int64_t *given, i
         a->blocks[number].is_free = 0;
     } else {
         *segment = !large ? 2 * MIB : size < 10 * MIB ? a->large_segment : (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
-        number = new_segment(a, large, *segment);
+        number = new_segment(a, of, *segment);
         if (number == NONE && !PyErr_Occurred()) {
             empty_cache(a);
             a->retries++;
-            number = new_segment(a, large, *segment);
+            number = new_segment(a, of, *segment);
         }
         if (number == NONE) return PyErr_Occurred() ? -1 : 1;
     }
     int64_t rest = a->blocks[number].size - size;
-    if (rest > pool->unsplit) {
+    if (rest > (large ? SMALL : 511)) {
         int32_t left = new_block(a);
         if (left == NONE) { PyErr_NoMemory(); return -1; }
         Block *block = &a->blocks[number];
-        a->blocks[left] = (Block){block->address + size, rest, number, block->after, (int8_t)large, 0};
+        a->blocks[left] = (Block){block->address + size, rest, number, block->after, of, 0};
         if (block->after != NONE) a->blocks[block->after].before = left;
         block->after = left;
         block->size = size;
@@ -149,7 +161,8 @@ static int release(Allocator *a, int64_t name) {
     a->live[name] = NONE;
     if (number == NO_BYTES) return 0;
     Block *block = &a->blocks[number];
-    Pool *pool = &a->pools[block->large];
+    if (block->is_free) { PyErr_SetString(PyExc_ValueError, "a block that is freed twice"); return -1; }
+    Pool *pool = &a->pools[block->pool];
     a->allocated -= block->size;
     int32_t after = block->after, before = block->before;
     if (after != NONE && a->blocks[after].is_free) {
@@ -173,89 +186,256 @@ static int release(Allocator *a, int64_t name) {
     return 0;
 }
 
-/* run(blocks, sizes, names, plan, renames, limit, oldest_first, large_segment)
-   plan: for each stretch its first row, its end, and the end of the renames that come before it.
+static int is_numbers(const Py_buffer *of) { return of->len % 8 == 0 && (!of->len || (uintptr_t)of->buf % 8 == 0); }
+
+/* A program's rows, as replay.py's `in_c` makes them: blocks, sizes, streams (none: all of one), how many names there
+   are, of each stretch as it is taken its first row, its end, and the end of the renames before it, and the renames. */
+typedef struct {
+    Py_buffer blocks, sizes, streams, plan, renames;
+    long long names;
+    const int64_t *block, *size, *stream, *step, *pair;
+    int64_t count, stretches, pairs, requests;   /* the last: the most there can be */
+    int64_t *moved;
+} Rows;
+
+static void close_rows(Rows *r) {
+    PyMem_Free(r->moved);
+    PyBuffer_Release(&r->blocks); PyBuffer_Release(&r->sizes); PyBuffer_Release(&r->streams);
+    PyBuffer_Release(&r->plan); PyBuffer_Release(&r->renames);
+}
+
+/* Whether every row, stretch and rename points at something, and no sum of sizes leaves 64 bits; else: an error. */
+static int is_sound(Rows *r, int64_t *streams) {
+    int sound = r->blocks.len == r->sizes.len && (!r->streams.len || r->streams.len == r->sizes.len)
+        && is_numbers(&r->blocks) && is_numbers(&r->sizes) && is_numbers(&r->streams) && is_numbers(&r->plan)
+        && is_numbers(&r->renames) && r->names >= 0 && r->names < INT32_MAX;
+    int64_t last = 0, most = 0;
+    *streams = 1;
+    for (int64_t i = 0; sound && i < r->stretches; i++) {
+        int64_t first = r->step[3 * i], end = r->step[3 * i + 1], until = r->step[3 * i + 2];
+        sound = first >= 0 && first <= end && end <= r->count && until >= last && until <= r->pairs
+            && r->requests <= INT64_MAX / 16 - r->count;
+        r->requests += end - first;
+        last = until;
+    }
+    for (int64_t i = 0; sound && i < 2 * r->pairs; i++) sound = r->pair[i] >= 0 && r->pair[i] < r->names;
+    for (int64_t i = 0; sound && i < r->count; i++) {
+        if (r->size[i] > most) most = r->size[i];
+        sound = r->size[i] < FREE_ROW || (r->block[i] >= 0 && r->block[i] < r->names);
+        if (!r->stream) continue;
+        sound &= r->stream[i] >= 0 && r->stream[i] < MOST_STREAMS;
+        if (r->stream[i] >= *streams) *streams = r->stream[i] + 1;
+    }
+    if (!sound) PyErr_SetString(PyExc_ValueError, "a plan for other rows");
+    else if (most > MOST_BYTES) PyErr_SetString(PyExc_OverflowError, "a block larger than any memory");
+    return sound && most <= MOST_BYTES;
+}
+
+/* Rows that were just read, and an allocator for them; 0: an error is set. */
+static int open_rows(Rows *r, Allocator *a, int64_t bytes, int oldest_first, int64_t large_segment) {
+    int64_t streams;
+    r->block = r->blocks.buf; r->size = r->sizes.buf; r->step = r->plan.buf; r->pair = r->renames.buf;
+    r->stream = r->streams.len ? r->streams.buf : NULL;
+    r->count = r->sizes.len / 8; r->stretches = r->plan.len / 24; r->pairs = r->renames.len / 16;
+    if (bytes < -UNLIMITED || bytes > UNLIMITED || large_segment <= 0 || large_segment > MOST_BYTES) {
+        PyErr_SetString(PyExc_OverflowError, "no capacity");
+        return 0;
+    }
+    if (!is_sound(r, &streams)) return 0;
+    a->oldest_first = oldest_first; a->large_segment = large_segment; a->names = r->names;
+    a->pool_count = (int32_t)(2 * streams);
+    a->pools = PyMem_Calloc((size_t)a->pool_count, sizeof(Pool));
+    a->live = PyMem_Calloc((size_t)r->names + 1, sizeof(int32_t));
+    r->moved = PyMem_Calloc((size_t)r->pairs + 1, sizeof(int64_t));
+    if (!a->pools || !a->live || !r->moved) { PyErr_NoMemory(); return 0; }
+    return 1;
+}
+
+static void close_allocator(Allocator *a) {
+    for (int32_t i = 0; a->pools && i < a->pool_count; i++) PyMem_Free(a->pools[i].keys);
+    PyMem_Free(a->pools); PyMem_Free(a->blocks); PyMem_Free(a->live);
+}
+
+/* Nothing is allocated; the room that was made stays. */
+static void begin(Allocator *a, int64_t limit) {
+    for (int32_t i = 0; i < a->pool_count; i++) a->pools[i].count = 0;
+    for (int64_t i = 0; i < a->names; i++) a->live[i] = NONE;
+    a->count = 0; a->unused = NONE; a->next_address = INT64_MAX / 4; a->limit = limit; a->refused = UNLIMITED;
+    a->allocated = a->reserved = a->peak_allocated = a->peak_reserved = a->retries = 0;
+}
+
+static void rename_blocks(Allocator *a, const Rows *r, int64_t from, int64_t until) {
+    for (int64_t i = from; i < until; i++) r->moved[i - from] = a->live[r->pair[2 * i]];
+    for (int64_t i = from; i < until; i++) a->live[r->pair[2 * i + 1]] = (int32_t)r->moved[i - from];
+}
+
+typedef struct { int64_t served, segment, *gave; } Served; /* `gave` may be NULL: then nobody asks what was given */
+
+/* A row: 0, or 1: out of memory, or -1: an error. */
+static int take_row(Allocator *a, const Rows *r, int64_t row, Served *so_far) {
+    int64_t nbytes = r->size[row], name = r->block[row], given = 0;
+    if (nbytes > 0) {
+        int failed = request(a, name, nbytes, r->stream ? r->stream[row] : 0, &given, &so_far->segment);
+        if (failed) return failed;
+    } else if (nbytes == FREE_ROW) {
+        if (a->live[name] == NONE) { PyErr_SetString(PyExc_ValueError, "a block that is not alive"); return -1; }
+        return release(a, name);
+    } else if (!nbytes) {
+        a->live[name] = NO_BYTES;
+    } else {
+        if (nbytes == EMPTY_ROW) empty_cache(a);
+        return 0;
+    }
+    if (so_far->gave) so_far->gave[so_far->served] = given;
+    so_far->served++;
+    return 0;
+}
+
+/* run(*rows, limit, oldest_first, large_segment)
    Returns (given, courses, retries, refused, allocated, reserved, died): given and courses (allocated at its start,
    most allocated, most reserved, requests served) as bytes of int64; died None or (requested, segment, allocated,
    reserved). */
 static PyObject *run(PyObject *self, PyObject *args) {
-    Py_buffer blocks, sizes, plan, renames;
-    long long names, limit, large_segment;
-    int oldest_first;
-    if (!PyArg_ParseTuple(
-            args, "y*y*Ly*y*LpL", &blocks, &sizes, &names, &plan, &renames, &limit, &oldest_first, &large_segment))
-        return NULL;
-    const int64_t *block = blocks.buf, *size = sizes.buf, *step = plan.buf, *pair = renames.buf;
-    int64_t stretches = plan.len / 24, rows = sizes.len / 8, pairs = renames.len / 16;
-    int64_t renamed = 0, requests = 0, served = 0, segment = 0, stretch = 0;
+    Rows r = {0};
     Allocator a = {0};
-    a.unused = NONE; a.next_address = INT64_MAX / 4; a.limit = limit; a.refused = (int64_t)1 << 62;
-    a.oldest_first = oldest_first; a.large_segment = large_segment; a.names = names;
-    a.pools[0].unsplit = 511; a.pools[1].unsplit = SMALL;
+    Served so_far = {0};
+    long long limit, large_segment;
+    int oldest_first;
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpL", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &limit, &oldest_first, &large_segment))
+        return NULL;
     PyObject *result = NULL, *died = NULL;
-    int64_t *moved = NULL, *gave = NULL, *course = NULL;
-    for (int64_t i = 0; i < stretches; i++) {
-        if (step[3 * i] < 0 || step[3 * i + 1] > rows || step[3 * i + 2] > pairs || blocks.len != sizes.len) {
-            PyErr_SetString(PyExc_ValueError, "a plan for other rows");
-            goto done;
-        }
-        requests += step[3 * i + 1] - step[3 * i];
-    }
-    a.live = PyMem_Calloc((size_t)names + 1, sizeof(int32_t));
-    moved = PyMem_Calloc((size_t)pairs + 1, sizeof(int64_t));
-    gave = PyMem_Calloc((size_t)requests + 1, sizeof(int64_t));
-    course = PyMem_Calloc((size_t)stretches + 1, 4 * sizeof(int64_t));
-    if (!a.live || !moved || !gave || !course) { PyErr_NoMemory(); goto done; }
-    for (int64_t i = 0; i < names; i++) a.live[i] = NONE;
-    for (; stretch < stretches && !died; stretch++) {
-        int64_t until = step[3 * stretch + 2];
-        for (int64_t i = renamed; i < until; i++) moved[i - renamed] = a.live[pair[2 * i]];
-        for (int64_t i = renamed; i < until; i++) a.live[pair[2 * i + 1]] = (int32_t)moved[i - renamed];
-        renamed = until;
+    int64_t *course = NULL, renamed = 0, stretch = 0;
+    if (!open_rows(&r, &a, limit, oldest_first, large_segment)) goto done;
+    so_far.gave = PyMem_Calloc((size_t)r.requests + 1, sizeof(int64_t));
+    course = PyMem_Calloc((size_t)r.stretches + 1, 4 * sizeof(int64_t));
+    if (!so_far.gave || !course) { PyErr_NoMemory(); goto done; }
+    begin(&a, limit);
+    for (; stretch < r.stretches && !died; stretch++) {
+        rename_blocks(&a, &r, renamed, r.step[3 * stretch + 2]);
+        renamed = r.step[3 * stretch + 2];
         a.peak_allocated = course[4 * stretch] = a.allocated;
         a.peak_reserved = a.reserved;
-        int64_t first = served;
-        for (int64_t row = step[3 * stretch]; row < step[3 * stretch + 1]; row++) {
-            int64_t nbytes = size[row], name = block[row];
-            if (nbytes >= FREE_ROW && (name < 0 || name >= names || (nbytes == FREE_ROW && a.live[name] == NONE))) {
-                PyErr_SetString(PyExc_ValueError, "a block that is not alive");
+        int64_t first = so_far.served;
+        for (int64_t row = r.step[3 * stretch]; row < r.step[3 * stretch + 1] && !died; row++) {
+            int failed = take_row(&a, &r, row, &so_far);
+            if (failed < 0) goto done;
+            if (failed && !(died = Py_BuildValue("LLLL", (long long)r.size[row], (long long)so_far.segment,
+                                                 (long long)a.allocated, (long long)a.reserved)))
                 goto done;
-            }
-            if (nbytes > 0) {
-                int failed = request(&a, name, nbytes, &gave[served], &segment);
-                if (failed < 0) goto done;
-                if (failed) {
-                    died = Py_BuildValue(
-                        "LLLL", (long long)nbytes, (long long)segment, (long long)a.allocated, (long long)a.reserved);
-                    if (!died) goto done;
-                    break;
-                }
-                served++;
-            } else if (nbytes == FREE_ROW) {
-                if (release(&a, name)) goto done;
-            } else if (!nbytes) {
-                a.live[name] = NO_BYTES;
-                gave[served++] = 0;
-            } else if (nbytes == EMPTY_ROW) {
-                empty_cache(&a);
-            }
         }
         course[4 * stretch + 1] = a.peak_allocated;
         course[4 * stretch + 2] = a.peak_reserved;
-        course[4 * stretch + 3] = served - first;
+        course[4 * stretch + 3] = so_far.served - first;
     }
     result = Py_BuildValue(
-        "y#y#LLLLO", (char *)gave, (Py_ssize_t)served * 8, (char *)course, (Py_ssize_t)stretch * 32,
+        "y#y#LLLLO", (char *)so_far.gave, (Py_ssize_t)so_far.served * 8, (char *)course, (Py_ssize_t)stretch * 32,
         (long long)a.retries, (long long)a.refused, (long long)a.allocated, (long long)a.reserved,
         died ? died : Py_None);
 done:
     Py_XDECREF(died);
-    PyMem_Free(a.blocks); PyMem_Free(a.live); PyMem_Free(a.pools[0].keys); PyMem_Free(a.pools[1].keys);
-    PyMem_Free(moved); PyMem_Free(gave); PyMem_Free(course);
-    PyBuffer_Release(&blocks); PyBuffer_Release(&sizes); PyBuffer_Release(&plan); PyBuffer_Release(&renames);
+    PyMem_Free(so_far.gave); PyMem_Free(course);
+    close_allocator(&a); close_rows(&r);
     return result;
 }
 
-static PyMethodDef methods[] = {{"run", run, METH_VARARGS, "Replay a run."}, {NULL, NULL, 0, NULL}};
+/* The search for the least capacity (predict/memory.py, smallest_capacity_bytes): the same probes in the same order, of
+   which only how they end is kept. */
+
+typedef struct { int64_t from, until, lacked; } Ended; /* lacked 0: it completed; the same from `from` up to `until` */
+
+/* 0: done; -1: an error. */
+static int attempt(Allocator *a, const Rows *r, int64_t limit, Ended *end) {
+    Served so_far = {0};
+    int64_t renamed = 0, most = 0;
+    begin(a, limit);
+    *end = (Ended){0, 0, 0};
+    for (int64_t stretch = 0; stretch < r->stretches && !end->lacked; stretch++) {
+        rename_blocks(a, r, renamed, r->step[3 * stretch + 2]);
+        renamed = r->step[3 * stretch + 2];
+        a->peak_reserved = a->reserved;
+        for (int64_t row = r->step[3 * stretch]; row < r->step[3 * stretch + 1] && !end->lacked; row++) {
+            int failed = take_row(a, r, row, &so_far);
+            if (failed < 0) return -1;
+            if (failed) end->lacked = a->reserved + so_far.segment;
+        }
+        if (a->peak_reserved > most) most = a->peak_reserved;
+    }
+    end->from = most; end->until = a->refused;
+    return 0;
+}
+
+/* Most bytes alive at once, each request rounded, as the rows are written. */
+static int64_t live_peak(const Rows *r, int64_t *held) {
+    int64_t now = 0, most = 0;
+    for (int64_t row = 0; row < r->count && most <= UNLIMITED; row++) {
+        int64_t nbytes = r->size[row], name = r->block[row];
+        if (nbytes > 0) {
+            now += held[name] = (nbytes + 511) & ~(int64_t)511;
+            if (now > most) most = now;
+        } else if (nbytes == FREE_ROW) {
+            now -= held[name]; held[name] = 0;
+        }
+    }
+    return most;
+}
+
+#define ENDS 64
+#define STEP (2 * MIB)
+
+/* least(*rows, most, oldest_first, large_segment) -> bytes; most: what is reserved without a limit. */
+static PyObject *least(PyObject *self, PyObject *args) {
+    Rows r = {0};
+    Allocator a = {0};
+    Ended ends[ENDS];
+    long long most, large_segment;
+    int oldest_first;
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpL", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &most, &oldest_first, &large_segment))
+        return NULL;
+    PyObject *result = NULL;
+    int64_t *held = NULL, known = 0;
+    if (!open_rows(&r, &a, most, oldest_first, large_segment)) goto done;
+    held = PyMem_Calloc((size_t)r.names + 1, sizeof(int64_t));
+    if (!held) { PyErr_NoMemory(); goto done; }
+    int64_t alive = live_peak(&r, held);
+    if (alive > UNLIMITED) { PyErr_SetString(PyExc_OverflowError, "more than any memory"); goto done; }
+    int64_t fails = alive > 0 ? (alive - 1) / STEP : -1, completes = (most + STEP - 1) / STEP, probe = fails + 1;
+    while (completes - fails > 1) {
+        int64_t limit = probe * STEP, place = 0;
+        while (place < known && !(ends[place].from <= limit && limit < ends[place].until)) place++;
+        if (place == known) {
+            if (known == ENDS) place = known = 0;
+            if (attempt(&a, &r, limit, &ends[place])) goto done;
+            known++;
+        }
+        int64_t lacked = (ends[place].lacked + STEP - 1) / STEP;
+        if (!lacked) {
+            completes = probe; probe = (fails + probe) / 2;
+        } else {
+            fails = probe;
+            probe = fails < lacked && lacked < completes ? lacked : (fails + completes) / 2;
+        }
+    }
+    result = PyLong_FromLongLong(completes * STEP);
+done:
+    PyMem_Free(held);
+    close_allocator(&a); close_rows(&r);
+    return result;
+}
+
+PyObject *price(PyObject *self, PyObject *args); /* _pricing.c */
+
+static PyMethodDef methods[] = {
+    {"run", run, METH_VARARGS, "Replay a run."},
+    {"least", least, METH_VARARGS, "The least capacity a run completes with."},
+    {"price", price, METH_VARARGS, "Price a step on many cards."},
+    {NULL, NULL, 0, NULL},
+};
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};
-PyMODINIT_FUNC PyInit__native(void) { return PyModule_Create(&module); }
+PyMODINIT_FUNC PyInit__native(void) {
+    PyObject *made = PyModule_Create(&module), *checksum = made ? PyLong_FromUnsignedLong(CHECKSUM) : NULL;
+    if (!checksum || PyModule_AddObjectRef(made, "checksum", checksum)) Py_CLEAR(made);
+    Py_XDECREF(checksum);
+    return made;
+}

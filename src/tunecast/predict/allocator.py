@@ -23,10 +23,10 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
 
 from tunecast.errors import UsageError, nearest
 from tunecast.predict.expandable import ADDRESS_BITS, ADDRESS_MASK, ExpandableSegments, Pool
+from tunecast.records import dataclass
 from tunecast.tape.program import FREE, SMALL_BYTES
 from tunecast.units import MIB
 

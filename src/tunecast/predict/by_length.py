@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from math import ceil, sqrt
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 from tunecast.predict.lengths import Epoch
+from tunecast.records import replace
 
 if TYPE_CHECKING:
     from tunecast.predict.runtime import StepTime
@@ -99,6 +98,8 @@ def _slowest_s(times: Iterable[tuple[float, float]], ranks: int) -> float:
 @cache
 def _largest_of_normals(count: int) -> float:
     """Mean of the largest of so many standard normal draws: the integral of x n phi(x) Phi(x)**(n - 1)."""
+    from statistics import NormalDist
+
     normal, width = NormalDist(), 0.01
     points = (width * i for i in range(-800, 801))
     return sum(x * count * normal.pdf(x) * normal.cdf(x) ** (count - 1) * width for x in points)

@@ -1,25 +1,36 @@
 """What was measured on a machine of the user's, and what prices become with it.
 
 The closed form prices a card by its data sheet and by what such cards were measured to reach. A calibration replaces
-the second with this card's own figures: its best product a dtype, its copies, its attention, its host. Predictions stay
-pure: whoever asks brings the calibration along (`learn/store.py` keeps it).
+the second with this card's own figures: its best product a dtype, its copies, its host. Predictions stay pure: whoever
+asks brings the calibration along (`learn/store.py` keeps it).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from tunecast import hardware
 from tunecast.errors import NotResolved
+from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.host import Host
+from tunecast.records import dataclass, field, replace
 
 SCHEMA = "tunecast.calibration/1"
 RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+REFERENCE = "h200-sxm-141gb"
+"""The card whose training steps the prices rest on. What `tunecast calibrate` measured on it is shipped beside the
+catalogue (hardware/calibrations), so that another machine is told by how much it is faster or slower: a loop of a few
+products, or of small modules, is not a training step, and its bare figures would be taken for one. On the H200 the best
+of its five products runs at 778 TFLOP/s where the best of many shapes has 794.5; an operation takes the host 16 us
+where the modules of transformers take 33."""
 COPY = 0.87
 """Of the data sheet's bandwidth, what a large copy reaches on cards that were measured: 0.85 to 0.92 on A100, H100 and
-H200. A card whose copies reach less or more moves everything else by as much."""
+H200 (0.885 by the shipped calibration). A card whose copies reach less or more moves everything else by as much."""
 FASTEST_FLOP_PER_S, FASTEST_BYTES_PER_S, LONGEST_LAUNCH_S = 1e18, 1e15, 1.0
 
 
@@ -79,15 +90,34 @@ def _sane(value: float, most: float) -> float:
     return float(value)
 
 
+@cache
+def reference() -> Calibration:
+    """As it was measured on the card the prices rest on."""
+    path = Path(hardware.__file__).parent / "calibrations" / f"{REFERENCE}.json"
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return calibration_from(found, found["measured"])
+
+
 def calibrated_gpu(gpu: Gpu, calibration: Calibration) -> Gpu:
-    achieved = {**gpu.achieved_flop_per_s, **calibration.flop_per_s}
+    """With rates as the catalogue has them, the best of many shapes: measured ones, by as much as the reference's are
+    less than its own."""
+    best, known = gpu_named(REFERENCE).achieved_flop_per_s["bf16"], reference().flop_per_s["bf16"]
+    achieved = {dtype: rate * best / known for dtype, rate in calibration.flop_per_s.items() if dtype != "fp32"}
+    plain = {dtype: rate for dtype, rate in calibration.flop_per_s.items() if dtype == "fp32"}
     copies = calibration.copy_bytes_per_s
     bandwidth = gpu.memory_bytes_per_s if copies is None else copies / COPY
-    return replace(gpu, achieved_flop_per_s=achieved, memory_bytes_per_s=bandwidth)
+    return replace(
+        gpu, achieved_flop_per_s={**gpu.achieved_flop_per_s, **achieved, **plain}, memory_bytes_per_s=bandwidth
+    )
 
 
 def calibrated_host(host: Host, calibration: Calibration) -> Host:
-    forward, backward = calibration.forward_launch_s, calibration.backward_launch_s
-    if forward is None:
+    """Faster or slower than the reference's host by as much as its small operations are."""
+    forward, backward, known = calibration.forward_launch_s, calibration.backward_launch_s, reference()
+    if forward is None or known.forward_launch_s is None or known.backward_launch_s is None:
         return host
-    return replace(host, launch_s=forward, backward=host.backward if backward is None else backward / forward)
+    launch_s = host.launch_s * forward / known.forward_launch_s
+    if backward is None:
+        return replace(host, launch_s=launch_s)
+    share = (backward / forward) / (known.backward_launch_s / known.forward_launch_s)
+    return replace(host, launch_s=launch_s, backward=host.backward * share)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict, with_overrides
+from tunecast.predict.ladder import LESS_MEMORY, Overrides
 from tunecast.predict.prediction import Predicted
+from tunecast.records import dataclass
 
 Predict = Callable[[Job], Predicted]
-Overrides = Mapping[str, object]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Change:
     """Of what was measured: the least capacity the job completes with, unless asked otherwise; negative where it
     needs more."""
     fits: bool
+    group: str = ""
+    """Changes of one group are rivals: a job takes one of them."""
 
 
 def with_fields(job: Job, overrides: Overrides) -> Job:
@@ -53,7 +55,10 @@ def changes_tried(
     """
     need = measure(before)
     found = []
-    for overrides in _candidates(job):
+    for rung in LESS_MEMORY:
+        overrides = rung.mildest(job)
+        if overrides is None:
+            continue
         try:
             other = with_fields(job, overrides)
             after = predict(other)
@@ -62,35 +67,5 @@ def changes_tried(
             continue
         fits = after.held.fits
         if saves > 0 or (fits and not before.held.fits):
-            found.append(Change(overrides, other, saves, fits))
+            found.append(Change(overrides, other, saves, fits, rung.group))
     return sorted(found, key=lambda change: (not change.fits, -change.saves_bytes))
-
-
-def _candidates(job: Job) -> Iterator[Overrides]:
-    """What people change, from what costs training nothing to what does."""
-    if job.allocator == "native":
-        yield {"allocator": "expandable_segments"}
-    if not job.gradient_checkpointing:
-        yield {"gradient_checkpointing": True}
-    if "liger" not in job.kernels:
-        yield {"kernels": [*job.kernels, "liger"]}
-    if job.attention == "eager":
-        yield {"attention": "sdpa"}
-    if job.micro_batch > 1:
-        half = job.micro_batch // 2
-        yield {"micro_batch": half, "grad_accum": job.grad_accum * -(-job.micro_batch // half)}
-    if job.optimizer == "adamw_torch":
-        yield {"optimizer": "adamw_torch_fused"}
-    if job.optimizer.startswith("adamw_torch"):
-        yield {"optimizer": "adamw_8bit"}
-        yield {"optimizer": "paged_adamw_8bit"}
-    if job.weights_dtype == "float32" and job.autocast == "bfloat16":
-        yield {"weights_dtype": "bfloat16"}
-    if job.quantization.format is not None and job.quantization.prepare_kbit:
-        yield {"quantization.prepare_kbit": False}
-    if job.method == "full":
-        yield {"method": "lora"}
-    if job.method in ("full", "lora"):
-        yield {"method": "qlora"}
-    if job.seq_len > 1 and job.lengths is None:
-        yield {"seq_len": job.seq_len // 2}

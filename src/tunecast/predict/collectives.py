@@ -24,6 +24,8 @@ Ignored   user buffers registered with NCCL, CollNet, PAT, two machines' trees, 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from tunecast.hardware.cluster import Cluster, Group
@@ -75,55 +77,92 @@ NET_OVERHEAD_S = 1 * US
 AMD); Simple has three."""
 
 
+class Way(NamedTuple):
+    """One way to run a collective, for any number of bytes."""
+
+    before_s: float
+    s_per_byte: float
+    tree: Protocol | None = None
+    """Whose rate depends on the size (`tree_correction`)."""
+
+
 def collective_seconds(op: Op, cluster: Cluster) -> float:
     """On its stream, from its start to its end. 0 for a group of one rank."""
-    said = op.shapes[1][0] if len(op.shapes) > 1 and op.shapes[1] else None
-    group = cluster.group(op.group, said)
+    return collective_column(op, [cluster])[0]
+
+
+def collective_column(op: Op, clusters: Iterable[Cluster | None]) -> list[float]:
+    """On each; 0 where there is no other card."""
     nbytes = max(op.read_bytes, op.written_bytes)
-    if group.ranks < 2 or nbytes == 0:
-        return 0.0
-    price = PRICES.get(op.name)
-    if price is None:
-        raise ValueError(f"no price for {op.name}; known: {', '.join(sorted(PRICES))}")
-    return price(nbytes, group, cluster)
+    key = op.name, op.group, op.shapes[1][0] if len(op.shapes) > 1 and op.shapes[1] else None
+    made = []
+    for cluster in clusters:
+        ways = ways_of(key, cluster) if cluster is not None and nbytes else ()
+        found = [
+            before + nbytes * each if tree is None else before + nbytes * each / tree_correction(nbytes, tree)
+            for before, each, tree in ways
+        ]
+        made.append(min(found) if found else 0.0)
+    return made
 
 
-def all_reduce_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+_Asked = tuple[str, str, int | None]
+"""A collective's name, its group, and how many ranks a tape says that has."""
+_known: dict[int, tuple[Cluster, dict[_Asked, tuple[Way, ...]]]] = {}
+
+
+def ways_of(asked: _Asked, cluster: Cluster) -> tuple[Way, ...]:
+    """From which NCCL takes the fastest; none for a group of one rank. Known once for all sizes, by cluster."""
+    found = _known.get(id(cluster))
+    if found is None or found[0] is not cluster:
+        if len(_known) > 1000:
+            _known.clear()
+        found = _known[id(cluster)] = (cluster, {})
+    ways = found[1].get(asked)
+    if ways is None:
+        name, group_name, said = asked
+        group, make = cluster.group(group_name, said), WAYS.get(name)
+        if make is None and group.ranks > 1:
+            raise ValueError(f"no price for {name}; known: {', '.join(sorted(WAYS))}")
+        ways = found[1][asked] = tuple(make(group, cluster)) if make is not None and group.ranks > 1 else ()
+    return ways
+
+
+def all_reduce_ways(group: Group, cluster: Cluster) -> list[Way]:
     """Each rank holds P and ends with the sum: the fastest of rings, trees and the switch."""
-    ways = [ring_seconds(nbytes, 2 * (group.ranks - 1), group, cluster, p) for p in protocols(group, cluster)]
-    ways += [tree_seconds(nbytes, group, cluster, p) for p in protocols(group, cluster)]
+    ways = [ring(2 * (group.ranks - 1), group, cluster, p) for p in protocols(group, cluster)]
+    ways += [tree(group, cluster, p) for p in protocols(group, cluster)]
     if group.nodes == 1 and cluster.inside.reduce_bytes_per_s:
-        ways.append(switch_seconds(nbytes, group.ranks, cluster.inside.reduce_bytes_per_s))
-    return min(ways)
+        ways.append(switch(group.ranks, cluster.inside.reduce_bytes_per_s))
+    return ways
 
 
-def all_gather_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+def all_gather_ways(group: Group, cluster: Cluster) -> list[Way]:
     """Each rank holds P/n and ends with P. NCCL chooses rings for it, on H200 too: the switch spares a gather nothing
     (NVIDIA/nccl#1506). The same for reduce_scatter, which runs the other way round.
     """
-    return min(ring_seconds(nbytes, group.ranks - 1, group, cluster, p) for p in protocols(group, cluster))
+    return [ring(group.ranks - 1, group, cluster, p) for p in protocols(group, cluster)]
 
 
-def ring_seconds(nbytes: int, steps: int, group: Group, cluster: Cluster, protocol: Protocol) -> float:
+def ring(steps: int, group: Group, cluster: Cluster, protocol: Protocol) -> Way:
     """In each step every rank passes P/n to the next one.
 
     Of a round of n steps N leave a machine, the rest stay; NCCL runs several rings, each leaving by another card's
     adapter, so a machine's g adapters carry what one boundary of the ring needs.
     """
     crossing = steps * (group.nodes - 1) // max(1, group.ranks - 1)
-    wire_s = steps * nbytes / group.ranks / rate(group, cluster, protocol)
     hops_s = (steps - crossing) * hop_s(group, cluster, protocol) + crossing * cross_s(cluster.between, protocol)
-    return protocol.ring_base + hops_s + wire_s
+    return Way(protocol.ring_base + hops_s, steps / group.ranks / rate(group, cluster, protocol))
 
 
-def tree_seconds(nbytes: int, group: Group, cluster: Cluster, protocol: Protocol) -> float:
+def tree(group: Group, cluster: Cluster, protocol: Protocol) -> Way:
     """Up to the root and down again: a chain inside each machine, a binary tree over machines. P crosses twice."""
     up = (group.inside - 1) * _inside_hop_s(cluster.inside, protocol)
     up += math.ceil(math.log2(group.nodes)) * (cluster.between.latency_s + protocol.tree_between)
-    share = TREE_SHARE * tree_correction(nbytes, protocol)
-    return protocol.tree_base + 2 * up + 2 * nbytes / (share * rate(group, cluster, protocol))
+    return Way(protocol.tree_base + 2 * up, 2 / (TREE_SHARE * rate(group, cluster, protocol)), protocol)
 
 
+@lru_cache(maxsize=10_000)
 def tree_correction(nbytes: int, protocol: Protocol) -> float:
     factors = TREE_SHARES[protocol]
     power = min(max(0.0, math.log2(nbytes / 64)), len(factors) - 1.0)
@@ -132,7 +171,7 @@ def tree_correction(nbytes: int, protocol: Protocol) -> float:
     return factors[below] + (power - below) * (factors[above] - factors[below])
 
 
-def switch_seconds(nbytes: int, ranks: int, bytes_per_s: float) -> float:
+def switch(ranks: int, bytes_per_s: float) -> Way:
     """NVLink SHARP: each rank reduces P/n of everybody's by reading it through the switch, and multicasts the result.
 
     Out of a card goes its P, of which everybody reads a share, and its P/n of the result; in come P/n of sums and the
@@ -140,45 +179,36 @@ def switch_seconds(nbytes: int, ranks: int, bytes_per_s: float) -> float:
     Source  NVIDIA/nccl#828 (a share is read from all, one's own included), NVIDIA/nccl-tests#238 (n+1); the rates of
             5 to 8 H200 and of 6 to 8 B200 each give one wire rate to 2 % (links.toml)
     """
-    return NVLS_S + RAMP_S + nbytes * (ranks + 1) / ranks / bytes_per_s
+    return Way(NVLS_S + RAMP_S, (ranks + 1) / ranks / bytes_per_s)
 
 
-def all_to_all_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
-    """Each rank sends P/n to each other: to g-1 inside, to n-g through its own adapter, both at once."""
+def spread_ways(group: Group, cluster: Cluster) -> list[Way]:
+    """all_to_all: each rank sends P/n to each other, to g-1 inside, to n-g through its own adapter, both at once.
+    gather: one rank receives (n-1)/n P, all of it through its own links; scatter the other way."""
     n, g = group.ranks, group.inside
-    stays_s = nbytes * (g - 1) / n / inside_rate(cluster.inside, g) if g > 1 else 0.0
-    leaves_s = nbytes * (n - g) / n / cluster.between.bytes_per_s
-    return SIMPLE.ring_base + hop_once_s(group, cluster, SIMPLE) + max(stays_s, leaves_s)
+    stays = (g - 1) / n / inside_rate(cluster.inside, g) if g > 1 else 0.0
+    leaves = (n - g) / n / cluster.between.bytes_per_s
+    return [Way(SIMPLE.ring_base + hop_once_s(group, cluster, SIMPLE), max(stays, leaves))]
 
 
-def broadcast_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+def broadcast_ways(group: Group, cluster: Cluster) -> list[Way]:
     """From rank to rank, in pieces: P crosses each wire once, the last has it n-1 hops later. `reduce` backwards."""
     crossing = group.nodes - 1
     ways = []
     for protocol in protocols(group, cluster):
         hops_s = (group.ranks - 1 - crossing) * hop_s(group, cluster, protocol)
         hops_s += crossing * cross_s(cluster.between, protocol)
-        ways.append(protocol.ring_base + hops_s + nbytes / rate(group, cluster, protocol))
-    return min(ways)
+        ways.append(Way(protocol.ring_base + hops_s, 1 / rate(group, cluster, protocol)))
+    return ways
 
 
-def gather_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
-    """One rank receives (n-1)/n P, all of it through its own links. `scatter` the other way."""
-    n, g = group.ranks, group.inside
-    stays_s = nbytes * (g - 1) / n / inside_rate(cluster.inside, g) if g > 1 else 0.0
-    leaves_s = nbytes * (n - g) / n / cluster.between.bytes_per_s
-    return SIMPLE.ring_base + hop_once_s(group, cluster, SIMPLE) + max(stays_s, leaves_s)
-
-
-def send_seconds(nbytes: int, group: Group, cluster: Cluster) -> float:
+def send_ways(group: Group, cluster: Cluster) -> list[Way]:
     """To the next rank of the group; the slowest neighbours count, which are on two machines if any are."""
-    ways = []
-    for protocol in (LL, SIMPLE):
-        wire = cluster.between.bytes_per_s if group.nodes > 1 else inside_rate(cluster.inside, 2)
-        ways.append(
-            protocol.ring_base + hop_once_s(group, cluster, protocol) + nbytes / _slowed(wire, group, cluster, protocol)
-        )
-    return min(ways)
+    wire = cluster.between.bytes_per_s if group.nodes > 1 else inside_rate(cluster.inside, 2)
+    return [
+        Way(protocol.ring_base + hop_once_s(group, cluster, protocol), 1 / _slowed(wire, group, cluster, protocol))
+        for protocol in (LL, SIMPLE)
+    ]
 
 
 def protocols(group: Group, cluster: Cluster) -> tuple[Protocol, ...]:
@@ -230,15 +260,15 @@ def _inside_hop_s(link: Link, protocol: Protocol) -> float:
     return link.latency_s + (protocol.inside if link.kind == "nvlink" else protocol.inside_pcie)
 
 
-PRICES = {
-    "all_reduce": all_reduce_seconds,
-    "all_gather": all_gather_seconds,
-    "reduce_scatter": all_gather_seconds,
-    "all_to_all": all_to_all_seconds,
-    "broadcast": broadcast_seconds,
-    "reduce": broadcast_seconds,
-    "gather": gather_seconds,
-    "scatter": gather_seconds,
-    "send": send_seconds,
-    "recv": send_seconds,
+WAYS: dict[str, Callable[[Group, Cluster], list[Way]]] = {
+    "all_reduce": all_reduce_ways,
+    "all_gather": all_gather_ways,
+    "reduce_scatter": all_gather_ways,
+    "all_to_all": spread_ways,
+    "broadcast": broadcast_ways,
+    "reduce": broadcast_ways,
+    "gather": spread_ways,
+    "scatter": spread_ways,
+    "send": send_ways,
+    "recv": send_ways,
 }

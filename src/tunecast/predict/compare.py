@@ -9,13 +9,13 @@ sum otherwise.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_flat
 from tunecast.predict.prediction import Predicted, Prediction
+from tunecast.records import dataclass
 
 Predict = Callable[[Job], Predicted]
 NOT_COMPARED = frozenset({"id"})

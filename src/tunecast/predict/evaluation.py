@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from tunecast.job.job import Job
 from tunecast.predict.allocator import MIN_LARGE_BYTES, rounded_bytes, segment_bytes
 from tunecast.predict.checkpoint import WIDTHS, Parameter, State
 from tunecast.predict.prediction import Memory
+from tunecast.records import dataclass
 from tunecast.tape.program import SMALL_BYTES
 from tunecast.units import KIB, MIB
 

@@ -7,9 +7,8 @@ An optimizer's operations are recorded by nobody and belong to no module.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 from tunecast.job.job import Job
+from tunecast.records import dataclass, replace
 from tunecast.tape.op import HOOK, Op, Phase
 
 NEW_LENGTH_S = 0.14

@@ -11,15 +11,14 @@ both sides: it fits, and the next step up does not.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job, all_knobs
 from tunecast.predict.prediction import Predicted, context_of
+from tunecast.records import dataclass, replace
 
 SEQUENCE_STEP = 64
 """Lengths are searched in steps of it: kernels work in tiles of at least that many tokens, trainers pad to 8 or 64."""
@@ -137,7 +136,7 @@ def longest_sequence(job: Job, predict: Predict, positions: int | None = None) -
     limit = min(most, positions or most)
 
     def fits(length: int) -> bool:
-        return predict(dataclasses.replace(job, seq_len=length, lengths=None)).held.fits
+        return predict(replace(job, seq_len=length, lengths=None)).held.fits
 
     return largest_fitting(fits, limit, SEQUENCE_STEP)
 
@@ -146,7 +145,7 @@ def largest_batch(job: Job, predict: Predict) -> Boundary:
     """How many rows at a time, of the job's length."""
 
     def fits(rows: int) -> bool:
-        return predict(dataclasses.replace(job, micro_batch=rows)).held.fits
+        return predict(replace(job, micro_batch=rows)).held.fits
 
     return largest_fitting(fits, int(all_knobs()["micro_batch"].high))
 

@@ -16,15 +16,20 @@ Ignored  attention over a longer row costs more a token: two micro-batches of on
 
 from __future__ import annotations
 
-import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil, exp, inf, lgamma
+from typing import TYPE_CHECKING
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, all_of
 from tunecast.predict.packing import MAP_BATCH, packed_rows
+from tunecast.records import dataclass, replace
 from tunecast.tape.build.sharding.scheme import ranks_of
+
+if TYPE_CHECKING:
+    from random import Random
 
 MEGABATCHES = 50
 """Batches that are sorted together (get_length_grouped_indices), or a quarter of the data set where that is less."""
@@ -32,6 +37,12 @@ MOST_SIMULATED = 50_000
 """Samples that grouping and packing are run on; a larger data set is more of the same."""
 SEED = 42
 """TrainingArguments.seed: of an order that has to be drawn."""
+
+
+def _dice() -> Random:
+    from random import Random  # few jobs draw
+
+    return Random(SEED)
 
 
 @dataclass(frozen=True)
@@ -51,6 +62,8 @@ class Epoch:
     """By length, the share of micro-batches that have it. See above for those of other rows."""
     turns: tuple[tuple[tuple[float, ...], ...], ...] | None = None
     """Where ranks do not draw independently: of each step, of each rank, its micro-batches' lengths."""
+    bearers: Mapping[float, int] | None = None
+    """Where every row is known: by length, how many may give a micro-batch that length. Each comes once an epoch."""
 
     @property
     def mean_length(self) -> float:
@@ -78,8 +91,12 @@ def times_done(strategy: str, every: int, steps: int, epoch: Epoch | None) -> in
     return 0 if strategy == "no" else ceil(steps / every)
 
 
+@lru_cache(maxsize=8)
 def epoch_of(job: Job, lengths: Lengths | None = None) -> Epoch | None:
-    """One epoch of a job whose samples have these lengths; None where it does not say how much data there is."""
+    """One epoch of a job whose samples have these lengths; None where it does not say how much data there is.
+
+    Kept for a while: time, checkpoints and energy each ask, and packing takes as long as all else.
+    """
     if job.lengths is not None:
         return _listed_epoch(job)
     known = _known_lengths(job, lengths)
@@ -112,18 +129,38 @@ def eval_batches(job: Job, lengths: Lengths | None = None) -> tuple[int, int]:
     return count, ceil(mean)
 
 
-def new_lengths(shares: Mapping[float, float], batches: int, ranks: int = 1) -> float:
+def eval_lengths(job: Job, lengths: Lengths | None = None) -> dict[float, float]:
+    """Of one rank's batches of one evaluation: how many have each length, on average."""
+    batches, usual = eval_batches(job, lengths)
+    if lengths is None or job.data.packing:
+        return {float(usual): float(batches)}
+    found: dict[float, float] = {}
+    for length, share in longest_of(lengths, min(job.run.eval_batch, lengths.listed)).items():
+        like = padded(min(length, job.seq_len), job.data.pad_to_multiple_of)
+        found[like] = found.get(like, 0.0) + share * batches
+    return found
+
+
+def new_lengths(epoch: Epoch, batches: int, ranks: int = 1) -> float:
     """In how many of `batches` micro-batches some rank sees a length for the first time, on average.
 
-    Of one rank that is how many lengths it sees: the sum of 1 - (1 - p)**n. Of several, the sum over micro-batches of
-    1 - (1 - q)**ranks with q = sum of p (1 - p)**t, taken at ever fewer points.
+    Of one rank that is how many lengths it sees: the sum of 1 - (1 - p)**n where it draws anew each time. Where each
+    row comes once an epoch, a length that k rows can give and v micro-batches of an epoch have is missed by all k in e
+    epochs with (1 - v / k)**(k e): the longest row of all is seen in the first, not in two of three. Of several ranks,
+    the sum over micro-batches of 1 - (1 - q)**ranks with q = sum of p (1 - p)**t, taken at ever fewer points.
+    Ignored  that grouping by length makes other batches in its second epoch.
     """
+    shares, bearers = epoch.lengths, epoch.bearers
+    if ranks == 1 and bearers is not None:
+        epochs, per_epoch = batches / epoch.micro_batches, min(batches, epoch.micro_batches)
+        likely = {length: min(1.0, p * per_epoch / bearers[length]) for length, p in shares.items()}
+        return sum([1 - float((1 - q) ** (bearers[length] * max(1.0, epochs))) for length, q in likely.items()])
     if ranks == 1:
         return sum(1 - (1 - min(1.0, p)) ** batches for p in shares.values())
     total, before, t = 0.0, 0, 0
     while t < batches:
-        likely = sum(p * (1 - min(1.0, p)) ** t for p in shares.values())
-        total += (1 - (1 - min(1.0, likely)) ** ranks) * (t - before if t else 1)
+        chance = sum(p * (1 - min(1.0, p)) ** t for p in shares.values())
+        total += (1 - (1 - min(1.0, chance)) ** ranks) * (t - before if t else 1)
         before, t = t, max(t + 1, int(t * 1.1))
     last = sum(p * (1 - min(1.0, p)) ** batches for p in shares.values())
     return total + (1 - (1 - min(1.0, last)) ** ranks) * (batches - 1 - before)
@@ -213,11 +250,14 @@ def _random_epoch(job: Job, known: Lengths, rows: int, ranks: int) -> Epoch:
     batches = _batches(rows, micro_batch, ranks, job.data.drop_last)
     short = rows % micro_batch if ranks == 1 and not job.data.drop_last else 0
     shares: dict[float, float] = {}
+    bearers: dict[float, int] = {}
 
     def add(size: int, weight: float) -> None:
+        counts = dict(known.counts)
         for length, chance in longest_of(known, size).items():
             like = padded(length, multiple) * size / micro_batch
             shares[like] = shares.get(like, 0.0) + weight * chance
+            bearers[like] = bearers.get(like, 0) + (counts[length] if size == micro_batch else 1)
 
     full = batches - (1 if short else 0)
     if full:
@@ -234,6 +274,7 @@ def _random_epoch(job: Job, known: Lengths, rows: int, ranks: int) -> Epoch:
         real_tokens=seen * known.mean,
         padded_tokens=batches * ranks * micro_batch * mean,
         lengths=shares,
+        bearers=None if known.is_sample else bearers,
     )
 
 
@@ -243,7 +284,7 @@ def _ordered(known: Lengths) -> list[int]:
         return _spread_out(known.order)
     total, wanted = known.listed, min(known.samples or known.listed, MOST_SIMULATED)
     every = [length for length, count in known.counts for _ in range(ceil(count * wanted / total))]
-    return random.Random(SEED).sample(every, wanted) if len(every) >= wanted else every
+    return _dice().sample(every, wanted) if len(every) >= wanted else every
 
 
 def _spread_out(order: Sequence[int]) -> list[int]:
@@ -257,7 +298,7 @@ def _spread_out(order: Sequence[int]) -> list[int]:
 
 def _shuffled(known: Lengths) -> list[int]:
     lengths = _ordered(known)
-    random.Random(SEED).shuffle(lengths)
+    _dice().shuffle(lengths)
     return lengths
 
 
@@ -276,7 +317,7 @@ def grouped(lengths: Sequence[int], batch: int, order: Sequence[int]) -> list[in
 def _grouped(known: Lengths, batch: int) -> list[int]:
     lengths = _ordered(known)
     order = list(range(len(lengths)))
-    random.Random(SEED).shuffle(order)
+    _dice().shuffle(order)
     return [lengths[i] for i in grouped(lengths, batch, order)]
 
 
@@ -336,6 +377,7 @@ def _simulated_epoch(
         padded_tokens=sum(like) * job.micro_batch * times,
         lengths=shares,
         turns=turns or None,
+        bearers=Counter(like) if times == 1 else None,
     )
 
 
@@ -357,4 +399,4 @@ def _packed_epoch(job: Job, known: Lengths, ranks: int) -> Epoch:
     if strategy == "wrapped":
         return epoch
     flat = epoch.real_tokens / (epoch.micro_batches * ranks * job.micro_batch)
-    return replace(epoch, padded_tokens=epoch.real_tokens, lengths={flat: 1.0})
+    return replace(epoch, padded_tokens=epoch.real_tokens, lengths={flat: 1.0}, bearers=None)

@@ -9,10 +9,10 @@ Source   transformers 5.17.0: PreTrainedModel._load_pretrained_model, caching_al
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator
 from tunecast.predict.checkpoint import FOUR_BIT, QUANTIZED, WIDTHS, Parameter
+from tunecast.records import dataclass
 from tunecast.units import GIB
 
 LOAD_THREADS = 4

@@ -9,11 +9,13 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import pairwise
 
+from tunecast.predict import native
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, rounded_bytes
-from tunecast.predict.replay import Replays
+from tunecast.predict.replay import Replays, in_c, played_at_once
+from tunecast.records import dataclass
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import FREE, Program
 from tunecast.units import MIB
@@ -91,10 +93,14 @@ def smallest_capacity_bytes(runs: Replays) -> int:
     given card is for `replay` with that card's capacity to say, not for a comparison with this number.
     """
     rows, settings = runs.rows, runs.settings
+    most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
+    if native.least is not None and played_at_once(settings):
+        with suppress(OverflowError):  # sizes beyond its reach
+            return native.least(*in_c(rows), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes)
     # By fraction, expandable segments may pass the capacity by less than a page (AllocatorSettings).
     slack = settings.large_segment_bytes if settings.expandable_segments else 0
     fails = max(-1, (_live_peak_bytes(rows, settings) - slack - 1) // CAPACITY_STEP_BYTES)
-    completes = _steps(max(peak.reserved_bytes for peak in runs.unlimited.peaks))
+    completes = _steps(most_bytes)
     if settings.needs_capacity:
         while not runs.within(completes * CAPACITY_STEP_BYTES).completed:
             fails, completes = completes, completes + max(1, completes // 16)

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from tunecast.records import dataclass
 from tunecast.units import GIB, KIB, MIB
 
 MOST_MESSAGE_CHARS = 2000

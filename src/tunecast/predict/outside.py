@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -30,12 +29,17 @@ from tunecast.predict.checkpoint import (
     STATES,
     WIDTHS,
     Parameter,
+    State,
+    optimizer_file_bytes,
     optimizer_states,
+    safetensors_bytes,
+    saved_parameters,
 )
 from tunecast.predict.evaluation import Evaluation, evaluation
 from tunecast.predict.loading import Loading, loading
 from tunecast.predict.prediction import ALLOCATOR_OF_STACK, Memory, Prediction
-from tunecast.predict.saving import Disk, Resuming, Saving, disk, optimizer_steps, resuming, saves_of, saving
+from tunecast.predict.saving import Disk, Resuming, Saving, disk_of, optimizer_steps, resuming, saves_of, saving
+from tunecast.records import dataclass, fields, replace
 
 HOST_PROCESS_BYTES = 760_012_800
 """Resident in a process that has imported torch and transformers and made a CUDA context, before any weight: 518 MB of
@@ -82,11 +86,11 @@ class Outside:
             "host_resident_bytes": self.host_resident_bytes,
             "process_bytes": self.process_bytes,
             "training_process_bytes": self.training_process_bytes,
-            "loading": asdict(self.loading),
-            "saving": asdict(self.saving),
-            "evaluation": asdict(self.evaluation),
-            "resuming": asdict(self.resuming),
-            "disk": asdict(space) | {"checkpoint_bytes": space.checkpoint_bytes, "peak_bytes": space.peak_bytes},
+            "loading": dict(vars(self.loading)),
+            "saving": dict(vars(self.saving)),
+            "evaluation": dict(vars(self.evaluation)),
+            "resuming": dict(vars(self.resuming)),
+            "disk": vars(space) | {"checkpoint_bytes": space.checkpoint_bytes, "peak_bytes": space.peak_bytes},
         }
 
 
@@ -104,7 +108,7 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
         raise Unsupported(f"parallel: {told}", field="parallel")
     card = gpu_named(job.hardware.gpu)
     expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
-    tensors = _known_tensors(job, json.dumps(model.raw, sort_keys=True, default=str))
+    tensors = _known_tensors(_decisive(job), _with_room(model, max(job.lengths or (job.seq_len,))))
     return outside(
         job,
         tensors.parameters,
@@ -136,10 +140,32 @@ class Tensors(NamedTuple):
     """Bytes of each."""
 
 
-@lru_cache(maxsize=8)
-def _known_tensors(job: Job, config: str) -> Tensors:
-    """A prediction asks twice: for how long loading and saving take, and for what they need."""
-    return tensors_on_paper(job, json.loads(config))
+UNDECISIVE = frozenset(
+    (
+        *("id", "seq_len", "lengths", "micro_batch", "grad_accum", "optimizer", "max_grad_norm", "allocator"),
+        *("data", "run", "hardware", "parallel"),
+    )
+)
+"""Fields that change no tensor of a model; its tables of positions have room for the longest row (`with_room`)."""
+
+
+def _decisive(job: Job) -> tuple[tuple[str, Any], ...]:
+    names = (each.name for each in fields(job))
+    return tuple((name, getattr(job, name)) for name in names if name not in UNDECISIVE)
+
+
+@lru_cache(maxsize=32)
+def _known_tensors(decisive: tuple[tuple[str, Any], ...], config: str) -> Tensors:
+    """Many jobs have the same, and a prediction asks twice: how long loading and saving take, and what they need."""
+    return tensors_on_paper(Job(**dict(decisive), seq_len=1), json.loads(config))
+
+
+def _with_room(model: ModelConfig, longest: int) -> str:
+    from tunecast.tape.build.stacks.transformers import with_room
+
+    raw = model.raw
+    roomy = with_room(raw, longest)
+    return model.raw_json if roomy == raw else json.dumps(roomy, sort_keys=True)
 
 
 def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
@@ -209,29 +235,23 @@ def outside(
     """
     settings = settings or AllocatorSettings(expandable_segments=job.allocator == "expandable_segments")
     double_quant = job.quantization.double_quant
-    states = optimizer_states(job.optimizer, parameters)
-    base = as_loaded(job, parameters)
-    loads = loading(
-        base,
+    files = _files(
+        tuple(parameters),
+        tuple(buffers),
+        job.optimizer,
         job.weights_dtype,
-        file_dtype=file_dtype,
-        device_map=device_map,
-        double_quant=double_quant,
-        merged_experts=merged_experts,
-        buffers=buffers,
-        settings=settings,
+        file_dtype,
+        device_map,
+        double_quant,
+        merged_experts,
+        settings,
     )
-    if memory is None:
-        # As loaded, with what the loader's blocks have to spare, and as changed since: adapters, prepare_kbit.
-        model_bytes = loads.model_bytes + held_bytes(parameters, double_quant) - held_bytes(base, double_quant)
-    else:
-        model_bytes = memory.model_bytes
     return Outside(
-        loading=loads,
-        saving=saving(parameters, states, merged_experts=merged_experts, double_quant=double_quant),
-        disk=disk(
-            parameters,
-            states,
+        loading=files.loading,
+        saving=files.saving,
+        disk=disk_of(
+            files.weights_bytes,
+            files.optimizer_bytes,
             steps=optimizer_steps(job) if steps is None else steps,
             saves=None if save_steps is not None or steps is not None else saves_of(job),
             save_steps=save_steps or job.run.save_steps,
@@ -241,15 +261,63 @@ def outside(
         evaluation=evaluation(
             job,
             parameters,
-            states,
+            files.states,
             memory,
-            model_bytes=model_bytes,
+            model_bytes=files.model_bytes if memory is None else memory.model_bytes,
             batch=eval_batch or job.run.eval_batch,
             expandable=settings.expandable_segments,
             capability=capability,
         ),
-        resuming=resuming(job.optimizer, parameters, states, double_quant=double_quant),
+        resuming=files.resuming,
         process_bytes=HOST_PROCESS_BYTES + (HOST_BITSANDBYTES_BYTES if uses_bitsandbytes(job) else 0),
+    )
+
+
+class Files(NamedTuple):
+    """What follows from the tensors alone, whatever is done with them."""
+
+    states: tuple[State, ...]
+    loading: Loading
+    saving: Saving
+    resuming: Resuming
+    weights_bytes: int
+    optimizer_bytes: int
+    model_bytes: int
+    """As loaded, with what the loader's blocks have to spare, and as changed since: adapters, prepare_kbit."""
+
+
+@lru_cache(maxsize=32)
+def _files(
+    parameters: tuple[Parameter, ...],
+    buffers: tuple[int, ...],
+    optimizer: str,
+    dtype: str,
+    file_dtype: str,
+    device_map: bool,
+    double_quant: bool,
+    merged_experts: bool,
+    settings: AllocatorSettings,
+) -> Files:
+    states = tuple(optimizer_states(optimizer, parameters))
+    base = as_loaded(dtype, parameters)
+    loads = loading(
+        base,
+        dtype,
+        file_dtype=file_dtype,
+        device_map=device_map,
+        double_quant=double_quant,
+        merged_experts=merged_experts,
+        buffers=buffers,
+        settings=settings,
+    )
+    return Files(
+        states,
+        loads,
+        saving(parameters, states, merged_experts=merged_experts, double_quant=double_quant),
+        resuming(optimizer, parameters, states, double_quant=double_quant),
+        safetensors_bytes(saved_parameters(parameters)),
+        optimizer_file_bytes(states),
+        loads.model_bytes + held_bytes(parameters, double_quant) - held_bytes(base, double_quant),
     )
 
 
@@ -258,12 +326,12 @@ def uses_bitsandbytes(job: Job) -> bool:
     return job.quantization.format is not None or (kept is not None and kept.width_bytes is not None)
 
 
-def as_loaded(job: Job, parameters: Iterable[Parameter]) -> list[Parameter]:
+def as_loaded(dtype: str, parameters: Iterable[Parameter]) -> list[Parameter]:
     """The base model as from_pretrained makes it: no adapters yet, nothing cast by prepare_model_for_kbit_training."""
     return [
         p._replace(
             name=p.name.removeprefix("base_model.model.").replace(".base_layer", ""),
-            dtype=p.dtype if p.dtype in QUANTIZED else job.weights_dtype,
+            dtype=p.dtype if p.dtype in QUANTIZED else dtype,
         )
         for p in parameters
         if not p.is_adapter

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
 from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
+from tunecast.records import dataclass
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.program import Program

@@ -17,6 +17,7 @@ NAMES: Mapping[str, str] = {
     "recomputation": "computing again",
     "optimizer": "the optimizer",
     "launch": "the card waits for the host",
+    "offload": "copies to the host and its optimizer",
     "communication": "the card waits for other cards",
     "waiting": "waiting for longer rows",
 }

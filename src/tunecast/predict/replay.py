@@ -12,20 +12,16 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tunecast.predict.allocator import UNLIMITED, AllocatorSettings, CachingAllocator, OutOfMemory, Place, WouldFree
+from tunecast.predict.native import run as native_run
+from tunecast.records import dataclass, field
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase, Role, Tape
 from tunecast.tape.program import Program, Stretch, program
-
-try:
-    from tunecast.predict._native import run as native_run
-except ImportError:  # it was not compiled: the same in Python
-    native_run = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -133,14 +129,35 @@ class Replays:
         return self._seen[-1]
 
 
+def _is_plain(settings: AllocatorSettings) -> bool:
+    """Whether a pool's own free blocks alone decide about a request."""
+    return not any(
+        (settings.expandable_segments, settings.garbage_collection_threshold, settings.roundup_power2_divisions)
+    )
+
+
+def played_at_once(settings: AllocatorSettings) -> bool:
+    """Whether the C code plays it."""
+    return native_run is not None and settings.max_split_size_bytes is None and _is_plain(settings)
+
+
+def in_c(rows: Program) -> tuple[Any, ...]:
+    """As the C code reads them: blocks, sizes, streams, names, stretches, renames. Made once a program."""
+    kept: dict[str, tuple[Any, ...]] = rows.__dict__
+    if "_in_c" not in kept:
+        number = {stream: place for place, stream in enumerate(sorted(set(rows.streams or ())))}
+        streams = array("q", [number[stream] for stream in rows.streams or ()])
+        plan = rows.plan
+        kept["_in_c"] = plan.blocks, array("q", rows.sizes), streams, plan.names, plan.rows, plan.renames
+    return kept["_in_c"]
+
+
 class _Run:
     def __init__(self, rows: Program, settings: AllocatorSettings, capacity_bytes: int | None) -> None:
         self.rows, self.settings = rows, settings
         self.allocator = CachingAllocator(settings, capacity_bytes)
-        plain = (settings.expandable_segments, settings.garbage_collection_threshold, settings.roundup_power2_divisions)
-        self.alone = rows.streams is None and not any(plain)
-        """Whether a pool's own free blocks alone decide about a request."""
-        self.at_once = native_run is not None and self.alone and settings.max_split_size_bytes is None
+        self.alone = rows.streams is None and _is_plain(settings)
+        self.at_once = played_at_once(settings)
         self.known: dict[tuple[int, int], _Known] = {}
         """What a stretch did, by its step and place in it."""
         self.courses: list[Course] = []
@@ -172,9 +189,7 @@ class _Run:
     def replay(self) -> Replay:
         allocator, died = self.allocator, None
         try:
-            if self.at_once:
-                self._take_all()
-            else:
+            if not (self.at_once and self._take_all()):
                 self._take_each()
         except OutOfMemory as error:
             died = self._exhausted(error)
@@ -201,13 +216,18 @@ class _Run:
             courses=self.courses,
         )
 
-    def _take_all(self) -> None:
-        """By the C code."""
+    def _take_all(self) -> bool:
+        """By the C code; False: sizes beyond its reach, and nothing was done."""
         allocator, plan = self.allocator, self.rows.plan
-        given, courses, allocator.retries, allocator.refused_bytes, allocated_bytes, reserved_bytes, died = native_run(
-            plan.blocks, array("q", self.rows.sizes), plan.names, plan.rows, plan.renames,
-            allocator.limit_bytes, self.settings.oldest_segment_first, self.settings.large_segment_bytes,
-        )  # fmt: skip
+        assert native_run is not None
+        try:
+            told = native_run(
+                *in_c(self.rows), allocator.limit_bytes, self.settings.oldest_segment_first,
+                self.settings.large_segment_bytes,
+            )  # fmt: skip
+        except OverflowError:
+            return False
+        given, courses, allocator.retries, allocator.refused_bytes, allocated_bytes, reserved_bytes, died = told
         figures, served = memoryview(courses).cast("q"), memoryview(given).cast("q")
         first = 0
         for at, (position, stretch) in zip(range(0, len(figures), 4), plan.stretches, strict=False):
@@ -219,6 +239,7 @@ class _Run:
         allocator.allocated_bytes, allocator.reserved_bytes = allocated_bytes, reserved_bytes
         if died is not None:
             raise OutOfMemory(*died)
+        return True
 
     def _take_each(self) -> None:
         rows = self.rows

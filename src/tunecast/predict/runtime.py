@@ -5,47 +5,36 @@ is free. With c the host's clock, g the card's, l what launching takes and d wha
 
     c <- c + l        g <- max(g, c) + d
 
-This is linear in (max, +), so what a section does to the clocks is a small matrix, and a section that runs n times is
-that matrix to the n-th power: exact, and no slower for 80 layers than for 2. Each further stream (collectives run on
-some) has a clock of its own; `wait` makes one stream's clock at least another's, and where the host reads a result its
-clock becomes at least the card's.
+Each further stream (collectives run on some) has a clock of its own; `wait` makes one stream's clock at least
+another's, and where the host reads a result its clock becomes at least the card's. `clocks.py` says how this is
+computed without going through every operation of every layer, `pricing.py` on many cards at once.
 
 Ignored  the launch queue's end (1,024 kernels): a host that far ahead is not what the step waits for.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.hardware.spec import Gpu
-from tunecast.predict.host import Host
-from tunecast.predict.price import (
-    ATTENTION,
-    COMMUNICATION,
-    MOVING,
-    PRODUCTS,
-    kind_of,
-    moved_bytes,
-    moving_terms,
-    rates_of,
-    seconds,
-)
-from tunecast.predict.time_ranges import range_of
-from tunecast.tape.op import COLLECTIVES, SYNCHRONIZE, WAIT, Op, Phase
-from tunecast.tape.timed import Section, Step
+from tunecast.predict.clocks import course_of, ends
+from tunecast.predict.host import LEAN, Host
+from tunecast.predict.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCTS, kind_of, moved_bytes, rates_of
+from tunecast.predict.pricing import Part, Plan, Terms, plan_of, priced, terms_of
+from tunecast.predict.time_ranges import CARD, HOST, WAITS, band_of
+from tunecast.records import dataclass
+from tunecast.tape.op import Op, Phase
+from tunecast.tape.step import Step, Table
 
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
 
-NEVER = float("-inf")
-READ_BY_THE_HOST = frozenset({"_local_scalar_dense", "nonzero", "argwhere", "masked_select", "is_nonzero"})
-"""The host needs what they give before it goes on."""
 COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
-Matrix = list[list[float]]
-"""Row i: where clock i stands, by where each clock stood before."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +48,7 @@ class StepTime:
     bound_by: str
     """launch, compute, memory or communication."""
     gpu_busy_s: float
-    """The card works on something other than communication."""
+    """The card works on something other than communication and copies to its host."""
     cpu_s: float
     """The host launches."""
     flops: int
@@ -73,136 +62,141 @@ class StepTime:
     """That most FLOPs are in."""
 
 
-class _Distinct(NamedTuple):
-    """What a price depends on: where in the model an operation is does not count."""
+class Place(NamedTuple):
+    """Where a step runs: a card, its host, and the other cards if there are any."""
+
+    gpu: Gpu
+    host: Host
+    cluster: Cluster | None = None
+
+
+class Distinct(NamedTuple):
+    """An operation, and what it is priced as; where in the model it is does not count."""
 
     op: Op
     kind: str
-    terms: tuple[float, float, float] | None
-    """Of one that only moves memory, `moving_terms`."""
+
+
+class _Counted(NamedTuple):
+    """How often things run: the same for all steps of one structure."""
+
+    plan: Plan
+    runs: list[int]
+    """Of each operation that differs."""
+    model_runs: list[int]
+    """Without those of a backward pass that computes again."""
+    launched: list[int]
+    """In a pass through the model, and then, all again, in an optimizer's step."""
 
 
 class Lowered:
     """A step as numbers: the operations that differ in cost, and each section as places among them.
 
-    Made once, it is priced on one card after another: `on(gpu, host)`.
+    Made once, it is priced on any number of cards at once: `on_all`. What of it depends on no size is kept with the
+    step's structure, so that another step of that structure finds it.
     """
 
     def __init__(self, step: Step) -> None:
         self.step = step
-        self.distinct: list[_Distinct] = []
-        self.places: list[list[int]] = []
-        """Of each section, where among `distinct` its operations are."""
-        known: dict[tuple[object, ...], int] = {}
-        lists: dict[int, list[int]] = {}
-        for section in step.sections:
-            places = lists.get(id(section.ops))
-            if places is None:
-                places = lists[id(section.ops)] = []
-                for op in section.ops:
-                    key = (op.name, op.shapes, op.dtype, op.flops, *op[3:6], op.group, op.layout)
-                    place = known.get(key)
-                    if place is None:
-                        place = known[key] = len(self.distinct)
-                        kind = kind_of(op.name)
-                        self.distinct.append(_Distinct(op, kind, moving_terms(op) if kind == MOVING else None))
-                    places.append(place)
-            self.places.append(places)
-        self.streams = sorted({0, *(op.stream for section in step.sections for op in section.ops)})
-        self._launches: dict[Host, list[list[float]]] = {}
+        table = step.table
+        self.ops: Sequence[Op] = table.distinct
+        kept = table.layout.kept
+        if "time" not in kept:
+            kept["time"] = _counted(table)
+        self._counted: _Counted = kept["time"]
+        self.plan: Plan = self._counted.plan
+        self._launches: dict[Host, array[float]] = {}
 
     @cached_property
-    def parts(self) -> dict[tuple[str, str], dict[int, int]]:
+    def distinct(self) -> list[Distinct]:
+        return list(map(Distinct, self.ops, self.plan.kinds))
+
+    @property
+    def parts(self) -> Mapping[Part, Mapping[int, int]]:
         """By name in the breakdown and what it waits for: how often each distinct operation runs."""
-        found: dict[tuple[str, str], dict[int, int]] = {}
-        for section, places in zip(self.step.sections, self.places, strict=True):
-            for op, place in zip(section.ops, places, strict=True):
-                part = found.setdefault(_part(op, self.distinct[place].kind, section.phase), {})
-                part[place] = part.get(place, 0) + section.times
-        return found
+        return self.plan.parts
 
     @cached_property
-    def is_plain(self) -> bool:
-        """One stream, and the host never waits: two clocks, one line through each section."""
-        apart = {WAIT, SYNCHRONIZE, *READ_BY_THE_HOST, *COLLECTIVES}
-        return self.streams == [0] and not any(found.op.name in apart for found in self.distinct)
+    def terms(self) -> Terms:
+        return terms_of(self.ops, self.plan.kinds)
 
     @cached_property
     def totals(self) -> tuple[int, int, int, int, str]:
         """FLOPs, those of the model, bytes, kernels, and the dtype of most FLOPs."""
         by_dtype: dict[str, int] = {}
-        moved = kernels = 0
-        for op, times in self.step.ops():
-            by_dtype[op.dtype] = by_dtype.get(op.dtype, 0) + op.flops * times
-            moved += moved_bytes(op) * times if op.kernels else 0
-            kernels += op.kernels * times
+        model_flops = moved = kernels = 0
+        for op, times, model_times in zip(self.ops, self._counted.runs, self._counted.model_runs, strict=True):
+            if op.flops:
+                by_dtype[op.dtype] = by_dtype.get(op.dtype, 0) + op.flops * times
+                model_flops += op.flops * model_times
+            if op.kernels:
+                moved += moved_bytes(op) * times
+                kernels += op.kernels * times
         dtype = max(by_dtype, key=lambda name: by_dtype[name], default="bfloat16")
-        return sum(by_dtype.values()), self.step.model_flops, moved, kernels, dtype
+        return sum(by_dtype.values()), model_flops, moved, kernels, dtype
 
-    def launches(self, host: Host) -> list[list[float]]:
-        """Of each section, what each of its operations takes of the host."""
+    def launches(self, host: Host) -> array[float]:
+        """What each operation takes of the host: in a pass through the model, and then in an optimizer's step."""
         if host not in self._launches:
-            self._launches[host] = self._launched(host)
+            launched, count = self._counted.launched, len(self.ops)
+            both = [host.op_s(op, Phase.FORWARD) for op in self.ops]
+            both += [host.op_s(op, Phase.OPTIMIZER) if launched[count + at] else 0.0 for at, op in enumerate(self.ops)]
+            self._launches[host] = array("d", both)
         return self._launches[host]
 
-    def _launched(self, host: Host) -> list[list[float]]:
-        made: dict[int, list[float]] = {}
-        for section in self.step.sections:
-            if id(section.ops) not in made:
-                made[id(section.ops)] = [host.op_s(op, section.phase) for op in section.ops]
-        return [made[id(section.ops)] for section in self.step.sections]
-
     def on(self, gpu: Gpu, host: Host, cluster: Cluster | None = None) -> StepTime:
-        rates = rates_of(gpu)
-        bandwidth, plain = rates.bytes_per_s, rates.flop_per_s("float32")
-        prices = [
-            seconds(op, rates) if terms is None else terms[0] / bandwidth + terms[1] / plain + terms[2]
-            for op, _, terms in self.distinct
-        ]
-        communicates = [found.kind == COMMUNICATION for found in self.distinct]
-        if cluster is not None and any(communicates):
-            from tunecast.predict.collectives import collective_seconds
+        return self.on_all([Place(gpu, host, cluster)])[0]
 
-            for place, found in enumerate(self.distinct):
-                if communicates[place]:
-                    prices[place] = collective_seconds(found.op, cluster)
-        launches = self.launches(host)
-        end = self.end_s(prices, launches)
-        alone = end
-        if any(communicates):
-            silent = [0.0 if apart else price for price, apart in zip(prices, communicates, strict=True)]
-            alone = self.end_s(silent, launches)
-        spent = {key: sum([prices[place] * times for place, times in part.items()]) for key, part in self.parts.items()}
-        told = self._told(spent, end, alone, launches)
-        low_s, high_s = range_of(told, gpu.name, several=cluster is not None)
-        return replace(told, low_s=low_s, high_s=high_s)
+    def on_all(self, places: Sequence[Place]) -> list[StepTime]:
+        """The same step on each, in one pass over all cards that have the same host."""
+        by_host: dict[int, list[int]] = {}
+        for number, place in enumerate(places):
+            by_host.setdefault(id(place.host), []).append(number)
+        found: dict[int, StepTime] = {}
+        for numbers in by_host.values():
+            host = places[numbers[0]].host
+            launches = self.launches(host)
+            cpu_s = sum(map(mul, launches, self._counted.launched))
+            cards = [rates_of(places[number].gpu) for number in numbers]
+            clusters = [places[number].cluster for number in numbers]
+            made = priced(self.plan, self.terms, self.ops, launches, cards, clusters)
+            spent = list(zip(*made.spent_s, strict=True)) or [()] * len(numbers)
+            for number, end, alone, each in zip(numbers, made.end_s, made.alone_s, spent, strict=True):
+                place = places[number]
+                found[number] = self._told(end, alone, each, cpu_s, place.gpu.name, place.cluster is not None)
+        return [found[number] for number in range(len(places))]
 
     def _told(
-        self, spent: Mapping[tuple[str, str], float], end: float, alone: float, launches: Sequence[Sequence[float]]
+        self, end: float, alone: float, spent: Sequence[float], cpu_s: float, gpu_name: str, several: bool
     ) -> StepTime:
-        communication = sum(s for (_, kind), s in spent.items() if kind == COMMUNICATION)
-        busy = {key: s for key, s in spent.items() if key[1] != COMMUNICATION}
-        computing = sum(busy.values())
-        breakdown: dict[str, float] = {}
-        for (name, _), s in busy.items():
-            breakdown[name] = breakdown.get(name, 0.0) + s
+        computing = communication = 0.0
+        by_name: dict[str, float] = {}
+        by_wait: dict[str, float] = {}
+        for (name, waits), s in zip(self.plan.parts, spent, strict=True):
+            if waits == COMMUNICATION:
+                communication += s
+                continue
+            computing += s
+            by_name[name] = by_name.get(name, 0.0) + s
+            by_wait[waits] = by_wait.get(waits, 0.0) + s
         # several streams may work at once: what they save is taken off in proportion
         overlap = min(1.0, alone / computing) if computing else 1.0
-        breakdown = {name: s * overlap for name, s in breakdown.items() if s}
-        breakdown[LAUNCH] = alone - computing * overlap
-        breakdown[COMMUNICATION] = end - alone
-        waits = {LAUNCH: breakdown[LAUNCH], COMMUNICATION: breakdown[COMMUNICATION]}
-        for (_, kind), s in busy.items():
-            waits[kind] = waits.get(kind, 0.0) + s * overlap
+        busy = computing * overlap
+        breakdown = {name: s * overlap for name, s in by_name.items() if s}
+        breakdown[LAUNCH], breakdown[COMMUNICATION] = alone - busy, end - alone
+        waited = {LAUNCH: alone - busy, COMMUNICATION: end - alone}
+        for waits, s in by_wait.items():
+            waited[waits] = s * overlap
+        band = _band(gpu_name, HOST if end and (alone - busy) / end > WAITS else CARD, several)
         flops, model_flops, moved, kernels, dtype = self.totals
         return StepTime(
             step_s=end,
-            low_s=end,
-            high_s=end,
+            low_s=end * (1 - band.below),
+            high_s=end * (1 + band.above),
             breakdown_s=breakdown,
-            bound_by=max(waits, key=lambda name: waits[name]),
-            gpu_busy_s=computing * overlap,
-            cpu_s=sum(sum(row) * s.times for row, s in zip(launches, self.step.sections, strict=True)),
+            bound_by=max(waited, key=waited.__getitem__),
+            gpu_busy_s=busy - breakdown.get(OFFLOAD, 0.0),
+            cpu_s=cpu_s,
             flops=flops,
             moved_bytes=moved,
             communication_s=communication,
@@ -211,37 +205,12 @@ class Lowered:
             dtype=dtype,
         )
 
-    def end_s(self, prices: Sequence[float], launches: Sequence[Sequence[float]]) -> float:
-        """When the last clock stands still; the card is idle when the step begins."""
-        if self.is_plain:
-            return self._plain_end(prices, launches)
-        number = {stream: place for place, stream in enumerate(self.streams, start=1)}
-        clocks = [0.0] * (len(self.streams) + 1)
-        for section, places, launch in zip(self.step.sections, self.places, launches, strict=True):
-            made = power(section_matrix(section, [prices[place] for place in places], launch, number), section.times)
-            clocks = [max(a + clock for a, clock in zip(row, clocks, strict=True)) for row in made]
-        return max(clocks)
+    def end_s(self, prices: Sequence[float], launches: Sequence[float]) -> float:
+        """When the last clock stands still, with a price for each distinct operation."""
+        return ends(self.plan.course, [[price] for price in prices], launches)[0]
 
-    def _plain_end(self, prices: Sequence[float], launches: Sequence[Sequence[float]]) -> float:
-        """The same for two clocks: a section takes the host `l`, the card `d`, and the card at least `x` from when the
-        host begins; n of them in a row n l, n d and x + (n - 1) max(l, d)."""
-        host = card = 0.0
-        known: dict[int, tuple[float, float, float]] = {}
-        for section, places, launch in zip(self.step.sections, self.places, launches, strict=True):
-            found = known.get(id(section.ops))
-            if found is None:
-                launched, busy, behind = 0.0, 0.0, NEVER
-                for place, cost in zip(places, launch, strict=True):
-                    duration = prices[place]
-                    launched += cost
-                    busy += duration
-                    behind = (behind if behind > launched else launched) + duration
-                found = known[id(section.ops)] = (launched, busy, behind)
-            launched, busy, behind = found
-            more = section.times - 1
-            card = max(card + section.times * busy, host + behind + more * max(launched, busy))
-            host += section.times * launched
-        return max(host, card)
+
+_band = lru_cache(maxsize=1000)(band_of)
 
 
 def step_time(step: Step, gpu: Gpu, host: Host, cluster: Cluster | None = None) -> StepTime:
@@ -252,62 +221,43 @@ def step_time(step: Step, gpu: Gpu, host: Host, cluster: Cluster | None = None) 
 
 def step_times(step: Step, gpus: Iterable[Gpu], host: Host) -> dict[str, StepTime]:
     """The same step on many cards, each alone."""
-    lowered = Lowered(step)
-    return {gpu.name: lowered.on(gpu, host) for gpu in gpus}
+    places = [Place(gpu, host) for gpu in gpus]
+    return {place.gpu.name: time for place, time in zip(places, Lowered(step).on_all(places), strict=True)}
 
 
-def _part(op: Op, kind: str, phase: Phase) -> tuple[str, str]:
+def _counted(table: Table) -> _Counted:
+    distinct, rows, layout = table
+    kinds = tuple(kind_of(op.name) for op in distinct)
+    count = len(distinct)
+    runs, model_runs, launched = [0] * count, [0] * count, [0] * (2 * count)
+    sections = [(phase, times, row) for (phase, times), row in zip(layout.turns, rows, strict=True)]
+    row_of = {id(row): row for row in rows}
+    times_of: dict[tuple[int, Phase], int] = {}
+    for phase, times, row in sections:
+        times_of[id(row), phase] = times_of.get((id(row), phase), 0) + times
+    parts: dict[Part, dict[int, int]] = {}
+    for (name, phase), times in times_of.items():
+        shift = count if phase in LEAN else 0
+        for place, often in Counter(row_of[name]).items():
+            op, all_times = distinct[place], often * times
+            runs[place] += all_times
+            launched[place + shift] += all_times
+            if phase is not Phase.BACKWARD or op.by_engine:
+                model_runs[place] += all_times
+            part = parts.setdefault(_part(op, kinds[place], phase), {})
+            part[place] = part.get(place, 0) + all_times
+    return _Counted(plan_of(course_of(sections, distinct), kinds, parts), runs, model_runs, launched)
+
+
+def _part(op: Op, kind: str, phase: Phase) -> Part:
     """(its name in the breakdown, what it keeps busy)."""
     if kind == COMMUNICATION:
         return COMMUNICATION, COMMUNICATION
     waits = COMPUTE if kind in (PRODUCTS, ATTENTION) else MEMORY
-    if phase in (Phase.CLIP, Phase.OPTIMIZER):
+    if kind == OFFLOAD:
+        return OFFLOAD, waits
+    if phase in LEAN:
         return "optimizer", waits
     if phase is Phase.BACKWARD and not op.by_engine:
         return "recomputation", waits
     return {PRODUCTS: "matrix_products", ATTENTION: "attention"}.get(kind, "memory_bound"), waits
-
-
-def section_matrix(
-    section: Section, prices: Sequence[float], launches: Sequence[float], number: Mapping[int, int]
-) -> Matrix:
-    """What one pass through the section does to the clocks: the host's is the first, `number` says which a stream's."""
-    size = len(number) + 1
-    rows: Matrix = [[0.0 if i == j else NEVER for j in range(size)] for i in range(size)]
-    for op, duration, launch in zip(section.ops, prices, launches, strict=True):
-        here = number[op.stream]
-        if op.name == WAIT:
-            rows[here] = _later(rows[here], rows[number.get(op.shapes[0][0], here)])
-            continue
-        if op.name == SYNCHRONIZE:
-            rows[0] = [max(column) for column in zip(*rows, strict=True)]
-            continue
-        rows[0] = [a + launch for a in rows[0]]
-        if op.kernels or duration:
-            rows[here] = [a + duration for a in _later(rows[here], rows[0])]
-        if op.name in READ_BY_THE_HOST:
-            rows[0] = _later(rows[0], rows[here])
-    return rows
-
-
-def power(matrix: Matrix, times: int) -> Matrix:
-    """`times` passes, by squaring."""
-    out: Matrix | None = None
-    while times:
-        if times & 1:
-            out = matrix if out is None else product(matrix, out)
-        times >>= 1
-        if times:
-            matrix = product(matrix, matrix)
-    if out is None:
-        raise ValueError("a section runs at least once")
-    return out
-
-
-def product(after: Matrix, before: Matrix) -> Matrix:
-    columns = list(zip(*before, strict=True))
-    return [[max([a + b for a, b in zip(row, column, strict=True)]) for column in columns] for row in after]
-
-
-def _later(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    return [x if x > y else y for x, y in zip(a, b, strict=True)]

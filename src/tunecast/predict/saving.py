@@ -6,7 +6,6 @@ Source   transformers 5.17.0 (trainer.py, modeling_utils.py), PEFT 0.21.0, safet
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from math import ceil
 
 from tunecast.job.job import Job
@@ -28,6 +27,7 @@ from tunecast.predict.checkpoint import (
     weights_bytes,
 )
 from tunecast.predict.lengths import epoch_of, times_done, total_steps
+from tunecast.records import dataclass
 
 SAVE_STEPS = 500
 """TrainingArguments.save_steps."""
@@ -117,6 +117,28 @@ def disk(
     oldest after the new one is written (rotate_checkpoints): N + 1 at once. The newest and the best are never deleted,
     so with load_best_model_at_end (`keeps_best`) a limit of 1 keeps 2.
     """
+    return disk_of(
+        safetensors_bytes(saved_parameters(parameters)),
+        optimizer_file_bytes(states),
+        steps=steps,
+        saves=saves,
+        save_steps=save_steps,
+        save_total_limit=save_total_limit,
+        keeps_best=keeps_best,
+    )
+
+
+def disk_of(
+    weights_bytes: int,
+    optimizer_bytes: int,
+    *,
+    steps: int | None = None,
+    saves: int | None = None,
+    save_steps: int = SAVE_STEPS,
+    save_total_limit: int | None = None,
+    keeps_best: bool = False,
+) -> Disk:
+    """The same of files whose sizes are known."""
     if saves is None and steps is not None:
         saves = ceil(steps / save_steps)
     if save_total_limit is None or save_total_limit <= 0:
@@ -127,8 +149,8 @@ def disk(
         if saves is not None:
             kept, most = min(kept, saves), min(most, saves)
     return Disk(
-        weights_bytes=safetensors_bytes(saved_parameters(parameters)),
-        optimizer_bytes=optimizer_file_bytes(states),
+        weights_bytes=weights_bytes,
+        optimizer_bytes=optimizer_bytes,
         small_bytes=SMALL_FILES_BYTES,
         saves=saves,
         kept=kept,

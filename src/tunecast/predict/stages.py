@@ -8,7 +8,6 @@ step, its optimizer and the ranks that share the data, is read off the rank's ow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tunecast.hardware.cluster import Cluster
@@ -19,6 +18,7 @@ from tunecast.predict.host import Host
 from tunecast.predict.pipeline import INTERLEAVED, ONE_F_ONE_B, pipeline_time
 from tunecast.predict.runtime import StepTime, step_time
 from tunecast.predict.time_ranges import range_of
+from tunecast.records import replace
 from tunecast.tape.build.sharding.layers import layer_count
 from tunecast.tape.build.tensor import layer_number
 from tunecast.tape.card import Card
@@ -32,11 +32,11 @@ PASSES = (Phase.FORWARD, Phase.BACKWARD)
 class Pass(NamedTuple):
     """One pass through the whole model: what comes before its layers, one of them, what comes after."""
 
-    before: tuple[Op, ...]
-    layer: tuple[Op, ...]
+    before: Sequence[Op]
+    layer: Sequence[Op]
     period: int
     """Layers `layer` stands for: a pattern of several is priced together."""
-    after: tuple[Op, ...]
+    after: Sequence[Op]
 
 
 def pipelined_steps(

@@ -5,19 +5,25 @@ of its model. Two things make a step uncertain in their own way: a card does wha
 
     measured card     the H200's own runs
     elsewhere         cards whose steps others published, which some rates were read off (`price/rates.py`)
-    several cards     links, and ranks that wait for each other, come on top
+    several cards     links, and ranks that wait for each other, come on top; by kind (`kinds_of`), since what is
+                      uncertain differs: whose code it is, products in 8 or 4 bits with their casts and scales, and
+                      short steps, of which a straggler or a late batch takes a larger share
     unseen            any other card: only its data sheet is known
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tunecast.predict.time_table import BANDS
+from tunecast.records import replace
 
 if TYPE_CHECKING:
+    from tunecast.job.job import Job
     from tunecast.predict.runtime import StepTime
+
+Key = TypeVar("Key")
 
 MEASURED_CARD, ELSEWHERE, SEVERAL = "measured card", "elsewhere", "several cards"
 CARD, HOST = "card", "host"
@@ -28,9 +34,18 @@ PUBLISHED = frozenset(
 """Cards with fifty published steps or more (benchmarks/results/time_public.json and time_vendor.json)."""
 WAITS = 0.1
 """Of a step, what the card waits at least for its host in a step that is the host's."""
-LEAST: Mapping[str, float] = {ELSEWHERE: 0.09, SEVERAL: 0.09}
-"""On either side. The table's rows are not all unseen: with the A100's own left out of every constant, half of its
-published steps are more than 9 % off (benchmarks/results/time_left_out.json)."""
+LEAST = 0.09
+"""On either side, of a card alone that others timed: three models in all, and with the A100's own left out of every
+constant half of its published steps are more than 9 % off (benchmarks/results/time_left_out.json)."""
+FAMILIES: Mapping[str, str] = {
+    **dict.fromkeys(("transformers", "trl", "axolotl", "llama-factory"), "accelerate"),
+    **dict.fromkeys(("megatron", "nemo"), "megatron"),
+    **{name: name for name in ("torchtitan", "llm-foundry")},
+}
+"""Stacks whose steps on several cards others published, by whose code spreads them."""
+SHORT_S = 1.0
+"""Of an optimizer step of several cards: below it what comes once a step counts (a straggler, the batch, the last
+reduction), which published steps show as half of them being more than 12 % longer than predicted."""
 UNSEEN = 0.23
 """On either side. Of 15 cards, each left out of every constant in turn: the p90 of its steps' errors, in the median
 (time_left_out.json)."""
@@ -55,19 +70,43 @@ def waits_for_host(step: StepTime) -> bool:
     return host_share(step) > WAITS
 
 
-def band_of(gpu_name: str, waits: str, several: bool = False) -> Band:
+def kinds_of(stack: str, low_precision: bool, step_s: float) -> tuple[str, ...]:
+    """What a step of several cards is alike to, the most alike first."""
+    precision = "8 or 4 bits" if low_precision else "16 bits"
+    length = "short" if step_s < SHORT_S else "long"
+    family = FAMILIES.get(stack)
+    own = () if family is None else (f"{family}, {precision}, {length}", f"{family}, {precision}")
+    return (*own, precision, CARD)
+
+
+def band_of(gpu_name: str, waits: str, several: bool = False, kinds: tuple[str, ...] = ()) -> Band:
     """Of steps like it where some were measured; never narrower than on the measured card."""
     measured = Band(*BANDS[MEASURED_CARD, waits])
     if gpu_name in MEASURED and not several:
         return measured
     where = SEVERAL if several else ELSEWHERE
     known = gpu_name in PUBLISHED | MEASURED
-    found = Band(*BANDS[where, waits]) if known and (where, waits) in BANDS else Band(UNSEEN, UNSEEN)
-    least = LEAST[where]
+    tried = kinds if several and kinds and waits == CARD else (waits,)
+    values = next((BANDS[where, kind] for kind in tried if (where, kind) in BANDS), None)
+    found = Band(UNSEEN, UNSEEN) if values is None or not known else Band(*values)
+    least = 0.0 if several else LEAST
     return found._replace(below=max(found.below, measured.below, least), above=max(found.above, measured.above, least))
 
 
-def range_of(step: StepTime, gpu_name: str, several: bool = False) -> tuple[float, float]:
+def range_of(
+    step: StepTime, gpu_name: str, several: bool = False, kinds: tuple[str, ...] = ()
+) -> tuple[float, float]:
     """The 80 % range of a step's seconds."""
-    band = band_of(gpu_name, HOST if waits_for_host(step) else CARD, several)
+    band = band_of(gpu_name, HOST if waits_for_host(step) else CARD, several, kinds)
     return step.step_s * (1 - band.below), step.step_s * (1 + band.above)
+
+
+def ranged(times: Mapping[Key, StepTime], job: Job, gpu_name: str, several: bool) -> Mapping[Key, StepTime]:
+    """Steps of a job with the ranges of its kind."""
+    if not several:
+        return times
+    made = {}
+    for key, step in times.items():
+        low_s, high_s = range_of(step, gpu_name, True, kinds_of(job.stack, job.matmul_dtype is not None, step.step_s))
+        made[key] = replace(step, low_s=low_s, high_s=high_s)
+    return made

@@ -1,6 +1,7 @@
 """How far measured steps lie from their predictions. Written by `benchmarks/time_h200.py`; do not edit.
 
-A line: where it was measured and what it waits for, and of it the fields of `tunecast.predict.time_ranges.Band`.
+A line: where it was measured and what it waits for or what it is alike to, and of it the fields of
+`tunecast.predict.time_ranges.Band`.
 """
 
 from __future__ import annotations
@@ -9,5 +10,17 @@ BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {
     ("measured card", "card"): (0.0251, 0.0757, 64, 21, 0.797),
     ("measured card", "host"): (0.1310, 0.4419, 14, 13, 0.857),
     ("elsewhere", "card"): (0.0258, 0.0384, 70, 3, 0.9),
-    ("several cards", "card"): (0.0952, 0.2898, 304, 18, 0.783),
+    ("several cards", "card"): (0.0747, 0.2148, 602, 27, 0.789),
+    ("several cards", "16 bits"): (0.0880, 0.1047, 311, 21, 0.797),
+    ("several cards", "8 or 4 bits"): (0.0670, 0.2694, 291, 15, 0.794),
+    ("several cards", "llm-foundry, 16 bits"): (0.1185, 0.0706, 142, 9, 0.789),
+    ("several cards", "llm-foundry, 16 bits, long"): (0.1073, 0.0567, 119, 9, 0.79),
+    ("several cards", "megatron, 16 bits"): (0.0280, 0.0636, 54, 6, 0.759),
+    ("several cards", "megatron, 16 bits, long"): (0.0280, 0.0636, 54, 6, 0.759),
+    ("several cards", "megatron, 8 or 4 bits"): (0.0696, 0.2331, 262, 15, 0.763),
+    ("several cards", "megatron, 8 or 4 bits, long"): (0.0732, 0.1673, 213, 15, 0.803),
+    ("several cards", "megatron, 8 or 4 bits, short"): (0.0011, 0.5021, 49, 5, 0.776),
+    ("several cards", "torchtitan, 16 bits"): (0.0327, 0.3259, 53, 7, 0.774),
+    ("several cards", "torchtitan, 16 bits, long"): (0.0348, 0.1969, 47, 7, 0.787),
+    ("several cards", "torchtitan, 8 or 4 bits"): (0.0626, 0.4201, 29, 3, 0.793),
 }

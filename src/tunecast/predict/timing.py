@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
@@ -31,8 +30,11 @@ from tunecast.predict.outside import Outside, outside_of
 from tunecast.predict.prediction import Prediction
 from tunecast.predict.reasons import host_needs, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime, step_time
+from tunecast.predict.time_ranges import ranged
 from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
+from tunecast.records import replace
 from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.tape.build.stacks.transformers import with_room
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase
 from tunecast.tape.timed import Step, steps_of_fold, timed_steps
@@ -58,26 +60,26 @@ def timing(
     gpu: Gpu,
     cluster: Cluster | None = None,
     outside: Outside | None = None,
-    folded: Folded | None = None,
+    folded: Folded | Mapping[int, Step] | None = None,
     calibration: Calibration | None = None,
 ) -> Timing:
     """Everything about a job's time on a card. Raises what the closed form raises.
 
-    `folded` is the run that was played for memory, with its operations: where it has the lengths that are to be priced,
-    none is played again.
+    `folded` is the run that was played for memory, with its operations, or its steps by length: where it has the
+    lengths that are to be priced, none is played again.
     """
     lengths = sample_lengths(job.data)
     epoch = epoch_of(job, lengths)
-    typical = epoch or _typical(job, lengths)
+    typical = epoch or typical_epoch(job, lengths)
     host, ranks, waits = host_of(job), ranks_of(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
     if calibration is not None:
         gpu = calibrated_gpu(gpu, calibration)
         host = host if job.hardware.launch_us is not None else calibrated_host(host, calibration)
     wanted = _of_lengths(job, typical)
-    priced = times_by_length(wanted, model.raw, gpu, host, cluster, folded if wanted == _plain(job) else None)
+    priced = _priced(wanted, _plain(job), model.raw, gpu, host, cluster, folded)
     times = priced.by_length
     mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
-    evaluation_s = _evaluation_s(job, model, gpu, cluster, lengths)
+    evaluation_s = evaluation_seconds(job, model, gpu, cluster, lengths)
     whole = whole_job(
         job,
         epoch,
@@ -105,7 +107,7 @@ def _calibrated(calibration: Calibration | None) -> tuple[str, ...]:
 
 
 def with_time(
-    said: Prediction, job: Job, model: ModelConfig, gpu: Gpu, folded: Folded | None = None,
+    said: Prediction, job: Job, model: ModelConfig, gpu: Gpu, folded: Folded | Mapping[int, Step] | None = None,
     calibration: Calibration | None = None,
 ) -> Prediction:  # fmt: skip
     """A prediction of memory with what is said of time. What cannot be priced must not take the memory with it: then
@@ -146,7 +148,7 @@ def _energy(job: Job, gpu: Gpu, whole: WholeTime, mean: StepTime) -> Energy | No
     )
 
 
-def _typical(job: Job, lengths: Lengths | None) -> Epoch:
+def typical_epoch(job: Job, lengths: Lengths | None) -> Epoch:
     """Of a job that does not say how much data there is: its micro-batches all the same."""
     samples = max(QUANTILES, job.micro_batch * ranks_of(job) * job.grad_accum)
     made = replace(job, data=replace(job.data, tokens=None, samples=samples))
@@ -178,26 +180,59 @@ class StepTimes(NamedTuple):
     """Whether attention is cuDNN's, which plans anew for every length."""
 
 
+def _priced(
+    wanted: Job, played: Job, config: Mapping[str, Any], gpu: Gpu, host: Host, cluster: Cluster | None,
+    folded: Folded | Mapping[int, Step] | None,
+) -> StepTimes:  # fmt: skip
+    """Each length as a run of its own, where a run of several has the same steps: runs of one length are alike, and the
+    one that was `played` for memory has most of an epoch's rows.
+
+    They are not the same where shapes are compiled for several lengths, or where tables of positions grow with the
+    longest; a pipeline's stages are priced together.
+    """
+    longest = wanted.seq_len
+    alone = wanted.lengths is None or wanted.compile or wanted.parallel.pipeline > 1
+    if alone or with_room(config, longest) != config:
+        return times_by_length(wanted, config, gpu, host, cluster, folded if wanted == played else None)
+    found: dict[int, StepTime] = {}
+    plans = False
+    for length in dict.fromkeys(wanted.lengths or ()):
+        one = replace(wanted, seq_len=length, lengths=None)
+        each = times_by_length(one, config, gpu, host, cluster, folded if one == played else None)
+        plans = plans if found else each.plans_by_shape
+        found |= each.by_length
+    return StepTimes(found, plans)
+
+
 def times_by_length(
-    job: Job, config: Mapping[str, Any], gpu: Gpu, host: Host, cluster: Cluster | None, folded: Folded | None = None
+    job: Job,
+    config: Mapping[str, Any],
+    gpu: Gpu,
+    host: Host,
+    cluster: Cluster | None,
+    folded: Folded | Mapping[int, Step] | None = None,
 ) -> StepTimes:
     """One optimizer step, by padded length; of the run that was `folded`, where it was."""
     if job.parallel.pipeline > 1 and cluster is not None:
         from tunecast.predict.stages import pipelined_steps
 
-        return StepTimes(pipelined_steps(job, config, card_of(gpu), gpu, host, cluster), plans_by_shape=False)
+        times = pipelined_steps(job, config, card_of(gpu), gpu, host, cluster)
+        return StepTimes(ranged(times, job, gpu.name, several=True), plans_by_shape=False)
     if job.parallel.layers > 1:  # one card works at a time: together they take what one with all layers would
         alone = replace(job.hardware, gpus=1)
         job, folded = replace(job, parallel=replace(job.parallel, layers=1), hardware=alone), None
-    if folded is not None and folded.short is not None:
+    if isinstance(folded, Mapping):
+        steps = folded
+    elif folded is not None and folded.short is not None:
         steps = steps_of_fold(folded, job.grad_accum)
     else:
         steps = timed_steps(job, config, card_of(gpu))
     plans = any("cudnn" in op.name for op, _ in next(iter(steps.values())).ops())
-    return StepTimes({length: step_time(step, gpu, host, cluster) for length, step in steps.items()}, plans)
+    times = {length: step_time(step, gpu, host, cluster) for length, step in steps.items()}
+    return StepTimes(ranged(times, job, gpu.name, several=cluster is not None), plans)
 
 
-def _evaluation_s(
+def evaluation_seconds(
     job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None, lengths: Lengths | None
 ) -> float | None:
     """The forward pass of every batch, once. Evaluation keeps nothing of it, which takes no time either.

@@ -6,12 +6,20 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.predict.modelled import card_of, job_assumptions, require_traceable
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
-from tunecast.tape.shorten import with_few_micro_batches
+from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
+from tunecast.records import replace
+from tunecast.tape.op import Tape
+from tunecast.tape.shorten import steps_of, with_few_micro_batches
+from tunecast.tape.timed import Step, step_of
 from tunecast.tape.trace.engine import trace_job
 from tunecast.tape.trace.interpreter import tracing_python
 from tunecast.tape.trace.limits import Limits
 from tunecast.tape.trace.run import Progress
+
+OF_THE_TRACE = (
+    "time: of the traced operations; the Python calls of checkpointing leave no trace, so launch-bound steps may be "
+    "longer"
+)
 
 
 def traced(
@@ -31,4 +39,29 @@ def traced(
     tape = trace_job(short, model.raw, card_of(gpu), exact=exact, python=interpreter, limits=limits, progress=progress)
     held = job_on_card(job, gpu, tape)
     assumptions = [f"architecture from {model.source}", *job_assumptions(job, short)]
-    return Predicted(job, model, held, prediction_of(held, id=job.id, assumptions=assumptions, warnings=model.notes))
+
+    def said() -> Prediction:
+        from tunecast.predict.timing import with_time
+
+        memory = prediction_of(held, id=job.id, assumptions=assumptions, warnings=model.notes)
+        # The closed form has the same operations, and what of them a trace does not see: layouts, saved tensors' hooks.
+        told = with_time(memory, job, model, gpu)
+        if told.time is not None:
+            return told
+        told = with_time(memory, job, model, gpu, traced_steps(tape, job))
+        return told if told.time is None else replace(told, assumptions=(*told.assumptions, OF_THE_TRACE))
+
+    return Predicted(job, model, held, said)
+
+
+def traced_steps(tape: Tape, job: Job) -> dict[int, Step]:
+    """By padded length: of each the first step but the run's first, which is like no other.
+
+    Lengths of samples that were not traced (`data.lengths`) are priced by the closed form, where it knows the model.
+    """
+    found: dict[int, Step] = {}
+    steps = tape.steps()
+    for number, length in enumerate(steps_of(job)):
+        if number and number in steps and length not in found:
+            found[length] = step_of(steps[number], None, job.grad_accum)
+    return found

@@ -13,13 +13,14 @@ the checkpoint in the page cache; where a range is given it holds what else was 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from math import sqrt
+from math import ceil, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.job.job import Job
+from tunecast.job.lengths import sample_lengths
 from tunecast.predict.by_length import ByLength, mean_step_s
-from tunecast.predict.lengths import Epoch, new_lengths, times_done, total_steps
+from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
+from tunecast.records import dataclass, field
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import GB, MB
 
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
     from tunecast.predict.outside import Outside
     from tunecast.predict.runtime import StepTime
 
-START_S = (9.0, 5.0, 30.0)
-"""Python, torch and transformers imported and a CUDA context made: 8.96 s in a fresh process (context). (likely, low,
-high), here and below; from a network disk it takes longer."""
+START_S = (13.0, 5.0, 30.0)
+"""Python begins, torch, transformers and its Trainer are imported, a CUDA context is made, and the process ends: 9.7 to
+15.0 s, 11.7 in the median, and 1.6 s at both ends in five whole programs (benchmarks/data/whole_runs_first.jsonl);
+8.96 s without the Trainer (context). (likely, low, high), here and below; from a network disk it takes longer."""
 LOAD_START_S = 0.2
 LOAD_BYTES_PER_S = 7.2 * GB
 """from_pretrained of a file in the page cache, onto the card: 2.47 GB in 0.46 to 0.55 s, 6.43 GB in 1.04 to 1.12 s."""
@@ -55,13 +57,20 @@ LIGER_S = (4.3, 1.0, 6.0)
 """With Triton's kernels to compile (one run; none where Triton's cache has them)."""
 COMPILE_S = (37.6, 15.0, 120.0)
 """With torch.compile (one run, 16 layers)."""
-NEW_LENGTH_S = (0.15, 0.05, 0.31)
-"""What the first micro-batch of a length takes more than later ones, where attention is cuDNN's. Chosen on 14 runs of
-varying lengths on the H200 (benchmarks/data/varying_lengths.jsonl): 177 first visits took 0.156 s more than priced in
-the median, 145 later ones -0.001 s. On 13 other runs, not looked at for it, it was -0.10 to 0.31 s by run, which is
-the range; with it their sums err by 21 % in the median, without by 28 % (tests/golden/test_varying_lengths.py). The
-cause is inferred, not profiled: cuDNN plans for each shape, and Unsloth rounds lengths up for it; MPT, which runs
-none of its kernels, shows nothing. Prices of steps are in these figures too."""
+NEW_LENGTH_S = (0.12, 0.05, 0.31)
+"""What the first micro-batch of a length takes more than later ones, where attention is cuDNN's, which plans for each
+shape on the host: nothing without it (benchmarks/data/new_lengths.jsonl). 0.14 to 0.18 s there, with the card idle
+before and after, on a slow host; 0.156 in the median of 177 in runs of 24 steps (varying_lengths.jsonl); -0.10 to 0.31
+by run on 13 others, whose sums err by 20 % with it. In whole programs of the Trainer 0.10 and 0.12
+(whole_runs_first.jsonl: two jobs with over 200 lengths). All of it goes as the host's speed."""
+NEW_KERNEL_S = (0.8, 0.0, 3.4)
+"""Of the first length that is a multiple of 64, of 8, of 4, of 2, or odd, but of the first such kind, which
+`FIRST_STEP_S` has: cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
+earlier run left it (four of fourteen runs of varying_lengths.jsonl paid for one)."""
+ALIGNED = (64, 8, 4, 2, 1)
+EVALUATION_NEW_LENGTH_S = (0.05, 0.0, 0.15)
+"""Without gradients, which is another plan: 0.045 to 0.071 s in the median of three models."""
+EVALUATION_KERNEL_S = (0.8, 0.0, 1.4)
 OTHER_NEW_LENGTH_S = (0.015, 0.0, 0.05)
 """The same of another kernel: one run of MPT 7B, five first visits."""
 LOGGING_STEPS = 500
@@ -135,8 +144,12 @@ def whole_job(
     missing: list[str] = []
     spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
     spans["first_step"] = _first_step(job)
-    fresh = max(0.0, new_lengths(epoch.lengths, count * job.grad_accum, ranks_of(job)) - 1)
-    spans["new_lengths"] = Spread(*(fresh * each for each in new_length_s))
+    fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
+    plans = new_length_s == NEW_LENGTH_S
+    compiled = max(0, kinds_of_lengths(epoch.lengths, count * job.grad_accum) - 1) if plans else 0
+    spans["new_lengths"] = Spread(
+        *(fresh * each + compiled * kernel for each, kernel in zip(new_length_s, NEW_KERNEL_S, strict=True))
+    )
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
     if outside is None:
@@ -151,7 +164,10 @@ def whole_job(
         missing.append("evaluation: data.eval_samples is not given")
     elif evaluations and evaluation_s is not None:
         spent = evaluations * evaluation_s
-        spans["evaluation"] = Spread(spent, spent * low / mean, spent * high / mean)
+        first = _first_evaluation(job) if plans else Spread(0.0, 0.0, 0.0)
+        spans["evaluation"] = Spread(
+            spent + first.likely_s, spent * low / mean + first.low_s, spent * high / mean + first.high_s
+        )
     elif evaluations:
         missing.append("evaluation: its forward pass was not priced")
     phases = {name: spans[name].likely_s if name in spans else 0.0 for name in PHASES}
@@ -190,6 +206,25 @@ def _steps_s(job: Job, epoch: Epoch, known: Mapping[int, float]) -> float:
         return whole
     # The optimizer runs all the same, but is a small part wherever gradients are accumulated.
     return whole * (epoch.steps - 1 + rest / job.grad_accum) / epoch.steps
+
+
+def kinds_of_lengths(lengths: Mapping[float, float], batches: float) -> int:
+    """How many of `ALIGNED` so many micro-batches are likely to bring, by the share that has each length."""
+    shares = dict.fromkeys(ALIGNED, 0.0)
+    for length, share in lengths.items():
+        shares[next(multiple for multiple in ALIGNED if ceil(length) % multiple == 0)] += share
+    return sum(share * batches >= 0.5 for share in shares.values())
+
+
+def _first_evaluation(job: Job) -> Spread:
+    """What lengths that are new to an evaluation take, once in a run."""
+    lengths = eval_lengths(job, sample_lengths(job.data))
+    batches = sum(lengths.values())
+    shares = {length: count / batches for length, count in lengths.items()} if batches else {}
+    fresh = sum(1 - (1 - share) ** batches for share in shares.values())
+    compiled = kinds_of_lengths(shares, batches)
+    both = zip(EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S, strict=True)
+    return Spread(*(fresh * each + compiled * kernel for each, kernel in both))
 
 
 def _first_step(job: Job) -> Spread:

@@ -17,11 +17,11 @@ WORTHWHILE_FRACTION = 0.01
 
 
 def best_of(changes: Iterable[Change], held_bytes: int, fitted: bool, most: int = MOST) -> list[Change]:
-    """The first that matter of changes in the order of their worth, one for each field: the others are its rivals."""
+    """The first that matter of changes in the order of their worth, one of each group: the others are its rivals."""
     best: dict[str, Change] = {}
     for change in changes:
         if change.saves_bytes >= held_bytes * WORTHWHILE_FRACTION or (change.fits and not fitted):
-            best.setdefault(next(iter(change.overrides)), change)
+            best.setdefault(change.group or next(iter(change.overrides)), change)
     return list(best.values())[:most]
 
 
@@ -38,7 +38,7 @@ def advice_text(changes: Sequence[Change], terminal: Terminal = DEFAULT, *, fitt
 
 def change_in_yaml(change: Change) -> str:
     """As it is written into the job's file."""
-    return ", ".join(f"{shown(field)}: {_value(value)}" for field, value in change.overrides.items())
+    return ", ".join(f"{shown(field)}: {value_in_yaml(value)}" for field, value in change.overrides.items())
 
 
 def _effect(change: Change, fitted: bool) -> str:
@@ -48,7 +48,7 @@ def _effect(change: Change, fitted: bool) -> str:
     return f"{frees}, {'fits then' if change.fits else 'not enough by itself'}"
 
 
-def _value(value: object) -> str:
+def value_in_yaml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return shown(f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any
 
+from tunecast.records import replace
 from tunecast.report.figures import Figures, short_source, shown
 from tunecast.report.markup import Markup, joined, json_script, tag
 from tunecast.report.moments import Band, Moment, Timeline, steps

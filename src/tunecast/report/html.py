@@ -24,15 +24,7 @@ FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Drawn by tunecast, allocatio
 def timeline_html(figures: Figures, timeline: Timeline, time: Markup | None = None) -> str:
     """The page, as text to write to a file in UTF-8. `time` is a panel made elsewhere (report/time_page.py)."""
     drawn = stacked(timeline)
-    style, script = _asset("timeline.css"), _asset("timeline.js")
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src '{_hash(script)}'"
-    head = tag(
-        "head",
-        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-        tag("title", f"{figures.title} · memory"),
-        Markup(f"<style>\n{style}</style>"),
-    )
+    script = asset("timeline.js")
     body = tag(
         "body",
         _header(figures),
@@ -46,10 +38,24 @@ def timeline_html(figures: Figures, timeline: Timeline, time: Markup | None = No
         chart_data(drawn),
         Markup(f"<script>{script}</script>"),
     )
+    return document(f"{figures.title} · memory", asset("timeline.css"), body, script)
+
+
+def document(title: str, style: str, body: Markup, script: str = "") -> str:
+    """A whole page. Its policy lets no script run but this one, and loads nothing."""
+    allowed = f"; script-src '{_hash(script)}'" if script else ""
+    policy = f"default-src 'none'; style-src 'unsafe-inline'{allowed}"
+    head = tag(
+        "head",
+        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
+        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
+        tag("title", title),
+        Markup(f"<style>\n{style}</style>"),
+    )
     return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (Path(__file__).parent / "page" / name).read_text(encoding="utf-8")
 
 

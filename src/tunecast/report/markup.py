@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from tunecast.report.figures import shown
@@ -27,6 +28,11 @@ def tag(name: str, *children: str, **attributes: str | None) -> Markup:
 
 def joined(*parts: str) -> Markup:
     return Markup("".join(part if isinstance(part, Markup) else escaped(part) for part in parts))
+
+
+def lines(texts: Iterable[str]) -> list[Markup]:
+    """One below the other, where the element keeps line ends (`pre`, an SVG's `title`)."""
+    return [Markup(escaped(text) + "\n") for text in texts]
 
 
 def breakable(text: str) -> Markup:

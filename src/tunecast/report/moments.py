@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from tunecast.records import dataclass
 
 
 class Moment(NamedTuple):

@@ -54,7 +54,7 @@ def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, 
         ("machine", f"{offer.gpus} x {offer.gpu}{f', {offer.instance}' if offer.instance else ''}"),
         ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) an hour, {offer.kind}"),
         ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid for whether used or not"),
-        ("where", _where(offer, 100)),
+        ("where", where_told(offer, 100)),
         ("in the EU", {"yes": "yes", "no": "no", "unknown": "not known"}[in_eu(offer)]),
         ("host", _host(offer)),
         ("inside", inside(offer).name if offer.gpus > 1 else ""),
@@ -65,7 +65,7 @@ def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, 
         ("several", "cannot be joined" if offer.max_nodes == 1 else ""),
         ("company", ", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part)),
         ("law", told(of) + (f"; sold by {offer.via}" if offer.via else "")),
-        ("billing", _billing(of, offer)),
+        ("billing", billing_told(of, offer)),
         ("egress", "not known" if of.egress_usd_per_gb is None else f"{of.egress_usd_per_gb:g} USD a GB"),
         ("certificates", ", ".join(of.certificates)),
         ("notes", of.notes),
@@ -154,13 +154,13 @@ def _row(offer: Offer, unit: float, today: date) -> tuple[str, ...]:
         offer.kind + (f" {offer.term_hours:g} h" if offer.term_hours is not None else ""),
         f"{amount / offer.gpus:.3f}",
         f"{amount:.2f}",
-        _where(offer, _PLACES),
-        _LAW[exposure(offer)],
+        where_told(offer, _PLACES),
+        LAW[exposure(offer)],
         f"{age(offer.age_days(today))}{old}",
     )
 
 
-_LAW = {
+LAW = {
     "us-controlled": "yes",
     "eu-seat-us-nexus": "nexus",
     "no-known-us-parent": "none known",
@@ -170,7 +170,7 @@ _LAW = {
 }
 
 
-def _where(offer: Offer, most: int) -> str:
+def where_told(offer: Offer, most: int) -> str:
     if not offer.regions:
         return "own" if offer.kind == OWNED else "not known"
     known = sorted(offer.known_countries, key=lambda country: (area(country) != "EU", area(country) != "EEA", country))
@@ -185,7 +185,7 @@ def _host(offer: Offer) -> str:
     return ", ".join(part for part in (f"{offer.vcpus} vCPUs" if offer.vcpus else "", ram) if part)
 
 
-def _billing(of: Provider, offer: Offer) -> str:
+def billing_told(of: Provider, offer: Offer) -> str:
     if offer.kind == RESERVED:
         return "the whole term"
     if of.billing_step_s is None:

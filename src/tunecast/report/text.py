@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from tunecast.records import dataclass
 from tunecast.report.bars import END, Run, legend, stacked
 from tunecast.report.columns import columns
 from tunecast.report.figures import (
@@ -105,7 +105,7 @@ def headline(figures: Figures, terminal: Terminal = DEFAULT) -> str:
         lines.append(f"  {name:<{names}}  {bold}  {terminal.paint(first, 'dim')}")
         lines += [terminal.paint(" " * (names + 17) + line, "dim") for line in more]
     verdict = verdict_lines(figures)
-    lines += [terminal.paint(line, "good" if figures.fits else "bad") for line in _wrapped(verdict, "  ", terminal)]
+    lines += [terminal.paint(line, "good" if figures.fits else "bad") for line in wrapped(verdict, "  ", terminal)]
     word = terminal.paint(figures.word, "warn" if figures.guesses else "good")
     return "\n".join([f"{terminal.paint(shown(figures.title), 'bold')} · {word}", *lines])
 
@@ -159,7 +159,7 @@ def bars(figures: Figures, terminal: Terminal = DEFAULT) -> str:
     lines += ["", *_legend(drawn, terminal)]
     against = "" if card_bytes is None else f" against {gib(card_bytes)} of {shown(figures.gpu or 'the card')}"
     taken_bytes = figures.reserved_bytes if figures.device_bytes is None else figures.device_bytes
-    return _section(f"Where it goes: {gib(taken_bytes)}{against}", lines, terminal)
+    return section(f"Where it goes: {gib(taken_bytes)}{against}", lines, terminal)
 
 
 def _on_card(figures: Figures, roles: Mapping[str, int], reserved_bytes: int) -> dict[str, int]:
@@ -240,13 +240,13 @@ def block_table(figures: Figures, terminal: Terminal = DEFAULT, count: int = 10)
     for block, times in grouped_blocks(figures.blocks)[:count]:
         each = f"{times} x {gib(block.nbytes)}, " if times > 1 else ""
         size = terminal.paint(f"{gib(block.nbytes * times):>11}", "bold")
-        first, *more = _wrapped([f"{words(block.role)}, {each}{made_by(block)}"], indent, terminal)
+        first, *more = wrapped([f"{words(block.role)}, {each}{made_by(block)}"], indent, terminal)
         lines += [f"  {size}  {first.strip()}", *more]
         where = short_source(block.source, room) or ("line not known" if has_lines else "")
         left = room - len(where) - 2
         module = tail(shown(block.module), ".", left) if left >= 16 else ""
         lines.append(terminal.paint(f"{indent}{where}  {module}".rstrip() if where else f"{indent}{module}", "dim"))
-    return _section("Largest blocks alive at the peak", lines, terminal)
+    return section("Largest blocks alive at the peak", lines, terminal)
 
 
 def notes(figures: Figures, terminal: Terminal = DEFAULT) -> str:
@@ -255,9 +255,9 @@ def notes(figures: Figures, terminal: Terminal = DEFAULT) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in sorted(figures.versions.items()))
     assumed = [*figures.assumptions, *_of_the_least_card(figures)]
     parts = [
-        _section(guessed, _bullets(figures.guesses, terminal), terminal, "warn"),
-        _section("Assumed", _bullets(assumed, terminal), terminal),
-        _section("Versions", _bullets(filter(None, [versions]), terminal), terminal),
+        section(guessed, bullets(figures.guesses, terminal), terminal, "warn"),
+        section("Assumed", bullets(assumed, terminal), terminal),
+        section("Versions", bullets(filter(None, [versions]), terminal), terminal),
     ]
     return "\n\n".join(filter(None, parts))
 
@@ -299,7 +299,7 @@ def _table(
     for row, cell in zip(rows, cells[1:], strict=True):
         bar = terminal.paint(_bar(row.bar, most, room, terminal), "bar")
         lines.append(f"{line(cell)}  {bar}".rstrip())
-    return _section(title, lines, terminal)
+    return section(title, lines, terminal)
 
 
 def _bar(value: int, most: int, room: int, terminal: Terminal) -> str:
@@ -312,15 +312,15 @@ def _bar(value: int, most: int, room: int, terminal: Terminal) -> str:
     return "█" * whole + (_EIGHTHS[eighth] if eighth else "")
 
 
-def _section(title: str, lines: Sequence[str], terminal: Terminal, style: str = "bold") -> str:
+def section(title: str, lines: Sequence[str], terminal: Terminal, style: str = "bold") -> str:
     return "\n".join([terminal.paint(title, style), *lines]) if lines else ""
 
 
-def _bullets(sentences: Iterable[str], terminal: Terminal) -> list[str]:
-    return _wrapped(sentences, "  • ", terminal)
+def bullets(sentences: Iterable[str], terminal: Terminal) -> list[str]:
+    return wrapped(sentences, "  • ", terminal)
 
 
-def _wrapped(sentences: Iterable[str], mark: str, terminal: Terminal) -> list[str]:
+def wrapped(sentences: Iterable[str], mark: str, terminal: Terminal) -> list[str]:
     wrap = textwrap.TextWrapper(max(40, terminal.width), mark, " " * max(4, len(mark)), break_on_hyphens=False)
     return [line for sentence in sentences for line in wrap.wrap(shown(sentence))]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tunecast.report.columns import columns
@@ -44,6 +45,14 @@ def duration(seconds: float) -> str:
             rest = whole % unit_s // part_s
             return f"{whole // unit_s} {name} {rest} {part}" if rest else f"{whole // unit_s} {name}"
     return f"{whole} s"
+
+
+def span(low_s: float, high_s: float) -> str:
+    """`3.8 to 4.7 h`, `33 to 53 min`: a range in one unit, for where there is little room."""
+    units = ((1, "s"), (MINUTE_S, "min"), (HOUR_S, "h"), (DAY_S, "d"))
+    unit_s, name = next((u for u, after in pairwise(units) if high_s < 2 * after[0]), units[-1])
+    decimals = 0 if low_s >= 10 * unit_s and round(low_s / unit_s) != round(high_s / unit_s) else 1
+    return f"{low_s / unit_s:,.{decimals}f} to {high_s / unit_s:,.{decimals}f} {name}"
 
 
 def time_text(

@@ -138,7 +138,8 @@ def _flat(events: list[Event], ops: _Table, kinds: _Table, text: _Table) -> list
 def _op_row(op: Op, text: _Table) -> list[Any]:
     numbers = _numbers((op.flops, op.read_bytes, op.written_bytes, op.kernels, op.stream))
     shapes = [_numbers(shape) for shape in op.shapes]
-    return [text[op.name], text[op.module], text[op.dtype], text[op.source], *numbers, shapes, text[op.group]]
+    engine = [1] if op.by_engine else []
+    return [text[op.name], text[op.module], text[op.dtype], text[op.source], *numbers, shapes, text[op.group], *engine]
 
 
 def _kind_row(kind: _Kind, text: _Table) -> list[int]:
@@ -259,8 +260,8 @@ def _read_events(flat: list[int], ops: list[Op], kinds: list[_Kind], text: list[
 
 
 def _read_op(row: Any, text: list[str]) -> Op:
-    name, module, dtype, source, flops, read_bytes, written_bytes, kernels, stream, shapes, group = row
-    _numbers([*row[:9], len(shapes), group])
+    name, module, dtype, source, flops, read_bytes, written_bytes, kernels, stream, shapes, group, *engine = row
+    _numbers([*row[:9], len(shapes), group, *engine])
     return Op(
         name=text[name],
         module=text[module],
@@ -273,6 +274,7 @@ def _read_op(row: Any, text: list[str]) -> Op:
         source=text[source],
         stream=stream,
         group=text[group],
+        by_engine=engine == [1],
     )
 
 

@@ -9,23 +9,23 @@ program (tests/unit/test_fold.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tunecast.records import dataclass, field
 from tunecast.tape.layers import NotRepeating, Run, Sweep, births_of, longer, sweeps_of
-from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Phase, Role, Tape
+from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
+from tunecast.tape.pattern import Pattern, Values
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, left_behind
 from tunecast.tape.schedule import NotRepeatable
-from tunecast.tape.shorten import Rhythm
 
 
 class Short(NamedTuple):
-    """What was built: a step for each of `lengths`; `rhythm` says for how many layers its layers stand (None: all are
-    there)."""
+    """What was built, for its operations: a step for each of `lengths`."""
 
-    tape: Tape
-    rhythm: Rhythm | None
+    pattern: Pattern
     lengths: tuple[int, ...]
+    values: Values = ()
+    """Of the pattern's symbols."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,14 @@ class Template:
         known = {self.origins[OWN]: OWN}
         made = births_of(run)
         births.update((block, (sweep, run.layer, nth)) for nth, block in enumerate(made))
-        roles = {event.block: event.role for event in run.events if isinstance(event, Alloc)}
-        self.roles: list[Role] = [roles[block] for block in made]
+        roles: dict[int, Role] = {}
         for event in run.events:
+            kind = type(event)
+            if kind is Op:
+                continue
             if isinstance(event, Alloc):
-                self.sizes.append(max(0, event.nbytes))
+                roles[event.block] = event.role
+                self.sizes.append(event.nbytes if event.nbytes > 0 else 0)
                 self.streams.append(event.stream)
                 self.places.append((OWN, births[event.block][2]))
             elif isinstance(event, Free):
@@ -87,6 +90,7 @@ class Template:
                 self.sizes.append(EMPTY_CACHE)
                 self.streams.append(0)
                 self.places.append((OWN, 0))
+        self.roles: list[Role] = [roles[block] for block in made]
 
 
 def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int, order: Sequence[int]) -> Program:

@@ -18,10 +18,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from tunecast.records import dataclass
 from tunecast.tape.op import Alloc, Event, Free, Op, Tape, with_frees_in_order
 
 NUMBERED = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
@@ -60,7 +60,7 @@ class Sweep:
 def container_of(tape: Tape, layers: int) -> str:
     """The name before the layer's number: `model.layers` in `model.layers.3.mlp`."""
     numbers: dict[str, set[int]] = defaultdict(set)
-    for module in {event.module for event in tape.events if isinstance(event, (Op, Alloc))}:
+    for module in {event.module for event in tape.events if type(event) is Op or type(event) is Alloc}:
         for match in NUMBERED.finditer(module):
             numbers[module[: match.start()]].add(int(match.group(1)))
     fitting = [name for name, found in numbers.items() if name and found == set(range(layers))]
@@ -179,32 +179,48 @@ def sweeps_of(tape: Tape, layers: int) -> tuple[Sweep, ...]:
     return tuple(Sweep(tuple(runs)) for runs in sweeps)
 
 
+WORKSPACE = "_workspace"
 NOWHERE = -1
 """The tag of events that name no module: they belong to the layer around them, if one is around them."""
 
 
 def _runs_of(tape: Tape, layers: int) -> list[Run]:
     container = container_of(tape, layers)
+    layer_of = _Layers(container)
     owner: dict[int, int | None] = {}
-    tags: list[int | None] = []
     inside_layer = True
+    tag: int | None = None
+    runs: list[tuple[int | None, list[Event]]] = []
+    events: list[Event] = []
     for event in tape.events:
-        if isinstance(event, Op):
-            tag = _layer(event.module, container)
+        kind, before = type(event), tag
+        if kind is Op:
+            tag = layer_of[event.module]  # type: ignore[union-attr]
             inside_layer = tag is not None and tag != NOWHERE
-        elif isinstance(event, Alloc):
-            tag = owner[event.block] = _layer(event.module, container)
-        elif isinstance(event, Free) and not inside_layer:
-            tag = owner[event.block]
-        elif isinstance(event, Free):
-            tag = tags[-1]
+        elif kind is Alloc:
+            tag = owner[event.block] = layer_of[event.module]  # type: ignore[union-attr]
+        elif kind is Free:
+            if not inside_layer:
+                tag = owner[event.block]  # type: ignore[union-attr]
         else:
             tag, inside_layer = None, False
-        tags.append(tag)
-    runs: list[tuple[int | None, list[Event]]] = []
-    for event, tag in zip(tape.events, tags, strict=True):
-        _add(runs, tag, [event])
+        if tag != before or not runs:
+            events = []
+            runs.append((tag, events))
+        events.append(event)
     return [Run(tag, tuple(events)) for tag, events in _absorb_gaps(runs)]
+
+
+class _Layers(dict[str, int | None]):
+    """Of each module, looked up once."""
+
+    def __init__(self, container: str) -> None:
+        super().__init__()
+        self.container = container
+
+    def __missing__(self, module: str) -> int | None:
+        found = self[module] = _layer(module, self.container)
+        return found
 
 
 def _add(runs: list[tuple[int | None, list[Event]]], tag: int | None, events: list[Event]) -> None:
@@ -243,14 +259,15 @@ def _layer(module: str, container: str) -> int | None:
 
 
 def is_workspace(module: str) -> bool:
-    return module.endswith("_workspace")
+    return module.endswith(WORKSPACE)
 
 
 def births_of(run: Run) -> list[int]:
     """A run's blocks in the order they are made; workspaces, which the first run alone makes, after all others, so that
     the others have the same place in every run."""
-    made = [event for event in run.events if isinstance(event, Alloc)]
-    return [e.block for e in made if not is_workspace(e.module)] + [e.block for e in made if is_workspace(e.module)]
+    made = [event for event in run.events if type(event) is Alloc]
+    late = [event.block for event in made if event.module.endswith(WORKSPACE)]
+    return [event.block for event in made if not late or event.block not in late] + late
 
 
 def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, copies: int) -> list[Event]:

@@ -20,9 +20,10 @@ between operations or inside one. Sizes are what was asked for; rounding is the 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NamedTuple
+
+from tunecast.records import dataclass, field, replace
 
 MANY = "(many)"
 """The module of an operation on a list of tensors of many modules: an optimizer's, a gradient norm's."""
@@ -102,8 +103,9 @@ COLLECTIVES = frozenset(
 context or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the others."""
 FROM_HOST, TO_HOST = "copy_from_host", "copy_to_host"
 """Copies over the card's link to its host: `written_bytes` of the one, `read_bytes` of the other."""
-HOST_STEP = "host_optimizer"
-"""The optimizer's step by the host's processor: `read_bytes` and `written_bytes` are of its memory, `kernels` 0."""
+HOST_STEP, HOST_LOOP = "host_optimizer", "host_optimizer_loop"
+"""The optimizer's step by the host's processor: `read_bytes` and `written_bytes` are of its memory, `kernels` 0. All at
+once (torch's fused kernel, DeepSpeed's), or operation by operation, each through memory again."""
 WAIT = "wait"
 """An operation of no kernels: stream `stream` goes on only when all that `shapes[0][0]` was given is done."""
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
+from tunecast.records import dataclass, replace
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 

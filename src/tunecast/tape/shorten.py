@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from math import lcm
 from typing import Any, NamedTuple
 
 from tunecast.job.job import Job
+from tunecast.records import replace
 
 STEPS = 6
 """The contract's run: six optimizer steps, or one a length when there are more."""

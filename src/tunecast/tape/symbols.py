@@ -5,12 +5,15 @@ and in expressions. Arithmetic makes symbols, or plain numbers where all else ca
 comparison, an index, the end of a loop) gets it, and `Asked` keeps the question and its answer. What was built on
 symbols holds for all values that answer every question alike, with its sizes computed anew. Nothing has to be known
 about the code in between: all it can do with a symbol is to compute with it, or to ask.
+
+The same polynomial is the same object, which knows what became of it: a tape does the same with the same sizes over and
+over, so nearly all arithmetic is looking up.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import partial
 from math import inf
 from typing import Any
@@ -24,8 +27,11 @@ class Asked:
         self.answers: dict[str, Any] = {}
         self.sizes: dict[str, int] = {}
         """The places of distinct expressions."""
+        self._places: dict[Any, int] = {}
         self.calls: dict[Any, str] = {}
         """What functions that are asked as a whole go by."""
+        self._made: dict[Any, Symbol] = {}
+        """Every symbol, by its terms. It lives as long as the questions, so symbols may go by their `id`."""
 
     def symbol(self, name: str, value: int) -> Any:
         """A whole number from 1 on. It passes for an int wherever one is computed with.
@@ -37,13 +43,27 @@ class Asked:
             return 1
         self.answers[f"{name}>1"] = True
         self.names.add(name)
-        return Symbol(self, value, {(name,): 1})
+        return self.of(value, {(name,): 1})
+
+    def fact(self, name: str, value: Any) -> Any:
+        """What is no size, and only compared."""
+        return Fact(self, name, value)
+
+    def of(self, value: Any, terms: Terms) -> Symbol:
+        key = next(iter(terms.items())) if len(terms) == 1 else frozenset(terms.items())
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = Symbol(self, value, terms)
+        return found
 
     def place(self, size: Any) -> int:
-        """Of a number, or of tuples of them, among the expressions to be computed."""
-        if type(size) is int:
-            size = max(0, size)
-        return self.sizes.setdefault(expression(size), len(self.sizes))
+        """Of a number among the expressions to be computed."""
+        key = size if type(size) is int else ("symbol", id(size))
+        found = self._places.get(key)
+        if found is None:
+            told = repr(max(0, size)) if type(size) is int else size.code
+            found = self._places[key] = self.sizes.setdefault(told, len(self.sizes))
+        return found
 
     def computed(self, codes: Iterable[str], names: str) -> Callable[..., tuple[Any, ...]]:
         """What expressions come to, as a function of the symbols' values. They are all of this module's making."""
@@ -59,8 +79,19 @@ def expression(value: Any) -> str:
     return f"({''.join(f'{expression(part)}, ' for part in value)})" if type(value) is tuple else repr(value)
 
 
-def has_symbols(value: Any) -> bool:
-    return type(value) is Symbol or (type(value) is tuple and any(has_symbols(part) for part in value))
+def listed(numbers: Iterable[Any]) -> tuple[tuple[int, ...], list[Any]]:
+    """Each of them once, in order; before that, which is where. Long lists of sizes hold few."""
+    places: dict[Any, int] = {}
+    found: list[Any] = []
+    order = []
+    for number in numbers:
+        key = number if type(number) is int else ("symbol", id(number))
+        place = places.get(key)
+        if place is None:
+            place = places[key] = len(found)
+            found.append(number)
+        order.append(place)
+    return tuple(order), found
 
 
 def ask(function: Callable[..., Any], about: Hashable, numbers: Sequence[Any]) -> Any:
@@ -73,6 +104,16 @@ def ask(function: Callable[..., Any], about: Hashable, numbers: Sequence[Any]) -
     return answer
 
 
+def compute(function: Callable[..., int], about: Hashable, numbers: Sequence[Any]) -> Any:
+    """`function(about, *numbers)` as one more number: it may ask a lot on the way to a size."""
+    asked = next((number.asked for number in numbers if type(number) is Symbol), None)
+    answer = function(about, *[number.value if type(number) is Symbol else number for number in numbers])
+    if asked is None:
+        return answer
+    name = asked.calls.setdefault((function, about), f"call_{len(asked.calls)}")
+    return asked.of(answer, {(f"{name}{expression(tuple(numbers))}",): 1})
+
+
 Powers = tuple[str, ...]
 """What is multiplied, sorted: `("batch", "length", "length")`."""
 Terms = dict[Powers, int]
@@ -80,12 +121,17 @@ Terms = dict[Powers, int]
 
 
 class Symbol:
-    __slots__ = ("_code", "asked", "terms", "value")
-    __hash__ = None  # type: ignore[assignment]  # a cache would hand what is known of one run to another
+    __slots__ = ("_code", "_found", "_products", "_times", "asked", "terms", "value")
+    __hash__ = None  # type: ignore[assignment]  # a table of numbers would not find it
 
     def __init__(self, asked: Asked, value: Any, terms: Terms) -> None:
         self.asked, self.value, self.terms = asked, value, terms
         self._code = ""
+        self._times: dict[int, Any] = {}
+        self._products: dict[int, Any] = {}
+        """By the other's `id`."""
+        self._found: dict[tuple[str, int], Any] = {}
+        """What else was computed or asked: by sign, and the other number, or of a symbol `~id`."""
 
     @property
     def code(self) -> str:
@@ -120,31 +166,58 @@ class Symbol:
     def _made(self, value: Any, terms: Terms) -> Any:
         """A plain number where everything else cancels."""
         terms = {powers: factor for powers, factor in terms.items() if factor}
-        return value if not terms.keys() - {()} else Symbol(self.asked, value, terms)
+        return value if not terms.keys() - {()} else self.asked.of(value, terms)
 
     def __neg__(self) -> Any:
         return self * -1
 
     def __mul__(self, other: Any) -> Any:
         if type(other) is int:
-            if other in (0, 1):
-                return self if other else 0
-            return Symbol(self.asked, self.value * other, {powers: n * other for powers, n in self.terms.items()})
+            found = self._times.get(other)
+            if found is None:
+                found = self._times[other] = self._times_number(other)
+            return found
         if type(other) is Symbol:
-            if len(self.terms) == len(other.terms) == 1:  # as most are
-                ((mine, factor),), ((theirs, times),) = self.terms.items(), other.terms.items()
-                return Symbol(self.asked, self.value * other.value, {tuple(sorted(mine + theirs)): factor * times})
-            terms: Terms = {}
-            for mine, factor in self.terms.items():
-                for theirs, times in other.terms.items():
-                    powers = tuple(sorted(mine + theirs))
-                    terms[powers] = terms.get(powers, 0) + factor * times
-            return self._made(self.value * other.value, terms)
+            found = self._products.get(id(other))
+            if found is None:
+                found = self._products[id(other)] = self._times_symbol(other)
+            return found
         return _expression(operator.mul, "*", self, other)
 
     __rmul__ = __mul__
 
+    def _times_number(self, other: int) -> Any:
+        if other in (0, 1):
+            return self if other else 0
+        return self.asked.of(self.value * other, {powers: n * other for powers, n in self.terms.items()})
+
+    def _times_symbol(self, other: Symbol) -> Any:
+        terms: Terms = {}
+        for mine, factor in self.terms.items():
+            for theirs, times in other.terms.items():
+                powers = tuple(sorted(mine + theirs))
+                terms[powers] = terms.get(powers, 0) + factor * times
+        return self._made(self.value * other.value, terms)
+
+    def _once(self, sign: str, other: Any, of: Callable[[Symbol, Any], Any]) -> Any:
+        """`of(self, other)`, computed the first time."""
+        if type(other) is int:
+            key = sign, other
+        elif type(other) is Symbol:
+            key = sign + "symbol", id(other)
+        else:
+            return of(self, other)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = of(self, other)
+        return found
+
     def __add__(self, other: Any) -> Any:
+        return self._once("+", other, Symbol._plus)
+
+    __radd__ = __add__
+
+    def _plus(self, other: Any) -> Any:
         if type(other) is int:
             return self._made(self.value + other, {**self.terms, (): self.terms.get((), 0) + other})
         if type(other) is Symbol:
@@ -154,8 +227,6 @@ class Symbol:
             return self._made(self.value + other.value, terms)
         return _expression(operator.add, "+", self, other)
 
-    __radd__ = __add__
-
     def __sub__(self, other: Any) -> Any:
         return self + -other
 
@@ -163,6 +234,9 @@ class Symbol:
         return -self + other
 
     def __floordiv__(self, other: Any) -> Any:
+        return self._once("//", other, Symbol._divided)
+
+    def _divided(self, other: Any) -> Any:
         whole = self._over(other)
         return _expression(operator.floordiv, "//", self, other) if whole is None else whole
 
@@ -170,6 +244,9 @@ class Symbol:
         return _expression(operator.floordiv, "//", other, self)
 
     def __mod__(self, other: Any) -> Any:
+        return self._once("%", other, Symbol._left_over)
+
+    def _left_over(self, other: Any) -> Any:
         return _expression(operator.mod, "%", self, other) if self._over(other) is None else 0
 
     def __rmod__(self, other: Any) -> Any:
@@ -204,12 +281,22 @@ class Symbol:
         return self._made(self.value // (other.value if type(other) is Symbol else other), terms)
 
     def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
+        if type(other) is int:
+            key = sign, other
+        elif type(other) is Symbol:
+            key = sign + "symbol", id(other)
+        else:
+            return of(self.number(), other)
+        found: bool | None = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._answer(sign, of, other)
+        return found
+
+    def _answer(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
         if type(other) is int and len(self.terms) == 1:  # a size against a small number: mostly it is clear
             ((powers, factor),) = self.terms.items()
             if factor > 0 and other < factor << len(powers) and self.asked.names.issuperset(powers):
                 return of(1, 0)
-        elif type(other) is not Symbol and type(other) is not int:
-            return of(self.number(), other)
         difference = self - other
         if type(difference) is not Symbol:
             return of(difference, 0)
@@ -256,4 +343,46 @@ def _expression(of: Callable[[Any, Any], Any], sign: str, left: Any, right: Any)
     asked: Asked = next(side.asked for side in (left, right) if type(side) is Symbol)
     if not all(type(side) in (Symbol, int, float) for side in (left, right)):
         return of(*(side.number() if type(side) is Symbol else side for side in (left, right)))
-    return Symbol(asked, of(*sides), {(f"({expression(left)}{sign}{expression(right)})",): 1})
+    return asked.of(of(*sides), {(f"({expression(left)}{sign}{expression(right)})",): 1})
+
+
+class Fact:
+    """A value that is no size, such as a card's capability: it may be compared and taken apart, and each time that is a
+    question."""
+
+    __slots__ = ("asked", "code", "value")
+    __hash__ = None  # type: ignore[assignment]  # a table would not find it
+
+    def __init__(self, asked: Asked, code: str, value: Any) -> None:
+        self.asked, self.code, self.value = asked, code, value
+
+    def __getitem__(self, place: int) -> Fact:
+        return Fact(self.asked, f"{self.code}[{place}]", self.value[place])
+
+    def __iter__(self) -> Iterator[Any]:
+        """All of it is asked for."""
+        self.asked.answers[self.code] = self.value
+        return iter(self.value)
+
+    def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
+        answer = of(self.value, other)
+        self.asked.answers[f"{self.code}{sign}{other!r}"] = answer
+        return answer
+
+    def __lt__(self, other: Any) -> bool:
+        return self._compared("<", operator.lt, other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._compared("<=", operator.le, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._compared(">", operator.gt, other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._compared(">=", operator.ge, other)
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared("==", operator.eq, other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._compared("!=", operator.ne, other)

@@ -6,9 +6,8 @@ A new format is one file with `documents(path) -> Iterator[Found]` and a line in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from os.path import isfile
+from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.job.job import Job
@@ -16,6 +15,11 @@ from tunecast.job.knob import shown
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.readers import json, jsonlines, yaml
 from tunecast.job.readers.found import Found
+from tunecast.job.registry import bundled_names
+from tunecast.records import dataclass
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORMATS: Mapping[str, Callable[[Path], Iterator[Found]]] = {
     ".yaml": yaml.documents,
@@ -56,6 +60,11 @@ def read_jobs(source: str, overrides: Mapping[str, object] | None = None) -> Ite
 
 
 def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobError]:
+    if source in bundled_names() and not isfile(source):
+        yield _job(Found("", {"model": source}), overrides, None)
+        return
+    from pathlib import Path
+
     path = Path(source)
     reader = FORMATS.get(path.suffix.lower())
     try:

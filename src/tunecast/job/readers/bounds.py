@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.units import KIB, MIB
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 MOST_FILE_BYTES = 4 * MIB
 MOST_YAML_BYTES = 256 * KIB

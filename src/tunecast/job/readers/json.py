@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import UsageError
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, MOST_NODES, bounded_text, check_shape
 from tunecast.job.readers.found import Found
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def documents(path: Path) -> Iterator[Found]:

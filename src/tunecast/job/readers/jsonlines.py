@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.bounds import MOST_LINE_BYTES, decoded
 from tunecast.job.readers.found import Found
 from tunecast.job.readers.json import parsed
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 def documents(path: Path) -> Iterator[Found]:
     if not path.is_file():
         raise NotResolved(f"{path}: {'not a plain file' if path.exists() else 'no such file'}")
     try:
+        found = False
         with path.open("rb") as file:
             for number, line in enumerate(_lines(file), start=1):
                 where = f"{path} line {number}"
+                found = found or line is None or bool(line.strip())
                 if line is None:
                     yield Found(
                         where, UsageError(f"{where}: longer than {MOST_LINE_BYTES} bytes, the most that is read")
@@ -27,6 +31,8 @@ def documents(path: Path) -> Iterator[Found]:
                     yield _document(line, where)
     except OSError as error:
         raise NotResolved(f"{path}: {error.strerror or 'cannot be read'}") from None
+    if not found:
+        raise UsageError(f'{path}: got no job; allowed: one a line, such as {{"model": "llama-3.1-8b"}}', field="job")
 
 
 def _document(line: bytes, where: str) -> Found:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import UsageError
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import MOST_DEPTH, MOST_NODES, MOST_YAML_BYTES, bounded_text, check_shape
 from tunecast.job.readers.found import Found
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def documents(path: Path) -> Iterator[Found]:

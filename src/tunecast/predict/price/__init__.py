@@ -2,6 +2,7 @@
 
     products.py    matrix products: tiles in waves over the multiprocessors
     attention.py   fused attention: a kernel's rate at a length
+    offload.py     copies to and from the host's memory, and an optimizer that runs there
     moving.py      everything else: the bytes that really move, at the share of the bandwidth such a kernel reaches
     rates.py       what a card's arithmetic reaches, by dtype
 
@@ -15,11 +16,13 @@ from functools import lru_cache
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.price.attention import attention_seconds, is_attention
 from tunecast.predict.price.moving import is_only_bookkeeping, moved_bytes, moving_seconds, moving_terms
+from tunecast.predict.price.offload import OFFLOADED, offload_seconds
 from tunecast.predict.price.products import is_product, product_seconds
 from tunecast.predict.price.rates import Rates, rates_of
 from tunecast.tape.op import COLLECTIVES, HOOK, SYNCHRONIZE, WAIT, Op
 
 PRODUCTS, ATTENTION, MOVING, COMMUNICATION, NOTHING = "products", "attention", "moving", "communication", "nothing"
+OFFLOAD = "offload"
 
 
 @lru_cache(maxsize=10_000)
@@ -27,6 +30,8 @@ def kind_of(name: str) -> str:
     """What an operation of this name is priced as."""
     if name in COLLECTIVES:
         return COMMUNICATION
+    if name in OFFLOADED:
+        return OFFLOAD
     if name in (WAIT, SYNCHRONIZE, HOOK) or is_only_bookkeeping(name):
         return NOTHING
     if is_attention(name):
@@ -39,7 +44,8 @@ def op_seconds(op: Op, gpu: Gpu) -> float:
     return seconds(op, rates_of(gpu))
 
 
-def seconds(op: Op, gpu: Rates) -> float:
+def seconds(op: Op, gpu: Rates, ranks: int = 1) -> float:
+    """`ranks` cards of a machine share the host's memory."""
     kind = kind_of(op.name)
     if kind == MOVING:
         return moving_seconds(op, gpu)
@@ -47,6 +53,8 @@ def seconds(op: Op, gpu: Rates) -> float:
         return product_seconds(op, gpu)
     if kind == ATTENTION:
         return attention_seconds(op, gpu)
+    if kind == OFFLOAD:
+        return offload_seconds(op, gpu.host, ranks)
     return 0.0
 
 
@@ -55,6 +63,7 @@ __all__ = [
     "COMMUNICATION",
     "MOVING",
     "NOTHING",
+    "OFFLOAD",
     "PRODUCTS",
     "kind_of",
     "moved_bytes",

@@ -16,6 +16,8 @@ Ignored  sliding windows; key and value heads that are fewer
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import NamedTuple
 
 from tunecast.predict.price.rates import Rates
@@ -68,6 +70,7 @@ def is_attention(name: str) -> bool:
     return "attention" in leaf or "fused_attn" in leaf or (space.startswith("flash_attn") and leaf in FLASH)
 
 
+@lru_cache(maxsize=1000)
 def kernel_of(name: str, rates: Rates) -> Kernel:
     if "cudnn" in name or "fused_attn" in name:
         return CUDNN if rates.compute_capability >= HOPPER else FLASH_2
@@ -85,17 +88,34 @@ def kernel_of(name: str, rates: Rates) -> Kernel:
 
 
 def attention_seconds(op: Op, rates: Rates) -> float:
-    kernel = kernel_of(op.name, rates)
+    return attention_column(op, [rates])[0]
+
+
+def attention_column(op: Op, cards: Iterable[Rates]) -> list[float]:
+    """On each card."""
     backward = "backward" in op.name or op.name.endswith("bwd")
     length, width = _length_and_width(op, backward)
-    most = rates.flop_per_s(op.dtype) * (kernel.backward if backward else kernel.forward)
+    nbytes, start_s = op.read_bytes + op.written_bytes, START_S * op.kernels
+    by_kernel: dict[Kernel, tuple[float, float]] = {}
+    made = []
+    for rates in cards:
+        kernel = kernel_of(op.name, rates)
+        if kernel not in by_kernel:
+            by_kernel[kernel] = _share_and_work(kernel, backward, length, width)
+        share, work = by_kernel[kernel]
+        compute = op.flops * work / (rates.flop_per_s(op.dtype) * share * length / (length + kernel.half))
+        made.append(max(compute, nbytes / rates.bytes_per_s) + start_s)
+    return made
+
+
+def _share_and_work(kernel: Kernel, backward: bool, length: int, width: int) -> tuple[float, float]:
+    """Of a card's rate what it reaches at most, and of the FLOPs without a mask what it does."""
+    share = kernel.backward if backward else kernel.forward
     if width <= 64:
-        most *= kernel.narrow
+        share *= kernel.narrow
     elif kernel is CUDNN and width < TILE_WIDTH:
-        most *= width / TILE_WIDTH
-    work = min(kernel.work, DOCUMENT / length) if kernel is FLEX else kernel.work
-    compute = op.flops * work / (most * length / (length + kernel.half))
-    return max(compute, (op.read_bytes + op.written_bytes) / rates.bytes_per_s) + START_S * op.kernels
+        share *= width / TILE_WIDTH
+    return share, min(kernel.work, DOCUMENT / length) if kernel is FLEX else kernel.work
 
 
 def _length_and_width(op: Op, backward: bool) -> tuple[int, int]:

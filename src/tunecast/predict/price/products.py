@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import ceil, prod
 
-from tunecast.predict.price.rates import Rates
+from tunecast.predict.price.rates import BACKWARD, Rates
 from tunecast.tape.op import OFF_GRID, Op
 
 TILES = (
@@ -28,6 +28,8 @@ TILES = (
 PLAIN_EFFICIENCY = 0.85
 """The least where no tensor cores wait to be fed: products of float32."""
 SPLITS = (1, 2, 4, 8, 16)
+SURELY = 1 + 1e-12
+"""A bound this much beyond the best one is, however both were rounded."""
 PIPELINE = 128
 BANDWIDTH = 0.80
 """Of the data sheet's, as kernels that stream (`moving.py`)."""
@@ -52,12 +54,16 @@ def plain(name: str) -> str:
 
 
 def product_seconds(op: Op, rates: Rates) -> float:
+    return matrix_seconds(*product_terms(op), rates)
+
+
+def product_terms(op: Op) -> tuple[int, int, int, int, int, str, bool]:
+    """Of `matrix_seconds`, what is the same on any card."""
     name = plain(op.name)
     dtype = "int8" if name in INT8_PRODUCTS else op.dtype
     if "scaled_mm" in name:
-        dtype = "float4" if "float4" in op.dtype else "float8"
-    batch, m, n, k = dimensions(op)
-    return matrix_seconds(batch, m, n, k, op.read_bytes + op.written_bytes, dtype, op.layout == OFF_GRID, rates)
+        dtype = "float4" if "float4" in op.dtype else f"float8{BACKWARD}" if op.by_engine else "float8"
+    return *dimensions(op), op.read_bytes + op.written_bytes, dtype, op.layout == OFF_GRID
 
 
 def dimensions(op: Op) -> tuple[int, int, int, int]:
@@ -85,18 +91,28 @@ def matrix_seconds(
 ) -> float:
     sms = rates.sm_count
     rate = rates.flop_per_s(dtype)
-    per_sm = rate * (OFF_GRID_RATE if off_grid else 1.0) / sms
+    reached = rate * (OFF_GRID_RATE if off_grid else 1.0)
+    per_sm = reached / sms
     # filling a pipeline takes a time, not so many products: where those are slow it is fewer of them, where fast more
     # (float8 on an H800, 8192 x 8192: 1129, 1343, 1467 and 1507 TFLOP/s at K of 1, 2, 4 and 8 thousand; tilelang)
     fill = PIPELINE * rate / rates.flop_per_s("bfloat16")
     least = PLAIN_EFFICIENCY if dtype == "float32" else 0.0
     memory = rates.bytes_per_s * BANDWIDTH
+    floor_s = moved_bytes / memory
+    work = 2 * batch * m * n * (k + fill)
     best = float("inf")
-    for rows, columns, efficiency in TILES:
+    for (
+        rows,
+        columns,
+        efficiency,
+    ) in TILES:  # the best first: once whole waves of a kind are slower, all that follow are
+        efficiency = max(least, efficiency)
+        if best <= floor_s or work / (reached * efficiency) > best * SURELY:
+            break
         tiles = batch * ceil(m / rows) * ceil(n / columns)
         for split in SPLITS if tiles < sms else (1,):
             waves = ceil(tiles * split / sms)
-            compute = waves * 2 * rows * columns * (k / split + fill) / (per_sm * max(least, efficiency))
+            compute = waves * 2 * rows * columns * (k / split + fill) / (per_sm * efficiency)
             parts = 0.0 if split == 1 else (split + 1) * 4 * batch * m * n / memory
             best = min(best, compute + parts)
-    return max(best, moved_bytes / memory) + START_S
+    return max(best, floor_s) + START_S

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tunecast.errors import Unsupported
 from tunecast.hardware.spec import Gpu
+from tunecast.predict.price.offload import HostLink, host_link
+from tunecast.records import dataclass
 
 ACHIEVABLE = 0.85
 """Of the dense rate, where nobody measured the card: A100 0.87, H100 and H200 0.80, GH200 0.84 (stas00/ml-engineering,
@@ -18,17 +19,25 @@ published steps of an A100. Blackwell: five of GB200s. The more of its power a c
 LOW_PRECISION = {"fp8": 0.93, "fp4": 0.80}
 """Of as much of their dense rate as of bfloat16's: scales are carried along, and power again (published steps of
 Megatron, NeMo and MLPerf on H100, H200 and B200; torchao's lose more)."""
+FULL_SUMS = 0.945
+"""Of float8's rate on Hopper where sums leave the tensor cores for float32 every 128 products, which the backward pass
+of torchao (`Float8GemmConfig`) and of Transformer Engine (its split accumulator) asks for: median of five shapes on an
+H200 (benchmarks/data/host_copies.jsonl, float8_tensorwise beside _fast). Later cards always sum in full."""
+BACKWARD = " backward"
+HOPPER = 9
 GEFORCE_BLACKWELL = "Blackwell GB"
 USUALLY_SUSTAINED = 0.88
 FLOAT32_ACHIEVABLE = 0.75
 """Of the float32 rate without tensor cores: cuBLAS' SGEMM."""
 RATE_OF_DTYPE = {
     "bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "int8": "int8", "int32": "int8", "tf32": "tf32",
-    "float8": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "float4": "fp4", "float4_e2m1fn_x2": "fp4",
+    "float8": "fp8", "float8_e4m3fn": "fp8", "float8_e5m2": "fp8", f"float8{BACKWARD}": f"fp8{BACKWARD}",
+    "float4": "fp4", "float4_e2m1fn_x2": "fp4",
 }  # fmt: skip
 INSTEAD = {
     "bf16": ("fp32",), "fp16": ("bf16", "fp32"), "tf32": ("fp32", "bf16"), "fp8": ("bf16", "fp16"),
     "fp4": ("fp8", "bf16", "fp16"), "int8": ("bf16", "fp16"), "fp32": ("tf32", "fp16", "bf16"),
+    f"fp8{BACKWARD}": ("fp8", "bf16", "fp16"),
 }  # fmt: skip
 """What runs where a card has no such units: bfloat16 on a T4 takes the float32 path."""
 DEFAULT_SM_COUNT = 108
@@ -48,6 +57,7 @@ class Rates:
     l2_bytes: int
     by_dtype: Mapping[str, float]
     """FLOP a second of a large matrix product in a step, by bf16, fp16, tf32, fp32, fp8, fp4, int8."""
+    host: HostLink
 
     def flop_per_s(self, dtype: str) -> float:
         return self.by_dtype[RATE_OF_DTYPE.get(dtype, "bf16")]
@@ -66,13 +76,17 @@ def rates_of(gpu: Gpu) -> Rates:
 
 
 def _rates(gpu: Gpu) -> Rates:
+    reached = {name: _best(gpu, name) * _sustained(gpu) for name in INSTEAD}
+    if gpu.compute_capability[0] == HOPPER:
+        reached[f"fp8{BACKWARD}"] *= FULL_SUMS
     return Rates(
         gpu.name,
         gpu.sm_count or DEFAULT_SM_COUNT,
         gpu.memory_bytes_per_s or LEAST_BYTES_PER_S,
         gpu.compute_capability,
         gpu.l2_bytes or 0,
-        {name: _best(gpu, name) * _sustained(gpu) for name in INSTEAD},
+        reached,
+        host_link(gpu),
     )
 
 

@@ -6,9 +6,8 @@ Read in the packages themselves (4.43 to 4.57, 5.0 and 5.17), of Llama, Mistral,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tunecast.errors import UsageError
+from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""

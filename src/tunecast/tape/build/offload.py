@@ -17,11 +17,14 @@ from typing import Any
 from tunecast.tape.build.autograd import Holder, Node
 from tunecast.tape.build.ops.views import kept_strides
 from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.op import FROM_HOST, TO_HOST
 
 LAST_STAY = 5
 """`max_fwd_stash_size`."""
 SMALLEST = 1024
 """`min_offload_size`, bytes."""
+OUT = 9
+"""The stream copies leave on. What comes back is waited for at once."""
 
 
 class Away(Holder):
@@ -73,11 +76,16 @@ class Offload:
         self.count += 1
         if tensor.nbytes < SMALLEST or id(tensor) in self.parameters:
             return Away(self, self.count, tensor, stays=True)
-        for number in list(self.leaving):
-            if number > self.count - LAST_STAY:
-                break
+        machine, through = self.machine, [number for number in self.leaving if number <= self.count - LAST_STAY]
+        if through:
+            machine.wait(OUT)
+        for number in through:
             del self.leaving[number]
         self.leaving[self.count] = tensor
+        here = machine.stream
+        with machine.on_stream(OUT):
+            machine.wait(here)
+            machine.launch(TO_HOST, (tensor,), tensor.dtype, 0)
         return Away(self, self.count, tensor, stays=False)
 
     def unpack(self, away: Away) -> Tensor:
@@ -94,7 +102,7 @@ class Offload:
             previous = list(self.returned)
         brought_back = number not in self.leaving
         if brought_back:
-            tensor = machine.run("_to_copy", (), away.shape, away.dtype, strides=away.strides)
+            tensor = machine.run(FROM_HOST, (), away.shape, away.dtype, strides=away.strides)
             self.returned[number] = tensor
         else:
             tensor = self.leaving[number]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
@@ -17,12 +17,14 @@ from tunecast.tape.op import Tape
 
 def build(
     job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str = "2.11",
-    *, keeps_ops: bool = True, folds: tuple[int, int, int] = (0, -1, 1),
+    *, keeps_ops: bool = True, folds: tuple[int, int, int] = (0, -1, 1), priced_from: int = 0,
+    written: Callable[[Any], int] | None = None,
 ) -> Tape:  # fmt: skip
-    """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops` and `folds`."""
+    """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops`, `folds` and
+    `priced_from`. `written` says how a request's size is written down where it is no number."""
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shares_workspace(torch_version))
     machine.era = era_of(job.transformers_version)
-    machine.keeps_ops, machine.folds = keeps_ops, folds
+    machine.keeps_ops, machine.folds, machine.priced_from = keeps_ops, folds, priced_from
     machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
     program_of(job).train(job, config, lengths, machine)
-    return Tape(machine.tape_events(), tuple(machine.guesses), tuple(machine.assumptions))
+    return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))

@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.records import replace
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
-from tunecast.tape.build.shapes import Built, Sizes, built
+from tunecast.tape.build.shapes import NAMES, Built, Paper, built
 from tunecast.tape.build.sharding.layers import held
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.fold import Folded, Short, folded_program
 from tunecast.tape.layers import NotRepeating, extended
-from tunecast.tape.op import Alloc, Tape
+from tunecast.tape.op import Tape
+from tunecast.tape.pattern import Pattern
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, with_layers
 
@@ -54,41 +55,44 @@ def compiles_whole(job: Job) -> bool:
     return (job.compile and job.stack == "transformers") or job.offload_activations or counts
 
 
-def fold_job(job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False) -> Folded:
+def fold_job(
+    job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False, length: int | None = None
+) -> Folded:
     """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out. With `keeps_ops` the
-    short tape comes along, for who prices its operations too (tape/timed.py)."""
+    short tape comes along, for who prices its operations too (tape/timed.py). `length` is that of all rows where they
+    are shorter than the job's longest."""
     whole, config = config, held(job, config, program_of(job).model)
 
     def make_tape() -> Tape:
         return build_job(job, whole, card)
 
-    def build_as(on_paper: Job, sizes: Sizes) -> Built:
-        return _fold(job, on_paper, config, card, sizes, keeps_ops)
+    def build_as(paper: Paper) -> Built:
+        return _fold(job, paper, config, keeps_ops)
 
-    made = built(job, config, card, keeps_ops, build_as)
+    made = built(job, length or job.seq_len, config, card, keeps_ops, build_as)
     return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
 
 
-def _fold(
-    job: Job, on_paper: Job, config: Mapping[str, Any], card: Card, sizes: Sizes = None, keeps_ops: bool = False
-) -> Built:
-    """`on_paper` is the job, or the job with symbols, and `sizes` then tells how sizes are written down."""
+def _fold(job: Job, paper: Paper, config: Mapping[str, Any], keeps_ops: bool = False) -> Built:
+    """`paper` has the job, or the job with symbols."""
     lengths, order = steps_to_trace(job)
     every, uniform = steps_of(job), len(set(lengths)) == 1
     if not job.lengths:
-        lengths, every = [on_paper.seq_len] * len(lengths), [on_paper.seq_len] * len(every)
+        lengths, every = [paper.length] * len(lengths), [paper.length] * len(every)
     if uniform:  # two steps are enough where what the first one leaves behind dies as the second one's
         with contextlib.suppress(NotRepeatable):
-            return _folded(on_paper, config, card, lengths[:2], [0, *[1] * (len(order) - 1)], sizes, keeps_ops)
+            return _folded(paper, config, lengths[:2], [0, *[1] * (len(order) - 1)], keeps_ops)
     with contextlib.suppress(NotRepeatable):
-        return _folded(on_paper, config, card, lengths, order, sizes, keeps_ops)
-    return _folded(on_paper, config, card, every, list(range(len(every))), sizes, keeps_ops)
+        return _folded(paper, config, lengths, order, keeps_ops)
+    return _folded(paper, config, every, list(range(len(every))), keeps_ops)
 
 
 def _folded(
-    job: Job, config: Mapping[str, Any], card: Card, lengths: list[int], order: list[int], sizes: Sizes,
-    keeps_ops: bool,
-) -> Built:  # fmt: skip
+    paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool
+) -> Built:
+    job, _, card, asked = paper
+    how: Any = {"keeps_ops": keeps_ops, "priced_from": min(1, len(lengths) - 1)}
+    how["written"] = None if asked is None else asked.place
     head, period, total, _ = rhythm = _rhythm(job, config)
     try:
         if rhythm.copies < 1 or compiles_whole(job):
@@ -96,22 +100,16 @@ def _folded(
         if not _repeat(job, config, rhythm):
             raise NotRepeating("a shorter model has other layers")
         folds = (head, head + period - 1, rhythm.copies + 1)
-        tape = build(job, with_layers(config, rhythm.small), lengths, card, keeps_ops=keeps_ops, folds=folds)
-        rows = folded_program(_written(tape, sizes), rhythm.small, head, period, rhythm.copies, order)
-        short = Short(tape, rhythm, tuple(lengths))
+        few = with_layers(config, rhythm.small)
+        tape = build(job, few, lengths, card, folds=folds, **how)
+        rows = folded_program(tape, rhythm.small, head, period, rhythm.copies, order)
+        stands: Rhythm | None = rhythm
     except NotRepeating:
-        tape = build(job, config, lengths, card, keeps_ops=keeps_ops)
-        rows = folded_program(_written(tape, sizes), total, head, period, 0, order)
-        short = Short(tape, None, tuple(lengths))
-    return Built(rows, tape.guesses, tape.assumptions, short if keeps_ops else None)
-
-
-def _written(tape: Tape, sizes: Sizes) -> Tape:
-    if sizes is None:
-        return tape
-    return tape.with_events(
-        event._replace(nbytes=sizes(event.nbytes)) if isinstance(event, Alloc) else event for event in tape.events
-    )
+        tape = build(job, config, lengths, card, **how)
+        rows = folded_program(tape, total, head, period, 0, order)
+        stands = None
+    short = Short(Pattern(tape, stands, asked, NAMES), tuple(lengths)) if keeps_ops else None
+    return Built(rows, tape.guesses, tape.assumptions, short)
 
 
 def _rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:

@@ -8,7 +8,7 @@ go of memory at the same moments, and the machine's list of events is the tape.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
@@ -224,6 +224,8 @@ class Machine:
         """What the job says and the stack does otherwise, a sentence each."""
         self.keeps_ops = True
         """Without, the tape says only whose turn it is: enough for memory, in half the time."""
+        self.priced_from = 0
+        """The first step whose operations will be priced: those before go without, too."""
         self.folds = (0, -1, 1)
         """The first and last of the layers that stand for others, and for how many each."""
         self.era = Era()
@@ -299,7 +301,7 @@ class Machine:
         if self.stream == HOST:
             return
         self._announce()
-        if not self.keeps_ops:
+        if not self.keeps_ops or self.step < self.priced_from:
             mark = self._marks.get(self.module)
             if mark is None:
                 mark = self._marks[self.module] = Op("", self.module, kernels=0)
@@ -344,7 +346,7 @@ class Machine:
 
     def hook(self) -> None:
         """Python is called about a saved tensor."""
-        if self.keeps_ops:
+        if self.keeps_ops and self.step >= self.priced_from:
             self._announce()
             mark = self._hooks.get(self.module)
             if mark is None:
@@ -353,7 +355,7 @@ class Machine:
 
     def synchronize(self) -> None:
         """The host waits for the card."""
-        if self.keeps_ops:
+        if self.keeps_ops and self.step >= self.priced_from:
             self._announce()
             self.events.append(Op(SYNCHRONIZE, self.module, kernels=0))
 
@@ -459,7 +461,8 @@ class Machine:
         """The program's last step is done: what it lets go of from here on is on no tape."""
         self._ended = len(self.events)
 
-    def tape_events(self) -> tuple[Event, ...]:
+    def tape_events(self, written: Callable[[Any], int] | None = None) -> tuple[Event, ...]:
+        """`written` says how sizes are written down."""
         out: list[Event] = []
         for event in self.events[: self._ended]:
             if type(event) is not int:
@@ -468,7 +471,8 @@ class Machine:
                 out.append(Free(~event))
             else:
                 block = self.blocks[event]
-                out.append(Alloc(event, block.nbytes, block.role or self._role(block), block.module, block.stream))
+                size = block.nbytes if written is None else written(block.nbytes)
+                out.append(Alloc(event, size, block.role or self._role(block), block.module, block.stream))
         return tuple(with_frees_in_order(name_clip_phases(out)))
 
     def _role(self, block: Block) -> Role:

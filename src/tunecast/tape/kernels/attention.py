@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.shapes import Shaped
 from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
+from tunecast.tape.symbols import ask
 
 FLOAT_BYTES = 4
 CUDNN_PLAN_BYTES = 256
@@ -83,9 +84,14 @@ def flash_width(width: int) -> int:
 
 def flash_splits(batch_heads: int, queries: int, keys: int, width: int, card: Card) -> int:
     """flash_api.cpp, `num_splits_heuristic`: the fewest splits that fill the card within 85 % of the best filling."""
+    splits: int = ask(_splits, width, [batch_heads, queries, keys, card.sm_count])
+    return splits
+
+
+def _splits(width: int, batch_heads: int, queries: int, keys: int, sms: int) -> int:
     blocks = ceil_div(keys, 256 if width <= 64 else 128 if width <= 128 else 64)
     tiles = batch_heads * ceil_div(queries, 64)
-    places = card.sm_count * 2
+    places = sms * 2
     if tiles >= 0.8 * places:
         return 1
     filled = {}

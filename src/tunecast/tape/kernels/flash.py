@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.steps import ceil_div, up
+from tunecast.tape.symbols import ask
 
 Shape = tuple[int, ...]
 VERSION = "2.8.3"
@@ -90,10 +91,15 @@ def rounded_width_2(width: int) -> int:
 
 def splits_2(size: Sizes, sm_count: int) -> int:
     """`num_splits_heuristic`: few, long rows are cut along the keys until 85 % of the best occupancy is reached."""
-    block = 256 if size.width <= 64 else 128 if size.width <= 128 else 64
-    key_blocks = ceil_div(size.key_length, block)
-    work = size.batch * size.heads * ceil_div(size.length, 64)
-    processors = 2 * sm_count
+    splits: int = ask(_splits_2, size.width, [size.batch * size.heads, size.length, size.key_length, sm_count])
+    return splits
+
+
+def _splits_2(width: int, rows: int, length: int, key_length: int, sms: int) -> int:
+    block = 256 if width <= 64 else 128 if width <= 128 else 64
+    key_blocks = ceil_div(key_length, block)
+    work = rows * ceil_div(length, 64)
+    processors = 2 * sms
     if work >= 0.8 * processors:
         return 1
     efficiency = {}

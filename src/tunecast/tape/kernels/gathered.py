@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.cub import threads_per_sm
+from tunecast.tape.symbols import compute
 
 BLOCK_THREADS, BLOCK_BYTES = 128, 2048
 ENTRY_BYTES = 8
@@ -19,7 +20,12 @@ ENTRY_BYTES = 8
 
 def split_table_bytes(part_bytes: Sequence[int], chunks: int, card: Card) -> int:
     """Of `chunks` ranks' parts, each of these sizes, copied apart."""
-    most = card.sm_count * threads_per_sm(card) // BLOCK_THREADS * 2
+    made: int = compute(_split_table_bytes, chunks, [card.sm_count * threads_per_sm(card), *part_bytes])
+    return made
+
+
+def _split_table_bytes(chunks: int, threads: int, *part_bytes: int) -> int:
+    most = threads // BLOCK_THREADS * 2
     rounds = -(-sum(-(-size // BLOCK_BYTES) for size in part_bytes) * chunks // most)
     rounds_a_chunk = -(-rounds // max(1, min(math.ceil(math.sqrt(rounds)), chunks)))
     blocks = sum(-(-size // (BLOCK_BYTES * max(1, rounds_a_chunk))) for size in part_bytes)

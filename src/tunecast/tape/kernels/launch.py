@@ -12,15 +12,15 @@ Names  inputs: elements a result is made of; outputs: results; a step: how many 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
+from tunecast.records import dataclass, replace
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.cub import threads_per_sm
 from tunecast.tape.kernels.steps import ceil_div
-from tunecast.tape.symbols import ask
+from tunecast.tape.symbols import ask, compute
 
 MOST_THREADS = 512
 WARP = 32
@@ -110,38 +110,64 @@ def _sorted_dimensions(sizes: Sequence[int], strides: Sequence[int], out_strides
     return order
 
 
+MOST_COMPUTED = 16
+"""Parts whose sizes are computed one by one; of more it is asked how they came about."""
+
+
+class Room(NamedTuple):
+    """The card's multiprocessors, and the threads of each."""
+
+    sms: int
+    threads: int
+
+
 def borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> Iterable[Buffers]:
     """Those of `buffers` that are any."""
-    numbers = (*whole.sizes, *whole.strides, *whole.out_strides, whole.offset)
-    if all(type(number) is int for number in numbers):
-        return _borrowed(whole, kernel, out_element_bytes, card)
-    if ask(_borrows_nothing, (len(whole.sizes), kernel, out_element_bytes, card), numbers):
-        return ()
-    return (pair for pair in buffers(whole, kernel, out_element_bytes, card) if any(pair))
+    room = Room(card.sm_count, threads_per_sm(card))
+    numbers = (*whole.sizes, *whole.strides, *whole.out_strides, whole.offset, *room)
+    if all([type(number) is int for number in numbers]):
+        return _borrowed(whole, kernel, out_element_bytes, room)
+    about = len(whole.sizes), kernel, out_element_bytes
+    given: tuple[tuple[bool, bool], ...] = ask(_any, about, numbers)
+    if len(given) > MOST_COMPUTED:
+        return (pair for pair in buffers(whole, kernel, out_element_bytes, room) if any(pair))
+    return [
+        Buffers(*(compute(_one, (*about, part, place), numbers) if each else 0 for place, each in enumerate(pair)))
+        for part, pair in enumerate(given)
+    ]
 
 
-def _borrows_nothing(about: tuple[int, Kernel, int, Card], *numbers: int) -> bool:
-    dims, *rest = about
-    return not _borrowed(Extent(numbers[:dims], numbers[dims : 2 * dims], numbers[2 * dims : -1], numbers[-1]), *rest)
+def _any(about: tuple[int, Kernel, int], *numbers: int) -> tuple[tuple[bool, bool], ...]:
+    return tuple([(bool(staging), bool(semaphores)) for staging, semaphores in _of_numbers(about, numbers)])
+
+
+def _one(about: tuple[int, Kernel, int, int, int], *numbers: int) -> int:
+    return _of_numbers(about[:3], numbers)[about[3]][about[4]]
+
+
+def _of_numbers(about: tuple[int, Kernel, int], numbers: tuple[int, ...]) -> tuple[Buffers, ...]:
+    dims, kernel, out_element_bytes = about
+    whole = Extent(numbers[:dims], numbers[dims : 2 * dims], numbers[2 * dims : 3 * dims], numbers[3 * dims])
+    return _borrowed(whole, kernel, out_element_bytes, Room(*numbers[3 * dims + 1 :]))
 
 
 @lru_cache(maxsize=4096)
-def _borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> tuple[Buffers, ...]:
+def _borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, room: Room) -> tuple[Buffers, ...]:
     """Kept, because a million tokens' attention scores fall into 32,768 parts."""
-    return tuple(pair for pair in buffers(whole, kernel, out_element_bytes, card) if any(pair))
+    return tuple(pair for pair in buffers(whole, kernel, out_element_bytes, room) if any(pair))
 
 
-def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> tuple[Buffers, ...]:
+def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, room: Room) -> tuple[Buffers, ...]:
     """One for each part that 32-bit indices can reach; a tensor above 2 GiB is halved until they can."""
     if _reachable(whole, kernel.element_bytes, out_element_bytes):
-        return (_buffers_of_part(whole, kernel, card),)
+        return (_buffers_of_part(whole, kernel, room),)
     dim = max(range(len(whole.sizes)), key=lambda d: _span(whole, d, kernel.element_bytes, out_element_bytes))
     half = whole.sizes[dim] // 2
     parts = (
         replace(whole, sizes=(*whole.sizes[:dim], size, *whole.sizes[dim + 1 :]))
         for size in (half, whole.sizes[dim] - half)
     )
-    return tuple(pair for part in parts for pair in buffers(part, kernel, out_element_bytes, card))
+    return tuple(pair for part in parts for pair in buffers(part, kernel, out_element_bytes, room))
 
 
 def accumulation_bytes(whole: Extent, kernel: Kernel, out_element_bytes: int) -> int:
@@ -167,7 +193,7 @@ def _reachable(part: Extent, element_bytes: int, out_element_bytes: int) -> bool
     )
 
 
-def _buffers_of_part(part: Extent, kernel: Kernel, card: Card) -> Buffers:
+def _buffers_of_part(part: Extent, kernel: Kernel, room: Room) -> Buffers:
     if not part.sizes:
         return Buffers(0, 0)
     outputs = prod(part.sizes[part.reduced :])
@@ -190,7 +216,7 @@ def _buffers_of_part(part: Extent, kernel: Kernel, card: Card) -> Buffers:
     else:
         output_step *= block_height
     values = ceil_div(inputs, input_step)
-    most_blocks = card.sm_count * (threads_per_sm(card) // (block_width * block_height))
+    most_blocks = room.sms * (room.threads // (block_width * block_height))
     grid = ceil_div(outputs // out_vector, output_step)
     if not across_warps or values < MOST_VALUES_A_THREAD or grid > most_blocks:
         return Buffers(0, 0)

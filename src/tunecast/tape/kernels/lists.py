@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tunecast.tape.symbols import compute, listed
+
 CHUNK = 65536
 BLOCKS = 320
 TENSORS = (110, 64, 48, 36, 30)
@@ -44,6 +46,19 @@ LISTS = {
 
 def list_launches(sizes: Sequence[int], lists: int) -> int:
     """Of tensors with so many elements each."""
+    if all([type(size) is int for size in sizes]):
+        return _launches(sizes, lists)
+    order, distinct = listed(sizes)
+    launches: int = compute(_launches_in_order, (order, lists), distinct)
+    return launches
+
+
+def _launches_in_order(about: tuple[tuple[int, ...], int], *sizes: int) -> int:
+    order, lists = about
+    return _launches([sizes[place] for place in order], lists)
+
+
+def _launches(sizes: Sequence[int], lists: int) -> int:
     most = TENSORS[min(lists, len(TENSORS)) - 1]
     launches = tensors = blocks = 0
     for size in sizes:

@@ -10,6 +10,7 @@ from tunecast.tape.card import Card
 from tunecast.tape.kernels.launch import Kernel, accumulation_bytes, borrowed, extent
 from tunecast.tape.kernels.shapes import HALF, Dtype, Shaped, name_of
 from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes
+from tunecast.tape.symbols import compute, listed
 
 FOREACH_CHUNK = 65536
 
@@ -98,10 +99,15 @@ def foreach_norm(call: Call, script: Script) -> None:
     """A partial norm a chunk, for as many chunks as the largest tensor has
     (aten/src/ATen/native/cuda/ForeachReduceOp.cu, `foreach_tensor_norm_cuda`); 16-bit ones in fp32."""
     tensors = call.args[0]
-    chunks = max((ceil_div(t.numel(), FOREACH_CHUNK) for t in tensors), default=0)
+    largest = compute(_largest, None, listed([t.numel() for t in tensors])[1])
+    chunks = ceil_div(largest, FOREACH_CHUNK)
     partial = script.borrow(len(tensors) * chunks * opmath_bytes(tensors[0].dtype)) if tensors else -1
     script.make(*range(len(call.outputs)))
     script.give_back(partial)
+
+
+def _largest(_: None, *numbers: int) -> int:
+    return max(numbers, default=0)
 
 
 def log_sum_exp(call: Call, script: Script) -> None:

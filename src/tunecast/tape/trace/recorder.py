@@ -139,6 +139,7 @@ class Recorder(Ledger, TorchDispatchMode):
                 tuple(tuple(x.shape) for x in inputs[:3]),
                 source,
                 self.stream_of_thread.get(threading.get_ident(), 0),
+                by_engine=self.scopes.phase is Phase.BACKWARD and _called_by_engine(),
             )
         )
         accumulates = self._is_engine_addition(func, name, kwargs, inputs)

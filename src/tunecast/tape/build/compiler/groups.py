@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from tunecast.tape.build.compiler.fuse import Fuser
 
 ROUNDS = 10
+SPLIT, FEW = 8192, 2 * 32 * 132
+"""More than this is summed in two steps, where fewer results than this are made (ir.py, `num_splits`: 64 a
+multiprocessor, here of an H100)."""
 NEAR = 64
 """Kernels further apart than this are not tried (scheduler.py, `are_long_distant_nodes`)."""
 
@@ -144,12 +147,26 @@ class Groups:
             return False
         for reader, maker in ((one, other), (other, one)):
             made = reader.reads & set(maker.kernel.values)
+            if self._waits_for_all(reader, maker, made):
+                return False
             if any((number, buffer) in self.crossed for buffer in made for number in reader.kernel.values):
                 return False
             before = [self.home[buffer] for buffer in reader.reads if buffer in self.home]
             if any(group is not maker and group is not reader and group.behind & maker.bits for group in before):
                 return False
         return True
+
+    def _waits_for_all(self, reader: Group, maker: Group, made: set[int]) -> bool:
+        """A sum of very many into few runs as two kernels (ir.py, `Reduction.num_splits`): who reads its result for
+        every element can be in neither, since all of them have to be through."""
+        assert reader.loops is not None
+        return any(
+            value.kind == REDUCTION
+            and reader.loops[1] * reader.loops[2] > prod(value.shape) < FEW
+            and prod(self.values[value.inputs[0]].shape) > SPLIT * prod(value.shape)
+            and any(prod(self.values[buffer].shape) == prod(value.shape) for buffer in made)
+            for value in (self.values[number] for number in maker.kernel.values)
+        )
 
     def _join(self, one: Group, other: Group) -> None:
         one.kernel.values = sorted(one.kernel.values + other.kernel.values)

@@ -17,7 +17,7 @@ from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
 from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy
-from tunecast.tape.build.sharding.host import UNPRICED, OnHost, on_card
+from tunecast.tape.build.sharding.host import HOST_ASSUMED, OnHost, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 
@@ -32,7 +32,7 @@ class AccelerateFsdp2(Scheme):
         policy = Policy(dtype, DTYPES[reduce] if reduce else dtype, dtype)
         self.sharder = FullyShard(machine, mesh, policy, on_host=job.parallel.offload == "parameters")
         if self.sharder.on_host:
-            machine.assumptions[UNPRICED] = None
+            machine.assumptions[HOST_ASSUMED] = None
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         return self.machine.on_host()

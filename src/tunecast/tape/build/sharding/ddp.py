@@ -23,8 +23,9 @@ from tunecast.tape.build.autograd import Node, start
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
 from tunecast.tape.build.sharding.scheme import Scheme, in_whole_model
-from tunecast.tape.build.tensor import INT32, Dtype, Machine, Tensor, layer_number
+from tunecast.tape.build.tensor import INT32, Machine, Tensor, layer_number
 from tunecast.tape.op import Role
+from tunecast.tape.symbols import ask, listed
 from tunecast.units import MIB
 
 OWNER = "DistributedDataParallel"
@@ -201,16 +202,24 @@ def sunk(machine: Machine, node: Node, number: int, tensor: Tensor) -> Tensor:
 def bucketed(tensors: Sequence[Tensor], limits: Sequence[int]) -> list[list[Tensor]]:
     """`compute_bucket_assignment_by_size`: a bucket a dtype is open; one that has reached its limit is closed, and the
     next of that dtype has the next limit. In the order of their first tensors."""
-    done: list[tuple[int, list[Tensor]]] = []
-    started: dict[Dtype, tuple[int, list[Tensor]]] = {}
-    turn: dict[Dtype, int] = {}
-    for place, tensor in enumerate(tensors):
-        first, bucket = started.setdefault(tensor.dtype, (place, []))
-        bucket.append(tensor)
-        limit = limits[min(turn.get(tensor.dtype, 0), len(limits) - 1)]
-        if sum(t.nbytes for t in bucket) >= limit:
-            done.append((first, bucket))
-            del started[tensor.dtype]
-            turn[tensor.dtype] = turn.get(tensor.dtype, 0) + 1
-    done += started.values()
-    return [bucket for _, bucket in sorted(done, key=lambda pair: pair[0])]
+    order, sizes = listed([tensor.nbytes for tensor in tensors])
+    about = order, tuple([tensor.dtype.name for tensor in tensors]), tuple(limits)
+    return [[tensors[place] for place in bucket] for bucket in ask(_assigned, about, sizes)]
+
+
+def _assigned(about: tuple[tuple[int, ...], tuple[str, ...], tuple[int, ...]], *sizes: int) -> list[list[int]]:
+    """Each bucket's tensors by their places."""
+    order, dtypes, limits = about
+    done: list[list[int]] = []
+    started: dict[str, tuple[int, list[int]]] = {}
+    turn: dict[str, int] = {}
+    for place, dtype in enumerate(dtypes):
+        filled, bucket = started.get(dtype, (0, []))
+        bucket.append(place)
+        filled += sizes[order[place]]
+        started[dtype] = filled, bucket
+        if filled >= limits[min(turn.get(dtype, 0), len(limits) - 1)]:
+            done.append(bucket)
+            del started[dtype]
+            turn[dtype] = turn.get(dtype, 0) + 1
+    return sorted([*done, *(bucket for _, bucket in started.values())])

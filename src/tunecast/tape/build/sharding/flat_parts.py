@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tunecast.errors import UsageError
+from tunecast.records import dataclass
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.sharding.ddp import BROADCAST, IN_FLIGHT, bucketed
 from tunecast.tape.build.tensor import HOST, UINT8, Dtype, Machine, Storage, Tensor

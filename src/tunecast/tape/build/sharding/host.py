@@ -5,37 +5,44 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.optimizers.foreach import FusedAdamW
 from tunecast.tape.build.tensor import FLOAT32, HOST, Machine, Tensor
-from tunecast.tape.op import FROM_HOST, HOST_STEP, MANY, Role
+from tunecast.tape.op import FROM_HOST, HOST_LOOP, HOST_STEP, MANY, Role
 
-UNPRICED = "offload: the host's optimizer and the copies over its link are counted in memory, not yet in time"
+HOST_ASSUMED = (
+    "offload: copies from pinned memory, and an optimizer that has all of the host's cores (OMP_NUM_THREADS, "
+    "which torchrun sets to 1)"
+)
 
 
 class OnHost(Optimizer):
     """An optimizer whose parameters, gradients and state are the host's: the card sees nothing of its step."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer, fused: bool = False) -> None:
+        """`fused`: whatever its name, as DeepSpeed puts its own in its place; torch's others loop on a processor
+        (torch/optim/optimizer.py, `_default_to_fused_or_foreach`: lists are for cards)."""
         super().__init__(optimizer.parameters)
         self.optimizer = optimizer
+        self.fused = fused or isinstance(optimizer, FusedAdamW)
 
     def step(self) -> None:
         trained = self.trained()
         with self.machine.on_host():
             self.optimizer.step()
             states = self.states()
-        told_of_host_step(self.machine, trained, states)
+        told_of_host_step(self.machine, trained, states, HOST_STEP if self.fused else HOST_LOOP)
 
     def states(self) -> list[Tensor]:
         return [tensor for kept in self.optimizer.state.values() for tensor in kept]
 
 
-def told_of_host_step(machine: Machine, parameters: Sequence[Tensor], states: Sequence[Tensor]) -> None:
+def told_of_host_step(machine: Machine, parameters: Sequence[Tensor], states: Sequence[Tensor], name: str) -> None:
     """Weights, gradients and state are read; weights and state are written."""
     both = machine.repeated([*parameters, *states])
     gradients = machine.repeated(list(parameters))
     machine.module = MANY
     written = sum(tensor.nbytes for tensor in both)
-    machine.launch(HOST_STEP, [*both, *gradients], FLOAT32, written, kernels=0)
+    machine.launch(name, [*both, *gradients], FLOAT32, written, kernels=0)
 
 
 def is_on_host(tensor: Tensor) -> bool:

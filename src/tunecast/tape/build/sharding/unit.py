@@ -7,10 +7,10 @@ _fsdp_collectives.py. Where a comment says that a name holds something, it does 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from tunecast.records import dataclass
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
 from tunecast.tape.build.modules import Buffer, Module

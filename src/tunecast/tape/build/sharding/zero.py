@@ -24,7 +24,7 @@ from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
 from tunecast.tape.build.sharding.deepspeed import settings_of
-from tunecast.tape.build.sharding.host import UNPRICED, OnHost, is_on_host, on_card
+from tunecast.tape.build.sharding.host import HOST_ASSUMED, OnHost, is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
@@ -51,7 +51,7 @@ class Zero(Scheme):
         self.masters: list[Tensor] = []
         machine.guesses[FOLLOWS_SOURCE] = None
         if self.on_host:
-            machine.assumptions[UNPRICED] = None
+            machine.assumptions[HOST_ASSUMED] = None
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         return self.machine.on_host()
@@ -309,7 +309,7 @@ class Zero12(Zero):
                 machine.launch("copy_", (master,), self.dtype, numel * self.dtype.itemsize)
             machine.module = MANY
         if self.on_host:
-            OnHost(optimizer).step()
+            OnHost(optimizer, fused=True).step()
             for master in self.masters:
                 master.grad = None
                 machine.launch(FROM_HOST, (), self.dtype, master.numel() * self.dtype.itemsize)

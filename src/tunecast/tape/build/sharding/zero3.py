@@ -313,7 +313,7 @@ class Zero3(Zero):
             with machine.on_host():
                 for master in self.masters:
                     master.grad = machine.tensor(master.shape, FLOAT32)
-            OnHost(optimizer).step()
+            OnHost(optimizer, fused=True).step()
             for master in self.masters:
                 master.grad = None
             machine.module = MANY

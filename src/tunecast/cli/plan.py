@@ -1,0 +1,200 @@
+"""`tunecast plan JOB`: which machines to rent, with which settings, at what total cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+from tunecast.cli.arguments import Parser, count, number, size
+from tunecast.cli.asking import QUIET_S
+from tunecast.cli.files import require_writable
+from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, asked_from, flags_told, rate_from
+from tunecast.cli.terminal import Bar, terminal_of
+from tunecast.errors import DoesNotFit, TunecastError
+from tunecast.job.flags import add_job_flags, overrides_from
+from tunecast.job.job import Job
+from tunecast.job.readers.given import fields_given
+from tunecast.offers import store
+from tunecast.offers.asked import asked
+from tunecast.offers.offer import Offer
+from tunecast.plan.bill import Terms
+from tunecast.plan.choice import Limits, Money, Plan
+from tunecast.plan.constraints import relaxations, verdict
+from tunecast.plan.plan import planned
+from tunecast.plan.space import ALLOWABLE, KEEPABLE, Freedom, freed, kept
+from tunecast.predict.engines import the_job
+from tunecast.units import HOUR_S
+
+USAGE = "tunecast plan JOB [options]"
+DESCRIPTION = """\
+Which machines to rent for a job, with which settings, how long it takes and what it costs in all: the cheapest, the
+fastest, the balanced choice, and with --within the cheapest that makes the deadline. JOB is a job file or a model.
+
+What the job says stays as it is; chosen are the cards, how the job is spread over them, how the global batch is split
+(micro_batch x grad_accum x cards stays the same), and, where the job does not say them, gradient_checkpointing,
+kernels and attention. --keep fixes more, --allow frees more."""
+EPILOG = """\
+examples:
+  tunecast plan llama-3.1-8b --method lora --tokens 20000000
+  tunecast plan job.yaml --within 6h --max-usd 50
+  tunecast plan job.yaml --eu --no-cloud-act --no-spot          in the EU for sure, no US parent known
+  tunecast plan job.yaml --gpu rtx-4090                         on such cards alone; your own: tunecast offers add
+  tunecast plan job.yaml --allow method,optimizer --html plan.html
+"""
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
+UNITS_S = {"s": 1, "m": 60, "min": 60, "h": HOUR_S, "d": 24 * HOUR_S}
+
+
+def duration(text: str) -> float:
+    """`6h`, `90min`, `2d`."""
+    found = _DURATION.fullmatch(text.strip()[:40])
+    if found is None or not float(found[1]):
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a time such as 6h, 90min or 2d")
+    return float(found[1]) * UNITS_S[found[2]]
+
+
+def names(text: str) -> list[str]:
+    return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
+
+
+def parser() -> Parser:
+    made = Parser("plan", USAGE, DESCRIPTION, EPILOG)
+    made.add_argument("source", metavar="JOB", help="a job file, or a model")
+    wanted = made.add_argument_group("what is wanted")
+    wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
+    wanted.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget of the whole run")
+    wanted.add_argument(
+        "--nodes-up-to", metavar="N", type=count, help="machines joined at most (default: as many as make 64 cards)"
+    )
+    wanted.add_argument(
+        "--keep", metavar="FIELD,…", type=names, action="extend", default=[], help=f"fix too: {', '.join(KEEPABLE)}"
+    )
+    wanted.add_argument(
+        "--allow", metavar="FIELD,…", type=names, action="extend", default=[],
+        help=f"choose too: {', '.join(ALLOWABLE)}",
+    )  # fmt: skip
+    add_filter_flags(made.add_argument_group("which offers"))
+    bill = made.add_argument_group("the bill")
+    add_money_flags(bill)
+    bill.add_argument("--storage", metavar="SIZE", type=size, help="kept for a month (default: checkpoints and model)")
+    bill.add_argument("--egress", metavar="SIZE", type=size, help="taken home (default: the model, or its adapters)")
+    bill.add_argument(
+        "--interruptions", metavar="N", type=number(0, 3600, "interruptions"), help="of a spot machine, an hour"
+    )
+    output = made.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="JSON instead of text")
+    output.add_argument("--html", metavar="FILE", help="write the plan as a page of its own")
+    output.add_argument("--md", metavar="FILE", help="write the plan as Markdown, for a pull request")
+    output.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    add_job_flags(made, without=FILTERS)
+    return made
+
+
+def run(argv: Sequence[str]) -> int:
+    arguments = parser().read(argv)
+    for flag, name in (("--html", arguments.html), ("--md", arguments.md)):
+        require_writable(flag, name)
+    overrides = overrides_from(arguments)
+    freedom = Freedom(
+        fields_given(arguments.source, overrides), kept(arguments.keep), freed(arguments.allow), arguments.nodes_up_to
+    )
+    job = the_job(arguments.source, overrides)
+    today = date.today()
+    known = store.offers()
+    left = asked(known, asked_from(arguments), today)
+    told = told_of(arguments)
+    if not left.offers:
+        unknown = "".join(f"; {n} left out: {why}" for why, n in left.unknown.items())
+        own = "; your own machines: tunecast offers add" if left.cut == "--gpu" else ""
+        raise DoesNotFit(f"no offer is left after {', '.join(told)}; {left.cut} leaves none{unknown}{own}")
+    asking = Asking(arguments, job, freedom, left.offers, known, today, told)
+    plan = asking.plan(freedom)
+    failed = verdict(plan)
+    if isinstance(failed, DoesNotFit):
+        failed = verdict(plan, asking.nearest())
+    tell(plan, arguments)
+    if failed is not None:
+        print(f"tunecast: error: {failed.message}", file=sys.stderr)
+        return failed.exit_code
+    return 0
+
+
+class Asking:
+    """The same question, with more or less freedom."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, job: Job, freedom: Freedom, offers: Sequence[Offer],
+        known: Sequence[Offer], today: date, told: Sequence[str],
+    ) -> None:  # fmt: skip
+        self.arguments, self.job, self.freedom, self.offers = arguments, job, freedom, offers
+        self.known, self.today, self.told = known, today, told
+
+    def plan(self, freedom: Freedom, offers: Sequence[Offer] | None = None) -> Plan:
+        asked = self.arguments
+        terms = Terms(asked.interruptions, asked.storage, asked.egress, (asked.vat or 0.0) / 100)
+        with Bar(f"planning {self.job.id or self.job.model}", after_s=QUIET_S, live=not asked.quiet) as bar:
+            return planned(
+                self.job,
+                self.offers if offers is None else offers,
+                today=self.today,
+                freedom=freedom,
+                limits=Limits(asked.within, asked.max_usd),
+                terms=terms,
+                asked=self.told,
+                money=Money(asked.eur, rate_from(asked, self.today), terms.vat_fraction),
+                known=self.known,
+                progress=bar,
+            )
+
+    def nearest(self) -> list[str]:
+        """What would run the job: each of these is a plan that was made."""
+        tried: list[tuple[str, Freedom, Sequence[Offer]]] = []
+        if len(self.offers) < len(self.known):
+            tried.append((f"without {', '.join(self.told)}", self.freedom, self.known))
+        tried += [
+            (name, freedom, self.offers) for name, freedom in relaxations(self.job, self.freedom, self.told).items()
+        ]
+        for name, freedom, offers in tried:
+            try:
+                found = self.plan(freedom, offers)
+            except TunecastError:
+                continue
+            if found.choices:
+                best = found.choices[0]
+                what = f"{best.hardware} at {best.machine.offer.provider} for {best.total_usd:.2f} USD"
+                method = f", method {best.job.method}" if best.job.method != self.job.method else ""
+                return [f"what would: {name}: {what}{method}"]
+        return ["what would: nothing that was tried; a smaller model, or shorter rows"]
+
+
+def told_of(arguments: argparse.Namespace) -> list[str]:
+    """The constraints as they were typed."""
+    told = flags_told(arguments)
+    told += [] if arguments.within is None else [f"--within {arguments.within / HOUR_S:g}h"]
+    told += [] if arguments.max_usd is None else [f"--max-usd {arguments.max_usd:g}"]
+    told += [f"--keep {name}" for name in arguments.keep] + [f"--allow {name}" for name in arguments.allow]
+    return told + ([] if arguments.nodes_up_to is None else [f"--nodes-up-to {arguments.nodes_up_to}"])
+
+
+def tell(plan: Plan, arguments: argparse.Namespace) -> None:
+    if arguments.json:
+        print(json.dumps(plan.to_dict()), flush=True)
+    elif plan.choices:
+        from tunecast.report.plan import text
+
+        terminal = terminal_of(sys.stdout)
+        shown = text(plan, width=terminal.width, colour=terminal.colour, unicode=terminal.unicode)
+        print(shown, end="", flush=True)
+    if arguments.html is not None:
+        from tunecast.report.plan_html import page
+
+        Path(arguments.html).write_text(page(plan), encoding="utf-8")
+    if arguments.md is not None:
+        from tunecast.report.plan_md import markdown
+
+        Path(arguments.md).write_text(markdown(plan), encoding="utf-8")

@@ -1,0 +1,145 @@
+"""What a timed run costs on an offer, and when it is over: phases from the prediction, terms from the provider."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import sqrt
+from typing import NamedTuple
+
+from tunecast.job.job import Job
+from tunecast.offers.clean import order
+from tunecast.offers.cost import CALM_PER_HOUR, ROUGH_PER_HOUR, Cost, total_cost
+from tunecast.offers.offer import OWNED, SPOT, Offer
+from tunecast.offers.provider import Provider, terms
+from tunecast.plan.estimate import Timed
+from tunecast.records import dataclass
+
+USUAL_START_S = (120.0, 300.0)
+"""From the order to a shell, of a provider of whom nobody says it: what most of providers.toml have."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the user says of bills; None: as the job, the provider and the sources have it."""
+
+    interruptions_per_hour: float | None = None
+    storage_bytes: float | None = None
+    """Kept for a month; None: the checkpoints the run keeps."""
+    egress_bytes: float | None = None
+    """Taken home; None: the final model or its adapters."""
+    vat_fraction: float = 0.0
+
+
+class Start(NamedTuple):
+    """Seconds from the order to a shell."""
+
+    low_s: float
+    likely_s: float
+    high_s: float
+
+
+class Bill(NamedTuple):
+    cost: Cost
+    total_s: float
+    range_s: tuple[float, float]
+    usd_range: tuple[float, float]
+
+
+def start_of(offer: Offer, of: Provider, job: Job) -> Start:
+    """The provider's own where it is known, the user's where the job has it."""
+    own = job.hardware.provisioning_s
+    if own or offer.kind == OWNED:
+        return Start(own, own, own)
+    low, high = of.provisioning_s or USUAL_START_S
+    return Start(low, (low + high) / 2, high)
+
+
+class Biller:
+    def __init__(self, job: Job, said: Terms) -> None:
+        self.job, self.said = job, said
+        self._terms: dict[Offer, tuple[Provider, Start]] = {}
+
+    def terms(self, offer: Offer) -> tuple[Provider, Start]:
+        if offer not in self._terms:
+            of = terms(offer)
+            self._terms[offer] = of, start_of(offer, of, self.job)
+        return self._terms[offer]
+
+    def phases(self, timed: Timed, start: Start) -> dict[str, float]:
+        return {**timed.whole.phases_s, "provisioning": start.likely_s}
+
+    def cost(
+        self, timed: Timed, phases_s: Mapping[str, float], step_s: float, offer: Offer, nodes: int, rate: float | None
+    ) -> Cost:
+        of, _ = self.terms(offer)
+        said, run = self.said, self.job.run
+        kept = min(timed.whole.checkpoints, run.save_total_limit or timed.whole.checkpoints)
+        stored = kept * timed.checkpoint_bytes + timed.weights_bytes
+        return total_cost(
+            phases_s,
+            offer,
+            of,
+            nodes=nodes,
+            checkpoint_every_s=_between_saves_s(timed, step_s, self.job),
+            interruptions_per_hour=said.interruptions_per_hour if rate is None else rate,
+            storage_bytes=stored if said.storage_bytes is None else said.storage_bytes,
+            egress_bytes=timed.weights_bytes if said.egress_bytes is None else said.egress_bytes,
+            vat_fraction=said.vat_fraction,
+        )
+
+    def likely(self, timed: Timed, offer: Offer, nodes: int) -> Cost:
+        _, start = self.terms(offer)
+        return self.cost(timed, self.phases(timed, start), timed.step_s, offer, nodes, None)
+
+    def bill(self, timed: Timed, offer: Offer, nodes: int) -> Bill:
+        """With ranges: phases err independently; how often a spot machine is interrupted is known least of all."""
+        _, start = self.terms(offer)
+        whole, phases = timed.whole, self.phases(timed, start)
+        likely = self.cost(timed, phases, timed.step_s, offer, nodes, None)
+        ends = []
+        sides = (
+            (whole.low_s - whole.total_s, start.low_s - start.likely_s, CALM_PER_HOUR),
+            (whole.high_s - whole.total_s, start.high_s - start.likely_s, ROUGH_PER_HOUR),
+        )
+        for run_s, before_s, rate in sides:
+            off = sqrt(run_s**2 + before_s**2) * (1 if rate == ROUGH_PER_HOUR else -1)
+            moved = {**phases, "training": max(0.0, phases["training"] + off)}
+            scale = moved["training"] / phases["training"] if phases["training"] else 1.0
+            guessed = rate if offer.kind == SPOT and self.said.interruptions_per_hour is None else None
+            ends.append(self.cost(timed, moved, timed.step_s * scale, offer, nodes, guessed))
+        low, high = ends
+        return Bill(
+            likely,
+            likely.wall_s,
+            (min(low.wall_s, likely.wall_s), max(high.wall_s, likely.wall_s)),
+            (min(low.total_usd, likely.total_usd), max(high.total_usd, likely.total_usd)),
+        )
+
+    def worth_asking(self, offers: Sequence[Offer]) -> list[Offer]:
+        """Of offers on the same terms only the cheapest: whatever runs, the others cost more and take as long."""
+        best: dict[tuple[object, ...], Offer] = {}
+        for offer in sorted(offers, key=order):
+            of, start = self.terms(offer)
+            same = (
+                *(offer.kind, offer.term_hours, of.billing_step_s, of.minimum_s(offer.instance), of.bills_start),
+                *(of.egress_usd_per_gb, of.egress_free_gb, of.storage_usd_per_gb_month, start),
+            )
+            if same not in best or offer.usd_per_hour < best[same].usd_per_hour:
+                best[same] = offer
+        return sorted(best.values(), key=order)
+
+    def least_usd_per_s(self, offer: Offer, nodes: int) -> float:
+        return offer.usd_per_hour * nodes / 3600 * (1 + self.said.vat_fraction)
+
+    def starts_billed(self, offer: Offer) -> bool:
+        of, _ = self.terms(offer)
+        return not (of.bills_start is False or offer.kind == OWNED)
+
+
+def _between_saves_s(timed: Timed, step_s: float, job: Job) -> float | None:
+    """None where nothing is saved on the way."""
+    if job.run.save_strategy == "steps":
+        return job.run.save_steps * step_s
+    if job.run.save_strategy == "epoch" and timed.whole.checkpoints:
+        return timed.whole.steps / timed.whole.checkpoints * step_s
+    return None

@@ -1,0 +1,305 @@
+"""What a setting takes on a rig: the one place where the planner asks the predictor.
+
+    Estimator.frame     steps, tokens and all phases but training: no tape needed
+    Estimator.floor_s   the least a micro-batch takes on a card (`bounds.py`)
+    Estimator.timed     the whole job, phase by phase, as `tunecast predict` says it
+    Estimator.held      memory of the fullest card, replayed
+    Estimator.said      the whole prediction, for picks
+
+Everything is asked once and kept. A tape depends on the card only by what its kernels look at (`_look`), so cards
+alike share one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tunecast.errors import NotResolved, TunecastError, Unsupported
+from tunecast.hardware.catalog import gpus
+from tunecast.hardware.cluster import cluster_of
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Data, Job
+from tunecast.job.lengths import sample_lengths
+from tunecast.job.model import ModelConfig
+from tunecast.plan.bounds import CUT, NO_TENSORS, Sent, Tensors, Work, has_time_floor, sent_of, tensors_of, work_of
+from tunecast.plan.space import Recipe, Rig, Setting, Space, Split, Spread, ranks_on
+from tunecast.predict import engines
+from tunecast.predict.by_length import mean_step, priced_lengths
+from tunecast.predict.host import host_of
+from tunecast.predict.lengths import Epoch, epoch_of, total_steps
+from tunecast.predict.modelled import card_of
+from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
+from tunecast.predict.prediction import Memory, OnCard, Prediction, job_on_card, memory_of
+from tunecast.predict.runtime import StepTime
+from tunecast.predict.timing import evaluation_seconds, times_by_length, typical_epoch
+from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
+from tunecast.records import replace
+from tunecast.tape.build.short import fold_job
+from tunecast.tape.fold import Folded
+from tunecast.tape.shorten import with_few_micro_batches
+from tunecast.tape.timed import steps_of_fold
+
+CANONICAL = "h200-sxm-141gb"
+"""The card whose tape floors are read off: products are the same on every card."""
+
+
+ALONE = Rig(CANONICAL, 1, 1, None, None)
+SELDOM = 0.005
+"""Of micro-batches: a length that is no more of them moves the mean by as little, however it is priced."""
+
+
+class Frame(NamedTuple):
+    """What is known of a run before its steps are priced."""
+
+    steps: int
+    last: float
+    """By how much the mean step is shorter for the last one of an epoch."""
+    weights: tuple[tuple[int, float], ...]
+    """A mean micro-batch takes at least the sum of these shares of those of the given lengths."""
+    fixed_s: float
+    """All phases but training and provisioning."""
+    tokens: float
+
+
+class Timed(NamedTuple):
+    step_s: float
+    whole: WholeTime
+    weights_bytes: int
+    """Of the result on disk; 0 where it is not known."""
+    checkpoint_bytes: int
+
+
+class Held(NamedTuple):
+    """Memory of the fullest card. `capacity_bytes` is what the process may hold, as `device_bytes` is what it does."""
+
+    fits: bool
+    needs_bytes: int
+    """Of the allocator, without a limit."""
+    has_bytes: int
+    """For the allocator."""
+    on_card: OnCard
+
+    @property
+    def memory(self) -> Memory:
+        return memory_of(self.on_card)
+
+    @property
+    def fits_surely(self) -> bool:
+        """At the high end of its range too."""
+        return self.memory.range_bytes["device"][1] <= self.capacity_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        held = self.on_card
+        return held.capacity_bytes + held.context.nbytes + held.communication.nbytes
+
+
+class Estimator:
+    def __init__(self, space: Space, model: ModelConfig) -> None:
+        self.space, self.model, self.config = space, model, model.raw
+        self.lengths = sample_lengths(space.job.data)
+        self.bounds_time = has_time_floor(space.job)
+        self._epochs: dict[tuple[int, Split], Epoch | None] = {}
+        self._frames: dict[tuple[object, ...], Frame] = {}
+        self._outsides: dict[tuple[object, ...], Outside | None] = {}
+        self._tensors: dict[tuple[object, ...], Tensors] = {}
+        self._works: dict[tuple[object, ...], Work | None] = {}
+        self._floors: dict[tuple[object, ...], float] = {}
+        self._sent: dict[tuple[object, ...], Sent] = {}
+        self._folds: dict[tuple[object, ...], Folded | TunecastError] = {}
+        self._evaluations: dict[tuple[object, ...], float | None] = {}
+        self._held: dict[tuple[Rig, Setting], Held] = {}
+
+    # what needs no tape
+
+    def outside(self, recipe: Recipe) -> Outside | None:
+        key = recipe[:4]
+        if key not in self._outsides:
+            try:
+                self._outsides[key] = outside_of(self.space.alone_on(CANONICAL, recipe, 1), self.model)
+            except Unsupported:
+                self._outsides[key] = None
+        return self._outsides[key]
+
+    def tensors(self, recipe: Recipe) -> Tensors:
+        key = recipe[:4]
+        if key not in self._tensors:
+            job = self.space.alone_on(CANONICAL, recipe, 1)
+            try:
+                found = tensors_on_paper(job, self.config).parameters
+                self._tensors[key] = tensors_of(job, self.model, found)
+            except (Unsupported, NotResolved):
+                self._tensors[key] = NO_TENSORS
+        return self._tensors[key]
+
+    def epoch(self, job: Job, ranks: int) -> Epoch | None:
+        key = ranks, Split(job.micro_batch, job.grad_accum)
+        if key not in self._epochs:
+            self._epochs[key] = epoch_of(job, self.lengths)
+        return self._epochs[key]
+
+    def frame(self, recipe: Recipe, ranks: int, split: Split) -> Frame:
+        key = recipe[:4], recipe.kernels, ranks, split
+        if key not in self._frames:
+            self._frames[key] = self._frame(recipe, ranks, split)
+        return self._frames[key]
+
+    def _frame(self, recipe: Recipe, ranks: int, split: Split) -> Frame:
+        rig, setting = Rig(CANONICAL, ranks, 1, None, None), Setting(recipe, Spread("ddp", 1), split)
+        job = self.space.job_of(rig, setting)
+        parts = job.parallel
+        job = replace(job, hardware=replace(job.hardware, gpus=ranks * parts.tensor * parts.pipeline * parts.context))
+        epoch = self.epoch(job, ranks)
+        typical = epoch or typical_epoch(job, self.lengths)
+        assert total_steps(job, epoch) is not None, "a plan is of a job whose length is known"
+        nothing = {length: _no_step() for length in _priced(job, typical)}
+        whole = whole_job(job, epoch, nothing, typical=typical, outside=self.outside(recipe))
+        assert whole is not None
+        fixed_s = sum(s for name, s in whole.phases_s.items() if name not in ("training", "provisioning"))
+        rest = typical.micro_batches % split.grad_accum
+        last = (typical.steps - 1 + rest / split.grad_accum) / typical.steps if rest else 1.0
+        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, whole.real_tokens)
+
+    # floors
+
+    def floor_s(self, gpu: str, recipe: Recipe, micro_batch: int, length: int, data: str) -> float:
+        """Of a micro-batch of rows of this length, on one card."""
+        key = gpu, recipe[:3], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, data
+        if key not in self._floors:
+            work = self._work(recipe, micro_batch, length)
+            self._floors[key] = 0.0 if work is None else work.seconds(gpus()[gpu], data)
+        return self._floors[key]
+
+    def sent(self, recipe: Recipe, rig: Rig, spread: Spread) -> Sent:
+        if not self.bounds_time:
+            return Sent(0.0, 0.0)
+        key = recipe[:4], rig, spread
+        if key not in self._sent:
+            self._sent[key] = sent_of(self.tensors(recipe), self.space.job, rig, spread)
+        return self._sent[key]
+
+    def _work(self, recipe: Recipe, micro_batch: int, length: int) -> Work | None:
+        key = recipe[:3], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length
+        if key not in self._works:
+            self._works[key] = self._worked(recipe, micro_batch, length) if self.bounds_time else None
+        return self._works[key]
+
+    def _worked(self, recipe: Recipe, micro_batch: int, length: int) -> Work | None:
+        rig, setting = ALONE, Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
+        job = replace(_plain(self.space.job_of(rig, setting)), seq_len=length, lengths=None)
+        try:
+            steps = steps_of_fold(self._fold(rig, setting, job), 1)
+        except TunecastError:
+            return None
+        return work_of(next(iter(steps.values())), host_of(job))
+
+    # predictions
+
+    def timed(self, rig: Rig, setting: Setting) -> Timed:
+        """Raises what the closed form raises."""
+        job, gpu = self.space.job_of(rig, setting), rig.card
+        ranks = ranks_on(job, rig, setting.spread)
+        epoch = self.epoch(job, ranks)
+        typical = epoch or typical_epoch(job, self.lengths)
+        cluster = cluster_of(job, gpu) if rig.cards > 1 else None
+        host, plain = host_of(job), _plain(job)
+        times: dict[int, StepTime] = {}
+        plans = False
+        for length in _priced(job, typical):
+            one = replace(plain, seq_len=length, lengths=None)
+            folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
+            priced = times_by_length(one, self.config, gpu, host, cluster, folded)
+            times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
+        waits = job.parallel.data in CUT
+        mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
+        whole = whole_job(
+            job,
+            epoch,
+            times,
+            typical=typical,
+            outside=self.outside(setting.recipe),
+            evaluation_s=self._evaluation_s(job, rig, setting),
+            new_length_s=NEW_LENGTH_S if plans else OTHER_NEW_LENGTH_S,
+        )
+        assert whole is not None
+        outside = self.outside(setting.recipe)
+        disk = None if outside is None else outside.disk
+        return Timed(mean.step_s, whole, disk.weights_bytes if disk else 0, disk.checkpoint_bytes if disk else 0)
+
+    def held(self, rig: Rig, setting: Setting) -> Held:
+        """Raises what the closed form raises."""
+        if (rig, setting) not in self._held:
+            job, gpu = self.space.job_of(rig, setting), rig.card
+            folded = self._fold(rig, setting, replace(_plain(job), lengths=job.lengths))
+            held = job_on_card(job, gpu, folded)
+            needs = held.unlimited.reserved_bytes
+            self._held[rig, setting] = Held(held.fits, needs, held.capacity_bytes, held)
+        return self._held[rig, setting]
+
+    def said(self, job: Job) -> Prediction:
+        """As `tunecast predict` says it."""
+        return engines.predicted(job, timed=True).prediction
+
+    def _evaluation_s(self, job: Job, rig: Rig, setting: Setting) -> float | None:
+        if job.run.eval_strategy == "no" or job.data.eval_samples is None:
+            return None
+        key = rig, setting.recipe, setting.spread
+        if key not in self._evaluations:
+            cluster = cluster_of(job, rig.card) if rig.cards > 1 else None
+            self._evaluations[key] = evaluation_seconds(job, self.model, rig.card, cluster, self.lengths)
+        return self._evaluations[key]
+
+    def _fold(self, rig: Rig, setting: Setting, job: Job) -> Folded:
+        """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
+        shape = (rig.gpus, rig.nodes) if setting.spread.data == "hsdp" else (rig.cards,)
+        length = job.lengths or job.seq_len
+        key = setting, length, shape, _look(rig.card, job.stack)
+        if key not in self._folds:
+            try:
+                short = with_few_micro_batches(job)
+                self._folds[key] = fold_job(short, self.config, card_of(rig.card), keeps_ops=not job.lengths)
+            except TunecastError as error:
+                self._folds[key] = error
+        found = self._folds[key]
+        if isinstance(found, TunecastError):
+            raise found
+        return found
+
+
+def _look(gpu: Gpu, stack: str) -> tuple[object, ...]:
+    """What torch's kernels ask of a card (tape/kernels, tape/build); Unsloth looks at its memory too."""
+    return gpu.compute_capability, gpu.sm_count, gpu.memory_bytes if stack == "unsloth" else 0
+
+
+def _plain(job: Job) -> Job:
+    """What of its data and of the machine is in no step is left out."""
+    return replace(job, id=None, data=Data(packing=job.data.packing))
+
+
+def _priced(job: Job, epoch: Epoch) -> tuple[int, ...]:
+    """The lengths that are priced, as predict/timing.py chooses them, less what hardly comes: the last micro-batch of
+    an epoch, which is not full, is then taken in proportion."""
+    if job.data.packing:  # rows as full as they are on average
+        return (max(1, round(epoch.mean_length)),)
+    often = {length: share for length, share in epoch.lengths.items() if share >= SELDOM}
+    return priced_lengths(often or epoch.lengths)
+
+
+def _weights(epoch: Epoch, priced: list[int]) -> tuple[tuple[int, float], ...]:
+    """Of each priced length, the share of micro-batches that take at least as long: those up to the next one.
+
+    A single one stands for all in proportion (`ByLength`).
+    """
+    if len(priced) == 1:
+        return ((priced[0], epoch.mean_length / priced[0]),)
+    shares = dict.fromkeys(priced, 0.0)
+    for length, share in epoch.lengths.items():
+        below = [each for each in priced if each <= length]
+        if below:
+            shares[max(below)] += share
+    return tuple((length, share) for length, share in shares.items() if share)
+
+
+def _no_step() -> StepTime:
+    return StepTime(0.0, 0.0, 0.0, {}, "compute", 0.0, 0.0, 0, 0, 0.0)
+

@@ -1,0 +1,344 @@
+"""`tunecast fit`: the smallest changes, least harm first, after which a job fits its card; or what makes it faster.
+
+    does not fit       the smallest set that keeps the mathematics; else with rounding; else something else is trained
+    fits, but closely  the same, so that the high end of its range fits too
+    fits surely        what takes less time with the memory that is left
+
+Of sets alike in harm and size the fastest. Every set that is told was predicted in full, memory and time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from tunecast.errors import NotResolved, UsageError
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Job
+from tunecast.plan.fit_search import (
+    ALLOCATOR,
+    Option,
+    Options,
+    Room,
+    Trials,
+    harm_of,
+    most_frugal,
+    overrides_of,
+    room_of,
+    smallest_sets,
+    strongest,
+)
+from tunecast.predict.changes import with_fields
+from tunecast.predict.ladder import LESS_MEMORY, LESS_TIME, Harm, Overrides, Rung
+from tunecast.predict.least_card import least_card
+from tunecast.predict.prediction import Predicted, Prediction
+from tunecast.predict.spreading import DATA, cards
+
+Predict = Callable[[Job], Predicted]
+MOST_OTHERS = 3
+WORTHWHILE_GAIN = 0.02
+"""Of the time of a step: less is not worth a line in a job's file."""
+MOST_ROUNDS = 5
+LEAST_SAVING = 0.01
+SEVERAL = (2, 4, 8)
+"""Cards of one machine, as they are sold."""
+
+
+class State(NamedTuple):
+    """A job as predicted."""
+
+    job: Job
+    prediction: Prediction
+    room: Room
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        time = self.prediction.time
+        return None if time is None else time["tokens_per_s"]
+
+    @property
+    def step_s(self) -> float | None:
+        time = self.prediction.time
+        return None if time is None else time["step_s"]
+
+    def more_time_than(self, other: State) -> float | None:
+        """0.27: it takes 27 % more time for the same tokens."""
+        if self.tokens_per_s is None or other.tokens_per_s is None:
+            return None
+        return other.tokens_per_s / self.tokens_per_s - 1
+
+
+class Effect(NamedTuple):
+    """One change of a set, after those before it."""
+
+    option: Option
+    frees_bytes: int | None
+    """None: it makes a job only together with those after it."""
+    more_time: float | None
+
+
+class Solution(NamedTuple):
+    """A set of changes, predicted."""
+
+    effects: tuple[Effect, ...]
+    state: State
+    frees_bytes: int
+    more_time: float | None
+
+    @property
+    def options(self) -> Options:
+        return tuple(effect.option for effect in self.effects)
+
+    @property
+    def overrides(self) -> dict[str, object]:
+        return overrides_of(self.options)
+
+    @property
+    def harm(self) -> Harm:
+        return harm_of(self.options)
+
+    @property
+    def unpriced(self) -> list[str]:
+        return list(dict.fromkeys(told for option in self.options if (told := option.rung.unpriced) is not None))
+
+    @property
+    def notes(self) -> list[str]:
+        return list(dict.fromkeys(told for option in self.options if (told := option.rung.note) is not None))
+
+    def quality(self, job: Job) -> list[str]:
+        """What was published about it."""
+        return list(dict.fromkeys(told for option in self.options for told in option.rung.quality(job)))
+
+
+class Frugal(NamedTuple):
+    """A job that does not fit, with everything up to some harm that frees memory."""
+
+    harm: Harm
+    overrides: Overrides
+    needs_bytes: int
+    least_card: Gpu | None
+    """None: no card is large enough."""
+
+
+class Wanting(NamedTuple):
+    """What would do, where nothing here does."""
+
+    frugal: tuple[Frugal, ...]
+    """The job as it is, with what keeps its training, with other training."""
+    more_cards: Overrides | None
+    """Several of the card that was asked about; None where that was not found."""
+
+
+class Fit(NamedTuple):
+    before: State
+    chosen: Solution | None
+    others: tuple[Solution, ...]
+    """No more harm, no larger, and slower."""
+    offered: tuple[Solution, ...]
+    """Other training: by itself, each. Never chosen where something else does."""
+    wanting: Wanting | None
+    asked: int
+    forced: bool = False
+    """Other training was chosen because nothing else fits, not because it was allowed."""
+
+    @property
+    def fits(self) -> bool:
+        return self.before.room.fits or self.chosen is not None
+
+    @property
+    def faster(self) -> bool:
+        """Whether the question was what takes less time."""
+        return self.before.room.surely
+
+
+def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ()) -> Fit:
+    """`quick` is asked for memory only, `full` for time too. `allow`: groups of `Harm.OTHER` that may be chosen too."""
+    full_trials = Trials(job, full)
+    begun = _state(full(job))
+    if begun.room.surely:
+        return Fit(begun, _faster(job, begun, full_trials), (), (), None, full_trials.asked)
+    trials = Trials(job, quick)
+    found = list(_solutions(_sets_in_passes(trials, allow, only_surely=begun.room.fits), begun, full_trials))
+    asked = trials.asked
+    forced = not found and not begun.room.fits
+    if forced:
+        options, other_asked = _other_training(job, quick)
+        asked += other_asked
+        found = list(_solutions([options] if options else [], begun, full_trials))
+    offered: tuple[Solution, ...] = ()
+    if found and found[0].harm < Harm.OTHER:
+        offered = tuple(_offers(begun, full_trials))
+    wanting = None
+    if not found and not begun.room.fits:
+        wanting = _wanting(trials, quick, begun)
+    chosen = found[0] if found else None
+    others = tuple(found[1 : 1 + MOST_OTHERS])
+    return Fit(begun, chosen, others, offered, wanting, asked + full_trials.asked, forced and chosen is not None)
+
+
+def _state(done: Predicted) -> State:
+    said, room = done.prediction, room_of(done)
+    # What is said of the least capacity is always the least capacity.
+    return State(done.job, said, room._replace(needs_bytes=said.smallest_capacity_bytes))
+
+
+def _rungs(most: Harm, allow: Collection[str], *, priced: bool) -> list[Rung]:
+    return [
+        rung
+        for rung in LESS_MEMORY
+        if (rung.harm <= most or rung.group in allow) and not (priced and rung.unpriced is not None)
+    ]
+
+
+def _sets_in_passes(trials: Trials, allow: Collection[str], *, only_surely: bool = False) -> list[Options]:
+    """Of the first pass that finds any: a known price before an unknown, surely before likely, then the least harm."""
+    both: tuple[Callable[[Options], bool], ...] = (trials.fits_surely, trials.fits)
+    for priced in (True, False):
+        for ok in both[:1] if only_surely else both:
+            for harm, also in ((Harm.SAME, ()), (Harm.ROUNDED, allow)):
+                found = smallest_sets(trials, _rungs(harm, also, priced=priced), ok)
+                if found:
+                    return found
+    return []
+
+
+def _other_training(job: Job, quick: Predict) -> tuple[Options, int]:
+    """The first rung of other training that fits with what is harmless beside it, as mild as all of that lets it be;
+    and how many predictions it took."""
+    asked = 0
+    for rung in (each for each in LESS_MEMORY if each.harm is Harm.OTHER):
+        tried = [
+            (setting, Trials(changed, quick)) for setting in rung.settings(job) if (changed := _with(job, setting))
+        ]
+        found = None
+        if tried and _fits_with_all(tried[-1][1]):
+            found = next((setting, trials) for setting, trials in tried if _fits_with_all(trials))
+        options = [] if found is None else _sets_in_passes(found[1], ())
+        asked += sum(trials.asked for _, trials in tried)
+        if found is not None and options:
+            return (Option(rung, found[0]), *min(options, key=lambda each: (harm_of(each), len(each)))), asked
+    return (), asked
+
+
+def _with(job: Job, overrides: Overrides) -> Job | None:
+    try:
+        return with_fields(job, overrides)
+    except UsageError:
+        return None
+
+
+def _fits_with_all(trials: Trials) -> bool:
+    """With everything that keeps the training."""
+    options = strongest(trials.job, _rungs(Harm.ROUNDED, (), priced=False))
+    return trials.fits(()) or trials.fits(most_frugal(trials, options, trials.fits))
+
+
+def _solutions(sets: Sequence[Options], begun: State, trials: Trials) -> Iterator[Solution]:
+    """Predicted in full: least rounding first, then the fastest."""
+    made = [solution for options in sets if (solution := solved(options, begun, trials)) is not None]
+
+    def worth(solution: Solution) -> tuple[int, int, bool, float]:
+        rounded = sum(option.rung.harm is not Harm.SAME for option in solution.options)
+        slower = float("inf") if solution.more_time is None else solution.more_time
+        return solution.harm, rounded, bool(solution.unpriced), slower
+
+    yield from sorted(made, key=worth)
+
+
+def solved(options: Options, begun: State, trials: Trials) -> Solution | None:
+    options = tuple(sorted(options, key=lambda option: option.rung.group == ALLOCATOR))
+    done = trials.with_options(options)
+    if done is None:
+        return None
+    effects: list[Effect] = []
+    last: State | None = begun
+    for count in range(1, len(options) + 1):
+        step = trials.with_options(options[:count])
+        state = None if step is None else _state(step)
+        if last is None or state is None:
+            effects.append(Effect(options[count - 1], None, None))
+        else:
+            frees = last.room.needs_bytes - state.room.needs_bytes
+            effects.append(Effect(options[count - 1], frees, state.more_time_than(last)))
+        last = state
+    state = _state(done)
+    frees = begun.room.needs_bytes - state.room.needs_bytes
+    return Solution(tuple(effects), state, frees, state.more_time_than(begun))
+
+
+def _offers(begun: State, trials: Trials) -> Iterator[Solution]:
+    for rung in (each for each in LESS_MEMORY if each.harm is Harm.OTHER):
+        mildest = rung.mildest(begun.job)
+        solution = None if mildest is None else solved((Option(rung, mildest),), begun, trials)
+        if solution is not None and solution.frees_bytes >= LEAST_SAVING * begun.room.needs_bytes:
+            yield solution
+
+
+def _faster(job: Job, begun: State, trials: Trials) -> Solution | None:
+    """The change that saves most time, then the next, as long as the high end of the range fits."""
+    taken: Options = ()
+    now = begun
+    for _ in range(MOST_ROUNDS):
+        best: tuple[float, Options, State] | None = None
+        for options in _faster_sets(job, taken, trials):
+            done = trials.with_options(options)
+            if done is None or not done.held.fits:
+                continue
+            state = _state(done)
+            more = state.more_time_than(now)
+            if state.room.surely and more is not None and -more >= WORTHWHILE_GAIN and (best is None or more < best[0]):
+                best = more, options, state
+        if best is None:
+            break
+        _, taken, now = best
+    return solved(taken, begun, trials) if taken else None
+
+
+def _faster_sets(job: Job, taken: Options, trials: Trials) -> Iterator[Options]:
+    """One rung more, or one that is taken at another setting; of those in degrees the strongest there is room for."""
+    for rung in LESS_TIME:
+        others = tuple(option for option in taken if option.rung.group != rung.group)
+        if len(others) < len(taken) and not any(option.rung is rung for option in taken):
+            continue  # a rival of it was faster
+        last: Options | None = None
+        for setting in rung.settings(job):
+            options = (*others, Option(rung, setting))
+            if not trials.fits(options):
+                break
+            last = options
+        if last is not None and last != taken:
+            yield last
+
+
+def _wanting(trials: Trials, quick: Predict, begun: State) -> Wanting:
+    job = begun.job
+    as_it_is = begun.room.needs_bytes
+    frugal = [Frugal(Harm.SAME, {}, as_it_is, least_card(job, as_it_is, {}))]
+    for harm in (Harm.ROUNDED, Harm.OTHER):
+        options = most_frugal(trials, strongest(job, _rungs(harm, (), priced=False)))
+        done = trials.with_options(options)
+        if options and done is not None and (needs := done.held.smallest_capacity_bytes) < frugal[-1].needs_bytes:
+            frugal.append(Frugal(harm, overrides_of(options), needs, least_card(done.job, needs, {})))
+    return Wanting(tuple(frugal), _more_cards(job, quick))
+
+
+def _more_cards(job: Job, quick: Predict) -> Overrides | None:
+    """The fewest cards of this kind in one machine that hold it together, with what is harmless."""
+    if cards(job) > 1 or "fsdp" not in DATA.get(job.stack, ()):
+        return None
+    rows = job.micro_batch * job.grad_accum
+    for count in SEVERAL:
+        each = max(1, rows // count)  # of a card; fewer rows than cards make a larger global batch, as the caller says
+        micro_batch = next(size for size in range(min(job.micro_batch, each), 0, -1) if each % size == 0)
+        split = {"micro_batch": micro_batch, "grad_accum": each // micro_batch}
+        known = {"micro_batch": job.micro_batch, "grad_accum": job.grad_accum}
+        spread: Overrides = {"hardware.gpus": count, "parallel.data": "fsdp", **(split if split != known else {})}
+        try:
+            trials = Trials(with_fields(job, spread), quick)
+            rungs = _rungs(Harm.ROUNDED, (), priced=True)
+            options = most_frugal(trials, strongest(trials.job, rungs), trials.fits)
+        except (UsageError, NotResolved):
+            continue
+        if trials.fits(options):
+            return {**spread, **overrides_of(options)}
+    return None

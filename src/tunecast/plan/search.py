@@ -1,0 +1,290 @@
+"""The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is missed.
+
+    candidates (rig x recipe x spread x split), each with floors of memory, time and cost
+      ► in order of cost until the cheapest is certain, of time until the fastest is, then what is left
+      ► cut where a known choice is at least as cheap and as fast as the floors
+      ► priced; cut again; replayed in memory; on the front or not
+
+Settings are predicted once a rig, whoever rents it out; every offer of the rig is then a choice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from tunecast.errors import TunecastError
+from tunecast.offers.offer import Offer
+from tunecast.plan.bill import Biller
+from tunecast.plan.bounds import CUT, memory_floor_bytes
+from tunecast.plan.estimate import Estimator, Held, Timed
+from tunecast.plan.pareto import Front, Point
+from tunecast.plan.space import Block, Rig, Setting, Space, ranks_on
+from tunecast.predict.prediction import context_of
+from tunecast.records import dataclass
+
+PATIENCE = 200
+"""Settings predicted, none of which fits for sure, before those that may not fit cut too."""
+Progress = Callable[[float, int, int], None]
+"""Seconds passed, candidates dealt with, all of them."""
+
+
+class Candidate(NamedTuple):
+    usd_floor: float
+    seconds_floor: float
+    number: int
+    """In the order of the space: of equals the first counts."""
+    rig: Rig
+    setting: Setting
+
+    @property
+    def turn(self) -> tuple[bool, int]:
+        """Among those with the same floor: checkpointing last, which is the slower."""
+        return self.setting.recipe.gradient_checkpointing, self.number
+
+
+class Prices(NamedTuple):
+    """What offers of a rig take at least."""
+
+    billed: tuple[tuple[float, float], ...]
+    """Dollars a second, and seconds paid for before the run begins."""
+    start_s: float
+
+
+class Found(NamedTuple):
+    """A setting that fits, on an offer."""
+
+    rig: Rig
+    setting: Setting
+    offer: Offer
+    timed: Timed
+    held: Held
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a rig lacks at the setting that needs least."""
+
+    needs_bytes: int
+    has_bytes: int
+    setting: Setting
+    proven: bool
+    """By a floor alone: nothing of it was predicted."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    front: tuple[Point[Found], ...]
+    sure: tuple[Point[Found], ...]
+    """The front of what fits at the high end of its range too."""
+    in_time: Point[Found] | None
+    """The cheapest that is over in time at the high end of its range."""
+    best: dict[str, Point[Found]]
+    """The cheapest predicted choice of each hardware."""
+    needs: dict[Rig, Need]
+    """Rigs no setting fits on."""
+    errors: dict[Rig, str]
+    """Rigs of which no setting could be predicted."""
+    configurations: int
+    bounded: int
+    predicted: int
+    seconds: float
+
+
+class Search:
+    """`bounds=False` predicts everything: for tests that compare the two."""
+
+    def __init__(
+        self, space: Space, estimator: Estimator, biller: Biller, *, within_s: float | None = None,
+        bounds: bool = True, progress: Progress | None = None,
+    ) -> None:  # fmt: skip
+        self.space, self.estimator, self.biller = space, estimator, biller
+        self.within_s, self.bounds, self.progress = within_s, bounds, progress
+        self.front: Front[Found] = Front()
+        self.sure: Front[Found] = Front()
+        self.in_time: Point[Found] | None = None
+        self.best: dict[str, Point[Found]] = {}
+        self.needs: dict[Rig, Need] = {}
+        self.errors: dict[Rig, str] = {}
+        self.fitting: set[Rig] = set()
+        self.predicted = self.tried = 0
+        self.offers = {rig: biller.worth_asking(offers) for rig, offers in space.offers.items()}
+        self.numbers = {offer: n for n, offer in enumerate(o for offers in space.offers.values() for o in offers)}
+        self.prices = {rig: self._prices(rig) for rig in space.offers}
+        self._began_s = time.monotonic()
+        self._done: set[int] = set()
+        self._points: dict[tuple[Rig, Setting], list[tuple[float, float]]] = {}
+        self._safe: set[tuple[Rig, Setting]] = set()
+        self._all = 0
+
+    def run(self) -> Outcome:
+        configurations = 0
+        candidates: list[Candidate] = []
+        for rig, offers in self.space.offers.items():
+            for block in self.space.blocks(rig):
+                configurations += len(block.splits) * len(offers)
+                candidates += list(self._candidates(block, len(candidates)))
+        self._all = len(candidates)
+        # Where weights are whole floors are close: their choices cut most of the others.
+        whole = [each for each in candidates if each.setting.spread.data not in CUT]
+        cut = [each for each in candidates if each.setting.spread.data in CUT]
+        for group in (whole, cut):
+            self._by_usd(group)
+            self._by_seconds(group)
+            for each in sorted(group, key=lambda each: (each.usd_floor * each.seconds_floor, *each.turn)):
+                self._try(each)
+        return Outcome(
+            tuple(self.front),
+            tuple(self.sure),
+            self.in_time,
+            self.best,
+            {rig: need for rig, need in self.needs.items() if rig not in self.fitting},
+            {rig: why for rig, why in self.errors.items() if rig not in self.fitting and rig not in self.needs},
+            configurations,
+            configurations - self.predicted,
+            self.predicted,
+            time.monotonic() - self._began_s,
+        )
+
+    def _by_usd(self, group: Sequence[Candidate]) -> None:
+        """Until no other can be cheaper."""
+        for each in sorted(group, key=lambda each: (each.usd_floor, *each.turn)):
+            cheapest = next(iter(self._cutting), None)
+            if self.bounds and cheapest is not None and each.usd_floor > cheapest.usd:
+                break
+            self._try(each)
+
+    def _by_seconds(self, group: Sequence[Candidate]) -> None:
+        for each in sorted(group, key=lambda each: (each.seconds_floor, *each.turn)):
+            fastest = self._cutting.last
+            if self.bounds and fastest is not None and each.seconds_floor > fastest.seconds:
+                break
+            self._try(each)
+
+    @property
+    def _cutting(self) -> Front[Found]:
+        """What fits for sure cuts; what may not fit does only where long enough nothing else was found."""
+        return self.sure if len(self.sure) or self.tried < PATIENCE else self.front
+
+    def _candidates(self, block: Block, first: int) -> Iterator[Candidate]:
+        """Those that pass the floor of memory."""
+        rig, job, estimator = block.rig, self.space.job, self.estimator
+        tensors = estimator.tensors(block.recipe)
+        has = rig.card.memory_bytes - context_of(rig.card).nbytes - job.hardware.reserve_bytes
+        has = has if job.hardware.capacity_bytes is None else job.hardware.capacity_bytes
+        for number, split in enumerate(block.splits):
+            needs = memory_floor_bytes(tensors, job, rig, block.spread, split.micro_batch)
+            setting = Setting(block.recipe, block.spread, split)
+            if self.bounds and needs > has:
+                self._note(rig, Need(needs, has, setting, proven=True))
+                continue
+            without = self._without_checkpointing(setting)
+            usd, seconds = self._floors(rig, setting if without is None or not self.bounds else without)
+            yield Candidate(usd, seconds, first + number, rig, setting)
+
+    def _without_checkpointing(self, setting: Setting) -> Setting | None:
+        """The same without, where that is in the space too. Checkpointing only adds operations: the other's floors
+        are this one's, and so is its time; where it fits for sure, this one is of no use."""
+        recipe = setting.recipe
+        if not recipe.gradient_checkpointing:
+            return None
+        other = recipe._replace(gradient_checkpointing=False)
+        return setting._replace(recipe=other) if other in self.space.recipes else None
+
+    def _is_worse(self, rig: Rig, without: Setting) -> bool:
+        """Whether checkpointing cannot pay, by what is known of the run without it."""
+        if (rig, without) in self._safe:
+            return True
+        known = self._points.get((rig, without))
+        return known is not None and all(self._is_cut(usd, seconds) for usd, seconds in known)
+
+    def _floors(self, rig: Rig, setting: Setting) -> tuple[float, float]:
+        (recipe, spread, split), estimator = setting, self.estimator
+        frame = estimator.frame(recipe, ranks_on(self.space.job, rig, spread), split)
+        each_s = sum(
+            share * estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread.data)
+            for length, share in frame.weights
+        )
+        sent = estimator.sent(recipe, rig, spread)
+        step_s = max(split.grad_accum * max(each_s, sent.micro_batch_s), sent.step_s)
+        run_s = frame.fixed_s + frame.steps * frame.last * step_s
+        prices = self.prices[rig]
+        return min(usd_per_s * (run_s + before_s) for usd_per_s, before_s in prices.billed), run_s + prices.start_s
+
+    def _try(self, each: Candidate) -> None:
+        if each.number in self._done:
+            return
+        self._done.add(each.number)
+        rig, setting = each.rig, each.setting
+        if self.bounds:
+            if self._is_cut(each.usd_floor, each.seconds_floor):
+                return
+            without = self._without_checkpointing(setting)
+            if without is not None and self._is_worse(rig, without):
+                return
+        if self.progress is not None:
+            self.progress(time.monotonic() - self._began_s, len(self._done), self._all)
+        self.tried += 1
+        self.predicted += len(self.space.offers[rig])
+        try:
+            timed = self.estimator.timed(rig, setting)
+            points = []
+            for offer in self.offers[rig]:
+                cost = self.biller.likely(timed, offer, rig.nodes)
+                points.append((cost.total_usd, cost.wall_s, offer))
+            self._points[rig, setting] = [(usd, seconds) for usd, seconds, _ in points]
+            if self.bounds and all(self._is_cut(usd, seconds) for usd, seconds, _ in points):
+                return
+            held = self.estimator.held(rig, setting)
+        except TunecastError as error:
+            self.errors.setdefault(rig, error.message.splitlines()[0])
+            return
+        if not held.fits:
+            self._note(rig, Need(held.needs_bytes, held.has_bytes, setting, proven=False))
+            return
+        self.fitting.add(rig)
+        if held.fits_surely:
+            self._safe.add((rig, setting))
+        for usd, seconds, offer in points:
+            found = Found(rig, setting, offer, timed, held)
+            self._keep(Point(usd, seconds, (self.numbers[offer], each.number), found))
+
+    def _is_cut(self, usd: float, seconds: float) -> bool:
+        """Whether no choice of this cost and time at least can be an answer."""
+        if not self._cutting.dominates(usd, seconds):
+            return False
+        if self.within_s is None or seconds > self.within_s:
+            return True
+        return self.in_time is not None and self.in_time.usd < usd
+
+    def _keep(self, point: Point[Found]) -> None:
+        self.front.add(point)
+        if point.of.held.fits_surely:
+            self.sure.add(point)
+        name = point.of.rig.hardware
+        if name not in self.best or point[:3] < self.best[name][:3]:
+            self.best[name] = point
+        if self.within_s is not None and point.seconds <= self.within_s:
+            known = self.in_time
+            if known is None or (point.usd, point.seconds, point.order) < (known.usd, known.seconds, known.order):
+                found = point.of
+                bill = self.biller.bill(found.timed, found.offer, found.rig.nodes)
+                if bill.range_s[1] <= self.within_s:
+                    self.in_time = point
+
+    def _prices(self, rig: Rig) -> Prices:
+        """Of the offers of a rig that no other makes needless."""
+        biller, billed, starts = self.biller, [], []
+        for offer in self.offers[rig]:
+            _, start = biller.terms(offer)
+            billed.append(
+                (biller.least_usd_per_s(offer, rig.nodes), start.likely_s if biller.starts_billed(offer) else 0.0)
+            )
+            starts.append(start.likely_s)
+        return Prices(tuple(billed), min(starts))
+
+    def _note(self, rig: Rig, need: Need) -> None:
+        known = self.needs.get(rig)
+        if known is None or need.needs_bytes < known.needs_bytes:
+            self.needs[rig] = need

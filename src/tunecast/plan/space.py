@@ -1,0 +1,407 @@
+"""What a plan may choose between: machines on one side, settings of the job on the other.
+
+    offers ──► rigs (card x cards x machines x links, with the offers that have them)
+    job    ──► recipes (method, rank, dtype, optimizer, checkpointing, kernels, attention)
+    both   ──► spreads (ddp, fsdp, hsdp, layers) and splits of the global batch (micro_batch x grad_accum x ranks)
+
+The global batch of the job as written is kept exactly, and so is every field the user wrote, but for the cards (they
+are the question) and the split of the batch. Nothing here is predicted, and blocks are counted, not written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import product
+from math import isqrt
+from typing import NamedTuple, TypeVar
+
+from tunecast.errors import UsageError
+from tunecast.hardware.catalog import MODELLED, gpus
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Job
+from tunecast.job.names import METHODS
+from tunecast.offers.offer import Offer
+from tunecast.predict.changes import with_fields
+from tunecast.predict.modelled import require_modelled
+from tunecast.predict.spreading import DATA, PARTS, THROUGH_ACCELERATE
+from tunecast.records import dataclass, field, replace
+from tunecast.tape.build.sharding.scheme import ranks_of
+
+T = TypeVar("T")
+
+MOST_CARDS = 64
+"""Looked at, where nobody says how many machines: eight machines of eight cards."""
+QUESTION = frozenset(
+    {"hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect", "micro_batch", "grad_accum"}
+)
+"""Fields that are chosen although the user wrote them: which cards is what a plan is asked for."""
+ALLOWABLE: Mapping[str, tuple[str, ...]] = {
+    "method": ("method",),
+    "rank": ("lora.rank",),
+    "lora.rank": ("lora.rank",),
+    "precision": ("weights_dtype",),
+    "weights_dtype": ("weights_dtype",),
+    "optimizer": ("optimizer",),
+    "parallel.data": ("parallel.data",),
+    "zero": ("parallel.data",),
+    "gradient_checkpointing": ("gradient_checkpointing",),
+    "kernels": ("kernels",),
+    "attention": ("attention",),
+}
+"""What `--allow` may name, and the fields it frees."""
+KEEPABLE = (
+    *("micro_batch", "grad_accum", "gradient_checkpointing", "kernels", "attention", "parallel.data"),
+    *("parallel.layers", "hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect"),
+)
+"""What `--keep` may name: fields that would otherwise be chosen."""
+FLASH = ((8, 0), (9, 0))
+"""Compute capabilities flash-attn 2 has kernels for: Ampere to Hopper (Dao-AILab/flash-attention, README)."""
+ATTENTION = ("sdpa", "flash_attention_2")
+"""Tried beside the user's own where it may change: flash-attn is a package of its own, and sdpa runs its kernels too."""
+BFLOAT16 = (8, 0)
+LEAST_RANK = 8
+OPTIMIZERS = ("adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit")
+"""Tried beside the user's own where the optimizer may change."""
+
+
+class Recipe(NamedTuple):
+    """What is done on a card, whichever it is."""
+
+    method: str
+    rank: int
+    weights_dtype: str
+    optimizer: str
+    gradient_checkpointing: bool
+    kernels: tuple[str, ...]
+    attention: str
+
+
+class Spread(NamedTuple):
+    """How the cards share the work."""
+
+    data: str
+    layers: int
+
+
+class Split(NamedTuple):
+    """Of the global batch, on one rank."""
+
+    micro_batch: int
+    grad_accum: int
+
+
+class Setting(NamedTuple):
+    recipe: Recipe
+    spread: Spread
+    split: Split
+
+
+class Rig(NamedTuple):
+    """Machines alike in all that a prediction sees."""
+
+    gpu: str
+    gpus: int
+    nodes: int
+    interconnect: str | None
+    inter_node_gbps: float | None
+
+    @property
+    def cards(self) -> int:
+        return self.gpus * self.nodes
+
+    @property
+    def card(self) -> Gpu:
+        return gpus()[self.gpu]
+
+    @property
+    def hardware(self) -> str:
+        one = f"{self.gpus} x {self.gpu}"
+        return one if self.nodes == 1 else f"{self.nodes} machines of {one}"
+
+
+@dataclass(frozen=True)
+class Freedom:
+    """Which fields stay, and how far to look."""
+
+    written: frozenset[str] = frozenset()
+    """By the user, by dotted name."""
+    keep: frozenset[str] = frozenset()
+    allow: frozenset[str] = frozenset()
+    nodes_up_to: int | None = None
+
+    def is_fixed(self, name: str) -> bool:
+        if name in self.allow:
+            return False
+        return name in self.keep or (name in self.written and name not in QUESTION)
+
+
+def freed(names: Sequence[str]) -> frozenset[str]:
+    """The fields `--allow` frees. Raises `UsageError`."""
+    for name in names:
+        if name not in ALLOWABLE:
+            raise UsageError(f"--allow: got {name[:80]!r}; allowed: {', '.join(ALLOWABLE)}", field="--allow")
+    return frozenset(dotted for name in names for dotted in ALLOWABLE[name])
+
+
+def kept(names: Sequence[str]) -> frozenset[str]:
+    for name in names:
+        if name not in KEEPABLE:
+            raise UsageError(f"--keep: got {name[:80]!r}; allowed: {', '.join(KEEPABLE)}", field="--keep")
+    return frozenset(names)
+
+
+@dataclass(frozen=True)
+class Block:
+    """Every setting of a rig that shares a recipe and a spread: the splits of the batch."""
+
+    rig: Rig
+    recipe: Recipe
+    spread: Spread
+    splits: tuple[Split, ...]
+
+
+@dataclass(frozen=True)
+class Space:
+    """Everything that may be chosen for a job."""
+
+    job: Job
+    freedom: Freedom
+    offers: Mapping[Rig, tuple[Offer, ...]]
+    refused: Mapping[Rig, str] = field(default_factory=dict)
+    """Rigs no setting of the space runs on, whatever they hold, and why."""
+    alone: tuple[str, ...] = ()
+    """Providers whose machines are not known to join."""
+
+    @cached_property
+    def global_batch(self) -> int:
+        return self.job.micro_batch * self.job.grad_accum * ranks_of(self.job)
+
+    @cached_property
+    def recipes(self) -> tuple[Recipe, ...]:
+        return tuple(_recipes(self.job, self.freedom))
+
+    def blocks(self, rig: Rig) -> Iterator[Block]:
+        """What runs on a rig; what no engine models is not there."""
+        for spread in self.spreads(rig):
+            splits = self.splits(rig, spread)
+            if splits:
+                for recipe in self.recipes:
+                    if _runs(recipe, rig) and self._modelled(rig, recipe, spread, splits[0]):
+                        yield Block(rig, recipe, spread, splits)
+
+    def spreads(self, rig: Rig) -> list[Spread]:
+        return list(_spreads(self.job, self.freedom, rig))
+
+    def splits(self, rig: Rig, spread: Spread) -> tuple[Split, ...]:
+        ranks = ranks_on(self.job, rig, spread)
+        if not ranks or self.global_batch % ranks:
+            return ()
+        rows = self.global_batch // ranks
+        fixed, job = self.freedom.keep, self.job
+        return tuple(
+            Split(batch, rows // batch)
+            for batch in divisors(rows)
+            if ("micro_batch" not in fixed or batch == job.micro_batch)
+            and ("grad_accum" not in fixed or rows // batch == job.grad_accum)
+        )
+
+    def job_of(self, rig: Rig, setting: Setting) -> Job:
+        """The user's job on these machines. Raises `UsageError` where its fields contradict."""
+        recipe, spread, split = setting
+        job = self._with_recipe(recipe)
+        return replace(
+            job,
+            micro_batch=split.micro_batch,
+            grad_accum=split.grad_accum,
+            hardware=replace(
+                job.hardware,
+                gpu=rig.gpu,
+                gpus=rig.gpus,
+                nodes=rig.nodes,
+                interconnect=rig.interconnect,
+                inter_node_gbps=rig.inter_node_gbps,
+            ),
+            parallel=replace(job.parallel, data=spread.data, layers=spread.layers),
+        )
+
+    def alone_on(self, gpu: str, recipe: Recipe, micro_batch: int) -> Job:
+        """One micro-batch on one such card: what every spread setting does at least."""
+        return self.job_of(Rig(gpu, 1, 1, None, None), Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1)))
+
+    @cached_property
+    def _jobs(self) -> dict[Recipe, Job]:
+        return {}
+
+    @cached_property
+    def _known(self) -> dict[tuple[object, ...], bool]:
+        return {}
+
+    def _with_recipe(self, recipe: Recipe) -> Job:
+        if recipe not in self._jobs:
+            self._jobs[recipe] = _with_recipe(self.job, recipe)
+        return self._jobs[recipe]
+
+    def _modelled(self, rig: Rig, recipe: Recipe, spread: Spread, split: Split) -> bool:
+        """Asked once for each kind of rig: the rules look at counts, not at names."""
+        known, key = self._known, (rig.gpus, rig.nodes, recipe, spread)
+        if key not in known:
+            try:
+                require_modelled(self.job_of(rig, Setting(recipe, spread, split)))
+                known[key] = True
+            except UsageError:
+                known[key] = False
+        return known[key]
+
+
+def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer]) -> Space:
+    """Every rig these offers make."""
+    rigs: dict[Rig, list[Offer]] = {}
+    refused: dict[Rig, str] = {}
+    alone: dict[str, None] = {}
+    batch = job.micro_batch * job.grad_accum * ranks_of(job)
+    for offer in offers:
+        most = joined_up_to(offer)
+        wanted = _most_nodes(offer, freedom)
+        if most is None:
+            alone[offer.provider] = None
+        for nodes in range(1, min(most or 1, wanted) + 1):
+            rig = _rig(job, offer, nodes)
+            why = _refused(job, freedom, rig, batch)
+            if why is None:
+                rigs.setdefault(rig, []).append(offer)
+            elif nodes == 1 or freedom.is_fixed("hardware.nodes"):
+                refused[rig] = why
+    return Space(job, freedom, {rig: tuple(of) for rig, of in rigs.items()}, refused, tuple(alone))
+
+
+def joined_up_to(offer: Offer) -> int | None:
+    """Machines of an offer that are known to join; None: nobody says that several do."""
+    if offer.max_nodes is not None:
+        return offer.max_nodes
+    node = offer.node
+    return MOST_CARDS if node is not None and node.fabric is not None else None
+
+
+def divisors(number: int) -> list[int]:
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return [*small, *(number // n for n in reversed(small) if n * n != number)]
+
+
+def _rig(job: Job, offer: Offer, nodes: int) -> Rig:
+    """As the machine is described, else as the card's own reference; what the user wrote of the network stays."""
+    node = offer.node
+    link = offer.interconnect or (None if node is None else node.interconnect)
+    rate = job.hardware.inter_node_gbps
+    if rate is None and nodes > 1 and node is not None and node.inter_node_gbit_per_s is not None:
+        rate = node.inter_node_gbit_per_s / offer.gpus
+    return Rig(offer.gpu, offer.gpus, nodes, link if offer.gpus > 1 else None, rate if nodes > 1 else None)
+
+
+def _most_nodes(offer: Offer, freedom: Freedom) -> int:
+    if freedom.nodes_up_to is not None:
+        return freedom.nodes_up_to
+    return max(1, MOST_CARDS // offer.gpus)
+
+
+def _refused(job: Job, freedom: Freedom, rig: Rig, batch: int) -> str | None:
+    card = rig.card
+    if card.vendor not in MODELLED:
+        return f"{card.vendor} cards are not modelled"
+    if card.compute_capability < BFLOAT16 and "bfloat16" in (job.weights_dtype, job.autocast):
+        return "the card has no bfloat16"
+    wanted = job.hardware
+    for name, got, asked in (("gpus", rig.gpus, wanted.gpus), ("nodes", rig.nodes, wanted.nodes)):
+        if freedom.is_fixed(f"hardware.{name}") and got != asked:
+            return f"hardware.{name} {asked} is kept"
+    spreads = list(_spreads(job, freedom, rig))
+    if not spreads:
+        return f"no way to spread the job over {rig.cards} cards is known of {job.stack}, as it is written"
+    if not any((ranks := ranks_on(job, rig, spread)) and batch % ranks == 0 for spread in spreads):
+        return f"the global batch of {batch} rows cannot be shared evenly by {rig.cards} cards"
+    return None
+
+
+def ranks_on(job: Job, rig: Rig, spread: Spread) -> int:
+    """That get rows of their own; 0 where the cards do not divide."""
+    parts = job.parallel
+    model = spread.layers * parts.tensor * parts.pipeline * parts.context
+    return rig.cards // model if rig.cards % model == 0 else 0
+
+
+def _spreads(job: Job, freedom: Freedom, rig: Rig) -> Iterator[Spread]:
+    parts, known = job.parallel, DATA.get(job.stack, ("ddp",))
+    if freedom.is_fixed("parallel.data") or job.parallel.offload != "none":
+        if parts.layers == 1 or freedom.is_fixed("parallel.layers"):
+            yield Spread(parts.data, parts.layers)
+        return
+    if rig.cards == 1:
+        yield Spread("ddp", 1)
+        return
+    if freedom.is_fixed("parallel.layers"):
+        yield Spread("ddp", parts.layers)
+        return
+    if job.stack not in DATA:
+        return
+    wanted = ["ddp", "fsdp", *(["hsdp"] if rig.nodes > 1 and rig.gpus > 1 else [])]
+    wanted += [name for name in known if name.startswith("zero") and "parallel.data" in freedom.allow]
+    wanted += [name for name in known if name == parts.data and name not in wanted]
+    yield from (Spread(name, 1) for name in wanted if name in known)
+    if "layers" in PARTS.get(job.stack, ()) and rig.nodes == 1 and rig.gpus > 1:
+        yield Spread("ddp", rig.gpus)
+
+
+def _recipes(job: Job, freedom: Freedom) -> Iterator[Recipe]:
+    def values(name: str, own: T, others: Sequence[T]) -> list[T]:
+        return [own] if freedom.is_fixed(name) else list(dict.fromkeys([own, *others]))
+
+    freely = freedom.allow
+    methods = values("method", job.method, METHODS if "method" in freely else ())
+    is_plain = job.stack in THROUGH_ACCELERATE
+    kernels: list[tuple[str, ...]] = [("liger",), ()] if is_plain and set(job.kernels) <= {"liger"} else []
+    chosen = product(
+        methods,
+        values("weights_dtype", job.weights_dtype, ("bfloat16",) if "weights_dtype" in freely else ()),
+        values("optimizer", job.optimizer, OPTIMIZERS if "optimizer" in freely else ()),
+        values("gradient_checkpointing", job.gradient_checkpointing, (True, False)),
+        values("kernels", job.kernels, kernels),
+        values("attention", job.attention, ATTENTION if is_plain and "attention" in freely else ()),
+    )
+    for method, dtype, optimizer, checkpointing, fused, attention in chosen:
+        ranks = [job.lora.rank]
+        if method != "full" and "lora.rank" in freely:
+            ranks += [rank for rank in (ranks[0] // 2, ranks[0] // 4) if rank >= LEAST_RANK]
+        for rank in ranks:
+            recipe = Recipe(method, rank, dtype, optimizer, checkpointing, fused, attention)
+            if _makes_sense(job, recipe):
+                yield recipe
+
+
+def _makes_sense(job: Job, recipe: Recipe) -> bool:
+    try:
+        _with_recipe(job, recipe)
+    except UsageError:
+        return False
+    return True
+
+
+def _with_recipe(job: Job, recipe: Recipe) -> Job:
+    if recipe.method != job.method:
+        job = with_fields(job, {"method": recipe.method})
+    adapters = job.lora if recipe.method == "full" else replace(job.lora, rank=recipe.rank)
+    return replace(
+        job,
+        lora=adapters,
+        weights_dtype=recipe.weights_dtype,
+        optimizer=recipe.optimizer,
+        gradient_checkpointing=recipe.gradient_checkpointing,
+        kernels=recipe.kernels,
+        attention=recipe.attention,
+    )
+
+
+def _runs(recipe: Recipe, rig: Rig) -> bool:
+    """Whether the card has the kernels."""
+    if recipe.attention != "flash_attention_2":
+        return True
+    return rig.card.vendor == "NVIDIA" and FLASH[0] <= rig.card.compute_capability <= FLASH[1]

@@ -1,0 +1,215 @@
+"""A plan for the terminal: what to rent, the picks, cost against time, every line of the cost, and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from tunecast.offers.offer import OWNED
+from tunecast.plan.choice import Choice, Plan
+from tunecast.report.columns import columns
+from tunecast.report.plan_plot import Point, plot, points
+from tunecast.report.plan_words import (
+    RANGES,
+    Pick,
+    Refused,
+    also,
+    amount,
+    amounts,
+    answer,
+    assumed,
+    bill,
+    changes,
+    job_told,
+    limits_told,
+    offer_told,
+    picked_as,
+    picks,
+    price_age,
+    price_notes,
+    price_source,
+    refusals,
+    renters,
+    room,
+    searched_told,
+    short_offer,
+    warned,
+)
+from tunecast.report.text import Terminal, bullets, section, wrapped
+from tunecast.report.time import duration, span
+from tunecast.units import percent
+
+MOST_REFUSED = 8
+"""Reasons shown; the page and --json have them all."""
+MOST_HARDWARE = 6
+"""Names of hardware one reason lists."""
+
+
+def text(plan: Plan, *, width: int, colour: bool, unicode: bool = True) -> str:
+    """The whole answer, ending with a newline."""
+    terminal = Terminal(width, colour, unicode)
+    chosen = picks(plan)
+    parts = [_headline(plan, chosen, terminal)]
+    if chosen:
+        first = chosen[0].choice
+        parts += [
+            _picks(plan, chosen, terminal),
+            _front(plan, terminal),
+            _bill(plan, chosen[0], terminal),
+            _renter(plan, first, terminal),
+        ]
+    parts += [_refused(plan, terminal), *_notes(plan, [pick.choice for pick in chosen], terminal)]
+    return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
+
+
+def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+    said = answer(plan, chosen[0].choice) if chosen else "Nothing to rent was found for this job"
+    lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
+    if chosen:
+        kept = "".join(f", {limit}" for limit in limits_told(plan))
+        told = f"the {' and '.join(chosen[0].names)} way{kept}, for {job_told(plan)}"
+        lines += [terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal)]
+    return "\n".join(lines)
+
+
+def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+    """Columns of two or three lines a pick, then what to set and why in full width."""
+    for offer_lines in (1, 2):
+        cells = [_cells(plan, pick, offer_lines) for pick in chosen]
+        rows = [row for each in cells for row in zip_longest(*each, fillvalue="")]
+        head, *rest = columns([("", "rent", "memory of a card", "time", "cost"), *rows], left=range(5))
+        if max(map(len, rest)) <= terminal.width:
+            break
+    else:
+        return _stacked(plan, chosen, terminal)
+    out = [terminal.paint(head, "dim")]
+    for pick, each in zip(chosen, cells, strict=True):
+        count = max(map(len, each))
+        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, terminal), ""]
+        rest = rest[count:]
+    return "\n".join(out[:-1])
+
+
+def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
+    choice, held = pick.choice, room(pick.choice)
+    offer = offer_told(choice.machine.offer)
+    return [
+        list(pick.names),
+        [choice.hardware, *([offer] if offer_lines == 1 else offer.rsplit(", ", 1))],
+        [held.used, held.left if held.surely else "may not fit"],
+        [duration(choice.total_s), span(*choice.total_range_s)],
+        [amount(choice.total_usd, plan.money), amounts(*choice.usd_range, plan.money)],
+    ]
+
+
+def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+    """For names too long for columns: a line each."""
+    lines = []
+    for pick in chosen:
+        names, *cells = _cells(plan, pick, 1)
+        lines.append(terminal.paint(", ".join(names), "bold"))
+        for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
+            lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
+        lines += [*_told(pick.choice, terminal), ""]
+    return "\n".join(lines[:-1])
+
+
+def _told(choice: Choice, terminal: Terminal) -> list[str]:
+    changed = changes(choice)
+    said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are", choice.why]
+    lines = wrapped(filter(None, said), "    ", terminal)
+    if choice.risk:
+        lines += [terminal.paint(line, "warn") for line in wrapped([f"risk: {choice.risk}"], "    ", terminal)]
+    return lines
+
+
+def _front(plan: Plan, terminal: Terminal) -> str:
+    """The plot, and its letters as a table."""
+    drawn = plot(plan, terminal)
+    if not drawn:
+        return ""
+    front = [point for point in points(plan) if point.mark]
+    others = len(points(plan)) - len(front)
+    for shortened in range(4):
+        head = ("", "rent", "from", "time", "cost", "")
+        cells = [head, *(_front_row(plan, point, short=shortened > 0) for point in front)]
+        kept = {2: (0, 1, 2, 3, 4), 3: (0, 1, 3, 4)}.get(shortened, range(6))
+        table = columns([[row[index] for index in kept] for row in cells], left=_LEFT[shortened])
+        if max(map(len, table)) <= terminal.width:
+            break
+    dot = "·" if terminal.unicode else "."
+    rest = f"; {dot} the best of other hardware that was predicted ({others})" if others else ""
+    legend = f"letters: no other is both cheaper and faster{rest}"
+    unit = "EUR" if plan.money.eur else "USD"
+    title = f"Cost ({unit}) against time, both axes logarithmic"
+    lines = [*drawn, "", *wrapped([legend], "  ", terminal), terminal.paint(table[0], "dim"), *table[1:]]
+    return section(title, lines, terminal)
+
+
+_LEFT = ((0, 1, 2, 5), (0, 1, 2, 5), (0, 1, 2), (0, 1))
+"""The columns of names, with ever fewer columns."""
+
+
+def _front_row(plan: Plan, point: Point, *, short: bool) -> tuple[str, ...]:
+    choice = point.choice
+    offer = choice.machine.offer
+    return (
+        point.mark,
+        choice.hardware,
+        short_offer(offer) if short else offer_told(offer),
+        duration(choice.total_s),
+        amount(choice.total_usd, plan.money),
+        picked_as(plan, choice),
+    )
+
+
+def _bill(plan: Plan, pick: Pick, terminal: Terminal) -> str:
+    choice, money = pick.choice, plan.money
+    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in bill(choice, money)]
+    lines = columns(rows, left=(0, 3))
+    lines[-1] = terminal.paint(lines[-1], "bold")
+    fitted = [
+        part for line in lines for part in (wrapped([line], "", terminal) if len(line) > terminal.width else [line])
+    ]
+    more = columns(also(choice, money), left=(0, 1))
+    title = f"What the {pick.names[0]} pick costs, line by line{' (EUR)' if money.eur else ''}"
+    return section(title, [*fitted, "", *more], terminal)
+
+
+def _renter(plan: Plan, choice: Choice, terminal: Terminal) -> str:
+    offer = choice.machine.offer
+    if offer.kind == OWNED:
+        return ""
+    told = [f"price {price_age(plan, offer)}: {price_source(offer)}"]
+    for of in renters(offer):
+        doubt = " (no source at hand confirms it)" if of.doubtful else ""
+        told += [f"{of.name}: {of.company}; {of.law}{doubt}", f"source of that and of its terms: {of.source}"]
+    return section("Who rents it out", bullets(told, terminal), terminal)
+
+
+def _refused(plan: Plan, terminal: Terminal) -> str:
+    found = refusals(plan)
+    lines: list[str] = []
+    for one in found[:MOST_REFUSED]:
+        lines += wrapped([f"{_names(one)}: {one.reason}"], "  ", terminal)
+        lines += wrapped([f"to fix: {one.remedy}"] if one.remedy else [], "      ", terminal)
+    if len(found) > MOST_REFUSED:
+        lines += wrapped([f"{len(found) - MOST_REFUSED} more reasons; --html and --json have them all"], "  ", terminal)
+    return section("Not to be had for this job", lines, terminal)
+
+
+def _names(one: Refused) -> str:
+    rest = len(one.hardware) - MOST_HARDWARE
+    return ", ".join(one.hardware[:MOST_HARDWARE]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal) -> list[str]:
+    first = choices[:1]
+    offers = [one.machine.offer for one in choices]
+    end = [*price_notes(plan, offers), RANGES, f"Searched {searched_told(plan)}"]
+    return [
+        section("Worth knowing", bullets(plan.notes, terminal), terminal),
+        section("Warnings", bullets(warned(plan, first), terminal), terminal, "warn"),
+        section("Assumed", bullets(assumed(plan, first), terminal), terminal),
+        "\n".join(wrapped(end, "", terminal)),
+    ]

@@ -1,0 +1,324 @@
+"""A plan as one page: no server, no network, no script. What the pointer tells is in the SVG's own titles.
+
+Names come from price lists, job files and the Hub: `markup` escapes them, and the page's policy lets no script run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tunecast.offers.jurisdiction import exposure
+from tunecast.offers.offer import NOT_AVAILABILITY
+from tunecast.plan.choice import Choice, Plan
+from tunecast.report.chart import STACK, colour, swatch
+from tunecast.report.html import asset, document
+from tunecast.report.markup import Markup, breakable, joined, lines, tag
+from tunecast.report.offers import LAW
+from tunecast.report.plan_svg import pareto_plot
+from tunecast.report.plan_words import (
+    RANGES,
+    Pick,
+    also,
+    amount,
+    amounts,
+    answer,
+    assumed,
+    bill,
+    changes,
+    first,
+    hourly,
+    job_told,
+    limits_told,
+    offer_told,
+    picked_as,
+    picks,
+    price_age,
+    price_source,
+    refusals,
+    renters,
+    room,
+    searched_told,
+    tax,
+    warned,
+)
+from tunecast.report.text import words
+from tunecast.report.time import duration, span
+from tunecast.units import gib, percent
+
+
+def page(plan: Plan) -> str:
+    """The page, as text to write to a file in UTF-8."""
+    chosen = picks(plan)
+    seen = _distinct([*(pick.choice for pick in chosen), *plan.pareto])
+    body = tag(
+        "body",
+        _header(plan, chosen),
+        _headline(plan, chosen),
+        _picks(plan, chosen),
+        _panel("Cost against time", pareto_plot(plan)),
+        _memory(plan, seen),
+        _bills(plan, chosen),
+        _renters(plan, chosen),
+        _choices(plan),
+        _refused(plan),
+        _notes(plan, [pick.choice for pick in chosen]),
+        tag("footer", *(tag("p", sentence) for sentence in _end(plan))),
+    )
+    return document(f"{job_told(plan)} · plan", asset("timeline.css") + asset("plan.css"), body)
+
+
+def _end(plan: Plan) -> list[str]:
+    planned = f"Searched {searched_told(plan)} Planned by tunecast on {plan.today}."
+    return [f"{NOT_AVAILABILITY} {tax(plan.money)}", RANGES, planned]
+
+
+def _panel(title: str, *inside: str, style: str = "") -> Markup:
+    """'' inside leaves it out."""
+    if not any(inside):
+        return Markup()
+    return tag("section", tag("h2", title), *inside, class_=f"panel {style}".strip())
+
+
+def _distinct(choices: Iterable[Choice]) -> list[Choice]:
+    return list({id(one): one for one in choices}.values())
+
+
+def _header(plan: Plan, chosen: Sequence[Pick]) -> Markup:
+    said = answer(plan, chosen[0].choice).rpartition(": ")[0] if chosen else "Nothing to rent was found for this job"
+    pills = [tag("span", first(plan), class_="pill good")] if chosen else []
+    pills += [tag("span", limit, class_="pill plain") for limit in limits_told(plan)]
+    return tag("header", tag("h1", said), *pills, tag("p", job_told(plan)))
+
+
+def _headline(plan: Plan, chosen: Sequence[Pick]) -> Markup:
+    if not chosen:
+        return Markup()
+    choice = chosen[0].choice
+    held, offer = room(choice), choice.machine.offer
+    fits = "" if held.surely else "; may not fit at the high end"
+    cards = (
+        ("Cost", amount(choice.total_usd, plan.money), amounts(*choice.usd_range, plan.money)),
+        ("Time", duration(choice.total_s), span(*choice.total_range_s)),
+        (
+            "Memory of a card",
+            held.used.partition(" of ")[0] + " GiB",
+            f"of {gib(choice.capacity_bytes)}: {held.left}{fits}",
+        ),
+        ("Price", hourly(choice.machine.usd_per_hour, plan.money), price_age(plan, offer)),
+    )
+    items = (
+        tag("div", tag("dt", name), tag("dd", value, tag("small", note), class_="number"))
+        for name, value, note in cards
+    )
+    return tag("section", tag("dl", *items, class_="cards"), class_="panel")
+
+
+def _picks(plan: Plan, chosen: Sequence[Pick]) -> Markup:
+    if not chosen:
+        return Markup()
+    return tag("div", *(_pick(plan, pick) for pick in chosen), class_="picks")
+
+
+def _pick(plan: Plan, pick: Pick) -> Markup:
+    choice, held = pick.choice, room(pick.choice)
+    changed = changes(choice)
+    settings = (
+        tag("pre", *lines(changed), class_="mono")
+        if changed
+        else tag("p", "the job's settings as they are", class_="muted")
+    )
+    return tag(
+        "article",
+        tag(
+            "h3",
+            *(tag("span", name, class_="pill good" if name == first(plan) else "pill plain") for name in pick.names),
+        ),
+        tag("p", tag("b", breakable(choice.hardware)), tag("small", offer_told(choice.machine.offer))),
+        tag(
+            "div",
+            tag(
+                "p",
+                tag("b", amount(choice.total_usd, plan.money)),
+                tag("small", amounts(*choice.usd_range, plan.money)),
+            ),
+            tag("p", tag("b", duration(choice.total_s)), tag("small", span(*choice.total_range_s))),
+            class_="pair number",
+        ),
+        _track(choice),
+        tag("small", f"{held.used}, {held.left}"),
+        settings,
+        tag("p", choice.why, class_="muted") if choice.why else Markup(),
+        tag("p", tag("span", "risk", class_="pill warn"), f" {choice.risk}") if choice.risk else Markup(),
+        class_="panel pick",
+    )
+
+
+def _track(choice: Choice) -> Markup:
+    """The card as a bar, by role where a prediction says so, with the range of the whole as two marks."""
+    parts = {} if choice.prediction is None else dict(choice.prediction.memory.breakdown_bytes)
+    parts = parts or {"device": choice.device_bytes}
+    order = sorted(parts, key=lambda role: STACK.index(role) if role in STACK else len(STACK))
+    whole = max(choice.capacity_bytes, choice.device_range_bytes[1])
+    bars = [
+        tag(
+            "i",
+            class_=None if role in STACK else f"part {role}",
+            style=f"width:{100 * parts[role] / whole:.3f}%" + (f";background:{colour(role)}" if role in STACK else ""),
+            title=f"{words(role)} {gib(parts[role])}",
+        )
+        for role in order
+        if parts[role]
+    ]
+    marks = [tag("b", style=f"left:{100 * end / whole:.3f}%") for end in choice.device_range_bytes]
+    if whole > choice.capacity_bytes:
+        marks.append(tag("b", class_="end", style=f"left:{100 * choice.capacity_bytes / whole:.3f}%"))
+    return tag("div", *bars, *marks, class_="track", role="img", aria_label=f"{room(choice).used} of a card")
+
+
+def _memory(plan: Plan, seen: Sequence[Choice]) -> Markup:
+    rows = [
+        tag(
+            "tr",
+            tag("td", breakable(one.hardware), tag("small", picked_as(plan, one) or offer_told(one.machine.offer))),
+            tag("td", _track(one), class_="wide"),
+            tag("td", room(one).used, tag("small", room(one).between), class_="number"),
+            tag("td", room(one).left.replace(" free", ""), class_="number muted bytes"),
+        )
+        for one in seen
+    ]
+    if not rows:
+        return Markup()
+    known = [one.prediction.memory.breakdown_bytes for one in seen if one.prediction is not None]
+    roles = {role for parts in known for role, nbytes in parts.items() if nbytes}
+    key = [tag("span", swatch(role), words(role)) for role in STACK if role in roles]
+    key += [
+        tag("span", tag("i", class_=f"swatch part {role}"), name)
+        for role, name in (
+            ("allocator", "kept by the allocator"),
+            ("context", "CUDA context"),
+            ("communication", "NCCL"),
+        )
+        if role in roles
+    ]
+    if len(known) < len(seen):
+        key.append(tag("span", tag("i", class_="swatch part device"), "not told apart"))
+    key.append(tag("span", tag("i", class_="swatch ends"), "range"))
+    head = tag("tr", *(tag("th", name) for name in ("", "each bar is one card, whole", "used", "free")))
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="bars memory")
+    return _panel("Memory of the picks and the front, against the card", table, tag("div", *key, class_="key"))
+
+
+def _bills(plan: Plan, chosen: Sequence[Pick]) -> Markup:
+    if not chosen:
+        return Markup()
+    first, *rest = chosen
+    more = (
+        tag(
+            "details",
+            tag("summary", f"{pick.told}: {pick.choice.hardware}, {amount(pick.choice.total_usd, plan.money)}"),
+            _bill(plan, pick.choice),
+        )
+        for pick in rest
+    )
+    return _panel(f"What the {first.names[0]} pick costs, line by line", _bill(plan, first.choice), *more)
+
+
+def _bill(plan: Plan, choice: Choice) -> Markup:
+    billed = bill(choice, plan.money)
+    most = max(line.share for line in billed[:-1]) or 1.0
+    rows = [
+        tag(
+            "tr",
+            tag("td", line.name, tag("small", line.told) if line.told else Markup()),
+            tag("td", tag("i", style=f"width:{max(0.0, 100 * line.share / most):.2f}%"), class_="bar")
+            if line is not billed[-1]
+            else tag("td", class_="bar"),
+            tag("td", percent(line.share, 1), class_="number muted bytes"),
+            tag("td", line.amount, class_="number"),
+            class_="sum" if line is billed[-1] else None,
+        )
+        for line in billed
+    ]
+    other = (tag("div", tag("dt", name), tag("dd", value, class_="number")) for name, value in also(choice, plan.money))
+    return joined(tag("table", *rows, class_="bars bill"), tag("dl", *other, class_="also"))
+
+
+def _renters(plan: Plan, chosen: Sequence[Pick]) -> Markup:
+    """Whose law reaches who rents it out, with its source; what is not verified is said."""
+    rows = []
+    for offer in dict.fromkeys(pick.choice.machine.offer for pick in chosen):
+        for of in renters(offer):
+            doubt = tag("small", "no source at hand confirms it", class_="warn") if of.doubtful else Markup()
+            rows.append(
+                tag(
+                    "tr",
+                    tag("td", tag("b", of.name), tag("small", of.company)),
+                    tag(
+                        "td", tag("span", of.level.replace("-", " "), class_="pill plain"), tag("small", of.law), doubt
+                    ),
+                    tag("td", breakable(of.source)),
+                    tag("td", price_age(plan, offer), tag("small", breakable(price_source(offer)))),
+                )
+            )
+    if not rows:
+        return Markup()
+    head = tag(
+        "tr", *(tag("th", name) for name in ("Provider", "Reach of US law", "Source of that and of its terms", "Price"))
+    )
+    distinct = list(dict.fromkeys(rows))
+    return _panel("Who rents it out", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
+
+
+def _choices(plan: Plan) -> Markup:
+    if not plan.choices:
+        return Markup()
+    rows = (
+        tag(
+            "tr",
+            tag("td", breakable(one.hardware), tag("small", offer_told(one.machine.offer))),
+            tag(
+                "td",
+                amount(one.total_usd, plan.money),
+                tag("small", amounts(*one.usd_range, plan.money)),
+                class_="number",
+            ),
+            tag("td", duration(one.total_s), tag("small", span(*one.total_range_s)), class_="number"),
+            tag(
+                "td",
+                room(one).used,
+                tag("small", room(one).left if one.fits_surely else "may not fit"),
+                class_="number",
+            ),
+            tag("td", ", ".join(changes(one)) or "as it is", class_="mono"),
+            tag("td", LAW[exposure(one.machine.offer)], class_="muted"),
+        )
+        for one in plan.choices
+    )
+    names = ("Machine", "Cost", "Time", "Memory of a card", "Settings changed", "US law")
+    head = tag("tr", *(tag("th", name) for name in names))
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks all")
+    summary = tag("summary", f"The best of each of {len(plan.choices)} kinds of hardware, the cheapest first")
+    return tag("section", tag("details", summary, tag("div", table, class_="scroll")), class_="panel")
+
+
+def _refused(plan: Plan) -> Markup:
+    rows = [
+        tag("tr", tag("td", ", ".join(one.hardware)), tag("td", one.reason), tag("td", one.remedy))
+        for one in refusals(plan)
+    ]
+    if not rows:
+        return Markup()
+    head = tag("tr", *(tag("th", name) for name in ("Hardware", "Why not", "What would help")))
+    return _panel("Not to be had for this job", tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks"))
+
+
+def _notes(plan: Plan, choices: Sequence[Choice]) -> Markup:
+    parts: list[Markup] = []
+    for title, told, style in (
+        ("Worth knowing", list(plan.notes), None),
+        ("Warnings", warned(plan, choices), "warn"),
+        ("Assumed", assumed(plan, choices), None),
+    ):
+        if told:
+            parts += [tag("h2", title, class_=style), tag("ul", *(tag("li", sentence) for sentence in told))]
+    return tag("section", *parts, class_="panel notes") if parts else Markup()

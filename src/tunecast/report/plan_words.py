@@ -1,0 +1,322 @@
+"""What is said of a plan, in words and cells: text, page and Markdown say the same. Pure: a `Plan` in, strings out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tunecast.job.job import Job
+from tunecast.offers.jurisdiction import told
+from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, STALE_DAYS, Offer, age
+from tunecast.offers.provider import provider
+from tunecast.offers.store import sources
+from tunecast.plan.choice import Choice, Money, Plan
+from tunecast.report.advice import value_in_yaml
+from tunecast.report.figures import shown
+from tunecast.report.offers import where_told
+from tunecast.report.time import PHASES, duration, span
+from tunecast.units import GIB, percent
+
+PLACES = 2
+"""Countries an offer names before it counts the rest."""
+SEVERAL_USD = 1000
+"""From here on cents say nothing."""
+RENTED = ("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect", "hardware.inter_node_gbps")
+"""Changes the machine's name already tells."""
+RANGES = "Ranges hold in four of five cases. Costs are from the order of the machine to the saved model."
+
+
+class Pick(NamedTuple):
+    """A choice and what it was picked as: the same one may be cheapest and balanced."""
+
+    names: tuple[str, ...]
+    choice: Choice
+
+    @property
+    def told(self) -> str:
+        return ", ".join(self.names)
+
+
+def first(plan: Plan) -> str:
+    """The pick the answer is about: what makes the deadline where there is one, else the cheapest."""
+    return "deadline" if plan.picks.get("deadline") is not None else "cheapest"
+
+
+def picks(plan: Plan) -> list[Pick]:
+    """Each choice once, in the order of the picks, the one the answer is about first."""
+    names = sorted((name for name, one in plan.picks.items() if one is not None), key=lambda name: name != first(plan))
+    found: list[Pick] = []
+    for name in names:
+        one = plan.picks[name]
+        same = next((index for index, pick in enumerate(found) if pick.choice is one), None)
+        if same is not None:
+            found[same] = found[same]._replace(names=(*found[same].names, name))
+        elif one is not None:
+            found.append(Pick((name,), one))
+    return found
+
+
+def picked_as(plan: Plan, choice: Choice) -> str:
+    return ", ".join(name for name, one in plan.picks.items() if one is choice)
+
+
+def answer(plan: Plan, choice: Choice) -> str:
+    """`Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.7 h), $14.31 (12.90 to 15.90)`."""
+    offer = choice.machine.offer
+    if offer.kind == OWNED:
+        what = f"Use {choice.hardware}, your own"
+    else:
+        what = f"Rent {choice.hardware} at {seller(offer)} ({where_told(offer, PLACES)}), {kind(offer)}"
+    return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
+
+
+def job_told(plan: Plan) -> str:
+    """`my-run: llama-3.1-8b, lora, 8 x 1024 tokens a step; --eu, --no-spot`."""
+    job = plan.job
+    name = f"{job.id}: " if job.id is not None else ""
+    trained = next((f", {_count(pick.choice.tokens)} tokens to train on" for pick in picks(plan)), "")
+    asked = f"; {', '.join(plan.asked)}" if plan.asked else ""
+    return shown(f"{name}{job.model}, {job.method}, {_batch(job)}{trained}{asked}")
+
+
+def _batch(job: Job) -> str:
+    longest = max(job.lengths) if job.lengths else job.seq_len
+    return f"rows of {'up to ' if job.lengths else ''}{longest:,} tokens"
+
+
+def _count(tokens: float) -> str:
+    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
+        if tokens >= size:
+            return f"{tokens / size:.3g} {name}"
+    return f"{tokens:,.0f}"
+
+
+def seller(offer: Offer) -> str:
+    return offer.provider + (f" through {offer.via}" if offer.via else "")
+
+
+def kind(offer: Offer) -> str:
+    return offer.kind + (f" for {offer.term_hours:,.0f} h" if offer.term_hours is not None else "")
+
+
+def offer_told(offer: Offer) -> str:
+    """`lambda, on-demand, US?`; of one's own machine that it is."""
+    if offer.kind == OWNED:
+        return short_offer(offer)
+    return shown(f"{short_offer(offer)}, {where_told(offer, PLACES)}")
+
+
+def short_offer(offer: Offer) -> str:
+    return shown(f"{seller(offer)}, {kind(offer)}")
+
+
+def time_told(choice: Choice) -> str:
+    return f"{duration(choice.total_s)} ({span(*choice.total_range_s)})"
+
+
+def cost_told(choice: Choice, money: Money) -> str:
+    return f"{amount(choice.total_usd, money)} ({amounts(*choice.usd_range, money)})"
+
+
+def amount(usd: float, money: Money) -> str:
+    """`$14.31`, `EUR 12,340`, `$0.0312`."""
+    return f"{_sign(money)}{_number(_shown_in(usd, money))}"
+
+
+def amounts(low_usd: float, high_usd: float, money: Money) -> str:
+    """`12.90 to 15.90`: the sign stands with the figure it goes around."""
+    return f"{_number(_shown_in(low_usd, money))} to {_number(_shown_in(high_usd, money))}"
+
+
+def _shown_in(usd: float, money: Money) -> float:
+    return money.rate.eur(usd) if money.eur else usd
+
+
+def _sign(money: Money) -> str:
+    return "EUR " if money.eur else "$"
+
+
+def _number(value: float) -> str:
+    if abs(value) >= SEVERAL_USD:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if abs(value) >= 0.0995 or not value else f"{value:.2g}"
+
+
+class Room(NamedTuple):
+    """Memory of the fullest card, as cells."""
+
+    used: str
+    """`53.1 of 79.1 GiB`."""
+    left: str
+    """`26.0 free (33 %)`."""
+    between: str
+    """`52.8 to 54.0 GiB`."""
+    surely: bool
+
+
+def room(choice: Choice) -> Room:
+    low, high = choice.device_range_bytes
+    free = choice.capacity_bytes - choice.device_bytes
+    return Room(
+        f"{choice.device_bytes / GIB:.1f} of {choice.capacity_bytes / GIB:.1f} GiB",
+        f"{free / GIB:.1f} free ({percent(free / choice.capacity_bytes)})",
+        f"{low / GIB:.1f} to {high / GIB:.1f} GiB",
+        choice.fits_surely,
+    )
+
+
+def changes(choice: Choice) -> list[str]:
+    """What differs from the user's job, as a job's file has it, but for the machine itself."""
+    return [f"{shown(name)}: {value_in_yaml(_plain(v))}" for name, v in choice.changes.items() if name not in RENTED]
+
+
+def _plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
+
+
+class Bill(NamedTuple):
+    name: str
+    amount: str
+    share: float
+    """Of the total."""
+    told: str
+
+
+def bill(choice: Choice, money: Money) -> list[Bill]:
+    """Every line of the cost with as many decimals, so that the column can be added up; the total last."""
+    total = _shown_in(choice.total_usd, money)
+    decimals = 2 if total >= 1 else 4
+    return [
+        Bill(
+            shown(PHASES.get(line.name, line.name)),
+            f"{_shown_in(line.usd, money):,.{decimals}f}",
+            line.usd / choice.total_usd if choice.total_usd else 0.0,
+            "" if line.name in PHASES else shown(line.told),
+        )
+        for line in choice.cost.lines
+    ] + [Bill("total", f"{_sign(money)}{total:,.{decimals}f}", 1.0, f"{amounts(*choice.usd_range, money)}")]
+
+
+def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
+    """The same total by other measures, and what it was billed for."""
+    machine, cost = choice.machine, choice.cost
+    each = hourly(machine.offer.usd_per_hour, money)
+    several = f"{machine.nodes} machines at {each} each" if machine.nodes > 1 else f"one machine at {each}"
+    rows = [("billed", f"{duration(cost.billed_s)} of {several}")]
+    if (epoch := choice.usd_per_epoch) is not None:
+        rows.append(("an epoch", amount(epoch, money)))
+    if (million := choice.usd_per_million_tokens) is not None:
+        rows.append(("a million tokens", amount(million, money)))
+    rows.append(("a year, every week", amount(cost.usd_per_year(), money)))
+    return rows
+
+
+def hourly(usd_per_hour: float, money: Money) -> str:
+    """With VAT where the other figures have it: an offer's price never does."""
+    return f"{amount(usd_per_hour * (1 + money.vat_fraction), money)} an hour"
+
+
+def tax(money: Money) -> str:
+    vat = f"with {percent(money.vat_fraction)} VAT" if money.vat_fraction else "without VAT"
+    if not money.eur:
+        return f"Prices are {vat}."
+    return f"Prices are {vat}; 1 EUR = {money.rate.usd_per_eur:g} USD ({money.rate.dated}: {shown(money.rate.source)})."
+
+
+def price_age(plan: Plan, offer: Offer) -> str:
+    """`seen 2026-08-22, 85 days ago`."""
+    if offer.kind == OWNED:
+        return "your own figure"
+    old = ", old" if offer.is_stale(plan.today) else ""
+    return f"seen {offer.dated}, {age(offer.age_days(plan.today))} ago{old}"
+
+
+def price_source(offer: Offer) -> str:
+    return shown(sources().get(offer.source, offer.source))
+
+
+class Renter(NamedTuple):
+    """Who rents a machine out, and no more than its source says."""
+
+    name: str
+    company: str
+    level: str
+    law: str
+    source: str
+    doubtful: bool
+    """Whether no source at hand confirms the level."""
+
+
+def renters(offer: Offer) -> list[Renter]:
+    """Who runs the machine, and the broker who sells it, where there is one. None of one's own."""
+    if offer.kind == OWNED:
+        return []
+    found = [provider(name) for name in dict.fromkeys((offer.provider, offer.via)) if name]
+    return [
+        Renter(
+            shown(of.name),
+            shown(", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part))
+            or "company not known",
+            of.exposure,
+            told(of),
+            shown(of.source) or "no source",
+            "exposure" in of.unverified or not of.source,
+        )
+        for of in found
+    ]
+
+
+class Refused(NamedTuple):
+    """All hardware one reason holds for."""
+
+    hardware: tuple[str, ...]
+    reason: str
+    remedy: str
+
+
+def refusals(plan: Plan) -> list[Refused]:
+    """One a reason and remedy, in the order they come."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in plan.refused:
+        found.setdefault((shown(one.reason), shown(one.remedy)), []).append(shown(one.hardware))
+    return [Refused(tuple(dict.fromkeys(names)), *why) for why, names in found.items()]
+
+
+def assumed(plan: Plan, choices: Iterable[Choice]) -> list[str]:
+    """The plan's own first, then those of the choices' costs and predictions; each once."""
+    told: list[str] = list(plan.assumptions)
+    for one in choices:
+        told += one.cost.assumptions
+        told += one.prediction.assumptions if one.prediction is not None else ()
+    return list(dict.fromkeys(map(shown, told)))
+
+
+def warned(plan: Plan, choices: Iterable[Choice]) -> list[str]:
+    told: list[str] = list(plan.warnings)
+    for one in choices:
+        told += [f"not in the total: {missing}" for missing in one.cost.missing]
+        told += one.prediction.warnings if one.prediction is not None else ()
+    return list(dict.fromkeys(map(shown, told)))
+
+
+def searched_told(plan: Plan) -> str:
+    """`61,440 configurations in 1.8 s: 59,110 cut by a bound, 412 predicted.`"""
+    of = plan.searched
+    return (
+        f"{of.configurations:,} configurations in {duration(of.seconds)}: {of.bounded:,} ruled out by a proven bound, "
+        f"{of.predicted:,} predicted."
+    )
+
+
+def limits_told(plan: Plan) -> list[str]:
+    limits = plan.limits
+    told = [] if limits.within_s is None else [f"within {duration(limits.within_s)}"]
+    return told if limits.max_usd is None else [*told, f"at most {amount(limits.max_usd, plan.money)}"]
+
+
+def price_notes(plan: Plan, offers: Sequence[Offer]) -> list[str]:
+    """What a price does not say."""
+    notes = [f"{NOT_AVAILABILITY} {tax(plan.money)}"]
+    if any(offer.is_stale(plan.today) for offer in offers):
+        notes.append(f"Some prices are older than {STALE_DAYS} days; `tunecast offers update` fetches newer ones.")
+    return notes

@@ -1,0 +1,278 @@
+"""One optimizer step as who prices it sees it: sections of operations, and each distinct operation once.
+
+    Section(FORWARD, 1, embed, layer 0, layer 1)   Section(FORWARD, 29, layer 2)   Section(FORWARD, 1, layer 31, head)
+
+A step of an 8B model runs tens of thousands of operations, two or three thousand are written in its sections, and these
+are one or two hundred distinct ones at different places. The places are the same for every batch, length and card that
+a structure was built for: they are `Layout`, found once; what differs from step to step is the distinct operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, overload
+
+from tunecast.tape.layers import Sweep, longer, sweeps_of
+from tunecast.tape.op import Begin, Event, Op, Phase, Tape
+from tunecast.tape.shorten import Rhythm
+
+
+class Section(NamedTuple):
+    """`ops` run `times` times in a row: a layer for its copies, or what is outside the layers once."""
+
+    phase: Phase
+    times: int
+    ops: Sequence[Op]
+
+
+class Layout:
+    """Where in a step its distinct operations run. One object for all steps of a structure, compared by identity."""
+
+    __slots__ = ("kept", "modules", "places", "turns")
+
+    def __init__(
+        self, turns: tuple[tuple[Phase, int], ...], places: tuple[tuple[int, ...], ...],
+        modules: tuple[tuple[str, ...], ...],
+    ) -> None:  # fmt: skip
+        self.turns = turns
+        """Of each section, its phase and how often it runs."""
+        self.places = places
+        """Of each section; the same tuple where sections run the same."""
+        self.modules = modules
+        """Of each section, whose operations they are."""
+        self.kept: dict[Any, Any] = {}
+        """What others find out about all these steps, by names of theirs."""
+
+
+class Table(NamedTuple):
+    distinct: tuple[Op, ...]
+    """Operations that differ in more than where they are; of alike ones the first."""
+    places: tuple[tuple[int, ...], ...]
+    """Of each section, its operations' places among them."""
+    layout: Layout
+
+
+class Ops(Sequence[Op]):
+    """A section's operations, made where somebody looks at them one by one."""
+
+    __slots__ = ("_made", "distinct", "modules", "places")
+
+    def __init__(self, distinct: tuple[Op, ...], places: tuple[int, ...], modules: tuple[str, ...]) -> None:
+        self.distinct, self.places, self.modules = distinct, places, modules
+        self._made: tuple[Op, ...] | None = None
+
+    def _whole(self) -> tuple[Op, ...]:
+        if self._made is None:
+            found = (self.distinct[place] for place in self.places)
+            self._made = tuple(
+                op if op.module == module else op._replace(module=module)
+                for op, module in zip(found, self.modules, strict=True)
+            )
+        return self._made
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @overload
+    def __getitem__(self, index: int) -> Op: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Op]: ...
+    def __getitem__(self, index: int | slice) -> Op | Sequence[Op]:
+        return self._whole()[index]
+
+    def __iter__(self) -> Iterator[Op]:
+        return iter(self._whole())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._whole() == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(self._whole())
+
+
+class Step:
+    """One steady optimizer step, all its micro-batches."""
+
+    __slots__ = ("_sections", "_table")
+
+    def __init__(self, sections: Iterable[Section]) -> None:
+        self._sections: tuple[Section, ...] | None = tuple(sections)
+        self._table: Table | None = None
+
+    @classmethod
+    def laid_out(cls, distinct: tuple[Op, ...], layout: Layout) -> Step:
+        step = cls(())
+        step._sections, step._table = None, Table(distinct, layout.places, layout)
+        return step
+
+    @property
+    def sections(self) -> tuple[Section, ...]:
+        if self._sections is None:
+            distinct, _, layout = self.table
+            made: dict[tuple[int, int], Ops] = {}
+            sections = []
+            for (phase, times), places, modules in zip(layout.turns, layout.places, layout.modules, strict=True):
+                ops = made.get((id(places), id(modules)))
+                if ops is None:
+                    ops = made[id(places), id(modules)] = Ops(distinct, places, modules)
+                sections.append(Section(phase, times, ops))
+            self._sections = tuple(sections)
+        return self._sections
+
+    @property
+    def table(self) -> Table:
+        if self._table is None:
+            self._table = _table_of(self.sections)
+        return self._table
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Step) and self.sections == other.sections
+
+    def __hash__(self) -> int:
+        return hash(self.sections)
+
+    def ops(self) -> Iterator[tuple[Op, int]]:
+        """Every operation, with how often it runs."""
+        return ((op, section.times) for section in self.sections for op in section.ops)
+
+    @property
+    def flops(self) -> int:
+        return sum(self.table.distinct[place].flops * times for place, times in self._counts().items())
+
+    @property
+    def model_flops(self) -> int:
+        """Without what a backward pass computes for the second time."""
+        distinct, places, layout = self.table
+        total, known = 0, {}  # type: tuple[int, dict[tuple[int, bool], int]]
+        for (phase, times), row in zip(layout.turns, places, strict=True):
+            again = phase is Phase.BACKWARD
+            found = known.get((id(row), again))
+            if found is None:
+                counted = [distinct[place] for place in row]
+                found = known[id(row), again] = sum(op.flops for op in counted if op.by_engine or not again)
+            total += found * times
+        return total
+
+    @property
+    def kernels(self) -> int:
+        return sum(self.table.distinct[place].kernels * times for place, times in self._counts().items())
+
+    def _counts(self) -> dict[int, int]:
+        """How often each distinct operation runs."""
+        _, places, layout = self.table
+        found: dict[int, int] | None = layout.kept.get("counts")
+        if found is None:
+            rows = {id(row): row for row in places}
+            runs = dict.fromkeys(rows, 0)
+            for (_, times), row in zip(layout.turns, places, strict=True):
+                runs[id(row)] += times
+            found = layout.kept["counts"] = {}
+            for name, row in rows.items():
+                for place in row:
+                    found[place] = found.get(place, 0) + runs[name]
+        return found
+
+
+def _table_of(sections: Sequence[Section]) -> Table:
+    """Of a step made by hand."""
+    distinct: list[Op] = []
+    known: dict[Any, int] = {}
+    rows: dict[int, tuple[int, ...]] = {}
+    same: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for section in sections:
+        if id(section.ops) in rows:
+            continue
+        row = []
+        for op in section.ops:
+            key = (op[0], op[2:8], op[9:])
+            place = known.get(key)
+            if place is None:
+                place = known[key] = len(distinct)
+                distinct.append(op)
+            row.append(place)
+        rows[id(section.ops)] = same.setdefault(tuple(row), tuple(row))
+    places = tuple(rows[id(section.ops)] for section in sections)
+    modules = tuple(tuple(op.module for op in section.ops) for section in sections)
+    return Table(tuple(distinct), places, Layout(tuple((s.phase, s.times) for s in sections), places, modules))
+
+
+# ---------------------------------------------------------------------------------------------------- cutting
+
+
+def step_of(events: Sequence[Event], rhythm: Rhythm | None, grad_accum: int = 1) -> Step:
+    """The events of a step, folded in `rhythm` (None: every layer is there), with so many micro-batches."""
+    return Step(with_micro_batches(sections_of(events, rhythm), grad_accum))
+
+
+def with_micro_batches(sections: Sequence[Section], grad_accum: int) -> tuple[Section, ...]:
+    """The second of a few stands for all that are missing."""
+    first, *following, rest = micro_batches(sections)
+    if len(following) + 1 == grad_accum or not following:
+        return tuple(sections)
+    again, last = following[0], following[1:]
+    middle = (section for _ in range(grad_accum - 1 - len(last)) for section in again)
+    return (*first, *middle, *(section for part in last for section in part), *rest)
+
+
+def micro_batches(sections: Sequence[Section]) -> list[list[Section]]:
+    """One list a micro-batch, and last what comes after them all.
+
+    A forward pass after a backward one begins anew; what runs between them, such as the next batch's copy, is the later
+    one's.
+    """
+    phases = [section.phase for section in sections]
+    ends = [i for i in range(1, len(phases)) if phases[i - 1] is Phase.BACKWARD and phases[i] is not Phase.BACKWARD]
+    starts = [0, *(end for end in ends if Phase.FORWARD in phases[end:])]
+    after = len(phases) if not ends or phases[-1] is Phase.BACKWARD else ends[-1]
+    bounds = [*starts, after]
+    return [*(list(sections[a:b]) for a, b in pairwise(bounds)), list(sections[after:])]
+
+
+def sections_of(events: Sequence[Event], rhythm: Rhythm | None) -> list[Section]:
+    return list(_sections([event for event in events if isinstance(event, (Op, Begin))], rhythm))
+
+
+def _sections(events: Sequence[Op | Begin], rhythm: Rhythm | None) -> Iterator[Section]:
+    """Consecutive operations that run once in one phase are one section."""
+    phase, once = Phase.OTHER, []  # type: tuple[Phase, list[Op]]
+    for times, part in _parts(events, rhythm):
+        if times > 1 and once:
+            yield Section(phase, 1, tuple(once))
+            once = []
+        for event in part:
+            if isinstance(event, Op):
+                once.append(event)
+            elif isinstance(event, Begin) and event.phase is not phase:
+                if once:
+                    yield Section(phase, times, tuple(once))
+                phase, once = event.phase, []
+        if times > 1:
+            yield Section(phase, times, tuple(once))
+            once = []
+    if once:
+        yield Section(phase, 1, tuple(once))
+
+
+def _parts(events: Sequence[Op | Begin], rhythm: Rhythm | None) -> Iterator[tuple[int, Sequence[Event]]]:
+    if rhythm is None:
+        yield 1, events
+        return
+    for sweep in sweeps_of(Tape(tuple(events)), rhythm.small):
+        yield from _sweep_parts(sweep, rhythm)
+
+
+def _sweep_parts(sweep: Sweep, rhythm: Rhythm) -> Iterator[tuple[int, Sequence[Event]]]:
+    """A layer's turn once; that of the layers that repeat, with how often they do."""
+    start, end, times = rhythm.head, rhythm.head + rhythm.period, rhythm.copies + 1
+    repeats: list[Event] = []
+    for run, layer in longer(sweep, rhythm.head, rhythm.period, 0):
+        if layer is not None and start <= layer < end:
+            repeats.extend(run.events)
+            continue
+        if repeats:
+            yield times, repeats
+            repeats = []
+        yield 1, run.events
+    if repeats:
+        yield times, repeats

@@ -1,0 +1,207 @@
+"""`tunecast fit` as a shell sees it. A row takes 4 GiB, 1 where it is recomputed; LoRA takes 1 GiB, all weights 8."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tunecast.cli import fit as command
+from tunecast.cli import main as cli
+from tunecast.hardware import gpu
+from tunecast.job.job import Job
+from tunecast.job.model import resolve_model
+from tunecast.predict import engines
+from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.records import replace
+from tunecast.tape.op import Alloc, Role, Tape
+from tunecast.units import GIB
+
+TEXT = """\
+model: gpt2   # small
+micro_batch: 1
+gradient_checkpointing: false
+hardware:
+  gpu: h200
+"""
+
+
+def predicted(job: Job, **_: Any) -> Predicted:
+    need = (8 if job.method == "full" else 1) + job.micro_batch * (1 if job.gradient_checkpointing else 4)
+    held = job_on_card(
+        job, gpu(job.hardware.gpu), Tape((Alloc(0, need * GIB, Role.WEIGHTS),), versions={"torch": "2.13"})
+    )
+    step_s = 1.25 if job.gradient_checkpointing else 1.0
+    time = {"step_s": step_s, "tokens_per_s": 1000 / step_s}
+    return Predicted(job, resolve_model(job.model), held, replace(prediction_of(held, id=job.id), time=time))
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    def run(*argv: str) -> tuple[int, str, str]:
+        code = cli.main(["fit", *argv])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    monkeypatch.setattr(engines, "predicted", predicted)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text(TEXT, encoding="utf-8")
+    return run
+
+
+def capacity(gib: float) -> tuple[str, str]:
+    return "--capacity-bytes", str(int(gib * GIB))
+
+
+def test_what_to_change_and_the_patch(shell: Any) -> None:
+    code, out, err = shell("job.yaml", *capacity(10))
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "gpt2, full, 1 x 1024 tokens on h200",
+        "  does not fit as it is: needs 12.00 GiB of 10.00 GiB; a step 1 s",
+        "",
+        "Smallest change that makes it fit: the same mathematics",
+        "  gradient_checkpointing: true  frees 3.00 GiB, costs 25 % time",
+        "  then it needs 9.00 GiB of 10.00 GiB, 9.01 GiB at the high end; a step 1.25 s",
+        "",
+        "Other training, each by itself; not needed (--allow lets it be chosen)",
+        "  method: lora   frees 7.00 GiB, the same time, fits then",
+        "  method: qlora  frees 7.00 GiB, the same time, fits then",
+        "  LoRA at usual ranks learned less than full finetuning in programming and mathematics, and forgot",
+        "  less (Biderman et al., LoRA Learns Less and Forgets Less, TMLR 2024, arXiv:2405.09673)",
+        "  4-bit weights under adapters kept the results of 16-bit finetuning in its authors' tests (Dettmers",
+        "  et al., QLoRA, 2023, arXiv:2305.14314)",
+        "",
+        "--- job.yaml",
+        "+++ job.yaml",
+        "@@ -1,5 +1,5 @@",
+        " model: gpt2   # small",
+        " micro_batch: 1",
+        "-gradient_checkpointing: false",
+        "+gradient_checkpointing: true",
+        " hardware:",
+        "   gpu: h200",
+    ]
+
+
+def test_a_model_gets_flags(shell: Any) -> None:
+    code, out, _ = shell("gpt2", "--micro-batch", "1", "--no-gradient-checkpointing", "--gpu", "h200", *capacity(10))
+    assert code == 0
+    assert out.endswith("\nAdd\n  --gradient-checkpointing\n")
+
+
+def test_only_the_patch(shell: Any) -> None:
+    code, out, _ = shell("job.yaml", *capacity(10), "--patch")
+    assert code == 0
+    assert out.startswith("--- job.yaml\n+++ job.yaml\n@@ ")
+    assert Path("job.yaml").read_text("utf-8") == TEXT
+
+
+def test_the_file_is_changed(shell: Any) -> None:
+    code, out, err = shell("job.yaml", *capacity(10), "--write")
+    assert code == 0
+    assert "+gradient_checkpointing: true" in out
+    assert "job.yaml.orig" in err
+    assert Path("job.yaml").read_text("utf-8") == TEXT.replace("false", "true")
+    assert Path("job.yaml.orig").read_text("utf-8") == TEXT
+
+
+def test_other_training_is_not_written_unasked(shell: Any) -> None:
+    code, _, err = shell("job.yaml", *capacity(6), "--write")
+    assert code == 2
+    assert "--allow method" in err
+    assert "only other training fits: " in shell("job.yaml", *capacity(6), "--patch")[2]
+    assert Path("job.yaml").read_text("utf-8") == TEXT
+    assert shell("job.yaml", *capacity(6), "--write", "--allow", "method")[0] == 0
+    assert "method: lora" in Path("job.yaml").read_text("utf-8")
+
+
+def test_a_flag_that_would_win_over_the_file(shell: Any) -> None:
+    code, out, _ = shell("job.yaml", "--micro-batch", "4", "--gradient-checkpointing", *capacity(10))
+    assert code == 0
+    assert out.endswith("and leave out --micro-batch, which would win over the file\n")
+    assert "+grad_accum: 4" in out
+
+
+def test_json(shell: Any) -> None:
+    code, out, _ = shell("job.yaml", *capacity(10), "--json")
+    said = json.loads(out)
+    assert code == 0
+    assert said["schema"] == "tunecast.fit/1"
+    assert (said["fits"], said["question"]) == (True, "fits")
+    assert said["before"]["needs_bytes"] == 12 * GIB
+    assert said["chosen"]["changes"] == [
+        {
+            "set": {"gradient_checkpointing": True},
+            "harm": "same",
+            "frees_bytes": 3 * GIB,
+            "more_time_fraction": 0.25,
+            "unpriced": None,
+            "note": None,
+            "quality": [],
+        }
+    ]
+    assert said["chosen"]["prediction"]["schema"] == "tunecast.prediction/1"
+    assert said["chosen"]["job"]["gradient_checkpointing"] is True
+    assert said["patch"].startswith("--- job.yaml")
+
+
+def test_one_that_fits_is_made_faster(shell: Any) -> None:
+    code, out, _ = shell("job.yaml", "--gradient-checkpointing", *capacity(40))
+    assert code == 0
+    assert "  fits as it is: needs 9.00 GiB of 40.00 GiB; a step 1.25 s\n" in out
+    assert "What makes it faster: the same mathematics\n" in out
+    assert "  gradient_checkpointing: false  takes 3.00 GiB more, saves 20 % time\n" in out
+
+
+def test_nothing_to_change(shell: Any) -> None:
+    code, out, err = shell("job.yaml", *capacity(40), "--patch")
+    assert (code, out, err) == (0, "", "tunecast: nothing to change\n")
+    assert "2 % faster" in shell("job.yaml", *capacity(40))[1]
+
+
+def test_nothing_fits(shell: Any) -> None:
+    code, out, _ = shell("job.yaml", *capacity(1.5))
+    assert code == 3
+    assert "Nothing makes it fit. What would\n" in out
+    assert " is the least card for 12.00 GiB, as it is\n" in out
+    code, out, _ = shell("job.yaml", *capacity(1.5), "--json")
+    said = json.loads(out)
+    assert (code, said["fits"], said["chosen"]) == (3, False, None)
+    assert [each["harm"] for each in said["would_do"]["least_cards"]] == ["same", "rounded", "other"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        (("gpt2", "--patch"), 2, "--patch: gpt2 is no job file"),
+        (("job.yaml", "--allow", "metod"), 2, "nearest: method"),
+        (("job.yaml", "--patch", "--write"), 2, "not allowed with"),
+        (("missing.yaml",), 5, "no such file"),
+        ((), 2, "JOB"),
+    ],
+)
+def test_refusals(shell: Any, argv: tuple[str, ...], code: int, told: str) -> None:
+    got, out, err = shell(*argv)
+    assert (got, out) == (code, "")
+    assert told in err
+
+
+def test_a_file_that_cannot_be_patched(shell: Any) -> None:
+    text = TEXT.replace("checkpointing: false", "checkpointing: &off false") + "compile: *off\n"
+    Path("job.yaml").write_text(text, encoding="utf-8")
+    code, out, _ = shell("job.yaml", *capacity(10))
+    assert code == 0
+    assert out.endswith("job.yaml cannot be changed in its place; set there\n  gradient_checkpointing: true\n")
+    code, out, err = shell("job.yaml", *capacity(10), "--write")
+    assert (code, out) == (5, "")
+    assert "set there gradient_checkpointing: true" in err
+    assert Path("job.yaml").read_text("utf-8") == text
+
+
+def test_help_teaches() -> None:
+    told = command.parser().format_help()
+    assert "patch -p0" in told
+    assert "--allow" in told

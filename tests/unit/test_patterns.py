@@ -1,0 +1,174 @@
+"""One structure for many sizes, lengths and cards: what it gives is what building anew gives, to the byte."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import pytest
+
+from tunecast.hardware.catalog import gpus
+from tunecast.job import Job, job_from_dict
+from tunecast.predict.modelled import card_of
+from tunecast.tape.build import shapes
+from tunecast.tape.build.short import _fold, fold_job
+from tunecast.tape.card import Card
+from tunecast.tape.op import Op, Phase
+from tunecast.tape.step import Section, Step
+from tunecast.tape.timed import steps_of_fold, timed_steps
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6,
+    "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 3001, "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+}  # fmt: skip
+BASE = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 512, "micro_batch": 2, "grad_accum": 1}
+LORA = {"method": "lora", "lora": {"targets": "all-linear", "rank": 8}}
+SHARDED = {"hardware": {"gpus": 4}, "parallel": {"data": "fsdp"}}
+JOBS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full", "autocast": None, "gradient_checkpointing": True},
+    "lora": LORA,
+    "qlora": {**LORA, "method": "qlora", "quantization": {"format": "nf4"}},
+    "liger": {**LORA, "kernels": ["liger"]},
+    "short rows": {**LORA, "seq_len": 48, "micro_batch": 1},
+    "fsdp": {"method": "full", **SHARDED},
+    "fsdp lora": {**LORA, **SHARDED},
+    "ddp": {**LORA, "hardware": {"gpus": 2}, "grad_accum": 3},
+    "trl": {**LORA, "stack": "trl"},
+    "unsloth": {**LORA, "stack": "unsloth", "lora": {"rank": 8, "dropout": 0.0}},
+}
+
+
+def folded(job: Job, card: Card, length: int | None = None) -> tuple[Any, Step]:
+    """From the structures there are, or a new one."""
+    made = fold_job(job, CONFIG, card, keeps_ops=True, length=length)
+    (step,) = steps_of_fold(made, job.grad_accum).values()
+    return made.program, step
+
+
+def anew(job: Job, card: Card, length: int | None = None) -> tuple[Any, Step]:
+    """Of plain numbers."""
+    made = _fold(job, shapes.Paper(job, length or job.seq_len, card), CONFIG, keeps_ops=True)
+    assert made.short is not None
+    return made.program, made.short.pattern.step(1, job.grad_accum)
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_structure_serves_every_card(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program and its operations on each card of the catalogue, and far fewer structures than cards."""
+    monkeypatch.setattr(shapes, "_kinds", {})
+    monkeypatch.setattr(shapes, "_plain", set())
+    job, cards = job_from_dict(BASE | JOBS[name]), [card_of(gpu) for gpu in gpus().values()]
+    plain: dict[Any, Any] = {}
+    for card in cards:
+        told = card.capability, card.sm_count, card.total_bytes
+        if told not in plain:
+            plain[told] = anew(job, card)
+        assert folded(job, card) == plain[told], card
+    assert not shapes._plain
+    (made,) = shapes._kinds.values()
+    assert 1 < len(made) <= len(cards) / 4
+
+
+def test_cards_of_one_generation_share_a_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "_kinds", {})
+    job = job_from_dict(BASE | LORA)
+    for sms in (114, 132):
+        folded(job, Card(sm_count=sms, total_bytes=sms << 30))
+    (made,) = shapes._kinds.values()
+    assert len(made) == 1
+    folded(job, Card(capability=(8, 0), sm_count=108))  # no cuDNN attention, another workspace
+    assert len(made) == 2
+
+
+@pytest.mark.parametrize("name", ["full", "lora", "qlora", "ddp", "trl"])
+def test_each_length_s_step_is_that_of_a_run_with_all_of_them(name: str) -> None:
+    """However the lengths before it were."""
+    job = job_from_dict(BASE | JOBS[name] | {"lengths": [96, 96, 200, 333, 512]})
+    steps = timed_steps(job, CONFIG, Card())
+    mixed = steps_of_fold(fold_job(job, CONFIG, Card(), keeps_ops=True), job.grad_accum)
+    assert list(steps) == list(mixed) == [96, 200, 333, 512]
+    assert steps == mixed
+
+
+@pytest.mark.parametrize("name", ["lora", "fsdp", "unsloth"])
+def test_rows_may_be_shorter_than_the_longest(name: str) -> None:
+    job = job_from_dict(BASE | JOBS[name])
+    for length in (512, 100, 256):
+        assert folded(job, Card(), length) == anew(job, Card(), length)
+
+
+class Unread:
+    """What nobody may look at, but for some fields."""
+
+    def __init__(self, whole: Any, *fields: str) -> None:
+        for field in fields:
+            setattr(self, field, getattr(whole, field))
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_a_structure_s_key_leaves_out_is_not_read(name: str) -> None:
+    job = job_from_dict(BASE | JOBS[name])
+    blind = copy(job)
+    for field, read in {"run": (), "data": ("packing",), "hardware": ("gpus", "nodes")}.items():
+        object.__setattr__(blind, field, Unread(getattr(job, field), *read))
+    for field, other in {"id": "another", "allocator": "expandable_segments"}.items():
+        object.__setattr__(blind, field, other)
+    assert anew(blind, Card()) == anew(job, Card())
+
+
+def test_jobs_that_run_otherwise_have_other_structures() -> None:
+    job = job_from_dict(BASE | LORA)
+    key = shapes.key_of(job, CONFIG, True)
+    for change in ({"micro_batch": 4}, {"seq_len": 96}, {"data": {"tokens": 10**6}}, {"hardware": {"gpu": "l4-24gb"}}):
+        assert shapes.key_of(job_from_dict(BASE | LORA | change), CONFIG, True) == key, change
+    rank = {"lora": {"targets": "all-linear", "rank": 64}}
+    assert shapes.key_of(job_from_dict(BASE | LORA | rank), CONFIG, True) == key
+    for change in ({"grad_accum": 2}, {"optimizer": "sgd"}, {"hardware": {"gpus": 2}}, {"data": {"packing": True}}):
+        assert shapes.key_of(job_from_dict(BASE | LORA | change), CONFIG, True) != key, change
+    assert shapes.key_of(job, {**CONFIG, "vocab_size": 3002}, True) != key
+
+
+def test_structures_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "_kinds", {})
+    monkeypatch.setattr(shapes, "MOST_ROWS", 1)
+    for optimizer in ("sgd", "adamw_torch"):
+        job = job_from_dict(BASE | LORA | {"optimizer": optimizer})
+        assert folded(job, Card()) == anew(job, Card())
+    assert len(shapes._kinds) == 1
+
+
+def test_a_job_that_is_refused_is_refused_for_what_it_is() -> None:
+    """And the next one of its kind is not taken for one that cannot be built with symbols."""
+    job = job_from_dict(BASE | {"method": "full", "matmul_dtype": "float4", "micro_batch": 4})
+    with pytest.raises(Exception, match="tensor cores"):
+        folded(job, Card())
+    assert hash(shapes.key_of(job, CONFIG, True)) not in shapes._plain
+
+
+# ---------------------------------------------------------------------------------------------------- the table
+
+
+def product(module: str, flops: int = 8, **fields: Any) -> Op:
+    return Op("mm", module, flops, 2, 2, 1, "bfloat16", **fields)
+
+
+def test_a_step_s_table_has_each_operation_once() -> None:
+    one, other, again = product("a"), product("b", 9), product("c")
+    layer = (one, other, again)
+    step = Step((Section(Phase.FORWARD, 3, layer), Section(Phase.BACKWARD, 2, (other, one)),
+                 Section(Phase.FORWARD, 1, layer)))  # fmt: skip
+    distinct, places, layout = step.table
+    assert distinct == (one, other) and places == ((0, 1, 0), (1, 0), (0, 1, 0)) and places[0] is places[2]
+    assert layout.turns == ((Phase.FORWARD, 3), (Phase.BACKWARD, 2), (Phase.FORWARD, 1))
+    assert step.flops == 4 * 25 + 2 * 17 and step.kernels == 4 * 3 + 2 * 2
+    assert step.model_flops == 4 * 25  # what is not the engine's in a backward pass is computed again
+
+
+def test_steps_of_a_structure_share_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes, "_kinds", {})
+    steps = [folded(job_from_dict(BASE | LORA | {"micro_batch": batch}), Card())[1] for batch in (2, 4)]
+    assert steps[0].table.layout is steps[1].table.layout
+    assert steps[1].flops == pytest.approx(2 * steps[0].flops, rel=1e-4)  # but for the rotary table, which is as long
+    plain = Step(steps[0].sections)
+    assert plain == steps[0] and plain.table[:2] == steps[0].table[:2]

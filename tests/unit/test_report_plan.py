@@ -1,0 +1,349 @@
+"""A plan as people see it: small ones made by hand, so that every figure can be redone on paper."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import date
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from tunecast.hardware.catalog import gpus
+from tunecast.job import job_from_dict
+from tunecast.offers.cost import Cost, Line
+from tunecast.offers.money import Rate
+from tunecast.offers.offer import Offer
+from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, Refusal, Searched
+from tunecast.report.plan import text
+from tunecast.report.plan_html import page
+from tunecast.report.plan_md import markdown, plain
+from tunecast.report.plan_plot import money_axis, plot, points, time_axis
+from tunecast.report.plan_words import amount, answer, bill, changes, price_age, refusals
+from tunecast.report.text import Terminal
+from tunecast.report.time import span
+from tunecast.units import GIB
+
+JOB = job_from_dict({"model": "gpt2", "method": "lora", "id": "mine", "data": {"tokens": 10_000_000}})
+TODAY = date(2026, 11, 15)
+BASE = Offer(
+    "lambda", "on-demand", "h100-sxm-80gb", 1, 3.0, date(2026, 11, 1), "skypilot/lambda", ("us-east-1",), ("US",)
+)
+HOSTILE = '<script>alert(1)</script>|`@me` [x](http://e) $a$ #1 \x1b[31m"'
+
+
+def choice(gpu: str, cards: int, hours: float, usd: float, provider: str = "lambda", **more: Any) -> Choice:
+    """Takes a tenth less to a tenth more of its time; 3 % of its cost is storage."""
+    offer = replace(BASE, gpu=gpu, gpus=cards, provider=provider, usd_per_hour=usd / hours)
+    cost = Cost(
+        (Line("training", 0.97 * usd, "training"), Line("storage", 0.03 * usd, "2 GB")), hours * 3600, hours * 3600, 0
+    )
+    fields: dict[str, Any] = {
+        "machine": Machine(gpus()[gpu], cards, 1, offer),
+        "job": JOB,
+        "changes": {},
+        "device_bytes": 20 * GIB,
+        "device_range_bytes": (19 * GIB, 21 * GIB),
+        "capacity_bytes": 25 * GIB,
+        "step_s": 1.0,
+        "total_s": hours * 3600,
+        "total_range_s": (hours * 3240, hours * 3960),
+        "usd_range": (0.9 * usd, 1.1 * usd),
+        "cost": cost,
+        "tokens": 30e6,
+    }
+    return Choice(**fields | more)
+
+
+CHEAP = choice(
+    "l4", 1, 40.0, 24.0, changes={"hardware.gpu": "l4", "micro_batch": 2, "kernels": ("liger",)}, why="why it"
+)
+MIDDLE = choice("h100-sxm-80gb", 1, 4.2, 30.0)
+FAST = choice("h100-sxm-80gb", 8, 0.6, 60.0)
+DEAR = choice("a100-sxm-80gb", 1, 9.0, 70.0)
+
+
+def plan(**more: Any) -> Plan:
+    fields: dict[str, Any] = {
+        "job": JOB,
+        "today": TODAY,
+        "picks": {"cheapest": CHEAP, "fastest": FAST, "balanced": MIDDLE, "deadline": None},
+        "pareto": (CHEAP, MIDDLE, FAST),
+        "choices": (CHEAP, MIDDLE, FAST, DEAR),
+        "refused": (Refusal("1 x t4", "too small", "method: qlora"), Refusal("2 x t4", "too small", "method: qlora")),
+        "searched": Searched(1000, 900, 40, 0.5),
+        "assumptions": ("10,000,000 tokens are taken",),
+    }
+    return Plan(**fields | more)
+
+
+def told(of: Plan, width: int = 100, **more: Any) -> str:
+    return text(of, width=width, colour=False, **more)
+
+
+def test_the_first_line_is_the_answer():
+    line = told(plan()).splitlines()[0]
+    assert line == "Rent 1 x l4 at lambda (US), on-demand: 1 d 16 h (36 to 44 h), $24.00 (21.60 to 26.40)"
+
+
+def test_a_deadline_is_answered_first():
+    made = plan(
+        picks={"cheapest": CHEAP, "fastest": FAST, "balanced": MIDDLE, "deadline": MIDDLE}, limits=Limits(21600.0)
+    )
+    lines = told(made).splitlines()
+    assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
+    assert lines[1].startswith("  the deadline and balanced way, within 6 h, for mine: gpt2, lora")
+
+
+def test_the_picks_as_a_table():
+    lines = told(plan()).splitlines()
+    begin = next(index for index, line in enumerate(lines) if "memory of a card" in line)
+    assert lines[begin : begin + 5] == [
+        "            rent                   memory of a card  time          cost",
+        "  cheapest  1 x l4                 20.0 of 25.0 GiB  1 d 16 h      $24.00",
+        "            lambda, on-demand, US  5.0 free (20 %)   36 to 44 h    21.60 to 26.40",
+        "    set micro_batch: 2, kernels: [liger]",
+        "    why it",
+    ]
+
+
+def test_a_pick_that_may_not_fit_says_so():
+    risky = replace(CHEAP, device_range_bytes=(19 * GIB, 26 * GIB), risk="fits at the low end only")
+    made = plan(picks={"cheapest": risky}, pareto=(risky,), choices=(risky,))
+    for shown in (told(made), page(made), markdown(made)):
+        assert "may not fit" in shown
+        assert "fits at the low end only" in shown
+
+
+@pytest.mark.parametrize("width", [72, 80, 100, 120])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_no_line_is_wider_than_the_terminal(width, unicode):
+    long = choice("h100-sxm-80gb", 8, 0.6, 60.0, provider="a-provider-with-a-name-as-long-as-anyone-could-want-it")
+    for made in (plan(), plan(picks={"cheapest": CHEAP, "fastest": long}, pareto=(CHEAP, MIDDLE, long))):
+        shown = told(made, width, unicode=unicode)
+        assert max(map(len, shown.splitlines())) <= width
+        assert unicode or shown.isascii()
+
+
+def test_a_pipe_gets_no_colours_and_a_terminal_does():
+    assert "\x1b" not in told(plan())
+    assert "\x1b[1mRent" in text(plan(), width=100, colour=True)
+
+
+def test_euros_and_tax():
+    money = Money(eur=True, rate=Rate(1.2, date(2026, 11, 1), "as given"), vat_fraction=0.19)
+    shown = told(plan(money=money))
+    assert "EUR 20.00 (18.00 to 22.00)" in shown.splitlines()[0]
+    assert "with 19 % VAT; 1 EUR = 1.2 USD (2026-11-01: as given)" in " ".join(shown.split())
+    # 0.6 USD an hour: 0.5 EUR, and 19 % more
+    assert "1 d 16 h of one machine at EUR 0.59 an hour" in shown
+
+
+def test_every_line_of_the_cost_and_its_sum():
+    lines = bill(CHEAP, Money())
+    assert [(line.name, line.amount) for line in lines] == [
+        ("training", "23.28"),
+        ("storage", "0.72"),
+        ("total", "$24.00"),
+    ]
+    shown = told(plan())
+    for line in ("training   23.28   97.0 %", "storage     0.72    3.0 %  2 GB", "total     $24.00  100.0 %"):
+        assert line in shown
+    # 30 million tokens in 3 epochs
+    for line in ("an epoch            $8.00", "a million tokens    $0.80", "a year, every week  $1,248"):
+        assert line in shown
+
+
+def test_amounts_have_sensible_digits():
+    assert [amount(usd, Money()) for usd in (0.0, 0.0312, 0.5, 14.31, 999.4, 12_345.6)] == [
+        "$0.00", "$0.031", "$0.50", "$14.31", "$999.40", "$12,346",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("low_s", "high_s", "told"),
+    [(0.5, 1.25, "0.5 to 1.2 s"), (90, 110, "90 to 110 s"), (1986, 3150, "33 to 52 min"),
+     (13_800, 16_800, "3.8 to 4.7 h"), (7300, 7400, "2.0 to 2.1 h"), (400_000, 900_000, "4.6 to 10.4 d")],
+)  # fmt: skip
+def test_ranges_of_time_in_one_unit(low_s, high_s, told):
+    assert span(low_s, high_s) == told
+
+
+def test_only_what_the_machine_does_not_tell_is_a_change():
+    assert changes(CHEAP) == ["micro_batch: 2", "kernels: [liger]"]
+
+
+def test_the_plot_has_the_front_by_letters_and_the_rest_as_dots():
+    lines = plot(plan(), Terminal(width=80))
+    drawn = "\n".join(line.partition("│")[2] or line.partition("┤")[2] for line in lines[:-2])
+    assert sorted(re.findall(r"[a-z·]", drawn)) == ["a", "b", "c", "·"]
+    rows = {mark: next(row for row, line in enumerate(drawn.splitlines()) if mark in line) for mark in "abc·"}
+    columns = {mark: line.index(mark) for mark in "abc·" for line in drawn.splitlines() if mark in line}
+    assert rows["a"] > rows["b"] > rows["c"] > rows["·"], "the cheaper the lower"
+    assert columns["c"] < columns["b"] < columns["·"] < columns["a"], "the faster the further left"
+
+
+def test_points_that_fall_together_are_both_drawn():
+    twin = replace(CHEAP, total_s=CHEAP.total_s * 0.9999, cost=replace(CHEAP.cost, wall_s=1.0))
+    made = plan(pareto=(CHEAP, twin, FAST), choices=())
+    assert [point.mark for point in points(made) if point.mark] == ["a", "b", "c"]
+    lines = plot(made, Terminal(width=80))
+    assert any("ab" in line or "ba" in line for line in lines)
+
+
+def test_a_single_point_is_no_plot():
+    alone = plan(picks={"cheapest": CHEAP}, pareto=(CHEAP,), choices=(CHEAP,))
+    assert plot(alone, Terminal()) == []
+    assert "against time" not in told(alone)
+    assert "<svg" not in page(alone)
+
+
+@pytest.mark.parametrize("low", [0.003, 1.0, 42.0, 1000.0, 3_500.0, 80_000.0, 3e6])
+@pytest.mark.parametrize("factor", [1.0, 1.3, 3.0, 20.0, 1000.0, 1e6])
+def test_axes_have_ticks_in_order_and_within(low, factor):
+    for axis in (time_axis([low, low * factor]), money_axis([low, low * factor], "$")):
+        values = [tick.value for tick in axis.ticks]
+        assert 2 <= len(values) <= 8
+        assert values == sorted(set(values))
+        assert axis.low < low and low * factor < axis.high
+        assert all(0 <= axis.place(value) <= 1 for value in values)
+        assert len({tick.label for tick in axis.ticks}) == len(values)
+
+
+def test_refusals_with_one_reason_are_one():
+    assert refusals(plan()) == [(("1 x t4", "2 x t4"), "too small", "method: qlora")]
+    assert "1 x t4, 2 x t4: too small\n      to fix: method: qlora" in told(plan())
+
+
+def test_what_is_not_shown_is_counted():
+    many = tuple(Refusal(f"{n} x t4", f"reason {n}", "none") for n in range(1, 12))
+    shown = told(plan(refused=many))
+    assert "reason 8\n" in shown and "reason 9\n" not in shown
+    assert "3 more reasons; --html and --json have them all" in shown
+    alike = tuple(Refusal(f"{n} x t4", "too small", "none") for n in range(1, 12))
+    assert "6 x t4 and 5 more: too small" in told(plan(refused=alike))
+
+
+def test_the_age_of_a_price():
+    assert price_age(plan(), BASE) == "seen 2026-11-01, 14 days ago"
+    old = replace(BASE, dated=date(2026, 1, 1))
+    assert price_age(plan(), old) == "seen 2026-01-01, 10 months ago, old"
+    stale = replace(CHEAP, machine=replace(CHEAP.machine, offer=old))
+    shown = told(plan(picks={"cheapest": stale}))
+    assert "A price is not availability" in shown
+    assert "`tunecast offers update` fetches newer ones" in shown
+    assert "fetches newer ones" not in told(plan())
+
+
+def test_ones_own_machine_is_not_rented():
+    own = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="lab", kind="owned", gpu="l4")))
+    made = plan(picks={"cheapest": own}, pareto=(own,), choices=(own,))
+    assert answer(made, own).startswith("Use 1 x l4, your own: 1 d 16 h")
+    assert "Who rents it out" not in told(made)
+
+
+def test_nothing_found_is_said_with_the_reasons():
+    none = plan(picks=dict.fromkeys(("cheapest", "fastest", "balanced", "deadline")), pareto=(), choices=())
+    for shown in (told(none), page(none), markdown(none)):
+        assert "Nothing to rent was found" in shown
+        assert "too small" in shown
+
+
+class Outline(HTMLParser):
+    """Elements as they open and close."""
+
+    void = ("meta", "wbr", "br")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[str] = []
+        self.titles: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append(tag)
+        assert not any(name.startswith("on") or name in ("href", "src") for name, _ in attrs)
+        if tag not in self.void:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-2:] == ["g", "title"]:
+            self.titles.append(data)
+
+
+def outline(html: str) -> Outline:
+    parsed = Outline()
+    parsed.feed(html)
+    assert parsed.open == []
+    return parsed
+
+
+def test_the_page_is_whole_and_runs_nothing():
+    html = page(plan())
+    parsed = outline(html)
+    assert "script" not in parsed.seen
+    assert "default-src 'none'; style-src 'unsafe-inline'\"" in html
+    assert "Rent 1 x l4 at lambda (US), on-demand" in html
+    for told in ("A price is not availability", "10,000,000 tokens are taken", "too small", "us controlled", "23.28"):
+        assert told in html
+
+
+def test_each_point_of_the_picture_tells_what_it_is():
+    titles = outline(page(plan())).titles
+    assert len(titles) == 4
+    assert "1 x l4 (cheapest)\nlambda, on-demand, US\n1 d 16 h (36 to 44 h)\n$24.00 (21.60 to 26.40)\n" in "".join(
+        titles
+    )
+
+
+def test_names_from_price_lists_stay_text():
+    evil = replace(
+        CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider=HOSTILE, via=HOSTILE, source=HOSTILE))
+    )
+    evil = replace(evil, why=HOSTILE, risk=HOSTILE)
+    made = plan(
+        picks={"cheapest": evil}, pareto=(evil, FAST), choices=(evil, FAST),
+        refused=(Refusal(HOSTILE, HOSTILE, HOSTILE),), assumptions=(HOSTILE,),
+        warnings=(HOSTILE,), notes=(HOSTILE,), asked=(HOSTILE,),
+    )  # fmt: skip
+    assert "script" not in outline(page(made)).seen
+    assert "\x1b" not in told(made) + markdown(made) + page(made)
+    written = markdown(made)
+    assert "<script" not in written
+    assert not re.search(r"(?<!\\)[\[`|]", re.sub(r"^\|.*\|$", "", "\n".join(_prose(written)), flags=re.MULTILINE))
+    assert "@me" not in written and "http://" not in written and "#1" not in written
+
+
+def _prose(written: str) -> list[str]:
+    """Without tables' own bars and the code spans of settings."""
+    return [re.sub(r"(?<!\\)`[^`]*(?<!\\)`", "", line) for line in written.splitlines() if not line.startswith("|")]
+
+
+def test_markdown_keeps_its_columns():
+    evil = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="a|b")))
+    written = markdown(plan(picks={"cheapest": evil, "fastest": FAST}, pareto=(evil, FAST)))
+    tables = [line for line in written.splitlines() if line.startswith("|")]
+    head = tables.index("|  | rent | memory of a card | time | cost |")
+    for line in tables[head : head + 4]:
+        assert len(re.findall(r"(?<!\\)\|", line)) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [("a_b *c*", r"a\_b \*c\*"), ("<b>&", "&lt;b&gt;&amp;"), ("www.x.y", "w<!-- -->ww.x.y"), ("a@b", "a@<!-- -->b"),
+     ("https://x", "https:<!-- -->//x"), ("#12", "#<!-- -->12"), ("$1", "<span>$</span>1")],
+)  # fmt: skip
+def test_markdown_that_stays_text(given, written):
+    assert plain(given) == written
+
+
+def test_markdown_says_the_answer_first():
+    written = markdown(plan())
+    assert written.startswith("**Rent 1 x l4 at lambda (US), on-demand: 1 d 16 h (36 to 44 h), <span>$</span>24.00")
+    assert "| **fastest** | 8 x h100-sxm-80gb, lambda, on-demand, US | 20.0 of 25.0 GiB, 5.0 free (20 %) |" in written
+    assert "set `micro_batch: 2`, `kernels: [liger]`. why it." in written
+    assert written.count("<details>") == written.count("</details>") == 7
