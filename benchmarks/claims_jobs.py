@@ -12,12 +12,13 @@ import json
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from claims_rule import NotComputed
 
 from tunecast.errors import TunecastError
+from tunecast.job.job import all_knobs
 from tunecast.job.mapping import job_from_dict
 from tunecast.predict.engines import predicted
 from tunecast.predict.prediction import Memory, Predicted, Prediction, memory_of
@@ -65,15 +66,20 @@ def job(model: str, *parts: Row, gpu: str = BIG, gpus: int = 1, nodes: int = 1, 
     return {**made, "hardware": hardware}
 
 
-def ask(asked: Row, *, timed: bool = False) -> Predicted:
-    """What is behind a prediction, without what takes long. Raises NotComputed with tunecast's reason if it refuses."""
-    return _asked(json.dumps(asked, sort_keys=True), timed)
+def ask(asked: Row) -> Predicted:
+    """What is behind a prediction of memory. Raises NotComputed with tunecast's reason where it refuses."""
+    return _asked(_text(asked))
 
 
-@cache
-def _asked(text: str, timed: bool) -> Predicted:
+def _text(asked: Row) -> str:
+    return json.dumps(asked, sort_keys=True)
+
+
+@lru_cache(maxsize=4)
+def _asked(text: str) -> Predicted:
+    """Few are kept: each holds its tape."""
     with _told():
-        return predicted(job_from_dict(json.loads(text)), timed=timed)
+        return predicted(job_from_dict(json.loads(text)))
 
 
 @contextmanager
@@ -87,7 +93,12 @@ def _told() -> Iterator[None]:
 
 def memory(asked: Row) -> Memory:
     """As `tunecast predict` says it."""
-    return memory_of(ask(asked).held)
+    return _memory(_text(asked))
+
+
+@cache
+def _memory(text: str) -> Memory:
+    return memory_of(_asked(text).held)
 
 
 def device_gb(asked: Row) -> float:
@@ -105,14 +116,19 @@ def fits(asked: Row) -> bool:
 
 
 def timed(asked: Row) -> Prediction:
+    return _timed(_text(asked))
+
+
+@cache
+def _timed(text: str) -> Prediction:
     with _told():
-        return ask(asked, timed=True).prediction
+        return predicted(job_from_dict(json.loads(text)), timed=True).prediction
 
 
 def step_s(asked: Row) -> float:
     """One optimizer step. Raises NotComputed where a step holds fewer FLOPs than one forward pass needs: then its
     products are not all priced, and its time means nothing."""
-    found, fields = timed(asked), ask(asked, timed=True).job
+    found, fields = timed(asked), job_from_dict(asked)
     time, use = found.time, found.utilization
     if time is None or use is None:
         raise NotComputed(next((told for told in found.warnings if "time" in told), "no time is predicted"))
@@ -182,6 +198,8 @@ def command(asked: Row) -> str:
         flat |= {f"{name}.{leaf}": v for leaf, v in value.items()} if isinstance(value, dict) else {name: value}
     words = ["tunecast", "predict", flat.pop("model")]
     for name, value in flat.items():
+        if name != "hardware.gpu" and value == all_knobs()[name].default:
+            continue
         if name in SWITCHES:
             words.append(f"--{'' if value else 'no-'}{SWITCHES[name]}")
             continue

@@ -50,7 +50,7 @@ def fits_told(asked: Row) -> str:
     found = ask(asked).held
     return (
         f"needs {found.smallest_capacity_bytes / GB:.1f} GB of the {found.capacity_bytes / GB:.1f} GB PyTorch may hold "
-        f"on a {asked['hardware']['gpu']}"
+        f"on the {asked['hardware']['gpu']}"
     )
 
 

@@ -51,7 +51,7 @@ def usd_per_million(asked: Row) -> float:
     """Tokens trained, machine time alone."""
     hardware = asked["hardware"]
     cards = hardware.get("gpus", 1) * hardware.get("nodes", 1)
-    return usd_per_hour(hardware["gpu"]) * cards / HOUR_S / rate_of(asked) * 1e6
+    return usd_per_hour(hardware["gpu"]) * int(cards) / HOUR_S / rate_of(asked) * 1e6
 
 
 def cost_per_token() -> Cases:
@@ -160,10 +160,8 @@ def host_memory() -> Cases:
     ways = {
         "8B LoRA on one H100": job("8B", lora(), USUAL, gpu=H100),
         "70B QLoRA on one H100": job("70B", qlora(), LEAN, gpu=H100),
-        "8B full, ZeRO-3 on 8 A100": job("8B", MASTER, LEAN, {"parallel": {"data": "zero3"}}, gpu=A100, gpus=8),
-        "8B full, ZeRO-3 on 8 A100, optimizer on the CPU": job(
-            "8B", MASTER, LEAN, {"parallel": {"data": "zero3", "offload": "optimizer"}}, gpu=A100, gpus=8
-        ),
+        "8B full on one H200, with what resuming takes": job("8B", BF16, LEAN),
+        "8B LoRA on 8 H100, DDP": job("8B", lora(), USUAL, gpu=H100, gpus=8),
     }
     for label, asked in ways.items():
         ram = ((timed(asked).utilization or {}).get("host") or {}).get("ram_bytes")

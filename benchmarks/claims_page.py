@@ -15,6 +15,7 @@ from claims_rule import (
     REFUTED,
     RULES,
     VERDICTS,
+    YES_OR_NO,
     Claim,
     at_odds,
     read_claims,
@@ -47,9 +48,9 @@ or lies above. All agree: **confirmed**. All lie on one side of it: **refuted**.
 on both sides say on what. Of a claim with several parts one refuted part refutes it; parts that cannot be computed do
 not count."""
 TOLERANCES = f"""10 % because guides do not keep GB and GiB apart, which is 7 %, and because time is predicted to about
-5 %. A verdict that would be another with all numbers {NARROW:.0%} lower or higher is called narrow. GB are 10^9 bytes;
-memory is what `nvidia-smi` shows of the fullest card; prices are those bundled with tunecast, of one card on demand,
-the median over providers, without VAT."""
+5 %. A verdict that would be another with all numbers {NARROW * 100:.0f} % lower or higher is called narrow. GB are
+10^9 bytes; memory is what `nvidia-smi` shows of the fullest card; prices are those bundled with tunecast, of one card
+on demand, the median over providers, without VAT."""
 
 
 def page(results: Mapping[str, Row]) -> str:
@@ -88,7 +89,8 @@ def contradictions(claims: list[Claim], results: Mapping[str, Row]) -> list[str]
 def section(claim: Claim, found: Row) -> Iterator[str]:
     narrow = ", narrowly" if found["narrow"] else ""
     yield from (f"### {claim.id}", "", f"> {claim.claim}", ">", f"> {claim.source}", "")
-    said = f"Claimed: {claimed(claim)}" if claim.value else "Claimed: that it is so"
+    so = "that it can be" if claim.rule == "can" else "that it is so"
+    said = f"Claimed: {claimed(claim) if claim.value else so}"
     conditions = f" ({claim.conditions})" if claim.conditions else ""
     word = f"**{found['verdict'].capitalize()}{narrow}**{reason(found)}"
     yield from (f"{said}{conditions}. tunecast: {ours(claim, found)}. {word}", "")
@@ -128,7 +130,7 @@ def first_of(labels: list[str]) -> str:
 
 
 def unit_of(claim: Claim, part: int) -> str:
-    return claim.units[part] if part < len(claim.units) and claim.rule != "holds" else ""
+    return claim.units[part] if part < len(claim.units) else ""
 
 
 def claimed(claim: Claim) -> str:
@@ -149,7 +151,7 @@ def ours(claim: Claim, found: Row) -> str:
     counted = [case for case in found["cases"] if not case["aside"] and case["value"] is not None]
     if not counted:
         return "nothing"
-    if claim.rule == "holds":
+    if claim.rule in YES_OR_NO:
         return f"so in {sum(bool(case['value']) for case in counted)} of {len(counted)} cases"
     told = []
     for part in sorted({case["part"] for case in counted}):

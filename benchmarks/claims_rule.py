@@ -18,6 +18,7 @@ SHEET_TOLERANCE = 0.02
 CONFIRMED, REFUTED, DEPENDS, NOT_COMPUTED = "confirmed", "refuted", "depends", "not computed"
 VERDICTS = (CONFIRMED, REFUTED, DEPENDS, NOT_COMPUTED)
 AGREES, BELOW, ABOVE, NO = "agrees", "below", "above", "no"
+YES_OR_NO = ("holds", "can")
 NARROW = 0.03
 """A verdict is narrow where it would be another with all numbers so much lower or higher: about what memory predicted
 for another card may be off."""
@@ -30,6 +31,7 @@ RULES: Mapping[str, str] = {
     "up to": "none of ours exceeds what is claimed by more than 10 %, and one comes within 10 % of it (or reaches the "
     "interval)",
     "holds": "what is claimed is so, or is not",
+    "can": "it is so in one case at least",
     "none": "tunecast cannot compute it",
 }
 
@@ -100,7 +102,7 @@ def side(claim: Claim, case: Case) -> str:
     """Where a case lies: agrees, below, above; of what holds or does not, agrees or no."""
     if case.value is None:
         return NOT_COMPUTED
-    if claim.rule == "holds":
+    if claim.rule in YES_OR_NO:
         return AGREES if case.value else NO
     low, high = bounds(claim, case.part)
     if claim.rule in ("at least", "at most"):
@@ -118,7 +120,7 @@ def part_verdict(rule: str, sides: Sequence[str]) -> str:
         if ABOVE in sides:
             return REFUTED if set(sides) == {ABOVE} else DEPENDS
         return CONFIRMED if AGREES in sides else REFUTED
-    if set(sides) == {AGREES}:
+    if set(sides) == {AGREES} or (rule == "can" and AGREES in sides):
         return CONFIRMED
     return REFUTED if len(set(sides)) == 1 else DEPENDS
 
@@ -137,7 +139,7 @@ def verdict(claim: Claim, cases: Iterable[Case]) -> str:
 
 
 def is_narrow(claim: Claim, cases: Sequence[Case]) -> bool:
-    if claim.rule in ("holds", "none"):
+    if claim.rule in (*YES_OR_NO, "none"):
         return False
     found = verdict(claim, cases)
     moved = ([case._replace(value=case.value and case.value * by) for case in cases] for by in (1 - NARROW, 1 + NARROW))
@@ -148,7 +150,7 @@ def at_odds(claims: Sequence[Claim]) -> list[tuple[str, list[Claim]]]:
     """Claims of the same thing whose intervals, each with its tolerance, have nothing in common."""
     groups: dict[str, list[Claim]] = {}
     for claim in claims:
-        if claim.about and claim.value and claim.rule == "amount":
+        if claim.about and claim.value:
             groups.setdefault(claim.about, []).append(claim)
     out = []
     for about, group in groups.items():

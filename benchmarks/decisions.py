@@ -1,6 +1,6 @@
 """The decision table of the docs: size of model x method, and what `tunecast plan` says to rent for each.
 
-    python benchmarks/decisions.py [--only SIZE]     writes benchmarks/results/decisions.json and docs/decisions.md
+    python benchmarks/decisions.py [--only SIZE...]    writes benchmarks/results/decisions.json and docs/decisions.md
 
 Nothing here is measured; the accuracy pages say how far predictions of each kind are off. Prices are the bundled ones,
 so that the table is the same on every machine.
@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.model import resolve_model  # noqa: E402
 from tunecast.job.registry import bundled_config  # noqa: E402
-from tunecast.offers.offer import ON_DEMAND, SPOT  # noqa: E402
+from tunecast.offers.offer import ON_DEMAND  # noqa: E402
 from tunecast.offers.store import bundled  # noqa: E402
 from tunecast.plan.choice import Choice, Money, Plan  # noqa: E402
 from tunecast.plan.plan import planned  # noqa: E402
@@ -61,7 +62,9 @@ TOLD: Mapping[str, str] = {
     "lora": "rank 16 on all linear layers, base weights in bfloat16",
     "qlora": "rank 16 on all linear layers, base weights in NF4",
 }
-KINDS: Mapping[str, str] = {ON_DEMAND: "on demand", SPOT: "spot"}
+FIXED: Row = {"attention": "sdpa", "kernels": ["liger"]}
+ONE_MACHINE = ("1B", "3B", "7B", "13B", "34B")
+"""Sizes that need no second one."""
 PICKS = ("cheapest", "balanced", "fastest")
 MONEY = Money()
 
@@ -73,7 +76,15 @@ def job_of(model: str, method: str, folder: Path) -> Row:
         (place / "config.json").write_text(json.dumps({**bundled_config("falcon-40b"), **NOT_BUNDLED[model]}))
         model = str(place)
     data = {"samples": SAMPLES, "epochs": EPOCHS}
-    return {"model": model, "seq_len": SEQ_LEN, "micro_batch": 1, "grad_accum": BATCH, "data": data, **METHODS[method]}
+    return {
+        "model": model,
+        "seq_len": SEQ_LEN,
+        "micro_batch": 1,
+        "grad_accum": BATCH,
+        "data": data,
+        **FIXED,
+        **METHODS[method],
+    }
 
 
 def parameters(written: Row) -> int:
@@ -82,16 +93,17 @@ def parameters(written: Row) -> int:
     return sum(tensor.elements for tensor in tensors_on_paper(job, resolve_model(job.model).raw).parameters)
 
 
-def asked(size: str, method: str, kind: str, today: date, folder: Path) -> Row:
+def asked(size: str, method: str, today: date, folder: Path) -> Row:
     model = SIZES[size]
     written = job_of(model, method, folder)
     job = job_from_dict(written)
-    offers = [offer for offer in bundled() if offer.kind == kind]
-    fixed = frozenset({"seq_len", *METHODS[method]})
-    row: Row = {"size": size, "model": model, "method": method, "kind": kind}
+    offers = [offer for offer in bundled() if offer.kind == ON_DEMAND]
+    fixed = frozenset({"seq_len", *FIXED, *METHODS[method]})
+    freedom = Freedom(written=fixed, nodes_up_to=1 if size in ONE_MACHINE else None)
+    row: Row = {"size": size, "model": model, "method": method}
     row["parameters"] = parameters(written)
     try:
-        plan = planned(job, offers, today=today, freedom=Freedom(written=fixed))
+        plan = planned(job, offers, today=today, freedom=freedom)
     except TunecastError as error:
         return {**row, "refused": error.message.splitlines()[0]}
     return {
@@ -141,21 +153,21 @@ def page(results: Mapping[str, Any]) -> str:
         "are the [bundled ones](offers.md), without VAT, and some are months old.",
         "",
         f"The job: {SAMPLES:,} rows of {SEQ_LEN:,} tokens, {EPOCHS} times over, with a global batch of {BATCH}",
-        f"rows ({BATCH * SEQ_LEN:,} tokens a step). tunecast chose the cards, the split of the batch, the sharding,",
-        "recomputation, Liger's kernels and the attention implementation; the rest is fixed:",
+        f"rows ({BATCH * SEQ_LEN:,} tokens a step), PyTorch's own attention and Liger's kernels. tunecast chose the",
+        "cards, the split of the batch, the sharding, and whether to recompute; the rest is fixed:",
         "",
         *(f"- **{method}**: {told};" for method, told in TOLD.items()),
         f"- models: {sizes}.",
         "  Falcon 180B is not bundled: its configuration is Falcon 40B's with the sizes litgpt lists.",
         "",
-        "Up to 64 cards, and several machines only where a source says that they join. Memory is of the fullest card;",
-        "ranges hold in four of five cases.",
+        f"Rented on demand (spot is cheaper, and may be taken away). One machine up to {ONE_MACHINE[-1]}, beyond it as",
+        "many as make 64 cards, where a source says that they join. Memory is of the fullest card; ranges hold in four",
+        "of five cases.",
         "",
     ]
-    for kind, told in KINDS.items():
-        parts += [f"## Cheapest, {told}", "", *_table(rows, kind, "cheapest")]
-    parts += ["## Balanced, on demand", "", "The knee between cost and time.", "", *_table(rows, ON_DEMAND, "balanced")]
-    parts += ["## Fastest, on demand", "", *_table(rows, ON_DEMAND, "fastest")]
+    parts += ["## Cheapest", "", *_table(rows, "cheapest")]
+    parts += ["## Balanced", "", "The knee between cost and time.", "", *_table(rows, "balanced")]
+    parts += ["## Fastest", "", *_table(rows, "fastest")]
     total = sum(row["searched"]["configurations"] for row in rows if row.get("searched"))
     predicted = sum(row["searched"]["predicted"] for row in rows if row.get("searched"))
     parts += [
@@ -166,11 +178,9 @@ def page(results: Mapping[str, Any]) -> str:
     return "\n".join(parts)
 
 
-def _table(rows: list[Row], kind: str, pick: str) -> list[str]:
+def _table(rows: list[Row], pick: str) -> list[str]:
     out = []
     for row in rows:
-        if row["kind"] != kind:
-            continue
         one = (row.get("picks") or {}).get(pick)
         if one is None:
             out.append([row["size"], row["method"], plain(f"nothing: {row['refused']}"), "", "", "", ""])
@@ -184,21 +194,19 @@ def _table(rows: list[Row], kind: str, pick: str) -> list[str]:
 
 
 def main() -> None:
+    """Rows that are not asked for again stay as they were, so that a size can be done at a time."""
     only = sys.argv[sys.argv.index("--only") + 1 :] if "--only" in sys.argv else list(SIZES)
     today = date.today()
-    rows = []
+    known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    rows = {(row["size"], row["method"]): row for row in known if "--only" in sys.argv}
     with tempfile.TemporaryDirectory() as folder:
-        for size in only:
-            for method in METHODS:
-                for kind in KINDS:
-                    rows.append(asked(size, method, kind, today, Path(folder)))
-                    print(size, method, kind, json.dumps(rows[-1])[:300], flush=True)
-    results = {"today": today.isoformat(), "rows": rows}
-    if only == list(SIZES):
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
-        PAGE.write_text(page(results))
-    else:
-        print(page(results))
+        for size, method in product(only, METHODS):
+            rows[size, method] = asked(size, method, today, Path(folder))
+            print(json.dumps(rows[size, method]), flush=True)
+            ordered = [rows[key] for key in product(SIZES, METHODS) if key in rows]
+            results = {"today": today.isoformat(), "rows": ordered}
+            RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+            PAGE.write_text(page(results))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import sharded_memory  # noqa: E402
 from figures import load, table  # noqa: E402
 from plots import SECONDS, Point, scatter_svg  # noqa: E402
 from report_rows import promise_rows  # noqa: E402
-from time_promises import promises  # noqa: E402
+from time_promises import promises, whole_runs  # noqa: E402
 from time_vendor import ORDERED  # noqa: E402
 from timing import worst_first  # noqa: E402
 
@@ -133,6 +133,28 @@ def h200_section() -> list[str]:
     ]
 
 
+def whole_section() -> list[str]:
+    """Whole programs, each predicted before it ran."""
+    lines = []
+    for row, told in whole_runs():
+        took, (low, high) = row["process_s"], told["total_range_s"]
+        held = "yes" if low <= took <= high else "**no**"
+        error = signed(told["total_s"] / took - 1)
+        figures = [f"{took:.1f}", f"{told['total_s']:.1f}", error, f"{low:.0f} to {high:.0f}", held]
+        lines.append([str(row["round"]), row["id"], str(row["steps"]), *figures, f"{row['phases_s']['start']:.1f}"])
+    head = ["round", "program", "steps", "measured, s", "predicted, s", "error", "80 % range, s", "held", "start, s"]
+    return [
+        "## Whole programs",
+        "",
+        f"{len(lines)} programs of transformers' Trainer with varying lengths on an H200, from their start to their "
+        "end, predicted first. The second round has other samples, and is predicted with what the first showed. Start "
+        "is what imports took, which tells the host's speed; planning for new lengths goes with it "
+        "(`predict/whole.py`). To repeat: `python benchmarks/whole_jobs.py`.",
+        "",
+        *table(head, lines),
+    ]
+
+
 def public_section() -> list[str]:
     made = load("time_public.json")
     return [
@@ -142,7 +164,9 @@ def public_section() -> list[str]:
         "`python benchmarks/time_public.py --peers ENV/bin/python`. Medians are of sizes of errors; a peer that "
         "answers fewer rows has their count in brackets. The rule of thumb takes 6 operations a parameter and token (4 "
         f"with adapters) at 40 % of the dense peak; fitted, at {percent(made['mfu_fitted'])} of it, the best there is "
-        "for all rows together. What tunecast estimates from published steps is told left out below.",
+        "for all rows together. What tunecast estimates from published steps is told left out below. Rows of something "
+        "else than what is predicted (`benchmarks/data/runs.md`) are groups of their own. A card is timed where fifty "
+        "of its steps or more were published, or it is the H200.",
         "",
         *picture(made, "time.svg", "Step times of published runs, predicted against measured"),
         *by_group(made, ""),
@@ -259,6 +283,7 @@ def page() -> str:
         "",
         *table(["promise", "measured", ""], promise_rows([*promises(), *_memory_promises()])),
         *h200_section(),
+        *whole_section(),
         *public_section(),
         *vendor_section(),
         *left_out_section(),

@@ -45,7 +45,7 @@ from memory import commit  # noqa: E402
 
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.registry import bundled_config, bundled_models  # noqa: E402
-from tunecast.predict import replay  # noqa: E402
+from tunecast.predict import native  # noqa: E402
 from tunecast.predict.engines import predicted  # noqa: E402
 
 Figures = dict[str, Any]
@@ -128,7 +128,7 @@ def installed(folder: Path) -> tuple[Path, dict[str, str]]:
     if not compileall.compile_dir(folder / "tunecast", quiet=2):
         raise SystemExit("the package cannot be compiled")
     script = folder / "script.py"
-    script.write_text("import sys\n\nfrom tunecast.cli.main import main\n\nsys.exit(main())\n")
+    script.write_text("import sys\n\nfrom tunecast.cli.main import command\n\nsys.exit(command())\n")
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH")}
     return script, kept | {"PYTHONPATH": str(folder)}
 
@@ -234,7 +234,7 @@ def machine() -> Figures:
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load_before": round(os.getloadavg()[0], 2),
-        "native": replay.native_run is not None,
+        "native": native.run is not None,
         "python": platform.python_version(),
         "cpu": next(
             (

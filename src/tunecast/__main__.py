@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from tunecast.cli.main import main
+from tunecast.cli.main import command
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -90,4 +90,4 @@ def test_metadata(wheel: zipfile.ZipFile) -> None:
     bounds = [text.partition(";")[0] for text in told.get_all("Requires-Dist", [])]
     assert not [text for text in bounds if "<" in text or "==" in text], "lower bounds only"
     (entry,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "tunecast = tunecast.cli.main:main" in wheel.read(entry).decode()
+    assert "tunecast = tunecast.cli.main:command" in wheel.read(entry).decode()

@@ -402,3 +402,35 @@ def test_an_architecture_nobody_has_written_down_is_refused() -> None:
     unknown = dataclasses.replace(resolve_model("llama-3.2-1b"), raw_json='{"model_type": "unheard-of"}')
     with pytest.raises(Unsupported, match="unheard-of"):
         outside_of(job(), unknown)
+
+
+def test_a_fully_sharded_checkpoint_holds_float32_and_the_weights_twice():
+    """Llama 3.2 1B, 1,235,814,400 weights: 4 bytes of each loaded and cast by every rank; 4 + 4 + 8 on the disk."""
+    weights = 1_235_814_400
+    spread = {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}, "autocast": "bfloat16", "method": "full"}
+    said = outside_of(job(**spread), resolve_model("llama-3.2-1b"))
+    alone = outside_of(job(autocast="bfloat16", method="full"), resolve_model("llama-3.2-1b"))
+    assert said.loading.host_bytes - alone.loading.host_bytes == 4 * weights
+    assert said.disk.weights_bytes == pytest.approx(4 * weights, rel=1e-3)
+    assert said.disk.checkpoint_bytes == pytest.approx((4 + 4 + 8) * weights, rel=1e-3)
+    assert said.saving.host_bytes == pytest.approx(4 * weights, rel=1e-3)
+    plain = outside_of(job(**spread | {"autocast": None}), resolve_model("llama-3.2-1b"))
+    assert plain.disk.weights_bytes == pytest.approx(2 * weights, rel=1e-3)
+    adapted = outside_of(job(**spread | {"method": "lora"}), resolve_model("llama-3.2-1b"))
+    assert adapted.disk.checkpoint_bytes < weights // 10 < adapted.saving.host_bytes
+
+
+MODELS = ("llama-3.2-1b", "gemma-2-2b", "deepseek-v2-lite", "gpt2", "gpt-oss-20b", "qwen3-30b-a3b")
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("method", ["full", "qlora"])
+def test_layers_that_stand_for_others_give_their_tensors(
+    model: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = {} if method == "full" else {"lora": {"targets": "attention"}}
+    asked, raw = job(model=model, method=method, **lora), resolve_model(model).raw
+    few = tensors_on_paper(asked, raw)
+    monkeypatch.setattr("tunecast.tape.build.short.repeating", lambda *_: None)
+    assert few == tensors_on_paper(asked, raw)
+    assert len({p.name for p in few.parameters}) == len(few.parameters)

@@ -92,7 +92,7 @@ def test_a_function_may_be_one_more_number() -> None:
     """Launches of lists of tensors: 320 blocks of 65,536 elements each are one."""
     asked = Asked()
     rank = asked.symbol("rank", 16)
-    launches = list_launches([4096 * rank] * 200 + [1024 * rank] * 200, 1)
+    launches: Any = list_launches([4096 * rank] * 200 + [1024 * rank] * 200, 1)
     assert set(asked.answers.values()) == {True}  # that the rank is not 1, and nothing else
     (told,) = asked.computed([launches.code], "rank")(64)
     assert told == list_launches([4096 * 64] * 200 + [1024 * 64] * 200, 1) != launches.value

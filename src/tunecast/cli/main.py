@@ -16,8 +16,8 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 DEBUG = "TUNECAST_DEBUG"
 GARBAGE_OBJECTS = 100_000
-"""New ones before Python looks for cycles among them. A command builds what it keeps: at Python's own 700 it looked 200
-times and found nothing, a tenth of its time."""
+"""New ones before Python looks for cycles among them. A command builds what it keeps: at Python's own 700 it looked 56
+times in a prediction of an 8B job and gave back 2,700 objects, for a twelfth of the time."""
 
 
 class Command(NamedTuple):
@@ -106,6 +106,16 @@ def help_text() -> str:
         "limit. Results go to stdout, the rest to stderr.",
     ]
     return "\n".join(lines)
+
+
+def command() -> NoReturn:
+    """The process's own end: all is said, and nothing is left open. Taking apart what the command built, object by
+    object, would take a tenth as long as the command; a profiler that waits for the end gets its turn."""
+    code = main()
+    if sys.getprofile() is not None or sys.gettrace() is not None:
+        sys.exit(code)
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

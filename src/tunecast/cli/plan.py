@@ -58,6 +58,12 @@ def duration(text: str) -> float:
     return float(found[1]) * UNITS_S[found[2]]
 
 
+def spelled(seconds: float) -> str:
+    """As it may be typed."""
+    unit, size = next((unit, UNITS_S[unit]) for unit in ("h", "min", "s") if seconds >= UNITS_S[unit] or unit == "s")
+    return f"{seconds / size:g}{unit}"
+
+
 def names(text: str) -> list[str]:
     return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
 
@@ -155,7 +161,7 @@ class Asking:
         """What would run the job: each of these is a plan that was made."""
         tried: list[tuple[str, Freedom, Sequence[Offer]]] = []
         if len(self.offers) < len(self.known):
-            tried.append((f"without {', '.join(self.told)}", self.freedom, self.known))
+            tried.append((f"without {', '.join(flags_told(self.arguments))}", self.freedom, self.known))
         tried += [
             (name, freedom, self.offers) for name, freedom in relaxations(self.job, self.freedom, self.told).items()
         ]
@@ -175,7 +181,7 @@ class Asking:
 def told_of(arguments: argparse.Namespace) -> list[str]:
     """The constraints as they were typed."""
     told = flags_told(arguments)
-    told += [] if arguments.within is None else [f"--within {arguments.within / HOUR_S:g}h"]
+    told += [] if arguments.within is None else [f"--within {spelled(arguments.within)}"]
     told += [] if arguments.max_usd is None else [f"--max-usd {arguments.max_usd:g}"]
     told += [f"--keep {name}" for name in arguments.keep] + [f"--allow {name}" for name in arguments.allow]
     return told + ([] if arguments.nodes_up_to is None else [f"--nodes-up-to {arguments.nodes_up_to}"])

@@ -14,12 +14,14 @@ from tunecast.predict.changes import changes_tried, reserved
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
+from tunecast.records import replace
 from tunecast.report.advice import advice_text, best_of
 from tunecast.report.figures import Figures, LeastCard
 from tunecast.report.outside import outside_text
 from tunecast.report.text import Terminal, report
 from tunecast.report.time import time_text
 from tunecast.report.traced import card_figures
+from tunecast.tape.build.shapes import only_numbers
 
 if TYPE_CHECKING:
     from tunecast.cli.predict import How
@@ -61,11 +63,20 @@ def advice_on(done: Predicted, terminal: Terminal, how: How, place: str) -> str:
             passed_s = time.monotonic() - began_s
             if passed_s >= QUIET_S:
                 progress(passed_s)
-            return engines.predicted(job, engine=how.engine)
+            if is_resized(job, done.job):  # what was built for the job serves it
+                return engines.predicted(job, engine=how.engine, timed=True)
+            with only_numbers():
+                return engines.predicted(job, engine=how.engine)
 
         tried = changes_tried(done.job, done, predict, reserved)
     fitted = done.held.fits
     return advice_text(best_of(tried, reserved(done), fitted), terminal, fitted=fitted)
+
+
+def is_resized(job: Job, of: Job) -> bool:
+    """Whether it runs the same program, with other sizes."""
+    lora = replace(job.lora, rank=of.lora.rank, alpha=of.lora.alpha)
+    return replace(job, allocator=of.allocator, seq_len=of.seq_len, lora=lora) == of
 
 
 def title_of(job: Job) -> str:

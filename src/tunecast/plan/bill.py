@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.offers.clean import order
-from tunecast.offers.cost import CALM_PER_HOUR, ROUGH_PER_HOUR, Cost, total_cost
+from tunecast.offers.cost import CALM_PER_HOUR, MONTH_S, ROUGH_PER_HOUR, Cost, total_cost
 from tunecast.offers.offer import OWNED, SPOT, Offer
 from tunecast.offers.provider import Provider, terms
 from tunecast.plan.estimate import Timed
 from tunecast.records import dataclass
+from tunecast.units import GB
 
 USUAL_START_S = (120.0, 300.0)
 """From the order to a shell, of a provider of whom nobody says it: what most of providers.toml have."""
@@ -24,7 +25,7 @@ class Terms:
 
     interruptions_per_hour: float | None = None
     storage_bytes: float | None = None
-    """Kept for a month; None: the checkpoints the run keeps."""
+    """Kept for a month; None: what the run keeps, as long as it lasts."""
     egress_bytes: float | None = None
     """Taken home; None: the final model or its adapters."""
     vat_fraction: float = 0.0
@@ -83,6 +84,7 @@ class Biller:
             checkpoint_every_s=_between_saves_s(timed, step_s, self.job),
             interruptions_per_hour=said.interruptions_per_hour if rate is None else rate,
             storage_bytes=stored if said.storage_bytes is None else said.storage_bytes,
+            storage_s=sum(phases_s.values()) if said.storage_bytes is None else MONTH_S,
             egress_bytes=timed.weights_bytes if said.egress_bytes is None else said.egress_bytes,
             vat_fraction=said.vat_fraction,
         )
@@ -130,6 +132,13 @@ class Biller:
 
     def least_usd_per_s(self, offer: Offer, nodes: int) -> float:
         return offer.usd_per_hour * nodes / 3600 * (1 + self.said.vat_fraction)
+
+    def egress_usd(self, offer: Offer, weights_bytes: float) -> float:
+        """Whatever runs, the result costs this to take home."""
+        of, _ = self.terms(offer)
+        nbytes = weights_bytes if self.said.egress_bytes is None else self.said.egress_bytes
+        charged = max(0.0, nbytes / GB - of.egress_free_gb) * (of.egress_usd_per_gb or 0.0)
+        return charged * (1 + self.said.vat_fraction)
 
     def starts_billed(self, offer: Offer) -> bool:
         of, _ = self.terms(offer)

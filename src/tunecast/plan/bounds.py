@@ -11,7 +11,7 @@ Time    A rank's own stream runs one operation after another, its host launches 
         zero          products alone
         Weights are gathered twice a micro-batch (forward, backward), at the rate NCCL's best way has on these links;
         ddp sums gradients once a step. Attention counts as by the best kernel there is, since which one runs depends on
-        the card; the optimizer and waiting are left out.
+        the card. The optimizer comes after all that, on a rank's part of the weights. Waiting is left out.
 Cost    The floor of time at the lowest price of the rig; rounding, interruptions, storage and egress left out.
 
 `tests/unit/test_plan_bounds.py` holds each against predictions. Where ranks share more than the data (tensor, context,
@@ -43,8 +43,9 @@ CUT = ("zero3", "fsdp", "hsdp")
 """Weights are cut over ranks."""
 CUT_STATE = ("zero1", "zero2", *CUT)
 CUT_GRADIENTS = ("zero2", *CUT)
-BY_CARD = frozenset({"gemm_4bit"})
-"""Products that run on some cards only; others unpack the weight first."""
+BY_CARD = frozenset({"gemm_4bit", "sum"})
+"""Whose size or presence follows the card: 4-bit products others unpack the weight for, and what Triton's kernels leave
+for each multiprocessor to be summed."""
 CAST = "_to_copy"
 FLOAT32 = "float32"
 FASTEST = max(kernel.forward for kernel in (CUDNN, FLASH_2, FLASH_3))
@@ -114,8 +115,10 @@ class Work(NamedTuple):
     products: tuple[tuple[Op, int], ...]
     attention: tuple[tuple[Op, int], ...]
     moving: tuple[tuple[Op, int], ...]
+    optimizer: tuple[tuple[Op, int], ...]
+    """Of the step's end, whatever the micro-batches."""
     host_s: float
-    """To launch all of it."""
+    """To launch a micro-batch, less its attention."""
     casts_s: float
     """Of that, casts."""
 
@@ -132,6 +135,15 @@ class Work(NamedTuple):
         return max(busy_s, self.host_s if whole else self.host_s - self.casts_s)
 
 
+    def end_s(self, gpu: Gpu, data: str, cards: int) -> float:
+        """Of a step's end, after its last micro-batch. A rank that keeps a part of the state updates that part."""
+        if data.startswith("zero"):
+            return 0.0
+        rates = rates_of(gpu)
+        whole_s = sum(seconds(op, rates) * times for op, times in self.optimizer)
+        return whole_s if data == "ddp" else whole_s / cards
+
+
 def _attention_s(op: Op, rates: Rates) -> float:
     """By the best kernel there is, at any length, half of it masked."""
     return op.flops * FEWEST_FLOPS / (rates.flop_per_s(op.dtype) * FASTEST)
@@ -140,21 +152,27 @@ def _attention_s(op: Op, rates: Rates) -> float:
 def work_of(step: Step, host: Host) -> Work:
     found: dict[str, dict[tuple[object, ...], tuple[Op, int]]] = {PRODUCTS: {}, ATTENTION: {}, MOVING: {}}
     host_s = casts_s = 0.0
+    last: list[tuple[Op, int]] = []
     for section in step.sections:
-        if section.phase not in (Phase.FORWARD, Phase.BACKWARD):
+        ends = section.phase in (Phase.CLIP, Phase.OPTIMIZER)
+        if not ends and section.phase not in (Phase.FORWARD, Phase.BACKWARD):
             continue
         for op in section.ops:
-            launch_s = host.op_s(op, section.phase) * section.times
+            if ends:
+                if kind_of(op.name) == MOVING:
+                    last.append((op, section.times))
+                continue
+            kind = kind_of(op.name)
+            launch_s = 0.0 if kind == ATTENTION else host.op_s(op, section.phase) * section.times
             host_s += launch_s
             casts_s += launch_s if op.name == CAST else 0.0
-            kind = kind_of(op.name)
             if kind not in found or op.stream or op.name in BY_CARD:
                 continue
             key = (op.name, op.shapes, op.dtype, op.flops, *op[3:6], op.layout)
             _, times = found[kind].get(key, (op, 0))
             found[kind][key] = op, times + section.times
     products, attention, moving = (tuple(found[kind].values()) for kind in (PRODUCTS, ATTENTION, MOVING))
-    return Work(products, attention, moving, host_s, casts_s)
+    return Work(products, attention, moving, tuple(last), host_s, casts_s)
 
 
 class Sent(NamedTuple):

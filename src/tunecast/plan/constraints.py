@@ -32,9 +32,9 @@ def verdict(plan: Plan, nearest: Sequence[str] = ()) -> TunecastError | None:
     elif limits.within_s is not None and plan.picks["deadline"] is None:
         soonest = min((*plan.choices, *plan.pareto), key=lambda each: each.total_range_s[1])
         hours = soonest.total_range_s[1] / HOUR_S
-        takes = f"{soonest.hardware} at {soonest.machine.offer.provider}, may take {hours:.1f} h"
+        takes = f"{soonest.hardware} at {soonest.machine.offer.provider}, may take {hours:.2g} h"
         both = "" if limits.max_usd is None else f" for {limits.max_usd:g} USD"
-        over.append(f"--within {limits.within_s / HOUR_S:.3g}h: no choice is surely over by then{both}; {takes}")
+        over.append(f"--within: no choice{both} is over by then at the high end of its range; the fastest, {takes}")
     return OverBudget("\n".join(over)) if over else None
 
 

@@ -29,7 +29,7 @@ from tunecast.predict.host import host_of
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
-from tunecast.predict.prediction import Memory, OnCard, Prediction, job_on_card, memory_of
+from tunecast.predict.prediction import Prediction, job_on_card, memory_of
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.timing import evaluation_seconds, times_by_length, typical_epoch
 from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
@@ -44,6 +44,8 @@ CANONICAL = "h200-sxm-141gb"
 
 
 ALONE = Rig(CANONICAL, 1, 1, None, None)
+MOST_FOLDS = 8
+"""Kept at a time: a setting is priced and replayed right after; the structures behind them are kept by their builder."""
 SELDOM = 0.005
 """Of micro-batches: a length that is no more of them moves the mean by as little, however it is priced."""
 
@@ -59,6 +61,8 @@ class Frame(NamedTuple):
     fixed_s: float
     """All phases but training and provisioning."""
     tokens: float
+    weights_bytes: int
+    """Of the result on disk; 0 where it is not known."""
 
 
 class Timed(NamedTuple):
@@ -70,28 +74,22 @@ class Timed(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Memory of the fullest card. `capacity_bytes` is what the process may hold, as `device_bytes` is what it does."""
+    """Memory of the fullest card."""
 
     fits: bool
     needs_bytes: int
     """Of the allocator, without a limit."""
     has_bytes: int
     """For the allocator."""
-    on_card: OnCard
-
-    @property
-    def memory(self) -> Memory:
-        return memory_of(self.on_card)
+    device_bytes: int
+    range_bytes: tuple[int, int]
+    capacity_bytes: int
+    """What the process may hold, as `device_bytes` is what it does."""
 
     @property
     def fits_surely(self) -> bool:
         """At the high end of its range too."""
-        return self.memory.range_bytes["device"][1] <= self.capacity_bytes
-
-    @property
-    def capacity_bytes(self) -> int:
-        held = self.on_card
-        return held.capacity_bytes + held.context.nbytes + held.communication.nbytes
+        return self.fits and self.range_bytes[1] <= self.capacity_bytes
 
 
 class Estimator:
@@ -108,7 +106,6 @@ class Estimator:
         self._sent: dict[tuple[object, ...], Sent] = {}
         self._folds: dict[tuple[object, ...], Folded | TunecastError] = {}
         self._evaluations: dict[tuple[object, ...], float | None] = {}
-        self._held: dict[tuple[Rig, Setting], Held] = {}
 
     # what needs no tape
 
@@ -158,7 +155,9 @@ class Estimator:
         fixed_s = sum(s for name, s in whole.phases_s.items() if name not in ("training", "provisioning"))
         rest = typical.micro_batches % split.grad_accum
         last = (typical.steps - 1 + rest / split.grad_accum) / typical.steps if rest else 1.0
-        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, whole.real_tokens)
+        outside = self.outside(recipe)
+        result = 0 if outside is None else outside.disk.weights_bytes
+        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, whole.real_tokens, result)
 
     # floors
 
@@ -170,6 +169,16 @@ class Estimator:
             self._floors[key] = 0.0 if work is None else work.seconds(gpus()[gpu], data)
         return self._floors[key]
 
+    def end_s(self, rig: Rig, recipe: Recipe, data: str) -> float:
+        """Of a step's end, at least."""
+        cards = rig.gpus if data == "hsdp" else rig.cards
+        key = rig.gpu, recipe[:4], data, cards
+        if key not in self._floors:
+            length = max(self.space.job.lengths or (self.space.job.seq_len,))
+            work = self._work(recipe, 1, length)
+            self._floors[key] = 0.0 if work is None else work.end_s(rig.card, data, cards)
+        return self._floors[key]
+
     def sent(self, recipe: Recipe, rig: Rig, spread: Spread) -> Sent:
         if not self.bounds_time:
             return Sent(0.0, 0.0)
@@ -179,7 +188,7 @@ class Estimator:
         return self._sent[key]
 
     def _work(self, recipe: Recipe, micro_batch: int, length: int) -> Work | None:
-        key = recipe[:3], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length
+        key = recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length
         if key not in self._works:
             self._works[key] = self._worked(recipe, micro_batch, length) if self.bounds_time else None
         return self._works[key]
@@ -228,13 +237,12 @@ class Estimator:
 
     def held(self, rig: Rig, setting: Setting) -> Held:
         """Raises what the closed form raises."""
-        if (rig, setting) not in self._held:
-            job, gpu = self.space.job_of(rig, setting), rig.card
-            folded = self._fold(rig, setting, replace(_plain(job), lengths=job.lengths))
-            held = job_on_card(job, gpu, folded)
-            needs = held.unlimited.reserved_bytes
-            self._held[rig, setting] = Held(held.fits, needs, held.capacity_bytes, held)
-        return self._held[rig, setting]
+        job, gpu = self.space.job_of(rig, setting), rig.card
+        held = job_on_card(job, gpu, self._fold(rig, setting, replace(_plain(job), lengths=job.lengths)))
+        needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
+        memory = memory_of(held)
+        outside = held.context.nbytes + held.communication.nbytes
+        return Held(held.fits, needs, has, memory.device_bytes, memory.range_bytes["device"], has + outside)
 
     def said(self, job: Job) -> Prediction:
         """As `tunecast predict` says it."""
@@ -255,6 +263,8 @@ class Estimator:
         length = job.lengths or job.seq_len
         key = setting, length, shape, _look(rig.card, job.stack)
         if key not in self._folds:
+            while len(self._folds) >= MOST_FOLDS:
+                del self._folds[next(iter(self._folds))]
             try:
                 short = with_few_micro_batches(job)
                 self._folds[key] = fold_job(short, self.config, card_of(rig.card), keeps_ops=not job.lengths)

@@ -106,15 +106,13 @@ def choice_of(point: Point[Found], space: Space, biller: Biller) -> Choice:
     job = space.job_of(rig, setting)
     job = replace(job, hardware=replace(job.hardware, provisioning_s=start.likely_s))
     before, after = space.job.flat(), job.flat()
-    memory, capacity = held.memory, held.capacity_bytes
-    low, high = memory.range_bytes["device"]
     return Choice(
         machine=Machine(rig.card, rig.gpus, rig.nodes, offer),
         job=job,
         changes={name: after[name] for name in SETTINGS if before[name] != after[name]},
-        device_bytes=memory.device_bytes,
-        device_range_bytes=(low, high),
-        capacity_bytes=capacity,
+        device_bytes=held.device_bytes,
+        device_range_bytes=held.range_bytes,
+        capacity_bytes=held.capacity_bytes,
         step_s=timed.step_s,
         total_s=bill.total_s,
         total_range_s=bill.range_s,
@@ -122,7 +120,7 @@ def choice_of(point: Point[Found], space: Space, biller: Biller) -> Choice:
         usd_range=bill.usd_range,
         tokens=timed.whole.real_tokens,
         phases_s=biller.phases(timed, start),
-        risk=_risk(high, capacity),
+        risk=_risk(held.range_bytes[1], held.capacity_bytes),
     )
 
 
@@ -177,6 +175,7 @@ def _assumptions(space: Space, outcome: Outcome, picks: dict[str, Choice | None]
     told = [f"the global batch stays {space.global_batch} rows, however it is split"]
     if space.freedom.nodes_up_to is None:
         told.append("up to 64 cards are looked at: --nodes-up-to for more machines or fewer")
+    told.append("checkpoints are kept while the run lasts, the result is taken home: --storage, --egress")
     if not space.job.hardware.image_bytes:
         told.append("no container image has to be pulled: hardware.image_bytes")
     for choice in picks.values():

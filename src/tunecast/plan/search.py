@@ -47,8 +47,8 @@ class Candidate(NamedTuple):
 class Prices(NamedTuple):
     """What offers of a rig take at least."""
 
-    billed: tuple[tuple[float, float], ...]
-    """Dollars a second, and seconds paid for before the run begins."""
+    billed: tuple[tuple[float, float, float], ...]
+    """Dollars a second, seconds paid for before the run begins, and dollars whatever runs."""
     start_s: float
 
 
@@ -111,7 +111,7 @@ class Search:
         self.predicted = self.tried = 0
         self.offers = {rig: biller.worth_asking(offers) for rig, offers in space.offers.items()}
         self.numbers = {offer: n for n, offer in enumerate(o for offers in space.offers.values() for o in offers)}
-        self.prices = {rig: self._prices(rig) for rig in space.offers}
+        self.prices: dict[tuple[Rig, int], Prices] = {}
         self._began_s = time.monotonic()
         self._done: set[int] = set()
         self._points: dict[tuple[Rig, Setting], list[tuple[float, float]]] = {}
@@ -208,9 +208,11 @@ class Search:
         )
         sent = estimator.sent(recipe, rig, spread)
         step_s = max(split.grad_accum * max(each_s, sent.micro_batch_s), sent.step_s)
+        step_s += estimator.end_s(rig, recipe, spread.data)
         run_s = frame.fixed_s + frame.steps * frame.last * step_s
-        prices = self.prices[rig]
-        return min(usd_per_s * (run_s + before_s) for usd_per_s, before_s in prices.billed), run_s + prices.start_s
+        prices = self._prices(rig, frame.weights_bytes)
+        usd = min(usd_per_s * (run_s + before_s) + fixed for usd_per_s, before_s, fixed in prices.billed)
+        return usd, run_s + prices.start_s
 
     def _try(self, each: Candidate) -> None:
         if each.number in self._done:
@@ -273,16 +275,18 @@ class Search:
                 if bill.range_s[1] <= self.within_s:
                     self.in_time = point
 
-    def _prices(self, rig: Rig) -> Prices:
+    def _prices(self, rig: Rig, result_bytes: int) -> Prices:
         """Of the offers of a rig that no other makes needless."""
-        biller, billed, starts = self.biller, [], []
-        for offer in self.offers[rig]:
-            _, start = biller.terms(offer)
-            billed.append(
-                (biller.least_usd_per_s(offer, rig.nodes), start.likely_s if biller.starts_billed(offer) else 0.0)
-            )
-            starts.append(start.likely_s)
-        return Prices(tuple(billed), min(starts))
+        if (rig, result_bytes) not in self.prices:
+            biller, billed, starts = self.biller, [], []
+            for offer in self.offers[rig]:
+                _, start = biller.terms(offer)
+                before_s = start.likely_s if biller.starts_billed(offer) else 0.0
+                usd_per_s = biller.least_usd_per_s(offer, rig.nodes)
+                billed.append((usd_per_s, before_s, biller.egress_usd(offer, result_bytes)))
+                starts.append(start.likely_s)
+            self.prices[rig, result_bytes] = Prices(tuple(billed), min(starts))
+        return self.prices[rig, result_bytes]
 
     def _note(self, rig: Rig, need: Need) -> None:
         known = self.needs.get(rig)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from tunecast import hardware
@@ -19,6 +18,7 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.host import Host
 from tunecast.records import dataclass, field, replace
+from tunecast.tables import text_beside
 
 SCHEMA = "tunecast.calibration/1"
 RATES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -93,8 +93,7 @@ def _sane(value: float, most: float) -> float:
 @cache
 def reference() -> Calibration:
     """As it was measured on the card the prices rest on."""
-    path = Path(hardware.__file__).parent / "calibrations" / f"{REFERENCE}.json"
-    found = json.loads(path.read_text(encoding="utf-8"))
+    found = json.loads(text_beside(hardware.__file__, "calibrations", f"{REFERENCE}.json"))
     return calibration_from(found, found["measured"])
 
 

@@ -16,7 +16,7 @@ one number a card. `_pricing.c` does the same; tests/properties/test_pricing.py 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from operator import add
 from typing import NamedTuple
@@ -158,9 +158,26 @@ class Stretch(NamedTuple):
     behind: Column
 
 
-def ends(course: Course, prices: Sequence[Column], launches: Sequence[float], cards: int = 1) -> Column:
+def stretches_of(
+    course: Course,
+    prices: Sequence[Column],
+    launches: Sequence[float],
+    *,
+    but: Collection[int] = (),
+    known: Sequence[Stretch] = (),
+) -> list[Stretch]:
+    """`known` are those with other prices of the operations `but`: only where these are it is computed anew."""
+    count = course.differing
+    return [
+        known[number]
+        if known and not any(place % count in but for place in places)
+        else _stretch(places, count, prices, launches)
+        for number, places in enumerate(course.stretches)
+    ]
+
+
+def ends(course: Course, stretches: Sequence[Stretch], cards: int = 1) -> Column:
     """When the last clock stands still, on each of so many cards, which are idle when the step begins."""
-    stretches = [_stretch(places, course.differing, prices, launches) for places in course.stretches]
     clocks: Matrix = [[[0.0] * cards] for _ in range(course.clocks)]
     powers: dict[int, Matrix] = {}
     for at in course.order:

@@ -121,45 +121,59 @@ def ways_of(asked: _Asked, cluster: Cluster) -> tuple[Way, ...]:
     ways = found[1].get(asked)
     if ways is None:
         name, group_name, said = asked
-        group, make = cluster.group(group_name, said), WAYS.get(name)
-        if make is None and group.ranks > 1:
-            raise ValueError(f"no price for {name}; known: {', '.join(sorted(WAYS))}")
-        ways = found[1][asked] = tuple(make(group, cluster)) if make is not None and group.ranks > 1 else ()
+        group = cluster.group(group_name, said)
+        ways = found[1][asked] = _ways(name, group, Wires(cluster.inside, cluster.between)) if group.ranks > 1 else ()
     return ways
 
 
-def all_reduce_ways(group: Group, cluster: Cluster) -> list[Way]:
+class Wires(NamedTuple):
+    """Of a cluster."""
+
+    inside: Link
+    between: Link
+
+
+@lru_cache(maxsize=10_000)
+def _ways(name: str, group: Group, wires: Wires) -> tuple[Way, ...]:
+    """Many clusters are of the same links."""
+    make = WAYS.get(name)
+    if make is None:
+        raise ValueError(f"no price for {name}; known: {', '.join(sorted(WAYS))}")
+    return tuple(make(group, wires))
+
+
+def all_reduce_ways(group: Group, wires: Wires) -> list[Way]:
     """Each rank holds P and ends with the sum: the fastest of rings, trees and the switch."""
-    ways = [ring(2 * (group.ranks - 1), group, cluster, p) for p in protocols(group, cluster)]
-    ways += [tree(group, cluster, p) for p in protocols(group, cluster)]
-    if group.nodes == 1 and cluster.inside.reduce_bytes_per_s:
-        ways.append(switch(group.ranks, cluster.inside.reduce_bytes_per_s))
+    ways = [ring(2 * (group.ranks - 1), group, wires, p) for p in protocols(group, wires)]
+    ways += [tree(group, wires, p) for p in protocols(group, wires)]
+    if group.nodes == 1 and wires.inside.reduce_bytes_per_s:
+        ways.append(switch(group.ranks, wires.inside.reduce_bytes_per_s))
     return ways
 
 
-def all_gather_ways(group: Group, cluster: Cluster) -> list[Way]:
+def all_gather_ways(group: Group, wires: Wires) -> list[Way]:
     """Each rank holds P/n and ends with P. NCCL chooses rings for it, on H200 too: the switch spares a gather nothing
     (NVIDIA/nccl#1506). The same for reduce_scatter, which runs the other way round.
     """
-    return [ring(group.ranks - 1, group, cluster, p) for p in protocols(group, cluster)]
+    return [ring(group.ranks - 1, group, wires, p) for p in protocols(group, wires)]
 
 
-def ring(steps: int, group: Group, cluster: Cluster, protocol: Protocol) -> Way:
+def ring(steps: int, group: Group, wires: Wires, protocol: Protocol) -> Way:
     """In each step every rank passes P/n to the next one.
 
     Of a round of n steps N leave a machine, the rest stay; NCCL runs several rings, each leaving by another card's
     adapter, so a machine's g adapters carry what one boundary of the ring needs.
     """
     crossing = steps * (group.nodes - 1) // max(1, group.ranks - 1)
-    hops_s = (steps - crossing) * hop_s(group, cluster, protocol) + crossing * cross_s(cluster.between, protocol)
-    return Way(protocol.ring_base + hops_s, steps / group.ranks / rate(group, cluster, protocol))
+    hops_s = (steps - crossing) * hop_s(group, wires, protocol) + crossing * cross_s(wires.between, protocol)
+    return Way(protocol.ring_base + hops_s, steps / group.ranks / rate(group, wires, protocol))
 
 
-def tree(group: Group, cluster: Cluster, protocol: Protocol) -> Way:
+def tree(group: Group, wires: Wires, protocol: Protocol) -> Way:
     """Up to the root and down again: a chain inside each machine, a binary tree over machines. P crosses twice."""
-    up = (group.inside - 1) * _inside_hop_s(cluster.inside, protocol)
-    up += math.ceil(math.log2(group.nodes)) * (cluster.between.latency_s + protocol.tree_between)
-    return Way(protocol.tree_base + 2 * up, 2 / (TREE_SHARE * rate(group, cluster, protocol)), protocol)
+    up = (group.inside - 1) * _inside_hop_s(wires.inside, protocol)
+    up += math.ceil(math.log2(group.nodes)) * (wires.between.latency_s + protocol.tree_between)
+    return Way(protocol.tree_base + 2 * up, 2 / (TREE_SHARE * rate(group, wires, protocol)), protocol)
 
 
 @lru_cache(maxsize=10_000)
@@ -182,48 +196,48 @@ def switch(ranks: int, bytes_per_s: float) -> Way:
     return Way(NVLS_S + RAMP_S, (ranks + 1) / ranks / bytes_per_s)
 
 
-def spread_ways(group: Group, cluster: Cluster) -> list[Way]:
+def spread_ways(group: Group, wires: Wires) -> list[Way]:
     """all_to_all: each rank sends P/n to each other, to g-1 inside, to n-g through its own adapter, both at once.
     gather: one rank receives (n-1)/n P, all of it through its own links; scatter the other way."""
     n, g = group.ranks, group.inside
-    stays = (g - 1) / n / inside_rate(cluster.inside, g) if g > 1 else 0.0
-    leaves = (n - g) / n / cluster.between.bytes_per_s
-    return [Way(SIMPLE.ring_base + hop_once_s(group, cluster, SIMPLE), max(stays, leaves))]
+    stays = (g - 1) / n / inside_rate(wires.inside, g) if g > 1 else 0.0
+    leaves = (n - g) / n / wires.between.bytes_per_s
+    return [Way(SIMPLE.ring_base + hop_once_s(group, wires, SIMPLE), max(stays, leaves))]
 
 
-def broadcast_ways(group: Group, cluster: Cluster) -> list[Way]:
+def broadcast_ways(group: Group, wires: Wires) -> list[Way]:
     """From rank to rank, in pieces: P crosses each wire once, the last has it n-1 hops later. `reduce` backwards."""
     crossing = group.nodes - 1
     ways = []
-    for protocol in protocols(group, cluster):
-        hops_s = (group.ranks - 1 - crossing) * hop_s(group, cluster, protocol)
-        hops_s += crossing * cross_s(cluster.between, protocol)
-        ways.append(Way(protocol.ring_base + hops_s, 1 / rate(group, cluster, protocol)))
+    for protocol in protocols(group, wires):
+        hops_s = (group.ranks - 1 - crossing) * hop_s(group, wires, protocol)
+        hops_s += crossing * cross_s(wires.between, protocol)
+        ways.append(Way(protocol.ring_base + hops_s, 1 / rate(group, wires, protocol)))
     return ways
 
 
-def send_ways(group: Group, cluster: Cluster) -> list[Way]:
+def send_ways(group: Group, wires: Wires) -> list[Way]:
     """To the next rank of the group; the slowest neighbours count, which are on two machines if any are."""
-    wire = cluster.between.bytes_per_s if group.nodes > 1 else inside_rate(cluster.inside, 2)
+    wire = wires.between.bytes_per_s if group.nodes > 1 else inside_rate(wires.inside, 2)
     return [
-        Way(protocol.ring_base + hop_once_s(group, cluster, protocol), 1 / _slowed(wire, group, cluster, protocol))
+        Way(protocol.ring_base + hop_once_s(group, wires, protocol), 1 / _slowed(wire, group, wires, protocol))
         for protocol in (LL, SIMPLE)
     ]
 
 
-def protocols(group: Group, cluster: Cluster) -> tuple[Protocol, ...]:
+def protocols(group: Group, wires: Wires | Cluster) -> tuple[Protocol, ...]:
     """LL128 needs the order of writes that only NVLink keeps."""
-    return (LL, LL128, SIMPLE) if cluster.inside.kind == "nvlink" and group.inside > 1 else (LL, SIMPLE)
+    return (LL, LL128, SIMPLE) if wires.inside.kind == "nvlink" and group.inside > 1 else (LL, SIMPLE)
 
 
-def rate(group: Group, cluster: Cluster, protocol: Protocol) -> float:
+def rate(group: Group, wires: Wires | Cluster, protocol: Protocol) -> float:
     """Bytes a second each rank sends in a ring: what a card has inside, or its machine's adapters together."""
-    wires = []
+    rates = []
     if group.inside > 1:
-        wires.append(inside_rate(cluster.inside, group.inside))
+        rates.append(inside_rate(wires.inside, group.inside))
     if group.nodes > 1:
-        wires.append(group.inside * cluster.between.bytes_per_s)
-    return _slowed(min(wires), group, cluster, protocol)
+        rates.append(group.inside * wires.between.bytes_per_s)
+    return _slowed(min(rates), group, wires, protocol)
 
 
 def inside_rate(link: Link, ranks: int) -> float:
@@ -234,16 +248,16 @@ def inside_rate(link: Link, ranks: int) -> float:
     return pair if ranks == 2 else min(link.bytes_per_s, pair * (ranks - 1))
 
 
-def _slowed(wire: float, group: Group, cluster: Cluster, protocol: Protocol) -> float:
+def _slowed(wire: float, group: Group, wires: Wires | Cluster, protocol: Protocol) -> float:
     most = math.inf
     if protocol is LL:
-        most = LL_BETWEEN_BYTES_PER_S if group.nodes > 1 else cluster.inside.small_bytes_per_s or math.inf
+        most = LL_BETWEEN_BYTES_PER_S if group.nodes > 1 else wires.inside.small_bytes_per_s or math.inf
     return min(protocol.share * wire, most)
 
 
-def hop_s(group: Group, cluster: Cluster, protocol: Protocol) -> float:
+def hop_s(group: Group, wires: Wires | Cluster, protocol: Protocol) -> float:
     """A step inside a machine; of a ring over several, at least what the CPU takes to forward the others."""
-    hop = _inside_hop_s(cluster.inside, protocol)
+    hop = _inside_hop_s(wires.inside, protocol)
     return max(hop, NET_OVERHEAD_S * (3 if protocol is SIMPLE else 1)) if group.nodes > 1 else hop
 
 
@@ -252,15 +266,15 @@ def cross_s(between: Link, protocol: Protocol) -> float:
     return between.latency_s * (2 if protocol is SIMPLE else 1) + protocol.between
 
 
-def hop_once_s(group: Group, cluster: Cluster, protocol: Protocol) -> float:
-    return cross_s(cluster.between, protocol) if group.nodes > 1 else hop_s(group, cluster, protocol)
+def hop_once_s(group: Group, wires: Wires | Cluster, protocol: Protocol) -> float:
+    return cross_s(wires.between, protocol) if group.nodes > 1 else hop_s(group, wires, protocol)
 
 
 def _inside_hop_s(link: Link, protocol: Protocol) -> float:
     return link.latency_s + (protocol.inside if link.kind == "nvlink" else protocol.inside_pcie)
 
 
-WAYS: dict[str, Callable[[Group, Cluster], list[Way]]] = {
+WAYS: dict[str, Callable[[Group, Wires], list[Way]]] = {
     "all_reduce": all_reduce_ways,
     "all_gather": all_gather_ways,
     "reduce_scatter": all_gather_ways,

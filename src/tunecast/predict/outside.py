@@ -34,6 +34,7 @@ from tunecast.predict.checkpoint import (
     optimizer_states,
     safetensors_bytes,
     saved_parameters,
+    weights_bytes,
 )
 from tunecast.predict.evaluation import Evaluation, evaluation
 from tunecast.predict.loading import Loading, loading
@@ -109,16 +110,50 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
     card = gpu_named(job.hardware.gpu)
     expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
     tensors = _known_tensors(_decisive(job), _with_room(model, max(job.lengths or (job.seq_len,))))
-    return outside(
+    sharded = is_fully_sharded(job)
+    parameters = as_sharded(job, tensors.parameters) if sharded else tensors.parameters
+    around = outside(
         job,
-        tensors.parameters,
+        parameters,
         None if prediction is None else prediction.memory,
         # Checkpoints whose configuration is silent are older than that entry, and were written in float32.
         file_dtype=model.dtype if model.dtype is not None and model.dtype in WIDTHS else "float32",
         merged_experts=model.model_type not in EXPERTS_IN_ONE_TENSOR,
         buffers=tensors.buffers,
+        device_map=not sharded,
         settings=AllocatorSettings(expandable_segments=expandable, device_total_bytes=card.memory_bytes),
         capability=card.compute_capability,
+    )
+    return _fully_sharded(around, tensors.parameters, parameters) if sharded else around
+
+
+def is_fully_sharded(job: Job) -> bool:
+    """By accelerate's FSDP 2; what packed weights become there is another matter."""
+    return job.parallel.data in ("fsdp", "hsdp") and job.parallel.fsdp_version != 1 and job.quantization.format is None
+
+
+def as_sharded(job: Job, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """What trains becomes float32 where there is mixed precision (accelerate 1.15, `fsdp2_prepare_model`)."""
+    wide = job.autocast is not None
+    return tuple(p._replace(dtype="float32") if wide and p.trainable else p for p in parameters)
+
+
+def _fully_sharded(told: Outside, loaded: Sequence[Parameter], parameters: Sequence[Parameter]) -> Outside:
+    """Files and host memory as the Trainer asks for FSDP 2: all but what is on the card.
+
+    Loading  Every rank loads the whole model into its own memory and casts there what trains; its shard goes to the
+             card (training_args.py: `cpu_ram_efficient_loading` false).
+    Saving   Rank 0 gathers everything and writes it twice, model.safetensors and pytorch_model_fsdp.bin, of adapters
+             both times those alone; then optimizer.bin (`state_dict_type` FULL_STATE_DICT; trainer.py, `save_model`,
+             `_save_optimizer_and_scheduler`; accelerate, `save_fsdp_model`). Other ranks hold nothing of it.
+    """
+    cast = sum(4 * p.elements for p, q in zip(loaded, parameters, strict=True) if p.dtype != q.dtype)
+    again = weights_bytes(saved_parameters(parameters))
+    return replace(
+        told,
+        loading=replace(told.loading, host_bytes=told.loading.host_bytes + cast),
+        saving=replace(told.saving, host_bytes=max(told.saving.host_bytes, weights_bytes(parameters))),
+        disk=replace(told.disk, optimizer_bytes=told.disk.optimizer_bytes + again),
     )
 
 
@@ -171,31 +206,45 @@ def _with_room(model: ModelConfig, longest: int) -> str:
 def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
     """Names, shapes and dtypes of the model that trains, as the closed form builds it.
 
-    It is built unquantised, for a packed weight has lost its shape; then every linear layer but the head is packed.
+    It is built unquantised, for a packed weight has lost its shape; then every linear layer but the head is packed. And
+    it is built with the layers that stand for all, where there are such: the others are like them but for their names.
     """
     from tunecast.tape.build.adapters import insert_adapters
     from tunecast.tape.build.gptq import packed_bytes
     from tunecast.tape.build.modules import Buffer, Linear
-    from tunecast.tape.build.stacks.transformers import load
+    from tunecast.tape.build.short import repeating, stand_in
+    from tunecast.tape.build.stacks import transformers
     from tunecast.tape.build.tensor import DTYPES, Machine
     from tunecast.tape.card import Card
+    from tunecast.tape.shorten import with_layers
 
     packed_as = job.quantization.format
     adapted = job.method != "full"
     plain = replace(job, method="lora" if adapted else "full", quantization=Quantization(), kernels=())
-    model = load(plain, config, Machine(Card(), DTYPES[job.weights_dtype], job.attention))
+    rhythm = repeating(transformers.model, config)
+    few = config if rhythm is None else with_layers(config, rhythm.small)
+    model = transformers.load(plain, few, Machine(Card(), DTYPES[job.weights_dtype], job.attention))
     head = model.output_embedding()
     linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head}
     packed = linear if packed_as is not None else set()
     if adapted:
         insert_adapters(plain, model)
-    parameters: dict[int, Parameter] = {}
-    buffers: dict[int, int] = {}
+    made: dict[int, Parameter | int] = {}
+    paths = [layer.path for layer in model.layers()]
+    layer_of = {id(part): number for number, layer in enumerate(model.layers()) for part in layer.modules()}
+    before: list[Parameter | int] = []
+    layers: list[list[Parameter | int]] = [[] for _ in paths]
+    after: list[Parameter | int] = []
     upcast = packed_as not in (None, "gptq") and job.quantization.prepare_kbit
     for module in model.modules():
+        number = layer_of.get(id(module))
+        place = layers[number] if number is not None else after if any(layers) else before
         for name, tensor in module.own.items():
+            if id(tensor) in made:
+                continue
             if isinstance(tensor, Buffer):
-                buffers[id(tensor)] = tensor.nbytes
+                made[id(tensor)] = tensor.nbytes
+                place.append(tensor.nbytes)
                 continue
             path = f"base_model.model.{module.path}.{name}" if adapted else f"{module.path}.{name}"
             p = Parameter(path, tensor.shape, tensor.dtype.name, not adapted)
@@ -207,8 +256,22 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
                 p = p._replace(trainable=True, dtype="float32" if packed_as == "int8" else p.dtype)
             elif upcast:
                 p = p._replace(dtype="float32")
-            parameters.setdefault(id(tensor), p)
-    return Tensors(tuple(parameters.values()), tuple(buffers.values()))
+            made[id(tensor)] = p
+            place.append(p)
+    if rhythm is not None:
+        likes = [(layer, stand_in(rhythm, layer)) for layer in range(rhythm.total)]
+        layers = [_renamed(layers[like], paths[like], layer) for layer, like in likes]
+    every = [*before, *(each for layer in layers for each in layer), *after]
+    return Tensors(
+        tuple(each for each in every if isinstance(each, Parameter)),
+        tuple(each for each in every if isinstance(each, int)),
+    )
+
+
+def _renamed(of: Iterable[Parameter | int], path: str, layer: int) -> list[Parameter | int]:
+    """The tensors of a layer as those of another."""
+    old, new = f"{path}.", f"{path.rpartition('.')[0]}.{layer}."
+    return [each._replace(name=each.name.replace(old, new, 1)) if isinstance(each, Parameter) else each for each in of]
 
 
 def outside(

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.predict import native
-from tunecast.predict.clocks import Column, Course, ends
+from tunecast.predict.clocks import Column, Course, ends, stretches_of
 from tunecast.predict.price import ATTENTION, COMMUNICATION, MOVING, OFFLOAD, PRODUCTS, products
 from tunecast.predict.price.attention import attention_column
 from tunecast.predict.price.moving import moving_terms
@@ -158,9 +158,12 @@ def _in_python(plan: Plan, prices: list[Column], launches: Sequence[float], card
         [sum(row) for row in zip(*([price * times for price in prices[at]] for at, times in part.items()), strict=True)]
         for part in plan.parts.values()
     ]
-    end = ends(plan.course, prices, launches, cards)
-    if COMMUNICATION not in plan.kinds:
+    stretches = stretches_of(plan.course, prices, launches)
+    end = ends(plan.course, stretches, cards)
+    silent = {place for place, kind in enumerate(plan.kinds) if kind == COMMUNICATION}
+    if not silent:
         return Priced(end, end, spent)
     nothing = [0.0] * cards
-    silent = [nothing if kind == COMMUNICATION else column for column, kind in zip(prices, plan.kinds, strict=True)]
-    return Priced(end, ends(plan.course, silent, launches, cards), spent)
+    prices = [nothing if place in silent else column for place, column in enumerate(prices)]
+    alone = ends(plan.course, stretches_of(plan.course, prices, launches, but=silent, known=stretches), cards)
+    return Priced(end, alone, spent)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from functools import cached_property
 from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tunecast.predict.allocator import UNLIMITED, AllocatorSettings, CachingAllocator, OutOfMemory, Place, WouldFree
 from tunecast.predict.native import run as native_run
@@ -141,13 +141,19 @@ def played_at_once(settings: AllocatorSettings) -> bool:
     return native_run is not None and settings.max_split_size_bytes is None and _is_plain(settings)
 
 
-def in_c(rows: Program) -> tuple[Any, ...]:
+RowsInC: TypeAlias = "tuple[array[int], array[int], array[int], int, array[int], array[int]]"
+MOST_STREAMS = 4096
+"""Of the C code."""
+
+
+def in_c(rows: Program) -> RowsInC:
     """As the C code reads them: blocks, sizes, streams, names, stretches, renames. Made once a program."""
-    kept: dict[str, tuple[Any, ...]] = rows.__dict__
+    kept: dict[str, RowsInC] = rows.__dict__
     if "_in_c" not in kept:
-        number = {stream: place for place, stream in enumerate(sorted(set(rows.streams or ())))}
-        streams = array("q", [number[stream] for stream in rows.streams or ()])
-        plan = rows.plan
+        plan, streams = rows.plan, array("q", rows.streams or ())
+        if streams and not 0 <= min(streams) <= max(streams) < MOST_STREAMS:
+            number = {stream: place for place, stream in enumerate(set(streams))}
+            streams = array("q", [number[stream] for stream in streams])
         kept["_in_c"] = plan.blocks, array("q", rows.sizes), streams, plan.names, plan.rows, plan.renames
     return kept["_in_c"]
 

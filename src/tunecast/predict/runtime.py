@@ -22,7 +22,7 @@ from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.hardware.spec import Gpu
-from tunecast.predict.clocks import course_of, ends
+from tunecast.predict.clocks import course_of, ends, stretches_of
 from tunecast.predict.host import LEAN, Host
 from tunecast.predict.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCTS, kind_of, moved_bytes, rates_of
 from tunecast.predict.pricing import Part, Plan, Terms, plan_of, priced, terms_of
@@ -207,7 +207,8 @@ class Lowered:
 
     def end_s(self, prices: Sequence[float], launches: Sequence[float]) -> float:
         """When the last clock stands still, with a price for each distinct operation."""
-        return ends(self.plan.course, [[price] for price in prices], launches)[0]
+        course = self.plan.course
+        return ends(course, stretches_of(course, [[price] for price in prices], launches))[0]
 
 
 _band = lru_cache(maxsize=1000)(band_of)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
@@ -21,7 +21,6 @@ from tunecast.job.job import Data, Job
 from tunecast.job.lengths import QUANTILES, Lengths, sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.predict.by_length import mean_step, priced_lengths
-from tunecast.predict.calibration import Calibration, calibrated_gpu, calibrated_host
 from tunecast.predict.energy import Energy, energy
 from tunecast.predict.host import Host, host_of
 from tunecast.predict.lengths import Epoch, epoch_of, eval_batches
@@ -38,6 +37,9 @@ from tunecast.tape.build.stacks.transformers import with_room
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase
 from tunecast.tape.timed import Step, steps_of_fold, timed_steps
+
+if TYPE_CHECKING:
+    from tunecast.predict.calibration import Calibration
 
 PEAKS: Mapping[str, str] = {
     **{"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"},
@@ -73,6 +75,8 @@ def timing(
     typical = epoch or typical_epoch(job, lengths)
     host, ranks, waits = host_of(job), ranks_of(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
     if calibration is not None:
+        from tunecast.predict.calibration import calibrated_gpu, calibrated_host
+
         gpu = calibrated_gpu(gpu, calibration)
         host = host if job.hardware.launch_us is not None else calibrated_host(host, calibration)
     wanted = _of_lengths(job, typical)
@@ -227,7 +231,7 @@ def times_by_length(
         steps = steps_of_fold(folded, job.grad_accum)
     else:
         steps = timed_steps(job, config, card_of(gpu))
-    plans = any("cudnn" in op.name for op, _ in next(iter(steps.values())).ops())
+    plans = any("cudnn" in op.name for op in next(iter(steps.values())).table.distinct)
     times = {length: step_time(step, gpu, host, cluster) for length, step in steps.items()}
     return StepTimes(ranged(times, job, gpu.name, several=cluster is not None), plans)
 

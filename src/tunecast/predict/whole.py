@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 START_S = (13.0, 5.0, 30.0)
 """Python begins, torch, transformers and its Trainer are imported, a CUDA context is made, and the process ends: 9.7 to
-15.0 s, 11.7 in the median, and 1.6 s at both ends in five whole programs (benchmarks/data/whole_runs_first.jsonl);
+15.0 s, 11.7 in the median, and 1.6 s at both ends in five whole programs (benchmarks/data/whole_runs.jsonl);
 8.96 s without the Trainer (context). (likely, low, high), here and below; from a network disk it takes longer."""
 LOAD_START_S = 0.2
 LOAD_BYTES_PER_S = 7.2 * GB
@@ -57,12 +57,13 @@ LIGER_S = (4.3, 1.0, 6.0)
 """With Triton's kernels to compile (one run; none where Triton's cache has them)."""
 COMPILE_S = (37.6, 15.0, 120.0)
 """With torch.compile (one run, 16 layers)."""
-NEW_LENGTH_S = (0.12, 0.05, 0.31)
+NEW_LENGTH_S = (0.14, 0.05, 0.31)
 """What the first micro-batch of a length takes more than later ones, where attention is cuDNN's, which plans for each
 shape on the host: nothing without it (benchmarks/data/new_lengths.jsonl). 0.14 to 0.18 s there, with the card idle
-before and after, on a slow host; 0.156 in the median of 177 in runs of 24 steps (varying_lengths.jsonl); -0.10 to 0.31
-by run on 13 others, whose sums err by 20 % with it. In whole programs of the Trainer 0.10 and 0.12
-(whole_runs_first.jsonl: two jobs with over 200 lengths). All of it goes as the host's speed."""
+before and after; 0.156 in the median of 177 in runs of 24 steps (varying_lengths.jsonl); -0.10 to 0.31 by run on 13
+others, whose sums err by 20 % with it. In whole programs of the Trainer with over 200 lengths, kernels taken off, 0.10
+and 0.12 on one day's host and 0.14 and 0.17 on another's, which also took a third longer to start
+(whole_runs.jsonl): it goes as the host's speed, which nobody knows before."""
 NEW_KERNEL_S = (0.8, 0.0, 3.4)
 """Of the first length that is a multiple of 64, of 8, of 4, of 2, or odd, but of the first such kind, which
 `FIRST_STEP_S` has: cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an

@@ -9,6 +9,7 @@ program (tests/unit/test_fold.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 from tunecast.records import dataclass, field
@@ -147,18 +148,21 @@ def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int,
 
 def _check(rows: Program) -> None:
     """A block is freed once, and a step that is taken again hands on as much as it expects and keeps nothing."""
-    freed = [block for block, size in zip(rows.blocks, rows.sizes, strict=True) if size == FREE]
-    gone = set(freed)
-    if len(gone) < len(freed):
+    frees = [size == FREE for size in rows.sizes]
+    gone = set(compress(rows.blocks, frees))
+    if len(gone) < sum(frees):
         raise NotRepeating("a block is freed twice")
     taken: set[int] = set()
+    checked: set[int] = set()
     for position, step in enumerate(rows.order):
         if step and position:
             have, expected = len(rows.left[rows.order[position - 1]]), len(rows.left[step - 1])
             if have != expected:
                 raise NotRepeatable(f"step {step} expects {expected} blocks of the step before it, not {have}")
-        if step in taken:
+        if step in taken and step not in checked:
+            checked.add(step)
             start, end = rows.bounds[step], rows.bounds[step + 1]
-            if not {b for b, s in zip(rows.blocks[start:end], rows.sizes[start:end], strict=True) if s >= 0} <= gone:
+            made = compress(rows.blocks[start:end], [size >= 0 for size in rows.sizes[start:end]])
+            if not gone.issuperset(made):
                 raise NotRepeatable(f"step {step} makes blocks that stay")
         taken.add(step)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import NamedTuple
 
 from tunecast.records import dataclass, replace
@@ -142,15 +143,21 @@ class Program:
         return {}
 
     def _cut(self, start: int, end: int) -> Iterator[Stretch]:
-        marks = [row for row in range(start, end) if self.sizes[row] == BEGIN]
+        marks = list(self._marks(BEGIN, start, end))
         begins = [(self.begins[self.blocks[row]], row) for row in marks]
         if not marks or marks[0] > start:
             begins.insert(0, (Begin(Phase.LOAD), start))
         for (begin, first), after in zip(begins, [*(row for _, row in begins[1:]), end], strict=True):
-            empties = [row for row in range(first, after) if self.sizes[row] == EMPTY_CACHE]
+            empties = list(self._marks(EMPTY_CACHE, first, after))
             for low in range(first, after, STRETCH_ROWS) or [first]:
                 high = min(low + STRETCH_ROWS, after)
                 yield Stretch(begin, low, high, tuple(row for row in empties if low <= row < high))
+
+    def _marks(self, mark: int, start: int, end: int) -> Iterator[int]:
+        with suppress(ValueError):
+            while True:
+                start = self.sizes.index(mark, start, end) + 1
+                yield start - 1
 
     def handed_over(self, position: int) -> list[tuple[int, int]]:
         """What the step at this place of `order` finds alive, and by which numbers its rows know it."""
@@ -256,8 +263,9 @@ def _alike(
 def left_behind(blocks: Sequence[int], sizes: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
     """Of each step, its blocks that the next one frees, in the order they were made."""
     steps = list(pairwise(bounds))
-    freed = [{b for b, s in zip(blocks[i:j], sizes[i:j], strict=True) if s == FREE} for i, j in steps]
+    frees = [size == FREE for size in sizes]
+    freed = [set(compress(blocks[i:j], frees[i:j])) for i, j in steps]
     return [
-        [b for b, s in zip(blocks[i:j], sizes[i:j], strict=True) if s >= 0 and b in after]
+        [b for b in compress(blocks[i:j], [size >= 0 for size in sizes[i:j]]) if b in after]
         for (i, j), after in zip(steps, freed[1:], strict=False)
     ] + [[]]

@@ -14,20 +14,20 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.records import replace
-from tunecast.tape.build.short import fold_job
+from tunecast.tape.build.short import fold_job, short_job
 from tunecast.tape.card import Card
-from tunecast.tape.fold import Folded
+from tunecast.tape.fold import Folded, Short
 from tunecast.tape.layers import NotRepeating
-from tunecast.tape.shorten import steps_of
+from tunecast.tape.shorten import steps_of, with_few_micro_batches
 from tunecast.tape.step import Layout, Section, Step, Table, micro_batches, step_of
 
 MICRO_BATCHES = 3
-"""As many are built: the first, one that stands for those in between, the last."""
+"""As many show all there is: the first, one that stands for those in between, the last."""
 
 
 def timed_steps(job: Job, config: Mapping[str, Any], card: Card) -> dict[int, Step]:
     """By padded length: of `lengths` where the job lists them, else of `seq_len` alone."""
-    short = replace(job, grad_accum=min(MICRO_BATCHES, job.grad_accum))
+    short = with_few_micro_batches(job)  # as memory is asked for: one structure serves both
     if job.lengths is None or recompiles(job):
         return steps_of_fold(fold_job(short, config, card, keeps_ops=True), job.grad_accum)
     # a step's operations are those of its own length, whatever came before: one structure serves them all
@@ -35,7 +35,7 @@ def timed_steps(job: Job, config: Mapping[str, Any], card: Card) -> dict[int, St
     alone = replace(short, lengths=None, seq_len=max(run))
     found: dict[int, Step] = {}
     for length in dict.fromkeys(run[1:]):
-        found |= steps_of_fold(fold_job(alone, config, card, keeps_ops=True, length=length), job.grad_accum)
+        found |= _steps(short_job(alone, config, card, length), job.grad_accum)
     return found
 
 
@@ -50,9 +50,12 @@ COMPILING = ("unsloth", "torchtune", "torchtitan")
 
 def steps_of_fold(folded: Folded, grad_accum: int) -> dict[int, Step]:
     """Of a run that was folded for memory: one building serves both questions."""
-    short = folded.short
-    if short is None:
+    if folded.short is None:
         raise ValueError("a run that was folded without its operations has no time")
+    return _steps(folded.short, grad_accum)
+
+
+def _steps(short: Short, grad_accum: int) -> dict[int, Step]:
     made: dict[int, Step] = {}
     for number, length in enumerate(short.lengths):
         if (number or len(short.lengths) == 1) and length not in made:

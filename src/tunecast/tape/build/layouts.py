@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING
 
 from tunecast.tape.op import CROSSED, OFF_GRID, SPREAD
@@ -29,7 +28,7 @@ def shared_layout(tensors: Sequence[Tensor], result_is_contiguous: bool = False)
     found, whole, inner = "", 0, 0
     layout: tuple[int, ...] | None = None
     for t in tensors:
-        elements = prod(t.shape)
+        elements = t.numel()
         strides = None if t.strides is None or t.is_contiguous() else t.strides
         if whole and elements != whole:
             if elements > 1 < whole:

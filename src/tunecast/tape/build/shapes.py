@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from operator import itemgetter
@@ -63,56 +63,92 @@ class Shape:
         self._row_sizes = itemgetter(*made.program.sizes, 0, 0)
         self._last: tuple[tuple[Any, ...], Program] | None = None
 
-    def of(self, values: tuple[Any, ...]) -> Built | None:
+    def of(self, values: tuple[Any, ...], rows: bool = True) -> Built | None:
+        """None where its questions have other answers. Without `rows` the program's sizes are not computed."""
         try:
             if self._answered(*values) != self._answers:
                 return None
         except (ArithmeticError, LookupError, ValueError):  # a question that comes up after other answers only
             return None
-        sizes = self._sizes(*values)
-        if self._last is not None and self._last[0] == sizes:  # another card, another length that is not in memory
-            program = self._last[1]
-        else:
-            program = self._made.program.with_sizes(list(self._row_sizes(sizes)[: self.rows]))
-            self._last = sizes, program
+        program = self._program(values) if rows else self._made.program
         short = self._made.short
         if short is not None:
             short = short._replace(values=values, lengths=(values[1],) * len(short.lengths))
         return self._made._replace(program=program, short=short)
+
+    def _program(self, values: tuple[Any, ...]) -> Program:
+        sizes = self._sizes(*values)
+        if self._last is None or self._last[0] != sizes:  # on another card they are mostly the same
+            self._last = sizes, self._made.program.with_sizes(list(self._row_sizes(sizes)[: self.rows]))
+        return self._last[1]
 
 
 _kinds: dict[Any, list[Shape]] = {}
 """Of jobs that differ in sizes and cards alone, the shapes there are; the one asked for last is the last."""
 _plain: set[int] = set()
 """Hashes of kinds that cannot be built with symbols."""
+_only_numbers = False
+
+
+@contextmanager
+def only_numbers() -> Iterator[None]:
+    """For who asks once: symbols take a third longer, and serve nobody then."""
+    global _only_numbers
+    was, _only_numbers = _only_numbers, True
+    try:
+        yield
+    finally:
+        _only_numbers = was
 
 
 def built(
-    job: Job, length: int, config: Mapping[str, Any], card: Card, keeps_ops: bool, build_as: Callable[[Paper], Built]
+    job: Job, config: Mapping[str, Any], card: Card, keeps_ops: bool, build_as: Callable[[Paper], Built]
 ) -> Built:
-    """What `build_as` makes of the job with rows of `length`, numbers or symbols."""
-    plain = Paper(job, length, card)
+    """What `build_as` makes of the job, of numbers or symbols."""
+    plain = Paper(job, job.seq_len, card)
     if job.lengths:
         return build_as(plain)
     key = key_of(job, config, keeps_ops)
+    return _served([key], plain, rows=True) or _made(key, plain, build_as, rows=True)
+
+
+def built_short(
+    job: Job, length: int, config: Mapping[str, Any], card: Card, build_as: Callable[[Paper], Built]
+) -> Short:
+    """The operations alone, with rows of `length`: where memory was asked for, of what was built then."""
+    plain, key = Paper(job, length, card), key_of(job, config, None)
+    found = _served([key_of(job, config, True), key], plain, rows=False) or _made(key, plain, build_as, rows=False)
+    assert found.short is not None
+    return found.short
+
+
+def _served(keys: Iterable[Any], plain: Paper, rows: bool) -> Built | None:
+    values = values_of(plain)
+    for key in keys:
+        shapes = _kinds.pop(key, None)
+        if shapes is not None:
+            _kinds[key] = shapes  # now the youngest
+            for shape in shapes:
+                made = shape.of(values, rows)
+                if made is not None:
+                    return made
+    return None
+
+
+def _made(key: Any, plain: Paper, build_as: Callable[[Paper], Built], rows: bool) -> Built:
     if hash(key) in _plain:
         return build_as(plain)
-    shapes = _kinds[key] = _kinds.pop(key, [])  # now the youngest
-    values = values_of(plain)
-    for shape in shapes:
-        made = shape.of(values)
-        if made is not None:
-            return made
     asked = Asked()
     try:
         with undisturbed():
-            shapes.append(Shape(build_as(with_symbols(plain, asked)), asked))
-        _forget()
+            shape = Shape(build_as(with_symbols(plain, asked)), asked)
     except Exception:  # somewhere a plain number is needed, or the job is refused
-        made = build_as(plain)
+        found = build_as(plain)
         _plain.add(hash(key))
-        return made
-    made = shapes[-1].of(values)
+        return found
+    _kinds.setdefault(key, []).append(shape)
+    _forget()
+    made = shape.of(values_of(plain), rows)
     assert made is not None
     return made
 
@@ -124,8 +160,8 @@ def _forget() -> None:
         rows -= sum([shape.rows for shape in _kinds.pop(next(iter(_kinds)))])
 
 
-def key_of(job: Job, config: Mapping[str, Any], keeps_ops: bool) -> tuple[Any, ...]:
-    """What of a job decides what is run, but for sizes and the card.
+def key_of(job: Job, config: Mapping[str, Any], keeps_ops: bool | None) -> tuple[Any, ...]:
+    """What of a job decides what is run, but for sizes and the card. `keeps_ops`: None where nothing else is kept.
 
     Of `data` it is whether rows are packed; of `hardware` how many cards there are. How a run is saved, evaluated and
     paid for is outside its steps, and the allocator takes what the program asks for.
@@ -169,4 +205,4 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["Built", "Paper", "Shape", "built", "key_of", "values_of", "with_symbols"]
+__all__ = ["Built", "Paper", "Shape", "built", "built_short", "key_of", "values_of", "with_symbols"]

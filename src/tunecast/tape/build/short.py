@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.records import replace
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
-from tunecast.tape.build.shapes import NAMES, Built, Paper, built
+from tunecast.tape.build.shapes import NAMES, Built, Paper, built, built_short
 from tunecast.tape.build.sharding.layers import held
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
@@ -21,6 +21,7 @@ from tunecast.tape.fold import Folded, Short, folded_program
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.pattern import Pattern
+from tunecast.tape.program import Program
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, with_layers
 
@@ -55,22 +56,30 @@ def compiles_whole(job: Job) -> bool:
     return (job.compile and job.stack == "transformers") or job.offload_activations or counts
 
 
-def fold_job(
-    job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False, length: int | None = None
-) -> Folded:
+def fold_job(job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False) -> Folded:
     """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out. With `keeps_ops` the
-    short tape comes along, for who prices its operations too (tape/timed.py). `length` is that of all rows where they
-    are shorter than the job's longest."""
+    short tape comes along, for who prices its operations too (tape/timed.py)."""
     whole, config = config, held(job, config, program_of(job).model)
 
     def make_tape() -> Tape:
         return build_job(job, whole, card)
 
-    def build_as(paper: Paper) -> Built:
-        return _fold(job, paper, config, keeps_ops)
-
-    made = built(job, length or job.seq_len, config, card, keeps_ops, build_as)
+    made = built(job, config, card, keeps_ops, partial(_fold, job, config=config, keeps_ops=keeps_ops))
     return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
+
+
+NO_ROWS = Program([], [], None, [], [], [0], [], [])
+
+
+def short_job(job: Job, config: Mapping[str, Any], card: Card, length: int) -> Short:
+    """Its operations where all rows have `length`, which may be shorter than the job's longest."""
+    here = held(job, config, program_of(job).model)
+
+    def build_as(paper: Paper) -> Built:
+        """Two steps: what later ones do to memory is not asked."""
+        return _folded(paper, here, [paper.length] * 2, [0, 1], keeps_ops=True)._replace(program=NO_ROWS)
+
+    return built_short(job, length, here, card, build_as)
 
 
 def _fold(job: Job, paper: Paper, config: Mapping[str, Any], keeps_ops: bool = False) -> Built:
@@ -87,9 +96,7 @@ def _fold(job: Job, paper: Paper, config: Mapping[str, Any], keeps_ops: bool = F
     return _folded(paper, config, every, list(range(len(every))), keeps_ops)
 
 
-def _folded(
-    paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool
-) -> Built:
+def _folded(paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool) -> Built:
     job, _, card, asked = paper
     how: Any = {"keeps_ops": keeps_ops, "priced_from": min(1, len(lengths) - 1)}
     how["written"] = None if asked is None else asked.place
@@ -121,25 +128,37 @@ def _rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:
 
 def _repeat(job: Job, config: Mapping[str, Any], rhythm: Rhythm) -> bool:
     """Whether the short model's layers are those of the whole model that they stand for."""
-    model = program_of(job).model
+    return _stand_for_all(program_of(job).model, config, rhythm)
+
+
+def _stand_for_all(model: ModelOf, config: Mapping[str, Any], rhythm: Rhythm) -> bool:
     short, whole = (
         _kinds(model, json.dumps(with_layers(config, count), sort_keys=True, default=str))
         for count in (rhythm.small, rhythm.total)
     )
-    last = rhythm.total - (rhythm.small - rhythm.head - rhythm.period)
+    return all(kind == short[stand_in(rhythm, layer)] for layer, kind in enumerate(whole))
 
-    def stands_in(layer: int) -> int:
-        if layer < rhythm.head:
-            return layer
-        if layer >= last:
-            return layer - rhythm.total + rhythm.small
-        return rhythm.head + (layer - rhythm.head) % rhythm.period
 
-    return all(kind == short[stands_in(layer)] for layer, kind in enumerate(whole))
+def stand_in(rhythm: Rhythm, layer: int) -> int:
+    """The layer of the short model that is like this one of the whole."""
+    if layer < rhythm.head:
+        return layer
+    if layer >= rhythm.total - (rhythm.small - rhythm.head - rhythm.period):
+        return layer - rhythm.total + rhythm.small
+    return rhythm.head + (layer - rhythm.head) % rhythm.period
+
+
+def repeating(model: ModelOf, config: Mapping[str, Any]) -> Rhythm | None:
+    """In what rhythm a model's layers repeat; None where no shorter model has them all."""
+    rhythm = rhythm_of(_kinds(model, json.dumps(config, sort_keys=True, default=str)))
+    return rhythm if rhythm.copies >= 1 and _stand_for_all(model, config, rhythm) else None
+
+
+ModelOf = Callable[[Machine, Mapping[str, Any]], Any]
 
 
 @lru_cache(maxsize=256)
-def _kinds(model_of: Callable[[Machine, Mapping[str, Any]], Any], config: str) -> tuple[Any, ...]:
+def _kinds(model_of: ModelOf, config: str) -> tuple[Any, ...]:
     """What each layer is made of, as far as memory can tell layers apart."""
     model = model_of(Machine(Card()), json.loads(config))
     return () if model is None else tuple(_kind(layer) for layer in model.layers())

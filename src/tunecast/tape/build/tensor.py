@@ -94,8 +94,8 @@ class Storage:
 
 class Tensor:
     __slots__ = (
-        "after_gradient", "dtype", "grad", "is_view", "leaf", "machine", "name", "node", "number", "offset",
-        "requires_grad", "shape", "storage", "strides", "traced",
+        "_counted", "_elements", "after_gradient", "dtype", "grad", "is_view", "leaf", "machine", "name", "node",
+        "number", "offset", "requires_grad", "shape", "storage", "strides", "traced",
     )  # fmt: skip
     device = CUDA
     traced: Any
@@ -118,9 +118,13 @@ class Tensor:
         self.after_gradient: Any = None
         """Called with the tensor each time a gradient has been added (`register_post_accumulate_grad_hook`)."""
         self.name = ""
+        self._counted: Shape | None = None  # the shape whose elements were
+        self._elements = 0
 
     def numel(self) -> int:
-        return prod(self.shape)
+        if self._counted is not self.shape:
+            self._counted, self._elements = self.shape, prod(self.shape)
+        return self._elements
 
     def dim(self) -> int:
         return len(self.shape)
@@ -130,7 +134,7 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
+        return self.numel() * self.dtype.itemsize
 
     @property
     def touched_bytes(self) -> int:

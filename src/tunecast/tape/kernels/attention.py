@@ -144,9 +144,7 @@ class Tile(NamedTuple):
     in_registers: bool
 
 
-def efficient_workspace_floats(
-    query: Shaped, key: Shaped, value: Shaped, card: Card, dropout: bool
-) -> int:
+def efficient_workspace_floats(query: Shaped, key: Shaped, value: Shaped, card: Card, dropout: bool) -> int:
     """mem_eff_attention/kernel_backward.h, `workspace_elements_gq`, `_gk`, `_gv`: per query block and width block a
     tile and a counter of 4; per key split dK and dV where they are not summed in registers and are not fp32."""
     queries, width, keys, value_width = query.shape[2], query.shape[3], key.shape[2], value.shape[3]

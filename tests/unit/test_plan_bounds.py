@@ -1,0 +1,118 @@
+"""Floors of the planner: no prediction lies below them, on a seeded sample of settings of several families."""
+
+from __future__ import annotations
+
+import random
+from datetime import date
+
+import pytest
+
+from tunecast.errors import TunecastError
+from tunecast.job.mapping import job_from_dict
+from tunecast.job.model import resolve_model
+from tunecast.offers.offer import Offer
+from tunecast.plan.bill import Biller, Terms
+from tunecast.plan.bounds import memory_floor_bytes
+from tunecast.plan.estimate import Estimator
+from tunecast.plan.search import Search
+from tunecast.plan.space import Freedom, Rig, Setting, Space, space_of
+
+DAY = date(2026, 11, 1)
+CARDS = ("rtx-4090", "l4", "a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
+JOBS = {
+    "lora in 16 bits": {"model": "qwen3-0.6b", "method": "lora", "weights_dtype": "bfloat16"},
+    "lora in 32 bits": {"model": "llama-3.2-1b", "method": "lora"},
+    "full in 16 bits": {"model": "gemma-3-1b", "weights_dtype": "bfloat16"},
+    "full in 32 bits": {"model": "llama-3.2-1b"},
+    "qlora": {"model": "llama-3.2-1b", "method": "qlora", "weights_dtype": "bfloat16"},
+    "mixture of experts": {"model": "qwen3-30b-a3b", "method": "lora", "lora": {"targets": "attention"}},
+    "lengths that vary": {
+        "model": "qwen3-0.6b",
+        "method": "lora",
+        "data": {"samples": 5000, "lengths": "uniform(50, 900)"},
+    },
+}
+
+
+def offer(gpu: str, gpus: int, **fields: object) -> Offer:
+    given = {"provider": "lambda", "kind": "on-demand", "usd_per_hour": 2.0 * gpus, "dated": DAY, "source": "test"}
+    return Offer(gpu=gpu, gpus=gpus, **{**given, **fields})  # type: ignore[arg-type]
+
+
+def space(fields: dict[str, object]) -> Space:
+    given = {"data": {"tokens": 2_000_000}, "micro_batch": 4, "grad_accum": 2, **fields}
+    offers = [offer(gpu, gpus, max_nodes=2 if gpus == 4 else 1) for gpu in CARDS for gpus in (1, 2, 4)]
+    return space_of(job_from_dict(given), Freedom(), offers)
+
+
+def settings(of: Space) -> list[tuple[Rig, Setting]]:
+    return [
+        (rig, Setting(block.recipe, block.spread, split))
+        for rig in of.offers
+        for block in of.blocks(rig)
+        for split in block.splits
+    ]
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_no_prediction_lies_below_its_floors(name: str) -> None:
+    of = space(JOBS[name])
+    estimator = Estimator(of, resolve_model(of.job.model))
+    search = Search(of, estimator, Biller(of.job, Terms()))
+    drawn = random.Random(name).sample(settings(of), 14)
+    seen = set()
+    for rig, setting in drawn:
+        try:
+            timed, held = estimator.timed(rig, setting), estimator.held(rig, setting)
+        except TunecastError:
+            continue
+        tensors = estimator.tensors(setting.recipe)
+        floor_bytes = memory_floor_bytes(tensors, of.job, rig, setting.spread, setting.split.micro_batch)
+        assert 0 < floor_bytes <= held.needs_bytes, setting
+        usd, seconds = search._floors(rig, setting)
+        (rented,) = of.offers[rig]
+        cost = search.biller.likely(timed, rented, rig.nodes)
+        assert 0 < seconds <= cost.wall_s, (rig, setting)
+        assert 0 < usd <= cost.total_usd, (rig, setting)
+        seen.add(setting.spread.data)
+    assert {"ddp", "fsdp"} <= seen, "drawn so that both are there"
+
+
+@pytest.mark.parametrize("name", ["lora in 16 bits", "full in 32 bits"])
+def test_checkpointing_takes_no_less_time(name: str) -> None:
+    of = space(JOBS[name])
+    estimator = Estimator(of, resolve_model(of.job.model))
+    plain = [(rig, each) for rig, each in settings(of) if not each.recipe.gradient_checkpointing]
+    for rig, setting in random.Random(7).sample(plain, 5):
+        with_it = setting._replace(recipe=setting.recipe._replace(gradient_checkpointing=True))
+        assert estimator.timed(rig, with_it).step_s >= estimator.timed(rig, setting).step_s
+
+
+def test_floors_are_close_where_weights_are_whole() -> None:
+    """A floor of 0 would pass the test above: these cut."""
+    of = space({"model": "llama-3.2-1b", "method": "lora", "weights_dtype": "bfloat16"})
+    estimator = Estimator(of, resolve_model(of.job.model))
+    search = Search(of, estimator, Biller(of.job, Terms()))
+    rig = next(rig for rig in of.offers if rig.gpu == "h100-sxm-80gb" and rig.cards == 1)
+    block = next(of.blocks(rig))
+    setting = Setting(block.recipe, block.spread, block.splits[-1])
+    _, seconds = search._floors(rig, setting)
+    (rented,) = of.offers[rig]
+    assert seconds > 0.8 * search.biller.likely(estimator.timed(rig, setting), rented, 1).wall_s
+
+
+def test_the_floor_of_memory_on_paper() -> None:
+    """16-bit weights, gradients and Adam's two averages: 8 bytes a parameter, and a fourth of it on four cards."""
+    of = space({"model": "llama-3.2-1b", "weights_dtype": "bfloat16", "autocast": None})
+    estimator = Estimator(of, resolve_model(of.job.model))
+    parameters = 1_235_814_400
+    blocks = {
+        (rig.cards, block.spread.data, block.spread.layers): block
+        for rig in of.offers
+        if rig.gpu == "h100-sxm-80gb" and rig.nodes == 1
+        for block in of.blocks(rig)
+    }
+    for (cards, data, layers), block in blocks.items():
+        floor = memory_floor_bytes(estimator.tensors(block.recipe), of.job, block.rig, block.spread, 0)
+        parts = cards if data == "fsdp" else layers
+        assert floor == pytest.approx(8 * parameters / parts, rel=0.001)

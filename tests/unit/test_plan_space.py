@@ -1,0 +1,114 @@
+"""What a plan may choose between, on spaces small enough to write down."""
+
+from __future__ import annotations
+
+from datetime import date
+
+import pytest
+
+from tunecast.errors import UsageError
+from tunecast.job.mapping import job_from_dict
+from tunecast.job.readers.given import fields_given
+from tunecast.offers.offer import Offer
+from tunecast.plan.space import Freedom, Setting, Space, Split, Spread, divisors, freed, kept, space_of
+
+DAY = date(2026, 11, 1)
+
+
+def offer(gpu: str = "h100-sxm-80gb", gpus: int = 1, **fields: object) -> Offer:
+    given = {"provider": "lambda", "kind": "on-demand", "usd_per_hour": 2.0, "dated": DAY, "source": "test"}
+    return Offer(gpu=gpu, gpus=gpus, **{**given, **fields})  # type: ignore[arg-type]
+
+
+def space(*offers: Offer, written: tuple[str, ...] = (), **fields: object) -> Space:
+    job = job_from_dict({"model": "qwen3-0.6b", "weights_dtype": "bfloat16", "micro_batch": 4, **fields})
+    return space_of(job, Freedom(frozenset(written)), offers)
+
+
+def only_rig(of: Space):
+    (rig,) = of.offers
+    return rig
+
+
+def test_divisors():
+    assert divisors(12) == [1, 2, 3, 4, 6, 12]
+    assert divisors(1) == [1]
+
+
+def test_the_global_batch_is_split_in_every_way():
+    of = space(offer(gpus=2))
+    rig = only_rig(of)
+    assert of.splits(rig, Spread("ddp", 1)) == (Split(1, 2), Split(2, 1))
+    assert of.splits(rig, Spread("ddp", 2)) == (Split(1, 4), Split(2, 2), Split(4, 1))
+
+
+def test_the_batch_of_a_job_on_several_cards_counts_them():
+    of = space(offer(gpus=2), hardware={"gpus": 4}, grad_accum=2)
+    assert of.global_batch == 32
+
+
+def test_spreads_of_one_two_and_joined_machines():
+    assert space(offer()).spreads(only_rig(space(offer()))) == [Spread("ddp", 1)]
+    two = space(offer(gpus=2, max_nodes=2))
+    by_nodes = {rig.nodes: two.spreads(rig) for rig in two.offers}
+    assert by_nodes[1] == [Spread("ddp", 1), Spread("fsdp", 1), Spread("ddp", 2)]
+    assert by_nodes[2] == [Spread("ddp", 1), Spread("fsdp", 1), Spread("hsdp", 1)]
+
+
+def test_machines_join_only_where_somebody_says_so():
+    assert {rig.nodes for rig in space(offer(gpus=2)).offers} == {1}
+    assert space(offer(gpus=2)).alone == ("lambda",)
+    known = offer(gpus=8, instance="p5.48xlarge", provider="aws")
+    of = space(known, grad_accum=8)
+    assert {(rig.nodes, rig.inter_node_gbps) for rig in of.offers} == {(1, None), (2, 400.0), (4, 400.0)}
+
+
+def test_cards_that_cannot_share_the_batch_are_refused():
+    of = space(offer(gpus=3), written=("parallel.layers",))
+    assert not of.offers
+    assert list(of.refused.values()) == ["the global batch of 4 rows cannot be shared evenly by 3 cards"]
+
+
+def test_recipes_are_those_the_user_left_open():
+    open_ones = {(r.gradient_checkpointing, r.kernels) for r in space(offer()).recipes}
+    assert open_ones == {(True, ()), (True, ("liger",)), (False, ()), (False, ("liger",))}
+    of = space(offer(), written=("gradient_checkpointing", "kernels"))
+    assert len(of.recipes) == 1
+    job = job_from_dict({"model": "qwen3-0.6b", "weights_dtype": "bfloat16"})
+    freely = space_of(job, Freedom(allow=freed(["method", "optimizer"])), [offer()])
+    assert {recipe.method for recipe in freely.recipes} == {"full", "lora", "qlora"}
+    assert {recipe.optimizer for recipe in freely.recipes} == {"adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"}
+
+
+def test_what_no_engine_models_is_not_in_the_space():
+    """Liger with adapters on cut weights is refused by predict/spreading.py."""
+    of = space(offer(gpus=2), method="lora")
+    blocks = {(block.spread.data, block.spread.layers, block.recipe.kernels) for block in of.blocks(only_rig(of))}
+    assert ("ddp", 1, ("liger",)) in blocks
+    assert ("fsdp", 1, ()) in blocks
+    assert ("fsdp", 1, ("liger",)) not in blocks
+
+
+def test_a_job_of_a_setting():
+    of = space(offer(gpus=2))
+    rig = only_rig(of)
+    block = next(block for block in of.blocks(rig) if block.spread.data == "fsdp")
+    job = of.job_of(rig, Setting(block.recipe, block.spread, Split(2, 1)))
+    assert (job.hardware.gpus, job.parallel.data, job.micro_batch, job.grad_accum) == (2, "fsdp", 2, 1)
+    assert job.seq_len == of.job.seq_len
+
+
+@pytest.mark.parametrize("names", [["seq_len"], ["method", "x"]])
+def test_what_may_not_be_freed(names):
+    with pytest.raises(UsageError, match="--allow"):
+        freed(names)
+    with pytest.raises(UsageError, match="--keep"):
+        kept(names)
+
+
+def test_fields_that_were_given(tmp_path):
+    path = tmp_path / "job.yaml"
+    path.write_text("model: qwen3-0.6b\nlora:\n  rank: 8\nparallel: null\nhardware: {gpu: l4}\n")
+    found = fields_given(str(path), {"seq_len": "512"})
+    assert found == {"model", "lora.rank", "hardware.gpu", "seq_len"}
+    assert fields_given("qwen3-0.6b", {"method": "lora"}) == {"method"}
