@@ -62,7 +62,7 @@ TOLD: Mapping[str, str] = {
     "lora": "rank 16 on all linear layers, base weights in bfloat16",
     "qlora": "rank 16 on all linear layers, base weights in NF4",
 }
-FIXED: Row = {"attention": "sdpa", "kernels": ["liger"]}
+FIXED: Row = {"attention": "sdpa"}
 ONE_MACHINE = ("1B", "3B", "7B", "13B", "34B")
 """Sizes that need no second one."""
 PICKS = ("cheapest", "balanced", "fastest")
@@ -153,8 +153,8 @@ def page(results: Mapping[str, Any]) -> str:
         "are the [bundled ones](offers.md), without VAT, and some are months old.",
         "",
         f"The job: {SAMPLES:,} rows of {SEQ_LEN:,} tokens, {EPOCHS} times over, with a global batch of {BATCH}",
-        f"rows ({BATCH * SEQ_LEN:,} tokens a step), PyTorch's own attention and Liger's kernels. tunecast chose the",
-        "cards, the split of the batch, the sharding, and whether to recompute; the rest is fixed:",
+        f"rows ({BATCH * SEQ_LEN:,} tokens a step) and PyTorch's own attention. tunecast chose the cards, the split of",
+        "the batch, the sharding, whether to recompute, and Liger's kernels where there are any; the rest is fixed:",
         "",
         *(f"- **{method}**: {told};" for method, told in TOLD.items()),
         f"- models: {sizes}.",

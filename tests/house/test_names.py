@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 import tunecast
-from tunecast.cli import compare, explain_oom, gpus, largest, main, offers, predict, trace
+from tunecast.cli import compare, explain_oom, fit, gpus, largest, main, offers, plan, predict, trace
 from tunecast.predict.prediction import SCHEMA
 
 PUBLIC = [
@@ -62,7 +62,8 @@ def test_public_names_survive_the_import_of_their_rooms() -> None:
 
 
 def test_commands() -> None:
-    assert {"predict", "trace", "largest", "compare", "explain-oom", "gpus"} <= set(main.COMMANDS)
+    named = {"plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "gpus", "offers"}
+    assert named <= set(main.COMMANDS)
 
 
 def test_flags_of_predict() -> None:
@@ -90,6 +91,19 @@ def test_flags_of_offers() -> None:
         "--eur", "--usd-per-eur", "--vat",
     }  # fmt: skip
     assert offers.SCHEMA == "tunecast.offers/1"
+
+
+def test_flags_of_plan() -> None:
+    assert set(plan.parser()._option_string_actions) == JOB | {
+        "-h", "--help", "--json", "--html", "--md", "--quiet", "--within", "--max-usd", "--nodes-up-to", "--keep",
+        "--allow", "--provider", "--kind", "--spot", "--no-spot", "--eu", "--no-cloud-act", "--certified", "--vendor",
+        "--eur", "--usd-per-eur", "--vat", "--storage", "--egress", "--interruptions",
+    }  # fmt: skip
+
+
+def test_flags_of_fit() -> None:
+    own = {"-h", "--help", "--json", "--allow", "--patch", "--write", "--no-calibration"}
+    assert set(fit.parser()._option_string_actions) == JOB | own
 
 
 def test_flags_of_trace() -> None:

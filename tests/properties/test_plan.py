@@ -47,9 +47,7 @@ def job(seed: int) -> dict[str, object]:
 def plans(seed: int, limits: Limits) -> tuple[Plan, Plan]:
     freedom = Freedom(written=frozenset({"kernels", "method", "weights_dtype"}))
     searched, brute = (
-        planned(
-            job_from_dict(job(seed)), drawn_offers(seed), today=DAY, freedom=freedom, limits=limits, bounds=bounds
-        )
+        planned(job_from_dict(job(seed)), drawn_offers(seed), today=DAY, freedom=freedom, limits=limits, bounds=bounds)
         for bounds in (True, False)
     )
     return searched, brute

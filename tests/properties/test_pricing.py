@@ -20,11 +20,11 @@ from tunecast.predict.collectives import collective_seconds
 from tunecast.predict.host import DEFAULT_HOST
 from tunecast.predict.price import COMMUNICATION, kind_of, rates_of, seconds
 from tunecast.predict.runtime import Lowered, Place, StepTime
-from tunecast.tape.op import CROSSED, FROM_HOST, HOOK, OFF_GRID, SYNCHRONIZE, WAIT, Op, Phase
+from tunecast.tape.op import COLLECTIVES, CROSSED, FROM_HOST, HOOK, OFF_GRID, SYNCHRONIZE, WAIT, Op, Phase
 from tunecast.tape.step import Section, Step
 
 CARDS = [gpu for gpu in gpus().values() if gpu.dense_flop_per_s or gpu.achieved_flop_per_s]
-MESH = (("data", 16),)
+MESH = (("data", 16), ("others", 1))
 needs_c = pytest.mark.skipif(native.price is None, reason="nothing was compiled")
 
 
@@ -41,8 +41,8 @@ def some_op(chance: random.Random) -> Op:
             return Op(chance.choice(sorted(READ_BY_THE_HOST)), stream=stream)
         case 3:
             name, ranks = chance.choice(("all_gather", "all_reduce", "reduce_scatter")), chance.choice((8, 16))
-            shapes = ((nbytes,), (ranks,))
-            return Op(name, read_bytes=nbytes, stream=stream, group="data", shapes=shapes)
+            shapes, group = ((nbytes,), (ranks,)), chance.choice(("data", "data", "others"))
+            return Op(name, read_bytes=nbytes, stream=stream, group=group, shapes=shapes)
         case 4:
             m, n, k = (chance.choice((1, 16, 100, 2048, 14336)) for _ in range(3))
             dtype, layout = chance.choice(("bfloat16", "float32", "float8")), chance.choice(("", OFF_GRID))
@@ -81,7 +81,7 @@ def places(seed: int, count: int) -> list[Place]:
 def one_by_one(step: Step, place: Place, silent: bool = False) -> float:
     """Every operation of every layer, by the definition."""
     rates, cluster = rates_of(place.gpu), place.cluster
-    host, streams = 0.0, {0: 0.0}
+    host, streams, communicators = 0.0, {0: 0.0}, {"data": 0.0, "others": 0.0}
     for phase, times, ops in step.sections:
         for op in list(ops) * times:
             now = streams.setdefault(op.stream, 0.0)
@@ -91,9 +91,13 @@ def one_by_one(step: Step, place: Place, silent: bool = False) -> float:
                 host = max(host, *streams.values())
             else:
                 host += place.host.op_s(op, phase)
+                if op.name in COLLECTIVES:
+                    now = max(now, communicators[op.group])
                 price = _seconds(op, rates, cluster, silent)
                 if op.kernels or price:
                     streams[op.stream] = max(now, host) + price
+                if op.name in COLLECTIVES:
+                    communicators[op.group] = streams[op.stream]
                 if op.name in READ_BY_THE_HOST:
                     host = max(host, streams[op.stream])
     return max(host, *streams.values())

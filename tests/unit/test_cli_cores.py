@@ -48,7 +48,7 @@ class Told(cores.Lane):
 
     def __init__(self, name: str) -> None:
         self.name = self.pipe = name  # type: ignore[assignment]
-        self.queue, self.under_way, self.given = deque(), 0, deque[int]()
+        self.queue, self.under_way, self.given, self.known = deque(), 0, deque[int](), set()
 
     def give(self, jobs: Sequence[Job | JobError]) -> None:
         while self.queue and self.under_way < cores.AT_ONCE:

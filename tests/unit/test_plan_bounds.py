@@ -59,7 +59,7 @@ def test_no_prediction_lies_below_its_floors(name: str) -> None:
     of = space(JOBS[name])
     estimator = Estimator(of, resolve_model(of.job.model))
     search = Search(of, estimator, Biller(of.job, Terms()))
-    drawn = random.Random(name).sample(settings(of), 14)
+    drawn = random.Random(name).sample(settings(of), 10)
     seen = set()
     for rig, setting in drawn:
         try:
@@ -69,6 +69,7 @@ def test_no_prediction_lies_below_its_floors(name: str) -> None:
         tensors = estimator.tensors(setting.recipe)
         floor_bytes = memory_floor_bytes(tensors, of.job, rig, setting.spread, setting.split.micro_batch)
         assert 0 < floor_bytes <= held.needs_bytes, setting
+        assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)
         usd, seconds = search._floors(rig, setting)
         (rented,) = of.offers[rig]
         cost = search.biller.likely(timed, rented, rig.nodes)
@@ -83,7 +84,7 @@ def test_checkpointing_takes_no_less_time(name: str) -> None:
     of = space(JOBS[name])
     estimator = Estimator(of, resolve_model(of.job.model))
     plain = [(rig, each) for rig, each in settings(of) if not each.recipe.gradient_checkpointing]
-    for rig, setting in random.Random(7).sample(plain, 5):
+    for rig, setting in random.Random(7).sample(plain, 3):
         with_it = setting._replace(recipe=setting.recipe._replace(gradient_checkpointing=True))
         assert estimator.timed(rig, with_it).step_s >= estimator.timed(rig, setting).step_s
 

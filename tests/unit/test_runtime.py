@@ -13,7 +13,7 @@ from tunecast.hardware.cluster import cards_of
 from tunecast.predict.clocks import Column, power, product
 from tunecast.predict.host import Host
 from tunecast.predict.price import op_seconds
-from tunecast.predict.runtime import Lowered, Place, step_time, step_times
+from tunecast.predict.runtime import Lowered, Place, StepTime, step_time, step_times
 from tunecast.tape.op import HOOK, SYNCHRONIZE, WAIT, Op, Phase
 from tunecast.tape.step import Section, Step
 
@@ -51,6 +51,65 @@ def test_a_slow_host_is_what_a_step_waits_for() -> None:
     assert told.cpu_s == pytest.approx(10 * MS)
     assert told.gpu_busy_s == pytest.approx(1 * MS)
     assert told.breakdown_s["launch"] == pytest.approx(9.1 * MS)
+
+
+def test_a_step_is_bound_by_what_takes_longest_alone() -> None:
+    # launched by 10 ms; the card works 9 ms of the step's 10.9, and were it twice as fast the step would be 10.45
+    told = step_time(step((1, [moving(0.9)] * 10)), H200, HOST, None)
+    assert (told.step_s, told.gpu_busy_s) == (pytest.approx(10.9 * MS), pytest.approx(9 * MS))
+    assert told.bound_by == "launch"
+    # 11 ms of work: a faster host saves no more than the first launch
+    assert step_time(step((1, [moving(1.1)] * 10)), H200, HOST, None).bound_by == "memory"
+
+
+def gathering(group: str = "data", stream: int = 1, nbytes: int = 10**8) -> Op:
+    return Op("all_gather", "", 0, nbytes, 8 * nbytes, 1, "bfloat16", ((nbytes // 2,), (8,)), "", stream, group)
+
+
+EIGHT = cards_of(gpus()["a100-sxm-80gb"], 8, 1, (("data", 8), ("others", 8)))
+
+
+def on_eight(*ops: Op) -> StepTime:
+    return step_time(step((1, list(ops))), gpus()["a100-sxm-80gb"], HOST, EIGHT)
+
+
+def test_a_communicator_runs_one_collective_at_a_time() -> None:
+    """The second is launched at 2 ms and begins when the first ends; of another group, at once."""
+    each = on_eight(gathering()).step_s - 1 * MS
+    assert each > 2 * MS
+    assert on_eight(gathering(stream=1), gathering(stream=2)).step_s == pytest.approx(1 * MS + 2 * each)
+    assert on_eight(gathering(stream=1), gathering("others", 2)).step_s == pytest.approx(2 * MS + each)
+
+
+def test_what_is_no_collective_does_not_wait_for_a_communicator() -> None:
+    each = on_eight(gathering()).step_s - 1 * MS
+    copy = Op("copy", stream=2)
+    short = on_eight(copy).step_s - 1 * MS
+    # the copy is launched at 3 ms on the second's stream, which is busy until both are done
+    assert on_eight(gathering(stream=1), gathering(stream=2), copy).step_s == pytest.approx(1 * MS + 2 * each + short)
+    # before it, it delays nothing; on a third stream neither
+    assert on_eight(gathering(stream=1), copy, gathering(stream=2)).step_s == pytest.approx(1 * MS + 2 * each)
+    third = [gathering(stream=1), gathering(stream=2), copy._replace(stream=3)]
+    assert on_eight(*third).step_s == pytest.approx(1 * MS + 2 * each)
+
+
+def test_a_communicator_is_handed_on_from_layer_to_layer() -> None:
+    layer = [gathering(stream=1), moving(0.1), gathering(stream=2), moving(0.1, stream=2)]
+    often = step_time(step((40, layer)), gpus()["a100-sxm-80gb"], HOST, EIGHT)
+    written_out = on_eight(*layer * 40)
+    assert often.step_s == pytest.approx(written_out.step_s)
+    assert often.step_s > often.communication_s > 0.95 * often.step_s
+    assert often.bound_by == "communication"
+
+
+def test_groups_beside_each_other_bound_a_step_by_the_busiest() -> None:
+    """Two groups at once take as long as one: less than 1.5 times that of computing, though more in all."""
+    each = on_eight(gathering()).step_s - 1 * MS
+    work = moving(1.5 * each / MS * 2039 / 4800)  # on an A100, by the cards' bandwidths
+    told = on_eight(gathering(stream=1), gathering("others", 2), work)
+    assert told.communication_s == pytest.approx(2 * each)
+    assert each < told.gpu_busy_s < 2 * each
+    assert told.bound_by == "memory"
 
 
 def test_sections_hand_on_both_clocks() -> None:

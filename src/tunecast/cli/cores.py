@@ -23,8 +23,9 @@ from tunecast.errors import TunecastError
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError
 
-AHEAD = 64
-"""Jobs under way beyond the last answer printed: bounds what is held back, and lost when it is interrupted."""
+AHEAD = 256
+"""Jobs under way beyond the last answer printed: bounds what is held back, and lost when it is interrupted. With fewer
+a process runs dry more often, and builds for others' jobs what those have built."""
 AT_ONCE = 2
 """Jobs a process has: the one it answers, and the next, so that it need not wait."""
 FEWEST_EACH = 8
@@ -78,6 +79,8 @@ class Lane:
         other.close()
         self.queue: deque[int] = deque()
         self.under_way = 0
+        self.known: set[Hashable] = set()
+        """What its jobs were like."""
 
     def give(self, jobs: Sequence[Job | JobError]) -> None:
         while self.queue and self.under_way < AT_ONCE:
@@ -112,16 +115,27 @@ def _in_order(lanes: Sequence[Lane], jobs: Sequence[Job | JobError]) -> Iterator
                 likeness = _likeness(jobs[number])
                 shortest = min(lanes, key=lambda lane: len(lane.queue) + lane.under_way)
                 lane_of.setdefault(likeness, shortest).queue.append(number)
+                lane_of[likeness].known.add(likeness)
                 read = number + 1
             for lane in lanes:
-                longest = max(lanes, key=lambda lane: len(lane.queue))
-                if not lane.queue and not lane.under_way and longest.queue:
-                    lane.queue.append(longest.queue.pop())
+                if not lane.queue and not lane.under_way:
+                    _take_over(lane, max(lanes, key=lambda lane: len(lane.queue)), jobs)
                 lane.give(jobs)
             for ready in connection.wait([lane.pipe for lane in lanes if lane.under_way]):
                 number, answer = next(lane for lane in lanes if lane.pipe is ready).take()
                 answers[number] = answer
         yield answers.pop(turn)
+
+
+def _take_over(lane: Lane, longest: Lane, jobs: Sequence[Job | JobError]) -> None:
+    """The last of the longest queue that is like one it had; else the last of all."""
+    number = next((n for n in reversed(longest.queue) if _likeness(jobs[n]) in lane.known), None)
+    if number is None and longest.queue:
+        number = longest.queue[-1]
+    if number is not None:
+        longest.queue.remove(number)
+        lane.queue.append(number)
+        lane.known.add(_likeness(jobs[number]))
 
 
 def _answer_all(ask: Ask, pipe: Any, held: Sequence[Any]) -> None:

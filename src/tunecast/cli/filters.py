@@ -26,7 +26,7 @@ def add_filter_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--eu", action="store_true", help="in one of the EU's 27 countries for sure")
     parser.add_argument("--no-cloud-act", action="store_true", help="no parent under US law is known")
     parser.add_argument("--certified", metavar="NAME", help="such as iso27001, as the provider states it")
-    parser.add_argument("--interconnect", metavar="KIND", help="inside the machine: nvlink, xgmi, pcie, host, or a link")
+    parser.add_argument("--interconnect", metavar="KIND", help="in the machine: nvlink, xgmi, pcie, host, or a link")
     parser.add_argument("--vendor", metavar="NAME", help="NVIDIA, AMD or Intel")
 
 

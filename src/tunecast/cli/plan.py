@@ -162,9 +162,7 @@ class Asking:
         tried: list[tuple[str, Freedom, Sequence[Offer]]] = []
         if len(self.offers) < len(self.known):
             tried.append((f"without {', '.join(flags_told(self.arguments))}", self.freedom, self.known))
-        tried += [
-            (name, freedom, self.offers) for name, freedom in relaxations(self.job, self.freedom, self.told).items()
-        ]
+        tried += [(name, freedom, self.offers) for name, freedom in relaxations(self.freedom).items()]
         for name, freedom, offers in tried:
             try:
                 found = self.plan(freedom, offers)

@@ -134,7 +134,6 @@ class Work(NamedTuple):
                 busy_s += seconds(op, rates) * times * (0.5 if op.dtype == FLOAT32 and not whole else 1.0)
         return max(busy_s, self.host_s if whole else self.host_s - self.casts_s)
 
-
     def end_s(self, gpu: Gpu, data: str, cards: int) -> float:
         """Of a step's end, after its last micro-batch. A rank that keeps a part of the state updates that part."""
         if data.startswith("zero"):

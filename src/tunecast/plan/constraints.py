@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
-from tunecast.job.job import Job
 from tunecast.plan.choice import Choice, Limits, Plan, Refusal
 from tunecast.plan.search import Need, Outcome
 from tunecast.plan.space import Freedom, Rig, Space
@@ -62,7 +61,7 @@ def _reason(need: Need) -> str:
     has = f"the card leaves {gib(need.has_bytes)}"
     if need.proven:
         return f"weights, gradients and optimizer state alone take {gib(need.needs_bytes)}, {has}"
-    return f"needs {gib(need.needs_bytes)} at the least setting ({_named(need)}), {has}"
+    return f"needs at least {gib(need.needs_bytes)}, with {_named(need)}, and {has}"
 
 
 def _named(need: Need) -> str:
@@ -109,7 +108,7 @@ def _other_remedy(why: str, space: Space) -> str:
     return "another card, or tunecast trace with your own script"
 
 
-def relaxations(job: Job, freedom: Freedom, asked: Sequence[str]) -> Mapping[str, Freedom]:
+def relaxations(freedom: Freedom) -> Mapping[str, Freedom]:
     """Less that is fixed, the mildest first: what may be tried where nothing fits."""
     found: dict[str, Freedom] = {}
     wider = freedom.allow

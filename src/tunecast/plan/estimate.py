@@ -21,7 +21,18 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Data, Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig
-from tunecast.plan.bounds import CUT, NO_TENSORS, Sent, Tensors, Work, has_time_floor, sent_of, tensors_of, work_of
+from tunecast.plan.bounds import (
+    CUT,
+    NO_TENSORS,
+    Sent,
+    Tensors,
+    Work,
+    has_time_floor,
+    memory_floor_bytes,
+    sent_of,
+    tensors_of,
+    work_of,
+)
 from tunecast.plan.space import Recipe, Rig, Setting, Space, Split, Spread, ranks_on
 from tunecast.predict import engines
 from tunecast.predict.by_length import mean_step, priced_lengths
@@ -29,7 +40,8 @@ from tunecast.predict.host import host_of
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
-from tunecast.predict.prediction import Prediction, job_on_card, memory_of
+from tunecast.predict.prediction import Prediction, allocator_settings, job_on_card, memory_of
+from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.timing import evaluation_seconds, times_by_length, typical_epoch
 from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
@@ -38,14 +50,18 @@ from tunecast.tape.build.short import fold_job
 from tunecast.tape.fold import Folded
 from tunecast.tape.shorten import with_few_micro_batches
 from tunecast.tape.timed import steps_of_fold
+from tunecast.units import MIB
 
 CANONICAL = "h200-sxm-141gb"
 """The card whose tape floors are read off: products are the same on every card."""
 
 
 ALONE = Rig(CANONICAL, 1, 1, None, None)
+BORROWED_BYTES = 256 * MIB
+"""By which cards differ in what their kernels borrow: cuBLAS' workspace (32 MiB on Hopper, 8 elsewhere), attention's,
+Triton's sums; tests/unit/test_plan_bounds.py holds floors read off one card against predictions on others."""
 MOST_FOLDS = 8
-"""Kept at a time: a setting is priced and replayed right after; the structures behind them are kept by their builder."""
+"""Kept at a time: a setting is priced and replayed at once, and its builder keeps the structure behind it."""
 SELDOM = 0.005
 """Of micro-batches: a length that is no more of them moves the mean by as little, however it is priced."""
 
@@ -103,6 +119,7 @@ class Estimator:
         self._tensors: dict[tuple[object, ...], Tensors] = {}
         self._works: dict[tuple[object, ...], Work | None] = {}
         self._floors: dict[tuple[object, ...], float] = {}
+        self._alone: dict[tuple[object, ...], int] = {}
         self._sent: dict[tuple[object, ...], Sent] = {}
         self._folds: dict[tuple[object, ...], Folded | TunecastError] = {}
         self._evaluations: dict[tuple[object, ...], float | None] = {}
@@ -168,6 +185,36 @@ class Estimator:
             work = self._work(recipe, micro_batch, length)
             self._floors[key] = 0.0 if work is None else work.seconds(gpus()[gpu], data)
         return self._floors[key]
+
+    def least_bytes(self, rig: Rig, setting: Setting) -> int:
+        """What the fullest card holds at least, by the run of one micro-batch alone on one card.
+
+        With whole weights a rank holds all that, and more. Spread over cards by layers, what is alive at the peak lies
+        on them together. Where weights, gradients and state are cut, what else was alive is not (in 16 bits at least).
+        """
+        (recipe, spread, split), job = setting, self.space.job
+        key = recipe, split.micro_batch
+        if key not in self._alone:
+            self._alone[key] = self._alone_bytes(recipe, split.micro_batch) if self.bounds_time else 0
+        alone, of = max(0, self._alone[key] - BORROWED_BYTES), self.tensors(recipe)
+        if spread.data == "ddp":
+            return alone // spread.layers
+        floor = memory_floor_bytes(of, job, rig, spread, split.micro_batch)
+        rest = alone - of.weights - of.gradients - of.state
+        if spread.data not in CUT or of.weights == 0 or rest <= 0:
+            return floor
+        lasting = memory_floor_bytes(of._replace(gradients=0, layer_inputs=0), job, rig, spread, split.micro_batch)
+        return max(floor, lasting + rest // 2)
+
+    def _alone_bytes(self, recipe: Recipe, micro_batch: int) -> int:
+        setting = Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
+        job = self.space.job_of(ALONE, setting)
+        longest = max(job.lengths or (job.seq_len,))
+        try:
+            folded = self._fold(ALONE, setting, replace(_plain(job), seq_len=longest, lengths=None))
+        except TunecastError:
+            return 0
+        return replay(folded, allocator_settings("native", ALONE.card, folded)).allocated_bytes
 
     def end_s(self, rig: Rig, recipe: Recipe, data: str) -> float:
         """Of a step's end, at least."""
@@ -312,4 +359,3 @@ def _weights(epoch: Epoch, priced: list[int]) -> tuple[tuple[int, float], ...]:
 
 def _no_step() -> StepTime:
     return StepTime(0.0, 0.0, 0.0, {}, "compute", 0.0, 0.0, 0, 0, 0.0)
-

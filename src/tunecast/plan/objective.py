@@ -27,11 +27,6 @@ def balanced(front: Sequence[Choice]) -> Choice | None:
     return min(front, key=lambda choice: choice.total_usd * choice.total_s)
 
 
-def within(choices: Sequence[Choice], limit_s: float) -> Choice | None:
-    """The cheapest that is over in time at the high end of its range."""
-    return min((c for c in choices if c.total_range_s[1] <= limit_s), key=lambda c: c.total_usd, default=None)
-
-
 def reasons(picks: dict[str, Choice | None], front: Sequence[Choice], within_s: float | None) -> dict[str, str]:
     """A sentence for each pick."""
     told = {}
@@ -70,9 +65,7 @@ def _balanced(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
     return "; ".join(told) or "the cheapest and the fastest"
 
 
-def _deadline(
-    choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | None], within_s: float | None
-) -> str:
+def _deadline(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | None], within_s: float | None) -> str:
     assert within_s is not None
     high = _hours(choice.total_range_s[1])
     told = f"the cheapest that is over in {_hours(within_s)} at the high end of its range, {high}"

@@ -171,8 +171,7 @@ class Search:
         """Those that pass the floor of memory."""
         rig, job, estimator = block.rig, self.space.job, self.estimator
         tensors = estimator.tensors(block.recipe)
-        has = rig.card.memory_bytes - context_of(rig.card).nbytes - job.hardware.reserve_bytes
-        has = has if job.hardware.capacity_bytes is None else job.hardware.capacity_bytes
+        has = self._has_bytes(rig)
         for number, split in enumerate(block.splits):
             needs = memory_floor_bytes(tensors, job, rig, block.spread, split.micro_batch)
             setting = Setting(block.recipe, block.spread, split)
@@ -182,6 +181,13 @@ class Search:
             without = self._without_checkpointing(setting)
             usd, seconds = self._floors(rig, setting if without is None or not self.bounds else without)
             yield Candidate(usd, seconds, first + number, rig, setting)
+
+    def _has_bytes(self, rig: Rig) -> int:
+        """For the allocator, at most: what NCCL holds comes off it."""
+        hardware = self.space.job.hardware
+        if hardware.capacity_bytes is not None:
+            return hardware.capacity_bytes
+        return rig.card.memory_bytes - context_of(rig.card).nbytes - hardware.reserve_bytes
 
     def _without_checkpointing(self, setting: Setting) -> Setting | None:
         """The same without, where that is in the space too. Checkpointing only adds operations: the other's floors
@@ -224,6 +230,12 @@ class Search:
                 return
             without = self._without_checkpointing(setting)
             if without is not None and self._is_worse(rig, without):
+                return
+            needs, has = self.estimator.least_bytes(rig, setting), self._has_bytes(rig)
+            if needs > has:
+                self._note(rig, Need(needs, has, setting, proven=False))
+                return
+            if without is not None and self._is_cut(*self._floors(rig, setting)):
                 return
         if self.progress is not None:
             self.progress(time.monotonic() - self._began_s, len(self._done), self._all)

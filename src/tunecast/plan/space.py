@@ -58,7 +58,7 @@ KEEPABLE = (
 FLASH = ((8, 0), (9, 0))
 """Compute capabilities flash-attn 2 has kernels for: Ampere to Hopper (Dao-AILab/flash-attention, README)."""
 ATTENTION = ("sdpa", "flash_attention_2")
-"""Tried beside the user's own where it may change: flash-attn is a package of its own, and sdpa runs its kernels too."""
+"""Tried where it may change: flash-attn is a package of its own, and sdpa runs its kernels too."""
 BFLOAT16 = (8, 0)
 LEAST_RANK = 8
 OPTIMIZERS = ("adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit")

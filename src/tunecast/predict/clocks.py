@@ -9,6 +9,14 @@ such stretches in a row are one again:
 so a step is few stretches, each computed once, and between them waits. What a section does to all clocks is linear in
 (max, +): a small matrix, and a section that runs n times is that matrix to the n-th power.
 
+A communicator runs one operation at a time, in the order they were launched, whatever streams they were given: NCCL
+makes a launch wait for a stream of the communicator's own, and that stream for the launch (`ncclLaunchPrepare`,
+src/enqueue.cc), so what gathers and what reduces over one group never share a link. (torch says so of FSDP 2,
+`set_separate_reduce_scatter_group`; before 2.8 all of a process group was on one stream anyway.) So a group that
+several streams use has a clock too: a collective waits for it and then sets it.
+
+Ignored  communicators of different groups that use one wire at the same time: each gets all of it.
+
 Everything that depends on no size is a `Course`, made once for all steps of one structure. A value here is a column:
 one number a card. `_pricing.c` does the same; tests/properties/test_pricing.py compares the two.
 """
@@ -16,20 +24,21 @@ one number a card. `_pricing.c` does the same; tests/properties/test_pricing.py 
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
 from tunecast.predict.host import LEAN
-from tunecast.tape.op import SYNCHRONIZE, WAIT, Op, Phase
+from tunecast.tape.op import COLLECTIVES, SYNCHRONIZE, WAIT, Op, Phase
 
 READ_BY_THE_HOST = frozenset({"_local_scalar_dense", "nonzero", "argwhere", "masked_select", "is_nonzero"})
 """The host needs what they give before it goes on."""
 RUN, WAITS, SYNCHRONIZES, READS = range(4)
 NEVER = float("-inf")
 HOST = 0
-"""The first clock; a stream's come after it."""
+"""The first clock; the streams' come after it, then the communicators'."""
 
 Column = list[float]
 Matrix = list[list[Column | None]]
@@ -86,9 +95,11 @@ def course_of(sections: Sequence[tuple[Phase, int, Sequence[int]]], distinct: Se
     are alike hold the same list."""
     streams = sorted({0, *(op.stream for op in distinct)})
     number = {stream: clock for clock, stream in enumerate(streams, start=1)}
-    clocks, count = len(streams) + 1, len(distinct)
+    communicators = {group: clock for clock, group in enumerate(_shared(distinct), start=len(streams) + 1)}
+    clocks, count = 1 + len(streams) + len(communicators), len(distinct)
     what = [_what(op) for op in distinct]
     clock_of = [number[op.stream] for op in distinct]
+    communicator_of = [communicators.get(op.group, 0) if op.name in COLLECTIVES else 0 for op in distinct]
     waited_for = [number.get(op.shapes[0][0], number[op.stream]) if op.name == WAIT else 0 for op in distinct]
     stretches: dict[tuple[int, ...], int] = {}
     bodies: list[list[Action]] = []
@@ -100,11 +111,17 @@ def course_of(sections: Sequence[tuple[Phase, int, Sequence[int]]], distinct: Se
         body = known.get((id(places), lean))
         if body is None:
             body = known[id(places), lean] = len(bodies)
-            bodies.append(_body(places, count if lean else 0, what, clock_of, waited_for, stretches))
+            bodies.append(_body(places, count if lean else 0, what, clock_of, waited_for, communicator_of, stretches))
         # a matrix is as much work as one pass a clock, and then its power
         turn = Turn(body, times, times > clocks)
         order.append(turns.setdefault(turn, len(turns)))
     return Course(clocks, list(stretches), count, bodies, list(turns), order)
+
+
+def _shared(distinct: Sequence[Op]) -> list[str]:
+    """Groups whose collectives are on several streams; on one they run one after another as it is."""
+    used = {(op.group, op.stream) for op in distinct if op.name in COLLECTIVES}
+    return sorted(group for group, times in Counter(group for group, _ in used).items() if times > 1)
 
 
 def _what(op: Op) -> int:
@@ -121,29 +138,35 @@ def _body(
     what: Sequence[int],
     clock_of: Sequence[int],
     waited_for: Sequence[int],
+    communicator_of: Sequence[int],
     stretches: dict[tuple[int, ...], int],
 ) -> list[Action]:
     actions: list[Action] = []
     begun: list[int] = []
-    clock = 0
+    clock = held = 0  # of what has begun: its stream's, and that of the communicator it waited for
 
     def end() -> None:
         if begun:
             actions.append(Action(RUN, clock, stretches.setdefault(tuple(begun), len(stretches))))
             begun.clear()
+            if held:
+                actions.append(Action(WAITS, held, clock))
 
     for place in places:
         kind = what[place]
-        if kind == RUN and clock_of[place] == clock:
+        communicator = communicator_of[place]
+        if kind == RUN and clock_of[place] == clock and communicator == held:
             begun.append(place + shift)
             continue
         if kind in (WAITS, SYNCHRONIZES):
             end()
             actions.append(Action(kind, clock_of[place], waited_for[place]))
             continue
-        if clock_of[place] != clock:
+        if clock_of[place] != clock or communicator != held:
             end()
-            clock = clock_of[place]
+            clock, held = clock_of[place], communicator
+            if held:
+                actions.append(Action(WAITS, clock, held))
         begun.append(place + shift)
         if kind == READS:
             end()

@@ -36,7 +36,7 @@ _CONSTANTS = array(
     ],
 )
 Part = tuple[str, str]
-"""A name in the breakdown, and what it keeps busy."""
+"""A name in the breakdown, and what it keeps busy; of collectives, their group instead of a name."""
 
 
 class Plan(NamedTuple):

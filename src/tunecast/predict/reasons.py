@@ -111,7 +111,8 @@ def _bound(job: Job, step: StepTime, layers: int | None) -> str:
             f"{step.gpu_busy_s:.2f} s to run them{more}; compile lowers it"
         )
     if step.bound_by == "communication":
-        return f"communication-bound: {step.communication_s:.2f} s of collectives a step, not all hidden: {parts}"
+        hidden = ", not all hidden" if step.breakdown_s.get("communication") else ""
+        return f"communication-bound: {step.communication_s:.2f} s of collectives a step{hidden}: {parts}"
     idle = 1 - step.gpu_busy_s / step.step_s
     spare = f"; the card is idle {percent(idle)} of the step" if 1 - idle < IDLE_BELOW else ""
     return f"{step.bound_by}-bound: {parts}{spare}"

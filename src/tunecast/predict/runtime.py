@@ -5,9 +5,10 @@ is free. With c the host's clock, g the card's, l what launching takes and d wha
 
     c <- c + l        g <- max(g, c) + d
 
-Each further stream (collectives run on some) has a clock of its own; `wait` makes one stream's clock at least
-another's, and where the host reads a result its clock becomes at least the card's. `clocks.py` says how this is
-computed without going through every operation of every layer, `pricing.py` on many cards at once.
+Each further stream (collectives run on some) has a clock of its own, and so has a communicator that several streams
+use; `wait` makes one stream's clock at least another's, and where the host reads a result its clock becomes at least
+the card's. `clocks.py` says how this is computed without going through every operation of every layer, `pricing.py` on
+many cards at once.
 
 Ignored  the launch queue's end (1,024 kernels): a host that far ahead is not what the step waits for.
 """
@@ -46,7 +47,7 @@ class StepTime:
     high_s: float
     breakdown_s: Mapping[str, float]
     bound_by: str
-    """launch, compute, memory or communication."""
+    """launch, compute, memory or communication: see `_bound_by`."""
     gpu_busy_s: float
     """The card works on something other than communication and copies to its host."""
     cpu_s: float
@@ -169,12 +170,13 @@ class Lowered:
     def _told(
         self, end: float, alone: float, spent: Sequence[float], cpu_s: float, gpu_name: str, several: bool
     ) -> StepTime:
-        computing = communication = 0.0
+        computing = 0.0
+        by_group: list[float] = []
         by_name: dict[str, float] = {}
         by_wait: dict[str, float] = {}
         for (name, waits), s in zip(self.plan.parts, spent, strict=True):
             if waits == COMMUNICATION:
-                communication += s
+                by_group.append(s)
                 continue
             computing += s
             by_name[name] = by_name.get(name, 0.0) + s
@@ -184,9 +186,7 @@ class Lowered:
         busy = computing * overlap
         breakdown = {name: s * overlap for name, s in by_name.items() if s}
         breakdown[LAUNCH], breakdown[COMMUNICATION] = alone - busy, end - alone
-        waited = {LAUNCH: alone - busy, COMMUNICATION: end - alone}
-        for waits, s in by_wait.items():
-            waited[waits] = s * overlap
+        communicating = max(end - alone, *by_group, 0.0)
         band = _band(gpu_name, HOST if end and (alone - busy) / end > WAITS else CARD, several)
         flops, model_flops, moved, kernels, dtype = self.totals
         return StepTime(
@@ -194,12 +194,12 @@ class Lowered:
             low_s=end * (1 - band.below),
             high_s=end * (1 + band.above),
             breakdown_s=breakdown,
-            bound_by=max(waited, key=waited.__getitem__),
+            bound_by=_bound_by(cpu_s, busy, communicating, by_wait),
             gpu_busy_s=busy - breakdown.get(OFFLOAD, 0.0),
             cpu_s=cpu_s,
             flops=flops,
             moved_bytes=moved,
-            communication_s=communication,
+            communication_s=sum(by_group),
             model_flops=model_flops,
             kernels=kernels,
             dtype=dtype,
@@ -209,6 +209,21 @@ class Lowered:
         """When the last clock stands still, with a price for each distinct operation."""
         course = self.plan.course
         return ends(course, stretches_of(course, [[price] for price in prices], launches))[0]
+
+
+def _bound_by(launching: float, computing: float, communicating: float, by_wait: Mapping[str, float]) -> str:
+    """The host launches, the card computes and cards communicate beside each other: a step is bound by what alone would
+    take longest, since whatever else got faster it would not get shorter than that.
+
+    Alone the host takes all its launches, the card all it is busy; communication what its busiest communicator takes
+    (others run beside it), or what the step is longer with it than without, if that is more. Of computing it is
+    arithmetic or memory, whichever the card spends more on.
+    """
+    if launching and launching >= max(computing, communicating):
+        return LAUNCH
+    if communicating > computing:
+        return COMMUNICATION
+    return max(by_wait, key=by_wait.__getitem__, default=COMPUTE)
 
 
 _band = lru_cache(maxsize=1000)(band_of)
@@ -251,9 +266,9 @@ def _counted(table: Table) -> _Counted:
 
 
 def _part(op: Op, kind: str, phase: Phase) -> Part:
-    """(its name in the breakdown, what it keeps busy)."""
+    """(its name in the breakdown, what it keeps busy); of a collective its group."""
     if kind == COMMUNICATION:
-        return COMMUNICATION, COMMUNICATION
+        return op.group, COMMUNICATION
     waits = COMPUTE if kind in (PRODUCTS, ATTENTION) else MEMORY
     if kind == OFFLOAD:
         return OFFLOAD, waits

@@ -72,7 +72,7 @@ class Op(NamedTuple):
     group: str = ""
     """Of a collective: the ranks that take part, as `COLLECTIVES` says."""
     by_engine: bool = False
-    """Autograd's engine runs it, in C++; else Python does, also where a backward pass recomputes."""
+    """Autograd's engine runs it, in C++; else Python does. Never of what a backward pass computes again."""
     layout: str = ""
     """What keeps its kernel from moving 16 bytes at a time through everything: `SPREAD`, `CROSSED` or `OFF_GRID`."""
 

@@ -106,11 +106,20 @@ def word_chunks(weight: Tensor, dtype: Dtype) -> Iterator[Callable[[], Tensor]]:
 
 
 def fold(name: str, mm_buf: Tensor, part: Tensor, chunk: Tensor) -> None:
-    """A tile of logits, and the kernel that makes statistics or gradients of it."""
-    machine = part.machine
-    machine.launch("mm", (part, chunk), part.dtype, part.shape[0] * chunk.shape[0] * part.dtype.itemsize)
+    """A tile of logits, and the kernel that makes statistics or, in the tile's place, gradients of it."""
+    machine, words = part.machine, chunk.transpose(0, 1)
+    tile = mm_buf.alias((part.shape[0], chunk.shape[0]), mm_buf.stride())
+    machine.again = machine.in_backward
+    machine.launch("mm", (part, words), part.dtype, tile.nbytes, 2 * part.numel() * chunk.shape[0])
+    machine.again = False
     machine.keep_workspaces("mm")
-    machine.launch(f"triton::{name}", (mm_buf,), mm_buf.dtype, mm_buf.nbytes)
+    machine.launch(f"triton::{name}", (tile,), tile.dtype, tile.nbytes if "backward" in name else 0)
+
+
+def add_product(shape: tuple[int, ...], a: Tensor, b: Tensor) -> None:
+    """`addmm` in place, into rows of a sum in float32 (`out_dtype`)."""
+    total = Tensor(a.machine, a.storage, shape, FLOAT32)
+    a.machine.launch("addmm", (total, a, b), b.dtype, total.nbytes, 2 * a.numel() * b.shape[1])
 
 
 def rows_of(x: Tensor, first: int, count: int) -> Tensor:
@@ -132,8 +141,11 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targe
             for chunk_of in word_chunks(weight, dtype):
                 w_chunk = chunk_of()
                 fold("_backward_kernel", mm_buf, part, w_chunk)
-                for _ in (grad_hidden, grad_weight):
-                    machine.launch("addmm", (part, w_chunk), FLOAT32, 0)
+                tile = mm_buf.alias((part.shape[0], w_chunk.shape[0]), mm_buf.stride())
+                if grad_hidden is not None:
+                    add_product(part.shape, tile, w_chunk)
+                if grad_weight is not None:
+                    add_product(w_chunk.shape, tile.transpose(0, 1), part)
         summed_up = ((grad_hidden, hidden.dtype), (grad_weight, weight.dtype), (grad_bias, weight.dtype))
         return [None if gradient is None else ops.to(gradient, dtype) for gradient, dtype in summed_up]
 

@@ -55,6 +55,14 @@ class Plan:
     forward: tuple[Kernel, ...]
     saved: tuple[int, ...]
     backward: tuple[Kernel, ...]
+    sums: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
+    """Additions that became part of a product (`with_products_added`): their value, the product's, and what both read.
+    The graph a plan was made from has them so; others that share the plan are told."""
+
+    def told(self, graph: Graph) -> None:
+        for number, product, inputs in self.sums:
+            total = graph.values[number]
+            total.op, total.kind, total.inputs, total.call = "addmm", EXTERN, inputs, graph.values[product].call
 
 
 @dataclass(frozen=True)
@@ -159,6 +167,7 @@ def compile_(
         machine.guesses[ROUTED] = None
     at_a_cost = given if owns_weights else range(len(recorded.inputs))
     plan = planned(Planned(recorded, frozenset(at_a_cost)))
+    plan.told(recorded.graph)
     return Compiled(recorded, plan, given)
 
 
@@ -187,12 +196,16 @@ def planned(wanted: Planned) -> Plan:
     tangents = [number for _, number in recorded.tangents]
     saved = Partitioner(graph, recorded.outputs, gradients, parameters).saved()
     half = backward_pass(graph, saved, tangents, gradients)
+    products = {id(value.call): value.number for value in graph.values if value.call is not None}
+    plain = {number for number in half.order if graph.values[number].call is None}
     half = with_products_added(graph, half)
+    sums = [graph.values[number] for number in half.order if number in plain and graph.values[number].call is not None]
     saved = [number for number in saved if number in half.inputs]
     forward = Fuser(graph, forward_pass(graph, recorded.outputs, saved))
     backward = Fuser(graph, half)
     backward.returned = {backward.owner(number) for number in recorded.outputs}
-    return Plan(tuple(forward.kernels()), tuple(saved), tuple(backward.kernels()))
+    added = tuple([(total.number, products[id(total.call)], total.inputs) for total in sums])
+    return Plan(tuple(forward.kernels()), tuple(saved), tuple(backward.kernels()), added)
 
 
 class Run:
@@ -274,15 +287,16 @@ class Run:
         machine, memory = self.machine, self.memory
         before = machine.module
         for kernel in kernels:
-            machine.module = self.graph.values[kernel.values[0]].module  # its own, where layers share a plan
             first = self.graph.values[kernel.values[0]]
+            machine.module = first.module  # its own, where layers share a plan
+            machine.again = not any([self.graph.values[number].in_backward for number in kernel.values])
             if first.kind in (EXTERN, MANY) and first.call is not None:
                 self.call(kernel)
             else:
                 self.launch(kernel)
             for buffer in kernel.frees:
                 memory.pop(buffer, None)
-        machine.module = before
+        machine.module, machine.again = before, False
 
     def call(self, kernel: Kernel) -> None:
         call = self.graph.values[kernel.values[0]].call

@@ -23,7 +23,7 @@ from tunecast.tape.fold import Short
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program
 from tunecast.tape.symbols import Asked
 
-MOST_ROWS = 2_000_000
+MOST_ROWS = 4_000_000
 """Of programs kept at a time, at about a hundred bytes each."""
 MOST_KINDS = 1000
 """Of jobs, that are remembered to have been asked for."""
@@ -106,10 +106,12 @@ def built(
 ) -> Built:
     """What `build_as` makes of the job, of numbers or symbols."""
     plain = Paper(job, job.seq_len, card)
-    if job.lengths:
-        return build_as(plain)
-    key = key_of(job, config, keeps_ops)
-    return _served([key], plain, rows=True) or _made(key, plain, build_as, rows=True)
+    if job.lengths or _only_numbers:
+        with undisturbed():
+            return build_as(plain)
+    key = key_of(job, config, keeps_ops)  # what was built with its operations serves who does not ask for them, too
+    keys = [key] if keeps_ops else [key, key_of(job, config, True)]
+    return _served(keys, plain, rows=True) or _made(key, plain, build_as, rows=True)
 
 
 def built_short(
@@ -137,7 +139,8 @@ def _served(keys: Iterable[Any], plain: Paper, rows: bool) -> Built | None:
 
 def _made(key: Any, plain: Paper, build_as: Callable[[Paper], Built], rows: bool) -> Built:
     if hash(key) in _plain:
-        return build_as(plain)
+        with undisturbed():
+            return build_as(plain)
     asked = Asked()
     try:
         with undisturbed():
@@ -205,4 +208,4 @@ def undisturbed() -> Iterator[None]:
             gc.enable()
 
 
-__all__ = ["Built", "Paper", "Shape", "built", "built_short", "key_of", "values_of", "with_symbols"]
+__all__ = ["Built", "Paper", "Shape", "built", "built_short", "key_of", "only_numbers", "values_of", "with_symbols"]

@@ -210,8 +210,8 @@ class Machine:
         self.stream = 0
         """The one that operations run on and memory is taken for (`torch.cuda.stream`)."""
         self.module = ""
-        self.in_forward = False
-        self.in_backward = False
+        self.again = False  # a backward pass computes, in no forward of Python's, what the forward pass had
+        self.in_forward = self.in_backward = False
         """The autograd engine runs: it has a thread, and so workspaces, of its own."""
         self.grad_enabled = True
         self.autocast: Dtype | None = None
@@ -321,7 +321,7 @@ class Machine:
         else:
             read = sum([t.nbytes if t.strides is None else t.touched_bytes for t in inputs])
             kernels = 0 if name in MAKE_ONLY_ROOM else max(kernels, SEVERAL.get(name, 0))
-        engine = self.in_backward and not self.in_forward
+        engine = self.in_backward and not self.in_forward and not self.again
         how = factors_layout(inputs) if flops else shared_layout(inputs, name == "clone")
         self.events.append(
             Op(name, self.module, flops, read, written, kernels, dtype.name, shapes, "", self.stream, "", engine, how)
@@ -382,10 +382,10 @@ class Machine:
         args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, kernels: int = 1,
     ) -> list[Tensor]:  # fmt: skip
         """An operation with several results, or one whose kernels borrow memory (`tape/kernels`)."""
-        self.launch(name, inputs, outs[0][1], sum([prod(s) * d.itemsize for s, d in outs]), flops, kernels)
-        rule = RULES.get("aten::" + name)
         made: list[Any] = [Unmade(self, shape, dtype) for shape, dtype in outs]
-        if rule is None:
+        dtype = (inputs if name == "mm" else made)[0].dtype  # a product is computed in what its factors are
+        self.launch(name, inputs, dtype, sum([out.nbytes for out in made]), flops, kernels)
+        if (rule := RULES.get("aten::" + name)) is None:
             return [tensor.make() for tensor in made]
         script = Script()
         by_engine = self.in_backward and not self.in_forward and "aten::" + name in IN_PLACE_IN_BACKWARD

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tunecast.tape.build.unsloth.blocks import Block
+from tunecast.tape.build.unsloth.blocks import ROWS, Block
 from tunecast.tape.build.unsloth.dropping import DroppingBlock
-from tunecast.tape.build.unsloth.graph import Buffer, Graph, Size
+from tunecast.tape.build.unsloth.graph import WITH_BIAS, Buffer, Graph, Size
 
 
 class BiasedBlock(Block):
@@ -18,11 +18,11 @@ class BiasedBlock(Block):
     ) -> list[Buffer]:
         """The layer's result and its adapter's."""
         s = self.s
-        out = g.make("addmm_bias", [x, *weight], self.rows(width), s.dtype)
-        [saved[f"{name}_a"]] = g.point("cast", [], [Size(s.rank * s.hidden)], s.dtype)
-        saved[f"{name}_xa"] = g.make("mm", [x, saved[f"{name}_a"]], self.rows(s.rank), s.dtype)
-        [saved[f"{name}_b"]] = g.point("cast", [], [Size(s.rank * width)], s.dtype)
-        return [out, g.make("mm", [saved[f"{name}_xa"], saved[f"{name}_b"]], self.rows(width), s.dtype)]
+        out = g.product([x, *weight], (ROWS, s.hidden, width), s.dtype, WITH_BIAS)
+        saved[f"{name}_a"] = self.cast(g, s.hidden)
+        saved[f"{name}_xa"] = g.product([x, saved[f"{name}_a"]], (ROWS, s.hidden, s.rank), s.dtype)
+        saved[f"{name}_b"] = self.cast(g, width)
+        return [out, g.product([saved[f"{name}_xa"], saved[f"{name}_b"]], (ROWS, s.rank, width), s.dtype)]
 
     def summed(self, g: Graph, both: Sequence[Buffer], width: int) -> Buffer:
         """The sum, with positions."""
@@ -76,17 +76,17 @@ class BiasedBlock(Block):
             scaled = dy
             if name != "v":
                 [scaled] = g.point("scale", [dy], [self.rows(width)], dtype)
-            d_b = g.make("mm", [scaled, given[f"{name}_xa"]], Size(s.rank * width), dtype)
-            t = g.make("mm", [scaled, given[f"{name}_b"]], self.rows(s.rank), dtype)
+            d_b = g.product([scaled, given[f"{name}_xa"]], (width, ROWS, s.rank), dtype)
+            t = g.product([scaled, given[f"{name}_b"]], (ROWS, width, s.rank), dtype)
             gradients[f"{name}_b"] = self.widened(g, d_b)
-            d_a = g.make("mm", [t, x[name]], Size(s.rank * s.hidden), dtype)
-            terms.append(g.make("mm", [t, given[f"{name}_a"]], self.rows(s.hidden), dtype))
+            d_a = g.product([t, x[name]], (s.rank, ROWS, s.hidden), dtype)
+            terms.append(g.product([t, given[f"{name}_a"]], (ROWS, s.rank, s.hidden), dtype))
             gradients[f"{name}_a"] = self.widened(g, d_a)
             weight = self.weight(g, width, s.hidden)
             whole = part if name == "v" else dy
             if name == "v" and self.padded:
                 [whole] = g.point("unscaled", [part], [self.rows(width)], dtype)
-            terms.append(g.make("mm", [whole, *weight], self.rows(s.hidden), dtype))
+            terms.append(g.product([whole, *weight], (ROWS, width, s.hidden), dtype))
         masks = [given[f"{name}_mask"] for name in "vkq" if f"{name}_mask" in given]
         early = g.point("drop_sum", [*terms, *masks], [self.rows(s.hidden)], dtype) if masks else []
         dn = g.empty(self.rows(s.hidden), dtype)
@@ -105,9 +105,9 @@ class DroppingBiasedBlock(DroppingBlock, BiasedBlock):
     ) -> Buffer:
         s = self.s
         saved[f"{name}_a"] = a if a is not None else self.cast(g, s.hidden)
-        saved[f"{name}_xa"] = g.make("mm", [dropped, saved[f"{name}_a"]], self.rows(s.rank), s.dtype)
+        saved[f"{name}_xa"] = g.product([dropped, saved[f"{name}_a"]], (ROWS, s.hidden, s.rank), s.dtype)
         saved[f"{name}_b"] = self.cast(g, width)
-        return g.make("mm", [saved[f"{name}_xa"], saved[f"{name}_b"]], self.rows(width), s.dtype)
+        return g.product([saved[f"{name}_xa"], saved[f"{name}_b"]], (ROWS, s.rank, width), s.dtype)
 
     def inference(self) -> Graph:
         g, s = self.graph(), self.s
@@ -119,7 +119,7 @@ class DroppingBiasedBlock(DroppingBlock, BiasedBlock):
         placed = []
         place = 0
         for name, width, weight in zip("qkv", widths, weights, strict=True):
-            out = g.make("addmm_bias", [x, *weight], self.rows(width), s.dtype)
+            out = g.product([x, *weight], (ROWS, s.hidden, width), s.dtype, WITH_BIAS)
             if name == "q":
                 self.seeds(g)
                 place = len(g.steps)
@@ -138,7 +138,7 @@ class DroppingBiasedBlock(DroppingBlock, BiasedBlock):
         pairs = []
         place = 0
         for name, width in (("q", s.queries), ("k", s.keys), ("v", s.keys)):
-            out = g.make("addmm_bias", [x, *self.weight(g, width, s.hidden)], self.rows(width), s.dtype)
+            out = g.product([x, *self.weight(g, width, s.hidden)], (ROWS, s.hidden, width), s.dtype, WITH_BIAS)
             if name == "q":
                 self.seeds(g)
                 place = len(g.steps)

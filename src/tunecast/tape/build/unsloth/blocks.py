@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from tunecast.tape.build.attention import flops_of
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.tensor import FLOAT32, INT32, INT64, Dtype, Machine, Tensor
 from tunecast.tape.build.unsloth.graph import Buffer, Graph, Size
@@ -79,7 +80,13 @@ class Block:
         """A weight written out from 4 bits; one that is not packed is there."""
         if not self.s.quantized:
             return []
-        return g.change("triton::_nf4_dequant_kernel", [], g.empty(Size(outputs * inputs), self.s.dtype))
+        out = g.empty(Size(outputs * inputs), self.s.dtype)
+        return g.change("triton::_nf4_dequant_kernel", [], out, besides=[Size(outputs * inputs // 2, "", 1)])
+
+    def cast(self, g: Graph, width: int, name: str = "cast") -> Buffer:
+        """An adapter's float32 matrix in the layer's dtype."""
+        numel = self.s.rank * width
+        return g.point(name, [], [Size(numel)], self.s.dtype, [Size(numel, "", 4)])[0]
 
     def adapted(self, g: Graph, x: Buffer, inputs: int, outputs: int, first: bool) -> tuple[Buffer, Buffer]:
         """`matmul_lora`: the result, and what is left of it after the adapter is added. Without history the adapter's
@@ -87,19 +94,19 @@ class Block:
         dtype, rank = self.s.dtype, self.s.rank
         weight = self.weight(g, outputs, inputs)
         if not first:
-            out = g.make("mm", [x, *weight], self.rows(outputs), dtype)
-        [a] = g.point("cast", [], [Size(rank * inputs)], dtype)
-        xa = g.make("mm", [x, a], self.rows(rank), dtype)
+            out = g.product([x, *weight], (ROWS, inputs, outputs), dtype)
+        a = self.cast(g, inputs)
+        xa = g.product([x, a], (ROWS, inputs, rank), dtype)
         if first:
-            out = g.make("mm", [x, *weight], self.rows(outputs), dtype)
-        [b] = g.point("cast", [], [Size(rank * outputs)], dtype)
-        [left] = g.change("addmm_", [xa, b], out, skip=1)
-        return out, left
+            out = g.product([x, *weight], (ROWS, inputs, outputs), dtype)
+        b = self.cast(g, outputs)
+        return out, g.added([xa, b], (ROWS, rank, outputs), out)
 
     def normed(self, g: Graph, reads: Sequence[Buffer]) -> tuple[Buffer, Buffer, Buffer]:
         y = g.empty(self.rows(self.s.hidden), self.s.dtype)
         r = g.empty(self.rows(1, 4), FLOAT32)
-        return g.change("triton::_rms_layernorm_forward", reads, y, r)[0], y, r
+        besides = [] if reads else [self.rows(self.s.hidden)]  # the layer's own input
+        return g.change("triton::_rms_layernorm_forward", reads, y, r, besides=besides)[0], y, r
 
     def rotated(self, g: Graph, x: Buffer, width: int) -> tuple[Buffer, Buffer]:
         out = g.empty(self.rows(width), self.s.dtype)
@@ -160,7 +167,7 @@ class Block:
         else:
             outs = ((q.shape, s.dtype), ((batch, heads, length), FLOAT32), ((2,), INT64), ((), INT64))
             name, args = "_scaled_dot_product_flash_attention", (q, k, v, 0.0, True)
-        made = machine.run_many(name, (q, k, v), outs, 0, args)
+        made = machine.run_many(name, (q, k, v), outs, flops_of(q, k, v), args)
         return [made[0]] if not keeps else [made[0], made[1], made[2], made[3]]
 
     def tensors(self, machine: Machine) -> list[Tensor]:
@@ -195,14 +202,14 @@ class Block:
         o = self.output(g, attended)
         y = g.empty(self.rows(s.hidden), s.dtype)
         r = g.empty(self.rows(1, 4), FLOAT32)
-        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype)
+        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype, [self.rows(s.hidden)])
         [y, _] = g.change("triton::_rms_layernorm_forward", [h], y, r)
         gate = self.adapted(g, y, s.hidden, s.inner, True)[1]
         up = self.adapted(g, y, s.hidden, s.inner, True)[1]
         act = g.empty(self.rows(s.inner), s.dtype)
         [act] = g.change("triton::_fg_kernel", [gate, up], act)
         down = self.adapted(g, act, s.inner, s.hidden, True)[1]
-        g.outputs = g.point("add_three", [o, down], [self.rows(s.hidden)], s.dtype)
+        g.outputs = g.point("add_three", [o, down], [self.rows(s.hidden)], s.dtype, [self.rows(s.hidden)])
         return g
 
     def output(self, g: Graph, attended: Buffer) -> Buffer:
@@ -212,11 +219,11 @@ class Block:
             g.skip()
         weight = self.weight(g, s.hidden, s.queries)
         a = self.by_token(g, attended)
-        [low] = g.point("cast", [], [Size(s.rank * s.queries)], s.dtype)
-        xa = g.make("mm", [a, low], self.rows(s.rank), s.dtype)
-        out = g.make("mm", [a, *weight], self.rows(s.hidden), s.dtype)
-        [high] = g.point("cast", [], [Size(s.rank * s.hidden)], s.dtype)
-        return g.change("addmm_", [xa, high], out, skip=1)[0]
+        low = self.cast(g, s.queries)
+        xa = g.product([a, low], (ROWS, s.queries, s.rank), s.dtype)
+        out = g.product([a, *weight], (ROWS, s.queries, s.hidden), s.dtype)
+        high = self.cast(g, s.hidden)
+        return g.added([xa, high], (ROWS, s.rank, s.hidden), out)
 
     def forward(self) -> tuple[Graph, dict[str, Buffer]]:
         g, s = self.graph(), self.s
@@ -237,7 +244,7 @@ class Block:
             g.skip()
         a = self.by_token(g, parts[0])
         o = self.adapted(g, a, s.queries, s.hidden, False)[1]
-        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype)
+        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype, [self.rows(s.hidden)])
         y, normed_2, r_2 = self.normed(g, [h])
         gate, gate_left = self.adapted(g, y, s.hidden, s.inner, False)
         up, up_left = self.adapted(g, y, s.hidden, s.inner, False)
@@ -263,59 +270,59 @@ class Block:
             return Size(rank * width)
 
         def cast(width: int) -> Buffer:
-            return g.point("cast_again", [], [low(width)], dtype)[0]
+            return self.cast(g, width, "cast_again")
 
         # the MLP
         weight = self.weight(g, s.hidden, s.inner)
-        dw = g.make("mm", weight, self.rows(s.inner), dtype)
+        dw = g.product(weight, (ROWS, s.hidden, s.inner), dtype)
         down_a = cast(s.inner)
         down_b = cast(s.hidden)
-        y_db = g.make("mm", [down_b], self.rows(rank), dtype)
-        [dw] = g.change("addmm_", [y_db, down_a], dw, skip=1)
+        y_db = g.product([down_b], (ROWS, s.hidden, rank), dtype)
+        dw = g.added([y_db, down_a], (ROWS, rank, s.inner), dw)
         df, de = g.named(self.rows(s.inner), dtype), g.named(self.rows(s.inner), dtype)
         place = len(g.steps)
         empties = [g.empty(low(width), dtype) for width in (s.inner, s.hidden, s.hidden, s.inner, s.hidden, s.inner)]
         act = g.named(self.rows(s.inner), dtype)
         g.fuse(place, "swiglu_backward", [dw, given["gate"], given["up"]], [df, de, act])
-        d_down_a = g.make("addmm", [empties[0], act, y_db], low(s.inner), dtype)
-        xa = g.make("mm", [down_a, act], self.rows(rank), dtype)
-        d_down_b = g.make("addmm", [empties[1], xa], low(s.hidden), dtype)
+        d_down_a = g.product([empties[0], act, y_db], (s.inner, ROWS, rank), dtype, "addmm")
+        xa = g.product([down_a, act], (rank, s.inner, ROWS), dtype)
+        d_down_b = g.product([empties[1], xa], (rank, ROWS, s.hidden), dtype, "addmm")
         up_b = cast(s.inner)
-        up_db = g.make("mm", [df, up_b], self.rows(rank), dtype)
+        up_db = g.product([df, up_b], (ROWS, s.inner, rank), dtype)
         gate_b = cast(s.inner)
-        gate_db = g.make("mm", [de, gate_b], self.rows(rank), dtype)
+        gate_db = g.product([de, gate_b], (ROWS, s.inner, rank), dtype)
         x = given["normed_2"]
-        d_up_a = g.make("addmm", [empties[4], up_db, x], low(s.hidden), dtype)
+        d_up_a = g.product([empties[4], up_db, x], (s.hidden, ROWS, rank), dtype, "addmm")
         up_a = cast(s.hidden)
-        xa = g.make("mm", [up_a, x], self.rows(rank), dtype)
-        d_up_b = g.make("addmm", [empties[5], xa, df], low(s.inner), dtype)
-        d_gate_a = g.make("addmm", [empties[2], gate_db, x], low(s.hidden), dtype)
+        xa = g.product([up_a, x], (rank, s.hidden, ROWS), dtype)
+        d_up_b = g.product([empties[5], xa, df], (rank, ROWS, s.inner), dtype, "addmm")
+        d_gate_a = g.product([empties[2], gate_db, x], (s.hidden, ROWS, rank), dtype, "addmm")
         gate_a = cast(s.hidden)
-        xa = g.make("mm", [gate_a, x], self.rows(rank), dtype)
-        d_gate_b = g.make("addmm", [empties[3], xa, de], low(s.inner), dtype)
+        xa = g.product([gate_a, x], (rank, s.hidden, ROWS), dtype)
+        d_gate_b = g.product([empties[3], xa, de], (rank, ROWS, s.inner), dtype, "addmm")
         weight = self.weight(g, s.inner, s.hidden)
-        dx = g.make("mm", [df, *weight], self.rows(s.hidden), dtype)
-        [dx] = g.change("addmm_", [up_db, up_a], dx, skip=1)
+        dx = g.product([df, *weight], (ROWS, s.inner, s.hidden), dtype)
+        dx = g.added([up_db, up_a], (ROWS, rank, s.hidden), dx)
         weight = self.weight(g, s.inner, s.hidden)
-        [dx] = g.change("addmm_", [de, *weight], dx, skip=1)
-        [dx] = g.change("addmm_", [gate_db, gate_a], dx, skip=1)
+        dx = g.added([de, *weight], (ROWS, s.inner, s.hidden), dx)
+        dx = g.added([gate_db, gate_a], (ROWS, rank, s.hidden), dx)
         mlp = [self.widened(g, each) for each in (d_gate_a, d_gate_b, d_up_a, d_up_b, d_down_a, d_down_b)]
         # its norm
         dn = g.empty(self.rows(s.hidden), dtype)
         [dn] = g.change("triton::_rms_layernorm_backward", [dx, given["h"], given["r_2"]], dn)
-        [dh] = g.point("add", [dn], [self.rows(s.hidden)], dtype)
+        [dh] = g.point("add", [dn], [self.rows(s.hidden)], dtype, [self.rows(s.hidden)])
         # the output projection
         e_a, e_b = g.empty(low(s.queries), dtype), g.empty(low(s.hidden), dtype)
         o_b = cast(s.hidden)
-        y_db = g.make("mm", [dh, o_b], self.rows(rank), dtype)
+        y_db = g.product([dh, o_b], (ROWS, s.hidden, rank), dtype)
         a = given.get("a") or given["attended"]
-        d_o_a = g.make("addmm", [e_a, y_db, a], low(s.queries), dtype)
+        d_o_a = g.product([e_a, y_db, a], (s.queries, ROWS, rank), dtype, "addmm")
         o_a = cast(s.queries)
-        xa = g.make("mm", [o_a, a], self.rows(rank), dtype)
-        d_o_b = g.make("addmm", [e_b, xa, dh], low(s.hidden), dtype)
+        xa = g.product([o_a, a], (rank, s.queries, ROWS), dtype)
+        d_o_b = g.product([e_b, xa, dh], (rank, ROWS, s.hidden), dtype, "addmm")
         weight = self.weight(g, s.hidden, s.queries)
-        da = g.make("mm", [dh, *weight], self.rows(s.queries), dtype)
-        [da] = g.change("addmm_", [y_db, o_a], da, skip=1)
+        da = g.product([dh, *weight], (ROWS, s.hidden, s.queries), dtype)
+        da = g.added([y_db, o_a], (ROWS, rank, s.queries), da)
         output = [self.widened(g, each) for each in (d_o_a, d_o_b)]
         dn, attention = self.projections_backward(g, da, given)
         [out] = g.point("add_in_place", [dh, dn], [self.rows(s.hidden)], dtype)
@@ -330,28 +337,29 @@ class Block:
             return Size(rank * width)
 
         def cast(width: int) -> Buffer:
-            return g.point("cast_again", [], [low(width)], dtype)[0]
+            return self.cast(g, width, "cast_again")
 
         dq, dk, dv, _ = self.attends_backward(g, da, given)
         empties = [g.empty(low(width), dtype) for width in (s.hidden, s.queries, s.hidden, s.keys, s.hidden, s.keys)]
         dbs = []
         for dy, width in ((dq, s.queries), (dk, s.keys), (dv, s.keys)):
             b = cast(width)
-            dbs.append(g.make("mm", [dy, b], self.rows(rank), dtype))
+            dbs.append(g.product([dy, b], (ROWS, width, rank), dtype))
         x = given["normed"]
         gradients, a_s = [], []
         for number, (dy, width) in enumerate(((dq, s.queries), (dk, s.keys), (dv, s.keys))):
-            gradients.append(g.make("addmm", [empties[2 * number], dbs[number], x], low(s.hidden), dtype))
+            of_a = [empties[2 * number], dbs[number], x]
+            gradients.append(g.product(of_a, (s.hidden, ROWS, rank), dtype, "addmm"))
             a_s.append(cast(s.hidden))
-            xa = g.make("mm", [a_s[-1], x], self.rows(rank), dtype)
-            gradients.append(g.make("addmm", [empties[2 * number + 1], xa, dy], low(width), dtype))
+            xa = g.product([a_s[-1], x], (rank, s.hidden, ROWS), dtype)
+            gradients.append(g.product([empties[2 * number + 1], xa, dy], (rank, ROWS, width), dtype, "addmm"))
         weight = self.weight(g, s.queries, s.hidden)
-        dx = g.make("mm", [dq, *weight], self.rows(s.hidden), dtype)
-        [dx] = g.change("addmm_", [dbs[0], a_s[0]], dx, skip=1)
+        dx = g.product([dq, *weight], (ROWS, s.queries, s.hidden), dtype)
+        dx = g.added([dbs[0], a_s[0]], (ROWS, rank, s.hidden), dx)
         for number, dy in ((1, dk), (2, dv)):
             weight = self.weight(g, s.keys, s.hidden)
-            [dx] = g.change("addmm_", [dy, *weight], dx, skip=1)
-            [dx] = g.change("addmm_", [dbs[number], a_s[number]], dx, skip=1)
+            dx = g.added([dy, *weight], (ROWS, s.keys, s.hidden), dx)
+            dx = g.added([dbs[number], a_s[number]], (ROWS, rank, s.hidden), dx)
         attention = [self.widened(g, each) for each in gradients]
         dn = g.empty(self.rows(s.hidden), dtype)
         [dn] = g.change("triton::_rms_layernorm_backward", [dx, given["x"], given["r"]], dn)
@@ -410,7 +418,7 @@ class Block:
         gradient = q.alias(q.shape, strides)
         args = (gradient, q, k, v, q, None, None, None, None, 0.0)
         name = f"_scaled_dot_product_{'cudnn' if self.padded else 'flash'}_attention_backward"
-        return machine.run_many(name, (q, q, k, v), outs, 0, args)
+        return machine.run_many(name, (gradient, q, k, v), outs, flops_of(q, k, v) * 5 // 2, args)
 
 
 def backward_of(machine: Machine, block: Block) -> list[Tensor]:

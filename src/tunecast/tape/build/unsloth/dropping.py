@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64
-from tunecast.tape.build.unsloth.blocks import Block
+from tunecast.tape.build.unsloth.blocks import ROWS, Block
 from tunecast.tape.build.unsloth.graph import Buffer, Graph, Size
 
 DROPS = 7
@@ -30,9 +30,6 @@ class DroppingBlock(Block):
 
     def mask(self, g: Graph, width: int) -> Buffer:
         return g.named(self.rows(width, 1), BOOL)
-
-    def cast(self, g: Graph, width: int) -> Buffer:
-        return g.point("cast", [], [Size(self.s.rank * width)], self.s.dtype)[0]
 
     # ------------------------------------------------------------------ without history
 
@@ -64,7 +61,7 @@ class DroppingBlock(Block):
         o = self.product(g, attended, weight, made[1], s.queries, s.hidden, clones=True)
         y = g.empty(self.rows(s.hidden), s.dtype)
         r = g.empty(self.rows(1, 4), FLOAT32)
-        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype)
+        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype, [self.rows(s.hidden)])
         [y, _] = g.change("triton::_rms_layernorm_forward", [h], y, r)
         weight = self.weight(g, s.inner, s.hidden)
         place, made, lefts = len(g.steps), [], []
@@ -80,7 +77,7 @@ class DroppingBlock(Block):
         place, made = len(g.steps), [self.random(g, s.inner), self.dropped(g, s.inner)]
         g.fuse(place, "drop", [seeds, act], made)
         down = self.product(g, act, weight, made[1], s.inner, s.hidden)
-        g.outputs = g.point("add_three", [o, down], [self.rows(s.hidden)], s.dtype)
+        g.outputs = g.point("add_three", [o, down], [self.rows(s.hidden)], s.dtype, [self.rows(s.hidden)])
         return g
 
     def product(
@@ -88,12 +85,12 @@ class DroppingBlock(Block):
         clones: bool = False,
     ) -> Buffer:  # fmt: skip
         a = self.cast(g, inputs)
-        xa = g.make("mm", [dropped, a], self.rows(self.s.rank), self.s.dtype)
+        xa = g.product([dropped, a], (ROWS, inputs, self.s.rank), self.s.dtype)
         if clones:
             x = self.by_token(g, x)
-        out = g.make("mm", [x, *weight], self.rows(outputs), self.s.dtype)
+        out = g.product([x, *weight], (ROWS, inputs, outputs), self.s.dtype)
         b = self.cast(g, outputs)
-        return g.change("addmm_", [xa, b], out, skip=1)[0]
+        return g.added([xa, b], (ROWS, self.s.rank, outputs), out)
 
     # ------------------------------------------------------------------ with history
 
@@ -129,7 +126,7 @@ class DroppingBlock(Block):
         weight = self.weight(g, s.hidden, s.queries)
         a = self.by_token(g, parts[0])
         o, dropped_o = self.kept_product(g, a, "o", s.queries, s.hidden, saved, weight)[1:]
-        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype)
+        [h] = g.point("add", [o], [self.rows(s.hidden)], s.dtype, [self.rows(s.hidden)])
         saved["h"] = h
         y, saved["normed_2"], saved["r_2"] = self.normed(g, [h])
         place_mlp = len(g.steps)
@@ -142,13 +139,13 @@ class DroppingBlock(Block):
         place_down = len(g.steps)
         random_down = self.random(g, s.inner)
         weight = self.weight(g, s.hidden, s.inner)
-        out = g.make("mm", [act, *weight], self.rows(s.hidden), s.dtype)
+        out = g.product([act, *weight], (ROWS, s.inner, s.hidden), s.dtype)
         saved["down_a"] = self.cast(g, s.inner)
         dropped_down = self.dropped(g, s.inner)
-        xa = g.make("mm", [dropped_down, saved["down_a"]], self.rows(s.rank), s.dtype)
+        xa = g.product([dropped_down, saved["down_a"]], (ROWS, s.inner, s.rank), s.dtype)
         place_cast = len(g.steps)
         b = g.named(Size(s.rank * s.hidden), s.dtype)
-        [down] = g.change("addmm_", [xa, b], out, skip=1)
+        down = g.added([xa, b], (ROWS, s.rank, s.hidden), out)
         [out] = g.point("add", [h, down], [self.rows(s.hidden)], s.dtype)
         saved["down_mask"] = self.mask(g, s.inner)
         saved["down_b"] = g.named(Size(s.rank * s.hidden), s.dtype)
@@ -168,12 +165,12 @@ class DroppingBlock(Block):
         """The product, what is left of it with the adapter added, and the adapter's input, made elsewhere."""
         if weight is None:
             weight = self.weight(g, outputs, inputs)
-        out = g.make("mm", [x, *weight], self.rows(outputs), self.s.dtype)
+        out = g.product([x, *weight], (ROWS, inputs, outputs), self.s.dtype)
         saved[f"{name}_a"] = self.cast(g, inputs)
         dropped = self.dropped(g, inputs)
-        xa = g.make("mm", [dropped, saved[f"{name}_a"]], self.rows(self.s.rank), self.s.dtype)
+        xa = g.product([dropped, saved[f"{name}_a"]], (ROWS, inputs, self.s.rank), self.s.dtype)
         saved[f"{name}_b"] = self.cast(g, outputs)
-        [left] = g.change("addmm_", [xa, saved[f"{name}_b"]], out, skip=1)
+        left = g.added([xa, saved[f"{name}_b"]], (ROWS, self.s.rank, outputs), out)
         return out, left, dropped
 
     # ------------------------------------------------------------------ backward
@@ -181,26 +178,26 @@ class DroppingBlock(Block):
     def backward(self, saved: Mapping[str, Size]) -> Graph:
         g, s = self.graph(), self.s
         given = {name: g.give(name, size) for name, size in saved.items()}
-        dtype, rank = s.dtype, self.rows(s.rank)
+        dtype, rank = s.dtype, s.rank
 
         def low(width: int) -> Size:
             return Size(s.rank * width)
 
         # the MLP
         weight = self.weight(g, s.hidden, s.inner)
-        dw = g.make("mm", weight, self.rows(s.inner), dtype)
-        y_db = g.make("mm", [given["down_b"]], rank, dtype)
-        lora = g.make("mm", [y_db, given["down_a"]], self.rows(s.inner), dtype)
+        dw = g.product(weight, (ROWS, s.hidden, s.inner), dtype)
+        y_db = g.product([given["down_b"]], (ROWS, s.hidden, rank), dtype)
+        lora = g.product([y_db, given["down_a"]], (ROWS, rank, s.inner), dtype)
         df, de = g.named(self.rows(s.inner), dtype), g.named(self.rows(s.inner), dtype)
         place = len(g.steps)
         empties = [g.empty(low(width), dtype) for width in (s.inner, s.hidden, s.hidden, s.inner, s.hidden, s.inner)]
         act = g.named(self.rows(s.inner), dtype)
         g.fuse(place, "swiglu", [dw, lora, given["down_mask"], given["gate"], given["up"]], [df, de, act])
-        d_down_a = g.make("addmm", [empties[0], act, y_db], low(s.inner), dtype)
-        xa = g.make("mm", [given["down_a"], act], rank, dtype)
-        d_down_b = g.make("addmm", [empties[1], xa], low(s.hidden), dtype)
-        up_db = g.make("mm", [df, given["up_b"]], rank, dtype)
-        gate_db = g.make("mm", [de, given["gate_b"]], rank, dtype)
+        d_down_a = g.product([empties[0], act, y_db], (s.inner, ROWS, rank), dtype, "addmm")
+        xa = g.product([given["down_a"], act], (rank, s.inner, ROWS), dtype)
+        d_down_b = g.product([empties[1], xa], (rank, ROWS, s.hidden), dtype, "addmm")
+        up_db = g.product([df, given["up_b"]], (ROWS, s.inner, rank), dtype)
+        gate_db = g.product([de, given["gate_b"]], (ROWS, s.inner, rank), dtype)
         place, pairs = len(g.steps), []
         xds = []
         for dy, db, name, empty in ((df, up_db, "up", 4), (de, gate_db, "gate", 2)):
@@ -211,25 +208,25 @@ class DroppingBlock(Block):
         first, over = self.first_gradient(g, place, up_db, given["up_a"], s.hidden)
         masks = [given["normed_2"], given["up_mask"], given["gate_mask"]]
         g.fuse(place + 1, "drop_backward", [first, *masks], [*xds, over], {over: first})
-        dx = g.make("addmm", [over, df, *weight], self.rows(s.hidden), dtype)
+        dx = g.product([over, df, *weight], (ROWS, s.inner, s.hidden), dtype, "addmm")
         weight = self.weight(g, s.inner, s.hidden)
-        [dx] = g.change("addmm_", [de, *weight], dx, skip=1)
-        lora = g.make("mm", [gate_db, given["gate_a"]], self.rows(s.hidden), dtype)
+        dx = g.added([de, *weight], (ROWS, s.inner, s.hidden), dx)
+        lora = g.product([gate_db, given["gate_a"]], (ROWS, rank, s.hidden), dtype)
         mlp = [self.widened(g, each) for each in (*pairs[1], *pairs[0], d_down_a, d_down_b)]
         # its norm
         dn = g.empty(self.rows(s.hidden), dtype)
         [dx] = g.point("drop_add", [dx, lora, given["gate_mask"]], [self.rows(s.hidden)], dtype)
         [dn] = g.change("triton::_rms_layernorm_backward", [dx, given["h"], given["r_2"]], dn)
-        [dh] = g.point("add", [dn], [self.rows(s.hidden)], dtype)
+        [dh] = g.point("add", [dn], [self.rows(s.hidden)], dtype, [self.rows(s.hidden)])
         # the output projection
         empties = [g.empty(low(s.queries), dtype), g.empty(low(s.hidden), dtype)]
-        y_db = g.make("mm", [dh, given["o_b"]], rank, dtype)
+        y_db = g.product([dh, given["o_b"]], (ROWS, s.hidden, rank), dtype)
         place, xd = len(g.steps), self.dropped(g, s.queries)
         pair = self.pair(g, empties, xd, y_db, dh, given["o_a"], s.queries, s.hidden)
         weight = self.weight(g, s.hidden, s.queries)
         first, over = self.first_gradient(g, place, y_db, given["o_a"], s.queries)
         g.fuse(place + 1, "drop_output", [first, given["attended"], given["o_mask"]], [xd, over], {over: first})
-        da = g.make("addmm", [over, dh, *weight], self.rows(s.queries), dtype)
+        da = g.product([over, dh, *weight], (ROWS, s.hidden, s.queries), dtype, "addmm")
         output = [self.widened(g, each) for each in pair]
         dn, attention = self.projections_backward(g, da, given)
         [out] = g.point("add_in_place", [dh, dn], [self.rows(s.hidden)], dtype)
@@ -237,7 +234,7 @@ class DroppingBlock(Block):
         return g
 
     def projections_backward(self, g: Graph, da: Buffer, given: Mapping[str, Buffer]) -> tuple[Buffer, list[Buffer]]:
-        s, dtype, rank = self.s, self.s.dtype, self.rows(self.s.rank)
+        s, dtype, rank = self.s, self.s.dtype, self.s.rank
 
         def low(width: int) -> Size:
             return Size(s.rank * width)
@@ -246,7 +243,10 @@ class DroppingBlock(Block):
         widths = (s.queries, s.keys, s.keys)
         empties = [g.empty(low(each), dtype) for width in widths for each in (s.hidden, width)]
         dys = (dq, dk, dv)
-        dbs = [g.make("mm", [dy, given[f"{n}_b"]], rank, dtype) for dy, n in zip(dys, "qkv", strict=True)]
+        dbs = [
+            g.product([dy, given[f"{name}_b"]], (ROWS, width, rank), dtype)
+            for dy, name, width in zip(dys, "qkv", widths, strict=True)
+        ]
         place, pairs, xds = len(g.steps), [], []
         for number, (dy, name, width) in enumerate(zip(dys, "qkv", widths, strict=True)):
             xds.append(self.dropped(g, s.hidden))
@@ -256,14 +256,14 @@ class DroppingBlock(Block):
         first, over = self.first_gradient(g, place, dbs[0], given["q_a"], s.hidden)
         masks = [given["normed"], *[given[f"{name}_mask"] for name in "qkv"]]
         g.fuse(place + 1, "drop_backward", [first, *masks], [*xds, over], {over: first})
-        dx = g.make("addmm", [over, dq, *weight], self.rows(s.hidden), dtype)
+        dx = g.product([over, dq, *weight], (ROWS, s.queries, s.hidden), dtype, "addmm")
         weight = self.weight(g, s.keys, s.hidden)
-        [dx] = g.change("addmm_", [dk, *weight], dx, skip=1)
-        lora = g.make("mm", [dbs[1], given["k_a"]], self.rows(s.hidden), dtype)
+        dx = g.added([dk, *weight], (ROWS, s.keys, s.hidden), dx)
+        lora = g.product([dbs[1], given["k_a"]], (ROWS, rank, s.hidden), dtype)
         [dx] = g.point("drop_add", [dx, lora, given["k_mask"]], [self.rows(s.hidden)], dtype)
         weight = self.weight(g, s.keys, s.hidden)
-        [dx] = g.change("addmm_", [dv, *weight], dx, skip=1)
-        lora = g.make("mm", [dbs[2], given["v_a"]], self.rows(s.hidden), dtype)
+        dx = g.added([dv, *weight], (ROWS, s.keys, s.hidden), dx)
+        lora = g.product([dbs[2], given["v_a"]], (ROWS, rank, s.hidden), dtype)
         attention = [self.widened(g, each) for two in pairs for each in two]
         dn = g.empty(self.rows(s.hidden), dtype)
         [dx] = g.point("drop_add", [dx, lora, given["v_mask"]], [self.rows(s.hidden)], dtype)
@@ -276,12 +276,12 @@ class DroppingBlock(Block):
     ) -> tuple[Buffer, Buffer]:  # fmt: skip
         """An adapter's two gradients."""
         rank, dtype = self.s.rank, self.s.dtype
-        d_a = g.make("addmm", [empties[0], xd, db], Size(rank * inputs), dtype)
-        xa = g.make("mm", [a, xd], self.rows(rank), dtype)
-        return d_a, g.make("addmm", [empties[1], xa, dy], Size(rank * outputs), dtype)
+        d_a = g.product([empties[0], xd, db], (inputs, ROWS, rank), dtype, "addmm")
+        xa = g.product([a, xd], (rank, inputs, ROWS), dtype)
+        return d_a, g.product([empties[1], xa, dy], (rank, ROWS, outputs), dtype, "addmm")
 
     def first_gradient(self, g: Graph, place: int, db: Buffer, a: Buffer, width: int) -> tuple[Buffer, Buffer]:
         """What goes back through a dropped input, which comes as early as it can; and its name once dropped."""
-        first = g.make("mm", [db, a], self.rows(width), self.s.dtype)
+        first = g.product([db, a], (ROWS, self.s.rank, width), self.s.dtype)
         g.steps.insert(place, g.steps.pop())
         return first, self.dropped(g, width)

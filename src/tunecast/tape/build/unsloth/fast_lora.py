@@ -45,9 +45,10 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def into(name: str, out: Tensor, a: Tensor, b: Tensor) -> None:
-    """A product written, or added, into memory that is there."""
+    """A product written, or added, into memory that is there; of the factors' dtype, whatever the sum's is."""
     machine = out.machine
-    machine.launch(name, (out, a, b), out.dtype, out.nbytes, 2 * a.numel() * b.shape[1])
+    inputs = (a, b) if name == "mm" else (out, a, b)
+    machine.launch(name, inputs, b.dtype, out.nbytes, 2 * a.numel() * b.shape[1])
     machine.keep_workspaces("mm")
 
 

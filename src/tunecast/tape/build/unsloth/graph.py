@@ -26,6 +26,30 @@ class Size(NamedTuple):
         return self.numel * self.itemsize * (counts[self.grows_with] if self.grows_with else 1)
 
 
+WITH_BIAS = "addmm_bias"
+"""An `addmm` whose summand is one row: the only product that is for cublasLt."""
+Side = int | str
+"""Of a matrix: a number, or what it grows with."""
+
+
+class Product(NamedTuple):
+    """[rows, inner] times [inner, columns]."""
+
+    rows: Side
+    inner: Side
+    columns: Side
+
+    def size(self) -> Size:
+        if isinstance(self.rows, str):
+            return Size(int(self.columns), self.rows)
+        if isinstance(self.columns, str):
+            return Size(self.rows, self.columns)
+        return Size(self.rows * self.columns)
+
+    def sides(self, counts: Counts) -> list[int]:
+        return [counts[side] if isinstance(side, str) else side for side in self]
+
+
 class Buffer:
     """What a step makes; or, of no size, what a step changes in place (`of` is whose memory that is)."""
 
@@ -56,6 +80,9 @@ class Step:
     pointwise: bool = False
     over: dict[Buffer, Buffer] = field(default_factory=dict)
     """What a result may be written over, of a kernel with several."""
+    product: Product | None = None
+    besides: tuple[Size, ...] = ()
+    """What it reads that is no buffer of the graph: the layer's input, a weight."""
     index: int = 0
     size: int = 0
     before: dict[Step, None] = field(default_factory=dict)
@@ -108,9 +135,27 @@ class Graph:
         self._step(Step(name, list(reads), [made]))
         return made
 
-    def point(self, name: str, reads: Sequence[Buffer], sizes: Sequence[Size], dtype: Dtype) -> list[Buffer]:
+    def product(
+        self, reads: Sequence[Buffer], sides: tuple[Side, Side, Side], dtype: Dtype, name: str = "mm"
+    ) -> Buffer:
+        """A matrix product of its own; `sides` are (rows, inner, columns)."""
+        product = Product(*sides)
+        made = self._buffer(product.size(), dtype)
+        self._step(Step(name, list(reads), [made], product=product))
+        return made
+
+    def added(self, reads: Sequence[Buffer], sides: tuple[Side, Side, Side], to: Buffer) -> Buffer:
+        """A matrix product added to what is there."""
+        self.skip()
+        left = self._buffer(Size(0), None, to)
+        self._step(Step("addmm_", [*reads, to], changes=[left], product=Product(*sides)))
+        return left
+
+    def point(
+        self, name: str, reads: Sequence[Buffer], sizes: Sequence[Size], dtype: Dtype, besides: Sequence[Size] = ()
+    ) -> list[Buffer]:
         made = [self._buffer(size, dtype) for size in sizes]
-        self._step(Step(name, list(reads), made, pointwise=True))
+        self._step(Step(name, list(reads), made, pointwise=True, besides=tuple(besides)))
         return made
 
     def fuse(
@@ -129,11 +174,12 @@ class Graph:
         buffer.inside = inside
         return buffer
 
-    def change(self, name: str, reads: Sequence[Buffer], *changed: Buffer, skip: int = 0) -> list[Buffer]:
+    def change(
+        self, name: str, reads: Sequence[Buffer], *changed: Buffer, besides: Sequence[Size] = ()
+    ) -> list[Buffer]:
         """A kernel that writes over buffers; what it leaves has names of its own."""
-        self.skip(skip)
         left = [self._buffer(Size(0), None, buffer) for buffer in changed]
-        self._step(Step(name, [*reads, *changed], changes=left))
+        self._step(Step(name, [*reads, *changed], changes=left, besides=tuple(besides)))
         return left
 
     def call(

@@ -223,11 +223,16 @@ def project(x: Tensor, h: Tensor, head: Tensor) -> None:
 def product(dz: Tensor, head: Tensor, width: int) -> Tensor:
     (first, last), *rest = eights(head.shape[0])
     n, machine = dz.shape[0], dz.machine
-    part = dz.alias((n, last - first), dz.stride())
+    part = narrow(dz, (n, last - first), head.dtype)
     out = machine.run("mm", (part, head), (n, width), FLOAT32, 2 * n * (last - first) * width, args=(part, head))
     for first, last in rest:
-        into("addmm_", out, dz.alias((n, last - first), dz.stride()), head.alias((last - first, width), None))
+        into("addmm_", out, narrow(dz, (n, last - first), head.dtype), head.alias((last - first, width), None))
     return out
+
+
+def narrow(x: Tensor, shape: tuple[int, int], dtype: Dtype) -> Tensor:
+    """Rows of a buffer of float32 in half the bytes (`buf.view(half_dtype)`), where the gradient is by now."""
+    return Tensor(x.machine, x.storage, shape, dtype, (2 * x.stride()[0], 1), is_view=True)
 
 
 def tiled(hidden: Tensor, head: Tensor, targets: Tensor, idx: Tensor) -> None:
@@ -258,7 +263,8 @@ def tiled(hidden: Tensor, head: Tensor, targets: Tensor, idx: Tensor) -> None:
             machine.launch("triton::_fl_partial_kernel", (x, chosen, part), FLOAT32, part.nbytes)
             machine.launch("triton::_fl_flash_p_kernel", (x, acc, running), hidden.dtype, x.nbytes // 2)
             for begin, end in eights(last - first):
-                into("addmm_", acc, x.alias((n, end - begin), (tile, 1)), head.alias((end - begin, width), None))
+                words = head.alias((end - begin, width), None)
+                into("addmm_", acc.alias((n, width), None), narrow(x, (n, end - begin), head.dtype), words)
         machine.launch("triton::_fl_combine_kernel", (part, chosen), FLOAT32, 4 * n)
         machine.launch("triton::_fl_flash_u_kernel", (acc, chosen), hidden.dtype, 2 * n * width)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tunecast.tape.build.tensor import INT32, UINT8, Dtype, Machine, Tensor
-from tunecast.tape.build.unsloth.graph import Buffer, Counts, Graph, Step
+from tunecast.tape.build.unsloth.graph import WITH_BIAS, Buffer, Counts, Graph, Product, Step
 from tunecast.tape.build.unsloth.pools import Pool, pools_of
 
 CONFIGS = 2
@@ -117,10 +117,45 @@ def execute(machine: Machine, step: Step, sizes: Any, held: dict[Any, Any]) -> N
         return
     if step.name == "part":
         return
-    dtype = next((buffer.dtype for buffer in (*step.makes, *step.changes) if buffer.dtype is not None), UINT8)
-    machine.launch(step.name, (), dtype, 0)
-    if step.name in ("mm", "addmm_", "addmm", "addmm_bias"):  # only a bias is for cublasLt
-        machine.keep_workspaces("addmm" if step.name == "addmm_bias" else "mm")
+    roots = [buffer.root() for buffer in (*step.makes, *step.changes)]
+    dtype = next((buffer.dtype for buffer in roots if buffer.dtype is not None), UINT8)
+    if not machine.keeps_ops:
+        machine.launch(step.name, (), dtype, 0)
+    elif step.product is not None:
+        multiply(machine, step.name, step.product, dtype, sizes.counts)
+    else:
+        move(machine, step, dtype, sizes.counts)
+    if step.product is not None:
+        machine.keep_workspaces("addmm" if step.name == WITH_BIAS else "mm")
+
+
+def multiply(machine: Machine, name: str, product: Product, dtype: Dtype, counts: Counts) -> None:
+    """Factors on paper. Tokens follow each other in memory, also where a factor is read the other way round."""
+    rows, inner, columns = product.sides(counts)
+    factors = [
+        paper(machine, (rows, inner), dtype, isinstance(product.inner, str)),
+        paper(machine, (inner, columns), dtype, isinstance(product.columns, str)),
+    ]
+    if name != "mm":
+        factors.insert(0, paper(machine, (columns,) if name == WITH_BIAS else (rows, columns), dtype))
+    name = "addmm" if name == WITH_BIAS else name
+    machine.launch(name, factors, dtype, rows * columns * dtype.itemsize, 2 * rows * inner * columns)
+
+
+def paper(machine: Machine, shape: tuple[int, ...], dtype: Dtype, turned: bool = False) -> Tensor:
+    """A tensor of no memory; `turned`: its first dimension is the one whose neighbours are neighbours in memory."""
+    return Tensor(machine, None, shape, dtype, (1, shape[0]) if turned else None)  # type: ignore[arg-type]
+
+
+def move(machine: Machine, step: Step, dtype: Dtype, counts: Counts) -> None:
+    """A kernel that reads all its buffers once and writes what it makes or changes."""
+    changed = [buffer.of for buffer in step.changes if buffer.of is not None]
+    read = [buffer.root() for buffer in step.reads if buffer not in changed]
+    taken = sum([size.nbytes(counts) for size in (*step.besides, *[buffer.size for buffer in read])])
+    kept = [buffer for buffer in step.makes if not buffer.inside]
+    given = sum([buffer.size.nbytes(counts) for buffer in (*kept, *[buffer.root() for buffer in changed])])
+    name = step.name if step.name.startswith("triton::") else f"triton::{step.name}"
+    machine.launch(name, [paper(machine, (taken,), UINT8)] if taken else [], dtype, given)
 
 
 def lines_of(graph: Graph, order: Sequence[Step]) -> list[Line]:
