@@ -75,7 +75,9 @@ def said_now(case: dict[str, Any]) -> dict[str, Any]:
         steps=case.get("steps"),
     )
     double = job.quantization.double_quant
-    since = held_bytes(tensors.parameters, double) - held_bytes(as_loaded(job.weights_dtype, tensors.parameters), double)
+    since = held_bytes(tensors.parameters, double) - held_bytes(
+        as_loaded(job.weights_dtype, tensors.parameters), double
+    )
     now: dict[str, Any] = {
         **{name: part for name, part in asdict(said).items() if isinstance(part, dict)},
         "training_process_bytes": said.training_process_bytes,

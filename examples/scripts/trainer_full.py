@@ -29,9 +29,7 @@ def config(layers: int) -> LlamaConfig:
 
 def texts(count: int, shortest: int, longest: int, seed: int) -> list[list[int]]:
     chance = random.Random(seed)
-    return [
-        [chance.randrange(VOCABULARY - 1) for _ in range(chance.randint(shortest, longest))] for _ in range(count)
-    ]
+    return [[chance.randrange(VOCABULARY - 1) for _ in range(chance.randint(shortest, longest))] for _ in range(count)]
 
 
 def padded(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
@@ -58,10 +56,19 @@ def main() -> None:
         trainer = Trainer(
             model=model,
             args=TrainingArguments(
-                folder, max_steps=options.steps, per_device_train_batch_size=options.batch,
-                gradient_accumulation_steps=options.accumulate, gradient_checkpointing=options.checkpointing,
-                bf16=True, learning_rate=1e-5, lr_scheduler_type="cosine", warmup_steps=2, logging_steps=1,
-                save_strategy="no", report_to=[], dataloader_num_workers=2,
+                folder,
+                max_steps=options.steps,
+                per_device_train_batch_size=options.batch,
+                gradient_accumulation_steps=options.accumulate,
+                gradient_checkpointing=options.checkpointing,
+                bf16=True,
+                learning_rate=1e-5,
+                lr_scheduler_type="cosine",
+                warmup_steps=2,
+                logging_steps=1,
+                save_strategy="no",
+                report_to=[],
+                dataloader_num_workers=2,
             ),
             train_dataset=[{"input_ids": ids} for ids in rows],
             data_collator=padded,

@@ -1,11 +1,11 @@
 """What can go wrong, as a tree. Every error carries its exit code; `cli` prints it and stops, with no traceback.
 
-    TunecastError                 exit 1
-    ├── UsageError                exit 2   a field, flag or file's content is wrong: names the field and the remedy
-    ├── DoesNotFit                exit 3   the run does not fit, or nothing satisfies the constraints
-    ├── OverBudget                exit 4   over the budget or the deadline
-    └── NotResolved               exit 5   a model, file or configuration could not be found or read, a limit was hit
-        └── Unsupported           exit 5   the installed torch (or another package) cannot be traced
+TunecastError                 exit 1
+├── UsageError                exit 2   a field, flag or file's content is wrong: names the field and the remedy
+├── DoesNotFit                exit 3   the run does not fit, or nothing satisfies the constraints
+├── OverBudget                exit 4   over the budget or the deadline
+└── NotResolved               exit 5   a model, file or configuration could not be found or read, a limit was hit
+    └── Unsupported           exit 5   the installed torch (or another package) cannot be traced
 """
 
 from __future__ import annotations

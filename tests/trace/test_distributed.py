@@ -201,12 +201,12 @@ def test_uneven_rows_are_padded(results: Path) -> None:
 def test_fsdp_buffers_of_one_block(results: Path) -> None:
     """Two weights of 512 by 512, over 8 ranks, computed in bfloat16 and reduced in float32.
 
-        forward   this rank's shards in bfloat16   2 * 512 * 512 / 8 * 2 =  128 KiB   copy-in stream
-                  the gathered buffer              2 * 512 * 512 * 2     = 1024 KiB   copy-in stream
-                  the two whole weights                512 * 512 * 2     =  512 KiB   each, default stream
-        backward  two whole gradients                  512 * 512 * 2     =  512 KiB   each, default stream
-                  what is scattered                2 * 512 * 512 * 4     = 2048 KiB   default stream
-                  the reduced shard                2 * 512 * 512 / 8 * 4 =  256 KiB   reduce-scatter stream
+    forward   this rank's shards in bfloat16   2 * 512 * 512 / 8 * 2 =  128 KiB   copy-in stream
+              the gathered buffer              2 * 512 * 512 * 2     = 1024 KiB   copy-in stream
+              the two whole weights                512 * 512 * 2     =  512 KiB   each, default stream
+    backward  two whole gradients                  512 * 512 * 2     =  512 KiB   each, default stream
+              what is scattered                2 * 512 * 512 * 4     = 2048 KiB   default stream
+              the reduced shard                2 * 512 * 512 / 8 * 4 =  256 KiB   reduce-scatter stream
     """
     tape = tape_of(results, "fsdp_8")
     step = tape.steps()[1]
@@ -375,9 +375,7 @@ fsdp_config:
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "ram", "mib"), [("MULTI_GPU", "false", 1.0), ("FSDP", "true", 0.125)]
-)
+@pytest.mark.parametrize(("kind", "ram", "mib"), [("MULTI_GPU", "false", 1.0), ("FSDP", "true", 0.125)])
 def test_accelerate_shards_as_its_file_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, ram: str, mib: float
 ) -> None:

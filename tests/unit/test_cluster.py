@@ -129,3 +129,13 @@ def test_a_script_has_cards_and_no_mesh_we_know():
     assert found.ranks == 16
     assert found.group("shard", 16) == found.group("") == Group(16, 8)
     assert found.group("", 4) == Group(4, 4)
+
+
+def test_more_cards_than_a_board_joins_are_told_to_be_machines() -> None:
+    """16 H100 SXM are two machines; four A100 PCIe with bridges, and 16 A100 SXM of one switch, are one."""
+    found = cluster("h100-sxm-80gb", 16, 1)
+    assert found.inside is links()["pcie5-x16"]
+    assert "hardware.nodes: 2 with hardware.gpus: 8" in found.warnings[0]
+    assert cluster("h100-sxm-80gb", 8, 2).warnings == ()
+    assert cluster("h100-sxm-80gb", 16, 1, link="nvlink4").warnings == ()
+    assert cluster("a100-pcie-80gb", 4, 1).warnings == cluster("a100-sxm-80gb", 16, 1).warnings == ()

@@ -19,7 +19,6 @@ def least_bytes(tape: Tape, how: AllocatorSettings) -> int:
     return smallest_capacity_bytes(Replays(program(tape), how))
 
 
-
 def alloc(block: int, mib: float, role: Role = Role.TEMPORARIES, module: str = "") -> Alloc:
     return Alloc(block, int(mib * MIB), role, module)
 

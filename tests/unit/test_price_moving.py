@@ -75,3 +75,10 @@ def test_what_launches_nothing_takes_nothing() -> None:
     for name in ("empty", "new_empty_strided", WAIT, SYNCHRONIZE, HOOK, *COLLECTIVES):
         assert op_seconds(Op(name, read_bytes=10**9, written_bytes=10**9), H200) == 0.0
     assert kind_of("all_gather") == "communication"
+
+
+@pytest.mark.parametrize("name", ["gather", "scatter"])
+def test_a_tensors_own_gather_moves_memory(name: str) -> None:
+    """It is no collective, though some of those are called like that."""
+    op = Op(name, read_bytes=10**9, written_bytes=10**9)
+    assert op_seconds(op, H200) >= 2 * 10**9 / BYTES_PER_S

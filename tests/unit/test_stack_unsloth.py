@@ -38,6 +38,7 @@ def loaded(name: str) -> ModuleType:
 cases = loaded("unsloth_cases")
 make = loaded("unsloth_make_make")
 EVENTS: dict[str, list[int]] = json.loads(gzip.decompress((GOLDEN / "events.json.gz").read_bytes()))
+FLOPS: dict[str, dict[str, int]] = json.loads((GOLDEN / "flops.json").read_text())
 JOB, LLAMA, MISTRAL, H200 = cases.JOB, cases.LLAMA, cases.MISTRAL, cases.H200
 
 
@@ -47,6 +48,15 @@ def test_paper_asks_for_and_frees_what_unsloth_does(name: str, monkeypatch: pyte
     values, config, card = cases.CASES[name]
     job = job_from_dict(values)
     assert make.told(build(job, config, list(job.lengths or [job.seq_len] * make.STEPS), card).events) == EVENTS[name]
+
+
+@pytest.mark.parametrize("name", FLOPS)
+def test_paper_computes_what_unsloth_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every product and attention of a step, by name and FLOPs."""
+    monkeypatch.setenv("UNSLOTH_COMPILE_DISABLE", "1" if name.startswith("eager") else "0")
+    values, config, card = cases.CASES[name]
+    job = job_from_dict(values)
+    assert make.computed(build(job, config, [job.seq_len] * make.STEPS, card)) == FLOPS[name]
 
 
 def test_a_family_unsloth_is_not_written_down_for_is_refused_by_name() -> None:

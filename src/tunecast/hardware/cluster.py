@@ -63,6 +63,7 @@ class Cluster:
     mesh: tuple[tuple[str, int], ...]
     """Dimensions with more than one rank, innermost first; their product is `ranks`."""
     assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -126,6 +127,7 @@ def cards_of(
         between=between,
         mesh=(("", gpus * machines),) if mesh is None else mesh,
         assumptions=tuple(told),
+        warnings=too_many_for_a_machine(gpu, gpus, machines) if named is None else (),
     )
 
 
@@ -166,6 +168,22 @@ def own_link(gpu: Gpu, gpus: int) -> Link:
         return own[0]
     host = [link for link in links().values() if _has(gpu, link) and link.kind == "host"]
     return host[0] if host else pcie_link(gpu)
+
+
+def too_many_for_a_machine(gpu: Gpu, gpus: int, machines: int) -> tuple[str, ...]:
+    """A board's switch joins so many cards; more of them are several machines, which a job must say. Bridges join a
+    pair of many, and their cards are PCIe's otherwise: nothing to say."""
+    own = next((link for link in links().values() if _has(gpu, link) and link.kind not in ("host", "pcie")), None)
+    if own is None or "bridge" in own.name or own.joins is None or gpus <= own.joins:
+        return ()
+    each = next(count for count in range(own.joins, 0, -1) if gpus % count == 0)
+    link = own_link(gpu, gpus)
+    told = f"{own.name} joins {own.joins} of them, so {link.name} ({link.bytes_per_s / 1e9:.0f} GB/s a card) is taken"
+    fix = f"hardware.nodes: {machines * gpus // each} with hardware.gpus: {each}"
+    return (
+        f"hardware.gpus: {gpus} {gpu.name} cards in one machine, but {told} between all. To fix: {fix}; or, of a "
+        "machine that is built so, hardware.interconnect",
+    )
 
 
 def pcie_link(gpu: Gpu) -> Link:

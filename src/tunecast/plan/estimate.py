@@ -126,11 +126,14 @@ class Estimator:
 
     # what needs no tape
 
-    def outside(self, recipe: Recipe) -> Outside | None:
-        key = recipe[:4]
+    def outside(self, recipe: Recipe, data: str) -> Outside | None:
+        """What lies outside the steps, which depends on how weights are cut: as they are cut they are saved."""
+        key = recipe[:4], data
         if key not in self._outsides:
+            job = self.space.alone_on(CANONICAL, recipe, 1)
             try:
-                self._outsides[key] = outside_of(self.space.alone_on(CANONICAL, recipe, 1), self.model)
+                spread = replace(job, parallel=replace(job.parallel, data=data))
+                self._outsides[key] = outside_of(spread, self.model)
             except Unsupported:
                 self._outsides[key] = None
         return self._outsides[key]
@@ -152,13 +155,13 @@ class Estimator:
             self._epochs[key] = epoch_of(job, self.lengths)
         return self._epochs[key]
 
-    def frame(self, recipe: Recipe, ranks: int, split: Split) -> Frame:
-        key = recipe[:4], recipe.kernels, ranks, split
+    def frame(self, recipe: Recipe, data: str, ranks: int, split: Split) -> Frame:
+        key = recipe[:4], recipe.kernels, data, ranks, split
         if key not in self._frames:
-            self._frames[key] = self._frame(recipe, ranks, split)
+            self._frames[key] = self._frame(recipe, data, ranks, split)
         return self._frames[key]
 
-    def _frame(self, recipe: Recipe, ranks: int, split: Split) -> Frame:
+    def _frame(self, recipe: Recipe, data: str, ranks: int, split: Split) -> Frame:
         rig, setting = Rig(CANONICAL, ranks, 1, None, None), Setting(recipe, Spread("ddp", 1), split)
         job = self.space.job_of(rig, setting)
         parts = job.parallel
@@ -167,12 +170,12 @@ class Estimator:
         typical = epoch or typical_epoch(job, self.lengths)
         assert total_steps(job, epoch) is not None, "a plan is of a job whose length is known"
         nothing = {length: _no_step() for length in _priced(job, typical)}
-        whole = whole_job(job, epoch, nothing, typical=typical, outside=self.outside(recipe))
+        whole = whole_job(job, epoch, nothing, typical=typical, outside=self.outside(recipe, data))
         assert whole is not None
         fixed_s = sum(s for name, s in whole.phases_s.items() if name not in ("training", "provisioning"))
         rest = typical.micro_batches % split.grad_accum
         last = (typical.steps - 1 + rest / split.grad_accum) / typical.steps if rest else 1.0
-        outside = self.outside(recipe)
+        outside = self.outside(recipe, data)
         result = 0 if outside is None else outside.disk.weights_bytes
         return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, whole.real_tokens, result)
 
@@ -273,12 +276,12 @@ class Estimator:
             epoch,
             times,
             typical=typical,
-            outside=self.outside(setting.recipe),
+            outside=self.outside(setting.recipe, setting.spread.data),
             evaluation_s=self._evaluation_s(job, rig, setting),
             new_length_s=NEW_LENGTH_S if plans else OTHER_NEW_LENGTH_S,
         )
         assert whole is not None
-        outside = self.outside(setting.recipe)
+        outside = self.outside(setting.recipe, setting.spread.data)
         disk = None if outside is None else outside.disk
         return Timed(mean.step_s, whole, disk.weights_bytes if disk else 0, disk.checkpoint_bytes if disk else 0)
 
@@ -289,7 +292,12 @@ class Estimator:
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
         memory = memory_of(held)
         outside = held.context.nbytes + held.communication.nbytes
-        return Held(held.fits, needs, has, memory.device_bytes, memory.range_bytes["device"], has + outside)
+        low, high = memory.range_bytes["device"]
+        # Of layers spread over cards the prediction is of the head's card. With fused kernels, which make no logits,
+        # another is fuller: the mean of all of them counts at least.
+        more = max(0, self.least_bytes(rig, setting) - needs) if setting.spread.layers > 1 else 0
+        fits = held.fits and (not more or needs + more <= has)
+        return Held(fits, needs + more, has, memory.device_bytes + more, (low, high + more), has + outside)
 
     def said(self, job: Job) -> Prediction:
         """As `tunecast predict` says it."""

@@ -8,6 +8,23 @@ from math import log
 from tunecast.plan.choice import Choice
 from tunecast.units import HOUR_S
 
+ALIKE = 0.01
+"""Predictions differ from runs by more than this: who pays twice for it has gained nothing that is known."""
+
+
+def cheapest(front: Sequence[Choice]) -> Choice | None:
+    """The fastest of those that cost as much as the cheapest, or hardly more."""
+    return max((each for each in front if each.total_usd <= front[0].total_usd * (1 + ALIKE)), key=_usd, default=None)
+
+
+def fastest(front: Sequence[Choice]) -> Choice | None:
+    """The cheapest of those that take as long as the fastest, or hardly longer."""
+    return min((each for each in front if each.total_s <= front[-1].total_s * (1 + ALIKE)), key=_usd, default=None)
+
+
+def _usd(choice: Choice) -> float:
+    return choice.total_usd
+
 
 def balanced(front: Sequence[Choice]) -> Choice | None:
     """The knee: furthest below the straight line from the cheapest to the fastest, in shares of cost and time.
@@ -49,7 +66,7 @@ def _fastest(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | 
     rest = [other for other in front if other.total_s > choice.total_s]
     if not rest:
         return "the fastest, and nothing is cheaper"
-    following = rest[-1]
+    following = rest[-1]  # on a front the next slower one is the next cheaper one
     told = f"takes {_less(choice.total_s, following.total_s)} less time than the next, {_named(following)}"
     return f"{told}, which is {_less(following.total_usd, choice.total_usd)} cheaper"
 
@@ -58,10 +75,10 @@ def _balanced(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
     cheap, fast, told = picks.get("cheapest"), picks.get("fastest"), []
     if cheap is not None and cheap.total_usd < choice.total_usd:
         saved = _less(choice.total_s, cheap.total_s)
-        told.append(f"takes {saved} less time than the cheapest for {_more(choice.total_usd, cheap.total_usd)} more")
+        told.append(f"takes {saved} less time than the cheapest for {_more(choice.total_usd, cheap.total_usd)}")
     if fast is not None and fast.total_s < choice.total_s:
         saved = _less(fast.total_s, choice.total_s)
-        told.append(f"the fastest takes {saved} less time for {_more(fast.total_usd, choice.total_usd)} more")
+        told.append(f"the fastest takes {saved} less time for {_more(fast.total_usd, choice.total_usd)}")
     return "; ".join(told) or "the cheapest and the fastest"
 
 
@@ -90,7 +107,7 @@ def _less(small: float, large: float) -> str:
 
 
 def _more(large: float, small: float) -> str:
-    return f"{100 * (large / small - 1):.0f} %" if large < 3 * small else f"{large / small:.1f} times the money"
+    return f"{100 * (large / small - 1):.0f} % more" if large < 3 * small else f"{large / small:.1f} times the money"
 
 
 def _hours(seconds: float) -> str:

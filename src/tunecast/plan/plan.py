@@ -13,7 +13,7 @@ from tunecast.plan.bill import USUAL_START_S, Biller, Terms
 from tunecast.plan.choice import DOLLARS, NO_LIMITS, PICKS, SETTINGS, Choice, Limits, Machine, Money, Plan, Searched
 from tunecast.plan.constraints import affordable, refusals
 from tunecast.plan.estimate import Estimator
-from tunecast.plan.objective import balanced, reasons
+from tunecast.plan.objective import balanced, cheapest, fastest, reasons
 from tunecast.plan.pareto import Point
 from tunecast.plan.search import Found, Outcome, Progress, Search
 from tunecast.plan.space import Freedom, Space, space_of
@@ -65,7 +65,7 @@ def planned(
     in_time = affordable([] if outcome.in_time is None else [choice(outcome.in_time)], limits)
     picks: dict[str, Choice | None] = dict.fromkeys(PICKS)
     if within:
-        picks.update(cheapest=within[0], fastest=within[-1], balanced=balanced(within))
+        picks.update(cheapest=cheapest(within), fastest=fastest(within), balanced=balanced(within))
     if in_time:
         picks["deadline"] = in_time[0]
     final = _explained(picks, within, limits, estimator)

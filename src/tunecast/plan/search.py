@@ -207,7 +207,7 @@ class Search:
 
     def _floors(self, rig: Rig, setting: Setting) -> tuple[float, float]:
         (recipe, spread, split), estimator = setting, self.estimator
-        frame = estimator.frame(recipe, ranks_on(self.space.job, rig, spread), split)
+        frame = estimator.frame(recipe, spread.data, ranks_on(self.space.job, rig, spread), split)
         each_s = sum(
             share * estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread.data)
             for length, share in frame.weights

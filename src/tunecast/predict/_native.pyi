@@ -3,12 +3,28 @@ from typing_extensions import Buffer
 Died = tuple[int, int, int, int]
 
 def run(
-    blocks: Buffer, sizes: Buffer, streams: Buffer, names: int, plan: Buffer, renames: Buffer,
-    limit: int, oldest_first: bool, large_segment: int, /,
+    blocks: Buffer,
+    sizes: Buffer,
+    streams: Buffer,
+    names: int,
+    plan: Buffer,
+    renames: Buffer,
+    limit: int,
+    oldest_first: bool,
+    large_segment: int,
+    /,
 ) -> tuple[bytes, bytes, int, int, int, int, Died | None]: ...
 def least(
-    blocks: Buffer, sizes: Buffer, streams: Buffer, names: int, plan: Buffer, renames: Buffer,
-    most: int, oldest_first: bool, large_segment: int, /,
+    blocks: Buffer,
+    sizes: Buffer,
+    streams: Buffer,
+    names: int,
+    plan: Buffer,
+    renames: Buffer,
+    most: int,
+    oldest_first: bool,
+    large_segment: int,
+    /,
 ) -> int: ...
 def price(clocks: int, count: int, parts: int, /, *inputs: Buffer) -> bytes: ...
 

@@ -281,8 +281,8 @@ WAYS: dict[str, Callable[[Group, Wires], list[Way]]] = {
     "all_to_all": spread_ways,
     "broadcast": broadcast_ways,
     "reduce": broadcast_ways,
-    "gather": spread_ways,
-    "scatter": spread_ways,
+    "gather_to_one": spread_ways,
+    "scatter_from_one": spread_ways,
     "send": send_ways,
     "recv": send_ways,
 }

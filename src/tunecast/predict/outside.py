@@ -37,6 +37,7 @@ from tunecast.predict.checkpoint import (
     weights_bytes,
 )
 from tunecast.predict.evaluation import Evaluation, evaluation
+from tunecast.predict.host_memory import Ranks, assumption, machine_bytes
 from tunecast.predict.loading import Loading, loading
 from tunecast.predict.prediction import ALLOCATOR_OF_STACK, Memory, Prediction
 from tunecast.predict.saving import Disk, Resuming, Saving, disk_of, optimizer_steps, resuming, saves_of, saving
@@ -65,6 +66,9 @@ class Outside:
     """Resident before any weight."""
     training_process_bytes: int = HOST_TRAINING_BYTES
     """Resident while training."""
+    machine_bytes: int | None = None
+    """Of the host's memory, for all ranks of a machine together; where that was asked."""
+    assumptions: tuple[str, ...] = ()
 
     @property
     def host_bytes(self) -> int:
@@ -120,11 +124,18 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
         file_dtype=model.dtype if model.dtype is not None and model.dtype in WIDTHS else "float32",
         merged_experts=model.model_type not in EXPERTS_IN_ONE_TENSOR,
         buffers=tensors.buffers,
-        device_map=not sharded,
+        device_map=job.parallel.data in ("ddp", "zero3"),
         settings=AllocatorSettings(expandable_segments=expandable, device_total_bytes=card.memory_bytes),
         capability=card.compute_capability,
     )
-    return _fully_sharded(around, tensors.parameters, parameters) if sharded else around
+    around = _fully_sharded(around, tensors.parameters, parameters) if sharded else around
+    needed = (around.loading.host_bytes, around.saving.host_bytes, around.resuming.host_bytes)
+    one = Ranks(around.process_bytes, around.training_process_bytes, *needed)
+    return replace(
+        around,
+        machine_bytes=machine_bytes(job, parameters, one),
+        assumptions=tuple(filter(None, [assumption(job, parameters)])),
+    )
 
 
 def is_fully_sharded(job: Job) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunecast.job.job import Job
+from tunecast.predict.host_memory import processes
 from tunecast.units import percent
 
 if TYPE_CHECKING:
@@ -46,12 +47,11 @@ class HostNeeds(NamedTuple):
 
 
 def host_needs(job: Job, outside: Outside | None) -> HostNeeds:
-    """A process a card: each has its own memory; the pages of the model's file they share.
+    """A process a card: each has its own memory; the pages of the model's file they share (`host_memory.py`).
 
     Ignored  pinned batches, some MB; what a data set keeps in memory (datasets maps its files).
     """
-    cards = job.hardware.gpus
-    return HostNeeds(cards * (1 + job.data.workers), None if outside is None else cards * outside.host_bytes)
+    return HostNeeds(processes(job) * (1 + job.data.workers), None if outside is None else outside.machine_bytes)
 
 
 def parts_told(breakdown_s: Mapping[str, float]) -> str:

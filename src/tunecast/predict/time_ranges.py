@@ -93,9 +93,7 @@ def band_of(gpu_name: str, waits: str, several: bool = False, kinds: tuple[str, 
     return found._replace(below=max(found.below, measured.below, least), above=max(found.above, measured.above, least))
 
 
-def range_of(
-    step: StepTime, gpu_name: str, several: bool = False, kinds: tuple[str, ...] = ()
-) -> tuple[float, float]:
+def range_of(step: StepTime, gpu_name: str, several: bool = False, kinds: tuple[str, ...] = ()) -> tuple[float, float]:
     """The 80 % range of a step's seconds."""
     band = band_of(gpu_name, HOST if waits_for_host(step) else CARD, several, kinds)
     return step.step_s * (1 - band.below), step.step_s * (1 + band.above)

@@ -100,7 +100,11 @@ def timing(
         time=_time(job, mean, typical, whole, why),
         utilization=_utilization(job, gpu, mean) | {"host": host_needs(job, outside).to_dict()},
         energy=None if spent is None else spent.to_dict(),
-        assumptions=(*_calibrated(calibration), *(() if whole is None else whole.assumptions)),
+        assumptions=(
+            *_calibrated(calibration),
+            *(() if whole is None else whole.assumptions),
+            *(() if outside is None else outside.assumptions),
+        ),
     )
 
 
@@ -119,6 +123,8 @@ def with_time(
     cards = job.hardware.gpus * job.hardware.nodes
     try:
         cluster = cluster_of(job, gpu) if cards > 1 else None
+        if cluster is not None:
+            said = replace(said, warnings=(*said.warnings, *cluster.warnings))
         told = timing(job, model, gpu, cluster, _outside(job, model), folded, calibration)
     except (UsageError, NotResolved):
         raise

@@ -1,7 +1,7 @@
 """Memory as one stacked bar of letters: readable without colour, in ASCII, and in any width.
 
-    WWWWWWWWWWWWDOAAAAAALLLLLLLLLLLL······|      what is left of the card
-    WWWWWWWWWWWWDOAAAAAALLLLLLLLLLLL|LLLcc       what is more than the card
+WWWWWWWWWWWWDOAAAAAALLLLLLLLLLLL······|      what is left of the card
+WWWWWWWWWWWWDOAAAAAALLLLLLLLLLLL|LLLcc       what is more than the card
 """
 
 from __future__ import annotations

@@ -92,15 +92,16 @@ COLLECTIVES = frozenset(
         "all_to_all",
         "broadcast",
         "reduce",
-        "gather",
-        "scatter",
+        "gather_to_one",
+        "scatter_from_one",
         "send",
         "recv",
     }
 )
 """Operations between cards. `read_bytes` is what this rank sends, `written_bytes` what it receives, `shapes`
 ((elements sent), (ranks of the group)), `group` the dimension of the mesh: data, shard, replicate, tensor, pipeline,
-context or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the others."""
+context or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the others.
+A tensor's own gather and scatter have those names: what goes to or comes from one rank is called so."""
 FROM_HOST, TO_HOST = "copy_from_host", "copy_to_host"
 """Copies over the card's link to its host: `written_bytes` of the one, `read_bytes` of the other."""
 HOST_STEP, HOST_LOOP = "host_optimizer", "host_optimizer_loop"

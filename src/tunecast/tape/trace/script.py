@@ -139,7 +139,7 @@ def explained(error: BaseException) -> TunecastError | None:
     operation = operation_without_shapes(error)
     if operation:
         return Unsupported(
-            f"the operation {operation} has no shape-only (\"fake\") kernel, so its result cannot be known without "
+            f'the operation {operation} has no shape-only ("fake") kernel, so its result cannot be known without '
             "running it. To fix: upgrade the package it comes from, or give it one with torch.library.register_fake."
         )
     if isinstance(error, ModuleNotFoundError):
@@ -191,7 +191,6 @@ def skip_no_step(recorder: Recorder) -> None:
 
 
 def masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As on the card: an index by the mask (aten/src/ATen/native/cuda/IndexKernel.cpp, `masked_select_out_cuda_impl`).
-    """
+    """As on the card: an index by the mask (aten/src/ATen/native/cuda/IndexKernel.cpp, `masked_select_out_cuda_impl`)."""
     tensor, mask = torch.broadcast_tensors(tensor, mask)
     return tensor[mask]

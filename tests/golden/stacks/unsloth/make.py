@@ -1,4 +1,4 @@
-"""Trace the jobs of unsloth_cases.py with the real package; writes events.json.gz.
+"""Trace the jobs of unsloth_cases.py with the real package; writes events.json.gz, and flops.json of those in FLOPS.
 
     PYTHONPATH=src python tests/golden/stacks/unsloth/make.py ENV/bin/python [--only NAME]
 
@@ -13,11 +13,13 @@ import gzip
 import json
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 
 from unsloth_cases import CASES
 
 from tunecast.job.mapping import job_from_dict
+from tunecast.tape.op import Op, Tape
 from tunecast.tape.trace.run import trace_training
 
 HERE = Path(__file__).parent
@@ -25,6 +27,8 @@ sys.path.append(str(HERE.parents[1] / "tools"))  # not stacks: its folders would
 from sizes import told  # noqa: E402
 
 EVENTS = HERE / "events.json.gz"
+FLOPS = HERE / "flops.json"
+OF_INTEREST = ("eager qlora", "compiled qlora", "compiled qwen2, dropout")
 STEPS = 2
 
 
@@ -41,8 +45,17 @@ def main() -> None:
         job = job_from_dict(values)
         tape = trace_training(job, config, list(job.lengths or [job.seq_len] * STEPS), card, python=options.python)
         found[name] = told(tape.events)
+        if name in OF_INTEREST:
+            known = json.loads(FLOPS.read_text()) if FLOPS.exists() else {}
+            FLOPS.write_text(json.dumps(known | {name: computed(tape)}, indent=1, sort_keys=True) + "\n")
         print(name, len(found[name]), *tape.guesses)
         save(found)
+
+
+def computed(tape: Tape) -> dict[str, int]:
+    """Operations of the last step that compute: their name and FLOPs, and how often they run."""
+    ops = [event for event in tape.steps()[STEPS - 1] if isinstance(event, Op) and event.flops]
+    return dict(Counter(f"{op.name.rstrip('_')} {op.flops}" for op in ops))
 
 
 def save(found: dict[str, list[int]]) -> None:

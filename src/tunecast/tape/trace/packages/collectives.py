@@ -38,8 +38,8 @@ SENT_RECEIVED: dict[str, tuple[str, int | None, int | None]] = {
     "allgather_": ("all_gather", 1, 0), "_allgather_base_": ("all_gather", 1, 0),
     "allgather_coalesced_": ("all_gather", 1, 0), "allgather_into_tensor_coalesced_": ("all_gather", 1, 0),
     "reduce_scatter_": ("reduce_scatter", 1, 0), "_reduce_scatter_base_": ("reduce_scatter", 1, 0),
-    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, 0), "scatter_": ("scatter", 1, 0),
-    "gather_": ("gather", 1, 0), "gather_into_tensor_": ("gather", 1, 0),
+    "reduce_scatter_tensor_coalesced_": ("reduce_scatter", 1, 0), "scatter_": ("scatter_from_one", 1, 0),
+    "gather_": ("gather_to_one", 1, 0), "gather_into_tensor_": ("gather_to_one", 1, 0),
     "alltoall_": ("all_to_all", 1, 0), "alltoall_base_": ("all_to_all", 1, 0),
     "send": ("send", 0, None), "recv_": ("recv", None, 0), "recv_any_source_": ("recv", None, 0),
 }  # fmt: skip

@@ -1,0 +1,124 @@
+"""The host's memory of one machine: that of all its ranks together.
+
+A rank is a process. What each has of its own is there as often as a machine has cards; what only the first rank has is
+there once; what ranks have a share of adds up to the machine's share of the whole.
+
+                 loading                        saving              resuming
+    DDP          each, as one card does         the first, whole    each reads all of optimizer.pt
+    FSDP         each the whole model           the first, whole    the first reads all of optimizer.bin
+    ZeRO 1, 2    each the whole model           the first, whole    each its share of masters and state
+    ZeRO 3       pages of the file alone        the first, whole    each its share of masters and state
+
+Source   transformers 5.17.0: `_load_optimizer_and_scheduler` (map_location cpu on every rank), training_args.py
+         (`cpu_ram_efficient_loading` false), `_load_state_dict_into_zero3_model` (weights made in parts on the cards,
+         filled from the mapped file); accelerate 1.15.0: `load_fsdp_optimizer`, `save_fsdp_model` (rank 0 alone);
+         DeepSpeed: engine.py `_zero3_consolidated_16bit_state_dict`, stage3.py `_create_fp32_partitions`,
+         `grad_partitions_flat_buffer`. Its own `estimate_zero3_model_states_mem_needs` has 16 bytes a weight for an
+         optimizer on the host and 18 with the weights, times 1.5 for what it does not know.
+Ignored  pinned memory in powers of two (torch's CachingHostAllocator); buffers of copies under way; what a data set
+         keeps; activations that wait on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tunecast.hardware.cluster import mesh_of
+from tunecast.job.job import Job
+from tunecast.predict.checkpoint import QUANTIZED, WIDTHS, Parameter, optimizer_states, weights_bytes
+
+FLOAT32_BYTES = 4
+ASSUMED = {
+    "ddp": "host memory: every rank reads the whole optimizer when a run is resumed",
+    "fsdp": "host memory: every rank loads the whole model (fsdp_config cpu_ram_efficient_loading false, the default)",
+    "zero2": "host memory: every rank loads the whole model before DeepSpeed has it",
+    "zero3": "host memory: the model is loaded under DeepSpeed's zero.Init, so that no rank holds it whole",
+}
+OFFLOADED = "; with offload, the machine's share of what waits there: {}"
+
+
+class Ranks(NamedTuple):
+    """What one process needs, as on a card of its own."""
+
+    process_bytes: int
+    training_bytes: int
+    loading_bytes: int
+    saving_bytes: int
+    resuming_bytes: int
+
+
+def machine_bytes(job: Job, parameters: Sequence[Parameter], one: Ranks) -> int:
+    """The most the ranks of one machine need of its memory at once; of the machine with the first rank."""
+    data, each = job.parallel.data, processes(job)
+    share = job.hardware.gpus / sharing_ranks(job)
+    waits = round(share * sum(waiting_bytes(job, parameters).values()))
+    loads = 0 if data == "zero3" else each * one.loading_bytes
+    resumes = each * one.resuming_bytes
+    if data in ("fsdp", "hsdp"):
+        resumes = one.resuming_bytes
+    elif data.startswith("zero"):
+        trained = _trained(parameters)
+        resumes = round(share * (FLOAT32_BYTES * _elements(trained) + _state_bytes(job, trained)))
+    before = each * one.process_bytes + max(loads, waits + resumes)
+    return max(before, each * one.training_bytes + waits + one.saving_bytes)
+
+
+def processes(job: Job) -> int:
+    """Of one machine: a card each, but for layers on several cards (`device_map`), which one process runs."""
+    return max(1, job.hardware.gpus // job.parallel.layers)
+
+
+def sharing_ranks(job: Job) -> int:
+    """Ranks that hold one model between them: all but those that replicate others."""
+    ranks = job.hardware.gpus * job.hardware.nodes
+    return ranks // dict(mesh_of(job)).get("replicate", 1)
+
+
+def waiting_bytes(job: Job, parameters: Sequence[Parameter]) -> dict[str, int]:
+    """What of one model waits in host memory while it trains, by name."""
+    offload, data = job.parallel.offload, job.parallel.data
+    if offload == "none":
+        return {}
+    trained = _trained(parameters)
+    frozen = [p for p in parameters if not p.trainable]
+    if not data.startswith("zero"):  # FSDP's CPUOffload: shards, their gradients and the state, in the dtype they have
+        weights = weights_bytes(trained)
+        held = {"weights": weights + _held_bytes(frozen), "gradients": weights}
+        return held | {"optimizer state": sum(state.nbytes for state in optimizer_states(job.optimizer, trained))}
+    numel = _elements(trained)
+    narrow = WIDTHS[job.autocast or job.weights_dtype]
+    held = {"masters in float32": FLOAT32_BYTES * numel, "optimizer state": _state_bytes(job, trained)}
+    held["gradients"] = (FLOAT32_BYTES + (narrow if data == "zero3" else 0)) * numel
+    if offload == "parameters":
+        held["weights"] = narrow * (numel + _elements(frozen))
+    return held
+
+
+def assumption(job: Job, parameters: Sequence[Parameter]) -> str | None:
+    """What was taken for granted of a machine with several ranks."""
+    if processes(job) * job.hardware.nodes == 1:
+        return None
+    kind = {"hsdp": "fsdp", "zero1": "zero2"}.get(job.parallel.data, job.parallel.data)
+    waits = waiting_bytes(job, parameters)
+    return ASSUMED[kind] + (OFFLOADED.format(", ".join(waits)) if waits else "")
+
+
+def _trained(parameters: Sequence[Parameter]) -> list[Parameter]:
+    return [p for p in parameters if p.trainable]
+
+
+def _elements(parameters: Sequence[Parameter]) -> int:
+    return sum(p.elements for p in parameters)
+
+
+def _state_bytes(job: Job, trained: Sequence[Parameter]) -> int:
+    """Of an optimizer that steps on masters in float32."""
+    return sum(
+        state.nbytes for state in optimizer_states(job.optimizer, [p._replace(dtype="float32") for p in trained])
+    )
+
+
+def _held_bytes(parameters: Sequence[Parameter]) -> int:
+    """Packed weights are a byte an element at most."""
+    return sum(p.elements * (1 if p.dtype in QUANTIZED else WIDTHS[p.dtype]) for p in parameters)
