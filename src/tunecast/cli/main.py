@@ -27,30 +27,25 @@ class Command(NamedTuple):
 
 
 COMMANDS: Mapping[str, Command] = {
+    "plan": Command(
+        "tunecast.cli.plan",
+        "which machines to rent for a fine-tuning job, where, with which settings, at what total cost",
+        "tunecast plan llama-3.1-8b --method lora --within 6h --eu",
+    ),
     "predict": Command(
         "tunecast.cli.predict",
         "the GPU memory a fine-tuning job needs, and whether it fits",
         "tunecast predict llama-3.1-8b --method qlora --seq-len 2048 --micro-batch 1 --gpu rtx-4090",
     ),
-    "plan": Command(
-        "tunecast.cli.plan",
-        "which machines to rent for it, at what total cost",
-        "tunecast plan llama-3.1-8b --method lora --within 6h --eu",
+    "fit": Command(
+        "tunecast.cli.fit",
+        "the smallest changes that make a job fit its card, or make it faster; as a patch to its file",
+        "tunecast fit job.yaml --gpu rtx-4090",
     ),
     "trace": Command(
         "tunecast.cli.trace",
         "the same of your own training script, line by line",
         "tunecast trace --gpu a100-sxm-80gb -- train.py --epochs 3",
-    ),
-    "models": Command(
-        "tunecast.cli.models",
-        "the bundled models: sizes, parameters, Hub ids",
-        "tunecast models qwen3 8b",
-    ),
-    "fit": Command(
-        "tunecast.cli.fit",
-        "the smallest changes that make a job fit its card, or make it faster; as a patch to its file",
-        "tunecast fit job.yaml --gpu rtx-4090",
     ),
     "largest": Command(
         "tunecast.cli.largest",
@@ -66,6 +61,11 @@ COMMANDS: Mapping[str, Command] = {
         "tunecast.cli.explain_oom",
         "what filled the card when PyTorch ran out of memory, and what to change",
         "tunecast explain-oom job.yaml < train.log",
+    ),
+    "models": Command(
+        "tunecast.cli.models",
+        "the bundled models: sizes, parameters, Hub ids",
+        "tunecast models qwen3 8b",
     ),
     "gpus": Command(
         "tunecast.cli.gpus",
@@ -92,7 +92,7 @@ COMMANDS: Mapping[str, Command] = {
 
 def help_text() -> str:
     width = max(map(len, COMMANDS))
-    purpose = "What a fine-tuning job needs of a GPU, before it runs and without one."
+    purpose = "What to rent for a fine-tuning job, what it needs and what it costs, before it runs and without a GPU."
     lines = ["usage: tunecast COMMAND ...", "", purpose]
     for name, command in COMMANDS.items():
         lines += ["", f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]

@@ -212,7 +212,8 @@ def _add_storage(
     if usd is None:
         usd = STORAGE_USD_PER_GB_MONTH
         assumptions.append(f"what {of.name} takes for storage is not known: {usd} USD a GB and month, as S3")
-    told = f"{nbytes / GB:.3g} GB for {seconds / MONTH_S:.2g} months"
+    kept = "a month" if seconds == MONTH_S else f"{seconds / HOUR_S:.3g} hours"
+    told = f"{nbytes / GB:.3g} GB for {kept}"
     lines.append(Line("storage", nbytes / GB * usd * seconds / MONTH_S, told))
 
 

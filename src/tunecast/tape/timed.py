@@ -29,7 +29,7 @@ def timed_steps(job: Job, config: Mapping[str, Any], card: Card) -> dict[int, St
     """By padded length: of `lengths` where the job lists them, else of `seq_len` alone."""
     short = with_few_micro_batches(job)  # as memory is asked for: one structure serves both
     if job.lengths is None or recompiles(job):
-        return steps_of_fold(fold_job(short, config, card, keeps_ops=True), job.grad_accum)
+        return steps_of_fold(fold_job(short, config, card, keeps_ops=True, for_time=True), job.grad_accum)
     # a step's operations are those of its own length, whatever came before: one structure serves them all
     run = steps_of(job)
     alone = replace(short, lengths=None, seq_len=max(run))

@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.eras import era_of
+from tunecast.tape.build.sharding.layers import ends_of
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.tensor import DTYPES, Machine
@@ -25,6 +26,7 @@ def build(
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shares_workspace(torch_version))
     machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.folds, machine.priced_from = keeps_ops, folds, priced_from
+    machine.ends = ends_of(config)
     machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
     program_of(job).train(job, config, lengths, machine)
     return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))

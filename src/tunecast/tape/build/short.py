@@ -13,7 +13,7 @@ from tunecast.records import replace
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
 from tunecast.tape.build.shapes import NAMES, Built, Paper, built, built_short
-from tunecast.tape.build.sharding.layers import held
+from tunecast.tape.build.sharding.layers import candidates, held
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
@@ -21,14 +21,18 @@ from tunecast.tape.fold import Folded, Short, folded_program
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.pattern import Pattern
-from tunecast.tape.program import Program
+from tunecast.tape.program import FREE, Program
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, with_layers
 
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
-    """The tape of the run the contract defines, every layer and every step of it."""
-    config = held(job, config, program_of(job).model)
+    """The tape of the run the contract defines, every layer and every step of it, on the fullest card."""
+    cards = candidates(job, config, program_of(job).model)
+    return _built_whole(job, cards[0], card) if len(cards) == 1 else fold_job(job, config, card).make_tape()
+
+
+def _built_whole(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     lengths, order = steps_to_trace(job)
     try:
         tape = scheduled(_with_all_layers(job, config, card, lengths), order)
@@ -56,16 +60,39 @@ def compiles_whole(job: Job) -> bool:
     return (job.compile and job.stack == "transformers") or job.offload_activations or counts
 
 
-def fold_job(job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False) -> Folded:
+def fold_job(
+    job: Job, config: Mapping[str, Any], card: Card, *, keeps_ops: bool = False, for_time: bool = False
+) -> Folded:
     """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out. With `keeps_ops` the
-    short tape comes along, for who prices its operations too (tape/timed.py)."""
-    whole, config = config, held(job, config, program_of(job).model)
+    short tape comes along, for who prices its operations too (tape/timed.py). Of cards that hold different layers it is
+    the fullest one's, or `for_time` that of what is priced."""
+    model = program_of(job).model
+    cards = (held(job, config, model),) if for_time else candidates(job, config, model)
+    every = [_folded_card(job, here, card, keeps_ops) for here in cards]
+    return every[0] if len(every) == 1 else max(every, key=lambda folded: most_alive_bytes(folded.program))
 
+
+def _folded_card(job: Job, config: Mapping[str, Any], card: Card, keeps_ops: bool) -> Folded:
     def make_tape() -> Tape:
-        return build_job(job, whole, card)
+        return _built_whole(job, config, card)
 
     made = built(job, config, card, keeps_ops, partial(_fold, job, config=config, keeps_ops=keeps_ops))
     return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
+
+
+def most_alive_bytes(rows: Program) -> int:
+    """In the steps, each as it is taken first: what loading brings and lets go of again is not asked."""
+    sizes: dict[int, int] = {}
+    alive = most = 0
+    for number, (block, size) in enumerate(zip(rows.blocks, rows.sizes, strict=True)):
+        if size >= 0:
+            sizes[block] = size
+            alive += size
+            if alive > most and number >= rows.bounds[0]:
+                most = alive
+        elif size == FREE:
+            alive -= sizes.pop(block, 0)
+    return most
 
 
 NO_ROWS = Program([], [], None, [], [], [0], [], [])

@@ -240,6 +240,8 @@ class Machine:
         self._hooks: dict[str, Op] = {}
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
+        self.ends: Any = None
+        """Which ends of the model it holds (`sharding.layers.Ends`)."""
         self.rotary: Any = None
         """What a package of kernels puts in the place of the models' own rotation of queries and keys."""
         self._ended: int | None = None

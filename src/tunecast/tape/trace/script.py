@@ -191,6 +191,6 @@ def skip_no_step(recorder: Recorder) -> None:
 
 
 def masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As on the card: an index by the mask (aten/src/ATen/native/cuda/IndexKernel.cpp, `masked_select_out_cuda_impl`)."""
+    """As on the card: an index by the mask (ATen/native/cuda/IndexKernel.cpp, `masked_select_out_cuda_impl`)."""
     tensor, mask = torch.broadcast_tensors(tensor, mask)
     return tensor[mask]

@@ -1,58 +1,75 @@
-"""Layers spread over cards: which of them the fullest card of a job holds, and what arrives there.
+"""Layers spread over cards: what each kind of card holds, and what arrives at it and leaves it.
 
 A pipeline's stages, and the cards of `device_map="auto"`, hold some layers whole and no others: their program is that
-of a model with fewer layers.
+of a model with fewer layers. Which card is the fullest depends on the job: one in the middle may have the most weights,
+the one with the head has the logits, a pipeline's first stage the most micro-batches under way. So there are a few to
+ask about (`candidates`): the first card, the heaviest in between, the one with the head. Cards that are alike are one.
 
-`device_map="auto"` fills the cards in order, each up to an even share of the weights and one and a quarter layers more,
-and leaves the rest to the last, which has the head: there the logits are made, so it is taken for the fullest. Where
-head and embedding are one weight, both are on the first card, and that is.
-
-Source   accelerate 1.15, utils/modeling.py, `get_balanced_memory` and `infer_auto_device_map`
-Ignored  copies of the rotary tables and of the logits that accelerate's hooks make on their way to other cards
+Ignored  copies of the rotary tables that accelerate's hooks make on their way to other cards; that parts beside the
+         text model (a tower) are on one card: each is counted with them
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Node
-from tunecast.tape.build.modules import Module
+from tunecast.tape.build.modules import Linear, Module, ModuleList, bring
+from tunecast.tape.build.sharding.device_map import OnCard, outline, split
 from tunecast.tape.build.sharding.scheme import Scheme
-from tunecast.tape.build.tensor import DTYPES, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.card import Card
-from tunecast.tape.shorten import LAYER_COUNTS, with_layers
+from tunecast.tape.shorten import LAYER_COUNTS, PER_LAYER, with_layers
 
-SPREAD = 'device_map="auto": the card that has the head is taken for the fullest'
-QUANTIZED_BYTES = {"nf4": 0.5, "fp4": 0.5, "gptq": 0.5, "int8": 1.0}
-"""Of a weight, as accelerate counts it (`CustomDtype.INT4`)."""
-
-
-class Sizes(NamedTuple):
-    """Bytes, as `compute_module_sizes` has them."""
-
-    embedding: float
-    layer: float
-    layers: int
-    head: float
-    """0 where it is the embedding."""
+SPREAD = 'device_map="auto": of its cards the fullest is told'
+ENDS = "ends_held"
+"""Where a card's config.json says which ends of the model it holds (`Ends`)."""
+ModelOf = Callable[[Machine, Mapping[str, Any]], Any]
 
 
-def held(job: Job, config: Mapping[str, Any], model: Callable[[Machine, Mapping[str, Any]], Any]) -> Mapping[str, Any]:
-    """The config.json of what one card holds: of a pipeline, the first stage, which waits longest for its gradients and
-    takes what does not divide. `model` makes a stack's module tree of a config."""
+class Ends(NamedTuple):
+    """What a card holds besides layers."""
+
+    embedding: bool = True
+    norm: bool = True
+    head: bool = True
+
+
+def ends_of(config: Mapping[str, Any]) -> Ends:
+    return Ends(*config.get(ENDS, ()))
+
+
+def held(job: Job, config: Mapping[str, Any], model: ModelOf) -> Mapping[str, Any]:
+    """The config.json of what is priced: of a pipeline, the first stage, which takes what does not divide; of cards
+    that work one after another, all layers. `model` makes a stack's module tree of a config."""
+    _require_layers(job, config)
+    stages = job.parallel.pipeline
+    return config if stages == 1 else with_layers(config, -(-layer_count(config) // stages))
+
+
+def candidates(job: Job, config: Mapping[str, Any], model: ModelOf) -> Sequence[Mapping[str, Any]]:
+    """The config.json of each card that may be the fullest."""
+    if job.parallel.layers == 1:
+        return (held(job, config, model),)
+    _require_layers(job, config)
+    cards, width, packed = job.parallel.layers, job.weights_dtype, job.quantization.format
+    return _spread(model, json.dumps(config, sort_keys=True, default=str), cards, width, packed)
+
+
+def _require_layers(job: Job, config: Mapping[str, Any]) -> None:
     stages, spread = job.parallel.pipeline, job.parallel.layers
     if stages == 1 and spread == 1:
-        return config
+        return
     total = layer_count(config)
     field, parts = ("parallel.pipeline", stages) if stages > 1 else ("parallel.layers", spread)
     if total < parts:
         raise UsageError(f"{field}: {total} layers for {parts} cards. To fix: fewer", field=field)
-    if stages > 1:
-        return with_layers(config, -(-total // stages))
-    return with_layers(config, layers_beside_the_head(sizes_of(job, model(Machine(Card()), config)), spread))
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
@@ -60,41 +77,119 @@ def layer_count(config: Mapping[str, Any]) -> int:
     return next(int(text[name]) for name in LAYER_COUNTS if name in text)
 
 
-def sizes_of(job: Job, model: Any) -> Sizes:
+@lru_cache(maxsize=64)
+def _spread(
+    model_of: ModelOf, written: str, cards: int, weights_dtype: str, packed: str | None
+) -> Sequence[Mapping[str, Any]]:
+    config = json.loads(written)
+    model = model_of(Machine(Card()), config)
     if model is None:
         raise Unsupported(
             "model: the closed form does not know this architecture. To fix: --engine traced", field="model"
         )
-    width = DTYPES[job.weights_dtype].itemsize
-    inside = QUANTIZED_BYTES.get(job.quantization.format or "", width)
-    layers = list(model.layers())
-    layer = sum(p.numel() * (inside if p.dim() > 1 else width) for p in layers[-1].parameters())
-    embedding = model.input_embedding().weight.numel() * width
-    head = 0 if model.tied else model.output_embedding().weight.numel() * width
-    return Sizes(embedding, layer, len(layers), head)
+    every = split(outline(model, weights_dtype, packed), cards, quantizes=packed not in (None, "gptq"))
+    return tuple(of_card(config, card) for card in worth_asking(every))
 
 
-def layers_beside_the_head(sizes: Sizes, cards: int) -> int:
-    """Of the last card; of the first where the head is the embedding."""
-    total = sizes.embedding + sizes.layer * sizes.layers + sizes.head
-    share = total // cards + int(1.25 * sizes.layer)
-    first = min(sizes.layers, int((share - sizes.embedding) // sizes.layer))
-    if not sizes.head:
-        return max(1, first)
-    middle = int(share // sizes.layer) * (cards - 2)
-    return max(1, sizes.layers - max(0, first) - middle)
+def worth_asking(cards: Sequence[OnCard]) -> list[OnCard]:
+    """Those with an end of the model that takes memory, and of the others the heaviest."""
+    ends = [card for card in cards if card.embedding or card.head]
+    between = [card for card in cards if not (card.embedding or card.head)]
+    return [*ends, *sorted(between, key=lambda card: -card.nbytes)[:1]]
+
+
+def of_card(config: Mapping[str, Any], card: OnCard) -> Mapping[str, Any]:
+    """A card without layers is given one: a model without is none."""
+    first = card.layers[0] if card.layers else 0
+    here = with_layers(from_layer(config, first), max(1, len(card.layers)))
+    return {**here, ENDS: [card.embedding, card.norm, card.head]}
+
+
+def from_layer(config: Mapping[str, Any], first: int) -> dict[str, Any]:
+    """A config.json whose layers begin with the model's `first`."""
+    if "text_config" in config:
+        return {**config, "text_config": from_layer(config["text_config"], first)}
+    later: dict[str, Any] = {name: config[name][first:] for name in PER_LAYER if isinstance(config.get(name), list)}
+    if config.get("first_k_dense_replace"):
+        later["first_k_dense_replace"] = max(0, config["first_k_dense_replace"] - first)
+    return {**config, **later}
 
 
 class OneCardOfSeveral(Scheme):
-    """The card with the head of a model spread by `device_map`."""
+    """One of the cards a model is spread over by `device_map`."""
+
+    leaving: Leaving | None = None
 
     def wrap(self, model: Any) -> None:
         self.machine.assumptions[SPREAD] = None
-        if not model.tied:
+        ends = self.machine.ends or Ends()
+        if not ends.norm:
+            for norm in after_layers(model):
+                replace_child(model, norm, Passing(self.machine))
+        if not ends.head:
+            old = model.output_embedding()
+            self.leaving = leaving = Leaving(self.machine, base_of(old), returned=ends.embedding)
+            leaving.path = old.path
+            replace_child(model, old, leaving)
+            model.vocabulary = leaving.outputs
+        if not ends.embedding:
             old = model.input_embedding()
-            new = Arriving(self.machine, old.weight.shape[1], old.weight.dtype)
+            new = Arriving(self.machine, base_of(old).weight.shape[1], base_of(old).weight.dtype)
             new.path = old.path
             replace_child(model, old, new)
+
+    def end_forward(self, outputs: Any) -> Any:
+        """The first card, which has the batch, is sent the logits (accelerate's `io_same_device`)."""
+        logits = None if self.leaving is None else self.leaving.sent_back(self.autocast)
+        if logits is None or not isinstance(outputs, tuple):
+            return outputs
+        widened = logits if self.autocast is None else ops.to(logits, FLOAT32)
+        return (outputs[0], widened, *outputs[2:])
+
+
+def base_of(module: Any) -> Any:
+    """Without its adapter."""
+    return getattr(module, "base_layer", module)
+
+
+def after_layers(model: Any) -> list[Module]:
+    """What a model does to the last layer's result with weights that are vectors: its norm."""
+    first = next(iter(model.layers()))
+    found: list[Module] = []
+    for parent in model.modules():
+        for number, child in enumerate(parent.children.values()):
+            if isinstance(child, ModuleList) and any(layer is first for layer in child):
+                found += list(parent.children.values())[number + 1 :]
+    return [module for module in found if {p.dim() for p in module.parameters()} == {1}]
+
+
+class Passing(Module):
+    """In the place of a norm that another card has."""
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+
+class Leaving(Linear):
+    """In the head's place: to one number a token, which is next to nothing, and sends hidden states the gradient that
+    comes back from the card they go to. `returned`: the logits then come to this card."""
+
+    def __init__(self, machine: Machine, head: Any, returned: bool) -> None:
+        super().__init__(machine, head.weight.shape[1], 1)
+        self.vocabulary, self.returned = head.weight.shape[0], returned
+        self.rows: Any = None
+        self.weight.requires_grad = head.weight.requires_grad
+        bring(self.weight, head.path, dtype=head.weight.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.rows = x.shape[:-1]
+        return super().forward(x)
+
+    def sent_back(self, autocast: Dtype | None) -> Tensor | None:
+        """None where kernels made no logits."""
+        if not self.returned or self.rows is None:
+            return None
+        return self.machine.run("_to_copy", (), (*self.rows, self.vocabulary), autocast or self.weight.dtype)
 
 
 class Arriving(Module):

@@ -196,8 +196,7 @@ class TensorParallel:
         del most, shifted, sums, logs
         target = kept_labels(labels, (tokens,))
         mask, own = own_of(target)
-        chosen = "gather" if machine.graph is not None else "take_along_dim"  # to a tape a gather is a collective
-        found = machine.run(chosen, (log, own), one, FLOAT32)
+        found = machine.run("gather", (log, own), one, FLOAT32)
         machine.launch("index_put_", (found, mask), FLOAT32, found.nbytes)
         del mask
         of_all = self._sum(found)
