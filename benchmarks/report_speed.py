@@ -1,10 +1,10 @@
-"""docs/speed.md from results/speed.json; `report.py` writes it."""
+"""docs/speed.md from results/speed.json and results/plan_speed.json; `report.py` writes it."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from figures import load, table
+from figures import HERE, load, table
 
 MANY = ("seconds", "cpu_s", "answers", "errors", "jobs_per_s")
 
@@ -100,4 +100,79 @@ def speed_page() -> str:
         many[name]["answers"] + many[name]["errors"] < many["jobs"] for name in ("one command", "two commands at once")
     ):
         lines += ["Ended before all were answered.", ""]
+    if (HERE / "results" / "plan_speed.json").exists():
+        lines += plan_section(load("plan_speed.json"))
     return "\n".join(lines).rstrip() + "\n"
+
+
+def plan_section(result: dict[str, Any]) -> list[str]:
+    on, plans = result["machine"], result["plans"]
+    replays = "compiled" if on["native"] else "in Python"
+    lines = [
+        "## A plan over the whole catalogue",
+        "",
+        "From `benchmarks/results/plan_speed.json`; to repeat: `python benchmarks/plan_speed.py --peers "
+        f"ENV/bin/python`. Commit `{result['commit']}`, Python {on['python']}, {on['cores']} cores ({on['cpu']}), load "
+        f"{on['load_before']} before it began, replays {replays}; {result['times']} runs each, all with the same "
+        "answer. Medians, the largest for memory.",
+        "",
+        "`tunecast plan` over all bundled offers, from nothing to its JSON: 2,048 tokens a row, a global batch of 64 "
+        "rows, 10,000,000 tokens. A configuration is one machine with one setting; *bounded* ones were ruled out by a "
+        "proven floor, *predicted* ones fully predicted. The goals are about 2 s and 500 MB, and 50,000 configurations "
+        "a second.",
+        "",
+        *table(
+            ["job", "s", "best", "CPU, s", "MB", "configurations", "bounded", "predicted", "a second", "of the search"],
+            [
+                [
+                    name,
+                    f"{found['wall']['median_s']:.2f}",
+                    f"{found['wall']['best_s']:.2f}",
+                    f"{found['cpu']['median_s']:.2f}",
+                    f"{found['rss_bytes'] / 1e6:.0f}",
+                    *(f"{found[key]:,}" for key in ("configurations", "bounded", "predicted")),
+                    f"{found['configurations_per_s']:,}",
+                    f"{found['configurations_per_search_s']:,}",
+                ]
+                for name, found in plans.items()
+            ],
+        ),
+    ]
+    peer = result.get("llm-analysis")
+    if peer is None:
+        return lines
+    timed = {model: found for model, found in peer.items() if model != "version" and "wall" in found}
+    return [
+        *lines,
+        f"llm-analysis {peer['version']} in the same run, one call for the training time of a configuration, imports "
+        "done. It has no adapters, so it is asked about sharded full fine-tuning; it replays no memory and knows no "
+        "prices. What it refuses for want of memory is not counted. Beside it tunecast's whole command, divided by all "
+        "configurations and by those predicted.",
+        "",
+        *table(
+            ["", "asked", "answered", "a configuration, ms", "best", "a second"],
+            [
+                [
+                    f"llm-analysis, {model}",
+                    str(found["asked"]),
+                    str(found["asked"] - found["refused"]),
+                    f"{found['wall']['median_s'] * 1e3:.3f}",
+                    f"{found['wall']['best_s'] * 1e3:.3f}",
+                    f"{1 / found['wall']['median_s']:,.0f}",
+                ]
+                for model, found in timed.items()
+            ]
+            + [
+                [
+                    f"tunecast plan, {name}, {told}",
+                    f"{found[count]:,}",
+                    f"{found[count]:,}",
+                    f"{found['wall']['median_s'] / found[count] * 1e3:.3f}",
+                    f"{found['wall']['best_s'] / found[count] * 1e3:.3f}",
+                    f"{found[count] / found['wall']['median_s']:,.0f}",
+                ]
+                for name, found in plans.items()
+                for told, count in (("all", "configurations"), ("predicted alone", "predicted"))
+            ],
+        ),
+    ]

@@ -100,6 +100,20 @@ def test_rows_may_be_shorter_than_the_longest(name: str) -> None:
         assert short.pattern.step(1, 1, short.values) == anew(job, Card(), length)[1]
 
 
+@pytest.mark.parametrize("name", ["liger", "fsdp", "fsdp lora", "ddp"])
+def test_a_structure_serves_every_number_of_cards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And with Liger's head, whose chunks grow with the batch, every batch that makes as many chunks."""
+    monkeypatch.setattr(shapes, "_kinds", {})
+    monkeypatch.setattr(shapes, "_plain", set())
+    for gpus_, nodes, batch in ((2, 1, 2), (4, 1, 4), (8, 2, 8)):
+        change = {"hardware": {"gpus": gpus_, "nodes": nodes}, "micro_batch": batch}
+        job = job_from_dict(BASE | JOBS[name] | change)
+        assert folded(job, Card()) == anew(job, Card()), change
+    assert not shapes._plain
+    (made,) = shapes._kinds.values()
+    assert len(made) < 3
+
+
 class Unread:
     """What nobody may look at, but for some fields."""
 

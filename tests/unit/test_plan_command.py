@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -50,6 +53,21 @@ def test_json_is_the_contracts(capsys):
     assert searched["configurations"] == searched["bounded"] + searched["predicted"]
     assert choice["prediction"]["time"]["total_s"] == pytest.approx(choice["total_s"], rel=0.001)
     assert choice["device_bytes"] == choice["prediction"]["memory"]["device_bytes"]
+
+
+def test_the_same_answer_every_time(capsys):
+    """In one process, where the second finds what the first built; and in another, which hashes words otherwise."""
+    argv = (*SMALL, *ONE[:2], "--gpus", "1", "--grad-accum", "4", "--keep", "micro_batch")
+    first, second = plan(capsys, *argv), plan(capsys, *argv)
+    command = [sys.executable, "-m", "tunecast", "plan", *argv, "--json", "--quiet"]
+    path = os.pathsep.join(filter(None, sys.path))
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "7"}, capture_output=True, check=True
+    )
+    other = json.loads(done.stdout)
+    for told in (first, second, other):
+        assert told["searched"].pop("seconds") > 0
+    assert len({json.dumps(told) for told in (first, second, other)}) == 1
 
 
 def test_text_page_and_markdown(capsys, tmp_path):

@@ -11,12 +11,13 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.predict.engines import predicted, prediction
 from tunecast.tape.build.sharding.device_map import OnCard, Outline, Piece, outline, split
-from tunecast.tape.build.sharding.layers import ENDS, candidates, from_layer, held, worth_asking
+from tunecast.tape.build.sharding.layers import ENDS, candidates, from_layer, held, last_stage, worth_asking
 from tunecast.tape.build.short import fold_job, most_alive_bytes
+from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.stacks.transformers import model
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
-from tunecast.tape.op import Alloc, Role, Tape
+from tunecast.tape.op import Alloc, Begin, Free, Phase, Role, Tape
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 10,
@@ -141,9 +142,24 @@ def test_a_card_in_between_trains_its_layers_alone() -> None:
     tape = fold_job(spread(3), CONFIG, Card()).make_tape()
     states = weights_of(tape)
     assert states
-    assert not any("embed" in name or name.endswith("norm") and "layers" not in name for name in states)
+    assert not any("embed" in name or (name.endswith("norm") and "layers" not in name) for name in states)
     # beside its four layers one row of 256 stands in the head's place
     assert sum(states.values()) == 2 * (4 * LAYER + 256)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_card_keeps_no_end_that_is_anothers(method: str) -> None:
+    """Of three cards the fullest has four layers, one row in the head's place, and 32 frequencies twice."""
+    rows = fold_job(spread(3, method=method), CONFIG, Card()).make_tape().events
+    alive: dict[int, Alloc] = {}
+    for event in rows:
+        if isinstance(event, Alloc) and event.role is Role.WEIGHTS:
+            alive[event.block] = event
+        elif isinstance(event, Free):
+            alive.pop(event.block, None)
+        elif isinstance(event, Begin) and event.phase is not Phase.LOAD:
+            break
+    assert sum(event.nbytes for event in alive.values()) == 2 * (4 * LAYER + 256) + 2 * 32 * 4
 
 
 def test_later_cards_have_later_layers() -> None:
@@ -175,3 +191,49 @@ def test_one_card_works_at_a_time() -> None:
     assert alone.time is not None and spread.time is not None
     assert spread.time["step_s"] == alone.time["step_s"]
     assert spread.memory.allocated_bytes < alone.memory.allocated_bytes
+
+
+def stages(stack: str, **changes: Any) -> Any:
+    dtype = "float32" if stack == "torchtitan" else "bfloat16"
+    parallel = {"pipeline": 2, "data": "fsdp" if stack == "torchtitan" else "zero1"}
+    given = {"stack": stack, "weights_dtype": dtype, "autocast": None, "gradient_checkpointing": True}
+    return job(**{**given, "hardware": {"gpus": 2}, "parallel": parallel, "seq_len": 512, **changes})
+
+
+@pytest.mark.parametrize("stack", ["torchtitan", "megatron"])
+def test_a_pipelines_last_stage_has_the_head(stack: str) -> None:
+    asked = stages(stack)
+    first, last = candidates(asked, CONFIG, program_of(asked).model)
+    assert ENDS not in first and last[ENDS] == [False, True, True]
+    assert (first["num_hidden_layers"], last["num_hidden_layers"]) == (5, 5)
+    # One micro-batch: none waits at the first stage, and the logits of 512 x 20 000 make the last the fullest.
+    large = {**CONFIG, "vocab_size": 20_000}
+    width = 4 if stack == "torchtitan" else 2
+    tape = fold_job(asked, large, Card()).make_tape()
+    assert any(event.nbytes == 512 * 20_000 * width for event in tape.events if isinstance(event, Alloc))
+    # Many, all of whose activations are kept, and a small vocabulary: the first.
+    many = stages(stack, grad_accum=4, gradient_checkpointing=False)
+    tape = fold_job(many, CONFIG, Card()).make_tape()
+    assert not any(event.nbytes == 512 * 1000 * width for event in tape.events if isinstance(event, Alloc))
+
+
+def test_torchtitan_kept_the_logits_of_all_micro_batches() -> None:
+    """Until 0.2.1, and put them together once more: four micro-batches more are 4 + 4 times their logits more."""
+    large = {**CONFIG, "vocab_size": 20_000}
+    logits = 512 * 20_000 * 4
+
+    def most(micro_batches: int, version: str) -> int:
+        asked = stages("torchtitan", grad_accum=micro_batches, stack_version=version)
+        return most_alive_bytes(fold_job(asked, large, Card()).program)
+
+    old, new = (most(12, version) - most(8, version) for version in ("2025.11", "2025.12"))
+    assert old - new == pytest.approx(2 * 4 * logits, rel=0.01)
+
+
+def test_ends_of_a_pipeline_are_as_much_as_layers_to_torchtitan() -> None:
+    # 10 + 2 over 5 stages: 2 each, of which the head is one; to Megatron 10 over 5
+    five = {"pipeline": 5, "data": "fsdp"}
+    asked = stages("torchtitan", parallel=five, hardware={"gpus": 5})
+    assert last_stage(asked, CONFIG)["num_hidden_layers"] == 1
+    asked = stages("megatron", parallel=five | {"data": "zero1"}, hardware={"gpus": 5})
+    assert last_stage(asked, CONFIG)["num_hidden_layers"] == 2

@@ -51,7 +51,13 @@ class Template:
 
     __slots__ = ("begins", "origins", "places", "roles", "sizes", "streams")
 
-    def __init__(self, run: Run, sweep: int, births: dict[int, tuple[int, int | None, int]], copied: bool) -> None:
+    def __init__(self, run: Run, sweep: int, births: dict[int, tuple[int, int | None, int]], last: int | None) -> None:
+        """`last` is the last layer's number; None where no layer is copied.
+
+        The first layer may free what the last one made: a gradient that every layer adds to in place lives through all
+        of them. Were it freed so many layers on instead, those of the layers that are copied would be freed outside the
+        layers, their copies not at all, and `_check` says so.
+        """
         self.sizes: list[int] = []
         self.streams: list[int] = []
         self.places: list[tuple[int, int]] = []
@@ -74,7 +80,7 @@ class Template:
                 self.places.append((OWN, births[event.block][2]))
             elif isinstance(event, Free):
                 born, layer, nth = births[event.block]
-                if copied and run.layer is not None and layer is not None and abs(layer - run.layer) > 1:
+                if last is not None and _is_far(run.layer, layer) and not (run.layer == 0 and layer == last):
                     raise NotRepeating(f"layer {run.layer} frees what layer {layer} made")
                 if (born, layer) not in known:
                     known[born, layer] = len(self.origins)
@@ -94,11 +100,16 @@ class Template:
         self.roles: list[Role] = [roles[block] for block in made]
 
 
+def _is_far(layer: int | None, other: int | None) -> bool:
+    """Not next to each other."""
+    return layer is not None and other is not None and abs(layer - other) > 1
+
+
 def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int, order: Sequence[int]) -> Program:
     """Of the tape with `copies * period` more layers than the `layers` it has, its steps taken in `order`."""
     births: dict[int, tuple[int, int | None, int]] = {}
     made = [
-        (sweep, {run.layer: Template(run, number, births, copies > 0) for run in sweep.runs})
+        (sweep, {run.layer: Template(run, number, births, layers - 1 if copies else None) for run in sweep.runs})
         for number, sweep in enumerate(sweeps_of(tape, layers) if copies else (Sweep((Run(None, tape.events),)),))
     ]
     blocks: list[int] = []
@@ -117,7 +128,7 @@ def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int,
             starts = [bases[number, layer]]
             for born, of in template.origins[1:]:
                 if of is not None:
-                    if layer is not None and run.layer is not None:
+                    if layer is not None and run.layer is not None and not _is_far(run.layer, of):
                         of += layer - run.layer
                     elif of > last_copied:
                         of += added

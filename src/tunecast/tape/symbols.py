@@ -74,7 +74,7 @@ class Asked:
 
 
 def expression(value: Any) -> str:
-    if type(value) is Symbol:
+    if type(value) is Symbol or type(value) is Fact:
         return value.code
     return f"({''.join(f'{expression(part)}, ' for part in value)})" if type(value) is tuple else repr(value)
 
@@ -96,18 +96,29 @@ def listed(numbers: Iterable[Any]) -> tuple[tuple[int, ...], list[Any]]:
 
 def ask(function: Callable[..., Any], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one question: it may compare a lot for an answer that is mostly the same."""
-    asked = next((number.asked for number in numbers if type(number) is Symbol), None)
-    answer = function(about, *[number.value if type(number) is Symbol else number for number in numbers])
+    asked, values = _valued(numbers)
+    answer = function(about, *values)
     if asked is not None:
         name = asked.calls.setdefault((function, about), f"call_{len(asked.calls)}")
         asked.answers[f"{name}{expression(tuple(numbers))}"] = answer
     return answer
 
 
+def _valued(numbers: Sequence[Any]) -> tuple[Asked | None, list[Any]]:
+    """Who hears of symbols and facts among them, if there are any; and what all of them are."""
+    asked: Asked | None = None
+    values = []
+    for number in numbers:
+        if type(number) is Symbol or type(number) is Fact:
+            asked, number = number.asked, number.value
+        values.append(number)
+    return asked, values
+
+
 def compute(function: Callable[..., int], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one more number: it may ask a lot on the way to a size."""
-    asked = next((number.asked for number in numbers if type(number) is Symbol), None)
-    answer = function(about, *[number.value if type(number) is Symbol else number for number in numbers])
+    asked, values = _valued(numbers)
+    answer = function(about, *values)
     if asked is None:
         return answer
     name = asked.calls.setdefault((function, about), f"call_{len(asked.calls)}")

@@ -15,6 +15,7 @@ from tunecast.errors import Unsupported
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64, Tensor
+from tunecast.tape.symbols import ask, compute
 
 MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
 NORMS = {"RMSNorm", "GemmaNorm", "OlmoNorm"}
@@ -172,7 +173,7 @@ def _in_chunks(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     machine = x.machine
     tokens, vocabulary = x.shape[0], weight.shape[0]
-    chunk = chunk_tokens(tokens, *weight.shape)
+    chunk, rows = chunks_of(tokens, *weight.shape)
     grad_input = machine.run("zeros_like", (x,), x.shape, x.dtype)
     grad_weight = machine.run("zeros_like", (weight,), weight.shape, weight.dtype) if wants_x and wants_weight else None
     loss_1d = machine.run("zeros", (), (tokens,), FLOAT32)
@@ -180,8 +181,8 @@ def _in_chunks(
     ops.total(target_mask, (0,), dtype=INT64)
     writes_out = x.dtype == weight.dtype and machine.autocast in (None, x.dtype)
     logits_storage = machine.run("empty", (), (chunk, vocabulary), x.dtype) if writes_out else None
-    for start_ in range(0, tokens, chunk):
-        x_chunk = ops.slice_(x, 0, start_, min(start_ + chunk, tokens))
+    for number, here in enumerate(rows):
+        x_chunk = ops.slice_(x, 0, number * chunk, number * chunk + here)
         logits_chunk: Any
         if logits_storage is not None:
             logits_chunk = ops.slice_(logits_storage, 0, 0, x_chunk.shape[0])
@@ -205,6 +206,26 @@ def _in_chunks(
     del logits_storage
     loss = ops.total(loss_1d, (0,))
     return loss, grad_input, grad_weight
+
+
+def chunks_of(tokens: int, vocabulary: int, hidden: int) -> tuple[int, list[int]]:
+    """The tokens of a chunk, and of each one there is. How many there are and whether the last is whole is all that a
+    program depends on: that is asked, and their size computed."""
+    head = vocabulary, hidden
+    count, whole = ask(_chunk_count, head, (tokens,))
+    if count == 1:
+        return tokens, [tokens]
+    chunk = compute(_chunk_tokens, head, (tokens,))
+    return chunk, [*[chunk] * (count - 1), chunk if whole else tokens - (count - 1) * chunk]
+
+
+def _chunk_count(head: tuple[int, int], tokens: int) -> tuple[int, bool]:
+    chunk = _chunk_tokens(head, tokens)
+    return -(-tokens // chunk), tokens % chunk == 0
+
+
+def _chunk_tokens(head: tuple[int, int], tokens: int) -> int:
+    return chunk_tokens(tokens, *head)
 
 
 def chunk_tokens(tokens: int, vocabulary: int, hidden: int) -> int:

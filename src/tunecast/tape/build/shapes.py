@@ -2,8 +2,8 @@
 
 A planner asks for the same model and method over and over, with other sizes on other cards; building the program takes
 fifty times as long as computing its sizes. So it is built with symbols (`symbols.py`) for the batch, the length, the
-rank and what code can ask of a card, and every later job that answers its questions alike (is the batch 1, is a row
-longer than the window, has the card Hopper's kernels) has its rows and operations, with other sizes.
+rank, the number of cards and what code can ask of one, and every later job that answers its questions alike (is the
+batch 1, is a row longer than the window, has the card Hopper's kernels) has its rows and operations, with other sizes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST_ROWS = 4_000_000
 MOST_KINDS = 1000
 """Of jobs, that are remembered to have been asked for."""
 MARKS = sorted((BEGIN, EMPTY_CACHE, FREE))
-NAMES = "batch, length, longest, rank, sms, capability, card_bytes"
-"""The symbols: `length` is the rows', `longest` what the job says the longest are."""
+NAMES = "batch, length, longest, rank, sms, capability, card_bytes, gpus, nodes"
+"""The symbols: `length` is the rows', `longest` what the job says the longest are; `gpus` of each of `nodes`."""
 APART = ("allocator", "data", "hardware", "id", "lora", "micro_batch", "run", "seq_len")
 """What a job's program does not depend on, or not alone: see `key_of`."""
 
@@ -166,12 +166,12 @@ def _forget() -> None:
 def key_of(job: Job, config: Mapping[str, Any], keeps_ops: bool | None) -> tuple[Any, ...]:
     """What of a job decides what is run, but for sizes and the card. `keeps_ops`: None where nothing else is kept.
 
-    Of `data` it is whether rows are packed; of `hardware` how many cards there are. How a run is saved, evaluated and
-    paid for is outside its steps, and the allocator takes what the program asks for.
+    Of `data` it is whether rows are packed; of `hardware` whether there are several cards. How a run is saved,
+    evaluated and paid for is outside its steps, and the allocator takes what the program asks for.
     """
     rest = tuple([getattr(job, f.name) for f in fields(job) if f.name not in APART])
     lora = tuple([getattr(job.lora, f.name) for f in fields(job.lora) if f.name != "rank"])
-    cards = job.data.packing, job.hardware.gpus, job.hardware.nodes
+    cards = job.data.packing, cards_of(job) != (1, 1)
     return rest, lora, cards, json.dumps(config, sort_keys=True), keeps_ops
 
 
@@ -179,14 +179,24 @@ def values_of(paper: Paper) -> tuple[Any, ...]:
     """As `NAMES` has them."""
     job, card = paper.job, paper.card
     lengths = paper.length, job.seq_len
-    return (job.micro_batch, *lengths, job.lora.rank, card.sm_count, card.capability, card.total_bytes)
+    cards = cards_of(job)
+    return (job.micro_batch, *lengths, job.lora.rank, card.sm_count, card.capability, card.total_bytes, *cards)
+
+
+def cards_of(job: Job) -> tuple[int, int]:
+    """Of each machine, and how many machines: one with them all, but where each holds all weights."""
+    gpus, nodes = job.hardware.gpus, job.hardware.nodes
+    return (gpus, nodes) if job.parallel.data == "hsdp" else (gpus * nodes, 1)
 
 
 def with_symbols(paper: Paper, asked: Asked) -> Paper:
     """Not made as jobs are, which are checked."""
-    job, lora, card = copy(paper.job), copy(paper.job.lora), copy(paper.card)
+    job, lora, cards, card = copy(paper.job), copy(paper.job.lora), copy(paper.job.hardware), copy(paper.card)
     object.__setattr__(lora, "rank", asked.symbol("rank", lora.rank))
     object.__setattr__(job, "lora", lora)
+    for name, count in zip(("gpus", "nodes"), cards_of(job), strict=True):
+        object.__setattr__(cards, name, asked.symbol(name, count))
+    object.__setattr__(job, "hardware", cards)
     object.__setattr__(job, "micro_batch", asked.symbol("batch", job.micro_batch))
     object.__setattr__(job, "seq_len", asked.symbol("longest", job.seq_len))
     object.__setattr__(card, "sm_count", asked.symbol("sms", card.sm_count))

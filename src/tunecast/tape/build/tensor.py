@@ -210,8 +210,7 @@ class Machine:
         self.stream = 0
         """The one that operations run on and memory is taken for (`torch.cuda.stream`)."""
         self.module = ""
-        self.again = False  # a backward pass computes, in no forward of Python's, what the forward pass had
-        self.in_forward = self.in_backward = False
+        self.in_forward = self.again = self.in_backward = False  # again: a backward pass repeats what forward had
         """The autograd engine runs: it has a thread, and so workspaces, of its own."""
         self.grad_enabled = True
         self.autocast: Dtype | None = None
@@ -383,17 +382,16 @@ class Machine:
         self, name: str, inputs: Sequence[Tensor], outs: Sequence[tuple[Shape, Dtype]], flops: int = 0,
         args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, kernels: int = 1,
     ) -> list[Tensor]:  # fmt: skip
-        """An operation with several results, or one whose kernels borrow memory (`tape/kernels`)."""
+        """Of several results, or with kernels that borrow memory (`tape/kernels`); a product has its factors' dtype."""
         made: list[Any] = [Unmade(self, shape, dtype) for shape, dtype in outs]
-        dtype = (inputs if name == "mm" else made)[0].dtype  # a product is computed in what its factors are
-        self.launch(name, inputs, dtype, sum([out.nbytes for out in made]), flops, kernels)
+        like = inputs if name == "mm" else made
+        self.launch(name, inputs, like[0].dtype, sum([out.nbytes for out in made]), flops, kernels)
         if (rule := RULES.get("aten::" + name)) is None:
             return [tensor.make() for tensor in made]
         script = Script()
         by_engine = self.in_backward and not self.in_forward and "aten::" + name in IN_PLACE_IN_BACKWARD
         rule(Call(args, kwargs or {}, made, self.card, by_engine), script)
-        borrowed: list[int] = []
-        results: list[Any] = [None] * len(outs)
+        borrowed, results = [], [None] * len(outs)  # type: list[int], list[Any]
         for step in script.steps():
             if isinstance(step, Make):
                 taken = None if step.into is None else args[step.into]

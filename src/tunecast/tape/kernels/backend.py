@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.shapes import HALF, name_of
+from tunecast.tape.symbols import ask
 
 
 class Attention(NamedTuple):
@@ -35,9 +36,13 @@ def choose(call: Attention, card: Card, enabled: frozenset[str] = ALL) -> str:
 def priority(card: Card) -> tuple[str, ...]:
     """cuDNN goes first on Hopper and data-centre Blackwell (cuDNN 9.15.1 and later, which torch's default wheels
     bring); elsewhere it stands behind the math path, which takes everything (`check_prefer_cudnn_attention`)."""
-    if card.capability in ((9, 0), (10, 0), (10, 3)):
+    if ask(_prefers_cudnn, None, [card.capability]):
         return ("cudnn", "flash", "efficient")
     return ("flash", "efficient")
+
+
+def _prefers_cudnn(_: None, capability: tuple[int, int]) -> bool:
+    return capability in ((9, 0), (10, 0), (10, 3))
 
 
 def _well_formed(call: Attention) -> bool:
@@ -58,25 +63,32 @@ def _heads_fit(call: Attention) -> bool:
 
 def _can_use_cudnn(call: Attention, card: Card) -> bool:
     widths = call.query.shape[3], call.value.shape[3]
-    widest = 256 if card.capability == (9, 0) else 192 if card.capability[0] == 10 and widths == (192, 128) else 128
     queries, keys = call.query.shape[2], call.key.shape[2]
     return (
         name_of(call.query.dtype) in HALF and card.capability >= (8, 0)
-        and _heads_fit(call) and all(w % 8 == 0 and w <= widest for w in widths)
+        and _heads_fit(call) and ask(_cudnn_takes, None, [card.capability, *widths])
         and keys > 1 and not (queries == 1 and call.dropout > 0)
     )  # fmt: skip
 
 
+def _cudnn_takes(_: None, capability: tuple[int, int], *widths: int) -> bool:
+    widest = 256 if capability == (9, 0) else 192 if capability[0] == 10 and widths == (192, 128) else 128
+    return all(w % 8 == 0 and w <= widest for w in widths)
+
+
 def _can_use_flash(call: Attention, card: Card) -> bool:
     width = call.query.shape[3]
-    consumer = card.capability in ((8, 6), (8, 7), (8, 9)) or card.capability[0] == 12
     too_wide = 192 < width <= 224 or (width > 224 and call.dropout > 0)
     return (
         name_of(call.query.dtype) in HALF and card.capability >= (8, 0)
         and call.mask is None and width == call.value.shape[3] and width <= 256 and _heads_fit(call)
         and not (call.causal and call.query.shape[2] != call.key.shape[2])
-        and not (consumer and too_wide and call.needs_gradient)
+        and not (too_wide and call.needs_gradient and _is_consumer(card))
     )  # fmt: skip
+
+
+def _is_consumer(card: Card) -> bool:
+    return bool(card.capability in ((8, 6), (8, 7), (8, 9)) or card.capability[0] == 12)
 
 
 def _can_use_efficient(call: Attention, card: Card) -> bool:

@@ -7,6 +7,7 @@ Source   aten/src/ATen/cuda/CublasHandlePool.cpp: `parseChosenWorkspaceSize` (40
 from __future__ import annotations
 
 from tunecast.tape.card import Card
+from tunecast.tape.symbols import compute
 from tunecast.units import MIB
 
 MATRIX_PRODUCTS = frozenset({
@@ -23,5 +24,10 @@ def shares_workspace(torch_version: str) -> bool:
 
 
 def workspace_bytes(card: Card, shared: bool) -> int:
-    large = card.capability == (9, 0) or (shared and card.capability[0] in (10, 12))
+    made: int = compute(_workspace_bytes, shared, [card.capability])
+    return made
+
+
+def _workspace_bytes(shared: bool, capability: tuple[int, int]) -> int:
+    large = capability == (9, 0) or (shared and capability[0] in (10, 12))
     return 32 * MIB if large else 8 * MIB + 128 * 1024

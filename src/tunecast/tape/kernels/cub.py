@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.steps import ceil_div, up
+from tunecast.tape.symbols import compute
 
 PART = 256
 DIGITS = 256
@@ -83,4 +84,9 @@ def reduce_to_int(items: int, card: Card) -> int:
 
 def threads_per_sm(card: Card) -> int:
     """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
-    return 1536 if card.capability in ((8, 6), (8, 7), (8, 9)) or card.capability[0] == 12 else 2048
+    made: int = compute(_threads_per_sm, None, [card.capability])
+    return made
+
+
+def _threads_per_sm(_: None, capability: tuple[int, int]) -> int:
+    return 1536 if capability in ((8, 6), (8, 7), (8, 9)) or capability[0] == 12 else 2048

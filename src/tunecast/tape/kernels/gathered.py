@@ -20,11 +20,11 @@ ENTRY_BYTES = 8
 
 def split_table_bytes(part_bytes: Sequence[int], chunks: int, card: Card) -> int:
     """Of `chunks` ranks' parts, each of these sizes, copied apart."""
-    made: int = compute(_split_table_bytes, chunks, [card.sm_count * threads_per_sm(card), *part_bytes])
+    made: int = compute(_split_table_bytes, None, [chunks, card.sm_count * threads_per_sm(card), *part_bytes])
     return made
 
 
-def _split_table_bytes(chunks: int, threads: int, *part_bytes: int) -> int:
+def _split_table_bytes(_: None, chunks: int, threads: int, *part_bytes: int) -> int:
     most = threads // BLOCK_THREADS * 2
     rounds = -(-sum(-(-size // BLOCK_BYTES) for size in part_bytes) * chunks // most)
     rounds_a_chunk = -(-rounds // max(1, min(math.ceil(math.sqrt(rounds)), chunks)))

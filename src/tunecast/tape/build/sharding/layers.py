@@ -5,8 +5,11 @@ of a model with fewer layers. Which card is the fullest depends on the job: one 
 the one with the head has the logits, a pipeline's first stage the most micro-batches under way. So there are a few to
 ask about (`candidates`): the first card, the heaviest in between, the one with the head. Cards that are alike are one.
 
-Ignored  copies of the rotary tables that accelerate's hooks make on their way to other cards; that parts beside the
-         text model (a tower) are on one card: each is counted with them
+Of a pipeline they are the first stage and the last; a stage in between has fewer micro-batches than the first, and no
+end of the model.
+
+Ignored  the last stage where stages are interleaved; copies of the rotary tables that accelerate's hooks make on their
+         way to other cards; that parts beside the text model (a tower) are on one card: each is counted with them
 """
 
 from __future__ import annotations
@@ -56,10 +59,21 @@ def held(job: Job, config: Mapping[str, Any], model: ModelOf) -> Mapping[str, An
 def candidates(job: Job, config: Mapping[str, Any], model: ModelOf) -> Sequence[Mapping[str, Any]]:
     """The config.json of each card that may be the fullest."""
     if job.parallel.layers == 1:
-        return (held(job, config, model),)
+        first = held(job, config, model)
+        in_turn = job.parallel.pipeline > 1 and job.parallel.virtual_stages == 1
+        return (first, last_stage(job, config)) if in_turn else (first,)
     _require_layers(job, config)
     cards, width, packed = job.parallel.layers, job.weights_dtype, job.quantization.format
     return _spread(model, json.dumps(config, sort_keys=True, default=str), cards, width, packed)
+
+
+def last_stage(job: Job, config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Layers that do not divide are the earlier stages'. To torchtitan each end of the model is as much as a layer
+    (distributed/pipeline_parallel.py, `generate_llm_fqn_per_model_part`)."""
+    total, stages = layer_count(config), job.parallel.pipeline
+    count = (total + 2) // stages - 1 if job.stack == "torchtitan" else total // stages
+    count = max(1, count)
+    return {**with_layers(from_layer(config, total - count), count), ENDS: [False, True, True]}
 
 
 def _require_layers(job: Job, config: Mapping[str, Any]) -> None:
@@ -131,12 +145,14 @@ class OneCardOfSeveral(Scheme):
             self.leaving = leaving = Leaving(self.machine, base_of(old), returned=ends.embedding)
             leaving.path = old.path
             replace_child(model, old, leaving)
+            let_go(old)
             model.vocabulary = leaving.outputs
         if not ends.embedding:
             old = model.input_embedding()
             new = Arriving(self.machine, base_of(old).weight.shape[1], base_of(old).weight.dtype)
             new.path = old.path
             replace_child(model, old, new)
+            let_go(old)
 
     def end_forward(self, outputs: Any) -> Any:
         """The first card, which has the batch, is sent the logits (accelerate's `io_same_device`)."""
@@ -206,6 +222,14 @@ class Arriving(Module):
         if self.machine.grad_enabled:
             out.node, out.requires_grad = Node(self.machine, lambda node, gradients: (), (), ()), True
         return out
+
+
+def let_go(module: Module) -> None:
+    """Of its weights, whoever still knows the module."""
+    for part in module.modules():
+        for name in list(part.own):
+            del part.own[name]
+            object.__setattr__(part, name, None)
 
 
 def replace_child(module: Module, old: Module, new: Module) -> None:

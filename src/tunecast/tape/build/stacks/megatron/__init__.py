@@ -7,7 +7,7 @@
 Weights are 16 bits, their gradients one float32 buffer, and the optimizer's master weights and moments are sharded over
 the data-parallel ranks (`--use-distributed-optimizer`, as in every published recipe). NeMo overlaps the collectives of
 tensor parallelism with the products they feed; plain Megatron waits for them.
-A pipeline is its first stage (`sharding/layers.py` has cut the model).
+A pipeline is its first stage or its last (`sharding/layers.py` has cut the model and says which).
 Nothing of it was traced: TransformerEngine needs a card. The tape says so.
 """
 
@@ -89,7 +89,9 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     if shape is None:
         raise Unsupported("model: this architecture is not written down for Megatron", field="model")
     ranks = {} if job.method == "full" else adapters_of(job)
-    gpt = GPT(machine, shape, parts_of(job), ranks, job.gradient_checkpointing, True, job.parallel.pipeline == 1)
+    first = is_first(job, machine)
+    last = job.parallel.pipeline == 1 or not first
+    gpt = GPT(machine, shape, parts_of(job), ranks, job.gradient_checkpointing, first, last)
     gpt.name_all()
     machine.head_modules = {"output_layer"}
     for module in gpt.modules():
@@ -111,23 +113,37 @@ def adapters_of(job: Job) -> dict[str, int]:
     return dict.fromkeys(names, job.lora.rank)
 
 
+def is_first(job: Job, machine: Machine) -> bool:
+    return job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
+
+
 def take_step(job: Job, gpt: GPT, length: int) -> None:
-    """1F1B of the first stage: as many forward passes ahead as there are stages behind it
-    (megatron/core/pipeline_parallel/schedules.py)."""
-    ahead = min(job.parallel.pipeline - 1, job.grad_accum - 1)
-    waiting: list[Tensor] = [forward(job, gpt, length, number) for number in range(ahead)]
+    """1F1B: as many forward passes ahead as there are stages behind this one, all others of the first and none of the
+    last (megatron/core/pipeline_parallel/schedules.py)."""
+    ahead = min(job.parallel.pipeline - 1, job.grad_accum - 1) if gpt.first else 0
+    waiting = [forward(job, gpt, length, number) for number in range(ahead)]
     for number in range(job.grad_accum):
         if number + ahead < job.grad_accum:
             waiting.append(forward(job, gpt, length, number + ahead))
-        backward(waiting.pop(0))
+        given, out = waiting.pop(0)
+        backward(out)
+        if given is not None:
+            given.grad = None  # sent to the stage before
+        del given, out
 
 
-def forward(job: Job, gpt: GPT, length: int, number: int) -> Tensor:
+def forward(job: Job, gpt: GPT, length: int, number: int) -> tuple[Tensor | None, Tensor]:
+    """What a later stage is given by the one before, and what the stage makes of it."""
     machine = gpt.machine
     gpt.exchange.gathers, gpt.exchange.reduces = number == 0, number == job.grad_accum - 1
     machine.phase, machine.module, machine.in_forward = Phase.OTHER, "", False
     tokens = length // job.parallel.context
-    ids = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64)
+    if gpt.first:
+        given = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64)
+    else:  # p2p_communication.py: tokens are in parts where tensors are
+        part = (tokens // job.parallel.tensor, job.micro_batch, gpt.shape.width)
+        given = machine.run("empty", (), part, machine.weights_dtype)
+        given.requires_grad = True
     labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if gpt.last else None
     machine.phase, machine.in_forward = Phase.FORWARD, True
-    return gpt(ids, labels)  # type: ignore[no-any-return]
+    return None if gpt.first else given, gpt(given, labels)

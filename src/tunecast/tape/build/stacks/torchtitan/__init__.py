@@ -80,7 +80,9 @@ def load(
         )
     if job.weights_dtype == "float16" or job.autocast == "float16":
         raise UsageError("weights_dtype: torchtitan trains in bfloat16 and float32", field="weights_dtype")
-    model = family(machine, config, release, max(job.lengths or (job.seq_len,)), job.parallel.pipeline == 1)
+    first = job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
+    last = job.parallel.pipeline == 1 or not first
+    model = family(machine, config, release, max(job.lengths or (job.seq_len,)), last, first)
     model.name_all()
     if job.matmul_dtype == "float8":
         to_float8(model)

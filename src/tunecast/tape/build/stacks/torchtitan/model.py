@@ -218,13 +218,15 @@ class Transformer(Module):
     block_type = TransformerBlock
 
     def __init__(
-        self, machine: Machine, config: Mapping[str, Any], release: Release, positions: int, last: bool = True
-    ) -> None:
-        """Without the `last` stage of a pipeline: no norm and no head."""
+        self, machine: Machine, config: Mapping[str, Any], release: Release, positions: int, last: bool = True,
+        first: bool = True,
+    ) -> None:  # fmt: skip
+        """Without the `last` stage of a pipeline: no norm and no head; without the `first`: no embedding."""
         super().__init__(machine)
-        self.last = last
+        self.first, self.last, self.width = first, last, config["hidden_size"]
         dim = config["hidden_size"]
-        self.tok_embeddings = Embedding(machine, config["vocab_size"], dim)
+        if first:
+            self.tok_embeddings = Embedding(machine, config["vocab_size"], dim)
         self.layer_list = ModuleList(machine)
         for _ in range(config["num_hidden_layers"]):
             self.layer_list.append(self.block_type(machine, config, release))
@@ -259,11 +261,11 @@ class Transformer(Module):
         return h
 
     def forward(self, tokens: Tensor, layers: Sequence[Module] | None = None) -> Tensor:
-        h = self.tok_embeddings(tokens)
+        h = self.tok_embeddings(tokens) if self.first else tokens
         for layer in self.layer_list if layers is None else layers:
             h = layer(h, self.freqs_cis)
         if not self.last:
-            return h  # type: ignore[no-any-return]
+            return h
         h = self.norm(h)
         output = self.output(h)
         return output  # type: ignore[no-any-return]

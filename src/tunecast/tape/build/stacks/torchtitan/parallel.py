@@ -61,8 +61,9 @@ def ranks_of(job: Job) -> Ranks:
 
 def split_layers(model: Transformer, split: TensorParallel, release: Release) -> None:
     """`apply_tp`: with sequence parallelism. Norms see a part of the sequence, and their weights are whole."""
-    split.by_words(model.tok_embeddings, sequence=True)
-    split.awaits(model.layers()[0])
+    if model.first:
+        split.by_words(model.tok_embeddings, sequence=True)
+        split.awaits(model.layers()[0])
     if model.last:
         split.columns(model.output, sequence=True, whole=not release.splits_loss)
     for layer in model.layers():
@@ -93,7 +94,7 @@ class Shared(AccelerateFsdp2):
         on_meta(model)
         layers = model.layers()
         reshards = self.dims.pipeline == 1 and self.job.parallel.reshard_after_forward
-        if release.shards_ends_apart:
+        if release.shards_ends_apart and model.first:
             sharder.shard([model.tok_embeddings], reshards)
         for place, layer in enumerate(layers):
             is_last = place == len(layers) - 1 and release.keeps_last_layer

@@ -1,9 +1,13 @@
-"""A pipeline's first stage, 1F1B or interleaved (torch/distributed/pipelining: schedules.py, `Schedule1F1B`,
-`ScheduleInterleaved1F1B`; stage.py).
+"""A pipeline's first stage, or its last, 1F1B or interleaved (torch/distributed/pipelining: schedules.py,
+`Schedule1F1B`, `ScheduleInterleaved1F1B`; stage.py).
 
 The first stage waits longest for its gradients: as many micro-batches are under way as there are stages. FSDP2 gathers
 weights once a step, gradients of all micro-batches are added up whole, in fp32, and reduced at the end. What is
 received has buffers of its own, one a micro-batch, for the whole run.
+
+The last stage has one micro-batch under way, and its logits: the schedule's name for them (`output`) outlives the
+backward pass into the next forward pass, and where outputs are returned, those of all micro-batches are kept and put
+together at the end of a step (stage.py, `output_chunks`; schedules.py, `_merge_outputs`).
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from tunecast.tape.build.autograd import backward_from
+from tunecast.tape.build.autograd import backward, backward_from
 from tunecast.tape.build.stacks.torchtitan.loop import Trainer
 from tunecast.tape.build.stacks.torchtitan.parallel import Shared
 from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, INT64, Tensor
@@ -23,16 +27,25 @@ GROUP = "pipeline"
 class Pipeline(Trainer):
     """`chunks` are the rank's stages: the layers in as many parts, the first with the embedding."""
 
-    buffers: dict[tuple[int, int], tuple[Tensor | None, Tensor]]
+    buffers: dict[tuple[int, int], tuple[Tensor | None, Tensor | None]]
+    outputs: list[Tensor]
+    labels: Tensor
 
     def forward_backward(self, length: int) -> list[Tensor]:
         """Micro-batches are the job's `grad_accum`."""
         machine, job = self.machine, self.job
         ranks, chunks, count = self.ranks.pipeline, job.parallel.virtual_stages, job.grad_accum
         turns = places(count, ranks, chunks)
-        ahead = ranks if chunks == 1 else (chunks - 1) * min(count, ranks) + 2 * (ranks - 1) + 1
+        ahead = (
+            (ranks if self.model.first else 1)
+            if chunks == 1
+            else (chunks - 1) * min(count, ranks) + 2 * (ranks - 1) + 1
+        )
         self.prepare(length, chunks, count)
         inputs = machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)
+        self.labels, self.outputs = inputs, []
+        if self.model.last:
+            self.labels = machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)
         under_way: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
         shared = self.scheme if isinstance(self.scheme, Shared) else None
         with contextlib.nullcontext() if shared is None else shared.pipelined():
@@ -47,24 +60,30 @@ class Pipeline(Trainer):
                 for now in turns[turn + ahead : turn + ahead + 1]:
                     under_way[now] = self.forward(inputs, *now)
         machine.phase = Phase.OTHER
+        if len(self.outputs) > 1 and self.release.returns_outputs:
+            rows, *rest = self.outputs[0].shape
+            machine.run("cat", self.outputs, (rows * count, *rest), self.outputs[0].dtype)
+        self.outputs = []
         return [machine.run("full", (), (1,), FLOAT32)]
 
     def modules_of(self, chunk: int, chunks: int) -> set[int]:
         layers = {id(layer) for layer in self.model.chunk(chunk, chunks)}
-        return layers | {id(self.model), id(self.model.tok_embeddings)} if chunk == 0 else layers
+        if chunk:
+            return layers
+        end = self.model.tok_embeddings if self.model.first else self.model.norm
+        return layers | {id(self.model), id(end)}
 
     def prepare(self, length: int, chunks: int, count: int) -> None:
         """`_prepare_forward_infra`, `_prepare_backward_infra`."""
         if getattr(self, "buffers", None):
             return
         job, ranks = self.job, self.ranks
-        width = self.model.tok_embeddings.weight.shape[-1]
-        shape = (job.micro_batch, length // ranks.context // ranks.tensor, width)
+        shape = (job.micro_batch, length // ranks.context // ranks.tensor, self.model.width)
         dtype = FLOAT32 if job.autocast is None else BFLOAT16
         self.buffers = {
             (chunk, number): (
-                self.machine.run("empty", (), shape, dtype) if chunk else None,
-                self.machine.run("empty", (), shape, dtype),
+                self.machine.run("empty", (), shape, dtype) if chunk or not self.model.first else None,
+                None if self.model.last else self.machine.run("empty", (), shape, dtype),
             )
             for chunk in range(chunks)
             for number in range(count)
@@ -88,14 +107,29 @@ class Pipeline(Trainer):
         source = None if given is None else h
         with machine.autocasting(self.scheme.autocast):
             out = self.model.part(h, chunk, job.parallel.virtual_stages)
-        self.exchanged("send", out)
+            if self.model.last:
+                out = self.loss_of(out)
+        if not self.model.last:
+            self.exchanged("send", out)
         machine.in_forward = False
         return out, source
 
+    def loss_of(self, logits: Tensor) -> Tensor:
+        """The logits of the micro-batch before go when those of this one are there."""
+        if not self.release.returns_outputs:
+            self.outputs.clear()
+        self.outputs.append(logits.detached())
+        rows = (self.job.micro_batch, self.labels.shape[1] // self.ranks.context)
+        with self.machine.within("loss"):
+            return self.loss_fn(logits, self.labels.alias(rows, None))  # type: ignore[no-any-return]
+
     def backward(self, chunk: int, number: int, out: Tensor, source: Tensor | None) -> None:
         gradient = self.buffers[chunk, number][1]
-        self.exchanged("recv", gradient)
-        backward_from(out, gradient.detached())
+        if gradient is None:
+            backward(out)
+        else:
+            self.exchanged("recv", gradient)
+            backward_from(out, gradient.detached())
         if source is not None and source.grad is not None:
             self.exchanged("send", source.grad)
             source.grad = None

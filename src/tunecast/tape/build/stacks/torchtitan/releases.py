@@ -40,6 +40,8 @@ class Release(NamedTuple):
     left out: "compiling loss function causes CUDA errors, turning off for now" (train.py)."""
     repeats_heads: bool
     """Keys and values are copied for every query head; 0.2.1 leaves that to the kernel (`enable_gqa`)."""
+    returns_outputs: bool
+    """A pipeline's last stage keeps the logits of all micro-batches; 0.2.1 has `return_outputs=False` (train.py)."""
     attention: tuple[str, ...]
     """The kernels `sdpa_kernel` is given, first come first."""
     saves: frozenset[str]
@@ -76,6 +78,7 @@ def release_of(version: str | None, capability: tuple[int, int]) -> Release:
         gives_root_back=(2025, 6) <= month < (2025, 8),
         compiles_loss=(2024, 7) <= month < (2024, 12) or month >= (2025, 3),
         repeats_heads=month < (2025, 12),
+        returns_outputs=month < (2025, 12),
         attention=attention,
         saves=frozenset(saves),
     )
