@@ -6,7 +6,7 @@ Each job is drawn with a seed, planned over the bundled on-demand offers of some
 follows one), and its cheapest pick is traced on that card: the plan predicts with the closed form, the trace runs the
 training code of ENV (transformers, peft, bitsandbytes, liger-kernel) and records what it allocates. A draw that no
 card of its own serves has no pick, and the next is drawn in its place. Rows that are there stay unless `--anew`; prices
-move picks, so a row keeps its whole job.
+move picks, so a row keeps the job as drawn and the settings picked; `commit` is that of the last row.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ Which machines to rent for a job, with which settings, how long it takes and wha
 fastest, the balanced choice, and with --within the cheapest that makes the deadline. JOB is a job file or a model.
 
 What the job says stays as it is; chosen are the cards, how the job is spread over them, how the global batch is split
-(micro_batch x grad_accum x cards stays the same), and, where the job does not say them, gradient_checkpointing,
-kernels and attention. --keep fixes more, --allow frees more."""
+(micro_batch x grad_accum x cards stays the same), and, where the job does not say them, gradient_checkpointing and
+kernels. --keep fixes more, --allow frees more."""
 EPILOG = """\
 examples:
   tunecast plan llama-3.1-8b --method lora --tokens 20000000
