@@ -13,7 +13,12 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
+
+from tunecast.learn.measure import seconds_of as on_card
 
 COPIES = (1 << 20, 1 << 24, 1 << 28, 1 << 30)
 PARAMETERS = (50_000_000, 400_000_000)
@@ -31,22 +36,6 @@ def seconds_of(torch: Any, run: Callable[[], Any], repeats: int = REPEATS) -> fl
         torch.cuda.synchronize()
         times.append(time.perf_counter() - began)
     return sorted(times[2:])[repeats // 2]
-
-
-def device_seconds_of(torch: Any, run: Callable[[], Any], inner: int = 20) -> float:
-    """Of one run, by the card's own clock."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(REPEATS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for _ in range(inner):
-            run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1e3 / inner)
-    return sorted(times)[REPEATS // 2]
 
 
 def copies(torch: Any, told: Callable[[dict[str, Any]], None]) -> None:
@@ -89,7 +78,7 @@ def float8(torch: Any, told: Callable[[dict[str, Any]], None]) -> None:
             ("largest", lambda a=a: a.abs().max()),
             ("largest_of_rows", lambda a=a: a.abs().amax(-1, keepdim=True)),
         ):
-            told({"kind": name, "m": m, "n": n, "k": k, "seconds": device_seconds_of(torch, run)})
+            told({"kind": name, "m": m, "n": n, "k": k, "seconds": on_card(torch, "cuda", run, 20)})
 
 
 def main() -> None:

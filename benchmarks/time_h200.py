@@ -35,7 +35,7 @@ from timing import is_of_something_else  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.hardware.catalog import gpu  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
-from tunecast.predict.host import DEFAULT_HOST, NEW_LENGTH_S, Host  # noqa: E402
+from tunecast.predict.host import DEFAULT_HOST, Host  # noqa: E402
 from tunecast.predict.price import ATTENTION, PRODUCTS, rates_of, seconds  # noqa: E402
 from tunecast.predict.runtime import Lowered, StepTime  # noqa: E402
 from tunecast.predict.time_ranges import (  # noqa: E402
@@ -52,6 +52,7 @@ from tunecast.predict.time_ranges import (  # noqa: E402
     kinds_of,
     waits_for_host,
 )
+from tunecast.predict.whole import NEW_LENGTH_S  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.shorten import steps_of  # noqa: E402
 from tunecast.tape.timed import timed_steps  # noqa: E402
@@ -92,7 +93,7 @@ class Run:
         times = {length: _scaled_s(lowered, scales, host) for length, lowered in self.steps.items()}
         order = steps_of(self.job)
         taken = sorted(
-            times[length] + (NEW_LENGTH_S if length not in order[:step] else 0.0)
+            times[length] + (NEW_LENGTH_S[0] if length not in order[:step] else 0.0)
             for step, length in enumerate(order)
             if step > 1
         )

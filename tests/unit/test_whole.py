@@ -17,10 +17,12 @@ from tunecast.predict.by_length import WAITING, ByLength, mean_step, mean_step_s
 from tunecast.predict.lengths import Epoch, epoch_of
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.whole import (
+    CUDNN_PLANNING,
     EVALUATION_KERNEL_S,
     EVALUATION_NEW_LENGTH_S,
     NEW_KERNEL_S,
     NEW_LENGTH_S,
+    Planning,
     kinds_of_lengths,
     whole_job,
 )
@@ -157,7 +159,7 @@ def test_lengths_cost_when_they_are_new():
     made = job(data={"lengths": [10, 20] * 16}, micro_batch=1)
     known = {10: step(0.1), 20: step(0.2)}
     epoch = epoch_of(made, sample_lengths(made.data))
-    told = whole_job(made, epoch, known, new_length_s=(0.15, 0.1, 0.2))
+    told = whole_job(made, epoch, known, planning=Planning((0.15, 0.1, 0.2)))
     assert told is not None
     assert told.phases_s["new_lengths"] == pytest.approx(0.15)
 
@@ -167,7 +169,7 @@ def test_a_kernel_is_compiled_for_lengths_aligned_otherwise():
     made = job(data={"lengths": [10, 20] * 16, "eval_samples": 32}, micro_batch=1, run={"eval_strategy": "epoch"})
     epoch = epoch_of(made, sample_lengths(made.data))
     known = {10: step(0.1), 20: step(0.2)}
-    told = whole_job(made, epoch, known, evaluation_s=1.0, new_length_s=NEW_LENGTH_S)
+    told = whole_job(made, epoch, known, evaluation_s=1.0, planning=CUDNN_PLANNING)
     assert told is not None
     assert told.phases_s["new_lengths"] == pytest.approx(NEW_LENGTH_S[0] + NEW_KERNEL_S[0])
     assert kinds_of_lengths({64.0: 0.5, 24.0: 0.25, 7.0: 0.25}, 4) == 3

@@ -35,12 +35,10 @@ from tunecast.predict.outside import held_bytes
 from tunecast.predict.price import ATTENTION, MOVING, PRODUCTS, kind_of, rates_of, seconds
 from tunecast.predict.price.attention import CUDNN, FLASH_2, FLASH_3
 from tunecast.predict.price.rates import Rates
-from tunecast.predict.spreading import THROUGH_ACCELERATE
+from tunecast.predict.spreading import CUT, THROUGH_ACCELERATE
 from tunecast.tape.op import Op, Phase
 from tunecast.tape.timed import Step
 
-CUT = ("zero3", "fsdp", "hsdp")
-"""Weights are cut over ranks."""
 CUT_STATE = ("zero1", "zero2", *CUT)
 CUT_GRADIENTS = ("zero2", *CUT)
 BY_CARD = frozenset({"gemm_4bit", "sum"})

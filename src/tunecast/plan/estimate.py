@@ -18,11 +18,10 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.cluster import cluster_of
 from tunecast.hardware.spec import Gpu
-from tunecast.job.job import Data, Job
+from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.plan.bounds import (
-    CUT,
     NO_TENSORS,
     Sent,
     Tensors,
@@ -43,8 +42,9 @@ from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
 from tunecast.predict.prediction import Prediction, allocator_settings, job_on_card, memory_of
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
-from tunecast.predict.timing import evaluation_seconds, times_by_length, typical_epoch
-from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
+from tunecast.predict.spreading import CUT
+from tunecast.predict.timing import evaluation_seconds, plain, times_by_length, typical_epoch
+from tunecast.predict.whole import WholeTime, planning_of, whole_job
 from tunecast.records import replace
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.fold import Folded
@@ -214,7 +214,7 @@ class Estimator:
         job = self.space.job_of(ALONE, setting)
         longest = max(job.lengths or (job.seq_len,))
         try:
-            folded = self._fold(ALONE, setting, replace(_plain(job), seq_len=longest, lengths=None))
+            folded = self._fold(ALONE, setting, replace(plain(job), seq_len=longest, lengths=None))
         except TunecastError:
             return 0
         return replay(folded, allocator_settings("native", ALONE.card, folded)).allocated_bytes
@@ -245,7 +245,7 @@ class Estimator:
 
     def _worked(self, recipe: Recipe, micro_batch: int, length: int) -> Work | None:
         rig, setting = ALONE, Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
-        job = replace(_plain(self.space.job_of(rig, setting)), seq_len=length, lengths=None)
+        job = replace(plain(self.space.job_of(rig, setting)), seq_len=length, lengths=None)
         try:
             steps = steps_of_fold(self._fold(rig, setting, job), 1)
         except TunecastError:
@@ -261,11 +261,11 @@ class Estimator:
         epoch = self.epoch(job, ranks)
         typical = epoch or typical_epoch(job, self.lengths)
         cluster = cluster_of(job, gpu) if rig.cards > 1 else None
-        host, plain = host_of(job), _plain(job)
+        host, bare = host_of(job), plain(job)
         times: dict[int, StepTime] = {}
         plans = False
         for length in _priced(job, typical):
-            one = replace(plain, seq_len=length, lengths=None)
+            one = replace(bare, seq_len=length, lengths=None)
             folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
             priced = times_by_length(one, self.config, gpu, host, cluster, folded)
             times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
@@ -278,7 +278,7 @@ class Estimator:
             typical=typical,
             outside=self.outside(setting.recipe, setting.spread.data),
             evaluation_s=self._evaluation_s(job, rig, setting),
-            new_length_s=NEW_LENGTH_S if plans else OTHER_NEW_LENGTH_S,
+            planning=planning_of(plans),
         )
         assert whole is not None
         outside = self.outside(setting.recipe, setting.spread.data)
@@ -288,16 +288,12 @@ class Estimator:
     def held(self, rig: Rig, setting: Setting) -> Held:
         """Raises what the closed form raises."""
         job, gpu = self.space.job_of(rig, setting), rig.card
-        held = job_on_card(job, gpu, self._fold(rig, setting, replace(_plain(job), lengths=job.lengths)))
+        held = job_on_card(job, gpu, self._fold(rig, setting, replace(plain(job), lengths=job.lengths)))
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
         memory = memory_of(held)
         outside = held.context.nbytes + held.communication.nbytes
         low, high = memory.range_bytes["device"]
-        # Of layers spread over cards the prediction is of the head's card. With fused kernels, which make no logits,
-        # another is fuller: the mean of all of them counts at least.
-        more = max(0, self.least_bytes(rig, setting) - needs) if setting.spread.layers > 1 else 0
-        fits = held.fits and (not more or needs + more <= has)
-        return Held(fits, needs + more, has, memory.device_bytes + more, (low, high + more), has + outside)
+        return Held(held.fits, needs, has, memory.device_bytes, (low, high), has + outside)
 
     def said(self, job: Job) -> Prediction:
         """As `tunecast predict` says it."""
@@ -334,11 +330,6 @@ class Estimator:
 def _look(gpu: Gpu, stack: str) -> tuple[object, ...]:
     """What torch's kernels ask of a card (tape/kernels, tape/build); Unsloth looks at its memory too."""
     return gpu.compute_capability, gpu.sm_count, gpu.memory_bytes if stack == "unsloth" else 0
-
-
-def _plain(job: Job) -> Job:
-    """What of its data and of the machine is in no step is left out."""
-    return replace(job, id=None, data=Data(packing=job.data.packing))
 
 
 def _priced(job: Job, epoch: Epoch) -> tuple[int, ...]:

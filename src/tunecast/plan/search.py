@@ -17,11 +17,12 @@ from typing import NamedTuple
 from tunecast.errors import TunecastError
 from tunecast.offers.offer import Offer
 from tunecast.plan.bill import Biller
-from tunecast.plan.bounds import CUT, memory_floor_bytes
+from tunecast.plan.bounds import memory_floor_bytes
 from tunecast.plan.estimate import Estimator, Held, Timed
 from tunecast.plan.pareto import Front, Point
 from tunecast.plan.space import Block, Rig, Setting, Space, ranks_on
 from tunecast.predict.prediction import context_of
+from tunecast.predict.spreading import CUT
 from tunecast.records import dataclass
 
 PATIENCE = 200

@@ -11,9 +11,6 @@ from tunecast.job.job import Job
 from tunecast.records import dataclass, replace
 from tunecast.tape.op import HOOK, Op, Phase
 
-NEW_LENGTH_S = 0.14
-"""What the first step of a padded length takes more, once in a run: cuDNN plans its attention for the new shape, cuBLAS
-chooses its kernels, the allocator asks for blocks (0.10 to 0.18 s on the H200's host in 9 runs of mixed lengths)."""
 LEAN = frozenset({Phase.CLIP, Phase.OPTIMIZER})
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
@@ -233,12 +233,6 @@ def step_time(step: Step, gpu: Gpu, host: Host, cluster: Cluster | None = None) 
     """A step that begins with an idle card and ends when it is idle again: as in a loop that reads its loss every step,
     which the Trainer does (`logging_nan_inf_filter`)."""
     return Lowered(step).on(gpu, host, cluster)
-
-
-def step_times(step: Step, gpus: Iterable[Gpu], host: Host) -> dict[str, StepTime]:
-    """The same step on many cards, each alone."""
-    places = [Place(gpu, host) for gpu in gpus]
-    return {place.gpu.name: time for place, time in zip(places, Lowered(step).on_all(places), strict=True)}
 
 
 def _counted(table: Table) -> _Counted:

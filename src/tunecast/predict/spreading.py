@@ -23,6 +23,8 @@ DATA: Mapping[str, tuple[str, ...]] = {
     "nemo": ("ddp", "zero1"),
 }
 """Stacks that several cards are known of, and how their ranks may share the data."""
+CUT = ("zero3", "fsdp", "hsdp")
+"""Weights are cut over ranks: each waits for the others' parts, layer by layer."""
 PARTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(THROUGH_ACCELERATE, ("layers",)),
     "torchtitan": ("tensor", "context", "pipeline"),

@@ -29,8 +29,9 @@ from tunecast.predict.outside import Outside, outside_of
 from tunecast.predict.prediction import Prediction
 from tunecast.predict.reasons import host_needs, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime, step_time
+from tunecast.predict.spreading import CUT
 from tunecast.predict.time_ranges import ranged
-from tunecast.predict.whole import NEW_LENGTH_S, OTHER_NEW_LENGTH_S, WholeTime, whole_job
+from tunecast.predict.whole import WholeTime, planning_of, whole_job
 from tunecast.records import replace
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks.transformers import with_room
@@ -73,14 +74,14 @@ def timing(
     lengths = sample_lengths(job.data)
     epoch = epoch_of(job, lengths)
     typical = epoch or typical_epoch(job, lengths)
-    host, ranks, waits = host_of(job), ranks_of(job), job.parallel.data in ("zero3", "fsdp", "hsdp")
+    host, ranks, waits = host_of(job), ranks_of(job), job.parallel.data in CUT
     if calibration is not None:
         from tunecast.predict.calibration import calibrated_gpu, calibrated_host
 
         gpu = calibrated_gpu(gpu, calibration)
         host = host if job.hardware.launch_us is not None else calibrated_host(host, calibration)
     wanted = _of_lengths(job, typical)
-    priced = _priced(wanted, _plain(job), model.raw, gpu, host, cluster, folded)
+    priced = _priced(wanted, plain(job), model.raw, gpu, host, cluster, folded)
     times = priced.by_length
     mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
     evaluation_s = evaluation_seconds(job, model, gpu, cluster, lengths)
@@ -91,7 +92,7 @@ def timing(
         typical=typical,
         outside=outside,
         evaluation_s=evaluation_s,
-        new_length_s=NEW_LENGTH_S if priced.plans_by_shape else OTHER_NEW_LENGTH_S,
+        planning=planning_of(priced.plans_by_shape),
     )
     spent = None if whole is None else _energy(job, gpu, whole, mean)
     why = reasons(job, mean, _layers(model), typical.padding_fraction)
@@ -169,19 +170,19 @@ def typical_epoch(job: Job, lengths: Lengths | None) -> Epoch:
 
 def _of_lengths(job: Job, epoch: Epoch) -> Job:
     """The job with the lengths that are to be priced; those of its samples have done their work."""
-    plain = replace(_plain(job), lengths=None)
+    one = replace(plain(job), lengths=None)
     if job.data.packing:  # rows as full as they are on average
-        return replace(plain, seq_len=max(1, round(epoch.mean_length)))
+        return replace(one, seq_len=max(1, round(epoch.mean_length)))
     priced = priced_lengths(epoch.lengths)
     if priced == (job.seq_len,):
-        return plain
+        return one
     # A run's first step is not like the others, and is not priced: its length comes once more.
-    return replace(plain, seq_len=max(job.seq_len, *priced), lengths=(priced[0], *priced))
+    return replace(one, seq_len=max(job.seq_len, *priced), lengths=(priced[0], *priced))
 
 
-def _plain(job: Job) -> Job:
+def plain(job: Job) -> Job:
     """What of its data is not in its steps is left out."""
-    return replace(job, data=Data(packing=job.data.packing))
+    return replace(job, id=None, data=Data(packing=job.data.packing))
 
 
 class StepTimes(NamedTuple):
@@ -252,8 +253,8 @@ def evaluation_seconds(
     if job.run.eval_strategy == "no" or job.data.eval_samples is None:
         return None
     batches, length = eval_batches(job, lengths)
-    plain = replace(job, data=Data(packing=job.data.packing), lengths=None, seq_len=length)
-    steps = timed_steps(replace(plain, micro_batch=job.run.eval_batch, grad_accum=1), model.raw, card_of(gpu))
+    one = replace(plain(job), lengths=None, seq_len=length, micro_batch=job.run.eval_batch, grad_accum=1)
+    steps = timed_steps(one, model.raw, card_of(gpu))
     sections = next(iter(steps.values())).sections
     forward = Step(tuple(section for section in sections if section.phase is Phase.FORWARD))
     return batches * step_time(forward, gpu, host_of(job), cluster).step_s

@@ -20,6 +20,7 @@ from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.predict.by_length import ByLength, mean_step_s
 from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
+from tunecast.predict.spreading import CUT
 from tunecast.records import dataclass, field
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import GB, MB
@@ -74,6 +75,29 @@ EVALUATION_NEW_LENGTH_S = (0.05, 0.0, 0.15)
 EVALUATION_KERNEL_S = (0.8, 0.0, 1.4)
 OTHER_NEW_LENGTH_S = (0.015, 0.0, 0.05)
 """The same of another kernel: one run of MPT 7B, five first visits."""
+Likely = tuple[float, float, float]
+"""(likely, low, high)."""
+NOTHING: Likely = (0.0, 0.0, 0.0)
+
+
+class Planning(NamedTuple):
+    """What lengths take that attention has not seen before, once in a run."""
+
+    length_s: Likely
+    kernel_s: Likely = NOTHING
+    evaluation_length_s: Likely = NOTHING
+    evaluation_kernel_s: Likely = NOTHING
+
+
+CUDNN_PLANNING = Planning(NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S)
+OTHER_PLANNING = Planning(OTHER_NEW_LENGTH_S)
+
+
+def planning_of(plans_by_shape: bool) -> Planning:
+    """Whether attention is cuDNN's, which plans anew for every shape."""
+    return CUDNN_PLANNING if plans_by_shape else OTHER_PLANNING
+
+
 LOGGING_STEPS = 500
 """TrainingArguments.logging_steps: of eval_steps where that is not given."""
 
@@ -125,12 +149,13 @@ def whole_job(
     typical: Epoch | None = None,
     outside: Outside | None = None,
     evaluation_s: float | None = None,
-    new_length_s: tuple[float, float, float] = OTHER_NEW_LENGTH_S,
+    planning: Planning = OTHER_PLANNING,
 ) -> WholeTime | None:
     """The whole job from the times of a few of its steps, by padded length. None where its length is not known.
 
     `typical` has the micro-batches of a job that says how many steps it makes but not how much data there is.
-    `evaluation_s` is what evaluating once takes: the forward pass of every batch (`eval_batches`).
+    `evaluation_s` is what evaluating once takes: the forward pass of every batch (`eval_batches`). `planning` is of its
+    attention: `planning_of`.
     """
     count = total_steps(job, epoch)
     if count is None:
@@ -146,11 +171,8 @@ def whole_job(
     spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
     spans["first_step"] = _first_step(job)
     fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
-    plans = new_length_s == NEW_LENGTH_S
-    compiled = max(0, kinds_of_lengths(epoch.lengths, count * job.grad_accum) - 1) if plans else 0
-    spans["new_lengths"] = Spread(
-        *(fresh * each + compiled * kernel for each, kernel in zip(new_length_s, NEW_KERNEL_S, strict=True))
-    )
+    compiled = max(0, kinds_of_lengths(epoch.lengths, count * job.grad_accum) - 1)
+    spans["new_lengths"] = _planned(fresh, planning.length_s, compiled, planning.kernel_s)
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
     if outside is None:
@@ -165,7 +187,7 @@ def whole_job(
         missing.append("evaluation: data.eval_samples is not given")
     elif evaluations and evaluation_s is not None:
         spent = evaluations * evaluation_s
-        first = _first_evaluation(job) if plans else Spread(0.0, 0.0, 0.0)
+        first = _first_evaluation(job, planning)
         spans["evaluation"] = Spread(
             spent + first.likely_s, spent * low / mean + first.low_s, spent * high / mean + first.high_s
         )
@@ -200,7 +222,7 @@ def _full_rows(job: Job) -> Epoch:
 
 def _steps_s(job: Job, epoch: Epoch, known: Mapping[int, float]) -> float:
     """The mean step of an epoch, its last one included, which may have fewer micro-batches."""
-    waits = job.parallel.data in ("zero3", "fsdp", "hsdp")
+    waits = job.parallel.data in CUT
     whole = mean_step_s(epoch, ByLength(known), job.grad_accum, ranks_of(job), each_waits=waits)
     rest = epoch.micro_batches % job.grad_accum
     if not rest:
@@ -217,15 +239,18 @@ def kinds_of_lengths(lengths: Mapping[float, float], batches: float) -> int:
     return sum(share * batches >= 0.5 for share in shares.values())
 
 
-def _first_evaluation(job: Job) -> Spread:
+def _planned(lengths: float, length_s: Likely, kernels: int, kernel_s: Likely) -> Spread:
+    return Spread(*(lengths * each + kernels * kernel for each, kernel in zip(length_s, kernel_s, strict=True)))
+
+
+def _first_evaluation(job: Job, planning: Planning) -> Spread:
     """What lengths that are new to an evaluation take, once in a run."""
     lengths = eval_lengths(job, sample_lengths(job.data))
     batches = sum(lengths.values())
     shares = {length: count / batches for length, count in lengths.items()} if batches else {}
     fresh = sum(1 - (1 - share) ** batches for share in shares.values())
     compiled = kinds_of_lengths(shares, batches)
-    both = zip(EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S, strict=True)
-    return Spread(*(fresh * each + compiled * kernel for each, kernel in both))
+    return _planned(fresh, planning.evaluation_length_s, compiled, planning.evaluation_kernel_s)
 
 
 def _first_step(job: Job) -> Spread:

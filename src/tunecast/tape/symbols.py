@@ -131,9 +131,36 @@ Terms = dict[Powers, int]
 """And how often it is added."""
 
 
-class Symbol:
+class _Asking:
+    """Whose comparisons are questions: `_compared` answers one and writes it down."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]  # a table would not find it
+
+    def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
+        raise NotImplementedError
+
+    def __lt__(self, other: Any) -> bool:
+        return self._compared("<", operator.lt, other)
+
+    def __le__(self, other: Any) -> bool:
+        return self._compared("<=", operator.le, other)
+
+    def __gt__(self, other: Any) -> bool:
+        return self._compared(">", operator.gt, other)
+
+    def __ge__(self, other: Any) -> bool:
+        return self._compared(">=", operator.ge, other)
+
+    def __eq__(self, other: object) -> bool:
+        return self._compared("==", operator.eq, other)
+
+    def __ne__(self, other: object) -> bool:
+        return self._compared("!=", operator.ne, other)
+
+
+class Symbol(_Asking):
     __slots__ = ("_code", "_found", "_products", "_times", "asked", "terms", "value")
-    __hash__ = None  # type: ignore[assignment]  # a table of numbers would not find it
 
     def __init__(self, asked: Asked, value: Any, terms: Terms) -> None:
         self.asked, self.value, self.terms = asked, value, terms
@@ -329,24 +356,6 @@ class Symbol:
             most += factor << len(powers) if factor < 0 or not powers else inf
         return 1 if least > 0 else -1 if most < 0 else 0
 
-    def __lt__(self, other: Any) -> bool:
-        return self._compared("<", operator.lt, other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared("<=", operator.le, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared(">", operator.gt, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared(">=", operator.ge, other)
-
-    def __eq__(self, other: object) -> bool:
-        return self._compared("==", operator.eq, other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._compared("!=", operator.ne, other)
-
 
 def _expression(of: Callable[[Any, Any], Any], sign: str, left: Any, right: Any) -> Any:
     """What does not simplify counts as one more number."""
@@ -357,12 +366,11 @@ def _expression(of: Callable[[Any, Any], Any], sign: str, left: Any, right: Any)
     return asked.of(of(*sides), {(f"({expression(left)}{sign}{expression(right)})",): 1})
 
 
-class Fact:
+class Fact(_Asking):
     """A value that is no size, such as a card's capability: it may be compared and taken apart, and each time that is a
     question."""
 
     __slots__ = ("asked", "code", "value")
-    __hash__ = None  # type: ignore[assignment]  # a table would not find it
 
     def __init__(self, asked: Asked, code: str, value: Any) -> None:
         self.asked, self.code, self.value = asked, code, value
@@ -379,21 +387,3 @@ class Fact:
         answer = of(self.value, other)
         self.asked.answers[f"{self.code}{sign}{other!r}"] = answer
         return answer
-
-    def __lt__(self, other: Any) -> bool:
-        return self._compared("<", operator.lt, other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared("<=", operator.le, other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared(">", operator.gt, other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared(">=", operator.ge, other)
-
-    def __eq__(self, other: object) -> bool:
-        return self._compared("==", operator.eq, other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._compared("!=", operator.ne, other)
