@@ -72,7 +72,7 @@ def test_no_prediction_lies_below_its_floors(name: str) -> None:
         assert 0 < floor_bytes <= held.needs_bytes, setting
         if setting.spread.layers == 1:
             assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)
-        usd, seconds = search._floors(rig, setting)
+        ((usd, seconds),) = search._floors(rig, setting)
         (rented,) = of.offers[rig]
         cost = search.biller.likely(timed, rented, rig.nodes)
         assert 0 < seconds <= cost.wall_s, (rig, setting)
@@ -99,7 +99,7 @@ def test_floors_are_close_where_weights_are_whole() -> None:
     rig = next(rig for rig in of.offers if rig.gpu == "h100-sxm-80gb" and rig.cards == 1)
     block = next(of.blocks(rig))
     setting = Setting(block.recipe, block.spread, block.splits[-1])
-    _, seconds = search._floors(rig, setting)
+    ((_, seconds),) = search._floors(rig, setting)
     (rented,) = of.offers[rig]
     assert seconds > 0.8 * search.biller.likely(estimator.timed(rig, setting), rented, 1).wall_s
 

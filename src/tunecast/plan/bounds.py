@@ -9,6 +9,7 @@ Time    A rank's own stream runs one operation after another, its host launches 
         fsdp, hsdp    the same but for casts (weights arrive cast), and in 16 bits where one card has 32: what is in
                       16 bits takes as long, what moves in 32 half at least, as many operations are launched
         zero          products alone
+        Beside that, gradients are added to those of the micro-batches before, and what is gathered or summed is copied.
         Weights are gathered twice a micro-batch (forward, backward), at the rate NCCL's best way has on these links;
         ddp sums gradients once a step. Attention counts as by the best kernel there is, since which one runs depends on
         the card. The optimizer comes after all that, on a rank's part of the weights. Waiting is left out.
@@ -34,6 +35,7 @@ from tunecast.predict.host import Host
 from tunecast.predict.outside import held_bytes
 from tunecast.predict.price import ATTENTION, MOVING, PRODUCTS, kind_of, rates_of, seconds
 from tunecast.predict.price.attention import CUDNN, FLASH_2, FLASH_3
+from tunecast.predict.price.moving import STREAMING
 from tunecast.predict.price.rates import Rates
 from tunecast.predict.spreading import CUT, THROUGH_ACCELERATE
 from tunecast.tape.op import Op, Phase
@@ -62,9 +64,11 @@ class Tensors(NamedTuple):
     """Of one row of a micro-batch."""
     gathered: int
     """Of the layers' weights as they are sent: packed, or in 16 bits."""
+    scattered: int
+    """Of gradients as they are summed: in 16 bits at least."""
 
 
-NO_TENSORS = Tensors(0, 0, 0, 0, 0)
+NO_TENSORS = Tensors(0, 0, 0, 0, 0, 0)
 
 
 def tensors_of(job: Job, model: ModelConfig, parameters: Sequence[Parameter]) -> Tensors:
@@ -90,6 +94,7 @@ def tensors_of(job: Job, model: ModelConfig, parameters: Sequence[Parameter]) ->
             for p in parameters
             if not p.is_embedding and not p.name.endswith("lm_head.weight")
         ),
+        sum([p.elements for p in trained]) * HALF_BYTES,
     )
 
 
@@ -120,7 +125,7 @@ class Work(NamedTuple):
     casts_s: float
     """Of that, casts."""
 
-    def seconds(self, gpu: Gpu, data: str) -> float:
+    def busy_s(self, gpu: Gpu, data: str) -> float:
         rates = rates_of(gpu)
         whole = data == "ddp"
         busy_s = sum(seconds(op, rates) * times for op, times in self.products if whole or op.dtype != FLOAT32)
@@ -130,7 +135,12 @@ class Work(NamedTuple):
         for op, times in self.moving:
             if whole or op.name != CAST:
                 busy_s += seconds(op, rates) * times * (0.5 if op.dtype == FLOAT32 and not whole else 1.0)
-        return max(busy_s, self.host_s if whole else self.host_s - self.casts_s)
+        return busy_s
+
+    def launched_s(self, data: str) -> float:
+        if data.startswith("zero"):
+            return 0.0
+        return self.host_s if data == "ddp" else self.host_s - self.casts_s
 
     def end_s(self, gpu: Gpu, data: str, cards: int) -> float:
         """Of a step's end, after its last micro-batch. A rank that keeps a part of the state updates that part."""
@@ -172,15 +182,38 @@ def work_of(step: Step, host: Host) -> Work:
     return Work(products, attention, moving, tuple(last), host_s, casts_s)
 
 
+class Copied(NamedTuple):
+    """Seconds of a card's memory at least, beside what one card alone does."""
+
+    micro_batch_s: float
+    later_s: float
+    """Of each micro-batch but the first, on top: gradients are added to those there are."""
+    step_s: float
+    """Of the first one, on top: once a step."""
+
+
+def copied_of(of: Tensors, job: Job, gpu: Gpu, data: str) -> Copied:
+    """What is gathered arrives in one piece and is copied out of it, into weights; gradients are copied into one piece
+    to be summed. Each is read and written once; of an addition two are read."""
+    byte_s = 1 / (rates_of(gpu).bytes_per_s * STREAMING)
+    if data == "ddp":
+        return Copied(0.0, 3 * of.gradients * byte_s, 0.0)
+    if data not in ("fsdp", "hsdp") or not job.parallel.reshard_after_forward:
+        return Copied(0.0, 0.0, 0.0)
+    return Copied(2 * 2 * of.gathered * byte_s, 3 * of.scattered * byte_s, 2 * of.scattered * byte_s)
+
+
 class Sent(NamedTuple):
-    """Seconds of the link at least."""
+    """Seconds of the link at least: one collective after another."""
 
     micro_batch_s: float
     step_s: float
+    """Once a step, on top."""
 
 
 def sent_of(of: Tensors, job: Job, rig: Rig, spread: Spread) -> Sent:
-    """Gathering for each micro-batch, or summing gradients once a step."""
+    """Gathering for each micro-batch, and summing gradients once a step at least: a communicator runs one collective at
+    a time."""
     if rig.cards == 1 or spread.layers > 1:
         return Sent(0.0, 0.0)
     cluster = cards_of(
@@ -195,8 +228,11 @@ def sent_of(of: Tensors, job: Job, rig: Rig, spread: Spread) -> Sent:
         group = cluster.group("shard")
         if group.ranks < 2:
             return Sent(0.0, 0.0)
-        once_s = of.gathered * (group.ranks - 1) / group.ranks / rate(group, cluster, SIMPLE)
-        return Sent(2 * once_s, 0.0) if job.parallel.reshard_after_forward else Sent(0.0, once_s)
+        byte_s = (group.ranks - 1) / group.ranks / rate(group, cluster, SIMPLE)
+        gathered_s, scattered_s = of.gathered * byte_s, of.scattered * byte_s
+        if job.parallel.reshard_after_forward:
+            return Sent(2 * gathered_s, scattered_s)
+        return Sent(0.0, gathered_s + scattered_s)
     if spread.data == "ddp":
         group = cluster.group("data")
         n = group.ranks

@@ -26,6 +26,7 @@ from tunecast.plan.bounds import (
     Sent,
     Tensors,
     Work,
+    copied_of,
     has_time_floor,
     memory_floor_bytes,
     sent_of,
@@ -39,7 +40,7 @@ from tunecast.predict.host import host_of
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
-from tunecast.predict.prediction import Prediction, allocator_settings, job_on_card, memory_of
+from tunecast.predict.prediction import Prediction, allocator_settings, device_of, job_on_card
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.spreading import CUT
@@ -118,7 +119,8 @@ class Estimator:
         self._outsides: dict[tuple[object, ...], Outside | None] = {}
         self._tensors: dict[tuple[object, ...], Tensors] = {}
         self._works: dict[tuple[object, ...], Work | None] = {}
-        self._floors: dict[tuple[object, ...], float] = {}
+        self._floors: dict[tuple[object, ...], tuple[float, float]] = {}
+        self._ends: dict[tuple[object, ...], float] = {}
         self._alone: dict[tuple[object, ...], int] = {}
         self._sent: dict[tuple[object, ...], Sent] = {}
         self._folds: dict[tuple[object, ...], Folded | TunecastError] = {}
@@ -181,13 +183,21 @@ class Estimator:
 
     # floors
 
-    def floor_s(self, gpu: str, recipe: Recipe, micro_batch: int, length: int, data: str) -> float:
-        """Of a micro-batch of rows of this length, on one card."""
-        key = gpu, recipe[:3], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, data
-        if key not in self._floors:
-            work = self._work(recipe, micro_batch, length)
-            self._floors[key] = 0.0 if work is None else work.seconds(gpus()[gpu], data)
-        return self._floors[key]
+    def floor_s(self, gpu: str, recipe: Recipe, micro_batch: int, length: int, data: str) -> tuple[float, float]:
+        """Of the first micro-batch of rows of this length, on one card, and of each later one."""
+        key = gpu, recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, data
+        found = self._floors.get(key)
+        if found is None:
+            found = self._floors[key] = self._floor_s(gpus()[gpu], recipe, micro_batch, length, data)
+        return found
+
+    def _floor_s(self, gpu: Gpu, recipe: Recipe, micro_batch: int, length: int, data: str) -> tuple[float, float]:
+        work = self._work(recipe, micro_batch, length)
+        if work is None:
+            return 0.0, 0.0
+        copied = copied_of(self.tensors(recipe), self.space.job, gpu, data)
+        busy_s, launched_s = work.busy_s(gpu, data) + copied.micro_batch_s, work.launched_s(data)
+        return max(busy_s + copied.step_s, launched_s), max(busy_s + copied.later_s, launched_s)
 
     def least_bytes(self, rig: Rig, setting: Setting) -> int:
         """What the fullest card holds at least, by the run of one micro-batch alone on one card.
@@ -223,11 +233,12 @@ class Estimator:
         """Of a step's end, at least."""
         cards = rig.gpus if data == "hsdp" else rig.cards
         key = rig.gpu, recipe[:4], data, cards
-        if key not in self._floors:
+        found = self._ends.get(key)
+        if found is None:
             length = max(self.space.job.lengths or (self.space.job.seq_len,))
             work = self._work(recipe, 1, length)
-            self._floors[key] = 0.0 if work is None else work.end_s(rig.card, data, cards)
-        return self._floors[key]
+            found = self._ends[key] = 0.0 if work is None else work.end_s(rig.card, data, cards)
+        return found
 
     def sent(self, recipe: Recipe, rig: Rig, spread: Spread) -> Sent:
         if not self.bounds_time:
@@ -290,10 +301,8 @@ class Estimator:
         job, gpu = self.space.job_of(rig, setting), rig.card
         held = job_on_card(job, gpu, self._fold(rig, setting, replace(plain(job), lengths=job.lengths)))
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
-        memory = memory_of(held)
-        outside = held.context.nbytes + held.communication.nbytes
-        low, high = memory.range_bytes["device"]
-        return Held(held.fits, needs, has, memory.device_bytes, (low, high), has + outside)
+        device, outside = device_of(held), held.context.nbytes + held.communication.nbytes
+        return Held(held.fits, needs, has, device.nbytes, device.range_bytes, has + outside)
 
     def said(self, job: Job) -> Prediction:
         """As `tunecast predict` says it."""

@@ -22,7 +22,6 @@ from tunecast.plan.estimate import Estimator, Held, Timed
 from tunecast.plan.pareto import Front, Point
 from tunecast.plan.space import Block, Rig, Setting, Space, ranks_on
 from tunecast.predict.prediction import context_of
-from tunecast.predict.spreading import CUT
 from tunecast.records import dataclass
 
 PATIENCE = 200
@@ -31,9 +30,12 @@ Progress = Callable[[float, int, int], None]
 """Seconds passed, candidates dealt with, all of them."""
 
 
+Floors = tuple[tuple[float, float], ...]
+"""Dollars and seconds at least, on each offer of a rig: the cheapest is often not the one that is there first."""
+
+
 class Candidate(NamedTuple):
-    usd_floor: float
-    seconds_floor: float
+    floors: Floors
     number: int
     """In the order of the space: of equals the first counts."""
     rig: Rig
@@ -44,12 +46,23 @@ class Candidate(NamedTuple):
         """Among those with the same floor: checkpointing last, which is the slower."""
         return self.setting.recipe.gradient_checkpointing, self.number
 
+    @property
+    def usd_floor(self) -> float:
+        return min([usd for usd, _ in self.floors])
 
-class Prices(NamedTuple):
-    """What offers of a rig take at least."""
+    @property
+    def seconds_floor(self) -> float:
+        return min([seconds for _, seconds in self.floors])
 
-    billed: tuple[tuple[float, float, float], ...]
-    """Dollars a second, seconds paid for before the run begins, and dollars whatever runs."""
+
+class Price(NamedTuple):
+    """What an offer of a rig takes at least."""
+
+    usd_per_s: float
+    paid_before_s: float
+    """The run begins."""
+    fixed_usd: float
+    """Whatever runs."""
     start_s: float
 
 
@@ -108,11 +121,12 @@ class Search:
         self.best: dict[str, Point[Found]] = {}
         self.needs: dict[Rig, Need] = {}
         self.errors: dict[Rig, str] = {}
-        self.fitting: set[Rig] = set()
+        self.may_fit: set[Rig] = set()
+        """Rigs with a setting that fits, or that was cut before its memory was looked at."""
         self.predicted = self.tried = 0
         self.offers = {rig: biller.worth_asking(offers) for rig, offers in space.offers.items()}
         self.numbers = {offer: n for n, offer in enumerate(o for offers in space.offers.values() for o in offers)}
-        self.prices: dict[tuple[Rig, int], Prices] = {}
+        self.prices: dict[tuple[Rig, int], tuple[Price, ...]] = {}
         self._began_s = time.monotonic()
         self._done: set[int] = set()
         self._points: dict[tuple[Rig, Setting], list[tuple[float, float]]] = {}
@@ -127,21 +141,17 @@ class Search:
                 configurations += len(block.splits) * len(offers)
                 candidates += list(self._candidates(block, len(candidates)))
         self._all = len(candidates)
-        # Where weights are whole floors are close: their choices cut most of the others.
-        whole = [each for each in candidates if each.setting.spread.data not in CUT]
-        cut = [each for each in candidates if each.setting.spread.data in CUT]
-        for group in (whole, cut):
-            self._by_usd(group)
-            self._by_seconds(group)
-            for each in sorted(group, key=lambda each: (each.usd_floor * each.seconds_floor, *each.turn)):
-                self._try(each)
+        self._by_usd(candidates)
+        self._by_seconds(candidates)
+        for each in sorted(candidates, key=lambda each: (each.usd_floor * each.seconds_floor, *each.turn)):
+            self._try(each)
         return Outcome(
             tuple(self.front),
             tuple(self.sure),
             self.in_time,
             self.best,
-            {rig: need for rig, need in self.needs.items() if rig not in self.fitting},
-            {rig: why for rig, why in self.errors.items() if rig not in self.fitting and rig not in self.needs},
+            {rig: need for rig, need in self.needs.items() if rig not in self.may_fit},
+            {rig: why for rig, why in self.errors.items() if rig not in self.may_fit and rig not in self.needs},
             configurations,
             configurations - self.predicted,
             self.predicted,
@@ -180,8 +190,8 @@ class Search:
                 self._note(rig, Need(needs, has, setting, proven=True))
                 continue
             without = self._without_checkpointing(setting)
-            usd, seconds = self._floors(rig, setting if without is None or not self.bounds else without)
-            yield Candidate(usd, seconds, first + number, rig, setting)
+            floors = self._floors(rig, setting if without is None or not self.bounds else without)
+            yield Candidate(floors, first + number, rig, setting)
 
     def _has_bytes(self, rig: Rig) -> int:
         """For the allocator, at most: what NCCL holds comes off it."""
@@ -204,40 +214,34 @@ class Search:
         if (rig, without) in self._safe:
             return True
         known = self._points.get((rig, without))
-        return known is not None and all(self._is_cut(usd, seconds) for usd, seconds in known)
+        return known is not None and self._are_cut(known)
 
-    def _floors(self, rig: Rig, setting: Setting) -> tuple[float, float]:
+    def _floors(self, rig: Rig, setting: Setting) -> Floors:
         (recipe, spread, split), estimator = setting, self.estimator
         frame = estimator.frame(recipe, spread.data, ranks_on(self.space.job, rig, spread), split)
-        each_s = sum(
-            share * estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread.data)
-            for length, share in frame.weights
-        )
-        sent = estimator.sent(recipe, rig, spread)
-        step_s = max(split.grad_accum * max(each_s, sent.micro_batch_s), sent.step_s)
+        first_s = later_s = 0.0
+        for length, share in frame.weights:
+            first, later = estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread.data)
+            first_s += share * first
+            later_s += share * later
+        sent, more = estimator.sent(recipe, rig, spread), split.grad_accum - 1
+        step_s = max(first_s + more * later_s, split.grad_accum * sent.micro_batch_s + sent.step_s)
         step_s += estimator.end_s(rig, recipe, spread.data)
         run_s = frame.fixed_s + frame.steps * frame.last * step_s
-        prices = self._prices(rig, frame.weights_bytes)
-        usd = min(usd_per_s * (run_s + before_s) + fixed for usd_per_s, before_s, fixed in prices.billed)
-        return usd, run_s + prices.start_s
+        return tuple(
+            [
+                (usd_per_s * (run_s + before_s) + fixed_usd, run_s + start_s)
+                for usd_per_s, before_s, fixed_usd, start_s in self._prices(rig, frame.weights_bytes)
+            ]
+        )
 
     def _try(self, each: Candidate) -> None:
         if each.number in self._done:
             return
         self._done.add(each.number)
         rig, setting = each.rig, each.setting
-        if self.bounds:
-            if self._is_cut(each.usd_floor, each.seconds_floor):
-                return
-            without = self._without_checkpointing(setting)
-            if without is not None and self._is_worse(rig, without):
-                return
-            needs, has = self.estimator.least_bytes(rig, setting), self._has_bytes(rig)
-            if needs > has:
-                self._note(rig, Need(needs, has, setting, proven=False))
-                return
-            if without is not None and self._is_cut(*self._floors(rig, setting)):
-                return
+        if self.bounds and self._is_ruled_out(each):
+            return
         if self.progress is not None:
             self.progress(time.monotonic() - self._began_s, len(self._done), self._all)
         self.tried += 1
@@ -248,8 +252,9 @@ class Search:
             for offer in self.offers[rig]:
                 cost = self.biller.likely(timed, offer, rig.nodes)
                 points.append((cost.total_usd, cost.wall_s, offer))
-            self._points[rig, setting] = [(usd, seconds) for usd, seconds, _ in points]
-            if self.bounds and all(self._is_cut(usd, seconds) for usd, seconds, _ in points):
+            self._points[rig, setting] = known = [(usd, seconds) for usd, seconds, _ in points]
+            if self.bounds and self._are_cut(known):
+                self.may_fit.add(rig)
                 return
             held = self.estimator.held(rig, setting)
         except TunecastError as error:
@@ -258,12 +263,31 @@ class Search:
         if not held.fits:
             self._note(rig, Need(held.needs_bytes, held.has_bytes, setting, proven=False))
             return
-        self.fitting.add(rig)
+        self.may_fit.add(rig)
         if held.fits_surely:
             self._safe.add((rig, setting))
         for usd, seconds, offer in points:
             found = Found(rig, setting, offer, timed, held)
             self._keep(Point(usd, seconds, (self.numbers[offer], each.number), found))
+
+    def _is_ruled_out(self, each: Candidate) -> bool:
+        """By floors alone."""
+        rig, setting = each.rig, each.setting
+        without = self._without_checkpointing(setting)
+        if self._are_cut(each.floors) or (without is not None and self._is_worse(rig, without)):
+            self.may_fit.add(rig)
+            return True
+        needs, has = self.estimator.least_bytes(rig, setting), self._has_bytes(rig)
+        if needs > has:
+            self._note(rig, Need(needs, has, setting, proven=False))
+            return True
+        if without is None or not self._are_cut(self._floors(rig, setting)):
+            return False
+        self.may_fit.add(rig)
+        return True
+
+    def _are_cut(self, points: Sequence[tuple[float, float]]) -> bool:
+        return all([self._is_cut(usd, seconds) for usd, seconds in points])
 
     def _is_cut(self, usd: float, seconds: float) -> bool:
         """Whether no choice of this cost and time at least can be an answer."""
@@ -288,18 +312,24 @@ class Search:
                 if bill.range_s[1] <= self.within_s:
                     self.in_time = point
 
-    def _prices(self, rig: Rig, result_bytes: int) -> Prices:
+    def _prices(self, rig: Rig, result_bytes: int) -> tuple[Price, ...]:
         """Of the offers of a rig that no other makes needless."""
-        if (rig, result_bytes) not in self.prices:
-            biller, billed, starts = self.biller, [], []
-            for offer in self.offers[rig]:
-                _, start = biller.terms(offer)
-                before_s = start.likely_s if biller.starts_billed(offer) else 0.0
-                usd_per_s = biller.least_usd_per_s(offer, rig.nodes)
-                billed.append((usd_per_s, before_s, biller.egress_usd(offer, result_bytes)))
-                starts.append(start.likely_s)
-            self.prices[rig, result_bytes] = Prices(tuple(billed), min(starts))
-        return self.prices[rig, result_bytes]
+        found = self.prices.get((rig, result_bytes))
+        if found is None:
+            found = self.prices[rig, result_bytes] = tuple(
+                [self._price(offer, rig, result_bytes) for offer in self.offers[rig]]
+            )
+        return found
+
+    def _price(self, offer: Offer, rig: Rig, result_bytes: int) -> Price:
+        biller = self.biller
+        _, start = biller.terms(offer)
+        return Price(
+            biller.least_usd_per_s(offer, rig.nodes),
+            start.likely_s if biller.starts_billed(offer) else 0.0,
+            biller.egress_usd(offer, result_bytes),
+            start.likely_s,
+        )
 
     def _note(self, rig: Rig, need: Need) -> None:
         known = self.needs.get(rig)

@@ -253,32 +253,46 @@ def on_card(
     )
 
 
+class Device(NamedTuple):
+    """What the process holds of the card."""
+
+    nbytes: int
+    range_bytes: tuple[int, int]
+    reserved_range_bytes: tuple[int, int]
+
+
+def device_of(held: OnCard) -> Device:
+    """Without what is alive at the peak, which takes as long to find as the replay."""
+    shown, context, outside = held.shown, held.context, held.communication
+    nbytes = shown.reserved_bytes + context.nbytes + outside.nbytes
+    basis = _basis(held)
+    low, high = reserved = range_of(shown.reserved_bytes, "reserved", basis)
+    if device_was_measured(basis) and not outside.nbytes:
+        return Device(nbytes, range_of(nbytes, "device", basis), reserved)
+    most = high + context.high_bytes + outside.high_bytes
+    return Device(nbytes, (low + context.low_bytes + outside.low_bytes, most), reserved)
+
+
+def _basis(held: OnCard) -> Basis:
+    return Basis(held.stack, held.context.measured, bool(held.guesses))
+
+
 def memory_of(held: OnCard) -> Memory:
-    shown, context = held.shown, held.context
+    shown, device = held.shown, device_of(held)
     breakdown = {role.value: nbytes for role, nbytes in held.at_peak.by_role.items()}
     breakdown["allocator"] = shown.reserved_bytes - held.at_peak.allocated_bytes
-    breakdown["context"] = context.nbytes
+    breakdown["context"] = held.context.nbytes
     if held.communication.nbytes:
         breakdown["communication"] = held.communication.nbytes
-    device_bytes = shown.reserved_bytes + context.nbytes + held.communication.nbytes
-    basis = Basis(held.stack, context.measured, bool(held.guesses))
-    reserved = range_of(shown.reserved_bytes, "reserved", basis)
-    outside = held.communication
-    device = (
-        reserved[0] + context.low_bytes + outside.low_bytes,
-        reserved[1] + context.high_bytes + outside.high_bytes,
-    )
-    if device_was_measured(basis) and not outside.nbytes:
-        device = range_of(device_bytes, "device", basis)
     return Memory(
         model_bytes=shown.model_bytes,
         allocated_bytes=held.at_peak.allocated_bytes,
         reserved_bytes=shown.reserved_bytes,
-        device_bytes=device_bytes,
+        device_bytes=device.nbytes,
         range_bytes={
-            "allocated": range_of(held.at_peak.allocated_bytes, "allocated", basis),
-            "reserved": reserved,
-            "device": device,
+            "allocated": range_of(held.at_peak.allocated_bytes, "allocated", _basis(held)),
+            "reserved": device.reserved_range_bytes,
+            "device": device.range_bytes,
         },
         peak_phase=held.at_peak.phase.value,
         breakdown_bytes=breakdown,
