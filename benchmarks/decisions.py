@@ -8,6 +8,7 @@ so that the table is the same on every machine.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import tempfile
@@ -195,12 +196,14 @@ def _table(rows: list[Row], pick: str) -> list[str]:
 
 def main() -> None:
     """Rows that are not asked for again stay as they were, so that a size can be done at a time."""
-    only = sys.argv[sys.argv.index("--only") + 1 :] if "--only" in sys.argv else list(SIZES)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=tuple(SIZES), metavar="SIZE")
+    only = parser.parse_args().only
     today = date.today()
-    known = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    rows = {(row["size"], row["method"]): row for row in known if "--only" in sys.argv}
+    known = json.loads(RESULTS.read_text())["rows"] if only and RESULTS.exists() else []
+    rows = {(row["size"], row["method"]): row for row in known}
     with tempfile.TemporaryDirectory() as folder:
-        for size, method in product(only, METHODS):
+        for size, method in product(only or SIZES, METHODS):
             rows[size, method] = asked(size, method, today, Path(folder))
             print(json.dumps(rows[size, method]), flush=True)
             ordered = [rows[key] for key in product(SIZES, METHODS) if key in rows]

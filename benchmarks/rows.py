@@ -206,6 +206,10 @@ def accumulation(row: Mapping[str, str], parallel: Mapping[str, Any], micro_batc
     return whole
 
 
+LAYERS = re.compile(r"(\d+) layers")
+"""So many of all were recomputed."""
+
+
 def step_seconds(row: Mapping[str, str]) -> float:
     """From tokens a second, which is printed to more digits than what the tables derive from it."""
     tokens = int(row["global_batch"]) * int(row["seq_len"])

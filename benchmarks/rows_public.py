@@ -271,11 +271,13 @@ def fsdp_qlora(row: Published, known: Known) -> Made:
     beyond |= {"fsdp": 1} | ({"no_shard": True} if "no-shard" in row["parallelism"] else {})
     doubts = []
     if "RTX-3090" in row["gpu"]:
-        job["hardware"]["interconnect"] = "host-pcie3-x16"
+        job["hardware"]["interconnect"] = "host-pcie3-x8"
         beyond["power_w"] = 280
-        doubts.append("3090s held to 280 W, without NVLink on an old board whose lanes are not stated: 16 of PCIe 3")
+        doubts.append("3090s held to 280 W, no NVLink, an older desktop board whose lanes are not stated: 8 of PCIe 3")
     else:
         doubts.append("a cloud machine whose links are not stated")
+        if "6000-Ada" in row["gpu"]:
+            doubts.append("called A6000 Ada, slower than the same text's RTX 4090s: which card it was is not certain")
     if "text says" in row["notes"]:
         doubts.append("the text gives half the time of its table")
     return job, beyond, doubts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rows import MODELS, Row, accumulation, cards_of, checkpointing_of, parallel_of, precision_of, step_seconds
+from rows import LAYERS, MODELS, Row, accumulation, cards_of, checkpointing_of, parallel_of, precision_of, step_seconds
 
 Published = Mapping[str, str]
 QKV = ["q_proj", "k_proj", "v_proj"]
@@ -68,9 +68,21 @@ def why_not(row: Published) -> str | None:
     return None
 
 
+RECIPE = {"micro_batch": "1", "parallelism": "TP1 PP4 CP1 VP5"}
+MISPRINTED = (
+    ("Megatron-Bridge perf summary 26.02.01", "GB300", "nvfp4", "TP1 PP1 CP1"),
+    ("Megatron-Bridge perf summary 26.02.01", "GB300", "mxfp8", "TP1 PP4 CP1"),
+)
+"""Llama 3 70B, where one table prints another split than the recipe it names has in every version that was read
+(`LLAMA3_70B_PRETRAIN_CONFIG_GB300_*_V2`) and than the tables before and after it print."""
+
+
 def one(row: Published, name: str) -> Row:
-    parallel, beyond = parallel_of(row["parallelism"], int(row["gpu_count"]))
     doubts: list[str] = []
+    if (row["source"], row["gpu"], row["precision"], row["parallelism"]) in MISPRINTED:
+        doubts.append(f"printed as {row['parallelism']}, micro-batch {row['micro_batch']}; its recipe's are taken")
+        row = {**row, **RECIPE}
+    parallel, beyond = parallel_of(row["parallelism"], int(row["gpu_count"]))
     micro_batch = int(row["micro_batch"])
     stack = stack_of(row)
     dtypes, more = precision_of(row["precision"])
@@ -82,7 +94,7 @@ def one(row: Published, name: str) -> Row:
     checkpointing, kept = checkpointing_of(row["activation_checkpointing"])
     if kept not in ("layers", "nothing"):
         beyond["checkpointing"] = kept
-        doubts.append(f"recomputed: {kept}; all are taken")
+        doubts.append(f"recomputed: {kept}" if LAYERS.fullmatch(kept) else f"recomputed: {kept}; all are taken")
     if not row["activation_checkpointing"]:
         doubts.append("recomputation is not stated: none")
     job: Row = {
@@ -130,13 +142,21 @@ def stack_of(row: Published) -> str:
         return "trl"
     if row["source"].startswith("IBM"):
         return "torchtitan"
-    return "megatron" if "Megatron-" in row["source"] else "nemo"
+    waits = row["source"].startswith("Megatron-Bridge") and row["precision"] in WAITS_FOR_TENSORS
+    return "megatron" if waits else "nemo"
+
+
+WAITS_FOR_TENSORS = ("nvfp4",)
+"""Megatron Bridge overlaps the collectives of tensor parallelism with their products, as NeMo does, but for these
+(scripts/performance/configs/llama: `tp_comm_overlap = False if precision == "nvfp4"`)."""
 
 
 def software_of(row: Published, stack: str) -> str:
     if row["source"].startswith("MLPerf"):
         vendor = {"MI": "AMD", "Ga": "Intel"}.get(row["gpu"][:2], "NVIDIA")
         return f"MLPerf, {vendor}" if stack == "nemo" else "MLPerf, HF"
+    if row["source"].startswith("Megatron-Bridge"):
+        return "megatron"
     return "fms-fsdp" if stack == "torchtitan" else stack
 
 

@@ -25,7 +25,8 @@ def promises() -> list[Promise]:
     groups = {group["group"]: group for group in public["groups"]}
     lines = [
         _h200(),
-        _whole(),
+        _whole(calibrated=False),
+        _whole(calibrated=True),
         _median("published, transformers-like", groups["transformers-like"], TRANSFORMERS_LIKE),
         *(_median(f"published, {_stack(name)}", group, OTHERS) for name, group in _others(groups)),
         *(_left_out(card) for card in load("time_left_out.json")["cards"]),
@@ -52,21 +53,25 @@ def _h200() -> Promise:
     return f"H200, model left out: median within {H200_MEDIAN:.0%}, p90 within {H200_P90:.0%}", measured, kept
 
 
-def whole_runs() -> list[tuple[Row, Row]]:
-    """Whole programs that ran, and what was said of their time before."""
+def whole_runs() -> list[tuple[Row, Row, bool]]:
+    """Whole programs that ran, what was said of their time before, and whether with their machine's calibration."""
     runs, said = (
         [json.loads(line) for line in (HERE / "data" / f"whole_{name}.jsonl").read_text("utf-8").splitlines()]
         for name in ("runs", "predictions")
     )
-    times = {(row["round"], row["id"]): row["time"] for row in said}
-    return [(row, times[row["round"], row["id"]]) for row in runs]
+    ran = {(row["round"], row["id"]): row for row in runs}
+    found = [(ran.get((row["round"], row["id"])), row["time"], row.get("calibrated", False)) for row in said]
+    return [(row, told, calibrated) for row, told, calibrated in found if row is not None]
 
 
-def _whole() -> Promise:
-    errors = sorted(abs(told["total_s"] / row["process_s"] - 1) for row, told in whole_runs())
+def _whole(calibrated: bool) -> Promise:
+    errors = sorted(
+        abs(told["total_s"] / row["process_s"] - 1) for row, told, known in whole_runs() if known is calibrated
+    )
     near = sum(error <= WHOLE for error in errors)
     measured = f"{near} of {len(errors)}, median {statistics.median(errors):.1%}, worst {errors[-1]:.1%}"
-    return f"whole Trainer programs, predicted first: within {WHOLE:.0%}", measured, near == len(errors)
+    how = "with the machine's calibration" if calibrated else "without a calibration"
+    return f"whole Trainer programs, predicted first, {how}: within {WHOLE:.0%}", measured, near == len(errors)
 
 
 def _others(groups: dict[str, Row]) -> list[tuple[str, Row]]:

@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from memory import commit  # noqa: E402
+from rows import LAYERS  # noqa: E402
 from time_peers import analysis_answers, at_peak_seconds, fitted_share, rule_answers, version  # noqa: E402
 from timing import (  # noqa: E402
     Asked,
@@ -109,7 +110,7 @@ def result(rows: list[Row], python: str | None) -> Row:
     others = peers(rows, python)
     ask, found = Asked(step_of), []
     for row, told in zip(rows, others, strict=True):
-        done = compared(row, {"tunecast": ask(row), **told})
+        done = compared(row, {"tunecast": answered(row, ask), **told})
         found.append(done)
         error = done["error"].get("tunecast")
         shown = done["said"]["tunecast"].get("refused", "").splitlines()[0][:90] if error is None else f"{error:+.1%}"
@@ -122,6 +123,25 @@ def result(rows: list[Row], python: str | None) -> Row:
         "refused": refusals(found),
         "rows": found,
     }
+
+
+def answered(row: Row, ask: Asked) -> Row:
+    """What tunecast says. A job recomputes all of its layers or none: where some were, the step lies between the two by
+    their share, since layers are alike."""
+    every = ask(row)
+    part = LAYERS.fullmatch(row.get("beyond", {}).get("checkpointing", ""))
+    if part is None or "refused" in every:
+        return every
+    none = ask({**row, "job": {**row["job"], "gradient_checkpointing": False}})
+    told: Row = between(none, every, int(part[1]) / resolve_model(job_of(row)["model"]).layers)
+    return told
+
+
+def between(first: Any, second: Any, share: float) -> Any:
+    """Numbers, mapped or not, so far from one to the other; of anything else the first."""
+    if isinstance(second, dict):
+        return {name: between(first.get(name, 0.0), value, share) for name, value in second.items()}
+    return first + share * (second - first) if isinstance(second, float) else first
 
 
 def groups_of(row: Row) -> list[str]:

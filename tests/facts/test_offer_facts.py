@@ -19,7 +19,7 @@ from tunecast.offers.clean import FAR, OLDEST
 from tunecast.offers.jurisdiction import EU27, beyond_us_law, in_eu, told
 from tunecast.offers.names import _rules
 from tunecast.offers.offer import KINDS, PLACED
-from tunecast.offers.provider import EXPOSURES, providers
+from tunecast.offers.provider import EXPOSURES, FACTS, providers
 from tunecast.offers.store import bundled, sources
 
 CHECKED = date(2026, 11, 15)
@@ -130,7 +130,10 @@ def test_rows_are_distinct():
 @pytest.mark.parametrize("name", TABLE)
 def test_a_provider_has_a_history(name):
     of = providers()[name]
-    assert of.source
+    assert set(of.sources) <= set(FACTS)
+    for fact, fields in FACTS.items():
+        given = {each for each in fields if each in TABLE[name] and TABLE[name][each] != "unknown"}
+        assert fact in of.sources or given <= set(of.unverified), fact
     assert of.checked == CHECKED
     assert of.exposure in EXPOSURES
     assert told(of)

@@ -99,6 +99,7 @@ def test_our_value_is_theirs_in_our_words():
         "data.group_by_length": ("random", False),
         "data.pad_to_multiple_of": ("auto", None),  # "does not pad elsewhere" than on Neuron
         "run.max_steps": (-1, None),
+        "data.num_proc": (None, 1),
     }
     for name, knob in FROM_UPSTREAM.items():
         theirs, ours = spelled.get(name, (knob.origin.value, knob.origin.value))

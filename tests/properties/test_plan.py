@@ -68,6 +68,8 @@ def test_brute_force_finds_no_better_pick(seed: int) -> None:
     assert [told(one) for one in searched.pareto if one.fits_surely] == [
         told(one) for one in brute.pareto if one.fits_surely
     ]
+    assert not set(searched.ruled_out) & {one.hardware for one in brute.pareto if one.fits_surely}
+    assert not brute.ruled_out
     assert searched.searched.configurations == brute.searched.configurations
     assert searched.searched.predicted < brute.searched.predicted, "bounds are of use"
 

@@ -12,13 +12,17 @@ torch = pytest.importorskip("torch")
 
 
 def test_every_part_is_measured() -> None:
-    found = measured(None, 60.0, "cpu")
+    found = measured(None, 300.0, "cpu")
     calibration = calibration_from(found, found["measured"])
     assert "cut_short" not in found
     assert calibration.flop_per_s["fp32"] > 1e6
     assert calibration.copy_bytes_per_s is not None and calibration.copy_bytes_per_s > 1e6
     assert calibration.forward_launch_s is not None and 1e-7 < calibration.forward_launch_s < 1e-2
     assert found["attentions"][0]["backward_s"] > 0
+    assert len(found["launches"]) > 1
+    assert calibration.planning is not None and calibration.planning.length_s[2] >= 0
+    assert [row["compiled"] for row in found["plans"]] == [True] * 6 + [False]
+    assert calibration.start_s is not None and calibration.start_s[0] > 0.1
 
 
 def test_it_stops_in_time() -> None:

@@ -40,6 +40,13 @@ def test_experts_take_their_ranks_from_the_data():
     assert found.group("expert") == Group(8, 8)
 
 
+def test_ranks_with_the_same_experts_are_a_machine_apart():
+    # 8 machines of 8: the experts fill a machine, so who shares an expert is one card of each
+    assert cluster(nodes=8, expert=8, data="fsdp").group("shard", 8) == Group(8, 1)
+    assert cluster(nodes=8, expert=4, data="fsdp").group("shard", 16) == Group(16, 2)
+    assert cluster(nodes=8, expert=8, data="hsdp").group("shard", 1) == Group(1, 1)
+
+
 def test_the_cards_of_a_device_map_are_one_rank():
     assert mesh_of(job(gpus=4, layers=4)) == ()
     assert mesh_of(job(gpus=4, layers=2)) == (("data", 2),)

@@ -8,7 +8,16 @@ import pytest
 
 from tunecast.job import Job, job_from_dict
 from tunecast.predict.checkpoint import Parameter
-from tunecast.predict.host_memory import Ranks, assumption, machine_bytes, waiting_bytes
+from tunecast.predict.host_memory import (
+    Ranks,
+    assumption,
+    buffers_bytes,
+    drives_assumption,
+    machine_bytes,
+    machine_nvme_bytes,
+    nvme_bytes,
+    waiting_bytes,
+)
 
 M = 1_000_000
 WEIGHT = (Parameter("weight", (1000, 1000), "float32", True),)
@@ -76,3 +85,53 @@ def test_what_is_taken_for_granted_is_said() -> None:
     assert assumption(spread("ddp", gpus=1), WEIGHT) is None
     assert "cpu_ram_efficient_loading" in (assumption(spread("fsdp"), WEIGHT) or "")
     assert "masters" in (assumption(spread("zero3", "optimizer"), WEIGHT) or "")
+
+
+# ---------------------------------------------------------------------------------------------------------- drives
+
+LARGE = (Parameter("large", (2000, M), "float32", True), Parameter("frozen", (400, M), "bfloat16", False))
+
+
+def on_drives(offload: str, **more: Any) -> Job:
+    return spread("zero3", offload, offload_device="nvme", **more)
+
+
+def test_what_lies_on_drives() -> None:
+    """Masters 4, two moments 8, gradients 4 bytes; with parameters, 2 of those that have no room in host memory and of
+    the frozen ones."""
+    one = on_drives("optimizer", gpus=1)
+    assert sum(nvme_bytes(one, LARGE).values()) == pytest.approx(16 * 2000 * M, rel=1e-5)
+    all_of_it = on_drives("parameters", gpus=1)
+    assert sum(nvme_bytes(all_of_it, LARGE).values()) == pytest.approx((16 * 2000 + 2 * 2400) * M, rel=1e-5)
+    # 250 million a rank have room in max_in_cpu, a billion
+    shared = on_drives("parameters", gpus=8)
+    assert sum(nvme_bytes(shared, LARGE).values()) == pytest.approx((16 * 2000 + 2 * 400) * M, rel=1e-5)
+    assert waiting_bytes(shared, LARGE) == {"gradients": 2 * 2000 * M, "weights": 2 * 2000 * M}
+    assert nvme_bytes(spread("zero3", "parameters"), LARGE) == {}
+
+
+def test_buffers_stand_in_host_memory() -> None:
+    """4 of float32, as large as the largest sub-group: here all 2,000 million, or a rank's 250. With parameters 5 of 2
+    bytes, of 100 million or the largest part; and, where weights leave, whole ones once more."""
+    assert buffers_bytes(on_drives("optimizer", gpus=1), LARGE) == 4 * 4 * 2000 * M
+    assert buffers_bytes(on_drives("optimizer", gpus=8), LARGE) == 4 * 4 * 250 * M
+    assert buffers_bytes(on_drives("parameters", gpus=8), LARGE) == 4 * 4 * 250 * M + 5 * 2 * 250 * M
+    assert buffers_bytes(on_drives("parameters", gpus=1), LARGE) == (4 * 4 + 5 * 2 + 2) * 2000 * M
+    assert buffers_bytes(spread("zero3", "parameters"), LARGE) == 0
+
+
+def test_a_machine_has_its_ranks_buffers_and_its_share_of_the_rest() -> None:
+    """Nothing is read into memory to resume: files are copied."""
+    small = Ranks(0, 0, 0, 0, 0)
+    job = on_drives("optimizer", nodes=2)
+    assert machine_nvme_bytes(job, LARGE) == pytest.approx(16 * 2000 * M / 2, rel=1e-5)
+    assert machine_bytes(job, LARGE, small) == 8 * 4 * 4 * 125 * M + 2 * 2000 * M // 2
+
+
+def test_drives_are_told_with_their_rate() -> None:
+    assert "one drive of PCIe 4" in (drives_assumption(on_drives("optimizer"), LARGE) or "")
+    quick = job_from_dict(
+        on_drives("optimizer").to_dict() | {"hardware": {"gpus": 8, "nvme_bytes_per_s": 25_000_000_000}}
+    )
+    assert "read and written at 25 GB/s" in (drives_assumption(quick, LARGE) or "")
+    assert drives_assumption(spread("zero3", "optimizer"), LARGE) is None

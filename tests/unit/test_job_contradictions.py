@@ -92,6 +92,8 @@ def test_how_to_quantise_needs_something_to_quantise():
         ({"hardware": {"gpus": 2}, "parallel": {"layers": 2, "data": "fsdp"}}, "parallel.data"),
         ({"parallel": {"offload": "optimizer"}}, "parallel.offload"),
         ({"parallel": {"data": "zero2", "offload": "parameters"}}, "parallel.offload"),
+        ({"parallel": {"data": "zero2", "offload": "optimizer", "offload_device": "nvme"}}, "parallel.offload_device"),
+        ({"parallel": {"data": "zero3", "offload_device": "nvme"}}, "parallel.offload_device"),
     ],
 )
 def test_what_cannot_be_together(fields, blamed):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.tape.layers import NotRepeating, extended, renumbered
+from tunecast.tape.layers import NotRepeating, Run, aligned, extended, renumbered
 from tunecast.tape.op import MANY, Alloc, Begin, Event, Free, Op, Phase, Tape
 
 
@@ -80,3 +80,44 @@ def test_no_numbered_layers_is_refused() -> None:
     flat = Tape((Begin(Phase.LOAD), Op("mm", "encoder"), Alloc(0, 8, module="encoder")))
     with pytest.raises(NotRepeating, match="no module holds"):
         extended(flat, flat, 4, 5, 9, head=2)
+
+
+def falling(layers: int, at_end: bool = False) -> Tape:
+    """A pass from the last layer down. The last one makes a block more; each makes two and frees the second of the one
+    before it. `at_end`: the first of each live until layer 0 is done."""
+    events: list[Event] = [Begin(Phase.BACKWARD)]
+    block = iter(range(10**6))
+    held: list[Event] = []
+    before: Event | None = None
+    for layer in reversed(range(layers)):
+        name = f"model.layers.{layer}"
+        events.append(Op("mm", name))
+        if layer == layers - 1:
+            events.append(Alloc(next(block), 3, module=name))
+        first, second = next(block), next(block)
+        events += [Alloc(first, 5, module=name), Alloc(second, 7, module=name)]
+        if before is not None:
+            events.append(before)
+        before = Free(second)
+        if at_end:
+            held.append(Free(first))
+        else:
+            events.append(Free(first))
+    assert before is not None
+    return Tape((*events, *held, Begin(Phase.CLIP), Op("stack", MANY), before))
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("layers", [5, 6, 11])
+def test_the_last_layer_may_make_more_and_layer_0_may_free_for_all(layers: int, at_end: bool) -> None:
+    made = extended(falling(4, at_end), falling(5, at_end), 4, 5, layers, head=2)
+    assert list(made.events) == renumbered(falling(layers, at_end).events)
+
+
+def test_births_are_told_from_both_ends_and_not_by_guessing() -> None:
+    def run(layer: int, sizes: list[int]) -> Run:
+        return Run(layer, tuple(Alloc(n, size, module=f"model.layers.{layer}") for n, size in enumerate(sizes)))
+
+    assert aligned(run(3, [1, 2, 3]), run(2, [4, 5, 6])) == [0, 1, 2], "as many: each is its like"
+    assert aligned(run(3, [1, 9, 2, 3]), run(2, [1, 2, 3])) == [0, None, 1, 2]
+    assert aligned(run(3, [1, 2, 2, 3]), run(2, [1, 2, 3])) == [0, None, None, 2], "which of two is not said"

@@ -126,8 +126,8 @@ def test_more_checkpoints_lose_less():
 
 
 def test_rare_interruptions_cost_half_a_segment_and_a_restart():
-    """To first order: rate * work * (segment / 2 + restart)."""
-    phases = {"start": 300.0, "training": 36000.0}
+    """To first order: rate * work * (segment / 2 + restart). A new machine prepares the data once more."""
+    phases = {"start": 200.0, "preparation": 100.0, "training": 36000.0}
     spot = expected_interruptions(phases, 1e-4, 3600.0)
     assert spot.wall_s == pytest.approx(1e-4 * 10 * (1800 + 300), rel=1e-3)
 

@@ -11,7 +11,9 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.offers.offer import Offer
 from tunecast.plan.bill import Biller, Start, Terms
 from tunecast.plan.estimate import Timed
-from tunecast.plan.objective import balanced, cheapest, fastest
+from tunecast.plan.objective import balanced, cheapest, fastest, reasons
+from tunecast.plan.pareto import Front, Point
+from tunecast.plan.search import Found, Search
 from tunecast.predict.whole import WholeTime
 
 DAY = date(2026, 11, 1)
@@ -85,3 +87,29 @@ def test_what_hardly_differs_is_not_paid_for():
     assert cheapest(front) is front[1], "for half a percent more it takes 40 % less time"
     assert fastest(front) is front[2], "0.7 % faster for twice the money is none"
     assert cheapest([]) is fastest([]) is None
+
+
+def test_a_deadline_takes_what_fits_for_sure_first():
+    """Cheaper but perhaps too large for its card: only where nothing else is over in time."""
+
+    def made(usd: float, high_s: float, fits_surely: bool) -> SimpleNamespace:
+        one = choice(usd, 100.0)
+        return SimpleNamespace(**vars(one), total_range_s=(90.0, high_s), fits_surely=fits_surely)
+
+    def found(*choices: SimpleNamespace) -> SimpleNamespace | None:
+        search = Search.__new__(Search)
+        search.within_s, search.in_time, search.best = 120.0, None, {}
+        search.front, search.sure = Front(), Front()
+        search.biller = SimpleNamespace(bill=lambda timed, *_: SimpleNamespace(range_s=timed.total_range_s))
+        for number, one in enumerate(choices):
+            rig, held = SimpleNamespace(hardware="1 x h100", nodes=1), SimpleNamespace(fits_surely=one.fits_surely)
+            search._keep(Point(one.total_usd, one.total_s, (number,), Found(rig, None, None, one, held)))
+        return None if search.in_time is None else search.in_time.of.timed
+
+    risky, safe, late = made(1.0, 110.0, False), made(2.0, 110.0, True), made(0.5, 130.0, True)
+    assert found(risky, safe, late) is found(late, safe, risky) is safe
+    assert found(risky, late) is risky
+    assert found(late) is None
+    told = reasons({"deadline": risky}, [late], 120.0)["deadline"]
+    assert "may not fit: nothing that fits for sure is over by then" in told
+    assert "may not fit" not in reasons({"deadline": safe}, [late], 120.0)["deadline"]

@@ -55,6 +55,24 @@ def test_json_is_the_contracts(capsys):
     assert choice["device_bytes"] == choice["prediction"]["memory"]["device_bytes"]
 
 
+def test_preparing_the_data_is_a_phase_and_a_line(capsys):
+    told = plan(capsys, *SMALL, *ONE)["picks"]["cheapest"]
+    assert told["phases_s"]["preparation"] == pytest.approx(2e6 / 330e3 + 2e6 * 4.6 / 300e6, rel=0.001)
+    assert any(line["name"] == "preparation" and line["usd"] > 0 for line in told["cost"]["lines"])
+    ready = plan(capsys, *SMALL, *ONE, "--prepared")["picks"]["cheapest"]
+    assert all(line["name"] != "preparation" for line in ready["cost"]["lines"])
+
+
+def test_a_page_has_the_whole_front_in_full(capsys, tmp_path):
+    argv = (*SMALL, "--provider", "aws", "--no-spot", "--gpus", "1")
+    assert {one["prediction"] is None for one in plan(capsys, *argv)["pareto"]} == {True, False}
+    written = plan(capsys, *argv, "--html", str(tmp_path / "plan.html"))
+    assert all(one["prediction"]["fits"] for one in written["pareto"])
+    named = {one["hardware"] for one in (*written["choices"], *written["refused"])}
+    assert written["ruled_out"]
+    assert not named & set(written["ruled_out"])
+
+
 def test_the_same_answer_every_time(capsys):
     """In one process, where the second finds what the first built; and in another, which hashes words otherwise."""
     argv = (*SMALL, *ONE[:2], "--gpus", "1", "--grad-accum", "4", "--keep", "micro_batch")

@@ -9,9 +9,9 @@ import pytest
 
 from tunecast.hardware import gpu
 from tunecast.predict.price import OFFLOAD, kind_of
-from tunecast.predict.price.offload import OFFLOADED, copy_seconds, host_link, offload_seconds
+from tunecast.predict.price.offload import OFFLOADED, ON_DRIVES, copy_seconds, host_link, offload_seconds
 from tunecast.predict.price.rates import rates_of
-from tunecast.tape.op import FROM_HOST, HOST_LOOP, HOST_STEP, TO_HOST, Op
+from tunecast.tape.op import FROM_HOST, FROM_NVME, HOST_LOOP, HOST_STEP, TO_HOST, TO_NVME, Op
 
 MEASURED = [
     json.loads(line)
@@ -51,3 +51,13 @@ def test_every_such_operation_has_this_price() -> None:
     assert {kind_of(name) for name in OFFLOADED} == {OFFLOAD}
     assert rates_of(gpu("h200")).host == H200
     assert offload_seconds(Op(FROM_HOST, written_bytes=55_500_000_000), H200) == pytest.approx(1.0, rel=0.01)
+
+
+def test_drives_are_read_faster_than_written_and_shared_by_a_machine_s_ranks() -> None:
+    """6.5 and 3.5 GB/s; or at the rate a job says, both ways."""
+    read, written = Op(FROM_NVME, written_bytes=6_500_000_000), Op(TO_NVME, read_bytes=3_500_000_000)
+    assert {read.name, written.name} == ON_DRIVES
+    assert offload_seconds(read, H200) == offload_seconds(written, H200) == 1.0
+    assert offload_seconds(read, H200, 8) == 8.0
+    assert offload_seconds(read, H200, 8, nvme_bytes_per_s=26e9) == 2.0
+    assert offload_seconds(written, H200, nvme_bytes_per_s=7e9) == 0.5

@@ -93,7 +93,7 @@ def test_a_deadline_is_answered_first():
     )
     lines = told(made).splitlines()
     assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
-    assert lines[1].startswith("  the deadline and balanced way, within 6 h, for mine: gpt2, lora")
+    assert lines[1].startswith("  the deadline and balanced pick, within 6 h, for mine: gpt2, lora")
 
 
 def test_the_picks_as_a_table():
@@ -250,6 +250,16 @@ def test_nothing_found_is_said_with_the_reasons():
         assert "too small" in shown
 
 
+def test_what_costs_too_much_is_shown_with_the_limit():
+    """The front is there all the same."""
+    over = plan(picks=dict.fromkeys(("cheapest", "fastest", "balanced", "deadline")), limits=Limits(max_usd=0.5))
+    least = over.pareto[0]
+    for shown in (told(over), page(over), markdown(over).replace("<span>$</span>", "$")):
+        assert "Nothing costs at most $0.50" in shown
+        assert f"the cheapest, {least.hardware} at " in shown
+        assert "no other is both cheaper and faster" in shown
+
+
 class Outline(HTMLParser):
     """Elements as they open and close."""
 
@@ -345,5 +355,5 @@ def test_markdown_says_the_answer_first():
     written = markdown(plan())
     assert written.startswith("**Rent 1 x l4 at lambda (US), on-demand: 1 d 16 h (36 to 44 h), <span>$</span>24.00")
     assert "| **fastest** | 8 x h100-sxm-80gb, lambda, on-demand, US | 20.0 of 25.0 GiB, 5.0 free (20 %) |" in written
-    assert "set `micro_batch: 2`, `kernels: [liger]`. why it." in written
+    assert "set `micro_batch: 2`, `kernels: [liger]`. Why it." in written
     assert written.count("<details>") == written.count("</details>") == 7

@@ -18,6 +18,7 @@ import rows_public  # noqa: E402
 import rows_vendor  # noqa: E402
 import time_left_out  # noqa: E402
 import time_peers  # noqa: E402
+import time_public  # noqa: E402
 import timing  # noqa: E402
 from time_vendor import is_lora_on_eight, order  # noqa: E402
 
@@ -251,6 +252,38 @@ def test_groups_tell_who_answers_and_whether_ranges_hold() -> None:
     assert group["range_holds"] == 1
     assert group["range_half_width"] == pytest.approx(0.15 / 1.1)
     assert timing.refusals(found) == [{"stack": "s", "reason": "got N cards", "rows": 1}]
+
+
+def test_a_step_that_recomputes_some_layers_lies_between_none_and_all() -> None:
+    (row,) = (row for row in VENDOR if row["id"] == "mlperf-47")
+    steps = {False: {"step_s": 2.0, "bound_by": "compute", "breakdown_s": {"optimizer": 0.5}}}
+    steps[True] = {"step_s": 4.0, "bound_by": "memory", "breakdown_s": {"optimizer": 0.5, "recomputation": 2.0}}
+    said = time_public.answered(row, lambda asked: steps[asked["job"]["gradient_checkpointing"]])  # type: ignore[arg-type, return-value]
+    part = 21 / 80  # of Llama 2 70B's layers
+    assert said["step_s"] == pytest.approx(2 + 2 * part)
+    assert said["breakdown_s"] == pytest.approx({"optimizer": 0.5, "recomputation": 2 * part})
+    refused = {"refused": "no"}
+    assert time_public.answered(row, lambda asked: refused) == refused  # type: ignore[arg-type, return-value]
+    whole = {**row, "beyond": {}}
+    assert time_public.answered(whole, lambda asked: steps[True]) == steps[True]  # type: ignore[arg-type, return-value]
+
+
+def test_megatron_bridge_waits_for_tensors_in_float4_only() -> None:
+    """As its recipes say; the group stays one."""
+    bridge = [row for row in VENDOR if row["id"].startswith("bridge")]
+    assert {row["stack"] for row in bridge} == {"megatron"}
+    assert {(row["job"]["matmul_dtype"], row["job"]["stack"]) for row in bridge} == {
+        ("float4", "megatron"),
+        ("float8", "nemo"),
+    }
+
+
+@pytest.mark.parametrize(("name", "printed"), [("bridge-203", "TP1 PP1 CP1"), ("bridge-205", "TP1 PP4 CP1")])
+def test_a_misprinted_split_is_the_recipes(name: str, printed: str) -> None:
+    (row,) = (row for row in VENDOR if row["id"] == name)
+    assert row["job"]["parallel"] == {"data": "zero1", "pipeline": 4}
+    assert (row["job"]["micro_batch"], row["job"]["grad_accum"], row["beyond"]["virtual_stages"]) == (1, 16, 5)
+    assert f"printed as {printed}, micro-batch 2; its recipe's are taken" in row["doubts"]
 
 
 def run(gpu: str, generation: str, precision: str, ratio: float, share: float = 1.0) -> time_left_out.Run:

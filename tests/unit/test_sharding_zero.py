@@ -8,8 +8,7 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.tape.build.run import build
-from tunecast.tape.build.sharding.deepspeed import Settings, settings_of
-from tunecast.tape.build.sharding.zero3 import sub_groups
+from tunecast.tape.build.sharding.deepspeed import MAX_IN_CPU, Settings, kept_in_memory, settings_of, sub_groups
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
@@ -160,3 +159,76 @@ def test_steps_that_repeat_are_taken_from_one(data: str) -> None:
     )  # fmt: skip
     folded, whole = fold_job(job, CONFIG, Card()), build(job, CONFIG, steps_of(job), Card(), keeps_ops=False)
     assert list(folded.program.written_out()) == list(program(whole).written_out())
+
+
+# ------------------------------------------------------------------------------------------------------ ZeRO-Infinity
+
+WIDE = {**CONFIG, "vocab_size": 32768, "hidden_size": 256, "num_attention_heads": 8, "head_dim": 32}
+TABLE = 32768 * 256 // RANKS
+"""A rank's part of the embedding, and of the head: 4 MiB in bfloat16. Of everything else, less than a file is worth."""
+
+
+def on_drives(offload: str, **parallel: Any) -> Tape:
+    values = {
+        "model": "small", "weights_dtype": "bfloat16", "autocast": "bfloat16", "seq_len": 32, "micro_batch": 1,
+        "optimizer": "adamw_torch", "gradient_checkpointing": False, "hardware": {"gpus": RANKS}, "stack": "axolotl",
+        "parallel": {"data": "zero3", "offload": offload, **parallel},
+    }  # fmt: skip
+    return build(job_from_dict(values), WIDE, [32, 32, 32], Card())
+
+
+def moved(tape: Tape, name: str) -> int:
+    return sum(max(e.read_bytes, e.written_bytes) for e in tape.steps()[2] if isinstance(e, Op) and e.name == name)
+
+
+def test_an_optimizer_on_drives_is_read_stepped_and_written() -> None:
+    """Axolotl's sub-groups are a weight each. Of those with a MiB of float32 or more, read: masters, two moments and
+    gradients of 4 bytes; written: the same, gradients when backward is done."""
+    tape = on_drives("optimizer", offload_device="nvme")
+    assert moved(tape, "read_from_nvme") == moved(tape, "write_to_nvme") == 16 * 2 * TABLE
+    assert moved(on_drives("optimizer"), "read_from_nvme") == 0
+
+
+def test_weights_on_drives_are_read_when_they_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no room in host memory: both tables, 2 bytes, in both passes; the new ones are written."""
+    kept = on_drives("parameters", offload_device="nvme")
+    assert moved(kept, "read_from_nvme") == 16 * 2 * TABLE
+    monkeypatch.setattr("tunecast.tape.build.sharding.deepspeed.MAX_IN_CPU", 0)
+    tape = on_drives("parameters", offload_device="nvme")
+    assert moved(tape, "read_from_nvme") == 16 * 2 * TABLE + 2 * 2 * 2 * TABLE
+    assert moved(tape, "write_to_nvme") == 16 * 2 * TABLE + 2 * 2 * TABLE
+
+
+def test_a_bucket_s_gradients_are_wide_on_the_card_on_their_way_to_drives() -> None:
+    """In reduce_scatter's order, 4 bytes of each of a bucket's parts; in host memory one part after the other."""
+
+    def wide(tape: Tape) -> set[int]:
+        made = [e for e in tape.steps()[2] if isinstance(e, Alloc) and e.stream == 2]
+        return {e.nbytes for e in made if e.nbytes % (4 * TABLE) == 0}
+
+    assert 4 * TABLE in wide(on_drives("optimizer", offload_device="nvme"))
+    assert wide(on_drives("optimizer")) == set()
+
+
+def test_gradients_go_to_the_host_come_back_and_go_once_more_in_float32() -> None:
+    parts = sum(-(-n // RANKS) for n in [e.shapes[0][0] for e in ops_of(on_drives("optimizer"), "reduce_scatter")])
+    tape = on_drives("optimizer")
+    assert moved(tape, "copy_to_host") == (2 + 4) * parts
+    assert moved(tape, "copy_from_host") >= 2 * parts
+
+
+def ops_of(tape: Tape, name: str) -> list[Op]:
+    return [e for e in tape.steps()[2] if isinstance(e, Op) and e.name == name]
+
+
+@pytest.mark.parametrize(
+    ("numels", "size", "kept"),
+    [
+        ([4, 8], 1, [True, True]),
+        ([MAX_IN_CPU, 1], 1, [True, False]),
+        ([MAX_IN_CPU - 1, 2], MAX_IN_CPU, [False, False]),  # a sub-group stays or leaves as one
+        ([1, MAX_IN_CPU, 1], 2, [False, False, False]),
+    ],
+)
+def test_sub_groups_with_room_stay_in_host_memory(numels: list[int], size: int, kept: list[bool]) -> None:
+    assert kept_in_memory(numels, size) == kept

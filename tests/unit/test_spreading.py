@@ -28,6 +28,7 @@ def asked(**job: Any) -> Any:
         {"parallel": {"data": "zero3", "offload": "optimizer"}, "stack": "llama-factory"},
         {"parallel": {"data": "zero2", "offload": "optimizer"}, "hardware": {"gpus": 1}},
         {"optimizer": "adamw_8bit"},
+        {"parallel": {"data": "fsdp", "expert": 4}, "stack": "torchtitan"},
         {"hardware": {"gpus": 1}},
     ],
 )
@@ -49,6 +50,7 @@ def test_known(job: dict[str, Any]) -> None:
         ({"parallel": {"data": "zero3"}, "method": "qlora"}, "quantization.format", "allowed: null"),
         ({"parallel": {"data": "fsdp"}, "compile": True}, "compile", "allowed: false"),
         ({"parallel": {"reduce_dtype": "float32"}}, "parallel.reduce_dtype", "allowed: null"),
+        ({"parallel": {"expert": 4}}, "parallel", "known of megatron, nemo, torchtitan; transformers' own"),
         ({"optimizer": "lomo"}, "optimizer", "on one card"),
         ({"optimizer_in_backward": True}, "optimizer_in_backward", "on one card"),
     ],

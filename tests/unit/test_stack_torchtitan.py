@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from tunecast.errors import UsageError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
 from tunecast.tape.build.run import build
+from tunecast.tape.build.sharding.layers import candidates
 from tunecast.tape.build.short import build_job, fold_job
+from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.stacks.torchtitan.pipeline import places
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, Policy
 from tunecast.tape.card import Card
@@ -46,10 +48,13 @@ most_held = loaded("sizes", HERE.parents[1] / "tools" / "sizes.py").most_held
 EVENTS: dict[str, Any] = json.loads(gzip.decompress((HERE / "events.json.gz").read_bytes()))
 
 
+PARTS = ("tensor", "context", "expert")
+
+
 def job_of(given: dict[str, Any]) -> Job:
     """The fields program.py has names of its own for are a job's `hardware` and `parallel`."""
-    ranks, parts = given.get("ranks", 1), {name: given[name] for name in ("tensor", "context") if name in given}
-    plain = {name: value for name, value in given.items() if name not in ("ranks", "tensor", "context")}
+    ranks, parts = given.get("ranks", 1), {name: given[name] for name in PARTS if name in given}
+    plain = {name: value for name, value in given.items() if name not in ("ranks", *PARTS)}
     if ranks > 1:
         plain |= {"hardware": {"gpus": ranks}, "parallel": {"data": "fsdp", **parts}}
     return job_from_dict(plain)
@@ -117,6 +122,83 @@ def test_few_layers_stand_for_all(name: str) -> None:
         assert most_held(program(every)) == most_held(program(whole))
 
 
+SEVERAL_EXPERTS: dict[str, dict[str, Any]] = {
+    "whole": {}, "4": {"expert": 4}, "8": {"expert": 8}, "hsdp": {"data": "hsdp", "expert": 4},
+    "own": {"data": "hsdp", "expert": 8},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL_EXPERTS)
+@pytest.mark.parametrize(
+    ("model", "recompute"), [("MIXTURE", "selective"), ("MIXTURE", "all"), ("LATENT", "selective")]
+)
+def test_few_layers_with_experts_stand_for_all(name: str, model: str, recompute: str) -> None:
+    config = getattr(cases, model) | {"num_hidden_layers": 12}
+    given = {"model": "small", "stack": "torchtitan", "seq_len": 512, "micro_batch": 1, "recompute": recompute}
+    parallel = {"data": "fsdp"} | SEVERAL_EXPERTS[name]
+    nodes = 2 if parallel["data"] == "hsdp" else 1
+    job = job_from_dict(given | {"parallel": parallel, "hardware": {"gpus": 8, "nodes": nodes}})
+    every = build(job, config, [job.seq_len] * 6, Card())
+    assert most_held(fold_job(job, config, Card()).program) == most_held(program(every))
+
+
+def test_rows_change_ranks_twice_a_pass() -> None:
+    """To their experts and back, and their gradients; the numbers of rows once. Each sends what it has."""
+    tape = built(cases.CASES["experts-4"])
+    config, job = cases.MIXTURE, cases.JOB
+    rows = job["micro_batch"] * job["seq_len"] * config["num_experts_per_tok"]
+    sent = [op for op in tape.ops() if op.name == "all_to_all" and op.group == "expert"]
+    numbers = [op for op in sent if op.shapes == ((config["num_experts"],), (4,))]
+    assert {op.shapes for op in sent} == {((config["num_experts"],), (4,)), ((rows * config["hidden_size"],), (4,))}
+    assert len(numbers) == cases.STEPS * config["num_hidden_layers"]
+    assert len(sent) == 5 * len(numbers)
+
+
+def test_ranks_with_the_same_experts_share_them() -> None:
+    tape = built(cases.CASES["experts-4"])
+    config = cases.MIXTURE
+    experts = 3 * config["num_experts"] * config["hidden_size"] * config["moe_intermediate_size"]
+    gathered = {op.shapes for op in tape.ops() if op.name == "all_gather" and op.module.endswith("moe.experts")}
+    assert gathered == {((experts // 8,), (2,))}
+    alone = built(cases.CASES["experts-8"])
+    assert not [op for op in alone.ops() if op.name == "all_gather" and op.module.endswith("moe.experts")]
+
+
+@pytest.mark.parametrize("name", ["experts-fsdp", "experts-4", "experts-8"])
+def test_experts_come_in_parts(name: str) -> None:
+    """Every rank has an eighth of all weights, however experts are spread, and its layers' counts."""
+    config = cases.MIXTURE
+    dim, count, words = config["hidden_size"], config["num_experts"], config["vocab_size"]
+    narrow = config["head_dim"] * config["num_key_value_heads"]
+    attention = 2 * dim * dim + 2 * dim * narrow + 2 * config["head_dim"]
+    layer = attention + 3 * count * dim * config["moe_intermediate_size"] + count * dim + 2 * dim
+    total = config["num_hidden_layers"] * layer + 2 * words * dim + dim
+    buffers = config["num_hidden_layers"] * 2 * count + cases.JOB["seq_len"] * 2 * config["head_dim"]
+    loading = built(cases.CASES[name]).steps()[-1]
+    assert sum(event.nbytes for event in loading if hasattr(event, "nbytes")) == total * 4 // 8 + buffers * 4
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"expert": 16}, "parallel.expert"),
+        ({"expert": 3}, "parallel.expert"),
+        ({"expert": 2, "tensor": 2}, "parallel.tensor"),
+        ({"compile": True}, "compile"),
+        ({"stack_version": "0.2"}, "stack_version"),
+    ],
+)
+def test_experts_that_are_not_written_down_are_refused(change: dict[str, Any], field: str) -> None:
+    with pytest.raises(TunecastError) as refused:
+        built(cases.CASES["experts-fsdp"], **change)
+    assert refused.value.field == field
+
+
+def test_a_dense_model_has_no_experts_to_spread() -> None:
+    with pytest.raises(UsageError, match="without experts"):
+        built(cases.CASES["fsdp"], expert=2)
+
+
 def forwards_ahead(stages: int, micro_batches: int, virtual: int = 1) -> int:
     """How often the first stage's embedding or a chunk runs before the first gradient comes back."""
     parallel = {"data": "fsdp", "pipeline": stages, "virtual_stages": virtual}
@@ -136,6 +218,33 @@ def test_as_many_micro_batches_are_under_way_as_there_are_stages() -> None:
     assert forwards_ahead(stages=4, micro_batches=8) == 4
     assert forwards_ahead(stages=4, micro_batches=2) == 2
     assert forwards_ahead(stages=2, micro_batches=8, virtual=2) == 2 + 2 + 1
+
+
+@pytest.mark.parametrize(("words", "fullest"), [(2048, 0), (65536, 1)])
+def test_every_rank_of_an_interleaved_pipeline_is_asked(words: int, fullest: int) -> None:
+    """The first has more under way, the last the logits. All layers of each, built, against few that stand for them."""
+    config = cases.LARGER | {"num_hidden_layers": 16, "vocab_size": words}
+    given = {"model": "small", "stack": "torchtitan", "seq_len": 512, "micro_batch": 1, "grad_accum": 4}
+    parallel = {"data": "fsdp", "pipeline": 2, "virtual_stages": 2}
+    job = job_from_dict(given | {"parallel": parallel, "hardware": {"gpus": 4}})
+    ranks = candidates(job, config, program_of(job).model)
+    held = [most_held(program(build(job, rank, [job.seq_len] * 6, Card()))) for rank in ranks]
+    assert held.index(max(held)) == fullest
+    assert most_held(fold_job(job, config, Card()).program) == max(held)
+
+
+def test_the_last_rank_of_an_interleaved_pipeline_has_one_loss_a_micro_batch() -> None:
+    """Its last stage has the head; of its others every result is sent on, and its gradient comes back."""
+    given = {"model": "small", "stack": "torchtitan", "seq_len": 256, "micro_batch": 1, "grad_accum": 4}
+    parallel = {"data": "fsdp", "pipeline": 2, "virtual_stages": 2}
+    job = job_from_dict(given | {"parallel": parallel, "hardware": {"gpus": 4}})
+    last = candidates(job, cases.LLAMA | {"num_hidden_layers": 8}, program_of(job).model)[1]
+    names = [op.name for op in build(job, last, [256], Card()).ops()]
+    assert names.count("nll_loss_forward") == 4
+    assert names.count("send") == names.count("recv") == 3 * 4
+    assert names.index("nll_loss_forward") > names.index("send")
+    before = names[: names.index("nll_loss_backward")]
+    assert (before.count("send"), before.count("nll_loss_forward")) == (2, 1)
 
 
 def test_interleaved_parts_take_turns_by_ranks() -> None:

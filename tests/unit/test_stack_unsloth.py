@@ -14,6 +14,7 @@ import pytest
 
 from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
+from tunecast.job.registry import bundled_config
 from tunecast.tape.build.run import build
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.build.stacks import unsloth as stack
@@ -23,6 +24,7 @@ from tunecast.tape.build.unsloth.graph import Graph, Size
 from tunecast.tape.build.unsloth.plan import pooled, reusing
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Free
+from tunecast.tape.program import program
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stacks" / "unsloth"
 
@@ -155,3 +157,13 @@ def peak(events: Any) -> int:
         elif isinstance(event, Free):
             now -= sizes[event.block]
     return most
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_the_first_request_is_for_all_layers(method: str) -> None:
+    """`caching_allocator_warmup` asks for as much as the whole model takes, of which four layers are built."""
+    config = {**bundled_config("llama-3.2-1b"), "num_hidden_layers": 9}
+    job = job_from_dict({"model": "llama-3.2-1b", "method": method, "stack": "unsloth", "seq_len": 512})
+    folded = fold_job(job, config, Card()).program
+    whole = program(build(job, config, [512], Card()))
+    assert max(folded.sizes[: folded.bounds[0]]) == max(whole.sizes[: whole.bounds[0]])

@@ -14,6 +14,7 @@ from tunecast.job import Job, job_from_dict
 from tunecast.job.lengths import sample_lengths
 from tunecast.predict import whole
 from tunecast.predict.by_length import WAITING, ByLength, mean_step, mean_step_s, priced_lengths
+from tunecast.predict.host import DEFAULT_HOST, Host, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.whole import (
@@ -24,6 +25,7 @@ from tunecast.predict.whole import (
     NEW_LENGTH_S,
     Planning,
     kinds_of_lengths,
+    planning_of,
     whole_job,
 )
 from tunecast.units import GB
@@ -140,6 +142,7 @@ def test_every_phase_on_paper():
             "download": 10,
             "start": 13,
             "load": 0.2 + 3 / 7.2,
+            "preparation": 110_000 / 330_000 + 110_000 * 4.6 / 0.3e9,
             "first_step": 0.65,
             "new_lengths": 0,
             "training": 500,
@@ -166,7 +169,8 @@ def test_lengths_cost_when_they_are_new():
 
 def test_a_kernel_is_compiled_for_lengths_aligned_otherwise():
     """10 and 20 tokens are multiples of 2 and of 4: one kernel besides the first; in evaluation every kind is new."""
-    made = job(data={"lengths": [10, 20] * 16, "eval_samples": 32}, micro_batch=1, run={"eval_strategy": "epoch"})
+    made = job(data={"lengths": [10, 20] * 16, "eval_samples": 32}, micro_batch=1, run={"eval_strategy": "epoch"},
+               gradient_checkpointing=False)  # fmt: skip
     epoch = epoch_of(made, sample_lengths(made.data))
     known = {10: step(0.1), 20: step(0.2)}
     told = whole_job(made, epoch, known, evaluation_s=1.0, planning=CUDNN_PLANNING)
@@ -177,6 +181,36 @@ def test_a_kernel_is_compiled_for_lengths_aligned_otherwise():
     # eight samples to a batch: nearly all are padded to 20
     once = EVALUATION_NEW_LENGTH_S[0] + EVALUATION_KERNEL_S[0]
     assert told.phases_s["evaluation"] == pytest.approx(told.evaluations * 1.0 + once, rel=0.01)
+
+
+def test_checkpointing_plans_the_forward_pass_in_both_threads():
+    made = job(data={"lengths": [10, 20] * 16}, micro_batch=1, gradient_checkpointing=True)
+    known = {10: step(0.1), 20: step(0.2)}
+    planning = Planning((0.15, 0.1, 0.2), evaluation_length_s=(0.05, 0.0, 0.1))
+    told = whole_job(made, epoch_of(made, sample_lengths(made.data)), known, planning=planning)
+    assert told is not None
+    assert told.phases_s["new_lengths"] == pytest.approx(0.15 + 0.05)
+
+
+def test_planning_goes_with_the_hosts_speed():
+    twice = planning_of(True, Host(launch_s=2 * DEFAULT_HOST.launch_s))
+    assert twice.length_s == pytest.approx([2 * seconds for seconds in NEW_LENGTH_S])
+    assert planning_of(True) is CUDNN_PLANNING
+    assert planning_of(False, Host(launch_s=1.0)) == planning_of(False)
+
+
+def test_the_trainer_walks_over_modules_around_every_step():
+    # 16 layers of 13 modules: 7.6 + 208 * 0.0056 ms a step, 1.0 + 208 * 0.0051 ms each of its two micro-batches
+    full = job(method="full", grad_accum=2)
+    assert loop_s(full, 16, DEFAULT_HOST) == pytest.approx(7.6e-3 + 208 * 5.6e-6 + 2 * (1e-3 + 208 * 5.1e-6))
+    # an adapter beside each of two projections has ten modules, so a layer has 33
+    adapted = job(method="lora", lora={"targets": ["q_proj", "v_proj"]})
+    slow = Host(launch_s=2 * DEFAULT_HOST.launch_s)
+    assert loop_s(adapted, 10, slow) == pytest.approx(2 * (8.6e-3 + 330 * 10.7e-6))
+    assert loop_s(job(stack="torchtune"), 16, DEFAULT_HOST) == 0
+    told = whole_job(job(run={"max_steps": 20}), None, {100: step(0.5)}, loop_s=0.01)
+    assert told is not None
+    assert told.phases_s["training"] == pytest.approx(20 * 0.51)
 
 
 def test_what_is_not_known_is_named():

@@ -15,8 +15,9 @@ from tunecast.predict.calibration import Calibration, calibration_from
 USAGE = "tunecast calibrate [options]"
 DESCRIPTION = """\
 Measures the GPU of this machine in under two minutes: matrix products by dtype, copies, attention, what launching an
-operation costs the host, and an all-reduce where there are several cards. The result is kept in your data folder;
-predictions for this kind of card use it from then on, on this machine. `--no-calibration` of predict leaves it out."""
+operation, planning attention for a new length and starting a program of the Trainer take of the host, and an all-reduce
+where there are several cards. The result is kept in your data folder; predictions for this kind of card use it from
+then on, on this machine. `--no-calibration` of predict leaves it out."""
 EPILOG = """\
 examples:
   tunecast calibrate                                        with the active environment's torch
@@ -67,6 +68,11 @@ def told(name: str, calibration: Calibration) -> str:
         lines.append(f"  an operation     {calibration.forward_launch_s * 1e6:8.1f} us of the host, forward")
     if calibration.backward_launch_s is not None:
         lines.append(f"                   {calibration.backward_launch_s * 1e6:8.1f} us, backward")
+    if calibration.planning is not None:
+        lines.append(f"  a new length     {calibration.planning.length_s[0] * 1e3:8.0f} ms of the host, trained on")
+        lines.append(f"                   {calibration.planning.evaluation_length_s[0] * 1e3:8.0f} ms, evaluated")
+    if calibration.start_s is not None:
+        lines.append(f"  starting         {calibration.start_s[0]:8.1f} s, until the Trainer is there")
     if calibration.bus_bytes_per_s is not None:
         lines.append(f"  all-reduce       {calibration.bus_bytes_per_s / 1e9:8.0f} GB/s bus bandwidth")
     return "\n".join(lines)

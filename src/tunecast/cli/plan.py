@@ -28,6 +28,7 @@ from tunecast.plan.constraints import relaxations, verdict
 from tunecast.plan.plan import planned
 from tunecast.plan.space import ALLOWABLE, KEEPABLE, Freedom, freed, kept
 from tunecast.predict.engines import the_job
+from tunecast.tape.build.shapes import undisturbed
 from tunecast.units import HOUR_S
 
 USAGE = "tunecast plan JOB [options]"
@@ -143,7 +144,8 @@ class Asking:
     def plan(self, freedom: Freedom, offers: Sequence[Offer] | None = None) -> Plan:
         asked = self.arguments
         terms = Terms(asked.interruptions, asked.storage, asked.egress, (asked.vat or 0.0) / 100)
-        with Bar(f"planning {self.job.id or self.job.model}", after_s=QUIET_S, live=not asked.quiet) as bar:
+        title = f"planning {self.job.id or self.job.model}"
+        with undisturbed(), Bar(title, after_s=QUIET_S, live=not asked.quiet) as bar:
             return planned(
                 self.job,
                 self.offers if offers is None else offers,
@@ -155,6 +157,7 @@ class Asking:
                 money=Money(asked.eur, rate_from(asked, self.today), terms.vat_fraction),
                 known=self.known,
                 progress=bar,
+                front_in_full=asked.html is not None,
             )
 
     def nearest(self) -> list[str]:

@@ -22,7 +22,9 @@ HOME_GBIT_PER_S = 10.0
 """Of a machine of GeForce cards: the Ethernet port of a workstation's board."""
 OFFICE_GBIT_PER_S = 100.0
 """Of any other machine nobody describes: what the largest machines of A10G and L4 have at AWS (nodes.toml)."""
-DIMENSIONS = ("tensor", "context", "expert", "pipeline", "shard", "replicate", "data")
+DIMENSIONS = ("tensor", "context", "sequence", "expert", "pipeline", "shard", "replicate", "data")
+OF_A_ROW = ("context", "sequence")
+"""Ranks that share a row, whose keys go around or whose heads are exchanged."""
 PARTS: dict[str, tuple[str, ...]] = {
     "data": ("expert", "data", "shard", "replicate"),
     "shard": ("expert", "shard", "data"),
@@ -73,16 +75,20 @@ class Cluster:
         """The ranks of a dimension (or of several, `PARTS`), all where it has no name.
 
         `ranks` is how many a tape says they are. Where that is not what the mesh has, ranks that share a sequence are
-        part of them (they hold the same weights), or it is a group the mesh does not know: then they are neighbours.
+        part of them (they hold the same weights), or those with other experts are not, or it is a group the mesh does
+        not know: then they are neighbours.
         """
         members = PARTS.get(name, (name,))
         found = [each for each in self._strides() if each.name in members or name not in DIMENSIONS]
-        wider = [each for each in self._strides() if each.name in (*members, "context")]
+        wider = [each for each in self._strides() if each.name in (*members, *OF_A_ROW)]
         if ranks is None or ranks == math.prod(each.size for each in found):
             return self._group(found)
         if name in PARTS and ranks == math.prod(each.size for each in wider):
             return self._group(wider)
-        inner = [size for dimension, size in self.mesh if dimension in ("tensor", "context")]
+        own = [each for each in found if each.name != "expert"]
+        if name in PARTS and ranks == math.prod(each.size for each in own):
+            return self._group(own)
+        inner = [size for dimension, size in self.mesh if dimension in ("tensor", *OF_A_ROW)]
         stride = found[0].stride if found else math.prod(inner) if name == "expert" else 1
         return Group(ranks, min(ranks, max(1, self.gpus_per_node // stride)))
 
@@ -146,7 +152,7 @@ def mesh_of(job: Job) -> tuple[tuple[str, int], ...]:
     outer = {"ddp": (("data", rest),), "hsdp": (("shard", shard), ("replicate", rest // shard))}
     mesh = (
         ("tensor", parts.tensor),
-        ("context", parts.context),
+        ("sequence" if parts.context_kind == "ulysses" else "context", parts.context),
         ("expert", expert),
         ("pipeline", parts.pipeline),
         *outer.get(parts.data, (("shard", rest),)),

@@ -266,3 +266,13 @@ def offload_needs_sharding(v: Values) -> str | None:
         return None
     near = next((kind for kind, kinds in able.items() if data in kinds), "none")
     return f"got {offload} with parallel.data {data}; allowed: with {' or '.join(able[offload])}; nearest: {near}"
+
+
+@rule("parallel.offload_device", "parallel.offload", "parallel.data")
+def nvme_needs_zero_3(v: Values) -> str | None:
+    """DeepSpeed has code that swaps to drives in stage3.py alone; FSDP has none."""
+    device, offload, data = (v[f"parallel.{name}"] for name in ("offload_device", "offload", "data"))
+    if device == "cpu" or (data == "zero3" and offload != "none"):
+        return None
+    got = f"got {device} with parallel.data {data} and offload {offload}"
+    return f"{got}; allowed: with zero3 and offload optimizer or parameters; nearest: cpu"

@@ -185,6 +185,22 @@ class Data(Section):
         high=1024,
         aka=("dataloader_num_workers", "num_workers"),
     )
+    prepared: bool = field(
+        "bool",
+        False,
+        OURS,
+        "the data set is tokenised already: nothing is done to it before training",
+        aka=("skip_prepare_dataset",),
+    )
+    num_proc: int = field(
+        "int",
+        1,
+        trl("SFTConfig.dataset_num_proc", None),
+        "processes that tokenise the data set before training",
+        low=1,
+        high=1024,
+        aka=("dataset_num_proc", "preprocessing_num_workers", "dataset_processes"),
+    )
     eval_samples: int | None = field(
         "int", None, OURS, "samples evaluated on, as long as those trained on", low=1, high=10**13, nullable=True
     )
@@ -340,6 +356,17 @@ class Hardware(Section):
         nullable=True,
         flag="disk-rate",
     )
+    nvme_bytes_per_s: int | None = field(
+        "bytes",
+        None,
+        OURS,
+        "rate at which a machine's NVMe drives together are read and written, with parallel.offload_device nvme; "
+        "null: one drive of PCIe 4",
+        low=1,
+        high=2**50,
+        nullable=True,
+        flag="nvme-rate",
+    )
     host_w: float | None = field(
         "float",
         None,
@@ -427,6 +454,14 @@ class Parallel(Section):
         high=65536,
         aka=("cp", "context_parallel_size", "cp_size"),
     )
+    context_kind: str = field(
+        "choice",
+        "ring",
+        OURS,
+        "with context: keys and values go around (ring), or heads are split while attention sees all of a row "
+        "(ulysses: DeepSpeed's, accelerate's sp_size)",
+        choices=("ring", "ulysses"),
+    )
     expert: int = field(
         "int",
         1,
@@ -438,6 +473,13 @@ class Parallel(Section):
     )
     offload: str = field(
         "choice", "none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters")
+    )
+    offload_device: str = field(
+        "choice",
+        "cpu",
+        OURS,
+        "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)",
+        choices=("cpu", "nvme"),
     )
 
     def __post_init__(self) -> None:

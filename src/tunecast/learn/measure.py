@@ -1,7 +1,8 @@
 """Run by the Python that has torch: measure this machine's card, and print what was found as one JSON object.
 
-Needs torch and the standard library alone. Every figure is a median of several runs after a warm-up; the device's own
-clock (events) times what runs on the device, the host's clock what the host does. Nothing is written to disk.
+Needs torch and the standard library alone; with transformers, how long its Trainer takes to start is measured too.
+Rates are medians of several runs after a warm-up; the device's own clock (events) times what runs on the device, the
+host's clock what the host does. Nothing is written to disk.
 
     python measure.py [--seconds 100] [--device cuda]
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +29,20 @@ DTYPES = ("bfloat16", "float16", "float32")
 COPIES = (1 << 26, 1 << 28, 1 << 30)
 ATTENTIONS = ((4, 32, 1024, 128), (2, 32, 2048, 128), (1, 32, 8192, 128))
 """Batch, heads, length, width."""
+PLANNED = tuple(base + beside for base in (192, 448, 704) for beside in (64, 0, 8, 12, 14, 15))
+"""Multiples of 128, 64, 8, 4, 2 and 1: cuDNN compiles a kernel for the first of each, and plans for every length."""
+ALIGNED = (128, 64, 8, 4, 2, 1)
+WIDTHS = (64, 128)
+"""Of a head: each has kernels of its own."""
+START = """
+import torch
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+torch.zeros(1, device=%r)
+"""
+STARTS = 2
+LONGEST_START_S = 60.0
 SMALL_PRODUCTS, SMALL_COPIES, SMALL_ATTENTIONS = ((256, 256, 256),), (1 << 20,), ((1, 2, 64, 32),)
-LAYERS = 100
+LAYERS, SMALL_LAYERS = 100, 10
 REPEATS = 7
 REDUCED = (1 << 20, 1 << 24, 1 << 28)
 PORT = 29531
@@ -73,12 +87,16 @@ def measured(torch: Any, device: str, deadline: float) -> dict[str, Any]:
         ("copies", lambda: copies(torch, device)),
         ("products", lambda: products(torch, device)),
         ("attentions", lambda: attentions(torch, device)),
+        ("plans", lambda: plans(torch, device)),
+        ("starts", lambda: starts(device)),
     ]
     if on_card and found["count"] > 1:
         parts.append(("all_reduces", lambda: all_reduces(torch, found["count"])))
     for name, part in parts:
         told(name)
         found[name] = []
+        if name != "launches":  # a host's speed moves from second to second
+            found["launches"] += launches(torch, device)
         for row in part():
             found[name].append(row)
             if time.monotonic() > deadline:
@@ -159,7 +177,7 @@ def launches(torch: Any, device: str) -> Iterator[dict[str, Any]]:
         def forward(self, x: Any) -> Any:
             return x + self.down(nn.functional.silu(self.up(self.norm(x)))) * 0.5
 
-    model = nn.Sequential(*(Layer() for _ in range(LAYERS))).to(device)
+    model = nn.Sequential(*(Layer() for _ in range(LAYERS if device == "cuda" else SMALL_LAYERS))).to(device)
     x = torch.ones(4, 64, device=device)
     with Count() as forward:
         y = model(x)
@@ -208,6 +226,57 @@ def attentions(torch: Any, device: str) -> Iterator[dict[str, Any]]:
             "batch": batch, "heads": heads, "length": length, "width": width, "dtype": str(kind).removeprefix("torch."),
             "forward_s": forward_s, "backward_s": backward_s,
         }  # fmt: skip
+
+
+def plans(torch: Any, device: str) -> Iterator[dict[str, Any]]:
+    """What attention of a length takes the first time more than the second: where the kernel is cuDNN's, it is planned
+    for every shape, on the host. Called as transformers calls it for padded rows; the device has nothing else to do."""
+    kind = torch.bfloat16
+    if device == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        kind = torch.float16
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def seconds(run: Callable[[], Any]) -> float:
+        synchronise(torch, device)
+        began = time.perf_counter()
+        run()
+        synchronise(torch, device)
+        return time.perf_counter() - began
+
+    for width in WIDTHS if device == "cuda" else WIDTHS[:1]:
+        seen: set[int] = set()
+        for length in PLANNED if device == "cuda" else PLANNED[:7]:
+            shape = 4, 16, length, width
+            q, k, v = (torch.randn(*shape, device=device, dtype=kind, requires_grad=True) for _ in range(3))
+            mask = torch.ones(length, length, dtype=torch.bool, device=device).tril().expand(4, 1, -1, -1)
+            gradient = torch.randn_like(q)
+            forward = partial(attend, q, k, v, attn_mask=mask)
+            once, again = (
+                (seconds(torch.no_grad()(forward)), seconds(forward), seconds(partial(forward().backward, gradient)))
+                for _ in range(2)
+            )
+            evaluation_s, forward_s, backward_s = (
+                max(0.0, first - second) for first, second in zip(once, again, strict=True)
+            )
+            multiple = next(each for each in ALIGNED if length % each == 0)
+            yield {
+                "width": width, "length": length, "compiled": multiple not in seen,
+                "evaluation_s": evaluation_s, "forward_s": forward_s, "backward_s": backward_s,
+            }  # fmt: skip
+            seen.add(multiple)
+
+
+def starts(device: str) -> Iterator[dict[str, Any]]:
+    """A program that imports what the Trainer needs, wakes the card and ends: nothing where transformers is not here.
+    The first finds files on disk that the next find in memory."""
+    for _ in range(STARTS if device == "cuda" else 1):
+        began = time.perf_counter()
+        ran = subprocess.run(
+            [sys.executable, "-c", START % device], capture_output=True, timeout=LONGEST_START_S, check=False
+        )
+        if ran.returncode:
+            return
+        yield {"seconds": time.perf_counter() - began}
 
 
 def all_reduces(torch: Any, count: int) -> Iterator[dict[str, Any]]:

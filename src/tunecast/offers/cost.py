@@ -37,12 +37,12 @@ INTERRUPTIONS_PER_HOUR = sqrt(CALM_PER_HOUR * ROUGH_PER_HOUR)
 """Of one spot machine, where the user does not say: the geometric mean of what the calmest and the roughest source at
 hand have, which are almost a factor of a thousand apart. No more is known; it differs by card, region and week."""
 
-RESTARTED = ("provisioning", "image", "download", "start", "load", "first_step")
-"""Done again after an interruption."""
+RESTARTED = ("provisioning", "image", "download", "start", "load", "preparation", "first_step")
+"""Done again after an interruption, on a new machine."""
 _TOLD: Mapping[str, str] = {
-    "provisioning": "the machine starts", "image": "image pulled", "download": "model and data downloaded",
+    "provisioning": "the machine starts", "image": "image pulled", "download": "model downloaded",
     "start": "Python and CUDA start", "load": "weights loaded", "first_step": "first step, longer than the rest",
-    "preparation": "data prepared", "training": "training", "new_lengths": "lengths not seen before",
+    "preparation": "data downloaded and tokenised", "training": "training", "new_lengths": "lengths not seen before",
     "evaluation": "evaluation", "checkpoints": "checkpoints written", "final_save": "model written",
 }  # fmt: skip
 
@@ -213,6 +213,7 @@ def _add_storage(
         usd = STORAGE_USD_PER_GB_MONTH
         assumptions.append(f"what {of.name} takes for storage is not known: {usd} USD a GB and month, as S3")
     kept = "a month" if seconds == MONTH_S else f"{seconds / HOUR_S:.3g} hours"
+    kept = f"{seconds / 60:.0f} minutes" if seconds < HOUR_S else kept
     told = f"{nbytes / GB:.3g} GB for {kept}"
     lines.append(Line("storage", nbytes / GB * usd * seconds / MONTH_S, told))
 

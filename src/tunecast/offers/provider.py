@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from importlib.resources import files
@@ -17,6 +17,19 @@ from tunecast.offers.offer import OWNED, Offer
 
 EXPOSURES = ("no-known-us-parent", "other-law", "eu-seat-us-nexus", "unknown", "us-controlled")
 """To US law, the least first. `unknown` is worse than a nexus that is known: nothing can be said of it."""
+
+FACTS: Mapping[str, tuple[str, ...]] = {
+    "company": ("entity", "seat"),
+    "law": ("exposure",),
+    "billing": ("billing_step_s", "billing_minimum_s", "bare_metal_minimum_s"),
+    "start": ("bills_start",),
+    "egress": ("egress_usd_per_gb", "egress_free_gb"),
+    "storage": ("storage_usd_per_gb_month",),
+    "provisioning": ("provisioning_s",),
+    "nodes": ("joins_nodes",),
+    "certificates": ("certificates",),
+}
+"""What has a source of its own, and the fields it holds for."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +59,16 @@ class Provider:
     certificates: tuple[str, ...] = ()
     """As the provider states them, in lower case without spaces: iso27001, soc2, hds, secnumcloud."""
     notes: str = ""
-    source: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """By fact (`FACTS`)."""
     checked: date | None = None
     unverified: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """`company, law: one; billing: another`."""
+        facts = {text: [fact for fact, of in self.sources.items() if of == text] for text in self.sources.values()}
+        return "; ".join(f"{', '.join(named)}: {text}" for text, named in facts.items())
 
     def minimum_s(self, instance: str) -> int | None:
         if self.bare_metal_minimum_s is not None and instance.startswith("BM."):
@@ -91,6 +111,7 @@ def _provider(name: str, fields: Mapping[str, Any]) -> Provider:
     known = dict(fields)
     for several in ("certificates", "unverified"):
         known[several] = tuple(known.get(several, ()))
+    known["sources"] = known.pop("source", {})
     span = known.get("provisioning_s")
     known["provisioning_s"] = None if span is None else (float(span[0]), float(span[1]))
     return Provider(name, **known)

@@ -79,7 +79,7 @@ class Choice:
     """What may go wrong, such as fitting at the low but not at the high end of the range."""
     why: str = ""
     prediction: Prediction | None = None
-    """Of picks and of the front."""
+    """Of picks; of the whole front where that was asked for."""
 
     @property
     def total_usd(self) -> float:
@@ -221,9 +221,11 @@ class Plan:
     pareto: tuple[Choice, ...]
     """No other choice is both cheaper and faster. The cheapest first."""
     choices: tuple[Choice, ...]
-    """The best of each hardware, the cheapest first."""
+    """The best of each hardware that was predicted, the cheapest first."""
     refused: tuple[Refusal, ...]
     searched: Searched
+    ruled_out: tuple[str, ...] = ()
+    """Hardware of which nothing had to be predicted: by proven floors a choice is cheaper and faster."""
     limits: Limits = NO_LIMITS
     asked: tuple[str, ...] = ()
     """The constraints in words, as flags: `--eu`, `--gpu rtx-4090`."""
@@ -242,6 +244,7 @@ class Plan:
             "pareto": [one.to_dict() for one in self.pareto],
             "choices": [one.to_dict() for one in self.choices],
             "refused": [one.to_dict() for one in self.refused],
+            "ruled_out": list(self.ruled_out),
             "searched": self.searched._asdict(),
             "limits": self.limits._asdict(),
             "asked": list(self.asked),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
+from tunecast.hardware.catalog import gpus
 from tunecast.plan.choice import Choice, Limits, Plan, Refusal
 from tunecast.plan.search import Need, Outcome
 from tunecast.plan.space import Freedom, Rig, Space
@@ -57,6 +58,13 @@ def refusals(space: Space, outcome: Outcome) -> tuple[Refusal, ...]:
     return tuple(told)
 
 
+def ruled_out(space: Space, outcome: Outcome, refused: Iterable[Refusal]) -> tuple[str, ...]:
+    """Hardware with neither a choice nor a reason against it: its floors alone are beaten in both cost and time."""
+    told = {each.hardware for each in refused} | set(outcome.best)
+    told |= {point.of.rig.hardware for point in outcome.front}
+    return tuple(sorted({rig.hardware for rig in space.offers} - told, key=_natural))
+
+
 def _reason(need: Need) -> str:
     has = f"the card leaves {gib(need.has_bytes)}"
     if need.proven:
@@ -94,7 +102,9 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
         tries.append("--allow method (qlora)")
     if job.method == "full" and "optimizer" not in freedom.allow:
         tries.append("--allow optimizer (8-bit states)")
-    bigger = f"a card that leaves {gib(need.needs_bytes)}"
+    largest = max(each.memory_bytes for each in gpus().values())
+    card = f"a card that leaves {gib(need.needs_bytes)}"
+    bigger = card if need.needs_bytes < largest else "more cards: none has that much"
     return " or ".join([*tries, bigger])
 
 

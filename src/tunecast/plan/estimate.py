@@ -35,8 +35,8 @@ from tunecast.plan.bounds import (
 )
 from tunecast.plan.space import Recipe, Rig, Setting, Space, Split, Spread, ranks_on
 from tunecast.predict import engines
-from tunecast.predict.by_length import mean_step, priced_lengths
-from tunecast.predict.host import host_of
+from tunecast.predict.by_length import mean_step
+from tunecast.predict.host import host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
@@ -44,7 +44,14 @@ from tunecast.predict.prediction import Prediction, allocator_settings, device_o
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.spreading import CUT
-from tunecast.predict.timing import evaluation_seconds, plain, times_by_length, typical_epoch
+from tunecast.predict.timing import (
+    evaluation_seconds,
+    layers_of,
+    lengths_to_price,
+    plain,
+    times_by_length,
+    typical_epoch,
+)
 from tunecast.predict.whole import WholeTime, planning_of, whole_job
 from tunecast.records import replace
 from tunecast.tape.build.short import fold_job
@@ -63,8 +70,6 @@ BORROWED_BYTES = 256 * MIB
 Triton's sums; tests/unit/test_plan_bounds.py holds floors read off one card against predictions on others."""
 MOST_FOLDS = 8
 """Kept at a time: a setting is priced and replayed at once, and its builder keeps the structure behind it."""
-SELDOM = 0.005
-"""Of micro-batches: a length that is no more of them moves the mean by as little, however it is priced."""
 
 
 class Frame(NamedTuple):
@@ -76,7 +81,7 @@ class Frame(NamedTuple):
     weights: tuple[tuple[int, float], ...]
     """A mean micro-batch takes at least the sum of these shares of those of the given lengths."""
     fixed_s: float
-    """All phases but training and provisioning."""
+    """All phases but provisioning and, of training, the steps themselves."""
     tokens: float
     weights_bytes: int
     """Of the result on disk; 0 where it is not known."""
@@ -171,13 +176,14 @@ class Estimator:
         epoch = self.epoch(job, ranks)
         typical = epoch or typical_epoch(job, self.lengths)
         assert total_steps(job, epoch) is not None, "a plan is of a job whose length is known"
-        nothing = {length: _no_step() for length in _priced(job, typical)}
-        whole = whole_job(job, epoch, nothing, typical=typical, outside=self.outside(recipe, data))
+        nothing = {length: _no_step() for length in lengths_to_price(job, typical)}
+        around_s = loop_s(job, layers_of(self.model) or 0, host_of(job))
+        outside = self.outside(recipe, data)
+        whole = whole_job(job, epoch, nothing, typical=typical, outside=outside, loop_s=around_s)
         assert whole is not None
-        fixed_s = sum(s for name, s in whole.phases_s.items() if name not in ("training", "provisioning"))
+        fixed_s = sum(s for name, s in whole.phases_s.items() if name != "provisioning")
         rest = typical.micro_batches % split.grad_accum
         last = (typical.steps - 1 + rest / split.grad_accum) / typical.steps if rest else 1.0
-        outside = self.outside(recipe, data)
         result = 0 if outside is None else outside.disk.weights_bytes
         return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, whole.real_tokens, result)
 
@@ -275,7 +281,7 @@ class Estimator:
         host, bare = host_of(job), plain(job)
         times: dict[int, StepTime] = {}
         plans = False
-        for length in _priced(job, typical):
+        for length in lengths_to_price(job, typical):
             one = replace(bare, seq_len=length, lengths=None)
             folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
             priced = times_by_length(one, self.config, gpu, host, cluster, folded)
@@ -289,7 +295,8 @@ class Estimator:
             typical=typical,
             outside=self.outside(setting.recipe, setting.spread.data),
             evaluation_s=self._evaluation_s(job, rig, setting),
-            planning=planning_of(plans),
+            planning=planning_of(plans, host),
+            loop_s=loop_s(job, layers_of(self.model) or 0, host),
         )
         assert whole is not None
         outside = self.outside(setting.recipe, setting.spread.data)
@@ -339,15 +346,6 @@ class Estimator:
 def _look(gpu: Gpu, stack: str) -> tuple[object, ...]:
     """What torch's kernels ask of a card (tape/kernels, tape/build); Unsloth looks at its memory too."""
     return gpu.compute_capability, gpu.sm_count, gpu.memory_bytes if stack == "unsloth" else 0
-
-
-def _priced(job: Job, epoch: Epoch) -> tuple[int, ...]:
-    """The lengths that are priced, as predict/timing.py chooses them, less what hardly comes: the last micro-batch of
-    an epoch, which is not full, is then taken in proportion."""
-    if job.data.packing:  # rows as full as they are on average
-        return (max(1, round(epoch.mean_length)),)
-    often = {length: share for length, share in epoch.lengths.items() if share >= SELDOM}
-    return priced_lengths(often or epoch.lengths)
 
 
 def _weights(epoch: Epoch, priced: list[int]) -> tuple[tuple[int, float], ...]:

@@ -85,7 +85,8 @@ def _balanced(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
 def _deadline(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | None], within_s: float | None) -> str:
     assert within_s is not None
     high = _hours(choice.total_range_s[1])
-    told = f"the cheapest that is over in {_hours(within_s)} at the high end of its range, {high}"
+    surely = "" if choice.fits_surely else ", though it may not fit: nothing that fits for sure is over by then"
+    told = f"the cheapest that is over in {_hours(within_s)} at the high end of its range, {high}{surely}"
     cheap = picks.get("cheapest")
     if cheap is None or cheap.total_usd >= choice.total_usd:
         return told

@@ -11,7 +11,7 @@ from tunecast.offers.cost import break_even_hours
 from tunecast.offers.offer import ON_DEMAND, RESERVED, Offer
 from tunecast.plan.bill import USUAL_START_S, Biller, Terms
 from tunecast.plan.choice import DOLLARS, NO_LIMITS, PICKS, SETTINGS, Choice, Limits, Machine, Money, Plan, Searched
-from tunecast.plan.constraints import affordable, refusals
+from tunecast.plan.constraints import affordable, refusals, ruled_out
 from tunecast.plan.estimate import Estimator
 from tunecast.plan.objective import balanced, cheapest, fastest, reasons
 from tunecast.plan.pareto import Point
@@ -38,8 +38,10 @@ def planned(
     model: ModelConfig | None = None,
     progress: Progress | None = None,
     bounds: bool = True,
+    front_in_full: bool = False,
 ) -> Plan:
     """`offers` are those that may be rented; `known` all there are, for what a reservation is compared with.
+    `front_in_full` gives the whole front its predictions, which picks always have.
 
     Raises what reading the model raises; that nothing fits is a plan without choices (`constraints.verdict`).
     """
@@ -62,20 +64,24 @@ def planned(
     others = [choice(point) for point in sorted(outcome.best.values(), key=lambda point: point[:3])]
     sure = [choice(point) for point in outcome.sure or outcome.front]
     within = affordable(sure, limits)
-    in_time = affordable([] if outcome.in_time is None else [choice(outcome.in_time)], limits)
     picks: dict[str, Choice | None] = dict.fromkeys(PICKS)
     if within:
         picks.update(cheapest=cheapest(within), fastest=fastest(within), balanced=balanced(within))
-    if in_time:
-        picks["deadline"] = in_time[0]
+    if outcome.in_time is not None and affordable([choice(outcome.in_time)], limits):
+        picks["deadline"] = choice(outcome.in_time)
+    refused = refusals(space, outcome)
     final = _explained(picks, within, limits, estimator)
+    if front_in_full:
+        rest = [each for each in front if id(each) not in final]
+        final |= {id(each): replace(each, prediction=estimator.said(each.job)) for each in rest}
     return Plan(
         job=job,
         today=today,
         picks={name: None if each is None else final[id(each)] for name, each in picks.items()},
         pareto=tuple(final.get(id(each), each) for each in front),
         choices=tuple(final.get(id(each), each) for each in others),
-        refused=refusals(space, outcome),
+        refused=refused,
+        ruled_out=ruled_out(space, outcome, refused),
         searched=Searched(outcome.configurations, outcome.bounded, outcome.predicted, outcome.seconds),
         limits=limits,
         asked=tuple(asked),
@@ -137,7 +143,7 @@ def _explained(
     """Each pick with its reasons and its whole prediction; one that is several is said why for each."""
     told = reasons(picks, front, limits.within_s)
     final: dict[int, Choice] = {}
-    for name, choice in picks.items():
+    for name, choice in sorted(picks.items(), key=lambda each: each[0] != "deadline"):  # what the answer is about first
         if choice is None:
             continue
         known = final.get(id(choice))

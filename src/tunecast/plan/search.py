@@ -93,7 +93,7 @@ class Outcome:
     sure: tuple[Point[Found], ...]
     """The front of what fits at the high end of its range too."""
     in_time: Point[Found] | None
-    """The cheapest that is over in time at the high end of its range."""
+    """The cheapest that is over in time at the high end of its range, of those that fit for sure where one does."""
     best: dict[str, Point[Found]]
     """The cheapest predicted choice of each hardware."""
     needs: dict[Rig, Need]
@@ -129,7 +129,7 @@ class Search:
         self.prices: dict[tuple[Rig, int], tuple[Price, ...]] = {}
         self._began_s = time.monotonic()
         self._done: set[int] = set()
-        self._points: dict[tuple[Rig, Setting], list[tuple[float, float]]] = {}
+        self._points: dict[tuple[Rig, Setting], Floors] = {}
         self._safe: set[tuple[Rig, Setting]] = set()
         self._all = 0
 
@@ -141,10 +141,9 @@ class Search:
                 configurations += len(block.splits) * len(offers)
                 candidates += list(self._candidates(block, len(candidates)))
         self._all = len(candidates)
-        self._by_usd(candidates)
-        self._by_seconds(candidates)
-        for each in sorted(candidates, key=lambda each: (each.usd_floor * each.seconds_floor, *each.turn)):
-            self._try(each)
+        self._in_turn(candidates, lambda each: each.usd_floor, self._is_dear)
+        self._in_turn(candidates, lambda each: each.seconds_floor, self._is_slow)
+        self._in_turn(candidates, lambda each: each.usd_floor * each.seconds_floor, lambda each: False)
         return Outcome(
             tuple(self.front),
             tuple(self.sure),
@@ -158,20 +157,24 @@ class Search:
             time.monotonic() - self._began_s,
         )
 
-    def _by_usd(self, group: Sequence[Candidate]) -> None:
-        """Until no other can be cheaper."""
-        for each in sorted(group, key=lambda each: (each.usd_floor, *each.turn)):
-            cheapest = next(iter(self._cutting), None)
-            if self.bounds and cheapest is not None and each.usd_floor > cheapest.usd:
+    def _in_turn(
+        self, candidates: Sequence[Candidate], by: Callable[[Candidate], float], is_over: Callable[[Candidate], bool]
+    ) -> None:
+        """Those that come first by this, until it is over."""
+        order = sorted([each for each in candidates if each.number not in self._done], key=lambda c: (by(c), *c.turn))
+        for each in order:
+            if self.bounds and is_over(each):
                 break
             self._try(each)
 
-    def _by_seconds(self, group: Sequence[Candidate]) -> None:
-        for each in sorted(group, key=lambda each: (each.seconds_floor, *each.turn)):
-            fastest = self._cutting.last
-            if self.bounds and fastest is not None and each.seconds_floor > fastest.seconds:
-                break
-            self._try(each)
+    def _is_dear(self, each: Candidate) -> bool:
+        """As are all that follow."""
+        cheapest = next(iter(self._cutting), None)
+        return cheapest is not None and each.usd_floor > cheapest.usd
+
+    def _is_slow(self, each: Candidate) -> bool:
+        fastest = self._cutting.last
+        return fastest is not None and each.seconds_floor > fastest.seconds
 
     @property
     def _cutting(self) -> Front[Found]:
@@ -248,12 +251,9 @@ class Search:
         self.predicted += len(self.space.offers[rig])
         try:
             timed = self.estimator.timed(rig, setting)
-            points = []
-            for offer in self.offers[rig]:
-                cost = self.biller.likely(timed, offer, rig.nodes)
-                points.append((cost.total_usd, cost.wall_s, offer))
-            self._points[rig, setting] = known = [(usd, seconds) for usd, seconds, _ in points]
-            if self.bounds and self._are_cut(known):
+            costs = [self.biller.likely(timed, offer, rig.nodes) for offer in self.offers[rig]]
+            self._points[rig, setting] = points = tuple([(cost.total_usd, cost.wall_s) for cost in costs])
+            if self.bounds and self._are_cut(points):
                 self.may_fit.add(rig)
                 return
             held = self.estimator.held(rig, setting)
@@ -266,7 +266,7 @@ class Search:
         self.may_fit.add(rig)
         if held.fits_surely:
             self._safe.add((rig, setting))
-        for usd, seconds, offer in points:
+        for (usd, seconds), offer in zip(points, self.offers[rig], strict=True):
             found = Found(rig, setting, offer, timed, held)
             self._keep(Point(usd, seconds, (self.numbers[offer], each.number), found))
 
@@ -295,7 +295,8 @@ class Search:
             return False
         if self.within_s is None or seconds > self.within_s:
             return True
-        return self.in_time is not None and self.in_time.usd < usd
+        known = self.in_time
+        return known is not None and known.of.held.fits_surely and known.usd < usd
 
     def _keep(self, point: Point[Found]) -> None:
         self.front.add(point)
@@ -306,7 +307,7 @@ class Search:
             self.best[name] = point
         if self.within_s is not None and point.seconds <= self.within_s:
             known = self.in_time
-            if known is None or (point.usd, point.seconds, point.order) < (known.usd, known.seconds, known.order):
+            if known is None or _worth(point) < _worth(known):
                 found = point.of
                 bill = self.biller.bill(found.timed, found.offer, found.rig.nodes)
                 if bill.range_s[1] <= self.within_s:
@@ -335,3 +336,8 @@ class Search:
         known = self.needs.get(rig)
         if known is None or need.needs_bytes < known.needs_bytes:
             self.needs[rig] = need
+
+
+def _worth(point: Point[Found]) -> tuple[bool, float, float, tuple[int, ...]]:
+    """Less is better."""
+    return not point.of.held.fits_surely, point.usd, point.seconds, point.order

@@ -49,13 +49,28 @@ class ByLength:
         return y0 + (y1 - y0) * (length - x0) / (x1 - x0)
 
 
+SELDOM = 0.005
+"""Of micro-batches: lengths that are no more of them together move the mean by as little, however they are priced."""
+
+
 def priced_lengths(lengths: Mapping[float, float], most: int = 6) -> tuple[int, ...]:
-    """The lengths to price: all of them where they are few; else from the shortest to the longest in equal steps."""
+    """The lengths to price, of their shares: all where they are few, but for what hardly comes (the last micro-batch of
+    an epoch, which is not full); else from the shortest to the longest in equal steps."""
     whole = sorted({ceil(length) for length in lengths})
     if len(whole) <= most:
-        return tuple(whole)
+        return tuple(sorted({ceil(length) for length in _often(lengths)}))
     low, high = whole[0], whole[-1]
     return tuple(sorted({low + (high - low) * i // (most - 1) for i in range(most)}))
+
+
+def _often(lengths: Mapping[float, float]) -> list[float]:
+    by_share = sorted(lengths, key=lambda length: (lengths[length], length))
+    seldom = 0.0
+    for number, length in enumerate(by_share):
+        seldom += lengths[length]
+        if seldom > SELDOM:
+            return by_share[number:]
+    return by_share
 
 
 def mean_step_s(epoch: Epoch, at: ByLength, grad_accum: int, ranks: int, *, each_waits: bool) -> float:

@@ -31,11 +31,13 @@ from operator import add
 from typing import NamedTuple
 
 from tunecast.predict.host import LEAN
-from tunecast.tape.op import COLLECTIVES, SYNCHRONIZE, WAIT, Op, Phase
+from tunecast.tape.op import COLLECTIVES, HOST_WAIT, SYNCHRONIZE, WAIT, Op, Phase
 
 READ_BY_THE_HOST = frozenset({"_local_scalar_dense", "nonzero", "argwhere", "masked_select", "is_nonzero"})
 """The host needs what they give before it goes on."""
 RUN, WAITS, SYNCHRONIZES, READS = range(4)
+WAITED_FOR = 4
+"""Of an operation: READS with nothing run before it."""
 NEVER = float("-inf")
 HOST = 0
 """The first clock; the streams' come after it, then the communicators'."""
@@ -129,6 +131,8 @@ def _what(op: Op) -> int:
         return WAITS
     if op.name == SYNCHRONIZE:
         return SYNCHRONIZES
+    if op.name == HOST_WAIT:
+        return WAITED_FOR
     return READS if op.name in READ_BY_THE_HOST else RUN
 
 
@@ -158,9 +162,9 @@ def _body(
         if kind == RUN and clock_of[place] == clock and communicator == held:
             begun.append(place + shift)
             continue
-        if kind in (WAITS, SYNCHRONIZES):
+        if kind in (WAITS, SYNCHRONIZES, WAITED_FOR):
             end()
-            actions.append(Action(kind, clock_of[place], waited_for[place]))
+            actions.append(Action(READS if kind == WAITED_FOR else kind, clock_of[place], waited_for[place]))
             continue
         if clock_of[place] != clock or communicator != held:
             end()

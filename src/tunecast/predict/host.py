@@ -37,6 +37,8 @@ class Host:
     """What Triton's launcher, written in Python, takes more (two runs with Liger's kernels)."""
     more_kernels_s: float = 4e-6
     """Of each further kernel of one operation: cudaLaunchKernel alone."""
+    nvme_bytes_per_s: float | None = None
+    """Of its drives together; None: see `price/offload.py`."""
 
     def op_s(self, op: Op, phase: Phase) -> float:
         if not op.kernels:
@@ -48,9 +50,34 @@ class Host:
 
 
 DEFAULT_HOST = Host()
+STEP_S, MICRO_BATCH_S = 7.6e-3, 1.0e-3
+STEP_MODULE_S, MICRO_BATCH_MODULE_S = 5.6e-6, 5.1e-6
+"""Of transformers' Trainer (5.17) around a step and around each of its micro-batches, and of each module it walks over:
+model.train(), floating_point_ops, zero_grad, clipping and the optimizer's groups all do. CPU time of loops that compute
+nothing, with models of 215 to 2,389 modules, 1 and 4 micro-batches a step, on an AMD EPYC (benchmarks/trainer_loop.py);
+taken to be that of a host which launches every 33 us."""
+TRAINER = frozenset({"transformers", "trl", "axolotl", "llama-factory", "unsloth"})
+LAYER_MODULES, ADAPTER_MODULES, ADAPTED, USUALLY_ADAPTED = 13, 10, 7, 2
+"""Of a Llama's layer; of an adapter beside a projection (PEFT 0.21); projections of a layer, where all are adapted, and
+where PEFT chooses (queries and values)."""
+
+
+def loop_s(job: Job, layers: int, host: Host) -> float:
+    """What the Trainer does around an optimizer step. It reads every micro-batch's loss (`logging_nan_inf_filter`), so
+    the card has nothing to do meanwhile."""
+    if job.stack not in TRAINER:
+        return 0.0
+    adapters = 0
+    if job.method in ("lora", "qlora"):
+        targets = job.lora.targets
+        adapters = USUALLY_ADAPTED if targets is None else ADAPTED if isinstance(targets, str) else len(targets)
+    modules = layers * (LAYER_MODULES + ADAPTER_MODULES * adapters)
+    once, each = STEP_S + STEP_MODULE_S * modules, MICRO_BATCH_S + MICRO_BATCH_MODULE_S * modules
+    return (once + job.grad_accum * each) * host.launch_s / DEFAULT_HOST.launch_s
 
 
 def host_of(job: Job) -> Host:
-    """`hardware.launch_us` where the job says it."""
-    given = getattr(job.hardware, "launch_us", None)
-    return DEFAULT_HOST if given is None else replace(DEFAULT_HOST, launch_s=given * 1e-6)
+    """`hardware.launch_us` and `hardware.nvme_bytes_per_s` where the job says them."""
+    launch_us, nvme = job.hardware.launch_us, job.hardware.nvme_bytes_per_s
+    host = DEFAULT_HOST if launch_us is None else replace(DEFAULT_HOST, launch_s=launch_us * 1e-6)
+    return host if nvme is None else replace(host, nvme_bytes_per_s=float(nvme))

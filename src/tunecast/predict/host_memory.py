@@ -14,7 +14,9 @@ Source   transformers 5.17.0: `_load_optimizer_and_scheduler` (map_location cpu 
          filled from the mapped file); accelerate 1.15.0: `load_fsdp_optimizer`, `save_fsdp_model` (rank 0 alone);
          DeepSpeed: engine.py `_zero3_consolidated_16bit_state_dict`, stage3.py `_create_fp32_partitions`,
          `grad_partitions_flat_buffer`. Its own `estimate_zero3_model_states_mem_needs` has 16 bytes a weight for an
-         optimizer on the host and 18 with the weights, times 1.5 for what it does not know.
+         optimizer on the host and 18 with the weights, times 1.5 for what it does not know. On drives (ZeRO-Infinity):
+         `SwapBufferManager`, `AsyncPartitionedParameterSwapper`, `reserve_partitioned_swap_space`, which takes whole
+         parameters for their parts; sizes in tape/build/sharding/deepspeed.py.
 Ignored  pinned memory in powers of two (torch's CachingHostAllocator); buffers of copies under way; what a data set
          keeps; activations that wait on the host.
 """
@@ -27,6 +29,16 @@ from typing import NamedTuple
 from tunecast.hardware.cluster import mesh_of
 from tunecast.job.job import Job
 from tunecast.predict.checkpoint import QUANTIZED, WIDTHS, Parameter, optimizer_states, weights_bytes
+from tunecast.predict.price.offload import NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S
+from tunecast.tape.build.sharding.deepspeed import (
+    OPTIMIZER_BUFFERS,
+    PARAMETER_BUFFER_SIZE,
+    PARAMETER_BUFFERS,
+    kept_in_memory,
+    settings_of,
+    sub_groups,
+)
+from tunecast.units import GB, gib
 
 FLOAT32_BYTES = 4
 ASSUMED = {
@@ -35,6 +47,11 @@ ASSUMED = {
     "zero2": "host memory: every rank loads the whole model before DeepSpeed has it",
     "zero3": "host memory: the model is loaded under DeepSpeed's zero.Init, so that no rank holds it whole",
 }
+ON_DRIVES = (
+    "NVMe: {drives} on the drives of a machine ({what}); in its memory, buffers of {buffers} "
+    "(DeepSpeed's buffer_count; buffer_size as large as the largest weight's part needs); {rate}"
+)
+ONE_DRIVE = "read at {:g} and written at {:g} GB/s, as one drive of PCIe 4 (hardware.nvme_bytes_per_s)"
 OFFLOADED = "; with offload, the machine's share of what waits there: {}"
 
 
@@ -52,11 +69,13 @@ def machine_bytes(job: Job, parameters: Sequence[Parameter], one: Ranks) -> int:
     """The most the ranks of one machine need of its memory at once; of the machine with the first rank."""
     data, each = job.parallel.data, processes(job)
     share = job.hardware.gpus / sharing_ranks(job)
-    waits = round(share * sum(waiting_bytes(job, parameters).values()))
+    waits = round(share * sum(waiting_bytes(job, parameters).values())) + each * buffers_bytes(job, parameters)
     loads = 0 if data == "zero3" else each * one.loading_bytes
     resumes = each * one.resuming_bytes
     if data in ("fsdp", "hsdp"):
         resumes = one.resuming_bytes
+    elif is_on_drives(job):  # its files are copied, not read (engine.py, `zero_nvme_offload_optimizer`)
+        resumes = 0
     elif data.startswith("zero"):
         trained = _trained(parameters)
         resumes = round(share * (FLOAT32_BYTES * _elements(trained) + _state_bytes(job, trained)))
@@ -88,11 +107,72 @@ def waiting_bytes(job: Job, parameters: Sequence[Parameter]) -> dict[str, int]:
         return held | {"optimizer state": sum(state.nbytes for state in optimizer_states(job.optimizer, trained))}
     numel = _elements(trained)
     narrow = WIDTHS[job.autocast or job.weights_dtype]
+    if is_on_drives(job):
+        stays = numel - _swapped_elements(job, parameters)[0] if offload == "parameters" else 0
+        return {"gradients": narrow * numel} | ({"weights": narrow * stays} if stays else {})
     held = {"masters in float32": FLOAT32_BYTES * numel, "optimizer state": _state_bytes(job, trained)}
     held["gradients"] = (FLOAT32_BYTES + (narrow if data == "zero3" else 0)) * numel
     if offload == "parameters":
         held["weights"] = narrow * (numel + _elements(frozen))
     return held
+
+
+def is_on_drives(job: Job) -> bool:
+    return job.parallel.offload_device == "nvme"
+
+
+def nvme_bytes(job: Job, parameters: Sequence[Parameter]) -> dict[str, int]:
+    """What of one model lies on drives, by name; parts too small for a file of their own are counted too."""
+    if not is_on_drives(job):
+        return {}
+    trained = _trained(parameters)
+    whole = FLOAT32_BYTES * _elements(trained)
+    held = {"masters in float32": whole, "optimizer state": _state_bytes(job, trained), "gradients": whole}
+    if job.parallel.offload == "parameters":
+        held["weights"] = WIDTHS[job.autocast or job.weights_dtype] * sum(_swapped_elements(job, parameters))
+    return {name: nbytes for name, nbytes in held.items() if nbytes}
+
+
+def machine_nvme_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
+    return round(job.hardware.gpus / sharing_ranks(job) * sum(nvme_bytes(job, parameters).values()))
+
+
+def buffers_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
+    """Of one rank, in pinned memory, through which everything goes to drives and comes back."""
+    if not is_on_drives(job):
+        return 0
+    ranks, narrow = sharing_ranks(job), WIDTHS[job.autocast or job.weights_dtype]
+    parts, size = _parts(_trained(parameters), ranks), settings_of(job.stack, 3, 0).sub_group_size
+    largest = max(sub_groups(parts, size), default=0)
+    held = OPTIMIZER_BUFFERS * FLOAT32_BYTES * largest
+    if job.parallel.offload == "parameters":
+        held += PARAMETER_BUFFERS * narrow * max(PARAMETER_BUFFER_SIZE, *_parts(parameters, ranks))
+        if not all(kept_in_memory(parts, size)):
+            held += narrow * ranks * largest
+    return held
+
+
+def _swapped_elements(job: Job, parameters: Sequence[Parameter]) -> tuple[int, int]:
+    """Weights that wait on drives, of all ranks: trained and frozen ones."""
+    trained, size = _trained(parameters), settings_of(job.stack, 3, 0).sub_group_size
+    kept = kept_in_memory(_parts(trained, sharing_ranks(job)), size)
+    swapped = [p for p, stays in zip(trained, kept, strict=True) if not stays]
+    return _elements(swapped), _elements([p for p in parameters if not p.trainable])
+
+
+def _parts(parameters: Sequence[Parameter], ranks: int) -> list[int]:
+    return [-(-p.elements // ranks) for p in parameters]
+
+
+def drives_assumption(job: Job, parameters: Sequence[Parameter]) -> str | None:
+    if not is_on_drives(job):
+        return None
+    what = ", ".join(nvme_bytes(job, parameters))
+    drives, buffers = machine_nvme_bytes(job, parameters), processes(job) * buffers_bytes(job, parameters)
+    given = job.hardware.nvme_bytes_per_s
+    rate = ONE_DRIVE.format(NVME_READ_BYTES_PER_S / GB, NVME_WRITE_BYTES_PER_S / GB)
+    rate = rate if given is None else f"read and written at {given / GB:g} GB/s"
+    return ON_DRIVES.format(drives=gib(drives), what=what, buffers=gib(buffers), rate=rate)
 
 
 def assumption(job: Job, parameters: Sequence[Parameter]) -> str | None:

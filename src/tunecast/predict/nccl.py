@@ -6,7 +6,7 @@ what is there follows from what is run:
 
     ring            one peer to receive from, one to send to      all_gather, reduce_scatter, small all_reduce
     switch (NVLS)   a share for each card of the machine          all_reduce of 2 MiB and more
-    point to point  every peer a rank ever talks to               pipeline, context: two; experts: all
+    point to point  every peer a rank ever talks to               pipeline, context: two; experts, Ulysses: all
 
 Source  NVIDIA/nccl: computeBuffSizes (init.cc, 2026), ncclNvlsBufferSetup (nvls.cc, 178b6b7); NVIDIA/nccl#1685, 8 H100:
         allocations of 10,485,760 and 2,097,152 bytes; 1.06 GB beside PyTorch before the first all_to_all, 4.34 GB after
@@ -43,6 +43,8 @@ EAGER_NVLS_BYTES = 1_600_000_000
 REDUCING = ("tensor", "data", "replicate")
 """Dimensions whose tensors are all-reduced; shards are gathered and scattered."""
 NEIGHBOURS = ("pipeline", "context")
+EXCHANGING = ("expert", "sequence")
+"""Whose ranks all talk to each other (all_to_all)."""
 
 
 class Buffers(NamedTuple):
@@ -86,16 +88,16 @@ def switch_bytes(name: str, group: Group, cluster: Cluster) -> int:
 
 
 def peer_bytes(name: str, group: Group, cluster: Cluster) -> int:
-    """Of sends and receives: to both neighbours, or to all (experts). Peers on other machines share the pool."""
-    if name not in (*NEIGHBOURS, "expert"):
+    """Of sends and receives: to both neighbours, or to all. Peers on other machines share the pool."""
+    if name not in (*NEIGHBOURS, *EXCHANGING):
         return 0
-    peers = group.inside - 1 if name == "expert" else min(2, group.inside - 1)
+    peers = group.inside - 1 if name in EXCHANGING else min(2, group.inside - 1)
     each = 0
     if cluster.inside.kind == "nvlink":
         each = POINT_TO_POINT_CHANNELS * (RECEIVE_BYTES + SEND_BYTES)
     elif cluster.inside.kind != "host":
         each = cluster.inside.channels * (RECEIVE_BYTES + SEND_BYTES)
-    pool = POINT_TO_POINT_POOL_BYTES if name == "expert" or group.nodes > 1 else 0
+    pool = POINT_TO_POINT_POOL_BYTES if name in EXCHANGING or group.nodes > 1 else 0
     return peers * each + pool
 
 

@@ -37,10 +37,25 @@ from tunecast.predict.checkpoint import (
     weights_bytes,
 )
 from tunecast.predict.evaluation import Evaluation, evaluation
-from tunecast.predict.host_memory import Ranks, assumption, machine_bytes
+from tunecast.predict.host_memory import (
+    Ranks,
+    assumption,
+    drives_assumption,
+    machine_bytes,
+    machine_nvme_bytes,
+    sharing_ranks,
+)
 from tunecast.predict.loading import Loading, loading
 from tunecast.predict.prediction import ALLOCATOR_OF_STACK, Memory, Prediction
 from tunecast.predict.saving import Disk, Resuming, Saving, disk_of, optimizer_steps, resuming, saves_of, saving
+from tunecast.predict.zero_files import (
+    again_bytes,
+    as_zero,
+    is_by_zero,
+    partitioned_bytes,
+    zero_resuming,
+    zero_saving,
+)
 from tunecast.records import dataclass, fields, replace
 
 HOST_PROCESS_BYTES = 760_012_800
@@ -68,6 +83,10 @@ class Outside:
     """Resident while training."""
     machine_bytes: int | None = None
     """Of the host's memory, for all ranks of a machine together; where that was asked."""
+    nvme_bytes: int = 0
+    """On a machine's drives while it trains."""
+    in_parts: bool = False
+    """A card holds part of the model: what loading, evaluating and resuming take of it is not known, and not told."""
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -91,30 +110,34 @@ class Outside:
             "host_resident_bytes": self.host_resident_bytes,
             "process_bytes": self.process_bytes,
             "training_process_bytes": self.training_process_bytes,
-            "loading": dict(vars(self.loading)),
-            "saving": dict(vars(self.saving)),
-            "evaluation": dict(vars(self.evaluation)),
-            "resuming": dict(vars(self.resuming)),
+            "loading": self._told(self.loading),
+            "saving": self._told(self.saving),
+            "evaluation": None if self.in_parts else dict(vars(self.evaluation)),
+            "resuming": self._told(self.resuming),
             "disk": vars(space) | {"checkpoint_bytes": space.checkpoint_bytes, "peak_bytes": space.peak_bytes},
         }
+
+    def _told(self, of: Loading | Saving | Resuming) -> dict[str, Any]:
+        unknown = ("card_", "model_") if self.in_parts else ()
+        return {name: None if name.startswith(unknown) else value for name, value in vars(of).items()}
 
 
 def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = None) -> Outside:
     """Everything around a job's step, its tensors read off the closed form. Raises Unsupported where that has none.
 
     Ignored  the towers of a multimodal model, which the closed form does not build; a checkpoint that is stored
-             quantised. One card; what a job has no field for follows the Trainer's defaults. With a `prediction` the
-             card's figures are asked for too, and cards that hold part of a model have none yet.
+             quantised. What a job has no field for follows the Trainer's defaults. Of a card that holds part of a
+             model (`in_parts`) only files and host memory are known.
     """
     if job.stack in OTHER_FILES:
         raise Unsupported(f"stack: what {job.stack} loads and saves is not written down", field="stack")
-    if prediction is not None and is_cut(job):
-        told = "what a card of several holds outside the step is not written down"
+    sharded, by_zero = is_fully_sharded(job), is_by_zero(job)
+    if prediction is not None and job.parallel.data in ("fsdp", "hsdp") and not sharded:
+        told = "what FSDP 1, or FSDP of packed weights, loads and saves is not written down"
         raise Unsupported(f"parallel: {told}", field="parallel")
     card = gpu_named(job.hardware.gpu)
     expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
     tensors = _known_tensors(_decisive(job), _with_room(model, max(job.lengths or (job.seq_len,))))
-    sharded = is_fully_sharded(job)
     parameters = as_sharded(job, tensors.parameters) if sharded else tensors.parameters
     around = outside(
         job,
@@ -128,13 +151,18 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
         settings=AllocatorSettings(expandable_segments=expandable, device_total_bytes=card.memory_bytes),
         capability=card.compute_capability,
     )
-    around = _fully_sharded(around, tensors.parameters, parameters) if sharded else around
+    if sharded:
+        around = _fully_sharded(around, tensors.parameters, parameters)
+    elif by_zero:
+        around = _by_zero(around, job, as_zero(job, parameters))
     needed = (around.loading.host_bytes, around.saving.host_bytes, around.resuming.host_bytes)
     one = Ranks(around.process_bytes, around.training_process_bytes, *needed)
     return replace(
         around,
         machine_bytes=machine_bytes(job, parameters, one),
-        assumptions=tuple(filter(None, [assumption(job, parameters)])),
+        nvme_bytes=machine_nvme_bytes(job, parameters),
+        in_parts=is_cut(job),
+        assumptions=tuple(filter(None, [assumption(job, parameters), drives_assumption(job, parameters)])),
     )
 
 
@@ -157,6 +185,8 @@ def _fully_sharded(told: Outside, loaded: Sequence[Parameter], parameters: Seque
     Saving   Rank 0 gathers everything and writes it twice, model.safetensors and pytorch_model_fsdp.bin, of adapters
              both times those alone; then optimizer.bin (`state_dict_type` FULL_STATE_DICT; trainer.py, `save_model`,
              `_save_optimizer_and_scheduler`; accelerate, `save_fsdp_model`). Other ranks hold nothing of it.
+    Checked  three runs of a small Llama, two ranks on CPUs (benchmarks/data/sharded_checkpoints.jsonl): weights to the
+             byte, the rest to names and shapes, up to 20 kB.
     """
     cast = sum(4 * p.elements for p, q in zip(loaded, parameters, strict=True) if p.dtype != q.dtype)
     again = weights_bytes(saved_parameters(parameters))
@@ -165,6 +195,19 @@ def _fully_sharded(told: Outside, loaded: Sequence[Parameter], parameters: Seque
         loading=replace(told.loading, host_bytes=told.loading.host_bytes + cast),
         saving=replace(told.saving, host_bytes=max(told.saving.host_bytes, weights_bytes(parameters))),
         disk=replace(told.disk, optimizer_bytes=told.disk.optimizer_bytes + again),
+    )
+
+
+def _by_zero(told: Outside, job: Job, parameters: Sequence[Parameter]) -> Outside:
+    """Files and host memory as DeepSpeed has them."""
+    ranks = sharing_ranks(job)
+    more = partitioned_bytes(job, parameters) + again_bytes(job, parameters)
+    weights = safetensors_bytes(saved_parameters(parameters))
+    return replace(
+        told,
+        saving=zero_saving(job, parameters, ranks),
+        resuming=zero_resuming(job, parameters, ranks),
+        disk=replace(told.disk, weights_bytes=weights, optimizer_bytes=more),
     )
 
 

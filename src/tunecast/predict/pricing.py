@@ -95,11 +95,13 @@ class Priced(NamedTuple):
 
 def priced(
     plan: Plan, terms: Terms, distinct: Sequence[Op], launches: array[float],
-    cards: Sequence[Rates], clusters: Sequence[Cluster | None],
+    cards: Sequence[Rates], clusters: Sequence[Cluster | None], nvme_bytes_per_s: float | None = None,
 ) -> Priced:  # fmt: skip
     """`cards` and `clusters` are as long as each other. `launches`: what each operation takes of the host, in a pass
-    through the model and then, all again, in an optimizer's step."""
-    others = {place: _other(distinct[place], plan.kinds[place], cards, clusters) for place in terms.others}
+    through the model and then, all again, in an optimizer's step. `nvme_bytes_per_s`: of the host's drives."""
+    others = {
+        place: _other(distinct[place], plan.kinds[place], cards, clusters, nvme_bytes_per_s) for place in terms.others
+    }
     if native.price is None or plan.course.clocks > MOST_CLOCKS:
         return _in_python(plan, _prices(plan, terms, distinct, others, cards), launches, len(cards))
     differing = list(dict.fromkeys(cards))
@@ -122,12 +124,16 @@ def _figures(card: Rates) -> tuple[float, ...]:
     return card.sm_count, card.bytes_per_s, card.flop_per_s("float32"), *(card.by_dtype[name] for name in INSTEAD)
 
 
-def _other(op: Op, kind: str, cards: Sequence[Rates], clusters: Sequence[Cluster | None]) -> Column:
+def _other(
+    op: Op, kind: str, cards: Sequence[Rates], clusters: Sequence[Cluster | None], nvme_bytes_per_s: float | None
+) -> Column:
     if kind == ATTENTION:
         return attention_column(op, cards)
     if kind == OFFLOAD:
         sharing = [1 if cluster is None else cluster.gpus_per_node for cluster in clusters]
-        return [offload_seconds(op, card.host, ranks) for card, ranks in zip(cards, sharing, strict=True)]
+        return [
+            offload_seconds(op, card.host, ranks, nvme_bytes_per_s) for card, ranks in zip(cards, sharing, strict=True)
+        ]
     if not any(clusters):
         return [0.0] * len(cards)
     from tunecast.predict.collectives import collective_column

@@ -19,6 +19,7 @@ NAMES: Mapping[str, str] = {
     "optimizer": "the optimizer",
     "launch": "the card waits for the host",
     "offload": "copies to the host and its optimizer",
+    "nvme": "reading and writing NVMe drives",
     "communication": "the card waits for other cards",
     "waiting": "waiting for longer rows",
 }
@@ -41,9 +42,11 @@ class HostNeeds(NamedTuple):
     """One thread a card that launches (and its backward pass, which takes turns with it), its loader's workers."""
     ram_bytes: int | None
     """What no other use of the machine can take back; None: not known."""
+    nvme_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        return {"cpu_cores": self.cores, "ram_bytes": self.ram_bytes}
+        drives = {"nvme_bytes": self.nvme_bytes} if self.nvme_bytes else {}
+        return {"cpu_cores": self.cores, "ram_bytes": self.ram_bytes, **drives}
 
 
 def host_needs(job: Job, outside: Outside | None) -> HostNeeds:
@@ -51,7 +54,8 @@ def host_needs(job: Job, outside: Outside | None) -> HostNeeds:
 
     Ignored  pinned batches, some MB; what a data set keeps in memory (datasets maps its files).
     """
-    return HostNeeds(processes(job) * (1 + job.data.workers), None if outside is None else outside.machine_bytes)
+    cores = processes(job) * (1 + job.data.workers)
+    return HostNeeds(cores, None) if outside is None else HostNeeds(cores, outside.machine_bytes, outside.nvme_bytes)
 
 
 def parts_told(breakdown_s: Mapping[str, float]) -> str:

@@ -26,6 +26,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.predict.clocks import course_of, ends, stretches_of
 from tunecast.predict.host import LEAN, Host
 from tunecast.predict.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCTS, kind_of, moved_bytes, rates_of
+from tunecast.predict.price.offload import ON_DRIVES
 from tunecast.predict.pricing import Part, Plan, Terms, plan_of, priced, terms_of
 from tunecast.predict.time_ranges import CARD, HOST, WAITS, band_of
 from tunecast.records import dataclass
@@ -35,7 +36,7 @@ from tunecast.tape.step import Step, Table
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
 
-COMPUTE, MEMORY, LAUNCH = "compute", "memory", "launch"
+COMPUTE, MEMORY, LAUNCH, NVME = "compute", "memory", "launch", "nvme"
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ class Lowered:
             cpu_s = sum(map(mul, launches, self._counted.launched))
             cards = [rates_of(places[number].gpu) for number in numbers]
             clusters = [places[number].cluster for number in numbers]
-            made = priced(self.plan, self.terms, self.ops, launches, cards, clusters)
+            made = priced(self.plan, self.terms, self.ops, launches, cards, clusters, host.nvme_bytes_per_s)
             spent = list(zip(*made.spent_s, strict=True)) or [()] * len(numbers)
             for number, end, alone, each in zip(numbers, made.end_s, made.alone_s, spent, strict=True):
                 place = places[number]
@@ -195,7 +196,7 @@ class Lowered:
             high_s=end * (1 + band.above),
             breakdown_s=breakdown,
             bound_by=_bound_by(cpu_s, busy, communicating, by_wait),
-            gpu_busy_s=busy - breakdown.get(OFFLOAD, 0.0),
+            gpu_busy_s=busy - breakdown.get(OFFLOAD, 0.0) - breakdown.get(NVME, 0.0),
             cpu_s=cpu_s,
             flops=flops,
             moved_bytes=moved,
@@ -265,7 +266,7 @@ def _part(op: Op, kind: str, phase: Phase) -> Part:
         return op.group, COMMUNICATION
     waits = COMPUTE if kind in (PRODUCTS, ATTENTION) else MEMORY
     if kind == OFFLOAD:
-        return OFFLOAD, waits
+        return NVME if op.name in ON_DRIVES else OFFLOAD, waits
     if phase in LEAN:
         return "optimizer", waits
     if phase is Phase.BACKWARD and not op.by_engine:

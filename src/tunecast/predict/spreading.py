@@ -27,11 +27,17 @@ CUT = ("zero3", "fsdp", "hsdp")
 """Weights are cut over ranks: each waits for the others' parts, layer by layer."""
 PARTS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(THROUGH_ACCELERATE, ("layers",)),
-    "torchtitan": ("tensor", "context", "pipeline"),
+    "torchtitan": ("tensor", "context", "pipeline", "expert"),
     "megatron": ("tensor", "pipeline", "context", "expert"),
     "nemo": ("tensor", "pipeline", "context", "expert"),
 }
 """Other dimensions of the mesh."""
+WITH_ULYSSES = ("transformers", "trl")
+"""Stacks whose Trainer knows accelerate's `sp_size`; it came with transformers 5 (integrations/deepspeed.py,
+`deepspeed_sp_compute_loss`)."""
+OF_TRANSFORMERS = "transformers' own (enable_expert_parallel, all cards on the same rows) is not modelled"
+"""It can train in 5.17.0 (distributed/tensor_parallel.py): experts are split, all other weights, their gradients and
+optimizer whole on every card, outputs of experts summed over cards, AdamW a weight at a time (trainer_optimizer.py)."""
 DIMENSIONS = ("layers", "tensor", "pipeline", "context", "expert")
 ON_SHARDS = ("adamw_torch", "adamw_torch_fused", "sgd", "rmsprop", "adagrad")
 """Optimizers whose kernels take the parts FSDP2 cuts as they take any tensor (tests/trace/test_sharding.py)."""
@@ -84,13 +90,43 @@ def _data(job: Job) -> str | None:
 
 def _dimensions(job: Job) -> str | None:
     asked = [name for name in DIMENSIONS if getattr(job.parallel, name) > 1]
-    unknown = [name for name in asked if name not in PARTS.get(job.stack, ())]
+    parts = (
+        *PARTS.get(job.stack, ()),
+        *(("context",) if has_ulysses(job) else ()),
+    )  # whose stacks `_context_kind` says
+    unknown = [name for name in asked if name not in parts]
     if not unknown:
         return _spread(job)
     where = sorted(stack for stack, parts in PARTS.items() if set(unknown) <= set(parts))
     known = f"known of {', '.join(where)}" if where else "not modelled yet"
+    if unknown == ["context"] and job.stack in WITH_ULYSSES:
+        known += f"; with {job.stack} as context_kind ulysses"
+    if unknown == ["expert"] and job.stack in THROUGH_ACCELERATE:
+        known += f"; {OF_TRANSFORMERS}"
     script = SCRIPT.format(gpus=job.hardware.gpus)
     return f"{unknown[0]}: got {getattr(job.parallel, unknown[0])}, {known}; allowed with {job.stack}: 1. {script}"
+
+
+def has_ulysses(job: Job) -> bool:
+    return job.parallel.context > 1 and job.parallel.context_kind == "ulysses"
+
+
+def _context_kind(job: Job) -> str | None:
+    """DeepSpeed's, so with ZeRO; it gives the kernel no mask, and looks at positions that eras before 5 do not give."""
+    if not has_ulysses(job):
+        return None
+    if job.stack not in WITH_ULYSSES:
+        return f"got ulysses, known of {', '.join(WITH_ULYSSES)} (accelerate's sp_size); allowed with {job.stack}: ring"
+    if not is_flat(job):
+        zero = "zero1, zero2, zero3"
+        return (
+            f"got ulysses with parallel.data {job.parallel.data}; it is DeepSpeed's: allowed with parallel.data {zero}"
+        )
+    if era_of(job.transformers_version).release < (5, 0):
+        return f"got ulysses with transformers {job.transformers_version}, whose Trainer has none; allowed: from 5.0 on"
+    if job.attention == "eager":
+        return "got ulysses with attention eager, which DeepSpeed refuses (it needs a mask); allowed: sdpa, flash"
+    return None
 
 
 def _spread(job: Job) -> str | None:
@@ -171,6 +207,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _cards,
     "parallel.data": _data,
     "parallel": _dimensions,
+    "parallel.context_kind": _context_kind,
     "parallel.offload": _offload,
     "parallel.reduce_dtype": _reduce_dtype,
     "optimizer": _optimizer,

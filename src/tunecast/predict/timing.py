@@ -22,7 +22,7 @@ from tunecast.job.lengths import QUANTILES, Lengths, sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.predict.by_length import mean_step, priced_lengths
 from tunecast.predict.energy import Energy, energy
-from tunecast.predict.host import Host, host_of
+from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, eval_batches
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of
@@ -31,7 +31,7 @@ from tunecast.predict.reasons import host_needs, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime, step_time
 from tunecast.predict.spreading import CUT
 from tunecast.predict.time_ranges import ranged
-from tunecast.predict.whole import WholeTime, planning_of, whole_job
+from tunecast.predict.whole import START_S, WholeTime, planning_of, whole_job
 from tunecast.records import replace
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks.transformers import with_room
@@ -75,16 +75,21 @@ def timing(
     epoch = epoch_of(job, lengths)
     typical = epoch or typical_epoch(job, lengths)
     host, ranks, waits = host_of(job), ranks_of(job), job.parallel.data in CUT
+    start = START_S
     if calibration is not None:
         from tunecast.predict.calibration import calibrated_gpu, calibrated_host
 
         gpu = calibrated_gpu(gpu, calibration)
         host = host if job.hardware.launch_us is not None else calibrated_host(host, calibration)
+        start = calibration.start_s or start
     wanted = _of_lengths(job, typical)
     priced = _priced(wanted, plain(job), model.raw, gpu, host, cluster, folded)
     times = priced.by_length
     mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
-    evaluation_s = evaluation_seconds(job, model, gpu, cluster, lengths)
+    planning = planning_of(priced.plans_by_shape, host)
+    if calibration is not None and calibration.planning is not None and priced.plans_by_shape:
+        planning = calibration.planning
+    evaluation_s = evaluation_seconds(job, model, gpu, cluster, lengths, host)
     whole = whole_job(
         job,
         epoch,
@@ -92,10 +97,12 @@ def timing(
         typical=typical,
         outside=outside,
         evaluation_s=evaluation_s,
-        planning=planning_of(priced.plans_by_shape),
+        planning=planning,
+        start=start,
+        loop_s=loop_s(job, layers_of(model) or 0, host),
     )
     spent = None if whole is None else _energy(job, gpu, whole, mean)
-    why = reasons(job, mean, _layers(model), typical.padding_fraction)
+    why = reasons(job, mean, layers_of(model), typical.padding_fraction)
     why += [] if whole is None else whole_reasons(job, whole.phases_s)
     return Timing(
         time=_time(job, mean, typical, whole, why),
@@ -170,14 +177,16 @@ def typical_epoch(job: Job, lengths: Lengths | None) -> Epoch:
 
 def _of_lengths(job: Job, epoch: Epoch) -> Job:
     """The job with the lengths that are to be priced; those of its samples have done their work."""
-    one = replace(plain(job), lengths=None)
-    if job.data.packing:  # rows as full as they are on average
-        return replace(one, seq_len=max(1, round(epoch.mean_length)))
-    priced = priced_lengths(epoch.lengths)
-    if priced == (job.seq_len,):
-        return one
+    one, priced = replace(plain(job), lengths=None), lengths_to_price(job, epoch)
+    if len(priced) == 1:
+        return replace(one, seq_len=priced[0])
     # A run's first step is not like the others, and is not priced: its length comes once more.
     return replace(one, seq_len=max(job.seq_len, *priced), lengths=(priced[0], *priced))
+
+
+def lengths_to_price(job: Job, epoch: Epoch) -> tuple[int, ...]:
+    """Packed rows are as full as they are on average."""
+    return (max(1, round(epoch.mean_length)),) if job.data.packing else priced_lengths(epoch.lengths)
 
 
 def plain(job: Job) -> Job:
@@ -244,7 +253,7 @@ def times_by_length(
 
 
 def evaluation_seconds(
-    job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None, lengths: Lengths | None
+    job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None, lengths: Lengths | None, host: Host | None = None
 ) -> float | None:
     """The forward pass of every batch, once. Evaluation keeps nothing of it, which takes no time either.
 
@@ -257,7 +266,7 @@ def evaluation_seconds(
     steps = timed_steps(one, model.raw, card_of(gpu))
     sections = next(iter(steps.values())).sections
     forward = Step(tuple(section for section in sections if section.phase is Phase.FORWARD))
-    return batches * step_time(forward, gpu, host_of(job), cluster).step_s
+    return batches * step_time(forward, gpu, host or host_of(job), cluster).step_s
 
 
 def _time(job: Job, mean: StepTime, epoch: Epoch, whole: WholeTime | None, why: list[str]) -> dict[str, Any]:
@@ -304,7 +313,7 @@ def _utilization(job: Job, gpu: Gpu, mean: StepTime) -> dict[str, Any]:
     }
 
 
-def _layers(model: ModelConfig) -> int | None:
+def layers_of(model: ModelConfig) -> int | None:
     for name in ("num_hidden_layers", "n_layer", "num_layers"):
         count = model.raw.get(name)
         if isinstance(count, int) and count > 0:

@@ -1,7 +1,7 @@
 """A whole job in seconds, phase by phase: from an empty machine to the saved model.
 
-    provisioning ► image ► download ► start ► load ► first step ► training | evaluation | checkpoints ► final save
-                                                                  new lengths
+    provisioning ► image ► download ► start ► load ► preparation ► first step ► training | evaluation | checkpoints
+                                                                                new lengths           ► final save
 
 Training is the sum of its steps, each as long as its micro-batches are padded to (`lengths.py`, `by_length.py`).
 What is not known of a job is left out and named in `WholeTime.missing`.
@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, NamedTuple
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.predict.by_length import ByLength, mean_step_s
+from tunecast.predict.host import DEFAULT_HOST, Host
 from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
+from tunecast.predict.preparation import TOKENS_PER_S, preparation_s
 from tunecast.predict.spreading import CUT
 from tunecast.records import dataclass, field
 from tunecast.tape.build.sharding.scheme import ranks_of
@@ -64,12 +66,14 @@ shape on the host: nothing without it (benchmarks/data/new_lengths.jsonl). 0.14 
 before and after; 0.156 in the median of 177 in runs of 24 steps (varying_lengths.jsonl); -0.10 to 0.31 by run on 13
 others, whose sums err by 20 % with it. In whole programs of the Trainer with over 200 lengths, kernels taken off, 0.10
 and 0.12 on one day's host and 0.14 and 0.17 on another's, which also took a third longer to start
-(whole_runs.jsonl): it goes as the host's speed, which nobody knows before."""
+(whole_runs.jsonl): it goes as the host's speed, which `tunecast calibrate` measures.
+Ignored  that planning backward runs beside what the card still has to do of the forward pass: 0.12 to 0.15 s of 0.16 in
+         steps that the card bounds."""
 NEW_KERNEL_S = (0.8, 0.0, 3.4)
-"""Of the first length that is a multiple of 64, of 8, of 4, of 2, or odd, but of the first such kind, which
+"""Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd, but of the first such kind, which
 `FIRST_STEP_S` has: cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
-earlier run left it (four of fourteen runs of varying_lengths.jsonl paid for one)."""
-ALIGNED = (64, 8, 4, 2, 1)
+earlier run left it in the driver's cache on disk (four of fourteen runs of varying_lengths.jsonl paid for one)."""
+ALIGNED = (128, 64, 8, 4, 2, 1)
 EVALUATION_NEW_LENGTH_S = (0.05, 0.0, 0.15)
 """Without gradients, which is another plan: 0.045 to 0.071 s in the median of three models."""
 EVALUATION_KERNEL_S = (0.8, 0.0, 1.4)
@@ -93,17 +97,23 @@ CUDNN_PLANNING = Planning(NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, E
 OTHER_PLANNING = Planning(OTHER_NEW_LENGTH_S)
 
 
-def planning_of(plans_by_shape: bool) -> Planning:
-    """Whether attention is cuDNN's, which plans anew for every shape."""
-    return CUDNN_PLANNING if plans_by_shape else OTHER_PLANNING
+def planning_of(plans_by_shape: bool, host: Host = DEFAULT_HOST) -> Planning:
+    """Whether attention is cuDNN's, which plans anew for every shape: one thread's work, as launching is. Four hosts
+    planned for 0.127, 0.115, 0.139 and 0.162 s where the calibration's operations took 46, 47, 50 and 65 us."""
+    if not plans_by_shape:
+        return OTHER_PLANNING
+    if host.launch_s == DEFAULT_HOST.launch_s:
+        return CUDNN_PLANNING
+    slower = host.launch_s / DEFAULT_HOST.launch_s
+    return Planning(*((likely * slower, low * slower, high * slower) for likely, low, high in CUDNN_PLANNING))
 
 
 LOGGING_STEPS = 500
 """TrainingArguments.logging_steps: of eval_steps where that is not given."""
 
 PHASES = (
-    *("provisioning", "image", "download", "start", "load", "first_step", "new_lengths", "training", "evaluation"),
-    *("checkpoints", "final_save"),
+    *("provisioning", "image", "download", "start", "load", "preparation", "first_step", "new_lengths", "training"),
+    *("evaluation", "checkpoints", "final_save"),
 )
 
 
@@ -150,29 +160,34 @@ def whole_job(
     outside: Outside | None = None,
     evaluation_s: float | None = None,
     planning: Planning = OTHER_PLANNING,
+    start: Likely = START_S,
+    loop_s: float = 0.0,
 ) -> WholeTime | None:
     """The whole job from the times of a few of its steps, by padded length. None where its length is not known.
 
     `typical` has the micro-batches of a job that says how many steps it makes but not how much data there is.
     `evaluation_s` is what evaluating once takes: the forward pass of every batch (`eval_batches`). `planning` is of its
-    attention: `planning_of`.
+    attention: `planning_of`; `loop_s` is what the Trainer takes around a step.
     """
     count = total_steps(job, epoch)
     if count is None:
         return None
     checkpoints = times_done(job.run.save_strategy, job.run.save_steps, count, epoch)
     evaluations = times_done(job.run.eval_strategy, job.run.eval_steps or LOGGING_STEPS, count, epoch)
+    prepared = Spread(*preparation_s(job, epoch))
     epoch = epoch or typical or _full_rows(job)
     mean = _steps_s(job, epoch, {length: step.step_s for length, step in steps.items()})
     low = _steps_s(job, epoch, {length: step.low_s for length, step in steps.items()})
     high = _steps_s(job, epoch, {length: step.high_s for length, step in steps.items()})
-    spans = {"training": Spread(count * mean, count * low, count * high), "start": Spread(*START_S)}
+    trained = Spread(*(count * (each + loop_s) for each in (mean, low, high)))
+    spans = {"training": trained, "start": Spread(*start)}
+    spans["preparation"] = prepared
     missing: list[str] = []
     spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
     spans["first_step"] = _first_step(job)
     fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
     compiled = max(0, kinds_of_lengths(epoch.lengths, count * job.grad_accum) - 1)
-    spans["new_lengths"] = _planned(fresh, planning.length_s, compiled, planning.kernel_s)
+    spans["new_lengths"] = _planned(fresh, _length_s(job, planning), compiled, planning.kernel_s)
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
     if outside is None:
@@ -209,7 +224,7 @@ def whole_job(
         evaluations=evaluations,
         checkpoints=checkpoints,
         missing=tuple(missing),
-        assumptions=tuple(_assumed(job, outside)),
+        assumptions=tuple(_assumed(job, outside, prepared)),
         epoch=epoch,
     )
 
@@ -237,6 +252,16 @@ def kinds_of_lengths(lengths: Mapping[float, float], batches: float) -> int:
     for length, share in lengths.items():
         shares[next(multiple for multiple in ALIGNED if ceil(length) % multiple == 0)] += share
     return sum(share * batches >= 0.5 for share in shares.values())
+
+
+def _length_s(job: Job, planning: Planning) -> Likely:
+    """Plans are kept by thread (ATen/native/cudnn/MHA.cpp), and checkpointing computes a layer again in the engine's:
+    there the forward pass is planned once more. 0.23 s in the median of a model with it, 0.16 of two without
+    (benchmarks/data/new_lengths.jsonl)."""
+    if not job.gradient_checkpointing:
+        return planning.length_s
+    likely, low, high = (a + b for a, b in zip(planning.length_s, planning.evaluation_length_s, strict=True))
+    return likely, low, high
 
 
 def _planned(lengths: float, length_s: Likely, kernels: int, kernel_s: Likely) -> Spread:
@@ -285,7 +310,7 @@ def _saved(nbytes: int, job: Job, times: int) -> Spread:
     return Spread(likely, min(likely, fast), max(likely, slow))
 
 
-def _assumed(job: Job, outside: Outside | None) -> list[str]:
+def _assumed(job: Job, outside: Outside | None, prepared: Spread) -> list[str]:
     told = []
     if not job.hardware.provisioning_s:
         told.append("the machine is there: hardware.provisioning_s adds what it takes to get one")
@@ -294,6 +319,10 @@ def _assumed(job: Job, outside: Outside | None) -> list[str]:
         told.append(
             f"the model is downloaded at {rate:.0f} MB/s: hardware.download_bytes_per_s, null where it is there"
         )
+    if prepared.likely_s:
+        rate, many = TOKENS_PER_S[0], job.data.num_proc
+        by = "one process" if many == 1 else f"each of {many} processes"
+        told.append(f"the data is tokenised first, {rate:,.0f} tokens/s by {by}: data.num_proc, data.prepared")
     if job.hardware.disk_bytes_per_s is None:
         told.append("model and checkpoints pass through the page cache: hardware.disk_bytes_per_s for a slower disk")
     return told

@@ -26,7 +26,8 @@ def outside_text(said: Outside, terminal: Terminal = DEFAULT, *, capacity_bytes:
 
 def outside_lines(said: Outside, terminal: Terminal = DEFAULT, *, capacity_bytes: int | None = None) -> list[str]:
     head, *rows = columns(_rows(said))
-    sentences = [_evaluation(said.evaluation), *_resuming(said.resuming), _host(said), _disk(said.disk)]
+    on_card = [] if said.in_parts else [_evaluation(said.evaluation), *_resuming(said.resuming)]
+    sentences = [*on_card, _host(said), _disk(said.disk)]
     warnings = _warnings(said, capacity_bytes)
     return [
         terminal.paint(TITLE, "bold"),
@@ -42,6 +43,13 @@ def _rows(said: Outside) -> list[tuple[str, str, str, str]]:
     loading, saving, resuming = said.loading, said.saving, said.resuming
     loads, saves = said.process_bytes + loading.host_bytes, said.training_process_bytes + saving.host_bytes
     resumes = said.process_bytes + resuming.host_bytes
+    if said.in_parts:
+        return [
+            ("", "host memory", "mapped file", ""),
+            ("loading", gib(loads), gib(loading.host_mapped_bytes), ""),
+            ("saving", gib(saves), "", ""),
+            ("resuming", gib(resumes), gib(resuming.host_mapped_bytes) if resuming.host_mapped_bytes else "", ""),
+        ]
     return [
         ("", "host memory", "mapped file", "on the card"),
         ("loading", gib(loads), gib(loading.host_mapped_bytes), gib(loading.card_reserved_bytes)),
@@ -85,7 +93,7 @@ def _disk(space: Disk) -> str:
 
 
 def _warnings(said: Outside, capacity_bytes: int | None) -> list[str]:
-    if capacity_bytes is None:
+    if capacity_bytes is None or said.in_parts:
         return []
     told = []
     if said.loading.card_allocated_bytes > capacity_bytes:

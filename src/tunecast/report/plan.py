@@ -22,6 +22,7 @@ from tunecast.report.plan_words import (
     changes,
     job_told,
     limits_told,
+    nothing,
     offer_told,
     picked_as,
     picks,
@@ -58,16 +59,18 @@ def text(plan: Plan, *, width: int, colour: bool, unicode: bool = True) -> str:
             _bill(plan, chosen[0], terminal),
             _renter(plan, first, terminal),
         ]
+    elif plan.pareto:
+        parts.append(_front(plan, terminal))
     parts += [_refused(plan, terminal), *_notes(plan, [pick.choice for pick in chosen], terminal)]
     return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
 
 
 def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
-    said = answer(plan, chosen[0].choice) if chosen else "Nothing to rent was found for this job"
+    said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
     if chosen:
         kept = "".join(f", {limit}" for limit in limits_told(plan))
-        told = f"the {' and '.join(chosen[0].names)} way{kept}, for {job_told(plan)}"
+        told = f"the {' and '.join(chosen[0].names)} pick{kept}, for {job_told(plan)}"
         lines += [terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal)]
     return "\n".join(lines)
 

@@ -29,6 +29,7 @@ from tunecast.report.plan_words import (
     hourly,
     job_told,
     limits_told,
+    nothing,
     offer_told,
     picked_as,
     picks,
@@ -37,6 +38,7 @@ from tunecast.report.plan_words import (
     refusals,
     renters,
     room,
+    ruled_out_told,
     searched_told,
     tax,
     warned,
@@ -84,7 +86,7 @@ def _distinct(choices: Iterable[Choice]) -> list[Choice]:
 
 
 def _header(plan: Plan, chosen: Sequence[Pick]) -> Markup:
-    said = answer(plan, chosen[0].choice).rpartition(": ")[0] if chosen else "Nothing to rent was found for this job"
+    said = answer(plan, chosen[0].choice).rpartition(": ")[0] if chosen else nothing(plan)
     pills = [tag("span", first(plan), class_="pill good")] if chosen else []
     pills += [tag("span", limit, class_="pill plain") for limit in limits_told(plan)]
     return tag("header", tag("h1", said), *pills, tag("p", job_told(plan)))
@@ -298,7 +300,8 @@ def _choices(plan: Plan) -> Markup:
     head = tag("tr", *(tag("th", name) for name in names))
     table = tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks all")
     summary = tag("summary", f"The best of each of {len(plan.choices)} kinds of hardware, the cheapest first")
-    return tag("section", tag("details", summary, tag("div", table, class_="scroll")), class_="panel")
+    rest = tag("p", ruled_out_told(plan), class_="muted") if plan.ruled_out else Markup()
+    return tag("section", tag("details", summary, tag("div", table, class_="scroll"), rest), class_="panel")
 
 
 def _refused(plan: Plan) -> Markup:

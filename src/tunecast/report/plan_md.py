@@ -24,6 +24,7 @@ from tunecast.report.plan_words import (
     first,
     job_told,
     limits_told,
+    nothing,
     offer_told,
     picked_as,
     picks,
@@ -48,12 +49,14 @@ _REFERENCE = re.compile(r"@|#|://|\bwww\.|\bGH-|\b(?:mailto|xmpp):", re.IGNORECA
 def markdown(plan: Plan) -> str:
     """The whole of it, ending with a newline."""
     chosen = picks(plan)
-    said = answer(plan, chosen[0].choice) if chosen else "Nothing to rent was found for this job"
+    said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     parts = [f"**{plain(said)}**", plain(f"{_which(plan, chosen)}{job_told(plan)}")]
     if chosen:
         parts += [_picks(plan, chosen), _settings(chosen), _front(plan)]
         parts += [_folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
         parts.append(_folded("Who rents it out", _renters(plan, chosen)))
+    else:
+        parts.append(_front(plan))
     parts.append(_folded("Not to be had for this job", _refused(plan)))
     choices = [pick.choice for pick in chosen]
     for title, told in (
@@ -81,7 +84,7 @@ def code(text: str) -> str:
 
 def _which(plan: Plan, chosen: Sequence[Pick]) -> str:
     kept = "".join(f", {limit}" for limit in limits_told(plan))
-    return f"The {first(plan)} way{kept}, for " if chosen else "For "
+    return f"The {first(plan)} pick{kept}, for " if chosen else "For "
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
@@ -116,7 +119,8 @@ def _settings(chosen: Sequence[Pick]) -> str:
         changed = changes(pick.choice)
         told = f"set {', '.join(map(code, changed))}" if changed else "the job's settings as they are"
         risk = f" **Risk:** {plain(pick.choice.risk)}." if pick.choice.risk else ""
-        why = f". {plain(pick.choice.why)}" if pick.choice.why else ""
+        why = pick.choice.why
+        why = f". {plain(why[0].upper() + why[1:])}" if why else ""
         lines.append(f"- **{pick.told}**: {told}{why}.{risk}")
     return "\n".join(lines)
 

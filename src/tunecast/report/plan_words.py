@@ -70,6 +70,15 @@ def answer(plan: Plan, choice: Choice) -> str:
     return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
 
 
+def nothing(plan: Plan) -> str:
+    """Why there is no pick: nothing runs the job, or all that does costs more than it may."""
+    if not plan.pareto:
+        return "Nothing to rent was found for this job"
+    least = plan.pareto[0]
+    costs = f"{least.hardware} at {seller(least.machine.offer)}, costs {amount(least.total_usd, plan.money)}"
+    return shown(f"Nothing costs {limits_told(plan)[-1]}: the cheapest, {costs}")
+
+
 def job_told(plan: Plan) -> str:
     """`my-run: llama-3.1-8b, lora, 8 x 1024 tokens a step; --eu, --no-spot`."""
     job = plan.job
@@ -306,6 +315,10 @@ def searched_told(plan: Plan) -> str:
         f"{of.configurations:,} configurations in {duration(of.seconds)}: {of.bounded:,} ruled out by a proven bound, "
         f"{of.predicted:,} predicted."
     )
+
+
+def ruled_out_told(plan: Plan) -> str:
+    return f"Ruled out by a proven bound, since a choice is cheaper and faster: {', '.join(plan.ruled_out)}."
 
 
 def limits_told(plan: Plan) -> list[str]:

@@ -19,6 +19,7 @@ PHASES: Mapping[str, str] = {
     "download": "downloading the model",
     "start": "starting Python",
     "load": "loading the model",
+    "preparation": "preparing the data",
     "first_step": "first step's extra",
     "new_lengths": "lengths not seen before",
     "training": "training",
@@ -137,8 +138,11 @@ def _utilised(utilization: Mapping[str, Any] | None) -> list[str]:
     host = utilization.get("host")
     if host is not None:
         ram = f" and {gib(host['ram_bytes'])} of memory" if host.get("ram_bytes") is not None else ""
+        drives = f", and {gib(host['nvme_bytes'])} on NVMe drives," if host.get("nvme_bytes") else ""
         cores = host["cpu_cores"]
-        sentences.append(f"a machine needs {cores} CPU core{'s' if cores > 1 else ''}{ram} to keep its cards fed")
+        sentences.append(
+            f"a machine needs {cores} CPU core{'s' if cores > 1 else ''}{ram}{drives} to keep its cards fed"
+        )
     return sentences
 
 

@@ -13,7 +13,7 @@ from itertools import compress
 from typing import NamedTuple
 
 from tunecast.records import dataclass, field
-from tunecast.tape.layers import NotRepeating, Run, Sweep, births_of, longer, sweeps_of
+from tunecast.tape.layers import NotRepeating, Run, Sweep, aligned, births_of, longer, nth_of, sweeps_of
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
 from tunecast.tape.pattern import Pattern, Values
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, left_behind
@@ -43,31 +43,27 @@ class Folded:
 
 
 OWN = 0
-"""The first of a template's origins: its own births."""
+"""A template's own births, before those of others."""
 
 
 class Template:
     """One run of events: sizes, and for every row whose how-manieth birth it is about."""
 
-    __slots__ = ("begins", "origins", "places", "roles", "sizes", "streams")
+    __slots__ = ("begins", "others", "places", "roles", "run", "sizes", "streams", "sweep")
 
-    def __init__(self, run: Run, sweep: int, births: dict[int, tuple[int, int | None, int]], last: int | None) -> None:
-        """`last` is the last layer's number; None where no layer is copied.
-
-        The first layer may free what the last one made: a gradient that every layer adds to in place lives through all
-        of them. Were it freed so many layers on instead, those of the layers that are copied would be freed outside the
-        layers, their copies not at all, and `_check` says so.
-        """
+    def __init__(self, run: Run, sweep: int, births: dict[int, tuple[Template, int]], copies: bool) -> None:
+        self.run, self.sweep = run, sweep
         self.sizes: list[int] = []
         self.streams: list[int] = []
         self.places: list[tuple[int, int]] = []
-        """Of each row: an index into `origins` and the how-manieth birth there; of a Begin, its place in `begins`."""
+        """Of each row: whose birth, by the place among itself and `others`, and the how-manieth; of a Begin, its place
+        in `begins`."""
         self.begins: list[Begin] = []
-        self.origins: list[tuple[int, int | None]] = [(sweep, run.layer)]
-        """(sweep, layer) in which blocks were born."""
-        known = {self.origins[OWN]: OWN}
+        self.others: list[Template] = []
+        """Where the blocks it frees were born. It is not one of them: it would never be let go of."""
+        known = {self: OWN}
         made = births_of(run)
-        births.update((block, (sweep, run.layer, nth)) for nth, block in enumerate(made))
+        births.update((block, (self, nth)) for nth, block in enumerate(made))
         roles: dict[int, Role] = {}
         for event in run.events:
             kind = type(event)
@@ -77,17 +73,17 @@ class Template:
                 roles[event.block] = event.role
                 self.sizes.append(event.nbytes if event.nbytes > 0 else 0)
                 self.streams.append(event.stream)
-                self.places.append((OWN, births[event.block][2]))
+                self.places.append((OWN, births[event.block][1]))
             elif isinstance(event, Free):
-                born, layer, nth = births[event.block]
-                if last is not None and _is_far(run.layer, layer) and not (run.layer == 0 and layer == last):
-                    raise NotRepeating(f"layer {run.layer} frees what layer {layer} made")
-                if (born, layer) not in known:
-                    known[born, layer] = len(self.origins)
-                    self.origins.append((born, layer))
+                origin, nth = births[event.block]
+                if origin not in known:
+                    if copies and _is_far(run.layer, origin.run.layer):
+                        raise NotRepeating(f"layer {run.layer} frees what layer {origin.run.layer} made")
+                    self.others.append(origin)
+                    known[origin] = len(self.others)
                 self.sizes.append(FREE)
                 self.streams.append(0)
-                self.places.append((known[born, layer], nth))
+                self.places.append((known[origin], nth))
             elif isinstance(event, Begin):
                 self.sizes.append(BEGIN)
                 self.streams.append(0)
@@ -99,6 +95,14 @@ class Template:
                 self.places.append((OWN, 0))
         self.roles: list[Role] = [roles[block] for block in made]
 
+    def places_among(self, others: Sequence[Template]) -> list[tuple[int, int]]:
+        """`places` where these stand for its own others."""
+        same = [None if a is b else aligned(a.run, b.run) for a, b in zip(self.others, others, strict=True)]
+        return [
+            (origin, nth if not origin or (moved := same[origin - 1]) is None else nth_of(moved, nth))
+            for origin, nth in self.places
+        ]
+
 
 def _is_far(layer: int | None, other: int | None) -> bool:
     """Not next to each other."""
@@ -107,9 +111,9 @@ def _is_far(layer: int | None, other: int | None) -> bool:
 
 def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int, order: Sequence[int]) -> Program:
     """Of the tape with `copies * period` more layers than the `layers` it has, its steps taken in `order`."""
-    births: dict[int, tuple[int, int | None, int]] = {}
+    births: dict[int, tuple[Template, int]] = {}
     made = [
-        (sweep, {run.layer: Template(run, number, births, layers - 1 if copies else None) for run in sweep.runs})
+        (sweep, {run.layer: Template(run, number, births, copies > 0) for run in sweep.runs})
         for number, sweep in enumerate(sweeps_of(tape, layers) if copies else (Sweep((Run(None, tape.events),)),))
     ]
     blocks: list[int] = []
@@ -118,27 +122,36 @@ def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int,
     begins: list[Begin] = []
     roles: list[Role] = []
     bounds: list[int] = []
-    bases: dict[tuple[int, int | None], int] = {}
+    bases: dict[tuple[int, int | None], tuple[Template, int]] = {}
+    """Of each sweep and layer, what stands for it and the number of its first block."""
+    moved: dict[tuple[Template, ...], list[tuple[int, int]]] = {}
     last_copied, added, step = head + period - 1, copies * period, -1
     for number, (sweep, templates) in enumerate(made):
         for run, layer in longer(sweep, head, period, copies):
             template = templates[run.layer]
-            bases[number, layer] = len(roles)
+            bases[number, layer] = template, len(roles)
+            starts, others = [len(roles)], []
             roles.extend(template.roles)
-            starts = [bases[number, layer]]
-            for born, of in template.origins[1:]:
+            for born in template.others:
+                of = born.run.layer
                 if of is not None:
-                    if layer is not None and run.layer is not None and not _is_far(run.layer, of):
+                    if layer is not None and run.layer is not None:
                         of += layer - run.layer
                     elif of > last_copied:
                         of += added
-                if (born, of) not in bases:
+                if (born.sweep, of) not in bases:
                     raise NotRepeating(f"layer {layer} frees a block that layer {of} did not make")
-                starts.append(bases[born, of])
+                stands, start = bases[born.sweep, of]
+                others.append(stands)
+                starts.append(start)
+            places = template.places
+            if others != template.others:
+                key = template, *others
+                places = moved.get(key) or moved.setdefault(key, template.places_among(others))
             if not template.begins:
-                blocks.extend([starts[origin] + nth for origin, nth in template.places])
+                blocks.extend([starts[origin] + nth for origin, nth in places])
             else:
-                for row, (size, (origin, nth)) in enumerate(zip(template.sizes, template.places, strict=True)):
+                for row, (size, (origin, nth)) in enumerate(zip(template.sizes, places, strict=True)):
                     if size != BEGIN:
                         blocks.append(starts[origin] + nth)
                         continue

@@ -19,10 +19,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from itertools import takewhile
+from typing import Any, NamedTuple
 
 from tunecast.records import dataclass
-from tunecast.tape.op import Alloc, Event, Free, Op, Tape, with_frees_in_order
+from tunecast.tape.op import Alloc, Event, Free, Op, Role, Tape, with_frees_in_order
 
 NUMBERED = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
 
@@ -175,7 +176,7 @@ def sweeps_of(tape: Tape, layers: int) -> tuple[Sweep, ...]:
             sweeps[-1].append(run)
         else:
             sweeps.append([run])
-        direction = step
+        direction = step if abs(step) == 1 else 0  # after a jump the next pass may go either way
     return tuple(Sweep(tuple(runs)) for runs in sweeps)
 
 
@@ -185,6 +186,9 @@ NOWHERE = -1
 
 
 def _runs_of(tape: Tape, layers: int) -> list[Run]:
+    """What a layer's operation makes is that layer's, whoever's gradient it will be. A free belongs to the layer that
+    runs; but what layer 0 lets go of beyond its neighbour it does for all of them (the end of a backward pass does, and
+    a gradient that every layer added to in place goes there): each such block's own layer has it."""
     container = container_of(tape, layers)
     layer_of = _Layers(container)
     owner: dict[int, int | None] = {}
@@ -198,10 +202,14 @@ def _runs_of(tape: Tape, layers: int) -> list[Run]:
             tag = layer_of[event.module]  # type: ignore[union-attr]
             inside_layer = tag is not None and tag != NOWHERE
         elif kind is Alloc:
-            tag = owner[event.block] = layer_of[event.module]  # type: ignore[union-attr]
+            made = layer_of[event.module]  # type: ignore[union-attr]
+            if made is not None or not inside_layer:
+                tag = made
+            owner[event.block] = tag  # type: ignore[union-attr]
         elif kind is Free:
-            if not inside_layer:
-                tag = owner[event.block]  # type: ignore[union-attr]
+            born = owner[event.block]  # type: ignore[union-attr]
+            if not inside_layer or (tag == 0 and born is not None and born > 1):
+                tag, inside_layer = born, False
         else:
             tag, inside_layer = None, False
         if tag != before or not runs:
@@ -270,26 +278,53 @@ def births_of(run: Run) -> list[int]:
     return [event.block for event in made if not late or event.block not in late] + late
 
 
+def aligned(run: Run, other: Run) -> list[int | None]:
+    """Of each birth in a run, which of the births in another layer's run it is like.
+
+    Where a pass begins, its first layer may make a block more than the rest (there a gradient is not yet anybody's to
+    add to). Its births are then told by what they have in common with the other's from the front and from the back:
+    None between those, and where both would do.
+    """
+    made, like = ([e for e in r.events if type(e) is Alloc and not is_workspace(e.module)] for r in (run, other))
+    count, shift = len(made), len(like) - len(made)
+    if not shift:
+        return list(range(count))
+    mine, theirs = (list(map(_traits, births)) for births in (made, like))
+    front, back = _in_common(mine, theirs), _in_common(mine[::-1], theirs[::-1])
+    least = min(count, count + shift)
+    front, back = min(front, least - back), min(back, least - front)  # in both: it could be either
+    return [n if n < front else n + shift if n >= count - back else None for n in range(count)]
+
+
+def _traits(birth: Alloc) -> tuple[str, int, Role, int]:
+    """By which births in different layers are told to be alike."""
+    return NUMBERED.sub("", birth.module, count=1), birth.nbytes, birth.role, birth.stream
+
+
+def _in_common(one: Sequence[Any], two: Sequence[Any]) -> int:
+    """How far they are alike."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False))))
+
+
 def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, copies: int) -> list[Event]:
     births: dict[int, Birth] = {}
     for number, sweep in enumerate(sweeps):
         for run in sweep.runs:
             births.update((block, Birth(number, run.layer, nth)) for nth, block in enumerate(births_of(run)))
-    numbers: dict[Birth, int] = {}
+    copied = _Copied(sweeps, head + period - 1, copies * period)
+    numbers = copied.numbers
     out: list[Event] = []
-    last_copied = head + period - 1
     for number, sweep in enumerate(sweeps):
         for run, layer in longer(sweep, head, period, copies):
             shift = 0 if layer is None or run.layer is None else layer - run.layer
+            copied.runs[number, layer] = run
             for event in run.events:
                 if isinstance(event, Alloc):
                     block = numbers[Birth(number, layer, births[event.block].nth)] = len(numbers)
                     moved = Alloc(block, event.nbytes, event.role, _moved(event.module, container, shift), event.stream)
                     out.append(moved if layer is not None else _OutsideAlloc(moved))  # type: ignore[arg-type]
                 elif isinstance(event, Free):
-                    out.append(
-                        Free(_born(births[event.block], run.layer, layer, last_copied, copies * period, numbers))
-                    )
+                    out.append(Free(copied.born(births[event.block], run.layer, layer)))
                 elif isinstance(event, Op):
                     op = event._replace(module=_moved(event.module, container, shift)) if shift else event
                     out.append(op if layer is not None else _OutsideOp(op))  # type: ignore[arg-type]
@@ -315,22 +350,48 @@ def longer(sweep: Sweep, head: int, period: int, copies: int) -> Iterator[tuple[
     yield from reversed(longer) if sweep.falls else longer
 
 
-def _born(
-    birth: Birth, written: int | None, stands_for: int | None, last_copied: int, added: int, numbers: dict[Birth, int]
-) -> int:
-    """The block a run means when it stands for another layer: equally many layers away. A run outside the layers
-    means the first layers by their number and the last ones by their distance from the end."""
-    layer = birth.layer
-    if layer is not None:
-        if written is not None and stands_for is not None:
-            if abs(layer - written) > 1:
-                raise NotRepeating(f"layer {written} frees what layer {layer} made")
-            layer = stands_for + layer - written
-        elif layer > last_copied:
-            layer += added
-    found = numbers.get(birth._replace(layer=layer))
+class _Copied:
+    """What has been written of the longer tape."""
+
+    def __init__(self, sweeps: Sequence[Sweep], last_copied: int, added: int) -> None:
+        self.last_copied, self.added = last_copied, added
+        self.numbers: dict[Birth, int] = {}
+        self.runs: dict[tuple[int, int | None], Run] = {}
+        """Of each sweep and layer, the run that stands for it."""
+        self._short = {(number, run.layer): run for number, sweep in enumerate(sweeps) for run in sweep.runs}
+        self._aligned: dict[tuple[int, int | None, int | None], list[int | None]] = {}
+
+    def born(self, birth: Birth, written: int | None, stands_for: int | None) -> int:
+        """The block a run means when it stands for another layer: equally many layers away. A run outside the layers
+        means the first layers by their number and the last ones by their distance from the end."""
+        layer = birth.layer
+        if layer is not None:
+            if written is not None and stands_for is not None:
+                if abs(layer - written) > 1:
+                    raise NotRepeating(f"layer {written} frees what layer {layer} made")
+                layer = stands_for + layer - written
+            elif layer > self.last_copied:
+                layer += self.added
+        found = self.numbers.get(Birth(birth.sweep, layer, self._nth(birth, layer)))
+        if found is None:
+            raise NotRepeating(f"layer {stands_for} frees a block that layer {layer} did not make")
+        return found
+
+    def _nth(self, birth: Birth, layer: int | None) -> int:
+        """Which of the births in the run that stands for `layer`."""
+        run = self.runs.get((birth.sweep, layer))
+        if run is None or run.layer == birth.layer:
+            return birth.nth
+        key = birth.sweep, birth.layer, run.layer
+        if key not in self._aligned:
+            self._aligned[key] = aligned(self._short[birth.sweep, birth.layer], run)
+        return nth_of(self._aligned[key], birth.nth)
+
+
+def nth_of(places: Sequence[int | None], nth: int) -> int:
+    found = places[nth] if nth < len(places) else None
     if found is None:
-        raise NotRepeating(f"layer {stands_for} frees a block that layer {layer} did not make")
+        raise NotRepeating("a block is freed that other layers make no like of")
     return found
 
 

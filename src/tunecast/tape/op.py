@@ -19,7 +19,7 @@ between operations or inside one. Sizes are what was asked for; rounding is the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -100,13 +100,15 @@ COLLECTIVES = frozenset(
 )
 """Operations between cards. `read_bytes` is what this rank sends, `written_bytes` what it receives, `shapes`
 ((elements sent), (ranks of the group)), `group` the dimension of the mesh: data, shard, replicate, tensor, pipeline,
-context or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the others.
-A tensor's own gather and scatter have those names: what goes to or comes from one rank is called so."""
+context, sequence or expert ('' where a script's own groups have no such name). They run on their `stream`, beside the
+others. A tensor's own gather and scatter have those names: what goes to or comes from one rank is called so."""
 FROM_HOST, TO_HOST = "copy_from_host", "copy_to_host"
 """Copies over the card's link to its host: `written_bytes` of the one, `read_bytes` of the other."""
 HOST_STEP, HOST_LOOP = "host_optimizer", "host_optimizer_loop"
 """The optimizer's step by the host's processor: `read_bytes` and `written_bytes` are of its memory, `kernels` 0. All at
 once (torch's fused kernel, DeepSpeed's), or operation by operation, each through memory again."""
+FROM_NVME, TO_NVME = "read_from_nvme", "write_to_nvme"
+"""Between the host's memory and its drives: `written_bytes` of the one, `read_bytes` of the other, `kernels` 0."""
 WAIT = "wait"
 """An operation of no kernels: stream `stream` goes on only when all that `shapes[0][0]` was given is done."""
 
@@ -115,6 +117,8 @@ HOOK = "saved_tensor_hook"
 (`torch.autograd.graph.saved_tensors_hooks`; torch's checkpointing lives on them)."""
 SYNCHRONIZE = "synchronize"
 """An operation of no kernels: the host goes on only when the card has done all it was given."""
+HOST_WAIT = "host_wait"
+"""The same of what stream `stream` was given (`cudaEventSynchronize`)."""
 
 
 class Alloc(NamedTuple):
@@ -174,7 +178,7 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
-OF_THE_HOST = (HOOK, SYNCHRONIZE)
+OF_THE_HOST = (HOOK, SYNCHRONIZE, HOST_WAIT)
 """What only time asks for: a tape for memory alone goes without."""
 
 
@@ -197,9 +201,10 @@ def with_frees_in_order(events: Iterable[Event]) -> list[Event]:
     return out + sorted(frees)
 
 
-def name_clip_phases(events: list[Event]) -> list[Event]:
-    """What runs between the backward pass and the optimizer is the clipping of gradients."""
-    begins = [i for i, event in enumerate(events) if isinstance(event, Begin)]
+def name_clip_phases(events: list[Event], begins: Sequence[int] | None = None) -> list[Event]:
+    """What runs between the backward pass and the optimizer is the clipping of gradients. `begins`: where phases do."""
+    if begins is None:
+        begins = [i for i, event in enumerate(events) if isinstance(event, Begin)]
     for before, here, after in zip(begins, begins[1:], begins[2:], strict=False):
         phases = [events[i].phase for i in (before, here, after)]  # type: ignore[union-attr]
         if phases == [Phase.BACKWARD, Phase.OTHER, Phase.OPTIMIZER]:

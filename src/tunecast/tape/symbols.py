@@ -160,14 +160,24 @@ class _Asking:
 
 
 class Symbol(_Asking):
-    __slots__ = ("_code", "_found", "_products", "_times", "asked", "terms", "value")
+    __hash__ = None
+    __slots__ = (
+        "_above", "_code", "_equals", "_found", "_more", "_products", "_sums", "_times", "_unequals", "asked", "terms",
+        "value",
+    )  # fmt: skip
 
     def __init__(self, asked: Asked, value: Any, terms: Terms) -> None:
         self.asked, self.value, self.terms = asked, value, terms
         self._code = ""
         self._times: dict[int, Any] = {}
         self._products: dict[int, Any] = {}
+        self._sums: dict[int, Any] = {}
         """By the other's `id`."""
+        self._more: dict[int, Any] = {}
+        """What it comes to with a number added."""
+        self._equals: dict[int, bool] = {}
+        self._unequals: dict[int, bool] = {}
+        self._above: dict[int, bool] = {}
         self._found: dict[tuple[str, int], Any] = {}
         """What else was computed or asked: by sign, and the other number, or of a symbol `~id`."""
 
@@ -251,7 +261,16 @@ class Symbol(_Asking):
         return found
 
     def __add__(self, other: Any) -> Any:
-        return self._once("+", other, Symbol._plus)
+        if type(other) is int:
+            known, key = self._more, other
+        elif type(other) is Symbol:
+            known, key = self._sums, id(other)
+        else:
+            return self._plus(other)
+        found = known.get(key)
+        if found is None:
+            found = known[key] = self._plus(other)
+        return found
 
     __radd__ = __add__
 
@@ -317,6 +336,34 @@ class Symbol(_Asking):
                 return None
             terms[tuple(left)] = factor // times
         return self._made(self.value // (other.value if type(other) is Symbol else other), terms)
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        if type(other) is not int:
+            return self._compared("==", operator.eq, other)
+        found = self._equals.get(other)
+        if found is None:
+            found = self._equals[other] = self._answer("==", operator.eq, other)
+        return found
+
+    def __ne__(self, other: object) -> bool:
+        if other is self:
+            return False
+        if type(other) is not int:
+            return self._compared("!=", operator.ne, other)
+        found = self._unequals.get(other)
+        if found is None:
+            found = self._unequals[other] = self._answer("!=", operator.ne, other)
+        return found
+
+    def __gt__(self, other: Any) -> bool:
+        if type(other) is not int:
+            return self._compared(">", operator.gt, other)
+        found = self._above.get(other)
+        if found is None:
+            found = self._above[other] = self._answer(">", operator.gt, other)
+        return found
 
     def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
         if type(other) is int:

@@ -12,6 +12,11 @@ from tunecast.records import dataclass
 ACHIEVABLE = 0.85
 """Of the dense rate, where nobody measured the card: A100 0.87, H100 and H200 0.80, GH200 0.84 (stas00/ml-engineering,
 best of many shapes)."""
+PER_JOULE = {"Ampere GA102": 0.41e12, "Ada": 0.77e12}
+"""FLOP of bfloat16 products a joule, on chips that could do more than their boards may draw: where nobody measured a
+card, it does no more than its power limit pays for. Large products by others (zzc0721/torch-performance-test-data):
+GA10x 0.41 on an RTX A6000 of 300 W, 0.40 on an A4000 of 140 W, 0.41 on an A2000 of 70 W; Ada 0.77 on an L40S of 350 W
+and 0.81 on an L4 of 72 W."""
 SUSTAINED = {"Hopper": 0.83, "Ampere": 0.92, "Blackwell": 0.78}
 """Of the best product anyone measured on a card, what products reach in the middle of a training step, where memory
 takes its share of the power. Hopper: 0.845 in 38 steps of one H200, about 0.80 in published ones of H100s. Ampere: 65
@@ -104,9 +109,12 @@ def _best(gpu: Gpu, wanted: str) -> float:
 
 
 def _achievable(gpu: Gpu) -> float:
-    """As much of another dtype's rate as of bfloat16's, where that was measured."""
+    """As much of another dtype's rate as of bfloat16's, where that was measured; else what its power pays for."""
     measured, dense = gpu.achieved_flop_per_s.get("bf16"), gpu.dense_flop_per_s.get("bf16")
-    return measured / dense if measured and dense else ACHIEVABLE
+    if measured and dense:
+        return measured / dense
+    paid = next((each for chip, each in PER_JOULE.items() if gpu.architecture.startswith(chip)), None)
+    return min(ACHIEVABLE, paid * gpu.tdp_w / dense) if paid and gpu.tdp_w and dense else ACHIEVABLE
 
 
 def _sustained(gpu: Gpu) -> float:

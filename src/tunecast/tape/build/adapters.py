@@ -88,22 +88,23 @@ def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     moved = moved_names(model.model_type)
     if wanted is not None:
         wanted = set(wanted) - set(moved)
-    head = model.output_embedding()
+    return _within(model, wanted, moved, model.output_embedding())
 
-    def within(module: Module) -> Iterator[tuple[Module, str, Linear]]:
-        for name, child in module.children.items():
-            if wanted is None and isinstance(child, Linear) and child is not head and name not in moved:
-                yield module, name, child
-            elif wanted is not None and name in wanted:
-                if not isinstance(child, Linear):
-                    raise Unsupported(
-                        f"lora.targets: the closed form adapts linear layers; {name} is none", field="lora.targets"
-                    )
-                yield module, name, child
-            else:
-                yield from within(child)
 
-    return within(model)
+def _within(
+    module: Module, wanted: Collection[str] | None, moved: Collection[str], head: Module
+) -> Iterator[tuple[Module, str, Linear]]:
+    for name, child in module.children.items():
+        if wanted is None and isinstance(child, Linear) and child is not head and name not in moved:
+            yield module, name, child
+        elif wanted is not None and name in wanted:
+            if not isinstance(child, Linear):
+                raise Unsupported(
+                    f"lora.targets: the closed form adapts linear layers; {name} is none", field="lora.targets"
+                )
+            yield module, name, child
+        else:
+            yield from _within(child, wanted, moved, head)
 
 
 def wanted_names(job: Job, model: Any) -> Collection[str] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start, wants
 from tunecast.tape.build.flash import flash_attention
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Tensor
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
 from tunecast.tape.kernels.backend import Attention, choose
 
 MASK_ALIGNMENT = 8
@@ -66,6 +66,23 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """What `attention_interface` does in every model of transformers: the result as [batch, length, heads, width], and
     the weights, which only `eager` has and which the caller holds. `eager` is the family's own, where it has one."""
+    how = (dropout, position_ids, window, softcap)
+    sequence = sequence_of(query.machine)
+    if sequence is None:
+        return attend_here(query, key, value, attention_mask, groups, *how, eager)
+    return sequence.attend(attend_here, query, key, value, attention_mask, *how)  # type: ignore[no-any-return]
+
+
+def sequence_of(machine: Machine) -> Any:
+    """Who splits rows over ranks, if somebody does."""
+    return None if machine.scheme is None else machine.scheme.sequence
+
+
+def attend_here(
+    query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float,
+    position_ids: Tensor | None, window: int | None, softcap: float | None, eager: Any = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """All of a row, on this card."""
     implementation = query.machine.attention
     if implementation == "eager":
         if eager is not None:

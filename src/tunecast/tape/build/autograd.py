@@ -31,7 +31,8 @@ class Node:
         self.needs = [edge is not None for edge in self.edges]
         self.saved: Any = []
         self.taken: Any = ()
-        self.keep(machine, saved)
+        if saved:
+            self.keep(machine, saved)
         self.module = machine.module
         self.sequence = machine.sequence
         self.outputs = 1
@@ -43,7 +44,7 @@ class Node:
 
     def keep(self, machine: Machine, saved: Sequence[Any]) -> None:
         hooks = machine.pack_hooks
-        self.saved += [hooks[-1](t) if hooks and t is not None else t for t in saved]
+        self.saved += [hooks[-1](t) if t is not None else t for t in saved] if hooks else saved
 
     def take(self, place: int) -> Any:
         return self.taken[place]
@@ -119,7 +120,8 @@ def start(machine: Machine, inputs: Sequence[Any], backward: Backward, saved: Se
 def finish(node: Node | None, out: Tensor, *saved: Tensor) -> Tensor:
     """Give a result its history, and save what only the kernel made. A result saves itself without its history."""
     if node is not None:
-        node.keep(out.machine, saved)
+        if saved:
+            node.keep(out.machine, saved)
         out.node, out.requires_grad = node, True
     return out
 
@@ -182,7 +184,7 @@ def _run(root: Node, gradient: Tensor) -> None:
                 node.tensor.after_gradient(node.tensor)
             continue
         machine.module = node.module
-        if all(g is None for g in gradients):
+        if gradients.count(None) == len(gradients):
             results: list[Any] = [None] * len(node.edges)
         else:
             machine.node = node
@@ -215,13 +217,13 @@ def _run(root: Node, gradient: Tensor) -> None:
 def _validate(node: Node, results: Gradients) -> None:
     """Bring each gradient to its tensor's shape and dtype, while what was saved still lives (engine.cpp,
     `validate_outputs`)."""
-    from tunecast.tape.build.ops import sum_to, to
-
     for place, edge in enumerate(node.edges):
         gradient = results[place]
         if edge is None or gradient is None:
             continue
         if gradient.shape != edge[2] or gradient.dtype != edge[3]:
+            from tunecast.tape.build.ops import sum_to, to
+
             results[place] = None
             gradient = sum_to(gradient, edge[2])
             results[place] = to(gradient, edge[3])

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.tape.build import ops
+from tunecast.tape.build.attention import sequence_of
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import CausalLM
 from tunecast.tape.build.modules import Linear
@@ -27,8 +28,9 @@ def apply(model: Any) -> None:
     model.forward = MethodType(forward, model)  # type: ignore[method-assign]
 
 
-def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
-    return fused_forward(self, input_ids, attention_mask, labels).loss
+def forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
+    outputs = fused_forward(self, input_ids, attention_mask, labels)
+    return outputs.loss if sequence_of(self.machine) is None else (outputs.loss, outputs)
 
 
 class Outputs(NamedTuple):
@@ -44,8 +46,10 @@ class Outputs(NamedTuple):
 def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Outputs:
     machine, length = model.machine, labels.shape[1]
     last_hidden_state = model.base()(input_ids, attention_mask=attention_mask)
-    hidden_states = ops.slice_(last_hidden_state, 1, 0, length - 1)
-    labels = ops.slice_(labels, 1, 1, length)
+    hidden_states = last_hidden_state
+    if sequence_of(machine) is None:  # split rows have labels that were shifted before
+        hidden_states = ops.slice_(last_hidden_state, 1, 0, length - 1)
+        labels = ops.slice_(labels, 1, 1, length)
     mask = machine.run("ne", (labels,), labels.shape, BOOL)
     head = model.output_embedding()
     if not isinstance(head, Linear):

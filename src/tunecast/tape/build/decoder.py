@@ -35,14 +35,14 @@ class RotaryEmbedding(Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         machine = self.machine
         self.fit_to(position_ids)
-        length, half = position_ids.shape[1], self.width // 2
+        (rows, length), half = position_ids.shape, self.width // 2
         inverse = ops.to(self.inv_freq.alias((1, half, 1), None), FLOAT32)
-        position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
+        position_ids_expanded = machine.run("_to_copy", (position_ids,), (rows, 1, length), FLOAT32)
         freqs = machine.run(
-            "bmm", (inverse, position_ids_expanded), (1, half, length), FLOAT32, 2 * half * length,
+            "bmm", (inverse, position_ids_expanded), (rows, half, length), FLOAT32, 2 * rows * half * length,
             args=(inverse, position_ids_expanded),
         )  # fmt: skip
-        emb = machine.run("cat", (freqs, freqs), (1, length, self.width), FLOAT32)
+        emb = machine.run("cat", (freqs, freqs), (rows, length, self.width), FLOAT32)
         if not machine.era.scales_last:
             cos = ops.map_("mul", ops.map_("cos", emb))
             sin = ops.map_("mul", ops.map_("sin", emb))
@@ -295,16 +295,12 @@ class Decoder(Module):
         self, input_ids: Tensor | None = None, attention_mask: Any = None, inputs_embeds: Tensor | None = None
     ) -> Tensor:
         """Inside a model with other parts, embeddings and masks are made outside."""
-        machine = self.machine
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         for step in self.after_embedding:
             inputs_embeds = step(inputs_embeds)
         length = inputs_embeds.shape[1]
-        position_ids = machine.run("arange", (), (length,), INT64)
-        if machine.era.adds_positions:
-            position_ids = ops.map_("add", position_ids)
-        position_ids = ops.unsqueeze(position_ids, 0)
+        position_ids = self.position_ids(length)
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = self.entering(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)
@@ -316,6 +312,17 @@ class Decoder(Module):
             )  # fmt: skip
         hidden_states = self.norm(hidden_states)
         return hidden_states  # type: ignore[no-any-return]
+
+    def position_ids(self, length: int) -> Tensor:
+        """The batch's own, or counted."""
+        machine = self.machine
+        sequence = attention.sequence_of(machine)
+        if sequence is not None:
+            return sequence.position_ids  # type: ignore[no-any-return]
+        position_ids = machine.run("arange", (), (length,), INT64)
+        if machine.era.adds_positions:
+            position_ids = ops.map_("add", position_ids)
+        return ops.unsqueeze(position_ids, 0)
 
     def entering(self, inputs_embeds: Tensor) -> Tensor:
         """What the first layer gets."""
@@ -408,8 +415,10 @@ class CausalLM(Module):
             shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length))
             shift_logits = ops.view(shift_logits, -1, self.vocabulary)
             return self.counted(ops.cross_entropy(shift_logits, ops.view(shift_labels, -1)))
-        labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
-        shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
+        shift_labels = labels
+        if attention.sequence_of(machine) is None:  # split rows have labels that were shifted before
+            labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
+            shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
         upcast = ops.view(upcast, -1, self.vocabulary)
         shift_labels = ops.view(shift_labels, -1)
         return self.counted(ops.cross_entropy(upcast, shift_labels))

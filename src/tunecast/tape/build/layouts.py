@@ -13,24 +13,25 @@ if TYPE_CHECKING:
 
 def factors_layout(factors: Sequence[Tensor]) -> str:
     """Tensor cores are fed 16 bytes at a time."""
-    off = any(
-        step > 1 and step * t.dtype.itemsize % 16
-        for t in factors
-        if len(t.shape) > 1 and t.dtype.floating
-        for step in ((t.shape[-1],) if t.strides is None else t.strides[-2:])
-    )
-    return OFF_GRID if off else ""
+    for t in factors:
+        if len(t.shape) > 1 and t.dtype.floating:
+            for step in (t.shape[-1],) if t.strides is None else t.strides[-2:]:
+                if step > 1 and step * t.dtype.itemsize % 16:
+                    return OFF_GRID
+    return ""
 
 
 def shared_layout(tensors: Sequence[Tensor], result_is_contiguous: bool = False) -> str:
     """Whether an operation, element by element, can go through all of them as through one row: ATen's TensorIterator
     reorders and joins dimensions, but for all tensors alike."""
+    if len(tensors) == 1 and tensors[0].strides is None:
+        return ""
     found, whole, inner = "", 0, 0
     layout: tuple[int, ...] | None = None
     for t in tensors:
         elements = t.numel()
         strides = None if t.strides is None or t.is_contiguous() else t.strides
-        if whole and elements != whole:
+        if elements is not whole and whole and elements != whole:
             if elements > 1 < whole:
                 found = SPREAD
             continue

@@ -13,6 +13,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.tape.build import ops
+from tunecast.tape.build.attention import sequence_of
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64, Tensor
 from tunecast.tape.symbols import ask, compute
@@ -76,8 +77,10 @@ def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labe
     hidden_states = self.model(input_ids, attention_mask=attention_mask)
     machine = self.machine
     batch, length = labels.shape
-    labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
-    shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
+    shift_labels = labels
+    if sequence_of(machine) is None:
+        labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
+        shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
     flat = ops.view(hidden_states, -1, hidden_states.shape[-1])
     return linear_cross_entropy(flat, self.lm_head.weight, ops.view(shift_labels, -1))
 

@@ -14,6 +14,7 @@ from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
 from tunecast.tape.build.shapes import NAMES, Built, Paper, built, built_short
 from tunecast.tape.build.sharding.layers import candidates, held
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
@@ -115,12 +116,18 @@ def _fold(job: Job, paper: Paper, config: Mapping[str, Any], keeps_ops: bool = F
     every, uniform = steps_of(job), len(set(lengths)) == 1
     if not job.lengths:
         lengths, every = [paper.length] * len(lengths), [paper.length] * len(every)
-    if uniform:  # two steps are enough where what the first one leaves behind dies as the second one's
+    if uniform and not _settles_late(job):  # two are enough where what the first leaves dies as the second's
         with contextlib.suppress(NotRepeatable):
             return _folded(paper, config, lengths[:2], [0, *[1] * (len(order) - 1)], keeps_ops)
     with contextlib.suppress(NotRepeatable):
         return _folded(paper, config, lengths, order, keeps_ops)
     return _folded(paper, config, every, list(range(len(every))), keeps_ops)
+
+
+def _settles_late(job: Job) -> bool:
+    """Two steps would not do: DDP makes its buckets anew in the second where it looks for no unused parameters
+    (sharding/ddp.py). Where this is not said of a job that is so, two are built in vain."""
+    return job.parallel.data == "ddp" and job.method == "full" and job.gradient_checkpointing and ranks_of(job) > 1
 
 
 def _folded(paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool) -> Built:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from tunecast.tape.build.eras import Era
 from tunecast.tape.build.layouts import factors_layout, shared_layout
+from tunecast.tape.build.written import Block, tape_events
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
@@ -26,16 +27,11 @@ from tunecast.tape.op import (
     MANY,
     SYNCHRONIZE,
     WAIT,
-    Alloc,
     Begin,
     EmptyCache,
     Event,
-    Free,
     Op,
     Phase,
-    Role,
-    name_clip_phases,
-    with_frees_in_order,
 )
 
 Shape = tuple[int, ...]
@@ -71,17 +67,6 @@ HOST = -1
 """The stream of what runs and lives on the host: it is on no tape."""
 
 
-class Block:
-    """One allocation while the tape is written."""
-
-    __slots__ = ("born_forward", "died_backward", "module", "nbytes", "phase", "role", "stream")
-
-    def __init__(self, nbytes: int, module: str, phase: Phase, born_forward: bool, stream: int) -> None:
-        self.nbytes, self.module, self.phase, self.stream = nbytes, module, phase, stream
-        self.born_forward, self.died_backward = born_forward, False
-        self.role: Role | None = None
-
-
 class Storage:
     __slots__ = ("block", "machine")
 
@@ -94,8 +79,8 @@ class Storage:
 
 class Tensor:
     __slots__ = (
-        "_counted", "_elements", "after_gradient", "dtype", "grad", "is_view", "leaf", "machine", "name", "node",
-        "number", "offset", "requires_grad", "shape", "storage", "strides", "traced",
+        "_checked", "_counted", "_elements", "_in_order", "after_gradient", "dtype", "grad", "is_view", "leaf",
+        "machine", "name", "node", "number", "offset", "requires_grad", "shape", "storage", "strides", "traced",
     )  # fmt: skip
     device = CUDA
     traced: Any
@@ -120,6 +105,13 @@ class Tensor:
         self.name = ""
         self._counted: Shape | None = None  # the shape whose elements were
         self._elements = 0
+        self._checked: Shape | None = None  # the strides that were, and whether they are those of a contiguous one
+        self._in_order = True
+
+    def counted(self, elements: int) -> Tensor:
+        """They are known."""
+        self._counted, self._elements = self.shape, elements
+        return self
 
     def numel(self) -> int:
         if self._counted is not self.shape:
@@ -134,7 +126,8 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        return self.numel() * self.dtype.itemsize
+        elements = self._elements if self._counted is self.shape else self.numel()
+        return elements * self.dtype.itemsize
 
     @property
     def touched_bytes(self) -> int:
@@ -148,10 +141,13 @@ class Tensor:
         return self.offset
 
     def is_contiguous(self) -> bool:
-        if self.strides is None:
-            return True
+        if self._checked is not self.strides:
+            self._checked, self._in_order = self.strides, self._is_in_order()
+        return self._in_order
+
+    def _is_in_order(self) -> bool:
         expected = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+        for size, stride in zip(reversed(self.shape), reversed(self.strides or ()), strict=True):
             if size != 1:
                 if stride != expected:
                     return False
@@ -171,11 +167,11 @@ class Tensor:
         shape, strides = list(self.shape), list(self.stride())
         shape[first], shape[second] = shape[second], shape[first]
         strides[first], strides[second] = strides[second], strides[first]
-        return self.alias(tuple(shape), tuple(strides))
+        return self.alias(tuple(shape), tuple(strides)).counted(self.numel())
 
     def detached(self) -> Tensor:
         """The same memory, no history."""
-        return self.alias(self.shape, self.strides)
+        return self.alias(self.shape, self.strides).counted(self.numel())
 
 
 @lru_cache(maxsize=100_000)
@@ -188,7 +184,8 @@ def contiguous_strides(shape: Shape) -> Shape:
     strides, step = [0] * len(shape), 1
     for dim in range(len(shape) - 1, -1, -1):
         strides[dim] = step
-        step *= max(1, shape[dim])
+        if shape[dim] > 1:
+            step *= shape[dim]
     return tuple(strides)
 
 
@@ -229,6 +226,8 @@ class Machine:
         """Without, the tape says only whose turn it is: enough for memory, in half the time."""
         self.priced_from = 0
         """The first step whose operations will be priced: those before go without, too."""
+        self.repeated_later = False
+        """A later step, which is priced, will be what this one is (`repeats.py`)."""
         self.folds = (0, -1, 1)
         """The first and last of the layers that stand for others, and for how many each."""
         self.era = Era()
@@ -250,6 +249,8 @@ class Machine:
         """Compiled kernels that have run before."""
         self._announced: Begin | None = None
         self._workspaces: set[tuple[str, bool]] = set()
+        self.kept: set[int] = set()
+        """The blocks of libraries' workspaces, which stay."""
 
     def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors, those of the layers that stand for others as often as they do: for sizes that grow with the
@@ -291,7 +292,14 @@ class Machine:
             self._announced = Begin(self.phase, self.step)
             self.events.append(self._announced)
 
+    def announce_anew(self) -> None:
+        """What follows stands for itself, whatever came before."""
+        self._announced = None
+
     # ------------------------------------------------------------------ operations
+
+    def writes_ops(self) -> bool:
+        return self.keeps_ops and (self.step >= self.priced_from or self.repeated_later)
 
     def tensor(self, shape: Shape, dtype: Dtype, nbytes: int | None = None) -> Tensor:
         size = prod(shape) * dtype.itemsize if nbytes is None else nbytes
@@ -306,21 +314,21 @@ class Machine:
         if self.stream == HOST:
             return
         self._announce()
-        if not self.keeps_ops or self.step < self.priced_from:
+        if not self.writes_ops():
             mark = self._marks.get(self.module)
             if mark is None:
                 mark = self._marks[self.module] = Op("", self.module, kernels=0)
             self.events.append(mark)
             return
         shapes = tuple([t.shape for t in inputs[:3]])
-        lists = lists or LISTS.get(name)
-        if self.module == MANY and lists is not None:
+        if self.module == MANY and (lists := lists or LISTS.get(name)) is not None:
             whole = self.repeated(inputs)
             size = sum([t.nbytes for t in whole])
             read, written = lists.read * size, max(written, lists.written * size)
             kernels = list_launches([t.numel() for t in whole], lists.given)
         else:
-            read = sum([t.nbytes if t.strides is None else t.touched_bytes for t in inputs])
+            sizes = [t.nbytes if t.strides is None else t.touched_bytes for t in inputs]
+            read = sizes[0] if len(sizes) == 1 else sum(sizes)
             kernels = 0 if name in MAKE_ONLY_ROOM else max(kernels, SEVERAL.get(name, 0))
         engine = self.in_backward and not self.in_forward and not self.again
         how = factors_layout(inputs) if flops else shared_layout(inputs, name == "clone")
@@ -351,7 +359,7 @@ class Machine:
 
     def hook(self) -> None:
         """Python is called about a saved tensor."""
-        if self.keeps_ops and self.step >= self.priced_from:
+        if self.writes_ops():
             self._announce()
             mark = self._hooks.get(self.module)
             if mark is None:
@@ -360,9 +368,13 @@ class Machine:
 
     def synchronize(self) -> None:
         """The host waits for the card."""
-        if self.keeps_ops and self.step >= self.priced_from:
+        self.mark(Op(SYNCHRONIZE, self.module, kernels=0))
+
+    def mark(self, *ops: Op) -> None:
+        """What only time asks for."""
+        if self.writes_ops():
             self._announce()
-            self.events.append(Op(SYNCHRONIZE, self.module, kernels=0))
+            self.events += ops
 
     def run(
         self, name: str, inputs: Sequence[Tensor], shape: Shape, dtype: Dtype, flops: int = 0,
@@ -371,9 +383,10 @@ class Machine:
         """An operation with one result; `args` as torch takes them, for operations whose kernels borrow."""
         if args is not None:
             return self.run_many(name, inputs, ((shape, dtype),), flops, args)[0]
-        size = prod(shape) * dtype.itemsize
+        elements = prod(shape)
+        size = elements * dtype.itemsize
         self.launch(name, inputs, dtype, size, flops)
-        out = Tensor(self, Storage(self, self.allocate(size)), shape, dtype, strides)
+        out = Tensor(self, Storage(self, self.allocate(size)), shape, dtype, strides).counted(elements)
         if name in PRODUCTS:
             self.keep_workspaces(name)
         return out
@@ -416,7 +429,7 @@ class Machine:
             self._workspaces.add(key)
             module, self.module = self.module, kind
             self.events.append(Op(kind, kernels=0))
-            self.allocate(nbytes)
+            self.kept.add(self.allocate(nbytes))
             self.module = module
 
     # ------------------------------------------------------------------ modes
@@ -467,22 +480,7 @@ class Machine:
 
     def tape_events(self, written: Callable[[Any], int] | None = None) -> tuple[Event, ...]:
         """`written` says how sizes are written down."""
-        out: list[Event] = []
-        for event in self.events[: self._ended]:
-            if type(event) is not int:
-                out.append(event)
-            elif event < 0:
-                out.append(Free(~event))
-            else:
-                block = self.blocks[event]
-                size = block.nbytes if written is None else written(block.nbytes)
-                out.append(Alloc(event, size, block.role or self._role(block), block.module, block.stream))
-        return tuple(with_frees_in_order(name_clip_phases(out)))
-
-    def _role(self, block: Block) -> Role:
-        if block.phase in (Phase.FORWARD, Phase.BACKWARD) and (block.module in self.head_modules or not block.module):
-            return Role.LOGITS_AND_LOSS
-        return Role.ACTIVATIONS if block.born_forward and block.died_backward else Role.TEMPORARIES
+        return tape_events(self, self.events[: self._ended], written)
 
 
 class Unmade(Tensor):
@@ -494,7 +492,9 @@ class Unmade(Tensor):
         super().__init__(machine, None, shape, dtype)  # type: ignore[arg-type]
 
     def make(self, nbytes: int = 0) -> Tensor:
-        return self.machine.tensor(self.shape, self.dtype, nbytes or None)
+        elements = self.numel()
+        size = nbytes or elements * self.dtype.itemsize
+        return self.machine.tensor(self.shape, self.dtype, size).counted(elements)
 
 
 PRODUCTS = frozenset(name.removeprefix("aten::") for name in MATRIX_PRODUCTS)

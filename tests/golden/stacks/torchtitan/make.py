@@ -1,9 +1,9 @@
 """Trace the programs of torchtitan_cases.py with the real packages; writes events.json.gz.
 
-    PYTHONPATH=src python tests/golden/stacks/torchtitan/make.py PYTHON 0.1=FOLDER 0.2=FOLDER [--only NAME ...]
+    PYTHONPATH=src python tests/golden/stacks/torchtitan/make.py PYTHON RELEASE=FOLDER ... [--only NAME ...]
 
-PYTHON's environment: torch 2.13.0, torchao 0.18.0, tyro. A FOLDER holds the unpacked wheel of torchtitan 0.1.0 or
-0.2.0.
+PYTHON's environment: torch 2.13.0 (2.11.0 of two cases, README.md), torchao 0.18.0, tyro. A FOLDER holds the unpacked
+wheel of torchtitan 0.1.0 (release 0.1), 0.2.0 (0.2) or 0.2.2.
 """
 
 from __future__ import annotations

@@ -14,17 +14,25 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torchtitan.components.loss import cross_entropy_loss
-from torchtitan.models.llama3.infra import parallelize
-from torchtitan.models.llama3.model.args import TransformerModelArgs
-from torchtitan.models.llama3.model.model import Transformer
 
 case = json.loads(sys.argv[1])
 config, job = case["config"], case["job"]
 STEPS = 2
 ranks, tensor, context = job.get("ranks", 1), job.get("tensor", 1), job.get("context", 1)
+expert = job.get("expert", 1)
+if config["model_type"] == "llama":
+    from torchtitan.models.llama3.infra import parallelize
+    from torchtitan.models.llama3.model.args import TransformerModelArgs
+    from torchtitan.models.llama3.model.model import Transformer
+else:
+    import mixture
+
+    parallelize, Transformer = mixture.of_family(config["model_type"])
 
 
-def arguments() -> TransformerModelArgs:
+def arguments() -> Any:
+    if config["model_type"] != "llama":
+        return mixture.arguments(config, job)
     given = TransformerModelArgs(
         dim=config["hidden_size"], n_layers=config["num_hidden_layers"], n_heads=config["num_attention_heads"],
         n_kv_heads=config["num_key_value_heads"], vocab_size=config["vocab_size"], max_seq_len=job["seq_len"],
@@ -35,7 +43,9 @@ def arguments() -> TransformerModelArgs:
 
 def wrapped(model: Any) -> Any:
     mesh = None
-    if ranks > 1:
+    if expert > 1:
+        mixture.spread(model, ranks, expert)
+    elif ranks > 1:
         names, sizes = (("dp_shard", "tp"), (ranks // tensor, tensor)) if tensor > 1 else (("dp_shard",), (ranks,))
         mesh = dist.device_mesh.init_device_mesh("cuda", sizes, mesh_dim_names=names)
     if tensor > 1:
@@ -44,15 +54,19 @@ def wrapped(model: Any) -> Any:
     if job["gradient_checkpointing"]:
         mode = "full" if job["recompute"] == "all" else "selective"
         settings = SimpleNamespace(
-            mode=mode, selective_ac_option="op", early_stop=True, per_op_sac_force_recompute_mm_shapes_by_fqns=[]
-        )
+            mode=mode, selective_ac_option="op", early_stop=True, debug=False,
+            per_op_sac_force_recompute_mm_shapes_by_fqns=["moe.router.gate"], preserve_rng_state=True,
+            determinism_check="default",
+        )  # fmt: skip
         if case["release"] == "0.1":
             parallelize.apply_ac(model, settings)
         else:
             parallelize.apply_ac(model, settings, op_sac_save_list=parallelize._op_sac_save_list)
     if job.get("compile"):
         parallelize.apply_compile(model, *([SimpleNamespace(backend="inductor")] if case["release"] != "0.1" else []))
-    if ranks > 1:
+    if expert > 1:
+        mixture.share(model, ranks, expert)
+    elif ranks > 1:
         half = torch.float32 if job.get("autocast", "bfloat16") is None else torch.bfloat16
         parallelize.apply_fsdp(
             model,
@@ -114,6 +128,11 @@ def forward_backward_step() -> Any:
 
 def clip(parameters: list[Any]) -> None:
     """torchtitan/distributed/utils.py, `clip_grad_norm_`."""
+    if expert > 1:
+        from torchtitan.distributed.utils import clip_grad_norm_
+
+        clip_grad_norm_(parameters, 1.0, foreach=True, ep_enabled=True)
+        return
     total_norm = get_total_norm([p.grad for p in parameters], 2.0, False, True)
     if ranks > 1:
         total_norm = total_norm.full_tensor()

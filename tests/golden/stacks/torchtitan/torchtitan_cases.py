@@ -19,6 +19,7 @@ COMPILED = {"compile": True, "seq_len": 512}
 FSDP = {"ranks": 8}
 CONTEXT = {"ranks": 8, "context": 4}
 TENSOR = {"ranks": 8, "tensor": 2}
+EXPERTS = {"expert": 4}
 FOREACH = {"optimizer": "adamw_torch"}
 
 
@@ -27,8 +28,24 @@ LARGER = LLAMA | {
 }  # fmt: skip
 
 
-AS_TRACED = {"0.1": "2025.7", "0.2": "0.2"}
+AS_TRACED = {"0.1": "2025.7", "0.2": "0.2", "0.2.2": "2026.2"}
 """The code of 0.1, on a torch that has a kernel for its norms."""
+
+
+MIXTURE = LLAMA | {
+    "model_type": "qwen3_moe", "head_dim": 32, "num_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 192, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
+}  # fmt: skip
+LATENT = LLAMA | {
+    "model_type": "deepseek_v3", "n_routed_experts": 16, "n_shared_experts": 1, "num_experts_per_tok": 4, "n_group": 4,
+    "topk_group": 2, "scoring_func": "sigmoid", "norm_topk_prob": True, "moe_intermediate_size": 192,
+    "first_k_dense_replace": 1, "q_lora_rank": 96, "kv_lora_rank": 80, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+LITE = LATENT | {
+    "n_group": 1, "topk_group": 1, "scoring_func": "softmax", "norm_topk_prob": False, "q_lora_rank": None,
+    "n_shared_experts": 2,
+}  # fmt: skip
 
 
 WORDS = LARGER | {"vocab_size": 32768}
@@ -41,6 +58,10 @@ def case(*changes: dict[str, Any], release: str = "0.1", config: dict[str, Any] 
         job |= change
     config = config or (LARGER if job.get("compile") else LLAMA)
     return {"config": config, "job": job | {"stack_version": AS_TRACED[release]}, "release": release}
+
+
+def mixture(*changes: dict[str, Any], config: dict[str, Any] = MIXTURE) -> dict[str, Any]:
+    return case(*changes, release="0.2.2", config=config)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -56,6 +77,17 @@ CASES: dict[str, dict[str, Any]] = {
     "tensor": case(TENSOR),
     "tensor-selective": case(TENSOR, SELECTIVE),
     "tensor-whole-0.2": case(TENSOR, WHOLE, release="0.2"),
+    "experts-alone": mixture(),
+    "experts-fsdp": mixture(FSDP),
+    "experts-4": mixture(FSDP, EXPERTS),
+    "experts-4-selective": mixture(FSDP, EXPERTS, SELECTIVE),
+    "experts-4-whole": mixture(FSDP, EXPERTS, WHOLE, FOREACH),
+    "experts-8": mixture({"ranks": 8, "expert": 8}),
+    "latent-4": mixture(FSDP, EXPERTS, config=LATENT),
+    "latent-4-whole": mixture(FSDP, EXPERTS, WHOLE, config=LATENT),
+    "latent-4-selective": mixture(FSDP, EXPERTS, SELECTIVE, config=LITE),
+    "latent-fsdp": mixture(FSDP, config=LITE),
+    "experts-columns": mixture({"ranks": 64, "expert": 8}),
 }
 """Event for event."""
 

@@ -19,17 +19,21 @@ def reshape(x: Tensor, *shape: int) -> Tensor:
     shape = whole_shape(x.numel(), shape)
     strides = view_strides(x, shape)
     if strides is False:
-        copied = view(clone(x), *shape)
+        copied = _viewed(clone(x), shape, None)
         copied.is_view = False  # `_unsafe_view`: the copy is nobody else's
         return copied
-    return view(x, *shape)
+    return _viewed(x, shape, strides)
 
 
 def view(x: Tensor, *shape: int) -> Tensor:
     shape = whole_shape(x.numel(), shape)
-    before = x.shape
     strides = view_strides(x, shape)
     assert strides is not False, f"no view of {x.shape} as {shape}"
+    return _viewed(x, shape, strides)
+
+
+def _viewed(x: Tensor, shape: Shape, strides: Shape | None) -> Tensor:
+    before = x.shape
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         return (reshape(gradients[0], *before),)

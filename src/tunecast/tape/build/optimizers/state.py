@@ -18,7 +18,14 @@ def clip_gradients(
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return None
-    machine = parameters[0].machine
+    total = total_norm(gradients, over_ranks)
+    clip_by_norm(gradients, total)
+    return total
+
+
+def total_norm(gradients: Sequence[Tensor], over_ranks: Callable[[Tensor], Tensor]) -> Tensor:
+    """`get_total_norm`."""
+    machine = gradients[0].machine
     machine.module = MANY
     norms = []
     groups = by_dtype(gradients)
@@ -31,18 +38,22 @@ def clip_gradients(
     dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
     stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), dtype)
     whole = over_ranks(stacked)
-    total = machine.run("linalg_vector_norm", (whole,), (), dtype, args=(whole, 2.0, None))
-    del norms, stacked, whole
-    shifted = machine.run("add", (total,), (), dtype)
-    inverse = machine.run("reciprocal", (shifted,), (), dtype)
-    coefficient = machine.run("mul", (inverse,), (), dtype)
+    return machine.run("linalg_vector_norm", (whole,), (), dtype, args=(whole, 2.0, None))
+
+
+def clip_by_norm(gradients: Sequence[Tensor], total: Tensor) -> None:
+    """`clip_grads_with_norm_`."""
+    machine, total_dtype = total.machine, total.dtype
+    machine.module = MANY
+    shifted = machine.run("add", (total,), (), total_dtype)
+    inverse = machine.run("reciprocal", (shifted,), (), total_dtype)
+    coefficient = machine.run("mul", (inverse,), (), total_dtype)
     del shifted, inverse
-    clamped = machine.run("clamp", (coefficient,), (), dtype)
-    for dtype, group in groups.items():
+    clamped = machine.run("clamp", (coefficient,), (), total_dtype)
+    for dtype, group in by_dtype(gradients).items():
         cast = clamped if clamped.dtype == dtype else machine.run("_to_copy", (clamped,), (), dtype)
         machine.launch("_foreach_mul_", (*group, cast), dtype, 0)
     machine.module = ""
-    return total
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> dict[Dtype, list[Tensor]]:

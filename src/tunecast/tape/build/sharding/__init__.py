@@ -5,7 +5,7 @@
     fsdp2.py       torch's `fully_shard` of a model; unit.py: of one unit, its streams and lifetimes
     accelerate.py  FSDP2 as accelerate wraps a transformers model; accelerate1.py: FSDP1, of fsdp1.py's flat parameters
     zero.py        DeepSpeed's ZeRO-1 and ZeRO-2; zero3.py: ZeRO-3; deepspeed.py: their bucket sizes
-    host.py        an optimizer on the host
+    ulysses.py     DeepSpeed's split of rows, beside its ZeRO                host.py     an optimizer on the host
     tensor.py, context.py, layers.py   other dimensions of the mesh; device_map.py: which card gets which layers
 
 The seam. A stack's `train` asks for the job's scheme and goes on as before; parameters are then this rank's parts, and

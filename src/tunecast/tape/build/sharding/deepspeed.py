@@ -1,10 +1,24 @@
-"""How large DeepSpeed's buckets are, by the file a stack's users start from. They are much of what ZeRO holds."""
+"""How large DeepSpeed's buckets are, by the file a stack's users start from. They are much of what ZeRO holds.
+
+Of ZeRO-Infinity (`device: nvme`) its buffers in host memory, and what stays there (0.19.8, runtime/zero/
+offload_config.py and stage3.py, runtime/swap_tensor/*.py). Sizes are elements of one rank's part.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tunecast.records import dataclass
 
 MILLION = 10**6
+OPTIMIZER_BUFFERS = 4
+"""`buffer_count` of offload_optimizer: of float32, each as large as the largest sub-group."""
+PARAMETER_BUFFERS, PARAMETER_BUFFER_SIZE = 5, 100 * MILLION
+"""`buffer_count` and `buffer_size` of offload_param."""
+MAX_IN_CPU = 1000 * MILLION
+"""`max_in_cpu`: trained weights that stay in host memory beside drives."""
+MIN_AIO_BYTES = 1 << 20
+"""Smaller parts are not worth a file (swap_tensor/utils.py)."""
 
 
 @dataclass(frozen=True)
@@ -42,3 +56,28 @@ def _auto(hidden: int, told: str) -> dict[str, int | str]:
         "param_persistence_threshold": 10 * hidden,
         "told": told,
     }
+
+
+def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:
+    """`_create_fp16_sub_groups`: elements of each group of masters that takes a step at once."""
+    groups, open_ = [], 0
+    for numel in part_numels:
+        open_ += numel
+        if open_ >= size:
+            groups.append(open_)
+            open_ = 0
+    return groups + ([open_] if open_ else [])
+
+
+def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
+    """Of each trained parameter, whether it stays in host memory when the others go to drives: its whole sub-group has
+    room in `max_in_cpu` behind those before (`_create_param_groups_fp16_flat_cpu_memory`)."""
+    kept: list[bool] = []
+    behind = open_ = waiting = 0
+    for numel in part_numels:
+        open_, waiting = open_ + numel, waiting + 1
+        if open_ >= size:
+            behind += open_
+            kept += [behind <= MAX_IN_CPU] * waiting
+            open_ = waiting = 0
+    return kept + [behind + open_ <= MAX_IN_CPU] * waiting

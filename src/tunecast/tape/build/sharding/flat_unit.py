@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 
 UNSHARD, POST_BACKWARD, PRE_UNSHARD, ALL_REDUCE = 1, 2, 3, 4
 """Streams, in the order they are made (`_init_streams`)."""
+FREED = (11, 12, 13, 14)
+"""No streams: where the default one was when a unit was let go, the newest such event first."""
+IN_FLIGHT = 2
+"""`_max_num_inflight_all_gathers`."""
 
 
 class State(Enum):
@@ -156,6 +160,7 @@ class Unit:
                 copy = self.pre_unshard()
             with machine.on_stream(UNSHARD):
                 machine.wait(PRE_UNSHARD)
+        self.owner.limit()
         with machine.on_stream(UNSHARD):
             if missing:
                 self.full.take(Role.WEIGHTS)
@@ -211,6 +216,7 @@ class Unit:
                 piece.storage, piece.dtype = self.shard.storage, self.shard.dtype
         if free:
             self.full.give_back()
+            self.owner.note_free()
         self.prefetched = False
 
     # ------------------------------------------------------------------------------------------ forward

@@ -13,8 +13,8 @@ precision first, and only that is gathered; gradients are summed in the reduce d
 
 Source  torch 2.13, torch/distributed/fsdp: _flat_param.py (`FlatParamHandle`), _runtime_utils.py, _exec_order_utils.py,
         fully_sharded_data_parallel.py (`clip_grad_norm_`). Names of steps below are theirs.
-Ignored `limit_all_gathers` keeps the host from running ahead of the card; in the order of the program nothing moves.
-        Reentrant recomputation inside a unit: nodes are numbered by thread, so in the first step the `cat` of the last
+        _limiter_utils.py (`_FreeEventQueue`)
+Ignored Reentrant recomputation inside a unit: nodes are numbered by thread, so in the first step the `cat` of the last
         layers comes before the end of their own backward pass; from then on after it, as here.
 """
 
@@ -29,10 +29,18 @@ from tunecast.tape.build.modules import Buffer, Module, bring
 from tunecast.tape.build.optimizers import clip_gradients
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.sharding.flat_parts import GROUP, Options, Weight, on_host
-from tunecast.tape.build.sharding.flat_unit import ALL_REDUCE, POST_BACKWARD, PRE_UNSHARD, UNSHARD, Unit
+from tunecast.tape.build.sharding.flat_unit import (
+    ALL_REDUCE,
+    FREED,
+    IN_FLIGHT,
+    POST_BACKWARD,
+    PRE_UNSHARD,
+    UNSHARD,
+    Unit,
+)
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
-from tunecast.tape.op import MANY, Role
+from tunecast.tape.op import HOST_WAIT, MANY, WAIT, Op, Role
 
 __all__ = ["Flattened", "Options"]
 
@@ -53,6 +61,8 @@ class Flattened:
         self.sync = True
         """Gradients are summed over the ranks after this backward pass; not in `no_sync`."""
         self.queued = self.started = False
+        self.let_go = 0
+        """Units whose events nobody waited for yet (`_FreeEventQueue`)."""
         self.zero: Tensor | None = None
         self.words = frozenset(id(tensor) for tensor in words)
         packed = [module for module in model.modules() if isinstance(module, Linear4bit)]
@@ -136,6 +146,21 @@ class Flattened:
         for unit in self.units:
             if unit.pieces and all(piece.grad is None for piece in unit.pieces):
                 unit.gradient = None
+
+    def note_free(self) -> None:
+        """`_reshard`: an event where the card is done with a unit; those before it are one older each."""
+        pairs = zip((self.machine.stream, *FREED), FREED, strict=False)
+        where = self.machine.module
+        marks = [Op(WAIT, where, kernels=0, shapes=((newer,),), stream=event) for newer, event in pairs]
+        self.machine.mark(*reversed(marks))
+        self.let_go = min(self.let_go + 1, len(FREED))
+
+    def limit(self) -> None:
+        """`limit_all_gathers`: before a gather, the host waits for the oldest event of two or more. Every unit counts,
+        so with one an adapter's weight the host is never more than two of them ahead of the card."""
+        if self.let_go >= IN_FLIGHT:
+            self.machine.mark(Op(HOST_WAIT, self.machine.module, kernels=0, stream=FREED[self.let_go - 1]))
+            self.let_go -= 1
 
     def frees_in_backward(self) -> bool:
         return self.sync or self.options.reshard_after_forward

@@ -6,10 +6,10 @@ the one with the head has the logits, a pipeline's first stage the most micro-ba
 ask about (`candidates`): the first card, the heaviest in between, the one with the head. Cards that are alike are one.
 
 Of a pipeline they are the first stage and the last; a stage in between has fewer micro-batches than the first, and no
-end of the model.
+end of the model. Interleaved, a rank is asked for all of its stages.
 
-Ignored  the last stage where stages are interleaved; copies of the rotary tables that accelerate's hooks make on their
-         way to other cards; that parts beside the text model (a tower) are on one card: each is counted with them
+Ignored  copies of the rotary tables that accelerate's hooks make on their way to other cards; that parts beside the
+         text model (a tower) are on one card: each is counted with them
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ def candidates(job: Job, config: Mapping[str, Any], model: ModelOf) -> Sequence[
     """The config.json of each card that may be the fullest."""
     if job.parallel.layers == 1:
         first = held(job, config, model)
-        in_turn = job.parallel.pipeline > 1 and job.parallel.virtual_stages == 1
-        return (first, last_stage(job, config)) if in_turn else (first,)
+        return (first, last_stage(job, config)) if job.parallel.pipeline > 1 else (first,)
     _require_layers(job, config)
     cards, width, packed = job.parallel.layers, job.weights_dtype, job.quantization.format
     return _spread(model, json.dumps(config, sort_keys=True, default=str), cards, width, packed)
@@ -69,9 +68,13 @@ def candidates(job: Job, config: Mapping[str, Any], model: ModelOf) -> Sequence[
 
 def last_stage(job: Job, config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Layers that do not divide are the earlier stages'. To torchtitan each end of the model is as much as a layer
-    (distributed/pipeline_parallel.py, `generate_llm_fqn_per_model_part`)."""
-    total, stages = layer_count(config), job.parallel.pipeline
-    count = (total + 2) // stages - 1 if job.stack == "torchtitan" else total // stages
+    (distributed/pipeline_parallel.py, `generate_llm_fqn_per_model_part`). Interleaved, the last rank has the last of
+    every so many stages."""
+    ranks, chunks = job.parallel.pipeline, job.parallel.virtual_stages
+    total, stages = layer_count(config), ranks * chunks
+    ends = 2 if job.stack == "torchtitan" else 0
+    every, over = divmod(total + ends, stages)
+    count = chunks * every + sum(stage < over for stage in range(ranks - 1, stages, ranks)) - ends // 2
     count = max(1, count)
     return {**with_layers(from_layer(config, total - count), count), ENDS: [False, True, True]}
 

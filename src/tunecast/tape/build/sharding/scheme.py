@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
@@ -22,6 +22,8 @@ class Scheme:
 
     groups_itself = False
     """Its optimizer is made for all groups of parameters at once."""
+    sequence: Any = None
+    """Who splits rows over ranks (`ulysses.Ulysses`)."""
 
     def __init__(self, job: Job, machine: Machine) -> None:
         self.job, self.machine = job, machine
@@ -54,12 +56,18 @@ class Scheme:
         """Around the forward and backward pass of a micro-batch (accelerate's `no_sync`)."""
         return contextlib.nullcontext()
 
+    def tokens_of(self, length: int) -> int:
+        """Of a row of so many, those this rank sees."""
+        return length if self.sequence is None else self.sequence.part_of(length)
+
     def begin_forward(self) -> None:
         """Before the model is called."""
+        if self.sequence is not None:
+            self.sequence.begin_forward()
 
     def end_forward(self, outputs: Any) -> Any:
         """What the caller gets of the model's outputs, casts of the stack's own included."""
-        return outputs
+        return outputs if self.sequence is None else self.sequence.end_forward(outputs)
 
     def call(self, model: Any, forward: Callable[..., Any], *args: Any) -> Any:
         """The model, with another forward pass than its own."""
@@ -86,9 +94,26 @@ class Scheme:
 
     def end(self) -> None:
         """After the last step: what the next one would let go of first."""
+        if self.sequence is not None:
+            self.sequence.position_ids = None
 
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
         return clip_gradients(parameters)
+
+
+REPEATING: Mapping[str, Callable[[Any], Hashable]] = {
+    "Scheme": lambda alone: (),
+    "Replicas": lambda replicas: (None if replicas.came is None else len(replicas.came), replicas.syncs_buffers),
+    "AccelerateFsdp2": lambda shards: (),
+}
+"""Schemes whose micro-batches between a step's first and last do the same, and so do its steps where what is told here
+of a scheme is the same. By the class's own name: one that derives from it may do otherwise."""
+
+
+def repeats_as(scheme: Scheme) -> Hashable | None:
+    """None: its steps are not known to repeat."""
+    told = REPEATING.get(type(scheme).__name__)
+    return None if told is None or scheme.sequence is not None else told(scheme)
 
 
 def in_whole_model(machine: Machine, tensors: Sequence[Tensor]) -> list[Tensor]:

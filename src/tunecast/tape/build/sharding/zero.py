@@ -26,6 +26,7 @@ from tunecast.tape.build.quantized import Linear4bit, change_dtype
 from tunecast.tape.build.sharding.deepspeed import settings_of
 from tunecast.tape.build.sharding.host import HOST_ASSUMED, OnHost, is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
+from tunecast.tape.build.sharding.ulysses import Ulysses
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
 
@@ -49,9 +50,16 @@ class Zero(Scheme):
         self.dtype = DTYPES[job.autocast] if job.autocast else machine.weights_dtype
         self.on_host = job.parallel.offload != "none"
         self.masters: list[Tensor] = []
+        if job.parallel.context > 1:
+            self.sequence = Ulysses(machine, job.parallel.context, job.micro_batch)
         machine.guesses[FOLLOWS_SOURCE] = None
         if self.on_host:
             machine.assumptions[HOST_ASSUMED] = None
+
+    @property
+    def ranks(self) -> int:
+        """That share the model: those of one row, too (`get_sequence_data_parallel_group`)."""
+        return super().ranks * self.job.parallel.context
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         return self.machine.on_host()
@@ -65,6 +73,8 @@ class Zero(Scheme):
         stage, hidden = int(self.job.parallel.data[-1]), model.input_embedding().weight.shape[1]
         self.settings = settings_of(self.job.stack, stage, hidden)
         self.machine.assumptions[SIZES_TAKEN.format(self.settings.told)] = None
+        if self.sequence is not None:
+            self.sequence.wrap(model)
         with self.machine.on_host():
             for parameter in model.parameters():
                 if parameter.dtype.floating and parameter.dtype != self.dtype:

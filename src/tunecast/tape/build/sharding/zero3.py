@@ -12,6 +12,12 @@ sizes of deepspeed.py. A parameter is cut as one row of numbers, padded; a rank'
     small      parameters up to `param_persistence_threshold` are always whole
     gradients  into a bucket (`reduce_bucket_size`) that is always there; a full one is interleaved in a copy,
                scattered, and this rank's part kept (`grad_partitions_flat_buffer`)
+    offload    a part goes to the host, comes back to be added up, and goes once more in float32; on the way to drives
+               (ZeRO-Infinity) all of a bucket is on the card in float32
+    drives     a part is read before it is copied to the card; a sub-group's masters, state and gradients are read,
+               stepped on the host and written, one after the other (`pipeline_read`, `pipeline_write` false)
+Ignored  that parts still on a drive end what is fetched ahead, so that a card holds a little less; gradients' writes
+         that backward hides where there are several sub-groups
 """
 
 from __future__ import annotations
@@ -24,12 +30,13 @@ from tunecast.job.job import Job
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.sharding.deepspeed import MIN_AIO_BYTES, kept_in_memory, sub_groups
 from tunecast.tape.build.sharding.host import OnHost
 from tunecast.tape.build.sharding.nested import tensors_in, watched
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.sharding.zero import Zero
 from tunecast.tape.build.tensor import FLOAT32, HOST, Dtype, Machine, Tensor
-from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
+from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
 
 GATHER, SCATTER = 1, 2
 """Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
@@ -48,6 +55,7 @@ class Cut:
         self.whole = Tensor(machine, Resizable(machine, padded), parameter.shape, dtype)
         self.whole.requires_grad = self.trains
         self.part: Tensor | None = None
+        self.on_nvme = False
 
     @property
     def is_there(self) -> bool:
@@ -58,6 +66,7 @@ class Zero3(Zero):
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         self.parts_on_host = job.parallel.offload == "parameters"
+        self.on_nvme = job.parallel.offload_device == "nvme"
         self.trace: list[Module] = []
         self.known = False
         self.turn = 0
@@ -92,8 +101,14 @@ class Zero3(Zero):
         self.parts = self.made(total, self.dtype, self.role(), self.parts_on_host)
         frozen = [cut for cut in self.all if not cut.trains]
         self.frozen = [self.made(cut.part_numel, self.dtype, cut.role, self.parts_on_host) for cut in frozen]
-        for numel in sub_groups([cut.part_numel for cut in trained], self.settings.sub_group_size):
+        numels = [cut.part_numel for cut in trained]
+        for numel in sub_groups(numels, self.settings.sub_group_size):
             self.masters.append(self.master(numel))
+        if self.on_nvme and self.parts_on_host:
+            kept = dict(zip(map(id, trained), kept_in_memory(numels, self.settings.sub_group_size), strict=True))
+            for cut in self.all:
+                large = cut.part_numel * self.dtype.itemsize >= MIN_AIO_BYTES
+                cut.on_nvme = large and not kept.get(id(cut), False)
         self.bucket = self.made(self.settings.reduce_bucket_size, self.dtype, Role.GRADIENTS, False)
         self.kept = self.made(total, self.dtype, Role.GRADIENTS, self.on_host)
         for cut in self.all:
@@ -120,6 +135,7 @@ class Zero3(Zero):
 
     def begin_forward(self) -> None:
         """`reset_step`: what was written down in the first pass holds from the second on."""
+        super().begin_forward()
         self.known = self.known or bool(self.trace)
         self.turn = 0
         self.last_fetched_for.clear()
@@ -195,6 +211,9 @@ class Zero3(Zero):
         numel = sum(cut.part_numel for cut in cuts)
         with machine.on_stream(GATHER):
             machine.wait(0)
+            if any(cut.on_nvme for cut in cuts):
+                read = sum(cut.part_numel for cut in cuts if cut.on_nvme)
+                machine.launch(FROM_NVME, (), self.dtype, read * self.dtype.itemsize, kernels=0)
             if self.parts_on_host:
                 machine.launch(FROM_HOST, (), self.dtype, numel * self.dtype.itemsize)
             buffer = None
@@ -287,11 +306,25 @@ class Zero3(Zero):
             machine.collective(
                 "reduce_scatter", "data", self.ranks, self.dtype, nbytes * self.ranks, nbytes, numel * self.ranks
             )
-            machine.launch(TO_HOST if self.on_host else "copy_", (), self.dtype, nbytes)
+            if self.on_host:
+                self.send_to_host(numel)
+            else:
+                machine.launch("copy_", (), self.dtype, nbytes)
             del flat
         for whole in bucket:
             whole.grad = None
         bucket.clear()
+
+    def send_to_host(self, numel: int) -> None:
+        """`partition_grads`: what has been added up is on the card again; of the last micro-batch it is widened, one
+        part after the other or, where it goes on to drives, all at once (`_swap_out_offload_fp32_gradients`)."""
+        machine, part = self.machine, self.bucket.alias((numel,), None)
+        machine.launch(TO_HOST, (part,), self.dtype, 0)
+        machine.launch(FROM_HOST, (), self.dtype, part.nbytes)
+        if self.last:
+            wide = machine.run("_to_copy", (part,), (numel,), FLOAT32) if self.on_nvme else None
+            machine.launch(TO_HOST, (part, part), FLOAT32, 0)
+            del wide
 
     def epilogue(self) -> None:
         self.reduce()
@@ -313,7 +346,10 @@ class Zero3(Zero):
             with machine.on_host():
                 for master in self.masters:
                     master.grad = machine.tensor(master.shape, FLOAT32)
-            OnHost(optimizer, fused=True).step()
+            stepped = OnHost(optimizer, fused=True)
+            stepped.step()
+            if self.on_nvme:
+                self.swap(stepped.states())
             for master in self.masters:
                 master.grad = None
             machine.module = MANY
@@ -331,16 +367,16 @@ class Zero3(Zero):
             machine.launch("copy_", (master,), self.dtype, master.numel() * self.dtype.itemsize)
             master.grad = None
 
+    def swap(self, states: Sequence[Tensor]) -> None:
+        """`swap_in_optimizer_state` and `swap_out_optimizer_state` of every sub-group, and gradients written before;
+        weights that live on drives are written anew (`_partitioned_params_swap_out`)."""
+        machine = self.machine
+        gradients = [master for master in self.masters if master.nbytes >= MIN_AIO_BYTES]
+        both = [*gradients, *(state for state in states if state.nbytes >= MIN_AIO_BYTES)]
+        narrow = [cut.whole.alias((cut.part_numel,), None) for cut in self.all if cut.trains and cut.on_nvme]
+        machine.module = MANY
+        machine.launch(FROM_NVME, (), FLOAT32, sum(t.nbytes for t in [*both, *gradients]), kernels=0)
+        machine.launch(TO_NVME, [*both, *gradients, *narrow], FLOAT32, 0, kernels=0)
+
     def forget_gradients(self) -> None:
         """Their buffer stays."""
-
-
-def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:
-    """`_create_fp16_sub_groups`: elements of each group of masters that takes a step at once."""
-    groups, open_ = [], 0
-    for numel in part_numels:
-        open_ += numel
-        if open_ >= size:
-            groups.append(open_)
-            open_ = 0
-    return groups + ([open_] if open_ else [])

@@ -14,6 +14,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer
+from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.stacks import transformers
 from tunecast.tape.build.stacks.transformers import model, prepared
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
@@ -56,8 +57,9 @@ def take_steps(
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         batch_samples, num_items_in_batch = batches(job, machine, length)
-        for number, inputs in enumerate(batch_samples, start=1):
-            with machine.scheme.micro_batch(last=number == job.grad_accum):
+        for number in micro_batches(machine, job.grad_accum):
+            inputs = batch_samples[number]
+            with machine.scheme.micro_batch(last=number == job.grad_accum - 1):
                 tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss)
             machine.run("isnan", (tr_loss_step,), (), BOOL)
             machine.run("isinf", (tr_loss_step,), (), BOOL)
@@ -65,6 +67,7 @@ def take_steps(
                 tr_loss = machine.run("add", (tr_loss, tr_loss_step), (), FLOAT32)
             else:
                 machine.launch("add_", (tr_loss, tr_loss_step), FLOAT32, 4)
+        inputs = batch_samples[-1]  # which it is where the last ones were not run
         grad_norm = None
         if job.max_grad_norm:
             grad_norm = machine.scheme.clip(parameters)
@@ -94,6 +97,7 @@ class Grouped(Optimizer):
 
 def batches(job: Job, machine: Machine, length: int) -> tuple[list[Batch], Tensor]:
     """`get_batch_samples`: tokens, mask and labels of every micro-batch, and how many labels count."""
+    length = machine.scheme.tokens_of(length)
     shape, counted = (job.micro_batch, length), (job.micro_batch, length - (machine.era.release >= (5, 0)))
     found: list[Batch] = []
     for _ in range(job.grad_accum):

@@ -16,6 +16,7 @@ from tunecast.tape.build.families import model_of
 from tunecast.tape.build.modules import Linear, bring
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import quantize
+from tunecast.tape.build.repeats import Passes, micro_batches
 from tunecast.tape.build.sharding import scheme_of
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
@@ -125,17 +126,30 @@ def take_steps(
     """The loop of `take_steps` in tape/trace/recipe.py."""
     machine, scheme = model.machine, model.machine.scheme
     run = part("compiled").compiled_model(model) if job.compile else model
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-        for micro in range(job.grad_accum):
-            ids = machine.run("randint", (), (job.micro_batch, length), INT64)
-            mask = machine.run("ones_like", (ids,), ids.shape, INT64)
+    repeats = job.stack == "transformers" and not job.compile  # Unsloth and compilers do more in the first passes
+    passes_of_steps = Passes(machine, parameters, lengths)
+    batch: list[Any] = [None, None]
+
+    def next_batch(length: int) -> None:
+        batch[0] = machine.run("randint", (), (job.micro_batch, length), INT64)
+        batch[1] = machine.run("ones_like", batch[:1], batch[0].shape, INT64)
+
+    def passes() -> Tensor:
+        for micro in micro_batches(machine, job.grad_accum, repeats):
+            if micro:
+                next_batch(batch[0].shape[1])
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with scheme.micro_batch(last=micro == job.grad_accum - 1):
                 scheme.begin_forward()
                 with machine.autocasting(scheme.autocast):
-                    loss = ops.scale(first_of(scheme.end_forward(run(ids, mask, ids))), "div")
+                    loss = ops.scale(first_of(scheme.end_forward(run(*batch, batch[0]))), "div")
                 backward(loss)
+        return loss
+
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        next_batch(scheme.tokens_of(length))
+        loss = passes_of_steps.run(passes, batch, repeats)
         if job.max_grad_norm:
             scheme.clip(parameters)
         machine.phase = Phase.OPTIMIZER

@@ -132,9 +132,12 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
     machine = model.machine
     outputs = machine.scheme.call(model, fused_forward, *inputs)
-    per_token_loss = ops.negative(outputs.log_probs)
-    loss = ops.divide(summed(per_token_loss), machine.run("clamp", (num_items_in_batch,), (), INT64))
-    loss = ops.scale(loss)
+    if machine.scheme.sequence is None:
+        per_token_loss = ops.negative(outputs.log_probs)
+        loss = ops.divide(summed(per_token_loss), machine.run("clamp", (num_items_in_batch,), (), INT64))
+        loss = ops.scale(loss)
+    else:
+        loss = outputs.loss
     num_valid = counted(outputs.label_mask)
     entropy_sum = counted(outputs.entropy)
     num_correct = counted(outputs.is_top1)

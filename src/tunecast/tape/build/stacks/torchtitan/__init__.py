@@ -1,7 +1,7 @@
 """torchtitan's pre-training loop on paper (torchtitan/train.py), by the month of its code.
 
-    releases.py    what changed when        model.py, qwen3.py   the models, and the layers' wrappers
-    selective.py   per-op selective activation checkpointing
+    releases.py    what changed when        model.py, qwen3.py, deepseek.py   the models, and the layers' wrappers
+    selective.py   per-op selective activation checkpointing      experts.py   mixtures of experts, over ranks too
     parallel.py    which ranks do what, and FSDP2's units      loop.py   the steps      pipeline.py   in stages
 
 Weights are fp32; FSDP2 gathers them as bf16 and reduces gradients in fp32 (`mixed_precision_param`,
@@ -21,11 +21,13 @@ from tunecast.tape.build.float8 import forward as float8_forward
 from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
+from tunecast.tape.build.stacks.torchtitan.deepseek import DeepSeekModel
+from tunecast.tape.build.stacks.torchtitan.experts import MoE
 from tunecast.tape.build.stacks.torchtitan.loop import Trainer
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
 from tunecast.tape.build.stacks.torchtitan.pipeline import Pipeline
-from tunecast.tape.build.stacks.torchtitan.qwen3 import Qwen3Model
+from tunecast.tape.build.stacks.torchtitan.qwen3 import Qwen3Model, Qwen3MoeModel
 from tunecast.tape.build.stacks.torchtitan.releases import Release, release_of
 from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
@@ -43,7 +45,13 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
 }
 LAST_LAYERS = 2
 """The last layer's weights may stay between its two passes, which changes when the one before it is gathered."""
-FAMILIES: Mapping[str, type[Transformer]] = {"llama": Transformer, "qwen3": Qwen3Model}
+FAMILIES: Mapping[str, type[Transformer]] = {
+    "llama": Transformer,
+    "qwen3": Qwen3Model,
+    "qwen3_moe": Qwen3MoeModel,
+    "deepseek_v3": DeepSeekModel,
+    "deepseek_v2": DeepSeekModel,
+}
 
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
@@ -83,6 +91,7 @@ def load(
     first = job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
     last = job.parallel.pipeline == 1 or not first
     model = family(machine, config, release, max(job.lengths or (job.seq_len,)), last, first)
+    spread_experts(job, config, model, release)
     model.name_all()
     if job.matmul_dtype == "float8":
         to_float8(model)
@@ -105,3 +114,39 @@ def to_float8(model: Transformer) -> None:
         for module in layer.modules():
             if isinstance(module, Linear) and not (module.inputs % MULTIPLE or module.outputs % MULTIPLE):
                 object.__setattr__(module, "forward", MethodType(float8_forward, module))
+
+
+WITHOUT_EXPERTS: Mapping[str, Callable[[Job], bool]] = {
+    "compile": lambda job: job.compile,
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "parallel.tensor": lambda job: job.parallel.tensor > 1,
+    "parallel.context": lambda job: job.parallel.context > 1,
+    "parallel.pipeline": lambda job: job.parallel.pipeline > 1,
+    "parallel.fsdp_version": lambda job: job.parallel.fsdp_version == 1,
+    "parallel.offload": lambda job: job.parallel.offload != "none",
+}
+"""What is not written down of models with experts."""
+SDPA = "attention is torch's own (attn_type sdpa), also where torchtitan's flavours of DeepSeek say flex"
+
+
+def spread_experts(job: Job, config: Mapping[str, Any], model: Transformer, release: Release) -> None:
+    """`apply_moe_ep_tp`. Before weights are brought to the card."""
+    ranks = job.parallel.expert
+    sparse = [module for module in model.modules() if isinstance(module, MoE)]
+    if not sparse:
+        if ranks > 1:
+            raise UsageError(
+                f"parallel.expert: got {ranks}, of a model without experts; allowed: 1", field="parallel.expert"
+            )
+        return
+    refused = [field for field, asks in WITHOUT_EXPERTS.items() if asks(job)]
+    if refused:
+        raise Unsupported(f"{refused[0]}: torchtitan's experts are not written down with it", field=refused[0])
+    if release.old_experts:
+        raise UsageError("stack_version: torchtitan's experts are written down from 2026.2 on", field="stack_version")
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise Unsupported("model: torchtitan's Qwen 3 has experts in every layer", field="model")
+    if isinstance(model, DeepSeekModel):
+        model.machine.assumptions[SDPA] = None
+    for moe in sparse if ranks > 1 else ():
+        moe.experts.spread(ranks)

@@ -12,6 +12,7 @@ from tunecast.tape.build.compiled import Region
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
+from tunecast.tape.build.stacks.torchtitan.experts import GroupedExperts
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import Ranks
 from tunecast.tape.build.stacks.torchtitan.releases import Release
@@ -55,6 +56,9 @@ class Trainer:
             machine.phase, machine.module = Phase.OTHER, ""
         machine.step, machine.phase = len(lengths), Phase.OTHER
         self.optimizer.zero_grad()  # as the next step would
+        for module in self.model.modules():
+            if isinstance(module, GroupedExperts):
+                module.places_kept.clear()
         self.scheme.end()
         del losses
         self.logits = None

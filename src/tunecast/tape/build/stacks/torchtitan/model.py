@@ -83,6 +83,8 @@ class RMSNorm(Module):
         if self.kind == "own":  # torchtitan/models/norms.py
             output = ops.to(self._norm(ops.to(x, FLOAT32)), x.dtype)
             return ops.multiply(output, self.weight)
+        if self.kind == "fused" and self.machine.autocast is not None:  # which has it among what runs in fp32
+            x = ops.to(x, FLOAT32)
         if self.kind == "fused" and x.dtype == self.weight.dtype:
             return fused_rms_norm(x, self.weight)
         upcasted_input = ops.to(x, FLOAT32)
@@ -118,6 +120,8 @@ def repeat_kv(x: Tensor, n_rep: int) -> Tensor:
 class Attention(Module):
     context = 1
     """Ranks a sequence is split over."""
+    q_norm: Any = None
+    k_norm: Any = None
 
     def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
         super().__init__(machine)
@@ -127,6 +131,10 @@ class Attention(Module):
         self.n_rep = self.n_heads // self.n_kv_heads
         dim = config["hidden_size"]
         self.head_dim = config.get("head_dim") or dim // self.n_heads
+        self.make_linears(config)
+
+    def make_linears(self, config: Mapping[str, Any]) -> None:
+        machine, dim = self.machine, config["hidden_size"]
         self.wq = Linear(machine, dim, self.n_heads * self.head_dim)
         self.wk = Linear(machine, dim, self.n_kv_heads * self.head_dim)
         self.wv = Linear(machine, dim, self.n_kv_heads * self.head_dim)
@@ -138,6 +146,9 @@ class Attention(Module):
         xq = ops.view(xq, bs, seqlen, -1, self.head_dim)
         xk = ops.view(xk, bs, seqlen, -1, self.head_dim)
         xv = ops.view(xv, bs, seqlen, -1, self.head_dim)
+        if self.q_norm is not None:
+            xq = self.q_norm(xq)
+            xk = self.k_norm(xk)
         xq, xk = self.with_positions(xq, xk, freqs_cis)
         gqa = not self.release.repeats_heads and self.n_rep > 1
         keys = xk if gqa else repeat_kv(xk, self.n_rep)
@@ -158,6 +169,8 @@ class Attention(Module):
         machine = self.machine
         if self.context > 1:
             return ring_attention(q, k, v, self.context)
+        k = ops.cast_for_product(k)
+        q = ops.cast_for_product(q)
         keeps = wants(machine, q, k, v)
         call = AttentionCall(q, k, v, None, 0.0, True, None, gqa, keeps)
         for name in self.release.attention:
@@ -183,15 +196,20 @@ class TransformerBlock(Module):
     """None, "all" or "selective"."""
     region: Region | None = None
     attention_type = Attention
+    routers: frozenset[Shape] = frozenset()
+    """Sizes of the weights of a router, [in, out]."""
 
     def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
         super().__init__(machine)
         dim = config["hidden_size"]
         self.attention = self.attention_type(machine, config, release)
-        self.feed_forward = FeedForward(machine, dim, config["intermediate_size"])
+        self.make_feed_forward(config)
         self.attention_norm = RMSNorm(machine, dim, release)
         self.ffn_norm = RMSNorm(machine, dim, release)
         self.saved = SAVED | release.saves
+
+    def make_feed_forward(self, config: Mapping[str, Any]) -> None:
+        self.feed_forward = FeedForward(self.machine, config["hidden_size"], config["intermediate_size"])
 
     def compile(self, owns_weights: bool) -> None:
         self.region = Region(self.machine, self.wrapped, owns_weights)
@@ -203,7 +221,9 @@ class TransformerBlock(Module):
         """`checkpoint_wrapper`."""
         machine = self.machine
         if self.recompute == "selective":
-            return selectively_checkpointed(machine, self.block, self.saved, x, freqs_cis)  # type: ignore[no-any-return]
+            return selectively_checkpointed(  # type: ignore[no-any-return]
+                machine, self.block, self.saved, self.routers, x, freqs_cis
+            )
         if self.recompute == "all":
             return checkpointed(machine, self.block, x, freqs_cis)  # type: ignore[no-any-return]
         return self.block(x, freqs_cis)
@@ -228,13 +248,19 @@ class Transformer(Module):
         if first:
             self.tok_embeddings = Embedding(machine, config["vocab_size"], dim)
         self.layer_list = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.layer_list.append(self.block_type(machine, config, release))
+        for number in range(config["num_hidden_layers"]):
+            self.layer_list.append(self.block_of(number, config)(machine, config, release))
         if last:
             self.norm = RMSNorm(machine, dim, release)
             self.output = Linear(machine, dim, config["vocab_size"])
-        head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
-        self.freqs_cis = self.table(positions, head_dim)
+        self.freqs_cis = self.table(positions, self.head_width(config))
+
+    def block_of(self, number: int, config: Mapping[str, Any]) -> type[TransformerBlock]:
+        return self.block_type
+
+    def head_width(self, config: Mapping[str, Any]) -> int:
+        """Of the part of a head that has positions."""
+        return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
     def table(self, positions: int, head_dim: int) -> Buffer:
         return self.buffer(positions, head_dim // 2, dtype=COMPLEX64)
@@ -252,9 +278,13 @@ class Transformer(Module):
         size = -(-len(layers) // chunks)
         return layers[chunk * size : (chunk + 1) * size]
 
+    def end_chunk(self, chunks: int) -> int:
+        """Which of the stages a pipeline's rank holds has the embedding, or norm and head."""
+        return 0 if self.first else chunks - 1
+
     def part(self, h: Tensor, chunk: int, chunks: int) -> Tensor:
-        """Such a stage; the first has the embedding."""
-        if chunk == 0:
+        """Such a stage."""
+        if chunk == self.end_chunk(chunks):
             return self(h, self.chunk(chunk, chunks))  # type: ignore[no-any-return]
         for layer in self.chunk(chunk, chunks):
             h = layer(h, self.freqs_cis)

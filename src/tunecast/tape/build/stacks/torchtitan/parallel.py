@@ -6,14 +6,16 @@ The model is made on the meta device and shared out there: no card ever holds mo
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.modules import Buffer, bring
+from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
 from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
+from tunecast.tape.build.sharding.experts import shard, shard_experts
 from tunecast.tape.build.sharding.fsdp1 import Options
 from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy, Unit
 from tunecast.tape.build.sharding.scheme import Scheme
@@ -21,7 +23,7 @@ from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.sharding.unit import SCATTER, Doing
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import BFLOAT16, DTYPES, Dtype, Machine, Storage
+from tunecast.tape.build.tensor import BFLOAT16, DTYPES, Dtype, Machine, Storage, Tensor
 from tunecast.tape.op import Role
 
 
@@ -33,11 +35,17 @@ class Ranks(NamedTuple):
     context: int
     tensor: int
     pipeline: int
+    expert: int = 1
 
     @property
     def fsdp(self) -> int:
         """Weights are shared out over the ranks of a sequence too (`dp_shard_cp`)."""
         return self.shard * self.context
+
+    @property
+    def experts_fsdp(self) -> int:
+        """Ranks that have the same experts (`efsdp`); neighbours have others."""
+        return self.fsdp // self.expert
 
 
 def ranks_of(job: Job) -> Ranks:
@@ -49,14 +57,17 @@ def ranks_of(job: Job) -> Ranks:
             f"parallel: {world} cards are no multiple of tensor x pipeline x context = {others}", field="parallel"
         )
     data = world // others
-    if parallel.data == "hsdp":
-        shard = max(1, job.hardware.gpus // others)
-        return Ranks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline)
-    if parallel.data == "fsdp" or world == 1:
-        return Ranks(1, data, parallel.context, parallel.tensor, parallel.pipeline)
-    raise UsageError(
-        f"parallel.data: got {parallel.data}; torchtitan's fsdp and hsdp are written down", field="parallel.data"
-    )
+    if parallel.data not in ("fsdp", "hsdp") and world > 1:
+        raise UsageError(
+            f"parallel.data: got {parallel.data}; torchtitan's fsdp and hsdp are written down", field="parallel.data"
+        )
+    shard = max(1, job.hardware.gpus // others) if parallel.data == "hsdp" else data
+    if shard % parallel.expert:
+        raise UsageError(
+            f"parallel.expert: {shard} cards that share weights are no multiple of {parallel.expert}",
+            field="parallel.expert",
+        )
+    return Ranks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline, parallel.expert)
 
 
 def split_layers(model: Transformer, split: TensorParallel, release: Release) -> None:
@@ -92,6 +103,9 @@ class Shared(AccelerateFsdp2):
         sharder, release = self.sharder, self.release
         sharder.copies_apart = release.copies_apart
         on_meta(model)
+        if self.dims.expert > 1:
+            self.wrap_with_experts(model)
+            return
         layers = model.layers()
         reshards = self.dims.pipeline == 1 and self.job.parallel.reshard_after_forward
         if release.shards_ends_apart and model.first:
@@ -106,6 +120,45 @@ class Shared(AccelerateFsdp2):
         if self.dims.pipeline > 1:
             for unit in sharder.units:
                 self.hold(unit)
+
+    def wrap_with_experts(self, model: Transformer) -> None:
+        """The `apply_fsdp` of models with experts, whose unit they are beside their layer's. Without a pipeline."""
+        sharder, dims = self.sharder, self.dims
+        mesh = Mesh(dims.experts_fsdp, dims.replicate)
+        reshards = self.job.parallel.reshard_after_forward
+        embedding = shard(sharder, [model.tok_embeddings], reshards)
+        layers = []
+        for layer in model.layers():
+            experts = []
+            if "moe" in layer.children:
+                module = layer.moe.experts  # type: ignore[attr-defined]
+                experts.append(shard_experts(sharder, module, reshards, mesh, columns=dims.fsdp > module.count))
+            layers.append((shard(sharder, [layer], reshards), *experts))
+        head = shard(sharder, [model.norm, model.output], False)
+        sharder.shard_root(model)
+        embedding.after, head.before = layers[0][:1], layers[-1][:1]
+        for place, (unit, *_) in enumerate(layers):
+            unit.after = layers[place + 1] if place + 1 < len(layers) else (head,)
+            unit.before = layers[place - 1] if place else (embedding,)
+
+    def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """torchtitan/distributed/utils.py, `_clip_grad_norm_with_ep`: experts apart."""
+        if self.dims.expert == 1:
+            return super().clip(parameters)
+        machine = self.machine
+        parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for parameter in parameters:
+            if parameter.grad is not None:
+                is_dense = not machine.blocks[parameter.storage.block].module.endswith(".experts")
+                parts[is_dense].append(parameter.grad)
+        norms = [total_norm(part, self.over_ranks) for part in parts]
+        squares = [machine.run("pow", (norm,), (), norm.dtype) for norm in norms]
+        total = machine.run("add", squares, (), norms[0].dtype)
+        del squares
+        machine.launch("pow_", (total,), total.dtype, total.nbytes)
+        for part in parts:
+            clip_by_norm(part, total)
+        return total
 
     def hold(self, unit: Unit) -> None:
         """Between the first and the last micro-batch of a step weights stay whole (`set_reshard_after_backward`)."""

@@ -1,13 +1,15 @@
 """A pipeline's first stage, or its last, 1F1B or interleaved (torch/distributed/pipelining: schedules.py,
 `Schedule1F1B`, `ScheduleInterleaved1F1B`; stage.py).
 
-The first stage waits longest for its gradients: as many micro-batches are under way as there are stages. FSDP2 gathers
-weights once a step, gradients of all micro-batches are added up whole, in fp32, and reduced at the end. What is
+The first stage waits longest for its gradients: as many micro-batches are under way as there are stages. Interleaved,
+twice the ranks behind are, and every rank has as many more as there are ranks for each of its stages but one. FSDP2
+gathers weights once a step, gradients of all micro-batches are added up whole, in fp32, and reduced at the end. What is
 received has buffers of its own, one a micro-batch, for the whole run.
 
-The last stage has one micro-batch under way, and its logits: the schedule's name for them (`output`) outlives the
-backward pass into the next forward pass, and where outputs are returned, those of all micro-batches are kept and put
-together at the end of a step (stage.py, `output_chunks`; schedules.py, `_merge_outputs`).
+The last stage has one micro-batch under way (interleaved, one more than its other stages need), and its logits: the
+schedule's name for them (`output`) outlives the backward pass into the next forward pass, and where outputs are
+returned, those of all micro-batches are kept and put together at the end of a step (stage.py, `output_chunks`;
+schedules.py, `_merge_outputs`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ GROUP = "pipeline"
 
 
 class Pipeline(Trainer):
-    """`chunks` are the rank's stages: the layers in as many parts, the first with the embedding."""
+    """`chunks` are the rank's stages: the layers in as many parts, one with an end of the model."""
 
     buffers: dict[tuple[int, int], tuple[Tensor | None, Tensor | None]]
     outputs: list[Tensor]
@@ -36,11 +38,8 @@ class Pipeline(Trainer):
         machine, job = self.machine, self.job
         ranks, chunks, count = self.ranks.pipeline, job.parallel.virtual_stages, job.grad_accum
         turns = places(count, ranks, chunks)
-        ahead = (
-            (ranks if self.model.first else 1)
-            if chunks == 1
-            else (chunks - 1) * min(count, ranks) + 2 * (ranks - 1) + 1
-        )
+        behind = ranks - 1 if self.model.first else 0
+        ahead = 1 + behind if chunks == 1 else 1 + 2 * behind + (chunks - 1) * min(count, ranks)
         self.prepare(length, chunks, count)
         inputs = machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)
         self.labels, self.outputs = inputs, []
@@ -68,7 +67,7 @@ class Pipeline(Trainer):
 
     def modules_of(self, chunk: int, chunks: int) -> set[int]:
         layers = {id(layer) for layer in self.model.chunk(chunk, chunks)}
-        if chunk:
+        if chunk != self.model.end_chunk(chunks):
             return layers
         end = self.model.tok_embeddings if self.model.first else self.model.norm
         return layers | {id(self.model), id(end)}
@@ -83,11 +82,15 @@ class Pipeline(Trainer):
         self.buffers = {
             (chunk, number): (
                 self.machine.run("empty", (), shape, dtype) if chunk or not self.model.first else None,
-                None if self.model.last else self.machine.run("empty", (), shape, dtype),
+                None if self.is_end(chunk) else self.machine.run("empty", (), shape, dtype),
             )
             for chunk in range(chunks)
             for number in range(count)
         }
+
+    def is_end(self, chunk: int) -> bool:
+        """Of the whole model."""
+        return self.model.last and chunk == self.job.parallel.virtual_stages - 1
 
     def exchanged(self, name: str, tensor: Tensor) -> None:
         self.machine.collective(name, GROUP, 2, tensor.dtype, tensor.nbytes, tensor.nbytes, tensor.numel())
@@ -107,9 +110,9 @@ class Pipeline(Trainer):
         source = None if given is None else h
         with machine.autocasting(self.scheme.autocast):
             out = self.model.part(h, chunk, job.parallel.virtual_stages)
-            if self.model.last:
+            if self.is_end(chunk):
                 out = self.loss_of(out)
-        if not self.model.last:
+        if not self.is_end(chunk):
             self.exchanged("send", out)
         machine.in_forward = False
         return out, source

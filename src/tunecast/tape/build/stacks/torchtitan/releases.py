@@ -42,6 +42,8 @@ class Release(NamedTuple):
     """Keys and values are copied for every query head; 0.2.1 leaves that to the kernel (`enable_gqa`)."""
     returns_outputs: bool
     """A pipeline's last stage keeps the logits of all micro-batches; 0.2.1 has `return_outputs=False` (train.py)."""
+    old_experts: bool
+    """Experts as they were before 0.2.2, which is what is written down."""
     attention: tuple[str, ...]
     """The kernels `sdpa_kernel` is given, first come first."""
     saves: frozenset[str]
@@ -79,6 +81,7 @@ def release_of(version: str | None, capability: tuple[int, int]) -> Release:
         compiles_loss=(2024, 7) <= month < (2024, 12) or month >= (2025, 3),
         repeats_heads=month < (2025, 12),
         returns_outputs=month < (2025, 12),
+        old_experts=month < (2026, 2),
         attention=attention,
         saves=frozenset(saves),
     )

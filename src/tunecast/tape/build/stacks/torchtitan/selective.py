@@ -2,8 +2,9 @@
 torch/utils/checkpoint.py, `create_selective_checkpoint_contexts`): results of dear operations are kept, everything else
 of a layer is computed again.
 
-Of the matrix products every second one is computed again. A product in float8 is a product: the policy sees the call on
-the tensors before it is taken apart.
+Of the matrix products every second one is computed again, and every one with a weight of the size of a router's
+(`per_op_sac_force_recompute_mm_shapes_by_fqns`), which is not counted. A product in float8 is a product: the policy
+sees the call on the tensors before it is taken apart. What the host has read it does not read again.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Choosing(Machine):
         args: tuple[Any, ...] | None = None, strides: Shape | None = None,
     ) -> Tensor:  # fmt: skip
         selection = self.selection
-        if args is not None or not selection.policy_of(name):
+        if args is not None or not selection.keeps(name, inputs):
             return super().run(name, inputs, shape, dtype, flops, args, strides)
         if selection.again:
             return selection.take(name)[0]
@@ -58,7 +59,7 @@ class Choosing(Machine):
         args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None, kernels: int = 1,
     ) -> list[Tensor]:  # fmt: skip
         selection = self.selection
-        if not selection.policy_of(name):
+        if not selection.keeps(name, inputs):
             return super().run_many(name, inputs, outs, flops, args, kwargs, kernels)
         if selection.again:
             return selection.take(name)
@@ -72,15 +73,27 @@ class Choosing(Machine):
             return selection.take(name)[0]
         return selection.keep(name, [super().exchange(name, group, ranks, given, shape)])[0]
 
+    def synchronize(self) -> None:
+        if not self.selection.again:
+            super().synchronize()
+
 
 class Selection:
     """What one checkpointed call has kept."""
 
-    def __init__(self, saved: frozenset[str]) -> None:
-        self.saved = saved
+    def __init__(self, saved: frozenset[str], routers: frozenset[Shape] = frozenset()) -> None:
+        self.saved, self.routers = saved, routers
         self.kept: dict[str, list[list[Any]]] = {}
         self.again = False
         self.policy_of = Policy(saved)
+
+    def keeps(self, name: str, inputs: Sequence[Tensor]) -> bool:
+        is_router = name == "mm" and inputs[1].shape in self.routers
+        return not is_router and self.policy_of(name)
+
+    def finds(self, name: str) -> bool:
+        """In the place of running it."""
+        return self.again and name in self.saved
 
     def keep(self, name: str, made: list[Tensor]) -> list[Tensor]:
         self.kept.setdefault(name, []).append([None if t is None else t.detached() for t in made])
@@ -106,7 +119,9 @@ class SelectiveFrame(Frame):
             machine.__class__, machine.selection = before  # type: ignore[attr-defined]
 
 
-def selectively_checkpointed(machine: Machine, function: Callable[..., Any], saved: frozenset[str], *args: Any) -> Any:
+def selectively_checkpointed(
+    machine: Machine, function: Callable[..., Any], saved: frozenset[str], routers: frozenset[Shape], *args: Any
+) -> Any:
     if machine.graph is not None:  # the compiler is told which values are dear; what is needed of them it keeps
         machine.graph.keeps = Policy(saved)
         try:
@@ -114,7 +129,7 @@ def selectively_checkpointed(machine: Machine, function: Callable[..., Any], sav
         finally:
             machine.graph.keeps = None
     frame = SelectiveFrame(machine, function, args)
-    frame.selection = Selection(saved)
+    frame.selection = Selection(saved, routers)
     before = machine.__class__, getattr(machine, "selection", None)
     machine.pack_hooks.append(frame.pack)
     machine.__class__, machine.selection = Choosing, frame.selection  # type: ignore[attr-defined]

@@ -1,0 +1,184 @@
+"""DeepSpeed's Ulysses on paper: a rank has a part of each row, and in attention all of it for a part of the heads.
+
+After DeepSpeed 0.19.8, runtime/sequence_parallel/ulysses_sp.py (`UlyssesSPAttentionHF`), which accelerate's
+`ParallelismConfig(sp_size=...)` puts in the place of a model's attention. Everything outside attention sees a rank's
+tokens alone.
+
+    before attention   queries, keys and values are copied in the order of their receivers, exchanged (all_to_all), and
+                       copied once more in the order kernels read; where ranks outnumber key heads, these are repeated
+    after it           the result goes back the same way: copied, exchanged, copied
+    backward           a copy and an exchange for each of the four; nothing is saved for it but what the kernel saves
+    positions          gathered from all ranks in every layer, for kernels that look for packed rows
+    loss               the mean over a rank's labels; those of all ranks are weighed by how many labels they have
+                       (transformers' `deepspeed_sp_compute_loss`), with the logits still there
+
+Ignored  what the loader adapter gathers and sends back to the host before a step: ids, positions and labels of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tunecast.errors import Unsupported, UsageError
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, first_of, record, start
+from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase
+
+GROUP = "sequence"
+PADDED = "rows are padded to a multiple of parallel.context (pad_to_multiple_of), as DeepSpeed's loader wants them"
+NOT_OF_THIS = (
+    "parallel.context_kind: got ulysses, known of models whose attention transformers lets others replace, with keys "
+    "and values of one shape and the batch's own positions. To fix: context 1, or a model such as llama, qwen3"
+)
+NO_MASK = "Ulysses drops attention masks: rows are full and causal, and under sdpa windows are not cut out"
+
+
+class Ulysses:
+    def __init__(self, machine: Machine, ranks: int, batch: int) -> None:
+        self.machine, self.ranks, self.batch = machine, ranks, batch
+        self.position_ids: Any = None
+        """Of a batch, which has them beside its tokens, with labels that are shifted already."""
+
+        self.tokens = 0
+        self.attended = False
+        machine.assumptions[PADDED] = None
+
+    def wrap(self, model: Any) -> None:
+        """The caller weighs the loss while the model's outputs are there."""
+        model.gives_logits = True
+
+    def part_of(self, length: int) -> int:
+        """The tokens of a row this rank has."""
+        self.tokens = -(-length // self.ranks)
+        return self.tokens
+
+    def begin_forward(self) -> None:
+        machine = self.machine
+        phase, machine.phase = machine.phase, Phase.OTHER
+        self.position_ids = machine.run("zeros_like", (), (self.batch, self.tokens), INT64)
+        machine.phase = phase
+
+    def end_forward(self, outputs: Any) -> Any:
+        if not self.attended:  # attention of the model's own, which DeepSpeed does not see
+            raise Unsupported(NOT_OF_THIS, field="parallel.context_kind")
+        if hasattr(outputs, "loss"):
+            return outputs._replace(loss=self.summed(outputs.loss))
+        loss = self.summed(first_of(outputs))
+        return (loss, *outputs[1:]) if isinstance(outputs, tuple) else loss
+
+    # -------------------------------------------------------------------------------------------------- attention
+
+    def attend(
+        self, core: Callable[..., Any], query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        dropout: float, position_ids: Tensor | None, *how: Any,
+    ) -> Any:  # fmt: skip
+        """`UlyssesSPAttentionHF.forward`, around the kernel a model would have called. [batch, heads, tokens, width] of
+        this rank's tokens; the result as [batch, tokens, heads x width]."""
+        machine, ranks = self.machine, self.ranks
+        self.require(query, key, value, position_ids)
+        if attention_mask is not None:
+            machine.assumptions[NO_MASK] = None
+        batch, heads, tokens, width = query.shape
+        key_heads = key.shape[1]
+        everybodys = self.gathered(self.position_ids)
+        positions = machine.run("cat", everybodys, (batch, tokens * ranks), INT64)
+        query, key, value = [ops.permute(t, 2, 0, 1, 3) for t in (query, key, value)]
+        layers = [self.combined(query, heads), self.combined(key, key_heads), self.combined(value, key_heads)]
+        for place in range(3):
+            layers[place] = ops.contiguous(ops.permute(layers[place], 1, 2, 0, 3))
+        groups = layers[0].shape[1] // layers[1].shape[1]
+        context, weights = core(*layers, None, groups, dropout, positions, *how)
+        context = ops.permute(context, 1, 0, 2, 3)
+        context = ops.reshape(context, tokens * ranks, batch, heads // ranks * width)
+        output = ops.permute(self.parted(context), 1, 0, 2)
+        del layers, context, everybodys, positions
+        return output, weights
+
+    def require(self, query: Tensor, key: Tensor, value: Tensor, position_ids: Tensor | None) -> None:
+        """What `UlyssesSPAttentionHF` asserts."""
+        ranks, heads, key_heads = self.ranks, query.shape[1], key.shape[1]
+        if position_ids is not self.position_ids or key.shape != value.shape:
+            raise Unsupported(NOT_OF_THIS, field="parallel.context_kind")
+        self.attended = True
+        if heads % ranks == 0 and (key_heads % ranks == 0 or ranks % key_heads == 0):
+            return
+        allowed = [n for n in range(1, heads + 1) if heads % n == 0 and (key_heads % n == 0 or n % key_heads == 0)]
+        told = f"got {ranks}; Ulysses splits {heads} attention and {key_heads} key heads evenly"
+        near = max(n for n in allowed if n <= ranks)
+        names = ", ".join(map(str, allowed))
+        raise UsageError(f"parallel.context: {told}; allowed: {names}; nearest: {near}", field="parallel.context")
+
+    def combined(self, x: Tensor, heads: int) -> Tensor:
+        """From [tokens, batch, heads, width] to all tokens of this rank's heads."""
+        if self.ranks > heads:
+            x = ops.repeat_interleave(x, self.ranks // heads, 2)
+        tokens, batch, heads, width = x.shape
+        x = ops.reshape(x, tokens, batch, self.ranks, heads // self.ranks, width)
+        x = ops.contiguous(ops.permute(x, 2, 0, 1, 3, 4))
+        return ops.reshape(self.exchanged(x), tokens * self.ranks, batch, heads // self.ranks, width)
+
+    def parted(self, context: Tensor) -> Tensor:
+        """From [all tokens, batch, width of this rank's heads] to this rank's tokens of all heads."""
+        tokens, batch, width = context.shape
+        given = ops.contiguous(ops.reshape(context, self.ranks, tokens // self.ranks, batch, width))
+        output = ops.permute(self.exchanged(given), 1, 2, 0, 3)
+        output = ops.reshape(output, tokens // self.ranks, batch, width * self.ranks)
+        del given  # which its name held until here
+        return output
+
+    def exchanged(self, x: Tensor) -> Tensor:
+        """`_dim_zero_all_to_all`: to each rank its row of the first dimension."""
+
+        def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+            return (self.exchange(ops.contiguous(gradients[0])),)
+
+        return record(self.exchange(x), (x,), back)
+
+    def exchange(self, x: Tensor) -> Tensor:
+        return self.machine.exchange("all_to_all", GROUP, self.ranks, x, x.shape)
+
+    # ------------------------------------------------------------------------------------------------------- loss
+
+    def summed(self, loss: Tensor) -> Tensor:
+        """`deepspeed_sp_compute_loss`: gradients of the loss come back from all ranks, summed."""
+        machine, ranks, labels = self.machine, self.ranks, self.position_ids
+        losses_per_rank = self.gathered(loss)
+        counted = machine.run("ne", (labels,), labels.shape, BOOL)
+        good_tokens = ops.total(counted, range(2), dtype=INT64)
+        del counted
+        good_tokens_per_rank = self.gathered(good_tokens)
+        losses = machine.run("stack", losses_per_rank, (ranks,), FLOAT32)
+        losses = record(losses, (loss,), lambda node, gradients: (self.scattered(gradients[0]),))
+        counts = machine.run("stack", good_tokens_per_rank, (ranks,), INT64)
+        safe_losses = self.without_empty(losses, counts)
+        total = ops.summed(ops.multiply(safe_losses, counts))
+        total_good_tokens = machine.run("sum", (counts,), (), INT64)
+        at_least_one = machine.run("clamp", (total_good_tokens,), (), INT64)
+        return ops.by_count(total, at_least_one)
+
+    def without_empty(self, losses: Tensor, counts: Tensor) -> Tensor:
+        """Parts without labels have no loss."""
+        machine, shape = self.machine, losses.shape
+
+        def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+            zero = machine.run("scalar_tensor", (), (), FLOAT32)
+            return (machine.run("where", (node.take(0), gradients[0], zero), shape, FLOAT32),)
+
+        mask = machine.run("gt", (counts,), shape, BOOL)
+        zeros = machine.run("zeros_like", (losses,), shape, FLOAT32)
+        node = start(machine, (losses,), back, (mask,))
+        return finish(node, machine.run("where", (mask, losses, zeros), shape, FLOAT32))
+
+    def gathered(self, x: Tensor) -> list[Tensor]:
+        machine, ranks = self.machine, self.ranks
+        places = [machine.run("empty_like", (), x.shape, x.dtype) for _ in range(ranks)]
+        machine.collective("all_gather", GROUP, ranks, x.dtype, x.nbytes, x.nbytes * ranks, x.numel())
+        return places
+
+    def scattered(self, gradient: Tensor) -> Tensor:
+        machine, dtype = self.machine, gradient.dtype
+        own = machine.run("empty_like", (), (), dtype)
+        machine.collective("reduce_scatter", GROUP, self.ranks, dtype, gradient.nbytes, own.nbytes, self.ranks)
+        return own

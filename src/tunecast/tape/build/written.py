@@ -1,0 +1,166 @@
+"""What a machine took note of, as the events of a tape; what it was told comes again, as often as it comes.
+
+A note is a block's number where it comes to life, `~number` where it goes, an operation, a phase, or `Again`. In what
+comes again blocks have the numbers they had the first time: a number means the block that took it last, and on the tape
+each has one of its own, in the order they come to life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tunecast.tape.op import (
+    COLLECTIVES,
+    OF_THE_HOST,
+    WAIT,
+    Alloc,
+    Begin,
+    Event,
+    Free,
+    Op,
+    Phase,
+    Role,
+    name_clip_phases,
+)
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.tensor import Machine
+
+STAY = COLLECTIVES | {"", WAIT, "cublas_workspace", "cublaslt_workspace"}
+"""Operations that are written down without prices, too: between cards and streams, and of what has none."""
+SKIPPED = object()
+"""Where a stretch that comes again made a workspace, which is there by now."""
+
+
+class Block:
+    """One allocation while the tape is written."""
+
+    __slots__ = ("born_forward", "died_backward", "module", "nbytes", "phase", "role", "stream")
+
+    def __init__(self, nbytes: int, module: str, phase: Phase, born_forward: bool, stream: int) -> None:
+        self.nbytes, self.module, self.phase, self.stream = nbytes, module, phase, stream
+        self.born_forward, self.died_backward = born_forward, False
+        self.role: Role | None = None
+
+    def is_like(self, other: Block) -> bool:
+        """Sizes that are symbols are one object each; comparing them would be a question."""
+        sizes = self.nbytes, other.nbytes
+        if sizes[0] is not sizes[1] and not (type(sizes[0]) is type(sizes[1]) is int and sizes[0] == sizes[1]):
+            return False
+        mine, others = ((b.module, b.phase, b.role, b.born_forward, b.stream) for b in (self, other))
+        return mine == others
+
+
+class Again(NamedTuple):
+    """A stretch of notes comes once more."""
+
+    notes: Sequence[Any]
+    first: int
+    """The number of blocks before it when it was run."""
+    made: int
+    """How many it makes, when it comes again."""
+    at: int
+    """The number of blocks before it here, without those that came again."""
+    step: int
+    instead: tuple[tuple[int, int], ...]
+    """What it let go of that others had made, and what it now lets go of instead."""
+
+
+def without_workspaces(notes: Sequence[Any], kept: Iterable[int]) -> list[Any]:
+    """What comes again of them. A workspace's operation is noted right before it."""
+    out = list(notes)
+    for block in kept:
+        place = out.index(block)
+        out[place - 1 : place + 1] = [SKIPPED]
+    return out
+
+
+def tape_events(machine: Machine, notes: Sequence[Any], written: Callable[[Any], int] | None) -> tuple[Event, ...]:
+    """`written` says how sizes are written down. Frees that follow each other directly come sorted by block, as
+    `op.with_frees_in_order` says; a phase is named where something happens in it."""
+    out: list[Event] = []
+    begins: list[int] = []
+    frees: list[int] = []
+    numbers: dict[int, int] = {}
+    parts: list[Any] = [None] * len(machine.blocks)
+    marks: dict[str, Op] = {}
+    priced_from = machine.priced_from if machine.keeps_ops else 0
+    unpriced = priced_from > 0
+    begun: Begin | None = None
+    begin: Begin | None = None
+    stretches: list[tuple[Iterator[Any], int, int | None]] = [(iter(notes), 0, None)]
+    while stretches:
+        stretch, shift, step = stretches.pop()
+        for note in stretch:
+            kind = type(note)
+            if kind is Begin:
+                begin = note if step is None else Begin(note.phase, step)
+                unpriced = begin.step < priced_from
+                continue
+            if kind is Again:
+                moved = [(gone, numbers.pop(now)) for gone, now in note.instead]
+                numbers.update(moved)
+                stretches.append((stretch, shift + note.made, step))
+                stretches.append((iter(note.notes), note.at + shift - note.first, note.step if step is None else step))
+                break
+            if note is SKIPPED:
+                shift -= 1
+                continue
+            if unpriced and kind is Op:
+                if note.name in OF_THE_HOST:
+                    continue
+                note = _unpriced(note, marks)
+            if begin is not None:
+                if begin != begun:
+                    if frees:
+                        _let_go(out, frees)
+                    begins.append(len(out))
+                    out.append(begin)
+                    begun = begin
+                begin = None
+            if kind is not int:
+                if frees and not (kind is Op and note.name in OF_THE_HOST):
+                    _let_go(out, frees)
+                out.append(note)
+            elif note < 0:
+                frees.append(numbers.pop(~note))
+            else:
+                if frees:
+                    _let_go(out, frees)
+                part = parts[note]
+                if part is None:
+                    block = machine.blocks[note]
+                    size = block.nbytes if written is None else written(block.nbytes)
+                    part = parts[note] = size, block.role or _role(machine, block), block.module, block.stream
+                number = numbers[note] = note + shift
+                out.append(tuple.__new__(Alloc, (number, *part)))
+    if frees:
+        _let_go(out, frees)
+    return tuple(name_clip_phases(out, begins))
+
+
+def _let_go(out: list[Event], frees: list[int]) -> None:
+    if len(frees) > 1:
+        frees.sort()
+    for number in frees:
+        out.append(tuple.__new__(Free, (number,)))
+    frees.clear()
+
+
+def _unpriced(op: Op, marks: dict[str, Op]) -> Op:
+    """It says only whose turn it is."""
+    name, module = op[:2]
+    if name in STAY:
+        return op
+    mark = marks.get(module)
+    if mark is None:
+        mark = marks[module] = Op("", module, kernels=0)
+    return mark
+
+
+def _role(machine: Machine, block: Block) -> Role:
+    head = block.module in machine.head_modules or not block.module
+    if block.phase in (Phase.FORWARD, Phase.BACKWARD) and head:
+        return Role.LOGITS_AND_LOSS
+    return Role.ACTIVATIONS if block.born_forward and block.died_backward else Role.TEMPORARIES
