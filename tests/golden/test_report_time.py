@@ -46,9 +46,6 @@ def test_no_row_meets_a_fault_of_ours(name: str) -> None:
 MISSED = {
     "whole Trainer programs": "the host's speed, which moves from minute to minute; QLoRA's launches",
     "published, torchtitan, torchao, of something else": "a prototype's fused kernels; B200s held to an unknown power",
-    "gb300-288gb": "26 runs, faster than other Blackwell cards say; the cause is not known",
-    "mi300x": "four runs that recompute 21 of 80 layers; a job recomputes all",
-    "rtx-3090": "two cards held to 280 W on an old board whose PCIe lanes nobody states",
     "rtx-6000-ada": "two runs on a cloud machine whose links nobody states; the cause is not known",
     "rtx-a5000": "two runs on a cloud machine whose links nobody states; the cause is not known",
     "sharded memory, litgpt": "three of fifteen are compiled by Thunder, and refused",

@@ -13,7 +13,7 @@ BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {
     ("elsewhere", "allocated"): (0.01000, 0.01000, 0, 0, None),
     ("elsewhere", "reserved"): (0.01399, 0.04476, 10, 1, None),
     ("litgpt", "allocated"): (0.00775, 0.00124, 35, 10, 0.8),
-    ("torchtune", "allocated"): (0.05952, 0.05952, 8, 2, None),
+    ("torchtune", "allocated"): (0.06158, 0.06158, 8, 2, None),
     ("trl", "allocated"): (0.00003, 0.00003, 65, 2, 0.785),
     ("trl", "device"): (0.02207, 0.18709, 65, 2, 0.831),
     ("guessed", "allocated"): (0.20374, 0.20374, 4, 4, None),
