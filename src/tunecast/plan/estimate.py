@@ -35,8 +35,7 @@ from tunecast.plan.bounds import (
 )
 from tunecast.plan.space import Recipe, Rig, Setting, Space, Split, Spread, ranks_on
 from tunecast.predict import engines
-from tunecast.predict.by_length import mean_step
-from tunecast.predict.host import host_of, loop_s
+from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
@@ -45,14 +44,15 @@ from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.spreading import CUT
 from tunecast.predict.timing import (
+    StepTimes,
     evaluation_seconds,
-    layers_of,
     lengths_to_price,
     plain,
+    run_time,
     times_by_length,
     typical_epoch,
 )
-from tunecast.predict.whole import WholeTime, planning_of, whole_job
+from tunecast.predict.whole import WholeTime, whole_job
 from tunecast.records import replace
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.fold import Folded
@@ -177,7 +177,7 @@ class Estimator:
         typical = epoch or typical_epoch(job, self.lengths)
         assert total_steps(job, epoch) is not None, "a plan is of a job whose length is known"
         nothing = {length: _no_step() for length in lengths_to_price(job, typical)}
-        around_s = loop_s(job, layers_of(self.model) or 0, host_of(job))
+        around_s = loop_s(job, self.model.layers, host_of(job))
         outside = self.outside(recipe, data)
         whole = whole_job(job, epoch, nothing, typical=typical, outside=outside, loop_s=around_s)
         assert whole is not None
@@ -274,8 +274,7 @@ class Estimator:
     def timed(self, rig: Rig, setting: Setting) -> Timed:
         """Raises what the closed form raises."""
         job, gpu = self.space.job_of(rig, setting), rig.card
-        ranks = ranks_on(job, rig, setting.spread)
-        epoch = self.epoch(job, ranks)
+        epoch = self.epoch(job, ranks_on(job, rig, setting.spread))
         typical = epoch or typical_epoch(job, self.lengths)
         cluster = cluster_of(job, gpu) if rig.cards > 1 else None
         host, bare = host_of(job), plain(job)
@@ -286,20 +285,10 @@ class Estimator:
             folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
             priced = times_by_length(one, self.config, gpu, host, cluster, folded)
             times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
-        waits = job.parallel.data in CUT
-        mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
-        whole = whole_job(
-            job,
-            epoch,
-            times,
-            typical=typical,
-            outside=self.outside(setting.recipe, setting.spread.data),
-            evaluation_s=self._evaluation_s(job, rig, setting),
-            planning=planning_of(plans, host),
-            loop_s=loop_s(job, layers_of(self.model) or 0, host),
-        )
-        assert whole is not None
         outside = self.outside(setting.recipe, setting.spread.data)
+        evaluation_s = self._evaluation_s(job, rig, setting, host)
+        mean, whole = run_time(job, self.model, epoch, typical, StepTimes(times, plans), host, outside, evaluation_s)
+        assert whole is not None
         disk = None if outside is None else outside.disk
         return Timed(mean.step_s, whole, disk.weights_bytes if disk else 0, disk.checkpoint_bytes if disk else 0)
 
@@ -315,13 +304,13 @@ class Estimator:
         """As `tunecast predict` says it."""
         return engines.predicted(job, timed=True).prediction
 
-    def _evaluation_s(self, job: Job, rig: Rig, setting: Setting) -> float | None:
+    def _evaluation_s(self, job: Job, rig: Rig, setting: Setting, host: Host) -> float | None:
         if job.run.eval_strategy == "no" or job.data.eval_samples is None:
             return None
         key = rig, setting.recipe, setting.spread
         if key not in self._evaluations:
             cluster = cluster_of(job, rig.card) if rig.cards > 1 else None
-            self._evaluations[key] = evaluation_seconds(job, self.model, rig.card, cluster, self.lengths)
+            self._evaluations[key] = evaluation_seconds(job, self.model, rig.card, cluster, self.lengths, host)
         return self._evaluations[key]
 
     def _fold(self, rig: Rig, setting: Setting, job: Job) -> Folded:

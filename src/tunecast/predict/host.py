@@ -8,6 +8,7 @@ An optimizer's operations are recorded by nobody and belong to no module.
 from __future__ import annotations
 
 from tunecast.job.job import Job
+from tunecast.predict.spreading import TRAINER
 from tunecast.records import dataclass, replace
 from tunecast.tape.op import HOOK, Op, Phase
 
@@ -56,7 +57,6 @@ STEP_MODULE_S, MICRO_BATCH_MODULE_S = 5.6e-6, 5.1e-6
 model.train(), floating_point_ops, zero_grad, clipping and the optimizer's groups all do. CPU time of loops that compute
 nothing, with models of 215 to 2,389 modules, 1 and 4 micro-batches a step, on an AMD EPYC (benchmarks/trainer_loop.py);
 taken to be that of a host which launches every 33 us."""
-TRAINER = frozenset({"transformers", "trl", "axolotl", "llama-factory", "unsloth"})
 LAYER_MODULES, ADAPTER_MODULES, ADAPTED, USUALLY_ADAPTED = 13, 10, 7, 2
 """Of a Llama's layer; of an adapter beside a projection (PEFT 0.21); projections of a layer, where all are adapted, and
 where PEFT chooses (queries and values)."""

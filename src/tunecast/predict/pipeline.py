@@ -44,11 +44,6 @@ class PipelineTime(NamedTuple):
         """What the busiest rank waits."""
         return self.step_s - max(self.busy_s)
 
-    @property
-    def bubble_fraction(self) -> float:
-        """Of the step."""
-        return self.bubble_s / self.step_s if self.step_s else 0.0
-
 
 def pipeline_time(
     schedule: str,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from tunecast.job.job import Job
 from tunecast.predict.lengths import Epoch
+from tunecast.predict.spreading import TRAINER
 
-TOKENISE_FIRST = frozenset({"transformers", "trl", "axolotl", "llama-factory", "unsloth"})
-"""Stacks that make all rows before the first step; the others tokenise on the way, or take files made elsewhere."""
 TOKENS_PER_S = (330_000.0, 640_000.0, 190_000.0)
 """Of one process, on a core of an AMD EPYC (2 cores, 2026-11-15; datasets 5.2.0, tokenizers 0.23.3, TRL 1.16.0;
 benchmarks/data/preparation.jsonl): (likely, fast, slow). SFTTrainer's own preparation, row by row, of rows
@@ -18,13 +17,14 @@ TEXT_BYTES_PER_TOKEN = 4.6
 
 
 def preparation_s(job: Job, epoch: Epoch | None) -> tuple[float, float, float]:
-    """(likely, low, high) seconds; nothing where the data is prepared, or its amount is not known.
+    """(likely, low, high) seconds; nothing where the data is prepared, or its amount is not known. Who trains with the
+    Trainer makes all rows before the first step; other stacks tokenise on the way, or take files made elsewhere.
 
     Every row is tokenised once, whatever the epochs; of several ranks one does it and the others wait.
     Ignored  text beyond seq_len, which is tokenised and then cut; a chat template's rendering; images; that on several
              machines without a shared disk the others begin when the first has ended (`global_then_local_main_first`).
     """
-    if epoch is None or job.data.prepared or job.stack not in TOKENISE_FIRST:
+    if epoch is None or job.data.prepared or job.stack not in TRAINER:
         return 0.0, 0.0, 0.0
     evaluated = (job.data.eval_samples or 0) / epoch.samples if job.run.eval_strategy != "no" else 0.0
     tokens = epoch.real_tokens * (1 + evaluated)

@@ -12,6 +12,8 @@ from tunecast.job.job import Job
 from tunecast.tape.build.eras import era_of
 
 THROUGH_ACCELERATE = ("transformers", "trl", "axolotl", "llama-factory")
+TRAINER = (*THROUGH_ACCELERATE, "unsloth")
+"""Stacks whose loop is the Trainer's."""
 DATA: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(THROUGH_ACCELERATE, ("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp")),
     "litgpt": ("fsdp", "ddp"),

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from tunecast.predict.spreading import THROUGH_ACCELERATE
 from tunecast.predict.time_table import BANDS
 from tunecast.records import replace
 
@@ -38,7 +39,7 @@ LEAST = 0.09
 """On either side, of a card alone that others timed: three models in all, and with the A100's own left out of every
 constant half of its published steps are more than 9 % off (benchmarks/results/time_left_out.json)."""
 FAMILIES: Mapping[str, str] = {
-    **dict.fromkeys(("transformers", "trl", "axolotl", "llama-factory"), "accelerate"),
+    **dict.fromkeys(THROUGH_ACCELERATE, "accelerate"),
     **dict.fromkeys(("megatron", "nemo"), "megatron"),
     **{name: name for name in ("torchtitan", "llm-foundry")},
 }

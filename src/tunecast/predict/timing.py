@@ -74,35 +74,18 @@ def timing(
     lengths = sample_lengths(job.data)
     epoch = epoch_of(job, lengths)
     typical = epoch or typical_epoch(job, lengths)
-    host, ranks, waits = host_of(job), ranks_of(job), job.parallel.data in CUT
-    start = START_S
+    host = host_of(job)
     if calibration is not None:
         from tunecast.predict.calibration import calibrated_gpu, calibrated_host
 
         gpu = calibrated_gpu(gpu, calibration)
         host = host if job.hardware.launch_us is not None else calibrated_host(host, calibration)
-        start = calibration.start_s or start
     wanted = _of_lengths(job, typical)
     priced = _priced(wanted, plain(job), model.raw, gpu, host, cluster, folded)
-    times = priced.by_length
-    mean = mean_step(typical, times, job.grad_accum, ranks, each_waits=waits)
-    planning = planning_of(priced.plans_by_shape, host)
-    if calibration is not None and calibration.planning is not None and priced.plans_by_shape:
-        planning = calibration.planning
     evaluation_s = evaluation_seconds(job, model, gpu, cluster, lengths, host)
-    whole = whole_job(
-        job,
-        epoch,
-        times,
-        typical=typical,
-        outside=outside,
-        evaluation_s=evaluation_s,
-        planning=planning,
-        start=start,
-        loop_s=loop_s(job, layers_of(model) or 0, host),
-    )
+    mean, whole = run_time(job, model, epoch, typical, priced, host, outside, evaluation_s, calibration)
     spent = None if whole is None else _energy(job, gpu, whole, mean)
-    why = reasons(job, mean, layers_of(model), typical.padding_fraction)
+    why = reasons(job, mean, model.layers, typical.padding_fraction)
     why += [] if whole is None else whole_reasons(job, whole.phases_s)
     return Timing(
         time=_time(job, mean, typical, whole, why),
@@ -112,6 +95,45 @@ def timing(
             *_calibrated(calibration),
             *(() if whole is None else whole.assumptions),
             *(() if outside is None else outside.assumptions),
+        ),
+    )
+
+
+class RunTime(NamedTuple):
+    mean: StepTime
+    whole: WholeTime | None
+    """None where the job does not say how long it is."""
+
+
+def run_time(
+    job: Job,
+    model: ModelConfig,
+    epoch: Epoch | None,
+    typical: Epoch,
+    priced: StepTimes,
+    host: Host,
+    outside: Outside | None,
+    evaluation_s: float | None,
+    calibration: Calibration | None = None,
+) -> RunTime:
+    """Of steps that were priced, the mean one and the whole job."""
+    waits = job.parallel.data in CUT
+    start, planning = START_S, planning_of(priced.plans_by_shape, host)
+    if calibration is not None:
+        start = calibration.start_s or start
+        planning = (calibration.planning or planning) if priced.plans_by_shape else planning
+    return RunTime(
+        mean_step(typical, priced.by_length, job.grad_accum, ranks_of(job), each_waits=waits),
+        whole_job(
+            job,
+            epoch,
+            priced.by_length,
+            typical=typical,
+            outside=outside,
+            evaluation_s=evaluation_s,
+            planning=planning,
+            start=start,
+            loop_s=loop_s(job, model.layers, host),
         ),
     )
 
@@ -253,7 +275,7 @@ def times_by_length(
 
 
 def evaluation_seconds(
-    job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None, lengths: Lengths | None, host: Host | None = None
+    job: Job, model: ModelConfig, gpu: Gpu, cluster: Cluster | None, lengths: Lengths | None, host: Host
 ) -> float | None:
     """The forward pass of every batch, once. Evaluation keeps nothing of it, which takes no time either.
 
@@ -266,7 +288,7 @@ def evaluation_seconds(
     steps = timed_steps(one, model.raw, card_of(gpu))
     sections = next(iter(steps.values())).sections
     forward = Step(tuple(section for section in sections if section.phase is Phase.FORWARD))
-    return batches * step_time(forward, gpu, host or host_of(job), cluster).step_s
+    return batches * step_time(forward, gpu, host, cluster).step_s
 
 
 def _time(job: Job, mean: StepTime, epoch: Epoch, whole: WholeTime | None, why: list[str]) -> dict[str, Any]:
@@ -311,11 +333,3 @@ def _utilization(job: Job, gpu: Gpu, mean: StepTime) -> dict[str, Any]:
         "memory_fraction": None if bandwidth is None else mean.moved_bytes / mean.step_s / bandwidth,
         "communication_fraction": mean.communication_s / mean.step_s,
     }
-
-
-def layers_of(model: ModelConfig) -> int | None:
-    for name in ("num_hidden_layers", "n_layer", "num_layers"):
-        count = model.raw.get(name)
-        if isinstance(count, int) and count > 0:
-            return count
-    return None

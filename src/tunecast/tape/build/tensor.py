@@ -13,9 +13,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
+from tunecast.tape.block import Block
 from tunecast.tape.build.eras import Era
 from tunecast.tape.build.layouts import factors_layout, shared_layout
-from tunecast.tape.build.written import Block, tape_events
+from tunecast.tape.build.written import tape_events
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
@@ -255,14 +256,13 @@ class Machine:
     def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors, those of the layers that stand for others as often as they do: for sizes that grow with the
         number of layers."""
+        module_of = [self.blocks[tensor.storage.block].module for tensor in tensors]
+        return [tensor for tensor, of in zip(tensors, module_of, strict=True) for _ in range(self.stands_for(of))]
+
+    def stands_for(self, module: str) -> int:
+        """How many layers a module's layer stands for."""
         first, last, times = self.folds
-        if times == 1:
-            return list(tensors)
-        out: list[Tensor] = []
-        for tensor in tensors:
-            layer = layer_number(self.blocks[tensor.storage.block].module)
-            out += [tensor] * (times if first <= layer <= last else 1)
-        return out
+        return times if first <= layer_number(module) <= last else 1
 
     # ------------------------------------------------------------------ memory
 

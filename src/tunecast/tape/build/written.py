@@ -10,19 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tunecast.tape.op import (
-    COLLECTIVES,
-    OF_THE_HOST,
-    WAIT,
-    Alloc,
-    Begin,
-    Event,
-    Free,
-    Op,
-    Phase,
-    Role,
-    name_clip_phases,
-)
+from tunecast.tape.op import COLLECTIVES, OF_THE_HOST, WAIT, Alloc, Begin, Event, Free, Op, name_clip_phases
 
 if TYPE_CHECKING:
     from tunecast.tape.build.tensor import Machine
@@ -31,25 +19,6 @@ STAY = COLLECTIVES | {"", WAIT, "cublas_workspace", "cublaslt_workspace"}
 """Operations that are written down without prices, too: between cards and streams, and of what has none."""
 SKIPPED = object()
 """Where a stretch that comes again made a workspace, which is there by now."""
-
-
-class Block:
-    """One allocation while the tape is written."""
-
-    __slots__ = ("born_forward", "died_backward", "module", "nbytes", "phase", "role", "stream")
-
-    def __init__(self, nbytes: int, module: str, phase: Phase, born_forward: bool, stream: int) -> None:
-        self.nbytes, self.module, self.phase, self.stream = nbytes, module, phase, stream
-        self.born_forward, self.died_backward = born_forward, False
-        self.role: Role | None = None
-
-    def is_like(self, other: Block) -> bool:
-        """Sizes that are symbols are one object each; comparing them would be a question."""
-        sizes = self.nbytes, other.nbytes
-        if sizes[0] is not sizes[1] and not (type(sizes[0]) is type(sizes[1]) is int and sizes[0] == sizes[1]):
-            return False
-        mine, others = ((b.module, b.phase, b.role, b.born_forward, b.stream) for b in (self, other))
-        return mine == others
 
 
 class Again(NamedTuple):
@@ -132,7 +101,9 @@ def tape_events(machine: Machine, notes: Sequence[Any], written: Callable[[Any],
                 if part is None:
                     block = machine.blocks[note]
                     size = block.nbytes if written is None else written(block.nbytes)
-                    part = parts[note] = size, block.role or _role(machine, block), block.module, block.stream
+                    is_head = block.module in machine.head_modules or not block.module
+                    role = block.role or block.role_by_life(is_head)
+                    part = parts[note] = size, role, block.module, block.stream
                 number = numbers[note] = note + shift
                 out.append(tuple.__new__(Alloc, (number, *part)))
     if frees:
@@ -157,10 +128,3 @@ def _unpriced(op: Op, marks: dict[str, Op]) -> Op:
     if mark is None:
         mark = marks[module] = Op("", module, kernels=0)
     return mark
-
-
-def _role(machine: Machine, block: Block) -> Role:
-    head = block.module in machine.head_modules or not block.module
-    if block.phase in (Phase.FORWARD, Phase.BACKWARD) and head:
-        return Role.LOGITS_AND_LOSS
-    return Role.ACTIVATIONS if block.born_forward and block.died_backward else Role.TEMPORARIES

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from tunecast.tape.block import Block
 from tunecast.tape.op import (
     Alloc,
     Begin,
@@ -27,17 +28,6 @@ from tunecast.tape.op import (
     with_frees_in_order,
 )
 from tunecast.tape.trace.scopes import Scopes
-
-
-class Block:
-    """What is known of one allocation while the trace runs; `Alloc` is made of it at the end."""
-
-    __slots__ = ("born_forward", "died_backward", "module", "nbytes", "phase", "role", "stream")
-
-    def __init__(self, nbytes: int, module: str, phase: Phase, born_forward: bool, stream: int) -> None:
-        self.nbytes, self.module, self.phase, self.stream = nbytes, module, phase, stream
-        self.born_forward, self.died_backward = born_forward, False
-        self.role: Role | None = None
 
 
 class Ledger:
@@ -80,7 +70,7 @@ class Ledger:
                 events.append(event._replace(module=self._blocks[self._op_of_block[place]].module))
             elif isinstance(event, int):
                 block = self._blocks[event]
-                role = block.role or self._role_by_life(block)
+                role = block.role or block.role_by_life(self.scopes.is_head(block.module))
                 events.append(Alloc(event, block.nbytes, role, block.module, block.stream))
             else:
                 events.append(event)
@@ -106,11 +96,6 @@ class Ledger:
         self.allocated_bytes = self.peak_bytes = 0
         self._announced = None
         self.scopes.restart()
-
-    def _role_by_life(self, block: Block) -> Role:
-        if self.scopes.is_head(block.module) and block.phase in (Phase.FORWARD, Phase.BACKWARD):
-            return Role.LOGITS_AND_LOSS
-        return Role.ACTIVATIONS if block.born_forward and block.died_backward else Role.TEMPORARIES
 
     def _announce(self) -> None:
         now = Begin(self.scopes.phase, self.scopes.step)

@@ -11,7 +11,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.adapters import insert_adapters
 from tunecast.tape.build.modules import Buffer, Linear, Module
 from tunecast.tape.build.quantized import Linear4bit, kept
-from tunecast.tape.build.tensor import FLOAT16, FLOAT32, INT32, INT64, Machine, Tensor, layer_number
+from tunecast.tape.build.tensor import FLOAT16, FLOAT32, INT32, INT64, Machine, Tensor
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
@@ -39,11 +39,7 @@ def load(model: Any, four_bit: bool) -> None:
     (transformers/modeling_utils.py, `caching_allocator_warmup`)."""
     machine: Machine = model.machine
     named = sorted(weights(model), key=lambda each: natural(each[0]))
-    first, last, times = machine.folds
-    total = sum(
-        nbytes(model, module, tensor, four_bit) * (times if first <= layer_number(path) <= last else 1)
-        for path, module, _, tensor in named
-    )
+    total = sum(nbytes(model, module, tensor, four_bit) * machine.stands_for(path) for path, module, _, tensor in named)
     machine.run("empty", (), (total // 2,), FLOAT16)
     tables: list[Tensor] = []
     for _, module, name, tensor in named:
