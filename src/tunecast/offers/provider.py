@@ -27,6 +27,7 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "storage": ("storage_usd_per_gb_month",),
     "provisioning": ("provisioning_s",),
     "nodes": ("joins_nodes",),
+    "marketplace": ("marketplace",),
     "certificates": ("certificates",),
 }
 """What has a source of its own, and the fields it holds for."""
@@ -56,6 +57,8 @@ class Provider:
     """From the order to a shell: what is usual, from and to."""
     joins_nodes: bool | None = None
     """Whether several machines can be joined into one run."""
+    marketplace: bool = False
+    """Whether the machines are other people's, whom one has no contract with."""
     certificates: tuple[str, ...] = ()
     """As the provider states them, in lower case without spaces: iso27001, soc2, hds, secnumcloud."""
     notes: str = ""
