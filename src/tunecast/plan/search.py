@@ -1,6 +1,7 @@
 """The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is missed.
 
     candidates (rig x recipe x spread x split), each with floors of memory, time and cost
+      ► what takes long to predict after all else, and ZeRO only where nothing else fits
       ► in order of cost until the cheapest is certain, of time until the fastest is, then what is left
       ► cut where a known choice is at least as cheap and as fast as the floors
       ► priced; cut again; replayed in memory; on the front or not
@@ -130,20 +131,22 @@ class Search:
         self._began_s = time.monotonic()
         self._done: set[int] = set()
         self._points: dict[tuple[Rig, Setting], Floors] = {}
-        self._safe: set[tuple[Rig, Setting]] = set()
+        self._memory: dict[tuple[Rig, Setting], bool] = {}
+        """Whether it fits for sure."""
         self._all = 0
 
     def run(self) -> Outcome:
         configurations = 0
-        candidates: list[Candidate] = []
+        usual: list[Block] = []
+        late: list[Block] = []
         for rig, offers in self.space.offers.items():
             for block in self.space.blocks(rig):
                 configurations += len(block.splits) * len(offers)
-                candidates += list(self._candidates(block, len(candidates)))
-        self._all = len(candidates)
-        self._in_turn(candidates, lambda each: each.usd_floor, self._is_dear)
-        self._in_turn(candidates, lambda each: each.seconds_floor, self._is_slow)
-        self._in_turn(candidates, lambda each: each.usd_floor * each.seconds_floor, lambda each: False)
+                (late if self.space.comes_late(block) else usual).append(block)
+        self._look_at(usual)
+        if len(self.sure):
+            late = [block for block in late if not self.space.is_last_resort(block)]
+        self._look_at(late)
         return Outcome(
             tuple(self.front),
             tuple(self.sure),
@@ -156,6 +159,15 @@ class Search:
             self.predicted,
             time.monotonic() - self._began_s,
         )
+
+    def _look_at(self, blocks: Sequence[Block]) -> None:
+        candidates: list[Candidate] = []
+        for block in blocks:
+            candidates += list(self._candidates(block, self._all + len(candidates)))
+        self._all += len(candidates)
+        self._in_turn(candidates, lambda each: each.usd_floor, self._is_dear)
+        self._in_turn(candidates, lambda each: each.seconds_floor, self._is_slow)
+        self._in_turn(candidates, lambda each: each.usd_floor * each.seconds_floor, lambda each: False)
 
     def _in_turn(
         self, candidates: Sequence[Candidate], by: Callable[[Candidate], float], is_over: Callable[[Candidate], bool]
@@ -184,7 +196,7 @@ class Search:
     def _candidates(self, block: Block, first: int) -> Iterator[Candidate]:
         """Those that pass the floor of memory."""
         rig, job, estimator = block.rig, self.space.job, self.estimator
-        tensors = estimator.tensors(block.recipe)
+        tensors = estimator.tensors(block.recipe, block.spread.data)
         has = self._has_bytes(rig)
         for number, split in enumerate(block.splits):
             needs = memory_floor_bytes(tensors, job, rig, block.spread, split.micro_batch)
@@ -193,7 +205,7 @@ class Search:
                 self._note(rig, Need(needs, has, setting, proven=True))
                 continue
             without = self._without_checkpointing(setting)
-            floors = self._floors(rig, setting if without is None or not self.bounds else without)
+            floors = self._floors(rig, setting if without is None or not self.bounds else without, close=False)
             yield Candidate(floors, first + number, rig, setting)
 
     def _has_bytes(self, rig: Rig) -> int:
@@ -214,22 +226,22 @@ class Search:
 
     def _is_worse(self, rig: Rig, without: Setting) -> bool:
         """Whether checkpointing cannot pay, by what is known of the run without it."""
-        if (rig, without) in self._safe:
+        if self._memory.get((rig, without)):
             return True
         known = self._points.get((rig, without))
         return known is not None and self._are_cut(known)
 
-    def _floors(self, rig: Rig, setting: Setting) -> Floors:
+    def _floors(self, rig: Rig, setting: Setting, *, close: bool = True) -> Floors:
         (recipe, spread, split), estimator = setting, self.estimator
         frame = estimator.frame(recipe, spread.data, ranks_on(self.space.job, rig, spread), split)
         first_s = later_s = 0.0
         for length, share in frame.weights:
-            first, later = estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread.data)
+            first, later = estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread, close=close)
             first_s += share * first
             later_s += share * later
         sent, more = estimator.sent(recipe, rig, spread), split.grad_accum - 1
         step_s = max(first_s + more * later_s, split.grad_accum * sent.micro_batch_s + sent.step_s)
-        step_s += estimator.end_s(rig, recipe, spread.data)
+        step_s += estimator.end_s(rig, recipe, spread.data) + sent.end_s
         run_s = frame.fixed_s + frame.steps * frame.last * step_s
         return tuple(
             [
@@ -243,6 +255,10 @@ class Search:
             return
         self._done.add(each.number)
         rig, setting = each.rig, each.setting
+        is_cut = self.bounds and self._are_cut(each.floors)
+        if is_cut or self._is_needless(rig, setting):
+            self.may_fit.add(rig)
+            return
         if self.bounds and self._is_ruled_out(each):
             return
         if self.progress is not None:
@@ -260,31 +276,51 @@ class Search:
         except TunecastError as error:
             self.errors.setdefault(rig, error.message.splitlines()[0])
             return
+        self._memory[rig, setting] = held.fits_surely
         if not held.fits:
             self._note(rig, Need(held.needs_bytes, held.has_bytes, setting, proven=False))
             return
         self.may_fit.add(rig)
-        if held.fits_surely:
-            self._safe.add((rig, setting))
         for (usd, seconds), offer in zip(points, self.offers[rig], strict=True):
             found = Found(rig, setting, offer, timed, held)
             self._keep(Point(usd, seconds, (self.numbers[offer], each.number), found))
 
     def _is_ruled_out(self, each: Candidate) -> bool:
-        """By floors alone."""
+        """By floors alone, or by what is known of a setting like it."""
         rig, setting = each.rig, each.setting
         without = self._without_checkpointing(setting)
-        if self._are_cut(each.floors) or (without is not None and self._is_worse(rig, without)):
+        if without is not None and self._is_worse(rig, without):
             self.may_fit.add(rig)
             return True
         needs, has = self.estimator.least_bytes(rig, setting), self._has_bytes(rig)
         if needs > has:
             self._note(rig, Need(needs, has, setting, proven=False))
             return True
-        if without is None or not self._are_cut(self._floors(rig, setting)):
+        is_close = without is None and not setting.spread.data.startswith("zero")
+        if is_close or not self._are_cut(self._floors(rig, setting)):
             return False
         self.may_fit.add(rig)
         return True
+
+    def _is_needless(self, rig: Rig, setting: Setting) -> bool:
+        """Summing gradients after every micro-batch sends and copies more, for memory that is not needed where the same
+        fits without."""
+        without = self.space.without_sync(rig, setting)
+        return without is not None and self._fits_surely(rig, without)
+
+    def _fits_surely(self, rig: Rig, setting: Setting) -> bool:
+        known = self._memory.get((rig, setting))
+        if known is None:
+            known = self._memory[rig, setting] = self._is_held(rig, setting)
+        return known
+
+    def _is_held(self, rig: Rig, setting: Setting) -> bool:
+        if self.bounds and self.estimator.least_bytes(rig, setting) > self._has_bytes(rig):
+            return False
+        try:
+            return self.estimator.held(rig, setting).fits_surely
+        except TunecastError:
+            return False
 
     def _are_cut(self, points: Sequence[tuple[float, float]]) -> bool:
         return all([self._is_cut(usd, seconds) for usd, seconds in points])
