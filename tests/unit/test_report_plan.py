@@ -15,7 +15,7 @@ from tunecast.job import job_from_dict
 from tunecast.offers.cost import Cost, Line
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import Offer
-from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, Refusal, Searched
+from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, PriceList, Refusal, Searched
 from tunecast.report.plan import text
 from tunecast.report.plan_html import page
 from tunecast.report.plan_md import markdown, plain
@@ -78,8 +78,8 @@ def plan(**more: Any) -> Plan:
     return Plan(**fields | more)
 
 
-def told(of: Plan, width: int = 100, **more: Any) -> str:
-    return text(of, width=width, colour=False, **more)
+def told(of: Plan, width: int = 100, *, unicode: bool = True, details: bool = True) -> str:
+    return text(of, Terminal(width, unicode=unicode), details=details)
 
 
 def test_the_first_line_is_the_answer():
@@ -98,9 +98,9 @@ def test_a_deadline_is_answered_first():
 
 def test_the_picks_as_a_table():
     lines = told(plan()).splitlines()
-    begin = next(index for index, line in enumerate(lines) if "memory of a card" in line)
+    begin = next(index for index, line in enumerate(lines) if "memory per card" in line)
     assert lines[begin : begin + 5] == [
-        "            rent                   memory of a card  time          cost",
+        "            rent                   memory per card   time          cost",
         "  cheapest  1 x l4                 20.0 of 25.0 GiB  1 d 16 h      $24.00",
         "            lambda, on-demand, US  5.0 free (20 %)   36 to 44 h    21.60 to 26.40",
         "    set micro_batch: 2, kernels: [liger]",
@@ -128,7 +128,7 @@ def test_no_line_is_wider_than_the_terminal(width, unicode):
 
 def test_a_pipe_gets_no_colours_and_a_terminal_does():
     assert "\x1b" not in told(plan())
-    assert "\x1b[1mRent" in text(plan(), width=100, colour=True)
+    assert "\x1b[1mRent" in text(plan(), Terminal(100, colour=True))
 
 
 def test_euros_and_tax():
@@ -228,12 +228,14 @@ def test_what_is_not_shown_is_counted():
 def test_the_age_of_a_price():
     assert price_age(plan(), BASE) == "seen 2026-11-01, 14 days ago"
     old = replace(BASE, dated=date(2026, 1, 1))
-    assert price_age(plan(), old) == "seen 2026-01-01, 10 months ago, old"
-    stale = replace(CHEAP, machine=replace(CHEAP.machine, offer=old))
-    shown = told(plan(picks={"cheapest": stale}))
-    assert "A price is not availability" in shown
-    assert "`tunecast offers update` fetches newer ones" in shown
-    assert "fetches newer ones" not in told(plan())
+    assert price_age(plan(), old) == "seen 2026-01-01, 10 months ago"
+
+
+def test_the_age_of_the_whole_list_is_one_line():
+    stale = " ".join(told(plan(prices=PriceList(date(2026, 8, 22), 7))).split())
+    assert "Prices as of 2026-08-22, 85 days ago; tunecast offers update fetches newer ones; 7 older offers" in stale
+    assert "A price is not availability" in stale
+    assert "fetches newer ones" not in told(plan(prices=PriceList(date(2026, 11, 12))))
 
 
 def test_ones_own_machine_is_not_rented():
@@ -337,7 +339,7 @@ def test_markdown_keeps_its_columns():
     evil = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="a|b")))
     written = markdown(plan(picks={"cheapest": evil, "fastest": FAST}, pareto=(evil, FAST)))
     tables = [line for line in written.splitlines() if line.startswith("|")]
-    head = tables.index("|  | rent | memory of a card | time | cost |")
+    head = tables.index("|  | rent | memory per card | time | cost |")
     for line in tables[head : head + 4]:
         assert len(re.findall(r"(?<!\\)\|", line)) == 6
 

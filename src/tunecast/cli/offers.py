@@ -50,6 +50,8 @@ def parser() -> Parser:
     made = Parser("offers", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a card, provider, machine or region")
     add_filter_flags(made)
+    made.add_argument("--spot", action="store_true", help="as --kind spot")
+    made.add_argument("--no-spot", action="store_true", help="all but spot")
     made.add_argument("--max-usd", metavar="N", type=number(0, 1e6, "dollars"), help="an hour, of the machine")
     made.add_argument("--max-age", metavar="DAYS", type=count, help="leave out older prices")
     add_money_flags(made)
@@ -75,6 +77,8 @@ def run(argv: Sequence[str]) -> int:
     wanted = replace(
         asked_from(arguments),
         words=tuple(words),
+        kinds=tuple(arguments.kind) or (("spot",) if arguments.spot else ()),
+        no_spot=arguments.no_spot,
         max_usd_per_hour=arguments.max_usd,
         max_age_days=arguments.max_age,
     )

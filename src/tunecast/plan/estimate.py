@@ -82,6 +82,8 @@ class Frame(NamedTuple):
     """A mean micro-batch takes at least the sum of these shares of those of the given lengths."""
     fixed_s: float
     """All phases but provisioning and, of training, the steps themselves."""
+    saves_s: float
+    """Of that, checkpoints, which a spot machine may write more seldom."""
     tokens: float
     weights_bytes: int
     """Of the result on disk; 0 where it is not known."""
@@ -185,7 +187,8 @@ class Estimator:
         rest = typical.micro_batches % split.grad_accum
         last = (typical.steps - 1 + rest / split.grad_accum) / typical.steps if rest else 1.0
         result = 0 if outside is None else outside.disk.weights_bytes
-        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, whole.real_tokens, result)
+        saves_s = whole.phases_s.get("checkpoints", 0.0)
+        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, saves_s, whole.real_tokens, result)
 
     # floors
 

@@ -25,7 +25,6 @@ from tunecast.report.plan_words import (
     assumed,
     bill,
     changes,
-    first,
     hourly,
     job_told,
     limits_told,
@@ -87,7 +86,7 @@ def _distinct(choices: Iterable[Choice]) -> list[Choice]:
 
 def _header(plan: Plan, chosen: Sequence[Pick]) -> Markup:
     said = answer(plan, chosen[0].choice).rpartition(": ")[0] if chosen else nothing(plan)
-    pills = [tag("span", first(plan), class_="pill good")] if chosen else []
+    pills = [tag("span", plan.best_name, class_="pill good")] if chosen else []
     pills += [tag("span", limit, class_="pill plain") for limit in limits_told(plan)]
     return tag("header", tag("h1", said), *pills, tag("p", job_told(plan)))
 
@@ -102,7 +101,7 @@ def _headline(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         ("Cost", amount(choice.total_usd, plan.money), amounts(*choice.usd_range, plan.money)),
         ("Time", duration(choice.total_s), span(*choice.total_range_s)),
         (
-            "Memory of a card",
+            "Memory per card",
             held.used.partition(" of ")[0] + " GiB",
             f"of {gib(choice.capacity_bytes)}: {held.left}{fits}",
         ),
@@ -133,7 +132,7 @@ def _pick(plan: Plan, pick: Pick) -> Markup:
         "article",
         tag(
             "h3",
-            *(tag("span", name, class_="pill good" if name == first(plan) else "pill plain") for name in pick.names),
+            *(tag("span", name, class_="pill good" if name == plan.best_name else "pill plain") for name in pick.names),
         ),
         tag("p", tag("b", breakable(choice.hardware)), tag("small", offer_told(choice.machine.offer))),
         tag(
@@ -296,7 +295,7 @@ def _choices(plan: Plan) -> Markup:
         )
         for one in plan.choices
     )
-    names = ("Machine", "Cost", "Time", "Memory of a card", "Settings changed", "US law")
+    names = ("Machine", "Cost", "Time", "Memory per card", "Settings changed", "US law")
     head = tag("tr", *(tag("th", name) for name in names))
     table = tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks all")
     summary = tag("summary", f"The best of each of {len(plan.choices)} kinds of hardware, the cheapest first")

@@ -21,7 +21,6 @@ from tunecast.report.plan_words import (
     assumed,
     bill,
     changes,
-    first,
     job_told,
     limits_told,
     nothing,
@@ -65,7 +64,7 @@ def markdown(plan: Plan) -> str:
         ("Assumed", assumed(plan, choices)),
     ):
         parts.append(_folded(title, "\n".join(f"- {plain(sentence)}" for sentence in told)))
-    end = [*price_notes(plan, [one.machine.offer for one in choices]), RANGES, f"Searched {searched_told(plan)}"]
+    end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
     parts.append(plain(" ".join(end)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
@@ -84,7 +83,7 @@ def code(text: str) -> str:
 
 def _which(plan: Plan, chosen: Sequence[Pick]) -> str:
     kept = "".join(f", {limit}" for limit in limits_told(plan))
-    return f"The {first(plan)} pick{kept}, for " if chosen else "For "
+    return f"The {plan.best_name} pick{kept}, for " if chosen else "For "
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
@@ -110,7 +109,7 @@ def _picks(plan: Plan, chosen: Sequence[Pick]) -> str:
                 f"{plain(amount(choice.total_usd, plan.money))}<br>{amounts(*choice.usd_range, plan.money)}",
             )
         )
-    return _table(("", "rent", "memory of a card", "time", "cost"), rows)
+    return _table(("", "rent", "memory per card", "time", "cost"), rows)
 
 
 def _settings(chosen: Sequence[Pick]) -> str:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.offers.jurisdiction import told
-from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, STALE_DAYS, Offer, age
+from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, Offer, age
 from tunecast.offers.provider import provider
 from tunecast.offers.store import sources
-from tunecast.plan.choice import Choice, Money, Plan
+from tunecast.plan.choice import Beside, Choice, Money, Plan
+from tunecast.plan.constraints import unreachable
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
 from tunecast.report.offers import where_told
 from tunecast.report.time import PHASES, duration, span
-from tunecast.units import GIB, percent
+from tunecast.units import GIB, gib, percent
 
 PLACES = 2
 """Countries an offer names before it counts the rest."""
@@ -23,6 +24,9 @@ SEVERAL_USD = 1000
 """From here on cents say nothing."""
 RENTED = ("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect", "hardware.inter_node_gbps")
 """Changes the machine's name already tells."""
+SHARE_SHOWN = 0.005
+"""Of the total, from which on a line of the bill is shown by itself."""
+STALE_DAYS_OF_LIST = 14
 RANGES = "Ranges hold in four of five cases. Costs are from the order of the machine to the saved model."
 
 
@@ -37,14 +41,9 @@ class Pick(NamedTuple):
         return ", ".join(self.names)
 
 
-def first(plan: Plan) -> str:
-    """The pick the answer is about: what makes the deadline where there is one, else the cheapest."""
-    return "deadline" if plan.picks.get("deadline") is not None else "cheapest"
-
-
 def picks(plan: Plan) -> list[Pick]:
     """Each choice once, in the order of the picks, the one the answer is about first."""
-    names = sorted((name for name, one in plan.picks.items() if one is not None), key=lambda name: name != first(plan))
+    names = sorted((n for n, one in plan.picks.items() if one is not None), key=lambda name: name != plan.best_name)
     found: list[Pick] = []
     for name in names:
         one = plan.picks[name]
@@ -67,23 +66,27 @@ def answer(plan: Plan, choice: Choice) -> str:
         what = f"Use {choice.hardware}, your own"
     else:
         what = f"Rent {choice.hardware} at {seller(offer)} ({where_told(offer, PLACES)}), {kind(offer)}"
+    if not choice.fits_surely:
+        what += ", though it may not fit"
+    if not choice.validated:
+        what += ", a card nobody measured"
     return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
 
 
 def nothing(plan: Plan) -> str:
-    """Why there is no pick: nothing runs the job, or all that does costs more than it may."""
+    """Why there is no pick: nothing runs the job, or nothing keeps to the limits; with what comes nearest."""
     if not plan.pareto:
         return "Nothing to rent was found for this job"
-    least = plan.pareto[0]
-    costs = f"{least.hardware} at {seller(least.machine.offer)}, costs {amount(least.total_usd, plan.money)}"
-    return shown(f"Nothing costs {limits_told(plan)[-1]}: the cheapest, {costs}")
+    return shown(unreachable(plan, lambda usd: amount(usd, plan.money)))
 
 
 def job_told(plan: Plan) -> str:
     """`my-run: llama-3.1-8b, lora, 8 x 1024 tokens a step; --eu, --no-spot`."""
     job = plan.job
     name = f"{job.id}: " if job.id is not None else ""
-    trained = next((f", {_count(pick.choice.tokens)} tokens to train on" for pick in picks(plan)), "")
+    best = plan.best
+    trained = "" if best is None else f", {_count(best.tokens)} tokens"
+    trained += f" in {best.runs} runs, one after another" if best is not None and best.runs > 1 else ""
     asked = f"; {', '.join(plan.asked)}" if plan.asked else ""
     return shown(f"{name}{job.model}, {job.method}, {_batch(job)}{trained}{asked}")
 
@@ -220,6 +223,108 @@ def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
     return rows
 
 
+def short_bill(choice: Choice, money: Money) -> list[Bill]:
+    """The lines that matter, what is left in one, and the total."""
+    *lines, total = bill(choice, money)
+    large = [line for line in lines if line.share >= SHARE_SHOWN]
+    rest = sum(line.share for line in lines if line not in large)
+    if not rest:
+        return [*large, total]
+    decimals = 2 if choice.total_usd >= 1 else 4
+    amount_left = f"{_shown_in(rest * choice.total_usd, money):,.{decimals}f}"
+    names = ", ".join(line.name for line in lines if line not in large and line.share > 0)
+    return [*large, Bill("the rest", amount_left, rest, names), total]
+
+
+def beside(plan: Plan) -> list[tuple[str, str]]:
+    """What is not picked unasked, each kind with what it would cost: (kind, sentence)."""
+    best = plan.best
+    assert best is not None
+    found = []
+    for each in plan.beside:
+        choice, offer = each.choice, each.choice.machine.offer
+        what = f"{choice.hardware} at {seller(offer)} ({where_told(offer, PLACES)}), {duration(choice.total_s)}"
+        costs = f"{amount(choice.total_usd, plan.money)} instead of {amount(best.total_usd, plan.money)}"
+        if each.kind == "spot":
+            found.append((each.kind, f"{costs}: {what}; {interrupted(choice, plan.money)}. --spot"))
+        elif each.kind == "marketplace":
+            found.append((each.kind, f"{costs}: {what}; the machine is somebody's, without a contract. --marketplace"))
+        elif each.kind == "validated":
+            found.append(("measured", f"{costs}: {what}; runs on this card were measured"))
+        elif each.kind == "deadline":
+            found.append(("no deadline", f"{costs}: {what}"))
+    unproven = [each for each in plan.beside if each.kind == "unproven"]
+    if unproven:
+        each_told = [_unproven(each, plan.money) for each in sorted(unproven, key=lambda one: one.choice.total_usd)]
+        found.append(("not proven", f"{unproven[0].why}: {'; '.join(each_told)}"))
+    return [(kind, shown(told)) for kind, told in found]
+
+
+def _unproven(each: Beside, money: Money) -> str:
+    choice = each.choice
+    return f"{choice.machine.offer.provider} {amount(choice.total_usd, money)} ({choice.hardware})"
+
+
+def interrupted(choice: Choice, money: Money) -> str:
+    """What a spot machine's interruptions are expected to do, and what they do at worst."""
+    cost, rough = choice.cost, choice.rough
+    told = f"expect {cost.interruptions:.2g} interruptions"
+    if rough is None:
+        return told
+    worse = f"{amount(rough.total_usd, money)} and {duration(rough.wall_s)}"
+    return f"{told}; if interrupted as the roughest machine measured, {rough.interruptions:.2g} times: {worse}"
+
+
+def saved(plan: Plan) -> list[str]:
+    """`tokenise before you rent (data.prepared): saves $11.64 of $40.28 and 40 min`."""
+    best = plan.best
+    if best is None:
+        return []
+    whole = amount(best.total_usd, plan.money)
+    return [
+        f"{each.advice}: saves {amount(each.usd, plan.money)} of {whole} and {duration(each.seconds)}"
+        for each in plan.savings
+    ]
+
+
+def energy(choice: Choice) -> str:
+    """`2.8 kWh, 0.21 kg CO2 (FI)`; '' where it is not known."""
+    if choice.kwh is None:
+        return ""
+    told = f"{choice.kwh:.3g} kWh"
+    if choice.co2_kg is None:
+        return f"{told}; CO2 not known, since the country is not"
+    low, high = choice.co2_kg
+    countries = sorted(choice.machine.offer.known_countries)
+    where = countries[0] if len(countries) == 1 else f"{len(countries)} countries"
+    between = f"{low:.2g}" if high - low < 0.05 * high else f"{low:.2g} to {high:.2g}"
+    return f"{told}, {between} kg CO2 ({where})"
+
+
+def conditions(choice: Choice) -> list[str]:
+    """What the job needs of the machine, beside what the offer says it has."""
+    offer, told = choice.machine.offer, []
+    if choice.ram_bytes is not None and offer.kind != OWNED:
+        has = "the offer does not say how much it has" if offer.ram_bytes is None else f"it has {gib(offer.ram_bytes)}"
+        told.append(f"needs {gib(choice.ram_bytes)} of the machine's own memory; {has}")
+    return told
+
+
+def price_list(plan: Plan) -> str:
+    """The age of the whole list, in one line."""
+    listed = plan.prices.listed
+    if listed is None:
+        return ""
+    days = max(0, (plan.today - listed).days)
+    newer = "; tunecast offers update fetches newer ones" if days > STALE_DAYS_OF_LIST else ""
+    old = f"; {plan.prices.old} older offers left out (--max-age)" if plan.prices.old else ""
+    return f"Prices as of {listed}, {age(days)} ago{newer}{old}."
+
+
+def outliers(plan: Plan) -> list[str]:
+    return [shown(f"left out: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
+
+
 def hourly(usd_per_hour: float, money: Money) -> str:
     """With VAT where the other figures have it: an offer's price never does."""
     return f"{amount(usd_per_hour * (1 + money.vat_fraction), money)} an hour"
@@ -236,8 +341,7 @@ def price_age(plan: Plan, offer: Offer) -> str:
     """`seen 2026-08-22, 85 days ago`."""
     if offer.kind == OWNED:
         return "your own figure"
-    old = ", old" if offer.is_stale(plan.today) else ""
-    return f"seen {offer.dated}, {age(offer.age_days(plan.today))} ago{old}"
+    return f"seen {offer.dated}, {age(offer.age_days(plan.today))} ago"
 
 
 def price_source(offer: Offer) -> str:
@@ -303,7 +407,6 @@ def assumed(plan: Plan, choices: Iterable[Choice]) -> list[str]:
 def warned(plan: Plan, choices: Iterable[Choice]) -> list[str]:
     told: list[str] = list(plan.warnings)
     for one in choices:
-        told += [f"not in the total: {missing}" for missing in one.cost.missing]
         told += one.prediction.warnings if one.prediction is not None else ()
     return list(dict.fromkeys(map(shown, told)))
 
@@ -327,9 +430,6 @@ def limits_told(plan: Plan) -> list[str]:
     return told if limits.max_usd is None else [*told, f"at most {amount(limits.max_usd, plan.money)}"]
 
 
-def price_notes(plan: Plan, offers: Sequence[Offer]) -> list[str]:
+def price_notes(plan: Plan) -> list[str]:
     """What a price does not say."""
-    notes = [f"{NOT_AVAILABILITY} {tax(plan.money)}"]
-    if any(offer.is_stale(plan.today) for offer in offers):
-        notes.append(f"Some prices are older than {STALE_DAYS} days; `tunecast offers update` fetches newer ones.")
-    return notes
+    return [text for text in (price_list(plan), f"{NOT_AVAILABILITY} {tax(plan.money)}") if text]
