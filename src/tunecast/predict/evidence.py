@@ -20,17 +20,23 @@ the stack's runs on any card.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from tunecast.predict.time_ranges import FAMILIES
+from tunecast.predict.spreading import THROUGH_ACCELERATE
 from tunecast.tables import text_beside
 from tunecast.units import percent
 
 if TYPE_CHECKING:
     from tunecast.job.job import Job
 
+FAMILIES: Mapping[str, str] = {
+    **dict.fromkeys(THROUGH_ACCELERATE, "accelerate"),
+    **dict.fromkeys(("megatron", "nemo"), "megatron"),
+    **{name: name for name in ("torchtitan", "llm-foundry")},
+}
+"""Stacks whose steps on several cards others published, by whose code spreads them. Any other is its own family."""
 TABLE = "evidence.csv"
 TIME, MEMORY = "time", "memory"
 FEWEST = 3
@@ -139,7 +145,6 @@ def evidence_for(
 
 
 def family_of(stack: str) -> str:
-    """Stacks whose steps are the same code; any other is its own family."""
     return FAMILIES.get(stack, stack)
 
 
