@@ -77,7 +77,15 @@ def test_filters(capsys):
     cards = {row["gpu"] for row in told(capsys, "--interconnect", "nvlink", "--gpus", "8")["offers"]}
     assert "h100-sxm-80gb" in cards
     assert "l40s" not in cards
-    assert "verda" in {row["provider"] for row in told(capsys, "--certified", "ISO 27001")["offers"]}
+
+
+def test_certified_is_what_a_source_names(capsys):
+    """Verda says ISO 27001 somewhere; no source at hand does."""
+    answer = told(capsys, "--certified", "ISO 27001")
+    certified = {row["provider"] for row in answer["offers"]}
+    assert {"nebius", "aws"} <= certified
+    assert not {"verda", "lyceum", "vast.ai"} & certified
+    assert answer["unknown"]["no source at hand names the certificate"] > 100
 
 
 def test_one_offer_has_a_page(capsys):
