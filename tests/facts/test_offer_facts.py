@@ -89,7 +89,7 @@ def test_the_traps_are_not_in_it():
 
 def test_there_is_something_to_choose_from():
     offers = bundled()
-    assert len(offers) == 1421
+    assert len(offers) == 1450
     assert len({each.provider for each in offers}) == 37
     assert {each.kind for each in offers} == {"on-demand", "spot", "reserved"}
     for card in (
@@ -119,6 +119,23 @@ def test_the_page_on_offers_tells_of_these():
     assert sum(rows) + kept == prices
     for name in sources():
         assert f"| `{name}` | {sum(each.source == name for each in bundled()):,} |" in page
+
+
+def test_hosts_are_known_of_most():
+    offers = bundled()
+    assert sum(each.ram_bytes is None for each in offers) == 168
+    assert {each.source for each in offers if each.ram_bytes is None} <= {
+        "vast-api", "getdeploying", "gpuhunt/crusoe", "guide-2026-03"
+    }  # fmt: skip
+    assert {each.provider for each in offers if each.tenancy == "dedicated"} == {"oracle"}
+
+
+def test_what_was_assumed_is_said():
+    assumed = {(each.provider, each.gpu) for each in bundled() if "form factor" in each.assumed}
+    assert assumed == {
+        ("lyceum", "a100-pcie-80gb"), ("lyceum", "h100-pcie-80gb"), ("lyceum", "h200-nvl-141gb"),
+        ("cudo", "h100-pcie-80gb"), ("seeweb", "h200-nvl-141gb"),
+    }  # fmt: skip
 
 
 def test_rows_are_distinct():

@@ -94,11 +94,29 @@ def test_one_offer_has_a_page(capsys):
     for part in (
         "not verified",
         "in the EU        not known",
-        "cannot be joined",
+        "between          cannot be joined",
+        "host             256 vCPUs, 1448 GiB of RAM",
+        "disk             not known",
+        "tenancy          not known",
+        "extrapolated",
         "EUR",
         "A price is not availability",
     ):
         assert part in out
+
+
+def test_lyceums_cards_are_there_with_what_was_assumed(capsys):
+    """2.79 and 1.10 USD an hour for an H100, 4.29 and 1.60 for an H200, 1.59 and 0.80 for an A100."""
+    rows = told(capsys, "--provider", "lyceum", "--gpus", "1")["offers"]
+    prices = {(row["gpu"], row["kind"]): row["usd_per_hour"] for row in rows if "form factor" in (row["assumed"] or "")}
+    assert prices == {
+        ("h100-pcie-80gb", "on-demand"): 2.79, ("h100-pcie-80gb", "spot"): 1.10,
+        ("h200-nvl-141gb", "on-demand"): 4.29, ("h200-nvl-141gb", "spot"): 1.60,
+        ("a100-pcie-80gb", "on-demand"): 1.59, ("a100-pcie-80gb", "spot"): 0.80,
+    }  # fmt: skip
+    _, out, _ = run(capsys, "lyceum", "h100")
+    assert "1 x h100-pcie-80gb~" in out
+    assert "~ form factor not said: the slower one is assumed." in out
 
 
 def test_reservations_say_when_they_pay(capsys):

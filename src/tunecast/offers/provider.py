@@ -100,6 +100,11 @@ def provider(name: str) -> Provider:
     return providers().get(name) or Provider(name)
 
 
+def tenancy(offer: Offer) -> str:
+    """One of `TENANCIES`: of this machine, else of the provider's machines; '' where nobody says."""
+    return "dedicated" if offer.kind == OWNED else offer.tenancy or provider(offer.provider).tenancy
+
+
 def terms(offer: Offer) -> Provider:
     """How an offer is billed: one's own machine by the second, and what a broker sells as the broker bills it."""
     of = provider(offer.provider)
