@@ -130,6 +130,16 @@ def test_what_joins_the_cards_and_the_machines(capsys):
     assert (row["interconnect"], row["fabric"], row["inter_node_gbit_per_s"]) == ("nvlink4", "efa-v2", 3200)
 
 
+def test_outliers_are_named(capsys):
+    _, out, _ = run(capsys, "h100-pcie", "--spot")
+    assert "spot*" in out
+    assert "do not count on it" in out
+    (row,) = told(capsys, "vast", "h100-pcie", "--spot", "--gpus", "2", "--country", "GB")["offers"]
+    assert row["outlier"] == "17 % of its own on-demand price of 4.00 USD an hour"
+    assert "17 % of its own" in run(capsys, "vast", "h100-pcie", "--spot", "--gpus", "2")[1]
+    assert {row["outlier"] for row in told(capsys, "nebius")["offers"]} == {None}
+
+
 def test_euros_say_their_rate(capsys):
     _, out, _ = run(capsys, "l4", "--eur", "--usd-per-eur", "1.25")
     assert "EUR/h" in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 from tunecast.offers.asked import inside
@@ -18,7 +19,7 @@ from tunecast.report.columns import columns
 from tunecast.report.text import DEFAULT, Terminal
 from tunecast.units import GB, GIB, percent
 
-OLD, UNPROVEN, ASSUMED = "!", "?", "~"
+OLD, UNPROVEN, ASSUMED, OUTLIER = "!", "?", "~", "*"
 NOT_KNOWN = "not known"
 KNOWN = {"yes": "yes", "no": "no", "unknown": NOT_KNOWN}
 TENANCY_TOLD = {
@@ -39,6 +40,7 @@ def offer_table(
     more: int = 0,
     eur: bool = False,
     vat_fraction: float = 0.0,
+    outliers: Mapping[Offer, str] = MappingProxyType({}),
 ) -> str:
     """A line an offer, the cheapest card-hour first as they come; `more` were left off."""
     money = "EUR" if eur else "USD"
@@ -47,18 +49,30 @@ def offer_table(
         ("", "", "", f"{money}/h", f"{money}/h", "", "", ""),
         ("machine", "provider", "kind", "a card", "machine", "where", "US law", "age"),
     )
-    rows = [*head, *(_row(offer, unit, today) for offer in offers)]
+    rows = [*head, *(_row(offer, unit, today, offer in outliers) for offer in offers)]
     lines = columns(rows, left=(0, 1, 2, 5, 6))
     lines[:2] = [terminal.paint(line, "dim") for line in lines[:2]]
     notes = _notes(offers, rate if eur else None, today, more, vat_fraction)
+    if any(offer in outliers for offer in offers):
+        notes.append(f"{OUTLIER} far below its own price on demand, or its peers': do not count on it.")
     return terminal.plain("\n".join([*lines, "", *_wrapped(notes, terminal)])) + "\n"
 
 
-def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, terminal: Terminal = DEFAULT) -> str:
+def offer_page(
+    offer: Offer,
+    of: Provider,
+    where: str,
+    rate: Rate,
+    today: date,
+    terminal: Terminal = DEFAULT,
+    *,
+    outlier: str = "",
+) -> str:
     """All that is known of one offer and of who rents it out, with what no source confirms."""
     rows = (
         ("machine", f"{offer.gpus} x {offer.gpu}{f', {offer.instance}' if offer.instance else ''}"),
         ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) an hour, {offer.kind}"),
+        ("outlier", outlier and f"{outlier}: do not count on it"),
         ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid for whether used or not"),
         ("where", where_told(offer, 100)),
         ("places", of.places),
@@ -113,7 +127,7 @@ def egress_told(of: Provider) -> str:
     return f"{of.egress_usd_per_gb:g} USD a GB{free}"
 
 
-def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[str, Any]:
+def offer_dict(offer: Offer, today: date, sources: Mapping[str, str], outlier: str = "") -> dict[str, Any]:
     """For programs; null for what is not known."""
     node = offer.node
     return {
@@ -138,6 +152,7 @@ def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[st
         "disk_bytes": offer.disk_bytes,
         "tenancy": tenancy(offer) or None,
         "assumed": offer.assumed or None,
+        "outlier": outlier or None,
         "max_nodes": offer.max_nodes,
         "via": offer.via or None,
         "dated": offer.dated.isoformat(),
@@ -180,13 +195,15 @@ def _outcome(each: Outcome) -> tuple[str, str, str, str]:
     return each.source, kept, str(each.before), why
 
 
-def _row(offer: Offer, unit: float, today: date) -> tuple[str, ...]:
+def _row(offer: Offer, unit: float, today: date, outlier: bool) -> tuple[str, ...]:
     amount = offer.usd_per_hour * unit
     old = OLD if offer.is_stale(today) else ""
     return (
         f"{offer.gpus} x {offer.gpu}{ASSUMED if offer.assumed else ''}",
         offer.provider + (f" ({offer.via})" if offer.via else ""),
-        offer.kind + (f" {offer.term_hours:g} h" if offer.term_hours is not None else ""),
+        offer.kind
+        + (f" {offer.term_hours:g} h" if offer.term_hours is not None else "")
+        + (OUTLIER if outlier else ""),
         f"{amount / offer.gpus:.3f}",
         f"{amount:.2f}",
         where_told(offer, _PLACES),
