@@ -16,6 +16,7 @@ from tunecast.hardware.catalog import gpus
 from tunecast.offers import store
 from tunecast.offers.asked import Asked, Left, asked
 from tunecast.offers.offer import NOT_AVAILABILITY, Offer
+from tunecast.offers.outliers import outliers
 from tunecast.offers.own import joined, own_offers
 from tunecast.offers.provider import terms
 from tunecast.offers.update import feeds, update
@@ -88,17 +89,22 @@ def run(argv: Sequence[str]) -> int:
         raise _none(known, wanted, left)
     terminal = terminal_of(sys.stdout)
     shown = left.offers if arguments.all or arguments.json else left.offers[:SHOWN]
+    named = outliers(shown, known)
     if arguments.json:
-        rows = [offer_dict(offer, today, store.sources()) for offer in shown]
+        rows = [offer_dict(offer, today, store.sources(), named.get(offer, "")) for offer in shown]
         print(json.dumps({"schema": SCHEMA, "note": NOT_AVAILABILITY, "unknown": dict(left.unknown), "offers": rows}))
     elif len(left.offers) == 1:
         (offer,) = left.offers
         where = store.sources().get(offer.source, offer.source)
-        print(offer_page(offer, terms(offer), where, rate, today, terminal), end="")
+        reason = named.get(offer, "")
+        print(offer_page(offer, terms(offer), where, rate, today, terminal, outlier=reason), end="")
     else:
         more = len(left.offers) - len(shown)
         vat = (arguments.vat or 0.0) / 100
-        print(offer_table(shown, rate, today, terminal, more=more, eur=arguments.eur, vat_fraction=vat), end="")
+        table = offer_table(
+            shown, rate, today, terminal, more=more, eur=arguments.eur, vat_fraction=vat, outliers=named
+        )
+        print(table, end="")
         print(break_even_text(shown, known, terminal), end="")
         for why, n in left.unknown.items():
             print(terminal.plain(f"{n} left out: {why}."))

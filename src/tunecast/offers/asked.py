@@ -21,7 +21,7 @@ from tunecast.offers.offer import SPOT, Offer
 from tunecast.offers.provider import provider, providers
 
 NOT_KNOWN = {
-    "--certified": "the certificate is not known",
+    "--certified": "no source at hand names the certificate",
     "--country": "the country is not known, or not proven",
     "--eu": "whether it is in the EU is not known, or not proven",
     "--no-cloud-act": "how far US law reaches who runs or sells it is not known",
@@ -139,9 +139,8 @@ def inside(offer: Offer) -> Link:
 
 
 def _certified(offer: Offer, certificate: str) -> Answer:
-    """As the provider states it; of a provider that states none, unknown."""
-    stated = provider(offer.provider).certificates
-    return "yes" if certificate in stated else "no" if stated else "unknown"
+    """`yes` only where a source names it. That a provider has none, no list can prove: then unknown."""
+    return "yes" if certificate in provider(offer.provider).verified_certificates else "unknown"
 
 
 def _words_of(offer: Offer) -> str:

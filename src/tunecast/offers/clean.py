@@ -14,11 +14,12 @@ from datetime import date, timedelta
 from statistics import median
 from typing import NamedTuple
 
+from tunecast.offers.hosts import Host, hosts
 from tunecast.offers.listing import Listing
-from tunecast.offers.names import card, chip, is_ambiguous
+from tunecast.offers.names import NOT_TOLD, card, chip, is_ambiguous, slower
 from tunecast.offers.offer import LISTED, ON_DEMAND, PROVEN, RESERVED, SPOT, Offer
 from tunecast.offers.provider import provider
-from tunecast.units import GIB
+from tunecast.units import GB, GIB
 
 OLDEST = timedelta(days=730)
 """Older prices tell little: in the lists at hand DigitalOcean's H100 went from 6.74 USD an hour (2025-01) to 3.39
@@ -32,6 +33,9 @@ NEWER = timedelta(days=90)
 SAME = 0.02
 """Prices this close are the same, rounded."""
 MOST_RAM_GIB = 65_536
+MOST_DISK_GB = 1_000_000
+BARE_METAL = "BM."
+"""Begins the names of Oracle's bare metal machines: no hypervisor, and so no neighbour."""
 EVERYWHERE = frozenset(("runpod", "lambda"))
 """Whose list in SkyPilot's catalogue names every machine in every region."""
 SOLD: Mapping[tuple[str, str], tuple[int, ...]] = {
@@ -51,11 +55,19 @@ NO_SPOT = frozenset((("lyceum", "l40s"),))
 Source  onticlabs/skypilot-lyceum README, C9: "L40S has no spot variant at all".
 """
 
+UNMEASURED_HOSTS = frozenset((("lyceum", "b200-sxm-180gb"), ("lyceum", "b300-sxm-288gb")))
+NOT_MEASURED = "vCPUs and RAM are extrapolated from its other machines, not measured"
+"""Source  onticlabs/skypilot-lyceum README, "The catalog": no endpoint tells a machine's vCPUs and RAM; those with
+L40S, A100, H100 and H200 were rented and looked at, those with B200 and B300 were never free."""
+
 NO_PRICE = "no price"
 OLD = "older than two years"
 NOT_SPOT = "spot price equal to the on-demand price: none was known"
 NOT_SOLD = "a count, or a kind, the provider does not sell"
 GUESSED = "form factor guessed by the list, and no other list tells which the provider has"
+NOT_SAID = "form factor not said: the slower one is assumed"
+"""Not a reason to leave it out: a price of a provider's own list, of which no other list tells either. The slower card
+is the floor: with the faster one a run is shorter and costs less."""
 OUTLIER = "price far off the card's median"
 REPLACED = "a newer list of the same provider"
 AGAIN = "no region, and another list has the price with one, or newer"
@@ -69,6 +81,7 @@ class Price(NamedTuple):
     gpu: str
     gpus: int
     usd_per_hour: float
+    assumed: str = ""
 
     @property
     def usd_per_gpu_hour(self) -> float:
@@ -106,7 +119,8 @@ def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
         out = rule(prices)
         dropped[why_not] += len(out)
         prices = [each for index, each in enumerate(prices) if index not in out]
-    return Cleaned(tuple(_merged(prices)), len(prices), {why: n for why, n in dropped.items() if n})
+    offers = _merged(prices, hosts(rows))
+    return Cleaned(tuple(offers), len(prices), {why: n for why, n in dropped.items() if n})
 
 
 def _prices(listing: Listing, told: Mapping[tuple[str, str], set[str]], today: date) -> tuple[list[Price], list[str]]:
@@ -122,6 +136,10 @@ def _prices(listing: Listing, told: Mapping[tuple[str, str], set[str]], today: d
     if listing.guessed_form and is_ambiguous(listing.gpu):
         has = told.get((listing.provider, chip(listing.gpu)), set())
         found = found._replace(gpu=min(has) if len(has) == 1 else None, why=GUESSED)
+    assumed = ""
+    own_list = not listing.via and not listing.guessed_form
+    if found.why == NOT_TOLD and own_list and (listing.provider, chip(listing.gpu)) not in told:
+        found, assumed = found._replace(gpu=slower(listing)), NOT_SAID
     if found.gpu is None:
         return [], [found.why] * len(known)
     if found.gpus not in SOLD.get((listing.provider, found.gpu), (found.gpus,)):
@@ -133,7 +151,7 @@ def _prices(listing: Listing, told: Mapping[tuple[str, str], set[str]], today: d
         elif name == SPOT and (listing.provider, found.gpu) in NO_SPOT:
             why.append(NOT_SOLD)
         else:
-            prices.append(Price(listing, name, found.gpu, found.gpus, value))
+            prices.append(Price(listing, name, found.gpu, found.gpus, value, assumed))
     return prices, why
 
 
@@ -206,22 +224,25 @@ def _placed(each: Price) -> bool:
     return bool(each.listing.country)
 
 
-def _merged(prices: Iterable[Price]) -> list[Offer]:
+def _merged(prices: Iterable[Price], known: Mapping[tuple[str, str, int], Host]) -> list[Offer]:
     """One offer a distinct price of a machine, with its regions, in a lasting order."""
     alike: dict[tuple[object, ...], list[Price]] = defaultdict(list)
     for each in prices:
         row = each.listing
         alike[*each.machine, each.usd_per_hour, row.instance, row.via, row.source, row.term_hours].append(each)
-    return sorted((_offer(each) for each in alike.values()), key=order)
+    return sorted((_offer(each, known) for each in alike.values()), key=order)
 
 
 def order(offer: Offer) -> tuple[str, str, int, str, float, str, tuple[str, ...]]:
     return offer.provider, offer.gpu, offer.gpus, offer.kind, offer.usd_per_hour, offer.instance, offer.regions
 
 
-def _offer(prices: Sequence[Price]) -> Offer:
+def _offer(prices: Sequence[Price], known: Mapping[tuple[str, str, int], Host]) -> Offer:
     first = prices[0]
     row = first.listing
+    vcpus, ram_gib = row.vcpus, row.ram_gib
+    if vcpus is None and ram_gib is None:
+        vcpus, ram_gib = known.get((row.provider, chip(first.gpu), first.gpus), Host())
     places = sorted({(each.listing.country, each.listing.region) for each in prices if each.listing.region})
     return Offer(
         provider=row.provider,
@@ -235,12 +256,19 @@ def _offer(prices: Sequence[Price]) -> Offer:
         countries=tuple(country for country, _ in places),
         placed=LISTED if not places or (row.provider in EVERYWHERE and not row.via) else PROVEN,
         instance=row.instance,
-        vcpus=row.vcpus,
-        ram_bytes=_ram_bytes(row.ram_gib),
+        vcpus=vcpus,
+        ram_bytes=_ram_bytes(ram_gib),
         max_nodes=1 if provider(row.provider).joins_nodes is False else None,
         via=row.via,
         term_hours=row.term_hours,
+        disk_bytes=_disk_bytes(row.disk_gb),
+        tenancy="dedicated" if row.instance.startswith(BARE_METAL) else "",
+        assumed=first.assumed or (NOT_MEASURED if (row.provider, first.gpu) in UNMEASURED_HOSTS else ""),
     )
+
+
+def _disk_bytes(gb: float | None) -> int | None:
+    return round(gb * GB) if gb is not None and 1 <= gb <= MOST_DISK_GB else None
 
 
 def _ram_bytes(gib: float | None) -> int | None:

@@ -23,6 +23,8 @@ from tunecast.offers.offer import Offer
 from tunecast.offers.table import MOST_BYTES, offers_from, text_from
 
 FETCHED, OWN = "fetched.csv", "own.csv"
+KEEPERS = ("skypilot", "gpuhunt")
+"""Of lists that are fetched: `skypilot/aws`."""
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -41,7 +43,7 @@ def offers(environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:
 def _list(source: str) -> str:
     """`azure` of skypilot/azure and of gpuhunt/azure; others are their own."""
     keeper, _, name = source.partition("/")
-    return name if keeper in ("skypilot", "gpuhunt") else source
+    return name if keeper in KEEPERS else source
 
 
 @cache
@@ -55,6 +57,11 @@ def sources() -> Mapping[str, str]:
     """Where a list is from, in full, by the short name offers carry."""
     text = (files("tunecast.offers") / "catalog" / "sources.csv").read_text("utf-8")
     return {row["source"]: row["where"] for row in csv.DictReader(text.splitlines())}
+
+
+def is_listed(offer: Offer) -> bool:
+    """Whether its price is of a list, not of the user's own."""
+    return offer.source in sources() or offer.source.partition("/")[0] in KEEPERS
 
 
 def kept(name: str, environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:
