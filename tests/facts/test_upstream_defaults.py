@@ -19,12 +19,13 @@ import pytest
 from tunecast.job.job import VERSIONS, all_knobs
 from tunecast.job.names import OPTIMIZERS
 
-DISTRIBUTIONS = {"TRL": "trl", "transformers": "transformers", "PEFT": "peft"}
+DISTRIBUTIONS = {"TRL": "trl", "transformers": "transformers", "PEFT": "peft", "accelerate": "accelerate"}
 SOURCES = {
     "SFTConfig": ("trl", ("trainer/sft_config.py", "trainer/base_config.py")),
     "ModelConfig": ("trl", ("trainer/model_config.py",)),
     "TrainingArguments": ("transformers", ("training_args.py",)),
     "LoraConfig": ("peft", ("tuners/lora/config.py",)),
+    "GradientAccumulationPlugin": ("accelerate", ("utils/dataclasses.py",)),
     "get_peft_model": ("peft", ("mapping_func.py",)),
 }
 FROM_UPSTREAM = {name: knob for name, knob in all_knobs().items() if knob.origin.package in VERSIONS}

@@ -48,6 +48,8 @@ CASES: dict[str, tuple[dict[str, Any], int, dict[str, Any]]] = {
     "full_mixed_from_bfloat16": (MIXED, 2, {}),
     "full_recomputed": (AGAIN, 2, FLAT),
     "full_accumulating": ({"grad_accum": 2}, 2, {}),
+    "full_accumulating_synced": ({"grad_accum": 3}, 2, {"parallel": {"sync_each_batch": True}}),
+    "lora_mixed_synced": ({**LORA, **MIXED, **AGAIN, "grad_accum": 3}, 2, {"parallel": {"sync_each_batch": True}}),
     "full_kept_after_forward": ({}, 2, {**FLAT, "strategy": "SHARD_GRAD_OP"}),
     "full_kept_with_original_parameters": (MIXED, 2, {"strategy": "SHARD_GRAD_OP"}),
     "full_in_two_copies": (MIXED, 16, {"strategy": "HYBRID_SHARD"}),
@@ -65,7 +67,7 @@ def job_of(name: str) -> dict[str, Any]:
     values, ranks, how = CASES[name]
     nodes = 2 if how.get("strategy") == "HYBRID_SHARD" else 1
     hardware = {"gpu": "h200-sxm-141gb", "gpus": ranks // nodes, "nodes": nodes}
-    job = {**JOB, **values, "hardware": hardware}
+    job = {**JOB, **values, "hardware": hardware, "parallel": {**JOB["parallel"], **how.get("parallel", {})}}  # type: ignore[dict-item]
     if nodes > 1:
         return {**job, "parallel": {**JOB["parallel"], "data": "hsdp"}}  # type: ignore[dict-item]
     return {**job, "parallel": {**JOB["parallel"], "offload": "parameters"}} if how.get("offload") else job  # type: ignore[dict-item]

@@ -47,6 +47,10 @@ CASES: dict[str, dict[str, Any]] = {
     "trainer-sharded": {
         "stack": "llama-factory", "parallel": {"data": "fsdp"}, "gradient_checkpointing": True, "grad_accum": 2,
     },
+    "trainer-sharded-synced": {
+        "stack": "llama-factory", "parallel": {"data": "fsdp", "sync_each_batch": True}, "gradient_checkpointing": True,
+        "grad_accum": 3,
+    },
     "trl-replicas-lora": {"stack": "trl", "parallel": {"data": "ddp"}, **LORA},
     "trl-sharded-lora": {"stack": "trl", "parallel": {"data": "fsdp"}, **LORA},
 }  # fmt: skip

@@ -24,6 +24,7 @@ JOBS = {
     "lora in 32 bits": {"model": "llama-3.2-1b", "method": "lora"},
     "full in 16 bits": {"model": "gemma-3-1b", "weights_dtype": "bfloat16"},
     "full in 32 bits": {"model": "llama-3.2-1b"},
+    "gradients summed after each micro-batch": {"model": "llama-3.2-1b", "parallel": {"sync_each_batch": True}},
     "qlora": {"model": "llama-3.2-1b", "method": "qlora", "weights_dtype": "bfloat16"},
     "mixture of experts": {"model": "qwen3-30b-a3b", "method": "lora", "lora": {"targets": "attention"}},
     "lengths that vary": {

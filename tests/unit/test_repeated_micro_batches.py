@@ -23,6 +23,7 @@ LORA: dict[str, Any] = {"method": "lora", "gradient_checkpointing": True}
 QLORA: dict[str, Any] = {"method": "qlora", "quantization": {"format": "nf4"}, "gradient_checkpointing": True}
 SEVERAL: dict[str, Any] = {"hardware": {"gpus": 4}}
 DDP, FSDP, ZERO3 = ({**SEVERAL, "parallel": {"data": kind}} for kind in ("ddp", "fsdp", "zero3"))
+SYNCED: dict[str, Any] = {**SEVERAL, "parallel": {"data": "fsdp", "sync_each_batch": True}}
 ON_HOST: dict[str, Any] = {**SEVERAL, "parallel": {"data": "fsdp", "offload": "parameters"}}
 STEPS = 3
 CASES: dict[str, tuple[dict[str, Any], int]] = {
@@ -37,6 +38,7 @@ CASES: dict[str, tuple[dict[str, Any], int]] = {
     "replicas": ({**LORA, **DDP, "grad_accum": 4}, 3),
     "replicas whose buckets are made anew": ({**FULL, **DDP, "grad_accum": 4, "gradient_checkpointing": True}, 9),
     "shards": ({**FULL, **FSDP, "grad_accum": 4}, 3),
+    "shards summed after each": ({**FULL, **SYNCED, "grad_accum": 5}, 3),
     "shards, quantised": ({**QLORA, **FSDP, "grad_accum": 5}, 3),
     "shards on the host": ({**FULL, **ON_HOST, "grad_accum": 4}, 3),
     "ZeRO-3, which does not say": ({**FULL, **ZERO3, "grad_accum": 4}, 12),

@@ -111,6 +111,18 @@ def test_gradients_wait_whole_between_micro_batches() -> None:
     assert len(collectives(twice, "all_gather")) == 2 * len(collectives(once, "all_gather"))
 
 
+def test_synced_gradients_are_scattered_after_each_micro_batch_and_wait_cut() -> None:
+    """Three micro-batches: three times as much is scattered; the wait between them is of parts."""
+    once = tape_of(8).steps()[1]
+    waiting, synced = (tape_of(8, grad_accum=3, parallel={"sync_each_batch": value}) for value in (False, True))
+    step = synced.steps()[1]
+    assert len(collectives(step, "reduce_scatter")) == 3 * len(collectives(once, "reduce_scatter"))
+    assert len(collectives(step, "all_gather")) == 3 * len(collectives(once, "all_gather"))
+    wait, cut = (replay(tape, AllocatorSettings()).allocated_bytes for tape in (waiting, synced))
+    assert cut < wait
+    assert held_at_end(synced, Role.GRADIENTS) == held_at_end(waiting, Role.GRADIENTS)
+
+
 def test_offloaded_parts_leave_the_card_alone() -> None:
     tape = tape_of(8, parallel={"offload": "parameters"})
     assert held_at_end(tape, Role.WEIGHTS) == 2 * 8 * 4
@@ -144,6 +156,9 @@ FOLDED: dict[str, dict[str, Any]] = {
     "fsdp": {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}},
     "fsdp-recomputed": {"hardware": {"gpus": 7}, "parallel": {"data": "fsdp"}, "gradient_checkpointing": True},
     "fsdp-accumulated": {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}, "grad_accum": 2},
+    "fsdp-synced": {
+        "hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 3,
+    },
     "fsdp-lora": {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}, "method": "lora"},
     "fsdp-qlora": {
         "hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}, "method": "qlora", "gradient_checkpointing": True,

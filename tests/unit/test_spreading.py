@@ -29,6 +29,8 @@ def asked(**job: Any) -> Any:
         {"parallel": {"data": "zero2", "offload": "optimizer"}, "hardware": {"gpus": 1}},
         {"optimizer": "adamw_8bit"},
         {"parallel": {"data": "fsdp", "expert": 4}, "stack": "torchtitan"},
+        {"parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 2},
+        {"parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 2, "transformers_version": "4.45.2"},
         {"hardware": {"gpus": 1}},
     ],
 )
@@ -42,6 +44,16 @@ def test_known(job: dict[str, Any]) -> None:
         ({"stack": "unsloth", "hardware": {"gpus": 2}}, "hardware.gpus", "tunecast trace --nproc-per-node 2"),
         ({"parallel": {"data": "fsdp"}, "hardware": {"gpus": 1}}, "parallel.data", "hardware.gpus 2 or more"),
         ({"parallel": {"data": "hsdp"}}, "parallel.data", "To fix: fsdp"),
+        (
+            {"parallel": {"data": "fsdp", "sync_each_batch": True}, "transformers_version": "4.48"},
+            "parallel.sync_each_batch",
+            "another transformers_version",
+        ),
+        (
+            {"parallel": {"data": "fsdp", "sync_each_batch": True}, "stack": "torchtune"},
+            "parallel.sync_each_batch",
+            "allowed with torchtune: false",
+        ),
         ({"parallel": {"data": "zero1"}, "stack": "torchtitan"}, "parallel.data", "allowed: fsdp, hsdp"),
         ({"parallel": {"offload": "optimizer"}}, "parallel.offload", "zero2"),
         ({"parallel": {"data": "fsdp", "offload": "optimizer"}}, "parallel.offload", "nearest: parameters"),

@@ -9,8 +9,8 @@ from tunecast.job.knob import Knob, shown
 
 _HEAD = """# A job's fields and their defaults
 
-Only `model` is required. A default is TRL's where TRL has one, then transformers', then PEFT's, at these releases:
-{versions}. "tunecast" marks a field that none of them has.
+Only `model` is required. A default is TRL's where TRL has one, then transformers', PEFT's, accelerate's, at these
+releases: {versions}. "tunecast" marks a field that none of them has.
 
 Made by `python -m tunecast.job.defaults`. One test compares this page with the code, another the code with the
 packages, where these releases are installed.

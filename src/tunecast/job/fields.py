@@ -23,6 +23,10 @@ def peft(name: str, value: object) -> Origin:
     return Origin("PEFT", name, value)
 
 
+def accelerate(name: str, value: object) -> Origin:
+    return Origin("accelerate", name, value)
+
+
 OURS = Origin("tunecast")
 
 

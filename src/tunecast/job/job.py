@@ -1,8 +1,8 @@
 """The Job: everything that decides what a fine-tuning run does to a GPU, as one frozen value.
 
 Names and meanings are those of the public contract; a default is TRL's where TRL has one, then transformers', then
-PEFT's, at the versions in `VERSIONS`. Every field carries its own `Knob`, from which the readers, the flags, the
-messages and docs/defaults.md are made: a new field is one line here.
+PEFT's, then accelerate's, at the versions in `VERSIONS`. Every field carries its own `Knob`, from which the readers,
+the flags, the messages and docs/defaults.md are made: a new field is one line here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tunecast.records import dataclass
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
 
-VERSIONS: Mapping[str, str] = {"TRL": "1.16.0", "transformers": "5.17.0", "PEFT": "0.21.0"}
+VERSIONS: Mapping[str, str] = {"TRL": "1.16.0", "transformers": "5.17.0", "PEFT": "0.21.0", "accelerate": "1.15.0"}
 """The releases whose defaults these are."""
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.job.fields import OURS, Section, field, peft, transformers, trl
+from tunecast.job.fields import OURS, Section, accelerate, field, peft, transformers, trl
 from tunecast.job.knob import Origin
 from tunecast.job.names import DTYPES
 from tunecast.records import dataclass
@@ -426,6 +426,13 @@ class Parallel(Section):
         OURS,
         "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
         aka=("fsdp_reshard_after_forward",),
+    )
+    sync_each_batch: bool = field(
+        "bool",
+        False,
+        accelerate("GradientAccumulationPlugin.sync_each_batch", False),
+        "with grad_accum above 1: gradients are summed over ranks, and cut, after every micro-batch instead of waiting "
+        "whole for the last (no_sync); Trainer: accelerator_config gradient_accumulation_kwargs",
     )
     layers: int = field(
         "int", 1, OURS, 'device_map="auto": cards of one machine the layers are spread over', low=1, high=1024

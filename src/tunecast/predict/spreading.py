@@ -205,6 +205,17 @@ def _reduce_dtype(job: Job) -> str | None:
     return f"got {got} with parallel.data {job.parallel.data}, which sums gradients as they are; allowed: null"
 
 
+def _sync_each_batch(job: Job) -> str | None:
+    if not job.parallel.sync_each_batch:
+        return None
+    if job.stack not in TRAINER:
+        return f"got true, which is accelerate's; allowed with {job.stack}: false"
+    if not era_of(job.transformers_version).heeds_sync_each_batch:
+        got = f"got true with transformers {job.transformers_version}, whose Trainer ignores it (4.46 to 5.1)"
+        return f"{got}; allowed: false, or another transformers_version"
+    return None
+
+
 RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _cards,
     "parallel.data": _data,
@@ -212,6 +223,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.context_kind": _context_kind,
     "parallel.offload": _offload,
     "parallel.reduce_dtype": _reduce_dtype,
+    "parallel.sync_each_batch": _sync_each_batch,
     "optimizer": _optimizer,
     "optimizer_in_backward": _in_backward,
     "compile": _compile,

@@ -33,6 +33,8 @@ settings = {
 if job["parallel"]["data"] == "fsdp":
     settings["fsdp"] = True
     settings["fsdp_config"] = {"version": 2, "auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+if job["parallel"].get("sync_each_batch"):
+    settings["accelerator_config"] = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
 adapters = None
 if job["method"] == "lora":
     adapters = LoraConfig(

@@ -36,6 +36,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "replicas-8-recomputed": (EIGHT | RECOMPUTED, {}),
     "replicas-8-accumulated": (EIGHT | {"grad_accum": 2, "weights_dtype": "float32"}, WIDE),
     "replicas-8-rebuilt": (EIGHT | RECOMPUTED | {"grad_accum": 2, "weights_dtype": "float32"}, WIDE),
+    "replicas-8-synced": (
+        EIGHT | RECOMPUTED | sharded("ddp", sync_each_batch=True) | {"grad_accum": 3, "weights_dtype": "float32"},
+        WIDE,
+    ),
     "replicas-8-lora": (EIGHT | LORA, {}),
     "replicas-8-qlora": (EIGHT | RECOMPUTED | {"method": "qlora"}, {}),
     "fsdp-2": (TWO | sharded(), {}),
@@ -46,6 +50,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp-8-recomputed": (EIGHT | sharded() | RECOMPUTED, {}),
     "fsdp-8-reentrant": (EIGHT | sharded() | RECOMPUTED | {"checkpoint_reentrant": True}, {}),
     "fsdp-8-accumulated": (EIGHT | sharded() | RECOMPUTED | {"grad_accum": 3}, {}),
+    "fsdp-8-synced": (EIGHT | sharded(sync_each_batch=True) | RECOMPUTED | {"grad_accum": 3}, {}),
+    "fsdp-8-synced-wide-sums": (EIGHT | sharded(sync_each_batch=True, reduce_dtype="float32") | {"grad_accum": 2}, {}),
+    "fsdp-8-synced-lora": (EIGHT | sharded(sync_each_batch=True) | LORA | {"grad_accum": 3}, TIED),
+    "fsdp-8-synced-qlora": (
+        EIGHT | sharded(sync_each_batch=True) | RECOMPUTED | {"method": "qlora", "grad_accum": 2},
+        {},
+    ),
+    "fsdp-8-synced-offloaded": (EIGHT | sharded(offload="parameters", sync_each_batch=True) | {"grad_accum": 2}, {}),
     "fsdp-8-wide-sums": (EIGHT | sharded(reduce_dtype="float32") | {"grad_accum": 2}, {}),
     "fsdp-8-kept": (EIGHT | sharded(reshard_after_forward=False), {}),
     "fsdp-8-tied": (EIGHT | sharded(), TIED),
@@ -64,6 +76,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "fsdp-8-offloaded-lora": (EIGHT | sharded(offload="parameters") | LORA, {}),
     "hsdp-2-4": (NODES | sharded("hsdp"), {}),
     "hsdp-2-4-accumulated": (NODES | sharded("hsdp") | {"grad_accum": 2}, {}),
+    "hsdp-2-4-synced": (NODES | sharded("hsdp", sync_each_batch=True) | {"grad_accum": 3}, {}),
     "hsdp-2-4-lora": (NODES | sharded("hsdp") | LORA, {}),
 }
 

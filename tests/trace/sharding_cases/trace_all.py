@@ -112,7 +112,8 @@ def train(job: Job, config: Any, lengths: list[int], recorder: Any) -> None:
         for micro in range(job.grad_accum):
             ids = torch.randint(0, vocabulary, (job.micro_batch, length), device="cuda")
             mask = torch.ones_like(ids)
-            with unsynchronised(model) if micro < job.grad_accum - 1 else contextlib.nullcontext():
+            waits = micro < job.grad_accum - 1 and not job.parallel.sync_each_batch
+            with unsynchronised(model) if waits else contextlib.nullcontext():
                 with torch.autocast("cuda", recipe.DTYPES[autocast or "bfloat16"], enabled=autocast is not None):
                     loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss / job.grad_accum
                 loss.backward()

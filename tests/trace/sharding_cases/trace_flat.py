@@ -94,7 +94,8 @@ def train(job: Any, config: dict[str, Any], lengths: list[int], how: dict[str, A
         for micro in range(job.grad_accum):
             ids = torch.randint(0, vocabulary, (job.micro_batch, length), device="cuda")
             mask = torch.ones_like(ids)
-            with contextlib.nullcontext() if micro == job.grad_accum - 1 else model.no_sync():
+            reduces = micro == job.grad_accum - 1 or job.parallel.sync_each_batch
+            with contextlib.nullcontext() if reduces else model.no_sync():
                 with torch.autocast("cuda", half, enabled=job.autocast is not None):
                     loss = model(input_ids=ids, attention_mask=mask, labels=ids).loss / job.grad_accum
                 loss.backward()

@@ -32,6 +32,11 @@ class Era:
         return 2 if self.release >= (5, 0) else 1
 
     @property
+    def heeds_sync_each_batch(self) -> bool:
+        """trainer.py: `accelerator.accumulate` did; its own `no_sync` (4.46) did not until 5.2."""
+        return self.release < (4, 46) or self.release >= (5, 2)
+
+    @property
     def one_table(self) -> bool:
         """`original_inv_freq` was the table itself, not a copy."""
         return self.release < (5, 0)

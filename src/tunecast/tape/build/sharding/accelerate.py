@@ -86,7 +86,7 @@ class AccelerateFsdp2(Scheme):
         return gathered.alias(shard.shape, None)
 
     def micro_batch(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if last else self.sharder.unreduced()
+        return contextlib.nullcontext() if self.reduces_after(last) else self.sharder.unreduced()
 
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
         with self.machine.on_host() if self.sharder.on_host else contextlib.nullcontext():

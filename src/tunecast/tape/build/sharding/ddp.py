@@ -92,7 +92,7 @@ class Replicas(Scheme):
 
     @contextlib.contextmanager
     def micro_batch(self, last: bool) -> Iterator[None]:
-        self.synchronises = last
+        self.synchronises = self.reduces_after(last)
         yield
 
     def begin_forward(self) -> None:

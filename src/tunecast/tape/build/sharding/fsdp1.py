@@ -278,7 +278,7 @@ class FlatScheme(Scheme):
 
     @contextlib.contextmanager
     def micro_batch(self, last: bool) -> Iterator[None]:
-        self.flat.sync = last
+        self.flat.sync = self.reduces_after(last)
         try:
             yield
         finally:

@@ -56,6 +56,10 @@ class Scheme:
         """Around the forward and backward pass of a micro-batch (accelerate's `no_sync`)."""
         return contextlib.nullcontext()
 
+    def reduces_after(self, last: bool) -> bool:
+        """Whether gradients are summed over ranks after a micro-batch, or wait for more."""
+        return last or self.job.parallel.sync_each_batch
+
     def tokens_of(self, length: int) -> int:
         """Of a row of so many, those this rank sees."""
         return length if self.sequence is None else self.sequence.part_of(length)
