@@ -40,7 +40,7 @@ from tunecast.plan.pareto import Point
 from tunecast.plan.savings import savings
 from tunecast.plan.search import FRONT, Found, Outcome, Progress, Search
 from tunecast.plan.space import Freedom, Rig, Space, space_of
-from tunecast.predict.time_ranges import MEASURED, PUBLISHED
+from tunecast.predict.evidence import evidence_for, evidence_of
 from tunecast.records import dataclass, replace
 from tunecast.units import GIB, HOUR_S
 
@@ -183,7 +183,10 @@ class _Planner:
         return self._outcomes[-1]
 
     def _validated(self, rig: Rig) -> bool:
-        return rig.gpu in MEASURED | PUBLISHED
+        """Whether runs on this card, with this kind of stack, were measured."""
+        job = self.job
+        low = job.matmul_dtype is not None
+        return evidence_for(rig.gpu, job.stack, job.method, rig.cards > 1, low_precision=low).validated
 
     def counted(self) -> tuple[int, int, int, float]:
         """Of all searches; the space is the widest one's."""
@@ -208,6 +211,7 @@ class _Planner:
         if bill.save_steps is not None:
             job = replace(job, run=replace(job.run, save_strategy="steps", save_steps=bill.save_steps))
         before, after = self.space.job.flat(), job.flat()
+        evidence = evidence_of(job, rig.gpu)
         return Choice(
             machine=Machine(rig.card, rig.gpus, rig.nodes, offer),
             job=job,
@@ -224,7 +228,8 @@ class _Planner:
             phases_s=biller.phases(timed, offer),
             risk=_risk(held.range_bytes[1], held.capacity_bytes),
             rough=bill.rough,
-            validated=self._validated(rig),
+            evidence=evidence.words,
+            validated=evidence.validated,
             runs=biller.said.runs,
         )
 
