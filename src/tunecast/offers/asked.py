@@ -57,8 +57,8 @@ class Left:
     """The cheapest card-hour first; where countries were asked for, with their regions there."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """How many were left out because it is not known, by what is not."""
-    unproven: tuple[Offer, ...] = ()
-    """Those: they may match, and nothing is known to speak against it."""
+    unproven: tuple[tuple[Offer, str], ...] = ()
+    """Those, each with what is not known first: they may match, and nothing is known to speak against it."""
     cut: str = ""
     """The flag that left none, where one did."""
 
@@ -81,7 +81,7 @@ def asked(offers: Iterable[Offer], wanted: Asked, today: date) -> Left:
         left = [narrowed(offer, wanted_countries) for offer in left]
     left.sort(key=lambda offer: (offer.usd_per_gpu_hour, order(offer)))
     unknown = Counter(why for _, why in doubted)
-    return Left(tuple(left), dict(unknown), tuple(offer for offer, _ in doubted), cut)
+    return Left(tuple(left), dict(unknown), tuple(doubted), cut)
 
 
 def _tests(wanted: Asked, offers: Iterable[Offer], today: date) -> Iterator[tuple[str, _Test]]:

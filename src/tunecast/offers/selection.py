@@ -51,6 +51,8 @@ class Selection:
     """By the names of `BESIDE`: the same filters hold."""
     unproven: Mapping[str, tuple[Offer, ...]] = field(default_factory=dict)
     """By provider: they keep to all else, but one of the filters cannot be proven for them."""
+    doubts: Mapping[str, str] = field(default_factory=dict)
+    """What is not known of those, by provider."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """How many are unproven, by what is not known."""
     outliers: Mapping[Offer, str] = field(default_factory=dict)
@@ -86,13 +88,16 @@ def select(
         elif len(sort - rules.allow) == 1 and (name := next(iter(sort - rules.allow))) in beside:
             beside[name].append(offer)
     unproven: dict[str, list[Offer]] = {}
-    for offer in left.unproven:
+    doubts: dict[str, str] = {}
+    for offer, why in left.unproven:
         if _anywhere(offer) not in far_off and sort_of(offer, own, named) <= rules.allow:
             unproven.setdefault(offer.provider, []).append(offer)
+            doubts.setdefault(offer.provider, why)
     return Selection(
         tuple(picked),
         {name: tuple(of) for name, of in beside.items() if of},
         {name: tuple(of) for name, of in unproven.items()},
+        doubts,
         left.unknown,
         odd,
         len(known) - len(fresh),

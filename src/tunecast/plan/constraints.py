@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.hardware.catalog import gpus
@@ -105,22 +105,37 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
     more = sorted((other for other in fitting if other.gpu == rig.gpu and other.cards > rig.cards), key=_cards)
     if more:
         return f"{more[0].hardware}, which fits"
+    return " or ".join([*_milder(space, rig), _larger(need)])
+
+
+def _milder(space: Space, rig: Rig) -> Iterator[str]:
+    """Changes that free memory and were not allowed, those that change least first."""
     job, freedom = space.job, space.freedom
-    tries = []
     if freedom.is_fixed("gradient_checkpointing") and not job.gradient_checkpointing:
-        tries.append("gradient_checkpointing: true")
+        yield "gradient_checkpointing: true"
     if freedom.is_fixed("parallel.data") and job.parallel.data not in ("fsdp", "zero3") and rig.cards > 1:
-        tries.append("parallel.data: fsdp")
-    if job.method == "full" and "method" not in freedom.allow:
-        tries.append("--allow method (lora, qlora)")
-    elif job.method == "lora" and "method" not in freedom.allow:
-        tries.append("--allow method (qlora)")
+        yield "parallel.data: fsdp"
+    if job.method != "full" and job.weights_dtype == "float32" and "weights_dtype" not in freedom.allow:
+        yield "weights_dtype: bfloat16, which halves the frozen weights"
+    if job.quantization.format in ("nf4", "fp4"):
+        if not job.quantization.double_quant:
+            yield "quantization.double_quant: true"
+        if job.quantization.prepare_kbit and freedom.is_fixed("quantization.prepare_kbit"):
+            yield "quantization.prepare_kbit: false"
+    if job.method != "full" and rig.cards == 1 and job.stack in ("transformers", "trl"):
+        yield "stack: unsloth"
+    if job.method in ("full", "lora") and "method" not in freedom.allow:
+        yield f"--allow method ({'lora, qlora' if job.method == 'full' else 'qlora'})"
     if job.method == "full" and "optimizer" not in freedom.allow:
-        tries.append("--allow optimizer (8-bit states)")
-    largest = max(each.memory_bytes for each in gpus().values())
-    card = f"a card that leaves {gib(need.needs_bytes)}"
-    bigger = card if need.needs_bytes < largest else "more cards: none has that much"
-    return " or ".join([*tries, bigger])
+        yield "--allow optimizer (8-bit states)"
+
+
+def _larger(need: Need) -> str:
+    cards = [card for card in gpus().values() if card.vendor == "NVIDIA" and card.memory_bytes > need.needs_bytes]
+    if not cards:
+        return "more cards: none has that much"
+    least = min(cards, key=lambda card: (card.memory_bytes, card.name))
+    return f"a card of {gib(least.memory_bytes)} such as {least.name}"
 
 
 def _other_remedy(why: str, space: Space) -> str:

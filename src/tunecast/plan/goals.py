@@ -1,7 +1,7 @@
 """What a search looks for: the front of what may be picked, and beside it the cheapest of other kinds.
 
-A goal accepts some rigs and offers, and keeps the best points of those. It says of floors whether a choice at least that
-dear and slow can still matter to it; what matters to no goal is cut.
+A goal accepts some rigs and offers, and keeps the best points of those. It says of floors whether a choice at least
+that dear and slow can still matter to it; what matters to no goal is cut.
 """
 
 from __future__ import annotations

@@ -257,13 +257,12 @@ class _Planner:
             if point is None or not point.of.held.fits_surely:
                 continue
             choice = self.choice(point)
-            kind = name.partition(" ")[0]
+            kind, _, provider = name.partition(" ")
             if kind == VALIDATED:
                 if not best.validated:
                     yield Beside(kind, choice)
             elif kind == UNPROVEN:
-                why = ", ".join(self.offers.unknown)
-                yield Beside(kind, choice, why)
+                yield Beside(kind, choice, self.offers.doubts.get(provider, ""))
             elif choice.total_usd < best.total_usd * (1 - ALIKE):
                 yield Beside(kind, choice)
 

@@ -11,6 +11,7 @@ from itertools import zip_longest
 from tunecast.offers.offer import OWNED
 from tunecast.plan.choice import Choice, Plan
 from tunecast.report.columns import columns
+from tunecast.report.plan_arguments import arguments, launcher
 from tunecast.report.plan_plot import Point, plot, points
 from tunecast.report.plan_words import (
     RANGES,
@@ -28,10 +29,10 @@ from tunecast.report.plan_words import (
     energy,
     job_told,
     limits_told,
+    marks,
     nothing,
     offer_told,
     outliers,
-    picked_as,
     picks,
     price_age,
     price_notes,
@@ -54,7 +55,7 @@ MOST_REFUSED = 8
 MOST_HARDWARE = 6
 """Names of hardware one reason lists."""
 MOST_WARNED = 3
-"""Warnings, and outliers, shown without --details."""
+"""Warnings shown without --details."""
 
 
 def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
@@ -64,8 +65,8 @@ def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
     if chosen:
         first = chosen[0]
         parts += [
-            _picks(plan, chosen, terminal),
-            _beside(plan, terminal),
+            _picks(plan, chosen, terminal, details),
+            _beside(plan, terminal, details),
             _front(plan, terminal, details=details),
             _bill(plan, first, terminal, details=details),
             section("Cheaper still", bullets(saved(plan), terminal), terminal),
@@ -89,7 +90,7 @@ def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
     return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
 
 
-def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
     """Columns of two or three lines a pick, then what to set and why in full width."""
     for offer_lines in (1, 2):
         cells = [_cells(plan, pick, offer_lines) for pick in chosen]
@@ -98,11 +99,11 @@ def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
         if max(map(len, rest)) <= terminal.width:
             break
     else:
-        return _stacked(plan, chosen, terminal)
+        return _stacked(plan, chosen, terminal, details)
     out = [terminal.paint(head, "dim")]
     for pick, each in zip(chosen, cells, strict=True):
         count = max(map(len, each))
-        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, terminal), ""]
+        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, terminal, details), ""]
         rest = rest[count:]
     return "\n".join(out[:-1])
 
@@ -119,7 +120,7 @@ def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
     ]
 
 
-def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
     """For names too long for columns: a line each."""
     lines = []
     for pick in chosen:
@@ -127,26 +128,29 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
         lines.append(terminal.paint(", ".join(names), "bold"))
         for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
             lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
-        lines += [*_told(pick.choice, terminal), ""]
+        lines += [*_told(pick.choice, terminal, details), ""]
     return "\n".join(lines[:-1])
 
 
-def _told(choice: Choice, terminal: Terminal) -> list[str]:
+def _told(choice: Choice, terminal: Terminal, details: bool) -> list[str]:
     changed = changes(choice)
     said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are", choice.why]
+    if details:
+        said += [f"run {launcher(choice)}"] if launcher(choice) else []
+        said += [", ".join(arguments(choice))]
     lines = wrapped(filter(None, said), "    ", terminal)
-    marks = [choice.risk, None if choice.validated else choice.evidence]
-    for mark in filter(None, marks):
+    for mark in filter(None, [choice.risk, None if choice.validated else choice.evidence]):
         lines += [terminal.paint(line, "warn") for line in wrapped([mark], "    ", terminal)]
     return lines
 
 
-def _beside(plan: Plan, terminal: Terminal) -> str:
-    found = beside(plan)
-    wide = max((len(kind) for kind, _ in found), default=0)
+def _beside(plan: Plan, terminal: Terminal, details: bool) -> str:
+    found = beside(plan, details=details)
+    wide = max((len(kind) for kind, _ in found), default=0) + 4
     lines: list[str] = []
     for kind, told in found:
-        lines += wrapped([f"{kind:<{wide}}  {told}"], "  ", terminal)
+        first, *rest = wrapped([told], " " * wide, terminal)
+        lines += [f"  {kind:<{wide - 2}}{first[wide:]}", *rest]
     return section("Not picked unless asked for", lines, terminal)
 
 
@@ -181,18 +185,13 @@ _LEFT = ((0, 1, 2, 5), (0, 1, 2, 5), (0, 1, 2), (0, 1))
 def _front_row(plan: Plan, point: Point, *, short: bool, marked: bool) -> tuple[str, ...]:
     choice = point.choice
     offer = choice.machine.offer
-    marks = [
-        picked_as(plan, choice),
-        "" if choice.fits_surely else "may not fit",
-        "" if choice.validated else "unmeasured",
-    ]
     return (
         point.mark if marked else "",
         choice.hardware,
         short_offer(offer) if short else offer_told(offer),
         duration(choice.total_s),
         amount(choice.total_usd, plan.money),
-        ", ".join(filter(None, marks)),
+        marks(plan, choice),
     )
 
 
@@ -242,10 +241,10 @@ def _names(one: Refused) -> str:
 
 def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details: bool) -> list[str]:
     first = choices[:1]
-    warnings, odd, taken = warned(plan, first), outliers(plan), assumed(plan, first)
+    warnings, odd, taken = warned(plan, first), outliers(plan, all_of_them=details), assumed(plan, first)
     end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
     if not details:
-        warnings, odd = _first_of(warnings), _first_of(odd)
+        warnings = _first_of(warnings)
         taken = [each for each in taken if each.startswith("there is no data")]
         end.append("--details: the plot, every line of the bill, sources, what is refused and why, what is assumed.")
     return [

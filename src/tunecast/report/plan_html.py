@@ -23,21 +23,26 @@ from tunecast.report.plan_words import (
     amounts,
     answer,
     assumed,
+    beside,
     bill,
     changes,
+    energy,
     hourly,
     job_told,
     limits_told,
+    marks,
     nothing,
     offer_told,
-    picked_as,
+    outliers,
     picks,
     price_age,
+    price_list,
     price_source,
     refusals,
     renters,
     room,
     ruled_out_told,
+    saved,
     searched_told,
     tax,
     warned,
@@ -56,6 +61,7 @@ def page(plan: Plan) -> str:
         _header(plan, chosen),
         _headline(plan, chosen),
         _picks(plan, chosen),
+        _beside(plan),
         _panel("Cost against time", pareto_plot(plan)),
         _memory(plan, seen),
         _bills(plan, chosen),
@@ -70,7 +76,7 @@ def page(plan: Plan) -> str:
 
 def _end(plan: Plan) -> list[str]:
     planned = f"Searched {searched_told(plan)} Planned by tunecast on {plan.today}."
-    return [f"{NOT_AVAILABILITY} {tax(plan.money)}", RANGES, planned]
+    return [text for text in (price_list(plan), f"{NOT_AVAILABILITY} {tax(plan.money)}", RANGES, planned) if text]
 
 
 def _panel(title: str, *inside: str, style: str = "") -> Markup:
@@ -149,9 +155,21 @@ def _pick(plan: Plan, pick: Pick) -> Markup:
         tag("small", f"{held.used}, {held.left}"),
         settings,
         tag("p", choice.why, class_="muted") if choice.why else Markup(),
-        tag("p", tag("span", "risk", class_="pill warn"), f" {choice.risk}") if choice.risk else Markup(),
+        *(
+            tag("p", tag("span", "risk", class_="pill warn"), f" {doubt}")
+            for doubt in (choice.risk, None if choice.validated else choice.evidence)
+            if doubt
+        ),
         class_="panel pick",
     )
+
+
+def _beside(plan: Plan) -> Markup:
+    if plan.best is None:
+        return Markup()
+    rows = [tag("tr", tag("td", tag("b", kind)), tag("td", told)) for kind, told in beside(plan)]
+    rows += [tag("tr", tag("td", tag("b", "cheaper still")), tag("td", told)) for told in saved(plan)]
+    return _panel("Not picked unless asked for", tag("table", *rows, class_="blocks")) if rows else Markup()
 
 
 def _track(choice: Choice) -> Markup:
@@ -180,7 +198,7 @@ def _memory(plan: Plan, seen: Sequence[Choice]) -> Markup:
     rows = [
         tag(
             "tr",
-            tag("td", breakable(one.hardware), tag("small", picked_as(plan, one) or offer_told(one.machine.offer))),
+            tag("td", breakable(one.hardware), tag("small", marks(plan, one) or offer_told(one.machine.offer))),
             tag("td", _track(one), class_="wide"),
             tag("td", room(one).used, tag("small", room(one).between), class_="number"),
             tag("td", room(one).left.replace(" free", ""), class_="number muted bytes"),
@@ -240,7 +258,9 @@ def _bill(plan: Plan, choice: Choice) -> Markup:
         )
         for line in billed
     ]
-    other = (tag("div", tag("dt", name), tag("dd", value, class_="number")) for name, value in also(choice, plan.money))
+    used = energy(choice)
+    measures = [*also(choice, plan.money), *([("energy", used)] if used else [])]
+    other = (tag("div", tag("dt", name), tag("dd", value, class_="number")) for name, value in measures)
     return joined(tag("table", *rows, class_="bars bill"), tag("dl", *other, class_="also"))
 
 
@@ -317,7 +337,7 @@ def _refused(plan: Plan) -> Markup:
 def _notes(plan: Plan, choices: Sequence[Choice]) -> Markup:
     parts: list[Markup] = []
     for title, told, style in (
-        ("Worth knowing", list(plan.notes), None),
+        ("Worth knowing", [*plan.notes, *outliers(plan)], None),
         ("Warnings", warned(plan, choices), "warn"),
         ("Assumed", assumed(plan, choices), None),
     ):

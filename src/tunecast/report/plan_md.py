@@ -19,13 +19,17 @@ from tunecast.report.plan_words import (
     amounts,
     answer,
     assumed,
+    beside,
     bill,
     changes,
+    conditions,
+    energy,
     job_told,
     limits_told,
+    marks,
     nothing,
     offer_told,
-    picked_as,
+    outliers,
     picks,
     price_age,
     price_notes,
@@ -33,6 +37,7 @@ from tunecast.report.plan_words import (
     refusals,
     renters,
     room,
+    saved,
     searched_told,
     warned,
 )
@@ -51,7 +56,7 @@ def markdown(plan: Plan) -> str:
     said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     parts = [f"**{plain(said)}**", plain(f"{_which(plan, chosen)}{job_told(plan)}")]
     if chosen:
-        parts += [_picks(plan, chosen), _settings(chosen), _front(plan)]
+        parts += [_picks(plan, chosen), _settings(chosen), _beside(plan), _front(plan)]
         parts += [_folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
         parts.append(_folded("Who rents it out", _renters(plan, chosen)))
     else:
@@ -59,7 +64,8 @@ def markdown(plan: Plan) -> str:
     parts.append(_folded("Not to be had for this job", _refused(plan)))
     choices = [pick.choice for pick in chosen]
     for title, told in (
-        ("Worth knowing", plan.notes),
+        ("Cheaper still", saved(plan)),
+        ("Worth knowing", [*plan.notes, *outliers(plan)]),
         ("Warnings", warned(plan, choices)),
         ("Assumed", assumed(plan, choices)),
     ):
@@ -117,11 +123,17 @@ def _settings(chosen: Sequence[Pick]) -> str:
     for pick in chosen:
         changed = changes(pick.choice)
         told = f"set {', '.join(map(code, changed))}" if changed else "the job's settings as they are"
-        risk = f" **Risk:** {plain(pick.choice.risk)}." if pick.choice.risk else ""
+        doubts = [pick.choice.risk, None if pick.choice.validated else pick.choice.evidence]
+        risk = "".join(f" **Risk:** {plain(doubt)}." for doubt in doubts if doubt)
         why = pick.choice.why
         why = f". {plain(why[0].upper() + why[1:])}" if why else ""
         lines.append(f"- **{pick.told}**: {told}{why}.{risk}")
     return "\n".join(lines)
+
+
+def _beside(plan: Plan) -> str:
+    told = [f"- **{kind}**: {plain(sentence)}" for kind, sentence in beside(plan)]
+    return "\n".join(["Not picked unless asked for:", "", *told]) if told else ""
 
 
 def _front(plan: Plan) -> str:
@@ -131,7 +143,7 @@ def _front(plan: Plan) -> str:
             plain(offer_told(one.machine.offer)),
             f"{duration(one.total_s)} ({span(*one.total_range_s)})",
             plain(f"{amount(one.total_usd, plan.money)} ({amounts(*one.usd_range, plan.money)})"),
-            picked_as(plan, one),
+            marks(plan, one),
         )
         for one in plan.pareto
     ]
@@ -146,7 +158,9 @@ def _bill(plan: Plan, pick: Pick) -> str:
         (line.name, plain(line.amount), percent(line.share, 1), plain(line.told))
         for line in bill(pick.choice, plan.money)
     ]
-    other = "\n".join(f"- {name}: {plain(value)}" for name, value in also(pick.choice, plan.money))
+    used = energy(pick.choice)
+    measures = [*also(pick.choice, plan.money), *([("energy", used)] if used else [])]
+    other = "\n".join(f"- {name}: {plain(value)}" for name, value in measures)
     unit = "EUR" if plan.money.eur else "USD"
     return f"{_table(('', unit, 'share', ''), [(plain(row[0]), *row[1:]) for row in rows], right=(1, 2))}\n\n{other}"
 
@@ -161,6 +175,8 @@ def _renters(plan: Plan, chosen: Sequence[Pick]) -> str:
         for of in renters(offer):
             doubt = " (no source at hand confirms it)" if of.doubtful else ""
             lines.append(f"{of.name}, {of.company}: {of.law}{doubt}. Source of that and of its terms: {of.source}")
+    for pick in chosen:
+        lines += [f"{pick.choice.hardware}: {told}" for told in conditions(pick.choice)]
     return "\n".join(f"- {plain(line)}" for line in dict.fromkeys(lines))
 
 

@@ -7,14 +7,13 @@ from typing import NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.offers.jurisdiction import told
-from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, Offer, age
+from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, OWNED, Offer, age
 from tunecast.offers.provider import provider
 from tunecast.offers.store import sources
 from tunecast.plan.choice import Beside, Choice, Money, Plan
 from tunecast.plan.constraints import unreachable
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
-from tunecast.report.offers import where_told
 from tunecast.report.time import PHASES, duration, span
 from tunecast.units import GIB, gib, percent
 
@@ -27,6 +26,7 @@ RENTED = ("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconn
 SHARE_SHOWN = 0.005
 """Of the total, from which on a line of the bill is shown by itself."""
 STALE_DAYS_OF_LIST = 14
+MOST_OUTLIERS, MOST_UNPROVEN = 2, 4
 RANGES = "Ranges hold in four of five cases. Costs are from the order of the machine to the saved model."
 
 
@@ -59,13 +59,21 @@ def picked_as(plan: Plan, choice: Choice) -> str:
     return ", ".join(name for name, one in plan.picks.items() if one is choice)
 
 
+def marks(plan: Plan, choice: Choice) -> str:
+    """`cheapest, deadline`; and what is uncertain about it, wherever it is shown."""
+    names = [picked_as(plan, choice)]
+    names += [] if choice.fits_surely else ["may not fit"]
+    names += [] if choice.validated else ["not measured"]
+    return ", ".join(filter(None, names))
+
+
 def answer(plan: Plan, choice: Choice) -> str:
     """`Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.7 h), $14.31 (12.90 to 15.90)`."""
     offer = choice.machine.offer
     if offer.kind == OWNED:
         what = f"Use {choice.hardware}, your own"
     else:
-        what = f"Rent {choice.hardware} at {seller(offer)} ({where_told(offer, PLACES)}), {kind(offer)}"
+        what = f"Rent {choice.hardware} at {seller(offer)} ({place(offer)}), {kind(offer)}"
     if not choice.fits_surely:
         what += ", though it may not fit"
     if not choice.validated:
@@ -108,14 +116,29 @@ def seller(offer: Offer) -> str:
 
 
 def kind(offer: Offer) -> str:
-    return offer.kind + (f" for {offer.term_hours:,.0f} h" if offer.term_hours is not None else "")
+    return offer.kind.replace("on-demand", "on demand") + (
+        f" for {offer.term_hours:,.0f} h" if offer.term_hours is not None else ""
+    )
 
 
 def offer_told(offer: Offer) -> str:
     """`lambda, on-demand, US?`; of one's own machine that it is."""
     if offer.kind == OWNED:
         return short_offer(offer)
-    return shown(f"{short_offer(offer)}, {where_told(offer, PLACES)}")
+    return shown(f"{short_offer(offer)}, {place(offer)}")
+
+
+def place(offer: Offer) -> str:
+    """`FI`; `BE, FI or 1 more`; `one of 14 countries, not said which`; `country not known`."""
+    if offer.kind == OWNED:
+        return "your own"
+    known = sorted(offer.known_countries)
+    if not known:
+        return provider(offer.provider).places or "country not known"
+    if offer.placed == LISTED:
+        return f"{known[0]}, not proven" if len(known) == 1 else f"one of {len(known)} countries, not said which"
+    rest = len(known) - PLACES
+    return " or ".join(known) if rest <= 0 else f"{', '.join(known[:PLACES])} or {rest} more"
 
 
 def short_offer(offer: Offer) -> str:
@@ -236,27 +259,32 @@ def short_bill(choice: Choice, money: Money) -> list[Bill]:
     return [*large, Bill("the rest", amount_left, rest, names), total]
 
 
-def beside(plan: Plan) -> list[tuple[str, str]]:
+def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
     """What is not picked unasked, each kind with what it would cost: (kind, sentence)."""
     best = plan.best
     assert best is not None
     found = []
     for each in plan.beside:
         choice, offer = each.choice, each.choice.machine.offer
-        what = f"{choice.hardware} at {seller(offer)} ({where_told(offer, PLACES)}), {duration(choice.total_s)}"
+        what = f"{choice.hardware} at {seller(offer)} ({place(offer)}), {duration(choice.total_s)}"
         costs = f"{amount(choice.total_usd, plan.money)} instead of {amount(best.total_usd, plan.money)}"
         if each.kind == "spot":
             found.append((each.kind, f"{costs}: {what}; {interrupted(choice, plan.money)}. --spot"))
         elif each.kind == "marketplace":
             found.append((each.kind, f"{costs}: {what}; the machine is somebody's, without a contract. --marketplace"))
         elif each.kind == "validated":
-            found.append(("measured", f"{costs}: {what}; runs on this card were measured"))
+            costs = amount(choice.total_usd, plan.money)
+            found.append(("measured", f"{costs}: {what}; {choice.evidence}"))
         elif each.kind == "deadline":
             found.append(("no deadline", f"{costs}: {what}"))
-    unproven = [each for each in plan.beside if each.kind == "unproven"]
-    if unproven:
-        each_told = [_unproven(each, plan.money) for each in sorted(unproven, key=lambda one: one.choice.total_usd)]
-        found.append(("not proven", f"{unproven[0].why}: {'; '.join(each_told)}"))
+    doubts: dict[str, list[Beside]] = {}
+    for each in sorted(plan.beside, key=lambda one: one.choice.total_usd):
+        if each.kind == "unproven":
+            doubts.setdefault(each.why, []).append(each)
+    for why, of in doubts.items():
+        named = [_unproven(each, plan.money) for each in of[: None if details else MOST_UNPROVEN]]
+        rest = len(of) - len(named)
+        found.append(("not proven", f"{why}: {'; '.join(named)}{f'; {rest} more (--details)' if rest else ''}"))
     return [(kind, shown(told)) for kind, told in found]
 
 
@@ -303,7 +331,8 @@ def energy(choice: Choice) -> str:
 
 def conditions(choice: Choice) -> list[str]:
     """What the job needs of the machine, beside what the offer says it has."""
-    offer, told = choice.machine.offer, []
+    offer = choice.machine.offer
+    told = [offer.assumed] if offer.assumed else []
     if choice.ram_bytes is not None and offer.kind != OWNED:
         has = "the offer does not say how much it has" if offer.ram_bytes is None else f"it has {gib(offer.ram_bytes)}"
         told.append(f"needs {gib(choice.ram_bytes)} of the machine's own memory; {has}")
@@ -321,8 +350,19 @@ def price_list(plan: Plan) -> str:
     return f"Prices as of {listed}, {age(days)} ago{newer}{old}."
 
 
-def outliers(plan: Plan) -> list[str]:
-    return [shown(f"left out: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
+def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
+    """Offers that are too cheap to count on; else only how many, and those of the cards that are shown."""
+    found = [shown(f"left out as too cheap to count on: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
+    if all_of_them or not found:
+        return found
+    cards = {f"{one.machine.gpus} x {one.machine.gpu.name} " for one in plan.pareto}
+    cards |= {f"{each.choice.machine.gpus} x {each.choice.machine.gpu.name} " for each in plan.beside}
+    seen = [told for told in found if any(f": {card}" in told for card in cards)][:MOST_OUTLIERS]
+    rest = len(found) - len(seen)
+    more = (
+        f"{rest} {'more ' if seen else ''}offer{'s' if rest > 1 else ''} left out as too cheap to count on (--details)"
+    )
+    return [*seen, *([more] if rest else [])]
 
 
 def hourly(usd_per_hour: float, money: Money) -> str:
