@@ -36,7 +36,10 @@ class Job(Section):
         aka=("model_name_or_path", "base_model", "model_name"),
     )
     id: str | int | None = field("id", None, OURS, "echoed in the answer", nullable=True)
-    task: str = field("choice", "sft", OURS, "what is trained for", choices=TASKS, aka=("stage", "rl"))
+    task: str = field(
+        "choice", "sft", OURS, "what is trained for: sft and pretrain are modelled, the others refused for now",
+        choices=TASKS, aka=("stage", "rl"),
+    )  # fmt: skip
     method: str = field(
         "choice",
         "full",

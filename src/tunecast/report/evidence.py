@@ -21,6 +21,6 @@ def _spread(kind: str, found: Spread, where: str) -> str:
     if found.median is None or found.p90 is None:
         return f"{kind} was never measured ({where})"
     return (
-        f"{kind} ± {percent(found.median, 1)} at the median, ± {percent(found.p90)} for nine in ten "
+        f"{kind} ± {percent(found.median, 1)} at the median, ± {percent(found.p90, 1)} for nine in ten "
         f"({found.runs} runs: {where})"
     )
