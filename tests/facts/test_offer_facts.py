@@ -15,8 +15,9 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.grids import grid
-from tunecast.offers.clean import FAR, OLDEST
+from tunecast.offers.clean import OLDEST
 from tunecast.offers.jurisdiction import EU27, beyond_us_law, in_eu, told
+from tunecast.offers.level import FAR
 from tunecast.offers.names import _rules
 from tunecast.offers.offer import KINDS, PLACED
 from tunecast.offers.provider import EXPOSURES, FACTS, TENANCIES, providers

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from statistics import median
-from typing import NamedTuple
+from functools import partial
 
 from tunecast.offers.hosts import Host, hosts
+from tunecast.offers.level import Price, far_off
 from tunecast.offers.listing import Listing
 from tunecast.offers.names import NOT_TOLD, card, chip, is_ambiguous, slower
 from tunecast.offers.offer import LISTED, ON_DEMAND, PROVEN, RESERVED, SPOT, Offer
@@ -24,10 +24,6 @@ from tunecast.units import GB, GIB
 OLDEST = timedelta(days=730)
 """Older prices tell little: in the lists at hand DigitalOcean's H100 went from 6.74 USD an hour (2025-01) to 3.39
 (2026-05) and 4.41 (2026-08)."""
-FAR = 6.0
-"""Times the median of the providers' medians of a card and kind, up or down: what is mistyped, or of a slice of a card,
-lies further off. On demand, the dearest real one is at 3.8 times (Azure's H100 in one region); of spot prices that
-follow the one on demand, one real one is lost (8 L40S at AWS in Mumbai, 8.4 times)."""
 NEWER = timedelta(days=90)
 """A list this much newer replaces an older one of the same provider and card."""
 SAME = 0.02
@@ -73,25 +69,6 @@ REPLACED = "a newer list of the same provider"
 AGAIN = "no region, and another list has the price with one, or newer"
 
 
-class Price(NamedTuple):
-    """One price of a listing, and the card it was found to be for."""
-
-    listing: Listing
-    kind: str
-    gpu: str
-    gpus: int
-    usd_per_hour: float
-    assumed: str = ""
-
-    @property
-    def usd_per_gpu_hour(self) -> float:
-        return self.usd_per_hour / self.gpus
-
-    @property
-    def machine(self) -> tuple[str, str, int, str]:
-        return self.listing.provider, self.gpu, self.gpus, self.kind
-
-
 @dataclass(frozen=True)
 class Cleaned:
     offers: tuple[Offer, ...]
@@ -101,7 +78,11 @@ class Cleaned:
     """Prices, by reason."""
 
 
-def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
+def cleaned(
+    listings: Iterable[Listing], today: date, others: Sequence[Offer] = (), before: Sequence[Offer] = ()
+) -> Cleaned:
+    """`others`, of other lists, and what this list said `before` are what prices are compared with, where there are
+    any: one list alone can have no idea that all of it is cents for dollars."""
     rows = list(listings)
     told = _told(rows)
     dropped: Counter[str] = Counter()
@@ -111,7 +92,7 @@ def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
         prices += found
         dropped.update(why)
     rules: Sequence[tuple[str, Callable[[Sequence[Price]], set[int]]]] = (
-        (OUTLIER, _outliers),
+        (OUTLIER, partial(far_off, others=others, before=before)),
         (REPLACED, _replaced),
         (AGAIN, _again),
     )
@@ -163,18 +144,6 @@ def _told(listings: Iterable[Listing]) -> Mapping[tuple[str, str], set[str]]:
         if found is not None:
             told[listing.provider, chip(found)].add(found)
     return told
-
-
-def _outliers(prices: Sequence[Price]) -> set[int]:
-    by_provider: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in prices:
-        by_provider[each.gpu, each.kind][each.listing.provider].append(each.usd_per_gpu_hour)
-    usual = {key: median(median(of) for of in sellers.values()) for key, sellers in by_provider.items()}
-    return {
-        index
-        for index, each in enumerate(prices)
-        if not 1 / FAR <= each.usd_per_gpu_hour / usual[each.gpu, each.kind] <= FAR
-    }
 
 
 def _replaced(prices: Sequence[Price]) -> set[int]:

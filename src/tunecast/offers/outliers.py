@@ -22,8 +22,8 @@ from tunecast.units import percent
 OWN_SHARE = 0.2
 """Of the price on demand. The three large clouds announce discounts of up to 90 or 91 %, and in the catalogue of
 2026-11-15 their cheapest spot prices are just that (0.09 to 0.12: Google's H100 in Finland and Australia, AWS's T4 and
-RTX PRO 6000 in five regions); the median is 0.4, and 32 of 548 lie below a fifth (Azure's list of 2024 left out: there
-36 of 43 do)."""
+RTX PRO 6000 in five regions). 32 of 548 lie below a fifth, and in Azure's list of 2024, which is not among these, 36 of
+43."""
 PEER_SHARE = 1 / 3
 """Of the peers' median. In that catalogue 3 of 606 prices on demand lie below, all of Vast.ai, and 2 of 222 on spot."""
 LEAST_PEERS = 3

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -34,13 +34,16 @@ def folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def offers(environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:
     """All of them, in a lasting order."""
-    fetched = kept(FETCHED, environ)
-    replaced = {_list(offer.source) for offer in fetched}
-    rest = (offer for offer in bundled() if _list(offer.source) not in replaced)
-    return tuple(sorted((*rest, *fetched, *kept(OWN, environ)), key=order))
+    return tuple(sorted((*with_fetched(kept(FETCHED, environ)), *kept(OWN, environ)), key=order))
 
 
-def _list(source: str) -> str:
+def with_fetched(fetched: Sequence[Offer]) -> tuple[Offer, ...]:
+    """What is bundled, but for lists of which something newer was fetched, and that."""
+    replaced = {list_name(offer.source) for offer in fetched}
+    return (*(offer for offer in bundled() if list_name(offer.source) not in replaced), *fetched)
+
+
+def list_name(source: str) -> str:
     """`azure` of skypilot/azure and of gpuhunt/azure; others are their own."""
     keeper, _, name = source.partition("/")
     return name if keeper in KEEPERS else source

@@ -191,8 +191,9 @@ def update_text(updated: Updated, terminal: Terminal = DEFAULT) -> str:
 
 def _outcome(each: Outcome) -> tuple[str, str, str, str]:
     kept = "" if each.why else str(each.offers)
-    why = f"kept as it was: {each.why}" if each.why else f"{each.dropped} prices left out" if each.dropped else ""
-    return each.source, kept, str(each.before), why
+    far_off = f", {each.far_off} of them far off the others" if each.far_off else ""
+    left_out = f"{each.dropped} prices left out{far_off}" if each.dropped else ""
+    return each.source, kept, str(each.before), f"kept as it was: {each.why}" if each.why else left_out
 
 
 def _row(offer: Offer, unit: float, today: date, outlier: bool) -> tuple[str, ...]:
