@@ -84,7 +84,7 @@ def told(of: Plan, width: int = 100, *, unicode: bool = True, details: bool = Tr
 
 def test_the_first_line_is_the_answer():
     line = told(plan()).splitlines()[0]
-    assert line == "Rent 1 x l4 at lambda (US), on-demand: 40 h (36 to 44 h), $24.00 (21.60 to 26.40)"
+    assert line == "Rent 1 x l4 at lambda (US), on demand: 40 h (36 to 44 h), $24.00 (21.60 to 26.40)"
 
 
 def test_a_deadline_is_answered_first():
@@ -92,7 +92,7 @@ def test_a_deadline_is_answered_first():
         picks={"cheapest": CHEAP, "fastest": FAST, "balanced": MIDDLE, "deadline": MIDDLE}, limits=Limits(21600.0)
     )
     lines = told(made).splitlines()
-    assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
+    assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
     assert lines[1].startswith("  the deadline and balanced pick, within 6 h, for mine: gpt2, lora")
 
 
@@ -102,7 +102,7 @@ def test_the_picks_as_a_table():
     assert lines[begin : begin + 5] == [
         "            rent                   memory per card   time          cost",
         "  cheapest  1 x l4                 20.0 of 25.0 GiB  40 h          $24.00",
-        "            lambda, on-demand, US  5.0 free (20 %)   36 to 44 h    21.60 to 26.40",
+        "            lambda, on demand, US  5.0 free (20 %)   36 to 44 h    21.60 to 26.40",
         "    set micro_batch: 2, kernels: [liger]",
         "    why it",
     ]
@@ -300,7 +300,7 @@ def test_the_page_is_whole_and_runs_nothing():
     parsed = outline(html)
     assert "script" not in parsed.seen
     assert "default-src 'none'; style-src 'unsafe-inline'\"" in html
-    assert "Rent 1 x l4 at lambda (US), on-demand" in html
+    assert "Rent 1 x l4 at lambda (US), on demand" in html
     for told in ("A price is not availability", "10,000,000 tokens are taken", "too small", "us controlled", "23.28"):
         assert told in html
 
@@ -308,7 +308,7 @@ def test_the_page_is_whole_and_runs_nothing():
 def test_each_point_of_the_picture_tells_what_it_is():
     titles = outline(page(plan())).titles
     assert len(titles) == 4
-    assert "1 x l4 (cheapest)\nlambda, on-demand, US\n40 h (36 to 44 h)\n$24.00 (21.60 to 26.40)\n" in "".join(titles)
+    assert "1 x l4 (cheapest)\nlambda, on demand, US\n40 h (36 to 44 h)\n$24.00 (21.60 to 26.40)\n" in "".join(titles)
 
 
 def test_names_from_price_lists_stay_text():
@@ -354,7 +354,7 @@ def test_markdown_that_stays_text(given, written):
 
 def test_markdown_says_the_answer_first():
     written = markdown(plan())
-    assert written.startswith("**Rent 1 x l4 at lambda (US), on-demand: 40 h (36 to 44 h), <span>$</span>24.00")
-    assert "| **fastest** | 8 x h100-sxm-80gb, lambda, on-demand, US | 20.0 of 25.0 GiB, 5.0 free (20 %) |" in written
+    assert written.startswith("**Rent 1 x l4 at lambda (US), on demand: 40 h (36 to 44 h), <span>$</span>24.00")
+    assert "| **fastest** | 8 x h100-sxm-80gb, lambda, on demand, US | 20.0 of 25.0 GiB, 5.0 free (20 %) |" in written
     assert "set `micro_batch: 2`, `kernels: [liger]`. Why it." in written
     assert written.count("<details>") == written.count("</details>") == 7
