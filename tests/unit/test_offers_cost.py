@@ -20,7 +20,7 @@ from tunecast.offers.cost import (
 )
 from tunecast.offers.money import RATE, given
 from tunecast.offers.offer import Offer
-from tunecast.offers.provider import Provider, terms, providers
+from tunecast.offers.provider import Provider, providers, terms
 
 DAY = date(2026, 11, 15)
 OFFER = Offer("p", "on-demand", "h100-sxm-80gb", 8, 36.0, DAY, "test")

@@ -148,7 +148,7 @@ def test_a_front_is_spaced_without_losing_a_bargain():
 
 def test_a_deadline_is_kept_at_the_high_end_and_by_what_fits_for_sure_first():
     def best(*points: tuple[float, float, bool]) -> int | None:
-        goal: Goal[int] = Goal(Aim("front", lambda rig, offer: True, 120.0), whole=True)
+        goal: Goal[int] = Goal(Aim("front", lambda rig, offer: True, 120.0))
         for number, (usd, high_s, surely) in enumerate(points):
             goal.add(Point(usd, 100.0, (number,), number), lambda high_s=high_s: high_s, surely=surely)
         return None if goal.best is None else goal.best.of

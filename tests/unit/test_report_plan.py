@@ -137,7 +137,7 @@ def test_euros_and_tax():
     assert "EUR 20.00 (18.00 to 22.00)" in shown.splitlines()[0]
     assert "with 19 % VAT; 1 EUR = 1.2 USD (2026-11-01: as given)" in " ".join(shown.split())
     # 0.6 USD an hour: 0.5 EUR, and 19 % more
-    assert "40 h of one machine at EUR 0.59 an hour" in shown
+    assert "40 h of one machine at EUR 0.59 per hour" in shown
 
 
 def test_every_line_of_the_cost_and_its_sum():
@@ -151,7 +151,7 @@ def test_every_line_of_the_cost_and_its_sum():
     for line in ("training   23.28   97.0 %", "storage     0.72    3.0 %  2 GB", "total     $24.00  100.0 %"):
         assert line in shown
     # 30 million tokens in 3 epochs
-    for line in ("an epoch            $8.00", "a million tokens    $0.80", "a year, every week  $1,248"):
+    for line in ("per epoch           $8.00", "per million tokens  $0.80", "per year, weekly    $1,248"):
         assert line in shown
 
 

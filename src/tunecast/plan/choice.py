@@ -323,6 +323,8 @@ class Plan:
     """The constraints in words, as flags: `--eu`, `--gpu rtx-4090`."""
     money: Money = DOLLARS
     beside: tuple[Beside, ...] = ()
+    dearer: Mapping[str, float] = field(default_factory=dict)
+    """Providers of which something cannot be proven and which would cost more than the answer: USD, at least."""
     savings: tuple[Saving, ...] = ()
     prices: PriceList = PriceList()
     notes: tuple[str, ...] = ()
@@ -354,6 +356,7 @@ class Plan:
             "pareto": [one.to_dict() for one in self.pareto],
             "choices": [one.to_dict() for one in self.choices],
             "beside": [one.to_dict() for one in self.beside],
+            "dearer": dict(self.dearer),
             "savings": [one.to_dict() for one in self.savings],
             "refused": [one.to_dict() for one in self.refused],
             "ruled_out": list(self.ruled_out),

@@ -25,15 +25,20 @@ class Aim(NamedTuple):
     name: str
     accepts: Callable[[Rig, Offer], bool]
     within_s: float | None = None
+    cheaper: bool = False
+    """Whether it matters only where it is cheaper than all of the front."""
 
 
 class Goal(Generic[T]):
-    """`whole`: the front; else the cheapest alone. With `within_s`, only what is over by then at the high end of its
-    range counts."""
+    """A front; or, beside the front of another goal, the cheapest alone. With `within_s`, only what is over by then at
+    the high end of its range counts."""
 
-    def __init__(self, aim: Aim, *, whole: bool = False) -> None:
-        self.name, self.accepts, self.within_s = aim
-        self.whole = whole
+    def __init__(self, aim: Aim, front_of: Goal[T] | None = None) -> None:
+        self.name, self.accepts, self.within_s, cheaper = aim
+        self.whole = front_of is None
+        self.rival = front_of if cheaper else None
+        self.least_usd: float | None = None
+        """The lowest floor, where nothing was found that is cheaper than the rival."""
         self.sure: Front[T] = Front()
         """What fits at the high end of its range too."""
         self.risky: Front[T] = Front()
@@ -54,7 +59,9 @@ class Goal(Generic[T]):
     def is_dear(self, usd: float) -> bool:
         """Dearer than the cheapest known."""
         cheapest = self.front.first
-        return cheapest is not None and usd > cheapest.usd
+        if cheapest is not None and usd > cheapest.usd:
+            return True
+        return self.rival is not None and self.rival.is_dear(usd)
 
     def is_slow(self, seconds: float) -> bool:
         fastest = self.front.last

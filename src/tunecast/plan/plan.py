@@ -109,6 +109,7 @@ def plan_of(
         asked=question.asked,
         money=question.money,
         beside=tuple(planner.beside(outcome, best)) if best is not None else (),
+        dearer={} if best is None else planner.dearer(outcome),
         savings=() if best is None else planner.savings(best),
         prices=PriceList(
             offers.listed,
@@ -166,10 +167,10 @@ class _Planner:
 
     def _searched(self, within_s: float | None) -> Outcome:
         main = self.main
-        aims = [Aim(name, _accepting(of), within_s) for name, of in self.groups.items()]
+        aims = [Aim(name, _accepting(of), within_s, cheaper=True) for name, of in self.groups.items()]
         aims.append(Aim(VALIDATED, lambda rig, offer: offer in main and self._validated(rig), within_s))
         if within_s is not None:
-            aims.append(Aim(NO_DEADLINE, _accepting(main)))
+            aims.append(Aim(NO_DEADLINE, _accepting(main), cheaper=True))
         search = Search(
             self.space,
             self.estimator,
@@ -265,6 +266,11 @@ class _Planner:
                 yield Beside(kind, choice, self.offers.doubts.get(provider, ""))
             elif choice.total_usd < best.total_usd * (1 - ALIKE):
                 yield Beside(kind, choice)
+
+    def dearer(self, outcome: Outcome) -> dict[str, float]:
+        """Providers of which something cannot be proven, and which cost more than the answer: what, at least."""
+        kinds = {name.partition(" ")[::2]: usd for name, usd in outcome.least_usd.items()}
+        return {provider: usd for (kind, provider), usd in kinds.items() if kind == UNPROVEN}
 
     def savings(self, best: Choice) -> tuple[Saving, ...]:
         point = next(point for point, choice in self._made.values() if choice is best)

@@ -88,6 +88,8 @@ class Outcome:
     """The front of all that fits at its own figure."""
     aims: Mapping[str, Point[Found] | None]
     """The cheapest of each kind that was looked for beside the front."""
+    least_usd: Mapping[str, float]
+    """Of kinds of which nothing is cheaper than the front: what they cost at least."""
     best: dict[str, Point[Found]]
     """The cheapest predicted choice of each hardware, of those that count for the front."""
     fitting: frozenset[Rig]
@@ -116,8 +118,8 @@ class Search:
     ) -> None:  # fmt: skip
         self.space, self.estimator, self.biller = space, estimator, biller
         self.bounds, self.progress = bounds, progress
-        self.goal: Goal[Found] = Goal(aim, whole=True)
-        self.goals: tuple[Goal[Found], ...] = (self.goal, *(Goal[Found](each) for each in aims))
+        self.goal: Goal[Found] = Goal(aim)
+        self.goals: tuple[Goal[Found], ...] = (self.goal, *(Goal(each, self.goal) for each in aims))
         self.best: dict[str, Point[Found]] = {}
         self.needs: dict[Rig, Need] = {}
         self.errors: dict[Rig, str] = {}
@@ -169,10 +171,13 @@ class Search:
         self._in_turn(candidates, main, _least_product, lambda least: False)
         for goal in self.goals[1:]:
             self._in_turn(candidates, goal, _usd_floor, goal.is_dear)
+            if goal.best is None:
+                goal.least_usd = self._least_usd(candidates, goal)
         return Outcome(
             tuple(main.sure if len(main.sure) else main.risky),
             tuple(main.risky),
             {goal.name: goal.best for goal in self.goals[1:]},
+            {goal.name: goal.least_usd for goal in self.goals[1:] if goal.least_usd is not None},
             self.best,
             frozenset(self.may_fit),
             {rig: need for rig, need in self.needs.items() if rig not in self.may_fit},
@@ -201,6 +206,17 @@ class Search:
             if self.bounds and is_over(least):
                 break
             self._try(each)
+
+    def _least_usd(self, candidates: Sequence[Candidate], goal: Goal[Found]) -> float | None:
+        """Of what fits, or may: that of a rig on which nothing does is no price."""
+        floors = [
+            _usd_floor(each.floors, places)
+            for each in candidates
+            if each.rig in self.may_fit or each.rig not in self.needs
+            for known, places in self.wanted[each.rig]
+            if known is goal
+        ]
+        return min(floors, default=None)
 
     def _candidates(self, block: Block, first: int) -> Iterator[Candidate]:
         """Those that pass the floor of memory."""

@@ -169,7 +169,7 @@ def _beside(plan: Plan) -> Markup:
         return Markup()
     rows = [tag("tr", tag("td", tag("b", kind)), tag("td", told)) for kind, told in beside(plan)]
     rows += [tag("tr", tag("td", tag("b", "cheaper still")), tag("td", told)) for told in saved(plan)]
-    return _panel("Not picked unless asked for", tag("table", *rows, class_="blocks")) if rows else Markup()
+    return _panel("Not picked unless asked for", tag("table", *rows, class_="blocks beside")) if rows else Markup()
 
 
 def _track(choice: Choice) -> Markup:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from tunecast.job.job import Job
-from tunecast.offers.jurisdiction import told
+from tunecast.offers.jurisdiction import EU27, told
 from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, OWNED, Offer, age
 from tunecast.offers.provider import provider
 from tunecast.offers.store import sources
@@ -63,7 +63,7 @@ def marks(plan: Plan, choice: Choice) -> str:
     """`cheapest, deadline`; and what is uncertain about it, wherever it is shown."""
     names = [picked_as(plan, choice)]
     names += [] if choice.fits_surely else ["may not fit"]
-    names += [] if choice.validated else ["not measured"]
+    names += [] if choice.validated else ["not validated"]
     return ", ".join(filter(None, names))
 
 
@@ -77,7 +77,7 @@ def answer(plan: Plan, choice: Choice) -> str:
     if not choice.fits_surely:
         what += ", though it may not fit"
     if not choice.validated:
-        what += ", a card nobody measured"
+        what += ", not validated by a run"
     return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
 
 
@@ -239,10 +239,10 @@ def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
     several = f"{machine.nodes} machines at {each} each" if machine.nodes > 1 else f"one machine at {each}"
     rows = [("billed", f"{duration(cost.billed_s)} of {several}")]
     if (epoch := choice.usd_per_epoch) is not None:
-        rows.append(("an epoch", amount(epoch, money)))
+        rows.append(("per epoch", amount(epoch, money)))
     if (million := choice.usd_per_million_tokens) is not None:
-        rows.append(("a million tokens", amount(million, money)))
-    rows.append(("a year, every week", amount(cost.usd_per_year(), money)))
+        rows.append(("per million tokens", amount(million, money)))
+    rows.append(("per year, weekly", amount(cost.usd_per_year(), money)))
     return rows
 
 
@@ -278,14 +278,25 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
         elif each.kind == "deadline":
             found.append(("no deadline", f"{costs}: {what}"))
     doubts: dict[str, list[Beside]] = {}
-    for each in sorted(plan.beside, key=lambda one: one.choice.total_usd):
+    for each in sorted(plan.beside, key=_nearest):
         if each.kind == "unproven":
             doubts.setdefault(each.why, []).append(each)
     for why, of in doubts.items():
         named = [_unproven(each, plan.money) for each in of[: None if details else MOST_UNPROVEN]]
         rest = len(of) - len(named)
         found.append(("not proven", f"{why}: {'; '.join(named)}{f'; {rest} more (--details)' if rest else ''}"))
+    if plan.dearer:
+        costs = sorted(plan.dearer.items(), key=lambda each: each[1])
+        named = [f"{name} {amount(usd, plan.money)}" for name, usd in costs[: None if details else MOST_UNPROVEN]]
+        rest = len(costs) - len(named)
+        more = f"; {rest} more (--details)" if rest else ""
+        found.append(("not proven", f"and dearer anyway, at least: {'; '.join(named)}{more}"))
     return [(kind, shown(told)) for kind, told in found]
+
+
+def _nearest(each: Beside) -> tuple[bool, float]:
+    """Companies with a seat in the EU first: of those it is asked most."""
+    return provider(each.choice.machine.offer.provider).seat not in EU27, each.choice.total_usd
 
 
 def _unproven(each: Beside, money: Money) -> str:
@@ -367,7 +378,7 @@ def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
 
 def hourly(usd_per_hour: float, money: Money) -> str:
     """With VAT where the other figures have it: an offer's price never does."""
-    return f"{amount(usd_per_hour * (1 + money.vat_fraction), money)} an hour"
+    return f"{amount(usd_per_hour * (1 + money.vat_fraction), money)} per hour"
 
 
 def tax(money: Money) -> str:
