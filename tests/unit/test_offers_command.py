@@ -184,6 +184,93 @@ def test_own_prices_come_with_the_others(capsys, tmp_path):
     assert (row["kind"], row["exposure"], row["in_eu"], row["stale"]) == ("owned", "own", "yes", False)
 
 
+LAB = """
+[[offer]]
+provider = "lab"
+gpu = "rtx-4090"
+gpus = 2
+usd_per_kwh = 0.2
+country = "FR"
+
+[[offer]]
+provider = "lab"
+gpu = "rtx-4090"
+gpus = 4
+usd_per_kwh = 0.2
+country = "FR"
+
+[[offer]]
+provider = "acme"
+gpu = "l40s"
+usd_per_hour = 0.5
+"""
+
+
+@pytest.fixture
+def three(capsys, tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text(LAB)
+    code, out, _ = run(capsys, "add", str(path))
+    assert code == 0
+    return out
+
+
+def test_add_says_what_it_added(three, capsys, tmp_path):
+    assert three.startswith("3 offers added: ")
+    # 2 x 450 W and half of that besides: 1.35 kW at 0.20 USD
+    assert "  2 x rtx-4090 at lab, owned, 0.27 USD an hour, FR\n" in three
+    assert "replaced" not in three
+    assert "3 offers of before of the same machine replaced" in run(capsys, "add", str(tmp_path / "lab.toml"))[1]
+
+
+def test_remove_takes_one_away_and_says_which(three, capsys):
+    code, out, err = run(capsys, "remove", "lab", "rtx-4090", "--gpus", "2")
+    assert (code, err) == (0, "")
+    assert out.startswith("1 offer removed: ")
+    assert "  2 x rtx-4090 at lab, owned, 0.27 USD an hour, FR\n" in out
+    assert sorted((each.provider, each.gpus) for each in store.kept(store.OWN)) == [("acme", 1), ("lab", 4)]
+
+
+def test_remove_several_only_with_all(three, capsys):
+    before = store.kept(store.OWN)
+    code, out, err = run(capsys, "remove", "lab")
+    assert (code, out) == (2, "")
+    assert "2 of your own match: 2 x rtx-4090 at lab" in err
+    assert "--all" in err
+    assert store.kept(store.OWN) == before
+    assert run(capsys, "remove", "lab", "--all")[0] == 0
+    assert [each.provider for each in store.kept(store.OWN)] == ["acme"]
+    # a filter by country leaves an offer with the regions there; it is the same one
+    assert run(capsys, "remove", "acme")[0] == 0
+    assert store.kept(store.OWN) == ()
+
+
+def test_remove_by_country(three, capsys):
+    assert run(capsys, "remove", "--country", "FR", "--gpus", "4")[0] == 0
+    assert len(store.kept(store.OWN)) == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "part"),
+    [
+        ((), 2, "say which, or --all. Yours: 1 x l40s at acme"),
+        (("verda",), 3, "no offer of your own matches all of that. Yours: "),
+    ],
+)
+def test_what_remove_refuses(three, capsys, argv, code, part):
+    """Offers of lists are not one's own to remove."""
+    got, out, err = run(capsys, "remove", *argv)
+    assert (got, out) == (code, "")
+    assert part in err
+    assert len(store.kept(store.OWN)) == 3
+
+
+def test_remove_where_there_are_none(capsys):
+    code, _, err = run(capsys, "remove", "lab")
+    assert code == 3
+    assert "tunecast offers add FILE" in err
+
+
 def test_update_without_a_network_changes_nothing(capsys, monkeypatch):
     for name in ("TUNECAST_SKYPILOT_CATALOG", "TUNECAST_GPUHUNT_CATALOG"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

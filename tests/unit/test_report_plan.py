@@ -16,9 +16,10 @@ from tunecast.offers.cost import Cost, Line
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import Offer
 from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, PriceList, Refusal, Searched
+from tunecast.report.markdown import plain
 from tunecast.report.plan import text
 from tunecast.report.plan_html import page
-from tunecast.report.plan_md import markdown, plain
+from tunecast.report.plan_md import markdown
 from tunecast.report.plan_plot import money_axis, plot, points, time_axis
 from tunecast.report.plan_words import amount, answer, bill, changes, price_age, refusals
 from tunecast.report.text import Terminal

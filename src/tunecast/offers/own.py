@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,11 @@ def joined(old: Sequence[Offer], new: Sequence[Offer]) -> tuple[Offer, ...]:
     """The new ones take the place of old ones of the same machine."""
     replaced = {_machine(offer) for offer in new}
     return (*(offer for offer in old if _machine(offer) not in replaced), *new)
+
+
+def same_price(one: Offer, other: Offer) -> bool:
+    """But for regions: a filter by country narrows those down."""
+    return replace(one, regions=(), countries=()) == replace(other, regions=(), countries=())
 
 
 def _machine(offer: Offer) -> tuple[object, ...]:

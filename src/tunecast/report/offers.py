@@ -98,6 +98,14 @@ def offer_page(
     return terminal.plain("\n".join([title, *lines, "", *_wrapped([NOT_AVAILABILITY], terminal)])) + "\n"
 
 
+def offer_line(offer: Offer) -> str:
+    """`2 x rtx-4090 at lab, owned, 0.52 USD an hour, FR`."""
+    term = f" for {offer.term_hours:g} h" if offer.term_hours is not None else ""
+    where = f", {where_told(offer, _PLACES)}" if offer.regions else ""
+    price = f"{offer.kind}{term}, {offer.usd_per_hour:.4g} USD an hour"
+    return f"{offer.gpus} x {offer.gpu} at {offer.provider}, {price}{where}"
+
+
 def conditions(offer: Offer) -> list[tuple[str, str]]:
     """What the machine is like beyond its cards: name and figure, "not known" where nobody says."""
     node = offer.node

@@ -5,12 +5,11 @@ Names come from price lists and files. What would be markup, a link, a mention o
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tunecast.offers.offer import OWNED
 from tunecast.plan.choice import Plan
-from tunecast.report.figures import shown
+from tunecast.report.markdown import code, folded, plain, table
 from tunecast.report.plan_words import (
     RANGES,
     Pick,
@@ -44,11 +43,6 @@ from tunecast.report.plan_words import (
 from tunecast.report.time import duration, span
 from tunecast.units import percent
 
-_MARKUP = re.compile(r"([\\`*_\[\]|~])")
-_NOTHING = "<!-- -->"
-"""Shows nothing, and keeps GitHub from seeing a link, a mention or a reference across it."""
-_REFERENCE = re.compile(r"@|#|://|\bwww\.|\bGH-|\b(?:mailto|xmpp):", re.IGNORECASE)
-
 
 def markdown(plan: Plan) -> str:
     """The whole of it, ending with a newline."""
@@ -57,11 +51,11 @@ def markdown(plan: Plan) -> str:
     parts = [f"**{plain(said)}**", plain(f"{_which(plan, chosen)}{job_told(plan)}")]
     if chosen:
         parts += [_picks(plan, chosen), _settings(chosen), _beside(plan), _front(plan)]
-        parts += [_folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
-        parts.append(_folded("Who rents it out", _renters(plan, chosen)))
+        parts += [folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
+        parts.append(folded("Who rents it out", _renters(plan, chosen)))
     else:
         parts.append(_front(plan))
-    parts.append(_folded("Not to be had for this job", _refused(plan)))
+    parts.append(folded("Not to be had for this job", _refused(plan)))
     choices = [pick.choice for pick in chosen]
     for title, told in (
         ("Cheaper still", saved(plan)),
@@ -69,36 +63,15 @@ def markdown(plan: Plan) -> str:
         ("Warnings", warned(plan, choices)),
         ("Assumed", assumed(plan, choices)),
     ):
-        parts.append(_folded(title, "\n".join(f"- {plain(sentence)}" for sentence in told)))
+        parts.append(folded(title, "\n".join(f"- {plain(sentence)}" for sentence in told)))
     end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
     parts.append(plain(" ".join(end)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def plain(text: str) -> str:
-    """Text that stays text: no tag, no emphasis, no cell's end, no link, no mention."""
-    marked = _MARKUP.sub(r"\\\1", shown(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # between two dollar signs GitHub sets mathematics; a span around one is what its manual says against that
-    return _REFERENCE.sub(lambda found: found[0][:1] + _NOTHING + found[0][1:], marked).replace("$", "<span>$</span>")
-
-
-def code(text: str) -> str:
-    """In a code span nothing is markup but the backtick and, in a table, the bar."""
-    return f"`{shown(text).replace('`', chr(39)).replace('|', '¦')}`"
-
-
 def _which(plan: Plan, chosen: Sequence[Pick]) -> str:
     kept = "".join(f", {limit}" for limit in limits_told(plan))
     return f"The {plan.best_name} pick{kept}, for " if chosen else "For "
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
-    line = "|".join("---:" if index in right else "---" for index in range(len(head)))
-    return "\n".join([f"| {' | '.join(head)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def _folded(title: str, inside: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>" if inside else ""
 
 
 def _picks(plan: Plan, chosen: Sequence[Pick]) -> str:
@@ -115,7 +88,7 @@ def _picks(plan: Plan, chosen: Sequence[Pick]) -> str:
                 f"{plain(amount(choice.total_usd, plan.money))}<br>{amounts(*choice.usd_range, plan.money)}",
             )
         )
-    return _table(("", "rent", "memory per card", "time", "cost"), rows)
+    return table(("", "rent", "memory per card", "time", "cost"), rows)
 
 
 def _settings(chosen: Sequence[Pick]) -> str:
@@ -147,9 +120,9 @@ def _front(plan: Plan) -> str:
         )
         for one in plan.pareto
     ]
-    return _folded(
+    return folded(
         "The front: no other is both cheaper and faster",
-        _table(("rent", "from", "time", "cost", ""), rows, right=(2, 3)) if rows else "",
+        table(("rent", "from", "time", "cost", ""), rows, right=(2, 3)) if rows else "",
     )
 
 
@@ -162,7 +135,7 @@ def _bill(plan: Plan, pick: Pick) -> str:
     measures = [*also(pick.choice, plan.money), *([("energy", used)] if used else [])]
     other = "\n".join(f"- {name}: {plain(value)}" for name, value in measures)
     unit = "EUR" if plan.money.eur else "USD"
-    return f"{_table(('', unit, 'share', ''), [(plain(row[0]), *row[1:]) for row in rows], right=(1, 2))}\n\n{other}"
+    return f"{table(('', unit, 'share', ''), [(plain(row[0]), *row[1:]) for row in rows], right=(1, 2))}\n\n{other}"
 
 
 def _renters(plan: Plan, chosen: Sequence[Pick]) -> str:
@@ -182,4 +155,4 @@ def _renters(plan: Plan, chosen: Sequence[Pick]) -> str:
 
 def _refused(plan: Plan) -> str:
     rows = [(plain(", ".join(one.hardware)), plain(one.reason), plain(one.remedy)) for one in refusals(plan)]
-    return _table(("hardware", "why not", "what would help"), rows) if rows else ""
+    return table(("hardware", "why not", "what would help"), rows) if rows else ""
