@@ -132,27 +132,38 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     for flag, name in (("--html", arguments.html), ("--md", arguments.md)):
         require_writable(flag, name)
+    plan, failed = answer(arguments)
+    tell(plan, arguments)
+    if failed is not None:
+        print(f"tunecast: error: {failed.message}", file=sys.stderr)
+        return failed.exit_code
+    return 0
+
+
+def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
+    """The plan, and why it answers less than was asked, where it does."""
     overrides = overrides_from(arguments)
     freedom = Freedom(
         fields_given(arguments.source, overrides), kept(arguments.keep), freed(arguments.allow), arguments.nodes_up_to
     )
     job = the_job(arguments.source, overrides)
-    told = told_of(arguments)
     today = arguments.as_of or date.today()
+    vat_fraction = (arguments.vat or 0.0) / 100
+    terms = Terms(
+        arguments.interruptions,
+        arguments.storage,
+        arguments.egress,
+        vat_fraction,
+        arguments.runs,
+        chooses_saves=not freedom.written & {"run.save_strategy", "run.save_steps"},
+    )
     question = Question(
         today,
         freedom,
         Limits(arguments.within, arguments.max_usd),
-        Terms(
-            arguments.interruptions,
-            arguments.storage,
-            arguments.egress,
-            (arguments.vat or 0.0) / 100,
-            arguments.runs,
-            chooses_saves=not freedom.written & {"run.save_strategy", "run.save_steps"},
-        ),
-        tuple(told),
-        Money(arguments.eur, rate_from(arguments, today), (arguments.vat or 0.0) / 100),
+        terms,
+        tuple(told_of(arguments)),
+        Money(arguments.eur, rate_from(arguments, today), vat_fraction),
         arguments.weekly,
     )
     asking = Asking(arguments, job, question)
@@ -163,11 +174,7 @@ def run(argv: Sequence[str]) -> int:
     failed = verdict(plan)
     if isinstance(failed, DoesNotFit):
         failed = verdict(plan, asking.nearest(offers))
-    tell(plan, arguments)
-    if failed is not None:
-        print(f"tunecast: error: {failed.message}", file=sys.stderr)
-        return failed.exit_code
-    return 0
+    return plan, failed
 
 
 class Asking:

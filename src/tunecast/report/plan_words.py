@@ -286,9 +286,9 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
         rest = len(of) - len(named)
         found.append(("not proven", f"{why}: {'; '.join(named)}{f'; {rest} more (--details)' if rest else ''}"))
     if plan.dearer:
-        costs = sorted(plan.dearer.items(), key=lambda each: each[1])
-        named = [f"{name} {amount(usd, plan.money)}" for name, usd in costs[: None if details else MOST_UNPROVEN]]
-        rest = len(costs) - len(named)
+        least = sorted(plan.dearer.items(), key=lambda each: each[1])
+        named = [f"{name} {amount(usd, plan.money)}" for name, usd in least[: None if details else MOST_UNPROVEN]]
+        rest = len(least) - len(named)
         more = f"; {rest} more (--details)" if rest else ""
         found.append(("not proven", f"and dearer anyway, at least: {'; '.join(named)}{more}"))
     return [(kind, shown(told)) for kind, told in found]
