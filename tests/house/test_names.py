@@ -89,7 +89,7 @@ def test_flags_of_offers() -> None:
     assert set(offers.parser()._option_string_actions) == {
         "-h", "--help", "--json", "--all", "--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot",
         "--country", "--eu", "--no-cloud-act", "--certified", "--interconnect", "--vendor", "--max-usd", "--max-age",
-        "--eur", "--usd-per-eur", "--vat", "--exclude-provider", "--md",
+        "--eur", "--usd-per-eur", "--vat", "--exclude-provider", "--md", "--available",
     }  # fmt: skip
     assert offers.SCHEMA == "tunecast.offers/1"
 

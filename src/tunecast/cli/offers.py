@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser, count, number
@@ -17,6 +17,7 @@ from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
 from tunecast.hardware.catalog import gpus
 from tunecast.offers import store
 from tunecast.offers.asked import Asked, Left, asked
+from tunecast.offers.availability import availability, doors
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import NOT_AVAILABILITY, Offer
 from tunecast.offers.outliers import outliers
@@ -47,6 +48,7 @@ examples:
   tunecast offers a100 --spot --max-usd 10
   tunecast offers --country DE --json | jq '.offers[0]'
   tunecast offers verda h200 --gpus 8 --no-spot --md offer.md    what a data protection officer asks of one offer
+  tunecast offers runpod h200 --available             whether one is free, where the provider tells anybody
   tunecast offers remove lab rtx-4090                 your own, no longer
 """
 SCHEMA = "tunecast.offers/1"
@@ -68,6 +70,9 @@ def parser() -> Parser:
         "--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest; remove: all that match"
     )
     made.add_argument("--json", action="store_true", help="JSON instead of text")
+    made.add_argument(
+        "--available", action="store_true", help="ask who tells without an account whether one is free now"
+    )
     made.add_argument("--md", metavar="FILE", help="write what compliance asks of one offer, as Markdown")
     return made
 
@@ -104,19 +109,28 @@ def run(argv: Sequence[str]) -> int:
     terminal = terminal_of(sys.stdout)
     shown = left.offers if arguments.all or arguments.json else left.offers[:SHOWN]
     named = outliers(shown, known)
+    free = availability(shown, datetime.now(UTC), doors()) if arguments.available else {}
     if arguments.json:
-        rows = [offer_dict(offer, today, store.sources(), named.get(offer, "")) for offer in shown]
+        rows = [offer_dict(each, today, store.sources(), named.get(each, ""), free.get(each)) for each in shown]
         print(json.dumps({"schema": SCHEMA, "note": NOT_AVAILABILITY, "unknown": dict(left.unknown), "offers": rows}))
     elif len(left.offers) == 1:
         (offer,) = left.offers
         where = store.sources().get(offer.source, offer.source)
-        reason = named.get(offer, "")
-        print(offer_page(offer, terms(offer), where, rate, today, terminal, outlier=reason), end="")
+        reason, at_hand = named.get(offer, ""), free.get(offer)
+        print(offer_page(offer, terms(offer), where, rate, today, terminal, outlier=reason, free=at_hand), end="")
     else:
         more = len(left.offers) - len(shown)
         vat = (arguments.vat or 0.0) / 100
         table = offer_table(
-            shown, rate, today, terminal, more=more, eur=arguments.eur, vat_fraction=vat, outliers=named
+            shown,
+            rate,
+            today,
+            terminal,
+            more=more,
+            eur=arguments.eur,
+            vat_fraction=vat,
+            outliers=named,
+            free=free or None,
         )
         print(table, end="")
         print(break_even_text(shown, known, terminal), end="")

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tunecast.offers.asked import inside
+from tunecast.offers.availability import Availability
 from tunecast.offers.cost import break_even_hours
 from tunecast.offers.jurisdiction import area, exposure, in_eu, told
 from tunecast.offers.money import Rate
@@ -41,6 +42,7 @@ def offer_table(
     eur: bool = False,
     vat_fraction: float = 0.0,
     outliers: Mapping[Offer, str] = MappingProxyType({}),
+    free: Mapping[Offer, Availability] | None = None,
 ) -> str:
     """A line an offer, the cheapest card-hour first as they come; `more` were left off."""
     money = "EUR" if eur else "USD"
@@ -50,7 +52,10 @@ def offer_table(
         ("machine", "provider", "kind", "a card", "machine", "where", "US law", "age"),
     )
     rows = [*head, *(_row(offer, unit, today, offer in outliers) for offer in offers)]
-    lines = columns(rows, left=(0, 1, 2, 5, 6))
+    if free is not None:
+        answers = ["", "free?", *(free[offer].answer for offer in offers)]
+        rows = [(*row, answer) for row, answer in zip(rows, answers, strict=True)]
+    lines = columns(rows, left=(0, 1, 2, 5, 6, 8))
     lines[:2] = [terminal.paint(line, "dim") for line in lines[:2]]
     notes = _notes(offers, rate if eur else None, today, more, vat_fraction)
     if any(offer in outliers for offer in offers):
@@ -67,11 +72,13 @@ def offer_page(
     terminal: Terminal = DEFAULT,
     *,
     outlier: str = "",
+    free: Availability | None = None,
 ) -> str:
     """All that is known of one offer and of who rents it out, with what no source confirms."""
     rows = (
         ("machine", f"{offer.gpus} x {offer.gpu}{f', {offer.instance}' if offer.instance else ''}"),
         ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) an hour, {offer.kind}"),
+        ("free?", "" if free is None else free_told(free)),
         ("outlier", outlier and f"{outlier}: do not count on it"),
         ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid for whether used or not"),
         ("where", where_told(offer, 100)),
@@ -135,7 +142,16 @@ def egress_told(of: Provider) -> str:
     return f"{of.egress_usd_per_gb:g} USD a GB{free}"
 
 
-def offer_dict(offer: Offer, today: date, sources: Mapping[str, str], outlier: str = "") -> dict[str, Any]:
+def free_told(free: Availability) -> str:
+    """`free now, from 2.31 USD an hour (2026-11-16 09:30 UTC, https://…)`."""
+    price = "" if free.usd_per_hour is None else f", from {free.usd_per_hour:.4g} USD an hour"
+    at = "" if free.asked_at is None else f"{free.asked_at:%Y-%m-%d %H:%M} UTC, "
+    return f"{free.answer}{price} ({at}{free.source})"
+
+
+def offer_dict(
+    offer: Offer, today: date, sources: Mapping[str, str], outlier: str = "", free: Availability | None = None
+) -> dict[str, Any]:
     """For programs; null for what is not known."""
     node = offer.node
     return {
@@ -161,12 +177,23 @@ def offer_dict(offer: Offer, today: date, sources: Mapping[str, str], outlier: s
         "tenancy": tenancy(offer) or None,
         "assumed": offer.assumed or None,
         "outlier": outlier or None,
+        "availability": None if free is None else _free_dict(free),
         "max_nodes": offer.max_nodes,
         "via": offer.via or None,
         "dated": offer.dated.isoformat(),
         "age_days": offer.age_days(today),
         "stale": offer.is_stale(today),
         "source": sources.get(offer.source, offer.source),
+    }
+
+
+def _free_dict(free: Availability) -> dict[str, Any]:
+    asked_at = None if free.asked_at is None else free.asked_at.isoformat(timespec="seconds")
+    return {
+        "answer": free.answer,
+        "asked_at": asked_at,
+        "source": free.source or None,
+        "usd_per_hour": free.usd_per_hour,
     }
 
 
