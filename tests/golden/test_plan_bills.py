@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from tunecast.cli.plan import answer, parser
+from tunecast.job.model import resolve_model
 from tunecast.plan.choice import Choice
+from tunecast.predict.outside import outside_of
 
 OFFERS = Path(__file__).parents[2] / "src" / "tunecast" / "offers"
 MONTH_H = 365.25 * 24 / 12
@@ -38,9 +40,10 @@ def raw_row(choice: Choice) -> dict[str, str]:
         rows = [
             row
             for row in csv.DictReader(file)
-            if (row["provider"], row["kind"], row["gpu"], int(row["gpus"])) == (offer.provider, offer.kind, offer.gpu, offer.gpus)
+            if (row["provider"], row["kind"], row["gpu"]) == (offer.provider, offer.kind, offer.gpu)
+            and int(row["gpus"]) == offer.gpus
             and abs(float(row["usd_per_hour"]) - offer.usd_per_hour) < 1e-9
-        ]  # fmt: skip
+        ]
     assert rows
     return rows[0]
 
@@ -49,7 +52,8 @@ def to_pay(choice: Choice, line: str) -> float:
     row = raw_row(choice)
     terms = tomllib.loads((OFFERS / "providers.toml").read_text("utf-8"))[row["provider"]]
     hourly, seconds = float(row["usd_per_hour"]) * choice.machine.nodes, dict(choice.phases_s)
-    used_s = sum(spent for name, spent in seconds.items() if name != "provisioning" or terms.get("bills_start") is not False)
+    is_free = terms.get("bills_start") is False
+    used_s = sum(spent for name, spent in seconds.items() if not (is_free and name == "provisioning"))
     step_s = terms.get("billing_step_s", 3600)
     billed_s = max(ceil(round(used_s / step_s, 9)) * step_s, terms.get("billing_minimum_s", 0))
     usd = hourly * billed_s / 3600
@@ -57,9 +61,9 @@ def to_pay(choice: Choice, line: str) -> float:
         usd = hourly * float(row["term_hours"])
     words = line.split()
     runs = int(words[words.index("--runs") + 1]) if "--runs" in words else 1
-    disk = choice.prediction.outside["disk"]
-    weights_gb, saved = disk["weights_bytes"] / 1e9, choice.prediction.time["checkpoints"]
-    stored_gb = runs * (saved * disk["checkpoint_bytes"] / 1e9 + weights_gb)
+    disk = outside_of(choice.job, resolve_model(choice.job.model)).disk
+    weights_gb, saved = disk.weights_bytes / 1e9, choice.prediction.time["checkpoints"]
+    stored_gb = runs * (saved * disk.checkpoint_bytes / 1e9 + weights_gb)
     hours = sum(seconds.values()) / 3600
     if "--storage" in words:
         stored_gb, hours = 500, MONTH_H
