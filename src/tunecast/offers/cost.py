@@ -234,6 +234,7 @@ def _add_egress(lines: list[Line], assumptions: list[str], of: Provider, nbytes:
     if usd is None:
         usd = EGRESS_USD_PER_GB
         assumptions.append(f"what {of.name} takes for egress is not known: {usd} USD per GB, the dearest that is")
+    doubt = ", its price not known: the dearest that is" if of.egress_usd_per_gb is None else ""
     charged = max(0.0, nbytes / GB - of.egress_free_gb)
     free = f", {of.egress_free_gb:g} GB per month free" if of.egress_free_gb else ""
-    lines.append(Line("egress", charged * usd, f"{nbytes / GB:.3g} GB{free}"))
+    lines.append(Line("egress", charged * usd, f"{nbytes / GB:.3g} GB{free}{doubt}"))

@@ -158,17 +158,19 @@ class Biller:
         )
 
     def worth_asking(self, offers: Sequence[Offer]) -> list[Offer]:
-        """Of offers on the same terms only the cheapest: whatever runs, the others cost more and take as long."""
-        best: dict[tuple[object, ...], Offer] = {}
-        for offer in sorted(offers, key=order):
+        """Of offers on the same terms only the cheapest: whatever runs, the others cost more and take as long. A dearer
+        one with a larger host may be needed all the same."""
+        alike: dict[tuple[object, ...], list[Offer]] = {}
+        for offer in sorted(offers, key=lambda offer: (offer.usd_per_hour, order(offer))):
             of, start = self.terms(offer)
             same = (
                 *(offer.kind, offer.term_hours, of.billing_step_s, of.minimum_s(offer.instance), of.bills_start),
                 *(of.egress_usd_per_gb, of.egress_free_gb, of.storage_usd_per_gb_month, start),
             )
-            if same not in best or offer.usd_per_hour < best[same].usd_per_hour:
-                best[same] = offer
-        return sorted(best.values(), key=order)
+            cheaper = alike.setdefault(same, [])
+            if not any(_is_as_large(other, offer) for other in cheaper):
+                cheaper.append(offer)
+        return sorted((offer for each in alike.values() for offer in each), key=order)
 
     def least_usd_per_s(self, offer: Offer, nodes: int) -> float:
         """Of a reservation none: it is paid whatever runs."""
@@ -189,6 +191,12 @@ class Biller:
     def starts_billed(self, offer: Offer) -> bool:
         of, _ = self.terms(offer)
         return not (of.bills_start is False or offer.kind == OWNED)
+
+
+def _is_as_large(one: Offer, other: Offer) -> bool:
+    """Whether its host has at least as much; what nobody says may be any amount."""
+    pairs = ((one.ram_bytes, other.ram_bytes), (one.vcpus, other.vcpus))
+    return all(mine == theirs or (mine is not None and theirs is not None and mine > theirs) for mine, theirs in pairs)
 
 
 def _save_s(timed: Timed) -> float:

@@ -81,6 +81,8 @@ def ruled_out(space: Space, outcome: Outcome, refused: Iterable[Refusal], offers
 
 
 def _reason(need: Need) -> str:
+    if need.of_host:
+        return f"the machine has {gib(need.has_bytes)} of its own memory, and {gib(need.needs_bytes)} are needed"
     has = f"the card leaves {gib(need.has_bytes)}"
     if need.proven:
         return f"weights, gradients and optimizer state alone take {gib(need.needs_bytes)}, {has}"
@@ -105,6 +107,8 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
     more = sorted((other for other in fitting if other.gpu == rig.gpu and other.cards > rig.cards), key=_cards)
     if more:
         return f"{more[0].hardware}, which fits"
+    if need.of_host:
+        return "a machine with more memory, or tunecast offers add where yours has it"
     return " or ".join([*_milder(space, rig), _larger(need)])
 
 

@@ -124,6 +124,7 @@ class Estimator:
         self._epochs: dict[tuple[int, Split], Epoch | None] = {}
         self._frames: dict[tuple[object, ...], Frame] = {}
         self._outsides: dict[tuple[object, ...], Outside | None] = {}
+        self._ram: dict[tuple[object, ...], int | None] = {}
         self._tensors: dict[tuple[object, ...], Tensors] = {}
         self._works: dict[tuple[object, ...], Work | None] = {}
         self._floors: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -146,6 +147,17 @@ class Estimator:
             except Unsupported:
                 self._outsides[key] = None
         return self._outsides[key]
+
+    def ram_bytes(self, rig: Rig, setting: Setting) -> int | None:
+        """What one machine needs of its host's memory; None where that is not known."""
+        recipe, spread, _ = setting
+        key = recipe[:4], spread, rig.gpus, rig.nodes
+        if key not in self._ram:
+            try:
+                self._ram[key] = outside_of(self.space.job_of(rig, setting), self.model).machine_bytes
+            except Unsupported:
+                self._ram[key] = None
+        return self._ram[key]
 
     def tensors(self, recipe: Recipe) -> Tensors:
         key = recipe[:4]

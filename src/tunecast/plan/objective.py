@@ -68,7 +68,9 @@ def balanced(front: Sequence[Choice]) -> Choice | None:
 
 def reasons(picks: dict[str, Choice | None], front: Sequence[Choice], within_s: float | None) -> dict[str, str]:
     """A sentence for each pick."""
-    told = {}
+    told: dict[str, str] = {}
+    if len(front) == 1 and within_s is None:
+        return dict.fromkeys(picks, "nothing else is both worth its cost and its time")
     for name, choice in picks.items():
         if choice is not None:
             told[name] = _WHY[name](choice, front, picks, within_s)

@@ -229,6 +229,7 @@ class _Planner:
             phases_s=biller.phases(timed, offer),
             risk=_risk(held.range_bytes[1], held.capacity_bytes),
             rough=bill.rough,
+            ram_bytes=self.estimator.ram_bytes(rig, setting),
             evidence=evidence.words,
             validated=evidence.validated,
             runs=biller.said.runs,

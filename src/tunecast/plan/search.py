@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from tunecast.errors import TunecastError
@@ -78,6 +79,8 @@ class Need:
     setting: Setting
     proven: bool
     """By a floor alone: nothing of it was predicted."""
+    of_host: bool = False
+    """Of the machine's own memory, not of a card's."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,8 @@ class Outcome:
 
 
 FRONT = "front"
+NEVER = (inf, inf)
+"""Dollars and seconds of what does not run."""
 ANYTHING = Aim(FRONT, lambda rig, offer: True)
 
 
@@ -286,10 +291,14 @@ class Search:
         for goal, _ in self.wanted[rig]:
             goal.tried += 1
         self.predicted += len(self.space.offers[rig])
+        has_room = self._have_room(rig, setting)
         try:
             timed = self.estimator.timed(rig, setting)
             costs = [self.biller.likely(timed, offer, rig.nodes) for offer in self.offers[rig]]
-            self._points[rig, setting] = points = tuple([(cost.total_usd, cost.wall_s) for cost in costs])
+            points = tuple(
+                [(cost.total_usd, cost.wall_s) if room else NEVER for cost, room in zip(costs, has_room, strict=True)]
+            )
+            self._points[rig, setting] = points
             if self.bounds and self._are_cut(rig, points):
                 self.may_fit.add(rig)
                 return
@@ -305,13 +314,25 @@ class Search:
             self._safe.add((rig, setting))
         found = [Found(rig, setting, offer, timed, held) for offer in self.offers[rig]]
         for goal, places in self.wanted[rig]:
-            for place in places:
+            for place in (place for place in places if has_room[place]):
                 (usd, seconds), one = points[place], found[place]
                 self._add(goal, Point(usd, seconds, (self.numbers[one.offer], each.number), one))
 
+    def _have_room(self, rig: Rig, setting: Setting) -> tuple[bool, ...]:
+        """Of each offer, whether its host has the memory the job needs to be loaded and saved; one that does not say
+        may have."""
+        needs = self.estimator.ram_bytes(rig, setting)
+        if needs is None:
+            return (True,) * len(self.offers[rig])
+        return tuple([offer.ram_bytes is None or needs <= offer.ram_bytes for offer in self.offers[rig]])
+
     def _is_ruled_out(self, each: Candidate) -> bool:
-        """By floors alone."""
+        """By floors alone, or by the machine's own memory."""
         rig, setting = each.rig, each.setting
+        if not any(self._have_room(rig, setting)):
+            has = max(offer.ram_bytes or 0 for offer in self.offers[rig])
+            self._note(rig, Need(self.estimator.ram_bytes(rig, setting) or 0, has, setting, proven=True, of_host=True))
+            return True
         without = self._without_checkpointing(setting)
         if self._are_cut(rig, each.floors) or (without is not None and self._is_worse(rig, without)):
             self.may_fit.add(rig)
@@ -363,7 +384,7 @@ class Search:
 
     def _note(self, rig: Rig, need: Need) -> None:
         known = self.needs.get(rig)
-        if known is None or need.needs_bytes < known.needs_bytes:
+        if known is None or (need.of_host, need.needs_bytes) < (known.of_host, known.needs_bytes):
             self.needs[rig] = need
 
 

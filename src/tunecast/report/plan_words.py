@@ -40,6 +40,12 @@ class Pick(NamedTuple):
     def told(self) -> str:
         return ", ".join(self.names)
 
+    @property
+    def spoken(self) -> str:
+        """`cheapest, fastest and balanced`."""
+        *rest, last = self.names
+        return f"{', '.join(rest)} and {last}" if rest else last
+
 
 def picks(plan: Plan) -> list[Pick]:
     """Each choice once, in the order of the picks, the one the answer is about first."""
