@@ -7,7 +7,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser, count, number, size
@@ -93,6 +93,7 @@ def parser() -> Parser:
         "--nodes-up-to", metavar="N", type=count, help="machines joined at most (default: one, unless it is not enough)"
     )
     wanted.add_argument("--runs", metavar="N", type=count, default=1, help="variants, one after another on one machine")
+    wanted.add_argument("--validated", action="store_true", help="only cards and stacks whose runs were measured")
     wanted.add_argument("--weekly", action="store_true", help="it runs every week: say what a year costs")
     wanted.add_argument(
         "--keep", metavar="FIELD,…", type=names, action="extend", default=[], help=f"fix too: {', '.join(KEEPABLE)}"
@@ -109,6 +110,7 @@ def parser() -> Parser:
     )
     which.add_argument("--reserved", action="store_true", help="reservations too, each at the cost of its whole term")
     which.add_argument("--max-age", metavar="DAYS", type=count, help="of a price (default: 180, of spot prices 30)")
+    which.add_argument("--available", action="store_true", help="ask providers that tell anybody whether one is free")
     which.add_argument("--as-of", metavar="DATE", type=day, help="plan as on that day, such as 2026-09-01")
     add_filter_flags(which)
     bill = made.add_argument_group("the bill")
@@ -165,6 +167,7 @@ def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
         tuple(told_of(arguments)),
         Money(arguments.eur, rate_from(arguments, today), vat_fraction),
         arguments.weekly,
+        arguments.validated,
     )
     asking = Asking(arguments, job, question)
     offers = asking.selected(asked_from(arguments))
@@ -174,7 +177,15 @@ def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
     failed = verdict(plan)
     if isinstance(failed, DoesNotFit):
         failed = verdict(plan, asking.nearest(offers))
-    return plan, failed
+    return _with_availability(plan) if arguments.available else plan, failed
+
+
+def _with_availability(plan: Plan) -> Plan:
+    from tunecast.offers.availability import availability, doors
+
+    offers = dict.fromkeys(each.machine.offer for each in plan.picks.values() if each is not None)
+    answers = availability(offers, datetime.now(UTC), doors())
+    return plan.with_availability({offer: each.answer for offer, each in answers.items()})
 
 
 class Asking:
@@ -234,6 +245,7 @@ def told_of(arguments: argparse.Namespace) -> list[str]:
     told = flags_told(arguments)
     told += [] if arguments.max_age is None else [f"--max-age {arguments.max_age}"]
     told += [] if arguments.as_of is None else [f"--as-of {arguments.as_of}"]
+    told += ["--validated"] if arguments.validated else []
     told += [] if arguments.runs == 1 else [f"--runs {arguments.runs}"]
     told += [] if arguments.within is None else [f"--within {spelled(arguments.within)}"]
     told += [] if arguments.max_usd is None else [f"--max-usd {arguments.max_usd:g}"]

@@ -13,7 +13,7 @@ from tunecast.offers.cost import Cost
 from tunecast.offers.money import RATE, Rate
 from tunecast.offers.offer import Offer
 from tunecast.predict.prediction import Prediction
-from tunecast.records import dataclass, field
+from tunecast.records import dataclass, field, replace
 from tunecast.units import KILO
 
 SCHEMA = "tunecast.plan/1"
@@ -92,6 +92,8 @@ class Choice:
     """Whether runs on this card, with this kind of stack, were measured."""
     runs: int = 1
     """Variants of the job that run one after another."""
+    availability: str | None = None
+    """Whether one is free: `free now`, `none free` or `not known`; None where nobody was asked."""
 
     @property
     def total_usd(self) -> float:
@@ -158,6 +160,7 @@ class Choice:
             "validated": self.validated,
             "evidence": self.evidence,
             "ram_bytes": self.ram_bytes,
+            "availability": self.availability or "not known",
             "step_s": self.step_s,
             "total_s": self.total_s,
             "total_range_s": list(self.total_range_s),
@@ -344,6 +347,21 @@ class Plan:
     @property
     def is_answered(self) -> bool:
         return self.best is not None
+
+    def with_availability(self, answers: Mapping[Offer, str]) -> Plan:
+        """With what providers answered; a choice stays one object wherever it is."""
+        made: dict[int, Choice] = {}
+
+        def known(choice: Choice) -> Choice:
+            answer = answers.get(choice.machine.offer, choice.availability)
+            return made.setdefault(id(choice), replace(choice, availability=answer))
+
+        return replace(
+            self,
+            picks={name: None if one is None else known(one) for name, one in self.picks.items()},
+            pareto=tuple(map(known, self.pareto)),
+            choices=tuple(map(known, self.choices)),
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """As the contract has it, ready for JSON."""

@@ -60,7 +60,9 @@ class Question:
     asked: tuple[str, ...] = ()
     money: Money = DOLLARS
     weekly: bool = False
-    """Whether it runs every week: reservations are then compared with a year of it."""
+    """Whether it runs every week: what a year of it costs is then said."""
+    validated: bool = False
+    """Whether only what measured runs stand behind may be picked."""
 
 
 def plan_of(
@@ -175,7 +177,7 @@ class _Planner:
             self.space,
             self.estimator,
             self.biller,
-            aim=Aim(FRONT, _accepting(main), within_s),
+            aim=Aim(FRONT, self._may_be_picked, within_s),
             aims=aims,
             bounds=self.bounds,
             progress=self.progress,
@@ -188,6 +190,9 @@ class _Planner:
         job = self.job
         low = job.matmul_dtype is not None
         return evidence_for(rig.gpu, job.stack, job.method, rig.cards > 1, low_precision=low).validated
+
+    def _may_be_picked(self, rig: Rig, offer: Offer) -> bool:
+        return offer in self.main and (not self.question.validated or self._validated(rig))
 
     def counted(self) -> tuple[int, int, int, float]:
         """Of all searches; the space is the widest one's."""

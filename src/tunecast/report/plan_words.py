@@ -135,14 +135,14 @@ def offer_told(offer: Offer) -> str:
 
 
 def place(offer: Offer) -> str:
-    """`FI`; `BE, FI or 1 more`; `one of 14 countries, not said which`; `country not known`."""
+    """`FI`; `BE, FI or 1 more`; `one of 14 countries`; `country not known`."""
     if offer.kind == OWNED:
         return "your own"
     known = sorted(offer.known_countries)
     if not known:
         return provider(offer.provider).places or "country not known"
     if offer.placed == LISTED:
-        return f"{known[0]}, not proven" if len(known) == 1 else f"one of {len(known)} countries, not said which"
+        return f"{known[0]}?" if len(known) == 1 else f"one of {len(known)} countries"
     rest = len(known) - PLACES
     return " or ".join(known) if rest <= 0 else f"{', '.join(known[:PLACES])} or {rest} more"
 
@@ -350,6 +350,7 @@ def conditions(choice: Choice) -> list[str]:
     """What the job needs of the machine, beside what the offer says it has."""
     offer = choice.machine.offer
     told = [offer.assumed] if offer.assumed else []
+    told += [] if choice.availability is None else [f"whether one is free: {choice.availability}"]
     if choice.ram_bytes is not None and offer.kind != OWNED:
         has = "the offer does not say how much it has" if offer.ram_bytes is None else f"it has {gib(offer.ram_bytes)}"
         told.append(f"needs {gib(choice.ram_bytes)} of the machine's own memory; {has}")
