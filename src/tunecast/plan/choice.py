@@ -12,6 +12,7 @@ from tunecast.job.job import Job
 from tunecast.offers.cost import Cost
 from tunecast.offers.money import RATE, Rate
 from tunecast.offers.offer import Offer
+from tunecast.offers.provider import tenancy
 from tunecast.predict.prediction import Prediction
 from tunecast.records import dataclass, field, replace
 from tunecast.units import KILO
@@ -86,6 +87,8 @@ class Choice:
     """Of a spot machine that is interrupted as often as the roughest one measured."""
     ram_bytes: int | None = None
     """What one machine needs of its host's memory, at most; None where it is not known."""
+    disk_bytes: int | None = None
+    """On its disk, at most: the model, what is saved while it trains, and the result."""
     evidence: str = ""
     """What was measured of this card and stack, in words."""
     validated: bool = True
@@ -160,6 +163,7 @@ class Choice:
             "validated": self.validated,
             "evidence": self.evidence,
             "ram_bytes": self.ram_bytes,
+            "disk_bytes": self.disk_bytes,
             "availability": self.availability or "not known",
             "step_s": self.step_s,
             "total_s": self.total_s,
@@ -209,6 +213,9 @@ def offer_dict(offer: Offer) -> dict[str, Any]:
         "term_hours": offer.term_hours,
         "vcpus": offer.vcpus,
         "ram_bytes": offer.ram_bytes,
+        "disk_bytes": offer.disk_bytes,
+        "tenancy": tenancy(offer) or None,
+        "assumed": offer.assumed or None,
     }
 
 

@@ -235,10 +235,21 @@ class _Planner:
             risk=_risk(held.range_bytes[1], held.capacity_bytes),
             rough=bill.rough,
             ram_bytes=self.estimator.ram_bytes(rig, setting),
+            disk_bytes=self._disk_bytes(point.of),
             evidence=evidence.words,
             validated=evidence.validated,
             runs=biller.said.runs,
         )
+
+    def _disk_bytes(self, found: Found) -> int | None:
+        """None where the job's files are not known."""
+        outside = self.estimator.outside(found.setting.recipe, found.setting.spread.data)
+        if outside is None:
+            return None
+        saved, limit = found.timed.whole.checkpoints, self.job.run.save_total_limit
+        at_once = saved if limit is None else min(saved, limit + 1)
+        written = at_once * found.timed.checkpoint_bytes + found.timed.weights_bytes
+        return outside.loading.host_mapped_bytes + self.question.terms.runs * written
 
     def predicted(self, choice: Choice) -> Choice:
         return replace(choice, prediction=self.estimator.said(choice.job))

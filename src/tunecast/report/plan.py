@@ -84,9 +84,7 @@ def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
     said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
     kept = "".join(f", {limit}" for limit in limits_told(plan))
-    told = (
-        f"the {chosen[0].spoken} pick{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
-    )
+    told = f"the {chosen[0].spoken} pick{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
     return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
 
 

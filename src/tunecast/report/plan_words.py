@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.offers.jurisdiction import EU27, told
 from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, OWNED, Offer, age
-from tunecast.offers.provider import provider
+from tunecast.offers.provider import provider, tenancy
 from tunecast.offers.store import sources
 from tunecast.plan.choice import Beside, Choice, Money, Plan
 from tunecast.plan.constraints import unreachable
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
-from tunecast.units import GIB, gib, percent
+from tunecast.units import GB, GIB, gib, percent
 
 PLACES = 2
 """Countries an offer names before it counts the rest."""
@@ -351,10 +351,31 @@ def conditions(choice: Choice) -> list[str]:
     offer = choice.machine.offer
     told = [offer.assumed] if offer.assumed else []
     told += [] if choice.availability is None else [f"whether one is free: {choice.availability}"]
-    if choice.ram_bytes is not None and offer.kind != OWNED:
-        has = "the offer does not say how much it has" if offer.ram_bytes is None else f"it has {gib(offer.ram_bytes)}"
-        told.append(f"needs {gib(choice.ram_bytes)} of the machine's own memory; {has}")
+    if offer.kind == OWNED:
+        return told
+    needs: list[tuple[str, int | None, int | None, Callable[[int], str]]] = [
+        ("RAM", choice.ram_bytes, offer.ram_bytes, gib),
+        ("vCPUs", _cores(choice), offer.vcpus, str),
+        ("disk", choice.disk_bytes, offer.disk_bytes, lambda nbytes: f"{nbytes / GB:,.0f} GB"),
+    ]
+    each = [
+        f"{name} {write(needed)} ({'not said' if has is None else f'has {write(has)}'})"
+        for name, needed, has, write in needs
+        if needed is not None
+    ]
+    host = {"dedicated": "the host is yours alone", "shared": "the host is shared with others"}
+    told.append(
+        f"needs of the machine: {', '.join(each)}; {host.get(tenancy(offer), 'whether the host is shared is not known')}"
+    )
+    if choice.machine.nodes > 1:
+        node = offer.node
+        told.append(f"between the machines: {'not known' if node is None else node.fabric or 'not known'}")
     return told
+
+
+def _cores(choice: Choice) -> int | None:
+    host = None if choice.prediction is None else (choice.prediction.utilization or {}).get("host")
+    return None if host is None else host.get("cpu_cores")
 
 
 def price_list(plan: Plan) -> str:
