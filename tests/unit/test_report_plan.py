@@ -20,8 +20,9 @@ from tunecast.report.markdown import plain
 from tunecast.report.plan import text
 from tunecast.report.plan_html import page
 from tunecast.report.plan_md import markdown
+from tunecast.report.plan_notes import price_age, refusals
 from tunecast.report.plan_plot import money_axis, plot, points, time_axis
-from tunecast.report.plan_words import amount, answer, bill, changes, price_age, refusals
+from tunecast.report.plan_words import amount, answer, bill, changes
 from tunecast.report.text import Terminal
 from tunecast.report.time import span
 from tunecast.units import GIB

@@ -12,39 +12,41 @@ from tunecast.offers.offer import OWNED
 from tunecast.plan.choice import Choice, Plan
 from tunecast.report.columns import columns
 from tunecast.report.plan_arguments import arguments, launcher
-from tunecast.report.plan_plot import Point, plot, points
-from tunecast.report.plan_words import (
-    RANGES,
-    Pick,
+from tunecast.report.plan_notes import (
     Refused,
-    also,
-    amount,
-    amounts,
-    answer,
     assumed,
     beside,
-    bill,
-    changes,
     conditions,
     energy,
-    job_told,
-    limits_told,
-    marks,
-    nothing,
-    offer_told,
     outliers,
-    picks,
     price_age,
     price_notes,
     price_source,
     refusals,
     renters,
-    room,
     saved,
+    warned,
+)
+from tunecast.report.plan_plot import Point, plot, points
+from tunecast.report.plan_words import (
+    RANGES,
+    Pick,
+    also,
+    amount,
+    amounts,
+    answer,
+    bill,
+    changes,
+    job_told,
+    limits_told,
+    marks,
+    nothing,
+    offer_told,
+    picks,
+    room,
     searched_told,
     short_bill,
     short_offer,
-    warned,
 )
 from tunecast.report.text import Terminal, bullets, section, wrapped
 from tunecast.report.time import duration, span

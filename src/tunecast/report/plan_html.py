@@ -14,6 +14,19 @@ from tunecast.report.chart import STACK, colour, swatch
 from tunecast.report.html import asset, document
 from tunecast.report.markup import Markup, breakable, joined, lines, tag
 from tunecast.report.offers import LAW
+from tunecast.report.plan_notes import (
+    assumed,
+    beside,
+    energy,
+    outliers,
+    price_age,
+    price_list,
+    price_source,
+    refusals,
+    renters,
+    saved,
+    warned,
+)
 from tunecast.report.plan_svg import pareto_plot
 from tunecast.report.plan_words import (
     RANGES,
@@ -22,30 +35,19 @@ from tunecast.report.plan_words import (
     amount,
     amounts,
     answer,
-    assumed,
-    beside,
     bill,
     changes,
-    energy,
     hourly,
     job_told,
     limits_told,
     marks,
     nothing,
     offer_told,
-    outliers,
     picks,
-    price_age,
-    price_list,
-    price_source,
-    refusals,
-    renters,
     room,
     ruled_out_told,
-    saved,
     searched_told,
     tax,
-    warned,
 )
 from tunecast.report.text import words
 from tunecast.report.time import duration, span

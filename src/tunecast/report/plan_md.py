@@ -10,6 +10,20 @@ from collections.abc import Sequence
 from tunecast.offers.offer import OWNED
 from tunecast.plan.choice import Plan
 from tunecast.report.markdown import code, folded, plain, table
+from tunecast.report.plan_notes import (
+    assumed,
+    beside,
+    conditions,
+    energy,
+    outliers,
+    price_age,
+    price_notes,
+    price_source,
+    refusals,
+    renters,
+    saved,
+    warned,
+)
 from tunecast.report.plan_words import (
     RANGES,
     Pick,
@@ -17,28 +31,16 @@ from tunecast.report.plan_words import (
     amount,
     amounts,
     answer,
-    assumed,
-    beside,
     bill,
     changes,
-    conditions,
-    energy,
     job_told,
     limits_told,
     marks,
     nothing,
     offer_told,
-    outliers,
     picks,
-    price_age,
-    price_notes,
-    price_source,
-    refusals,
-    renters,
     room,
-    saved,
     searched_told,
-    warned,
 )
 from tunecast.report.time import duration, span
 from tunecast.units import percent
