@@ -39,7 +39,9 @@ JOB = {
     "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",
     "--fsdp-version", "--recompute", "--virtual-stages", "--reduce-dtype", "--reshard-after-forward",
     "--no-reshard-after-forward", "--context-kind", "--offload-device", "--nvme-rate", "--prepared", "--no-prepared",
-    "--num-proc",
+    "--num-proc", "--sync-each-batch", "--no-sync-each-batch", "--cpu-ram-efficient-loading",
+    "--no-cpu-ram-efficient-loading", "--meta-init", "--no-meta-init", "--state-dict-type", "--save-only-model",
+    "--no-save-only-model",
 }  # fmt: skip
 
 

@@ -16,7 +16,8 @@ from tunecast.job.check import changed, contradictions, settled
 from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
 from tunecast.job.knob import Knob, Problem, raise_if_any, shown
 from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, OWN_OPTIMIZERS, STACKS, TASKS
-from tunecast.job.sections import Data, Hardware, Lora, Parallel, Quantization, Run
+from tunecast.job.parallel import Parallel
+from tunecast.job.sections import Data, Hardware, Lora, Quantization, Run
 from tunecast.records import dataclass
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
