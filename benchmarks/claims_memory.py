@@ -142,9 +142,22 @@ def least_cards() -> Cases:
         count = least_count(made, 4, 32)
         told = f"{count} cards: {fits_told(made(count))}; {count - 1} cards: {fits_told(made(count - 1))}"
         yield Case(label, count, (made(count), made(count - 1)), told)
-    added = job("70B", BF16, FSDP, ONE_ROW, {"grad_accum": 2}, gpu="h100-sxm-80gb", gpus=16)
-    label = "FSDP, bf16 throughout, gradients of two micro-batches added up"
-    yield Case(label, None, (added,), f"no number does, gradients stay whole: 16 cards: {fits_told(added)}", aside=True)
+    yield from _accumulated()
+
+
+def _accumulated() -> Cases:
+    """With gradients of two micro-batches added up: whole ones, or cut after each (sync_each_batch)."""
+
+    def made(count: int) -> Row:
+        cut = {"parallel": {"data": "fsdp", "sync_each_batch": True}}
+        return job("70B", BF16, cut, ONE_ROW, {"grad_accum": 2}, gpu="h100-sxm-80gb", gpus=count)
+
+    whole = job("70B", BF16, FSDP, ONE_ROW, {"grad_accum": 2}, gpu="h100-sxm-80gb", gpus=32)
+    count = least_count(made, 4, 32)
+    told = f"{count} cards: {fits_told(made(count))}; without sync_each_batch, 32 cards: {fits_told(whole)}"
+    yield Case(
+        "FSDP, bf16 throughout, two micro-batches, sync_each_batch", count, (made(count), whole), told, aside=True
+    )
 
 
 def one_node() -> Cases:

@@ -18,7 +18,6 @@ from claims_rule import (
     OUTDATED,
     REFUTED,
     RULES,
-    VALIDATED,
     VERDICTS,
     YES_OR_NO,
     Claim,
@@ -27,6 +26,7 @@ from claims_rule import (
 )
 from figures import table
 
+from tunecast.predict.evidence import FEWEST
 from tunecast.predict.time_ranges import MEASURED, UNSEEN
 
 Row = dict[str, Any]
@@ -41,6 +41,8 @@ REMARKS: Mapping[str, str] = {
     "links": "Collectives on two streams (FSDP gathers weights while it scatters gradients) are priced as if each had\n"
     "the link to itself, so where a step waits for PCIe it is rather longer than told here.",
 }
+SAID_FIRST = ("up to", "at least", "at most", "more than", "less than")
+"""Rules that a number claimed is told with."""
 GUIDES: Mapping[str, str] = {
     "Which GPU for Fine-Tuning 70B Models? (Lyceum, 2026-02-23)":
     "https://lyceum.technology/magazine/which-gpu-for-fine-tuning-70b-model",
@@ -71,9 +73,10 @@ Llama 2 7B and 13B, Code Llama 34B, Llama 3.1 70B. A case agrees with a claim, l
 - **outdated**: right with the prices it prints, no longer with the bundled ones.
 - **not settled**: what disagrees may not decide. A claim that somebody measured is not refuted by a prediction for a
   card we did not time ourselves. Fewer than {FEW} measurements by others do not refute a claim about a thing that
-  varies. And a time predicted for a card nobody timed, marked † and called unvalidated, is on no side where it is
-  within {UNSEEN:.0%} of it, which is how far such times are off. Unvalidated are cards without a step of ours and
-  fewer than fifty published ones: all but {{cards}}.
+  varies. And a time predicted for a card or a stack nobody timed, marked † and called unvalidated, is on no side where
+  it is within {UNSEEN:.0%} of it, which is how far such times are off. A time is validated where the card, the stack's
+  kernels and, on several cards, links and spreading were each timed in {FEWEST} runs at least, as `tunecast predict`
+  says it.
 - **not computed**: tunecast has no number for it, and says why.
 
 """
@@ -87,7 +90,7 @@ def page(results: Mapping[str, Row]) -> str:
     claims = read_claims()
     lines = [HEAD + "\n".join(f"- [{name}]({address})" for name, address in GUIDES.items()), ""]
     lines += [*summary(claims, results)]
-    lines += [METHOD.format(cards=", ".join(sorted(VALIDATED)))]
+    lines += [METHOD]
     lines += table(["rule", "a case agrees where"], [[name, told] for name, told in RULES.items()])
     lines += [TOLERANCES, ""]
     lines += ["## Claims that contradict each other", "", *contradictions(claims, results)]
@@ -103,6 +106,7 @@ def summary(claims: list[Claim], results: Mapping[str, Row]) -> Iterator[str]:
     """How many of each verdict; then every claim with its verdict and its number."""
     counts = {verdict: sum(results[claim.id]["verdict"] == verdict for claim in claims) for verdict in VERDICTS}
     yield from (f"**{len(claims)} claims:** " + ", ".join(f"{n} {name}" for name, n in counts.items() if n) + ".", "")
+    yield from ("† rests on predicted times of cards or stacks nobody timed ([rules](#how-a-verdict-comes-about)).", "")
     rows = []
     for topic, name in TOPICS.items():
         for claim in claims:
@@ -192,7 +196,7 @@ def unit_of(claim: Claim, part: int) -> str:
 def claimed(claim: Claim) -> str:
     if not claim.value:
         return "yes"
-    words = {"up to": "up to ", "at least": "at least ", "at most": "at most "}.get(claim.rule, "")
+    words = f"{claim.rule} " if claim.rule in SAID_FIRST else ""
     parts = [
         number(low, unit_of(claim, part))
         if low == high

@@ -11,12 +11,16 @@ measurement, a handful of measurements of a thing that varies.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tunecast.predict.time_ranges import MEASURED, PUBLISHED, UNSEEN
+from tunecast.job.mapping import job_from_dict
+from tunecast.predict.evidence import evidence_of
+from tunecast.predict.time_ranges import MEASURED, UNSEEN
 
 CLAIMS = Path(__file__).parent / "data" / "claims.csv"
 TOLERANCE = 0.10
@@ -32,8 +36,6 @@ MEASUREMENT = "measured"
 """The basis of a claim that somebody measured. Others are asserted, without a word on how."""
 TIMED = frozenset({"time", "throughput", "speed", "speedup", "communication", "utilisation", "cost", "scaling"})
 """Quantities that a predicted time is in."""
-VALIDATED = MEASURED | PUBLISHED
-"""Cards whose predicted times were held against steps of ours, or against fifty published ones and more."""
 FEW = 5
 YES_OR_NO = ("holds", "can")
 EXACT = ("data sheet", "own sum")
@@ -140,8 +142,14 @@ def is_timed(claim: Claim, case: Case) -> bool:
 
 
 def is_unvalidated(claim: Claim, case: Case) -> bool:
-    """Whether it rests on a predicted time of a card that neither we nor enough others timed."""
-    return is_timed(claim, case) and not case.cards <= VALIDATED
+    """Whether it rests on a predicted time of a card or a stack nobody timed often enough (predict/evidence.py)."""
+    return is_timed(claim, case) and not all(_is_validated(json.dumps(asked)) for asked in case.jobs)
+
+
+@cache
+def _is_validated(text: str) -> bool:
+    asked = job_from_dict(json.loads(text))
+    return evidence_of(asked, asked.hardware.gpu).validated
 
 
 def rests_on_unvalidated(claim: Claim, cases: Iterable[Case]) -> bool:

@@ -133,7 +133,7 @@ def timed_claim(value: str, rule: str = "amount", basis: str = "") -> Claim:
 
 
 def on(gpu: str, value: float) -> Case:
-    return Case(gpu, value, ({"hardware": {"gpu": gpu}},))
+    return Case(gpu, value, ({"model": "llama-3.1-8b", "method": "lora", "hardware": {"gpu": gpu}},))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,8 @@ def on(gpu: str, value: float) -> Case:
             "not settled",
         ),  # others timed it, we did not
         (timed_claim("1.57", basis="measured"), on("h200-sxm-141gb", 2.2), "refuted"),
-        (timed_claim("1.57"), on("b200-sxm-180gb", 2.2), "refuted"),  # nobody measured what is claimed
+        (timed_claim("1.57", basis="measured"), on("h100-sxm-80gb", 2.2), "not settled"),  # timed by others, not by us
+        (timed_claim("1.57"), on("h100-sxm-80gb", 2.2), "refuted"),  # nobody measured what is claimed
         (timed_claim("2"), on("l40s", 1.6), "not settled"),  # 1.6 + 23 % = 1.97, within 10 % of 2
         (timed_claim("2"), on("l40s", 1.4), "refuted"),
         (timed_claim("2"), on("h100-sxm-80gb", 1.6), "refuted"),
