@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tunecast.offers.jurisdiction import EU27, told
 from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, Offer, age
-from tunecast.offers.provider import provider, tenancy
+from tunecast.offers.provider import Provider, provider, tenancy
 from tunecast.offers.store import sources
 from tunecast.plan.choice import Beside, Choice, Money, Plan
 from tunecast.report.figures import shown
@@ -61,7 +61,8 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
 
 def _nearest(each: Beside) -> tuple[bool, float]:
     """Companies with a seat in the EU first: of those it is asked most."""
-    return provider(each.choice.machine.offer.provider).seat not in EU27, each.choice.total_usd
+    of = provider(each.choice.machine.offer.provider)
+    return of.seat not in EU27 or "seat" in of.unverified, each.choice.total_usd
 
 
 def _unproven(each: Beside, money: Money) -> str:
@@ -193,8 +194,7 @@ def renters(offer: Offer) -> list[Renter]:
     return [
         Renter(
             shown(of.name),
-            shown(", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part))
-            or "company not known",
+            shown(_company(of)),
             of.exposure,
             told(of),
             shown(of.source) or "no source",
@@ -202,6 +202,13 @@ def renters(offer: Offer) -> list[Renter]:
         )
         for of in found
     ]
+
+
+def _company(of: Provider) -> str:
+    """Its name and seat; what no source confirms is said to be so."""
+    parts = [part for part in (of.entity, of.seat and f"seat {of.seat}") if part]
+    doubt = " (not confirmed)" if {"entity", "seat"} & set(of.unverified) else ""
+    return f"{', '.join(parts)}{doubt}" if parts else "company not known"
 
 
 class Refused(NamedTuple):
