@@ -62,6 +62,12 @@ def fitting(label: str, asked: Row, *, aside: bool = False) -> Case:
     return Case(label, fits(asked), (asked,), fits_told(asked), aside=aside)
 
 
+def memory_saved(label: str, low: Row, high: Row) -> Case:
+    """The share of memory that one setting saves on another."""
+    gb = device_gb(low), device_gb(high)
+    return Case(label, 1 - gb[0] / gb[1], (low, high), f"{gb[0]:.1f} instead of {gb[1]:.1f} GB")
+
+
 def weights_70b() -> Cases:
     for model in ("llama-3.1-70b", "llama-2-70b"):
         asked = job(model, BF16, LEAN)
@@ -136,6 +142,22 @@ def least_cards() -> Cases:
         count = least_count(made, 4, 32)
         told = f"{count} cards: {fits_told(made(count))}; {count - 1} cards: {fits_told(made(count - 1))}"
         yield Case(label, count, (made(count), made(count - 1)), told)
+    yield from _accumulated()
+
+
+def _accumulated() -> Cases:
+    """With gradients of two micro-batches added up: whole ones, or cut after each (sync_each_batch)."""
+
+    def made(count: int) -> Row:
+        cut = {"parallel": {"data": "fsdp", "sync_each_batch": True}}
+        return job("70B", BF16, cut, ONE_ROW, {"grad_accum": 2}, gpu="h100-sxm-80gb", gpus=count)
+
+    whole = job("70B", BF16, FSDP, ONE_ROW, {"grad_accum": 2}, gpu="h100-sxm-80gb", gpus=32)
+    count = least_count(made, 4, 32)
+    told = f"{count} cards: {fits_told(made(count))}; without sync_each_batch, 32 cards: {fits_told(whole)}"
+    yield Case(
+        "FSDP, bf16 throughout, two micro-batches, sync_each_batch", count, (made(count), whole), told, aside=True
+    )
 
 
 def one_node() -> Cases:
@@ -246,7 +268,7 @@ def eager_attention() -> Cases:
         yield Case(label, maps[1] / maps[0], (*jobs(tokens, "eager"), *jobs(tokens, "sdpa")), told)
     short, long = (activations(n, "sdpa") for n in (2048, 4096))
     told = f"all activations hold {short:.1f} GB, then {long:.1f} GB"
-    yield Case("SDPA (the default), 2,048 to 4,096 tokens", long / short, jobs(2048, "sdpa"), told, aside=True)
+    yield Case("SDPA (the default), 2,048 to 4,096 tokens", long / short, jobs(2048, "sdpa"), told)
 
 
 def kv_cache() -> Cases:

@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 
-from claims_jobs import BF16, GB, LEAN, MASTER, SETTINGS, USUAL, Row, ask, device_gb, fits, job, lora, qlora, timed
+from claims_jobs import (
+    BF16,
+    GB,
+    LEAN,
+    MASTER,
+    ONE_ROW,
+    SETTINGS,
+    USUAL,
+    Row,
+    ask,
+    device_gb,
+    fits,
+    job,
+    least_count,
+    lora,
+    qlora,
+    timed,
+)
 from claims_jobs import tokens_per_s as rate_of
 from claims_rule import Case
 from claims_time import A100, B200, FSDP, H100, WORK
@@ -73,23 +90,24 @@ def h100_cheaper_job() -> Cases:
     for label, (size, method, setting) in WORK.items():
         new, old = (job(size, method, setting, gpu=gpu) for gpu in (H100, A100))
         value, told = cost_ratio(new, old)
-        yield Case(label, value < 1, (new, old), f"{value:.2f}x the cost: {told}")
+        yield Case(label, value, (new, old), told)
+
+
+PRINTED_USD: Mapping[str, float] = {
+    "rtx-4090": 0.34, "l40s": 0.79, "a100-pcie-80gb": 1.19, "h100-pcie-80gb": 1.99, "h100-sxm-80gb": 2.69,
+    "h200-sxm-141gb": 3.59, "b200-sxm-180gb": 5.98,
+}  # fmt: skip
+"""RunPod's prices as the guide of March 2026 prints them. It divides the B200's by 192, as it calls the card."""
 
 
 def price_per_gb() -> Cases:
-    cards = (
-        "rtx-4090",
-        "l40s",
-        "a100-pcie-80gb",
-        "h100-pcie-80gb",
-        "h100-sxm-80gb",
-        "h200-sxm-141gb",
-        "b200-sxm-180gb",
-    )
-    for part, gpu in enumerate(cards):
+    """The guide's division with its own prices, then with the bundled ones."""
+    for part, (gpu, then) in enumerate(PRINTED_USD.items()):
         offer, size = cheapest(gpu, "runpod"), sold_gb(gpu)
+        printed = 192 if gpu == B200 else size
+        yield Case(f"{gpu}, as printed", then / printed, (), f"{then:.2f} USD / {printed} GB", part, then=True)
         told = f"{offer.usd_per_gpu_hour:.2f} USD an hour / {size} GB (RunPod, {offer.dated})"
-        yield Case(gpu, offer.usd_per_gpu_hour / size, (), told, part)
+        yield Case(f"{gpu}, bundled price", offer.usd_per_gpu_hour / size, (), told, part)
 
 
 def sold_gb(gpu: str) -> int:
@@ -133,14 +151,28 @@ def l40s_for_qlora() -> Cases:
 
 
 def b200_large_models() -> Cases:
-    """Models above 150B, LoRA, sharded over as many cards as hold them."""
-    for tokens in (2048, 8192):
+    """Models above 150B, sharded over the fewest machines of 8 cards that hold them, of either card."""
+    ways: Mapping[str, tuple[Row, int]] = {
+        "LoRA": (lora(), 2048),
+        "LoRA, long": (lora(), 8192),
+        "QLoRA": (qlora(), 2048),
+    }
+    for label, (method, tokens) in ways.items():
         setting = {"micro_batch": 1, "seq_len": tokens}
-        new = job("llama-3.1-405b", lora(), FSDP, setting, gpu=B200, gpus=8)
-        old = job("llama-3.1-405b", lora(), FSDP, setting, gpu=H100, gpus=8, nodes=2)
+        new, old = (fewest_machines("llama-3.1-405b", method, FSDP, setting, gpu=gpu) for gpu in (B200, H100))
         value, told = cost_ratio(new, old)
-        sizes = f"{device_gb(new):.0f} GB a card on 8 B200, {device_gb(old):.0f} on 16 H100"
-        yield Case(f"Llama 3.1 405B LoRA, 1 x {tokens:,} tokens a card", value, (new, old), f"{told}; {sizes}")
+        sizes = " against ".join(
+            f"{8 * asked['hardware'].get('nodes', 1)} {asked['hardware']['gpu']} with {device_gb(asked):.0f} GB each"
+            for asked in (new, old)
+        )
+        yield Case(f"Llama 3.1 405B {label}, 1 x {tokens:,} tokens a card", value, (new, old), f"{sizes}; {told}")
+
+
+def fewest_machines(model: str, *parts: Row, gpu: str) -> Row:
+    def made(nodes: int) -> Row:
+        return job(model, *parts, gpu=gpu, gpus=8, nodes=nodes)
+
+    return made(least_count(made, 1, 8))
 
 
 def b200_sheet() -> Cases:
@@ -162,6 +194,10 @@ def host_memory() -> Cases:
         "70B QLoRA on one H100": job("70B", qlora(), LEAN, gpu=H100),
         "8B full on one H200, with what resuming takes": job("8B", BF16, LEAN),
         "8B LoRA on 8 H100, DDP": job("8B", lora(), USUAL, gpu=H100, gpus=8),
+        "70B full on 8 B200, FSDP, every rank loads": job("70B", MASTER, FSDP, ONE_ROW, gpu=B200, gpus=8),
+        "405B full on 16 machines of 8 H200, FSDP, every rank loads": job(
+            "llama-3.1-405b", MASTER, FSDP, ONE_ROW, gpus=8, nodes=16
+        ),
     }
     for label, asked in ways.items():
         ram = ((timed(asked).utilization or {}).get("host") or {}).get("ram_bytes")
@@ -186,7 +222,8 @@ def checkpoint_size() -> Cases:
 def provisioning() -> Cases:
     of = provider("lyceum")
     for seconds in of.provisioning_s or ():
-        yield Case("Lyceum, as somebody measured it", seconds, (), f"{seconds:.0f} s from the order on ({of.source})")
+        told = f"{seconds:.0f} s from the order on ({of.sources['provisioning']})"
+        yield Case("Lyceum, as somebody measured it", seconds, (), told, measured=True)
 
 
 def zurich() -> Cases:

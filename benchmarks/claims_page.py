@@ -9,9 +9,13 @@ from claims_jobs import command
 from claims_rule import (
     AGREES,
     CONFIRMED,
+    FEW,
+    MEASUREMENT,
     NARROW,
     NO,
     NOT_COMPUTED,
+    NOT_SETTLED,
+    OUTDATED,
     REFUTED,
     RULES,
     VERDICTS,
@@ -21,6 +25,9 @@ from claims_rule import (
     read_claims,
 )
 from figures import table
+
+from tunecast.predict.evidence import FEWEST
+from tunecast.predict.time_ranges import MEASURED, UNSEEN
 
 Row = dict[str, Any]
 COMMANDS = 3
@@ -34,19 +41,45 @@ REMARKS: Mapping[str, str] = {
     "links": "Collectives on two streams (FSDP gathers weights while it scatters gradients) are priced as if each had\n"
     "the link to itself, so where a step waits for PCIe it is rather longer than told here.",
 }
+SAID_FIRST = ("up to", "at least", "at most", "more than", "less than")
+"""Rules that a number claimed is told with."""
+GUIDES: Mapping[str, str] = {
+    "Which GPU for Fine-Tuning 70B Models? (Lyceum, 2026-02-23)":
+    "https://lyceum.technology/magazine/which-gpu-for-fine-tuning-70b-model",
+    "Best GPU for LLM Fine-Tuning in 2026 (Lyceum, 2026-05-10)":
+    "https://lyceum.technology/magazine/best-gpu-for-llm-fine-tuning-2026/index.html",
+    "LLM fine-tuning hardware guide (Lyceum, 2026)":
+    "https://lyceum.technology/magazine/hardware-recommendation-llm-fine-tuning",
+    "Best GPU for Fine Tuning (guide, March 2026)": "https://deploybase.ai/articles/best-gpu-for-fine-tuning",
+}  # fmt: skip
 HEAD = """# What guides claim, computed
 
 Widely read guides to fine-tuning assert what it takes. Here is each assertion beside what tunecast computes for it, and
-a verdict that follows from the numbers by rules written down once. Written by `benchmarks/claims.py` from
-[claims.csv](../benchmarks/data/claims.csv); only the claims and the remarks on them were written by hand. Nothing was
-measured for it either: how far predictions are off is told [for memory](accuracy.md) and [for time](accuracy_time.md).
+a verdict that follows from the numbers by [rules](#how-a-verdict-comes-about) written down once. Written by
+`benchmarks/claims.py` from [claims.csv](../benchmarks/data/claims.csv); only the claims and the remarks on them were
+written by hand. Nothing was measured for it: how far predictions are off is told [for memory](accuracy.md) and
+[for time](accuracy_time.md). What the guides recommend to rent is beside our picks in [decisions.md](decisions.md).
 
-**How a verdict comes about.** A claim leaves settings open; each that is tried is a case. Where nothing is said: one
-row of 512 tokens (the least that still trains) and four rows of 2,048, gradient checkpointing, bfloat16 weights,
-adapters on all linear layers, Llama 2 7B and 13B, Code Llama 34B, Llama 3.1 70B. A case agrees with a claim, lies below
-or lies above. All agree: **confirmed**. All lie on one side of it: **refuted**. Otherwise it **depends**, and the cases
-on both sides say on what. Of a claim with several parts one refuted part refutes it; parts that cannot be computed do
-not count."""
+"""
+METHOD = f"""## How a verdict comes about
+
+A claim leaves settings open; each that is tried is a case. Where nothing is said: one row of 512 tokens (the least
+that still trains) and four rows of 2,048, gradient checkpointing, bfloat16 weights, adapters on all linear layers,
+Llama 2 7B and 13B, Code Llama 34B, Llama 3.1 70B. A case agrees with a claim, lies below or lies above.
+
+- **confirmed**: all cases agree. **refuted**: all lie on one side of it. **depends**: otherwise; the cases on both
+  sides say on what. Of a claim with several parts one refuted part refutes it; parts that cannot be computed do not
+  count.
+- **outdated**: right with the prices it prints, no longer with the bundled ones.
+- **not settled**: what disagrees may not decide. A claim that somebody measured is not refuted by a prediction for a
+  card we did not time ourselves. Fewer than {FEW} measurements by others do not refute a claim about a thing that
+  varies. And a time predicted for a card or a stack nobody timed, marked † and called unvalidated, is on no side where
+  it is within {UNSEEN:.0%} of it, which is how far such times are off. A time is validated where the card, the stack's
+  kernels and, on several cards, links and spreading were each timed in {FEWEST} runs at least, as `tunecast predict`
+  says it.
+- **not computed**: tunecast has no number for it, and says why.
+
+"""
 TOLERANCES = f"""10 % because guides do not keep GB and GiB apart, which is 7 %, and because time is predicted to about
 5 %. A verdict that would be another with all numbers {NARROW * 100:.0f} % lower or higher is called narrow. GB are
 10^9 bytes; memory is what `nvidia-smi` shows of the fullest card; prices are those bundled with tunecast, of one card
@@ -55,8 +88,11 @@ on demand, the median over providers, without VAT."""
 
 def page(results: Mapping[str, Row]) -> str:
     claims = read_claims()
-    lines = [HEAD, "", *table(["rule", "a case agrees where"], [[name, told] for name, told in RULES.items()])]
-    lines += [TOLERANCES, "", *counts(claims, results)]
+    lines = [HEAD + "\n".join(f"- [{name}]({address})" for name, address in GUIDES.items()), ""]
+    lines += [*summary(claims, results)]
+    lines += [METHOD]
+    lines += table(["rule", "a case agrees where"], [[name, told] for name, told in RULES.items()])
+    lines += [TOLERANCES, ""]
     lines += ["## Claims that contradict each other", "", *contradictions(claims, results)]
     for topic, name in TOPICS.items():
         lines += [f"## {name}", "", *((REMARKS[topic], "") if topic in REMARKS else ())]
@@ -66,14 +102,21 @@ def page(results: Mapping[str, Row]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def counts(claims: list[Claim], results: Mapping[str, Row]) -> list[str]:
-    found = {verdict: [c for c in claims if results[c.id]["verdict"] == verdict] for verdict in VERDICTS}
-    rows = [
-        [verdict, str(len(group)), ", ".join(f"[{claim.id}](#{claim.id.replace('.', '')})" for claim in group)]
-        for verdict, group in found.items()
-        if group
-    ]
-    return [f"**{len(claims)} claims:**", "", *table(["verdict", "claims", "which"], rows)]
+def summary(claims: list[Claim], results: Mapping[str, Row]) -> Iterator[str]:
+    """How many of each verdict; then every claim with its verdict and its number."""
+    counts = {verdict: sum(results[claim.id]["verdict"] == verdict for claim in claims) for verdict in VERDICTS}
+    yield from (f"**{len(claims)} claims:** " + ", ".join(f"{n} {name}" for name, n in counts.items() if n) + ".", "")
+    yield from ("† rests on predicted times of cards or stacks nobody timed ([rules](#how-a-verdict-comes-about)).", "")
+    rows = []
+    for topic, name in TOPICS.items():
+        for claim in claims:
+            if claim.topic == topic:
+                found = results[claim.id]
+                link = f"[{claim.claim}](#{claim.id.replace('.', '')})"
+                word = found["verdict"] + (" †" if found["unvalidated"] else "")
+                said = claimed(claim) if claim.value else ""
+                rows.append([name, link, word, said, "" if found["why"] else ours(claim, found)])
+    yield from table(["", "claim", "verdict", "claimed", "tunecast"], rows)
 
 
 def contradictions(claims: list[Claim], results: Mapping[str, Row]) -> list[str]:
@@ -88,11 +131,12 @@ def contradictions(claims: list[Claim], results: Mapping[str, Row]) -> list[str]
 
 def section(claim: Claim, found: Row) -> Iterator[str]:
     narrow = ", narrowly" if found["narrow"] else ""
+    narrow += ", by unvalidated predictions" if found["unvalidated"] else ""
     yield from (f"### {claim.id}", "", f"> {claim.claim}", ">", f"> {claim.source}", "")
     so = "that it can be" if claim.rule == "can" else "that it is so"
     said = f"Claimed: {claimed(claim) if claim.value else so}"
     conditions = f" ({claim.conditions})" if claim.conditions else ""
-    word = f"**{found['verdict'].capitalize()}{narrow}**{reason(found)}"
+    word = f"**{found['verdict'].capitalize()}{narrow}**{reason(claim, found)}"
     yield from (f"{said}{conditions}. tunecast: {ours(claim, found)}. {word}", "")
     if claim.note:
         yield from (claim.note, "")
@@ -100,7 +144,8 @@ def section(claim: Claim, found: Row) -> Iterator[str]:
     for case in found["cases"]:
         beside = " (for comparison)" if case["aside"] else ""
         value = number(case["value"], unit_of(claim, case["part"]))
-        rows.append([case["label"] + beside, value, case["side"], case["told"].replace("|", "/")])
+        where = case["side"] + (" †" if case["unvalidated"] else "")
+        rows.append([case["label"] + beside, value, where, case["told"].replace("|", "/")])
     if rows:
         yield from table(["case", "tunecast", "", "from"], rows)
     asked = list(dict.fromkeys(command(row) for case in found["cases"] for row in case["jobs"]))
@@ -109,19 +154,34 @@ def section(claim: Claim, found: Row) -> Iterator[str]:
     yield from ("```sh", *asked[:COMMANDS], again + more, "```", "")
 
 
-def reason(found: Row) -> str:
-    """Of a claim that depends: what lies on either side. Of one not computed: why."""
-    if found["verdict"] == NOT_COMPUTED:
+def reason(claim: Claim, found: Row) -> str:
+    """What lies on either side; of what is not settled or not computed, why."""
+    verdict = found["verdict"]
+    if verdict == NOT_COMPUTED:
         return f": {found['why']}."
-    if found["verdict"] == REFUTED or found["verdict"] == CONFIRMED:
+    if verdict == OUTDATED:
+        return ": right with the prices it prints, not with the bundled ones."
+    counted = [case for case in found["cases"] if not case["aside"] and case["side"] != NOT_COMPUTED]
+    if verdict == NOT_SETTLED:
+        return f": {why_not_settled(claim, found, counted)}."
+    if verdict in (REFUTED, CONFIRMED):
         return "."
     sides: dict[str, list[str]] = {}
-    for case in found["cases"]:
-        if not case["aside"] and case["side"] != NOT_COMPUTED:
-            sides.setdefault(case["side"], []).append(case["label"])
+    for case in counted:
+        sides.setdefault(case["side"], []).append(case["label"])
     names = {AGREES: "agrees", NO: "does not"}
     told = "; ".join(f"{names.get(side, side)}: {first_of(labels)}" for side, labels in sides.items())
     return f": {told}."
+
+
+def why_not_settled(claim: Claim, found: Row, counted: list[Row]) -> str:
+    if any(case["measured"] for case in counted):
+        return f"{len(counted)} measurements by others, which are too few"
+    if claim.basis == MEASUREMENT:
+        cards = {asked["hardware"]["gpu"] for case in counted for asked in case["jobs"]} - MEASURED
+        said = f"measured by others {claimed(claim)}, predicted {ours(claim, found)}"
+        return f"{said}; {' and '.join(sorted(cards))} were not timed by us"
+    return "within the error of times on cards nobody timed"
 
 
 def first_of(labels: list[str]) -> str:
@@ -136,7 +196,7 @@ def unit_of(claim: Claim, part: int) -> str:
 def claimed(claim: Claim) -> str:
     if not claim.value:
         return "yes"
-    words = {"up to": "up to ", "at least": "at least ", "at most": "at most "}.get(claim.rule, "")
+    words = f"{claim.rule} " if claim.rule in SAID_FIRST else ""
     parts = [
         number(low, unit_of(claim, part))
         if low == high

@@ -22,6 +22,7 @@ from claims_jobs import (
     tokens_per_s,
     waiting,
 )
+from claims_memory import memory_saved
 from claims_rule import Case, NotComputed
 
 Cases = Iterator[Case]
@@ -96,7 +97,7 @@ def zero3_over_pcie() -> Cases:
 
 def nvlink_70b() -> Cases:
     for label, method in {"full": BF16, "LoRA": lora()}.items():
-        for tokens in (512, 2048):
+        for tokens in (512, 2048, 4096):
             setting = {"micro_batch": 1, "seq_len": tokens}
             for words, link in PCIE.items():
                 slow, fast = (job("70B", method, FSDP, setting, gpu=A100, gpus=8, link=via) for via in (link, NVLINK))
@@ -149,15 +150,22 @@ def b200_twice_the_batch() -> Cases:
 
 
 def l40s_against_a100() -> Cases:
+    """Its 16-bit rate against the A100's, and its FP8 against the A100's 16 bits, which has no FP8."""
+    low: Row = {"matmul_dtype": "float8"}
+    nemo: Row = {"stack": "nemo"}
     for label, (size, method, setting) in WORK.items():
         for old in ("a100-pcie-40gb", "a100-sxm-80gb"):
-            jobs = job(size, method, setting, gpu="l40s"), job(size, method, setting, gpu=old)
-            if not fits(jobs[0]):
-                continue
-            rates = tokens_per_s(jobs[0]), tokens_per_s(jobs[1])
-            told = f"{rates[0] / rates[1]:.2f}x the speed: {rates[0]:,.0f} against {rates[1]:,.0f} tokens a second"
-            # Cards that wait for the host are as fast as each other: 1 % is no lead.
-            yield Case(f"{label}, against {old}", rates[0] / rates[1] > 1.01, jobs, told)
+            mine, theirs = (job(size, method, setting, gpu=gpu) for gpu in ("l40s", old))
+            if fits(mine):
+                yield ratio(f"bf16: {label}, against {old}", theirs, mine)
+    for label, (size, method, setting) in list(WORK.items())[::2]:
+        theirs = job(size, method, setting, nemo, gpu=A100)
+        mine = job(size, method, setting, nemo, low, gpu="l40s")
+        yield ratio(f"FP8 (Transformer Engine, NeMo): {label}, against bf16 on {A100}", theirs, mine, part=1)
+        theirs, mine = job(size, method, setting, gpu=A100), job(size, method, setting, low, gpu="l40s")
+        yield ratio(
+            f"FP8 (torchao in eager PyTorch): {label}, against bf16 on {A100}", theirs, mine, part=1, aside=True
+        )
 
 
 def fp8_against_bf16() -> Cases:
@@ -175,9 +183,7 @@ def fp8_against_bf16() -> Cases:
 def checkpointing() -> Cases:
     for label, (size, method, setting) in list(WORK.items())[:3]:
         with_it, without = (job(size, method, setting, part) for part in ({}, KEPT))
-        gb = device_gb(with_it), device_gb(without)
-        told = f"{gb[0]:.1f} instead of {gb[1]:.1f} GB"
-        yield Case(f"memory: {label}", 1 - gb[0] / gb[1], (with_it, without), told)
+        yield memory_saved(f"memory: {label}", with_it, without)
         yield ratio(f"time: {label}", with_it, without, part=1)
 
 
@@ -192,9 +198,7 @@ def int8_against_bf16() -> Cases:
     int8 = qlora(format="int8", double_quant=False)
     for label, setting in SETTINGS.items():
         quantised, plain = (job("7B", method, setting, gpu=A100) for method in (int8, lora()))
-        gb = device_gb(quantised), device_gb(plain)
-        told = f"{gb[0]:.1f} instead of {gb[1]:.1f} GB"
-        yield Case(f"memory: 7B, {label}", 1 - gb[0] / gb[1], (quantised, plain), told)
+        yield memory_saved(f"memory: 7B, {label}", quantised, plain)
         yield ratio(f"time: 7B, {label}", quantised, plain, part=1)
 
 
@@ -202,9 +206,7 @@ def unsloth() -> Cases:
     for name, method in {"LoRA": lora(), "QLoRA": qlora()}.items():
         for label, setting in SETTINGS.items():
             ours, plain = (job("8B", method, setting, part, gpu=H100) for part in ({"stack": "unsloth"}, {}))
-            gb = device_gb(ours), device_gb(plain)
-            told = f"{gb[0]:.1f} instead of {gb[1]:.1f} GB"
-            yield Case(f"memory: 8B {name}, {label}", 1 - gb[0] / gb[1], (ours, plain), told, 1)
+            yield memory_saved(f"memory: 8B {name}, {label}", ours, plain)._replace(part=1)
             try:
                 yield ratio(f"speed: 8B {name}, {label}", plain, ours)
             except NotComputed as why:

@@ -11,8 +11,20 @@ Left out  what nobody here needs: classes that are not frozen, `order`, `slots`,
 
 from __future__ import annotations
 
+from copy import copy
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+Record = TypeVar("Record")
+
+
+def replace_unchecked(record: Record, **changes: Any) -> Record:
+    """`replace` without `__post_init__`: for values that stand for numbers (tape/symbols.py), which no check knows."""
+    other = copy(record)
+    for name, value in changes.items():
+        object.__setattr__(other, name, value)
+    return other
+
 
 if TYPE_CHECKING:
     from dataclasses import MISSING as MISSING

@@ -15,11 +15,12 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.grids import grid
-from tunecast.offers.clean import FAR, OLDEST
+from tunecast.offers.clean import OLDEST
 from tunecast.offers.jurisdiction import EU27, beyond_us_law, in_eu, told
+from tunecast.offers.level import FAR
 from tunecast.offers.names import _rules
 from tunecast.offers.offer import KINDS, PLACED
-from tunecast.offers.provider import EXPOSURES, FACTS, providers
+from tunecast.offers.provider import EXPOSURES, FACTS, TENANCIES, providers
 from tunecast.offers.store import bundled, sources
 
 CHECKED = date(2026, 11, 15)
@@ -89,7 +90,7 @@ def test_the_traps_are_not_in_it():
 
 def test_there_is_something_to_choose_from():
     offers = bundled()
-    assert len(offers) == 1421
+    assert len(offers) == 1450
     assert len({each.provider for each in offers}) == 37
     assert {each.kind for each in offers} == {"on-demand", "spot", "reserved"}
     for card in (
@@ -121,6 +122,23 @@ def test_the_page_on_offers_tells_of_these():
         assert f"| `{name}` | {sum(each.source == name for each in bundled()):,} |" in page
 
 
+def test_hosts_are_known_of_most():
+    offers = bundled()
+    assert sum(each.ram_bytes is None for each in offers) == 168
+    assert {each.source for each in offers if each.ram_bytes is None} <= {
+        "vast-api", "getdeploying", "gpuhunt/crusoe", "guide-2026-03"
+    }  # fmt: skip
+    assert {each.provider for each in offers if each.tenancy == "dedicated"} == {"oracle"}
+
+
+def test_what_was_assumed_is_said():
+    assumed = {(each.provider, each.gpu) for each in bundled() if "form factor" in each.assumed}
+    assert assumed == {
+        ("lyceum", "a100-pcie-80gb"), ("lyceum", "h100-pcie-80gb"), ("lyceum", "h200-nvl-141gb"),
+        ("cudo", "h100-pcie-80gb"), ("seeweb", "h200-nvl-141gb"),
+    }  # fmt: skip
+
+
 def test_rows_are_distinct():
     keys = [(each.provider, each.kind, each.gpu, each.gpus, each.usd_per_hour, each.instance, each.via, each.source,
              each.term_hours) for each in bundled()]  # fmt: skip
@@ -146,6 +164,10 @@ def test_a_provider_has_a_history(name):
         assert 30 <= of.provisioning_s[0] <= of.provisioning_s[1] <= 3600
     for certificate in of.certificates:
         assert re.fullmatch(r"[a-z0-9]+", certificate)
+    assert of.tenancy in ("", *TENANCIES)
+    assert not of.verified_certificates or re.search(r"20\d\d|\.[a-z]{2}", of.sources["certificates"]), (
+        "no page, no day"
+    )
 
 
 def test_a_us_seat_is_us_controlled_and_no_other_level_is_given_to_one():
@@ -162,6 +184,24 @@ def test_a_us_seat_is_us_controlled_and_no_other_level_is_given_to_one():
 def test_who_most_offers_are_from_is_known():
     known = sum(offer.provider in providers() for offer in bundled())
     assert known / len(bundled()) > 0.9
+
+
+def test_certificates_without_a_source_do_not_count():
+    assert providers()["verda"].certificates
+    assert providers()["verda"].verified_certificates == ()
+    verified = {name for name, of in providers().items() if "iso27001" in of.verified_certificates}
+    assert {"aws", "gcp", "azure", "nebius", "scaleway", "ovhcloud"} <= verified
+    assert not {"lyceum", "verda", "seeweb", "vast.ai"} & verified
+    # its HDS certificate names the products it holds for, and GPU instances are not among them
+    assert "hds" not in providers()["scaleway"].certificates
+
+
+def test_who_a_contract_would_be_with_is_not_invented():
+    """Of these no source at hand names a company."""
+    for name in ("hotaisle", "massedcompute", "enverge", "excesssupply", "dc_wildebeest", "latitude", "sesterce"):
+        assert not (name in providers() and providers()[name].entity), name
+    assert providers()["packetai"].tenancy == "shared"
+    assert "Zurich" in providers()["lyceum"].places
 
 
 def test_brokers_are_known():

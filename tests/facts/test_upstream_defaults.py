@@ -25,6 +25,7 @@ SOURCES = {
     "ModelConfig": ("trl", ("trainer/model_config.py",)),
     "TrainingArguments": ("transformers", ("training_args.py",)),
     "LoraConfig": ("peft", ("tuners/lora/config.py",)),
+    "FullyShardedDataParallelPlugin": ("accelerate", ("utils/dataclasses.py",)),
     "GradientAccumulationPlugin": ("accelerate", ("utils/dataclasses.py",)),
     "get_peft_model": ("peft", ("mapping_func.py",)),
 }
@@ -101,6 +102,7 @@ def test_our_value_is_theirs_in_our_words():
         "data.pad_to_multiple_of": ("auto", None),  # "does not pad elsewhere" than on Neuron
         "run.max_steps": (-1, None),
         "data.num_proc": (None, 1),
+        "parallel.cpu_ram_efficient_loading": (None, False),  # of the environment, where nothing is false
     }
     for name, knob in FROM_UPSTREAM.items():
         theirs, ours = spelled.get(name, (knob.origin.value, knob.origin.value))

@@ -17,7 +17,7 @@ sys.path.insert(0, str(BENCHMARKS))
 import claims  # noqa: E402
 from claims_jobs import command  # noqa: E402
 from claims_page import page  # noqa: E402
-from claims_rule import RULES, YES_OR_NO, Case, Claim, at_odds, read_claims, verdict  # noqa: E402
+from claims_rule import RULES, VERDICTS, YES_OR_NO, Case, Claim, at_odds, read_claims, verdict  # noqa: E402
 
 from tunecast.cli.predict import parser  # noqa: E402
 from tunecast.job.flags import overrides_from  # noqa: E402
@@ -29,13 +29,14 @@ FOUND: dict[str, dict[str, Any]] = {row["id"]: row for row in json.loads(claims.
 SLOW = {
     "full-70b-16-gpus", "full-70b-14-gpus", "full-70b-8-gpus", "nvlink-2-3x", "7b-13b-qlora-l40s",
     "b200-150b-half-cost", "qlora-70b-48gb", "dual-48gb-qlora", "8bit-quant", "compile-10-15pct", "unsloth-60pct",
-    "offload-latency",
+    "offload-latency", "host-ram", "2xa100-cost", "long-context", "full-gpu-examples", "training-memory-bound",
+    "full-recommended", "lora-70b-examples",
 }  # fmt: skip
 """Many cards, long searches, several seconds each: left to the benchmark."""
 DRAWN = random.Random(20261115)
 SAMPLE = [
     name
-    for room, number in ((claims.claims_memory, 4), (claims.claims_time, 2), (claims.claims_money, 3))
+    for room, number in zip(claims.ROOMS, (3, 3, 2, 2, 2, 2), strict=True)
     for name in DRAWN.sample(sorted(set(room.CASES) - SLOW), number)
 ]
 CLOSE = 0.01
@@ -54,7 +55,7 @@ def test_every_claim_has_a_verdict() -> None:
 @pytest.mark.parametrize("name", CLAIMS)
 def test_a_verdict_follows_from_its_numbers(name: str) -> None:
     row = FOUND[name]
-    cases = [Case(c["label"], c["value"], (), c["told"], c["part"], c["aside"]) for c in row["cases"]]
+    cases = [Case(**{field: case[field] for field in Case._fields}) for case in row["cases"]]
     assert row["verdict"] == verdict(CLAIMS[name], cases)
     counted = [case for case in row["cases"] if not case["aside"] and case["value"] is not None]
     if row["verdict"] == "depends":
@@ -81,6 +82,10 @@ def claim_of(rule: str, value: str) -> Claim:
     return Claim("x", "full", "a guide", "a claim", "total", rule, value, "GB", "", "thing", "")
 
 
+def test_verdicts_of_every_kind_are_reached() -> None:
+    assert {row["verdict"] for row in FOUND.values()} == set(VERDICTS)
+
+
 @pytest.mark.parametrize(
     ("rule", "value", "ours", "expected"),
     [
@@ -101,6 +106,11 @@ def claim_of(rule: str, value: str) -> Claim:
         ("holds", "", [False], "refuted"),
         ("can", "", [True, False], "confirmed"),
         ("can", "", [False, False], "refuted"),
+        ("more than", "1", [1.02], "confirmed"),
+        ("more than", "1", [1.005], "refuted"),  # level
+        ("less than", "1", [0.6, 1.4], "depends"),
+        ("own sum", "30.58", [30.58], "confirmed"),
+        ("own sum", "34.32", [33.36], "refuted"),
         ("amount", "100", [], "not computed"),
     ],
 )
@@ -116,6 +126,53 @@ def test_what_is_not_computed_or_stands_aside_does_not_count() -> None:
 def test_one_refuted_part_refutes() -> None:
     parts = [Case("memory", 0.25, part=0), Case("time", 2.0, part=1)]
     assert verdict(claim_of("amount", "0.2-0.3;1.2"), parts) == "refuted"
+
+
+def timed_claim(value: str, rule: str = "amount", basis: str = "") -> Claim:
+    return claim_of(rule, value)._replace(quantity="speedup", basis=basis)
+
+
+def on(gpu: str, value: float) -> Case:
+    return Case(gpu, value, ({"model": "llama-3.1-8b", "method": "lora", "hardware": {"gpu": gpu}},))
+
+
+@pytest.mark.parametrize(
+    ("claim", "case", "expected"),
+    [
+        (
+            timed_claim("1.57", basis="measured"),
+            on("b200-sxm-180gb", 2.2),
+            "not settled",
+        ),  # others timed it, we did not
+        (timed_claim("1.57", basis="measured"), on("h200-sxm-141gb", 2.2), "refuted"),
+        (timed_claim("1.57", basis="measured"), on("h100-sxm-80gb", 2.2), "not settled"),  # timed by others, not by us
+        (timed_claim("1.57"), on("h100-sxm-80gb", 2.2), "refuted"),  # nobody measured what is claimed
+        (timed_claim("2"), on("l40s", 1.6), "not settled"),  # 1.6 + 23 % = 1.97, within 10 % of 2
+        (timed_claim("2"), on("l40s", 1.4), "refuted"),
+        (timed_claim("2"), on("h100-sxm-80gb", 1.6), "refuted"),
+        (timed_claim("2"), on("l40s", 2.1), "confirmed"),
+        (timed_claim("1", "more than"), on("l40s", 1.1), "not settled"),  # a lead of less than its error
+        (timed_claim("1", "more than"), on("l40s", 1.4), "confirmed"),
+        (claim_of("amount", "2")._replace(quantity="memory"), on("l40s", 1.6), "refuted"),  # memory is not a time
+    ],
+)
+def test_what_may_not_decide_does_not(claim: Claim, case: Case, expected: str) -> None:
+    assert verdict(claim, [case]) == expected
+
+
+def test_a_handful_of_measurements_settles_nothing() -> None:
+    told = [Case(str(n), 130.0, measured=True) for n in range(5)]
+    assert verdict(claim_of("amount", "18"), told[:4]) == "not settled"
+    assert verdict(claim_of("amount", "18"), told) == "refuted"
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "expected"),
+    [(1.0, 1.0, "confirmed"), (1.0, 2.0, "outdated"), (2.0, 1.0, "refuted"), (1.0, None, "confirmed")],
+)
+def test_prices_of_another_day(then: float, now: float | None, expected: str) -> None:
+    cases = [Case("printed", then, then=True), Case("bundled", now)]
+    assert verdict(claim_of("amount", "1"), cases) == expected
 
 
 def test_claims_at_odds_have_no_number_in_common() -> None:

@@ -11,6 +11,7 @@ import pytest
 from tunecast.job import Job, job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.predict.checkpoint import (
+    SMALL_FILES_OF_MODEL_BYTES,
     Parameter,
     optimizer_file_bytes,
     optimizer_states,
@@ -18,13 +19,16 @@ from tunecast.predict.checkpoint import (
     saved_parameters,
     weights_bytes,
 )
-from tunecast.predict.outside import as_sharded, outside_of
+from tunecast.predict.fsdp_files import PART_BYTES, as_sharded, fsdp_disk_bytes
+from tunecast.predict.outside import outside_of
 from tunecast.predict.zero_files import again_bytes, as_zero, partitioned_bytes
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "sharded_checkpoints.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]
 ZERO = [row for row in ROWS if row["data"] != "fsdp"]
-FSDP = [row for row in ROWS if row["data"] == "fsdp"]
+FSDP = [row for row in ROWS if row["data"] == "fsdp" and not row.keys() & {"state_dict_type", "save_only_model"}]
+PARTS = [row for row in ROWS if row.get("state_dict_type") == "sharded"]
+ALONE = [row for row in ROWS if row.get("save_only_model")]
 RANKS = 2
 AROUND_BYTES = 17_000
 """Names, shapes and configuration in a file of DeepSpeed's."""
@@ -39,6 +43,10 @@ def job_of(row: dict[str, Any], **more: Any) -> Job:
 
 def name_of(row: dict[str, Any]) -> str:
     return f"{row['data']}-{row['method']}-{row['autocast']}"
+
+
+def spread_of(row: dict[str, Any]) -> dict[str, Any]:
+    return {"data": row["data"], "state_dict_type": row.get("state_dict_type", "full")}
 
 
 def tensors(method: str, dtype: str = "float32") -> list[Parameter]:
@@ -92,6 +100,33 @@ def test_fsdp_writes_the_weights_twice_and_the_optimizer(row):
     assert 0 < files["pytorch_model_fsdp.bin"] - weights_bytes(saved) < AROUND_BYTES
     states = optimizer_states("adamw_torch", held)
     assert abs(files["optimizer.bin"] - optimizer_file_bytes(states)) < AROUND_BYTES
+
+
+@pytest.mark.parametrize("row", PARTS, ids=name_of)
+def test_fsdp_writes_parts_of_each_rank(row):
+    """What is around a part is known to 5 %, names, shapes and the optimizer's settings are left out."""
+    job = job_of(row, parallel=spread_of(row))
+    held = as_sharded(job, tensors(row["method"], "bfloat16"))
+    weights, others = fsdp_disk_bytes(job, held, 0, RANKS)
+    files, around = row["files"], len(saved_parameters(held)) * RANKS * PART_BYTES
+    wrote = {
+        folder: [n for name, n in files.items() if name.startswith(folder) and name.endswith(".distcp")]
+        for folder in ("pytorch_model_fsdp_0", "optimizer_0")
+    }
+    assert [len(each) for each in wrote.values()] == [RANKS, RANKS]
+    assert sum(wrote["pytorch_model_fsdp_0"]) == pytest.approx(weights, abs=0.05 * around)
+    assert 0 < sum(wrote["optimizer_0"]) - others < around
+    assert not any("safetensors" in name for name in files)
+
+
+@pytest.mark.parametrize("row", ALONE, ids=name_of)
+def test_the_model_alone(row):
+    job = job_of(row, run={"save_only_model": True})
+    held = as_sharded(job, tensors(row["method"], "bfloat16"))
+    weights, others = safetensors_bytes(saved_parameters(held)), fsdp_disk_bytes(job, held, 0, RANKS)
+    file = "model.safetensors" if row["method"] == "full" else "adapter_model.safetensors"
+    assert (row["files"][file], others) == (weights, (0, 0))
+    assert sum(row["files"].values()) - weights == pytest.approx(SMALL_FILES_OF_MODEL_BYTES, rel=0.5)
 
 
 def test_a_whole_job_under_zero():

@@ -39,7 +39,9 @@ JOB = {
     "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",
     "--fsdp-version", "--recompute", "--virtual-stages", "--reduce-dtype", "--reshard-after-forward",
     "--no-reshard-after-forward", "--context-kind", "--offload-device", "--nvme-rate", "--prepared", "--no-prepared",
-    "--num-proc",
+    "--num-proc", "--sync-each-batch", "--no-sync-each-batch", "--cpu-ram-efficient-loading",
+    "--no-cpu-ram-efficient-loading", "--meta-init", "--no-meta-init", "--state-dict-type", "--save-only-model",
+    "--no-save-only-model",
 }  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def test_flags_of_offers() -> None:
     assert set(offers.parser()._option_string_actions) == {
         "-h", "--help", "--json", "--all", "--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot",
         "--country", "--eu", "--no-cloud-act", "--certified", "--interconnect", "--vendor", "--max-usd", "--max-age",
-        "--eur", "--usd-per-eur", "--vat",
+        "--eur", "--usd-per-eur", "--vat", "--exclude-provider", "--md", "--available",
     }  # fmt: skip
     assert offers.SCHEMA == "tunecast.offers/1"
 

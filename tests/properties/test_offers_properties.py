@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from datetime import date
 
 from hypothesis import given, settings
@@ -14,7 +15,7 @@ from tunecast.offers.cost import total_cost
 from tunecast.offers.listing import Listing
 from tunecast.offers.offer import Offer
 from tunecast.offers.provider import Provider
-from tunecast.offers.sources import gpuhunt, skypilot
+from tunecast.offers.sources import gpuhunt, runpod, skypilot, vast
 from tunecast.offers.table import offers_from, text_from
 
 DAY = date(2026, 11, 15)
@@ -92,6 +93,39 @@ def test_whatever_a_server_sends_is_read_or_refused(content):
         gpuhunt.member(content, "azure")
     with contextlib.suppress(NotResolved):
         gpuhunt.version(content)
+
+
+KEYS = (
+    *("offers", "data", "gpuTypes", "id", "gpu_name", "num_gpus", "gpu_ram", "geolocation", "dph_total"),
+    *("lowestPrice", "stockStatus", "securePrice", "rentable"),
+)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["H100 SXM", "High"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(KEYS),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=25,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=60) | values.map(lambda value: json.dumps(value).encode()))
+def test_whatever_is_said_of_what_is_free_is_read_or_refused(content):
+    offer = Offer("p", "on-demand", "h100-sxm-80gb", 8, 1.0, DAY, "x", ("SE",), ("SE",))
+    for source in (vast, runpod):
+        with contextlib.suppress(NotResolved):
+            stock = source.stock(content, offer)
+            assert stock.is_free or stock.usd_per_hour is None
 
 
 listings = st.builds(

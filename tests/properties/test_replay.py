@@ -112,13 +112,28 @@ def test_known_steps_replay_as_events_do(
 ) -> None:
     """The capacity is some part of what the run reserves without one, or just what it reserved at some time."""
     code = replay_module.native_run if in_c else None
-    with patch("tunecast.tape.program.STRETCH_ROWS", stretch_rows), patch.object(replay_module, "native_run", code):
-        compare(seed, steps, tight, oldest)
-
-
-def compare(seed: int, steps: int, tight: float | int | None, oldest: bool) -> None:
-    events = run_of(seed, steps)
     how = AllocatorSettings(oldest_segment_first=oldest)
+    with patch("tunecast.tape.program.STRETCH_ROWS", stretch_rows), patch.object(replay_module, "native_run", code):
+        compare(seed, steps, tight, how)
+
+
+@given(
+    st.integers(0, 10**9),
+    st.integers(4, 9),
+    st.none() | st.floats(0.3, 1.0) | st.integers(-4, -1),
+    st.booleans(),
+    st.sampled_from((64 * MIB, 200 * MIB, 2**37)),
+)
+@settings(max_examples=400, deadline=None)
+def test_expandable_segments_replay_as_events_do(
+    seed: int, steps: int, tight: float | int | None, physical: bool, device: int
+) -> None:
+    how = AllocatorSettings(expandable_segments=True, capacity_is_physical=physical, device_total_bytes=device)
+    compare(seed, steps, tight, how)
+
+
+def compare(seed: int, steps: int, tight: float | int | None, how: AllocatorSettings) -> None:
+    events = run_of(seed, steps)
     rows = program(Tape(events))
     reserved = sorted({peak.reserved_bytes for peak in replay(rows, how).peaks})
     capacity = None
@@ -144,14 +159,18 @@ def compare(seed: int, steps: int, tight: float | int | None, oldest: bool) -> N
 
 
 @pytest.mark.skipif(native.least is None, reason="not compiled")
-@given(st.integers(0, 10**9), st.integers(4, 9), st.booleans(), st.sampled_from((1, 7, 2000)))
-@settings(max_examples=200, deadline=None)
-def test_the_least_capacity_is_searched_alike_in_c(seed: int, steps: int, oldest: bool, stretch_rows: int) -> None:
-    how = AllocatorSettings(oldest_segment_first=oldest)
+@given(
+    st.integers(0, 10**9), st.integers(4, 9), st.booleans(), st.booleans(), st.booleans(), st.sampled_from((1, 7, 2000))
+)
+@settings(max_examples=300, deadline=None)
+def test_the_least_capacity_is_searched_alike_in_c(
+    seed: int, steps: int, oldest: bool, expandable: bool, physical: bool, stretch_rows: int
+) -> None:
+    how = AllocatorSettings(expandable, oldest_segment_first=oldest, capacity_is_physical=physical)
     with patch("tunecast.tape.program.STRETCH_ROWS", stretch_rows):
         rows = program(Tape(run_of(seed, steps)))
         in_c = smallest_capacity_bytes(Replays(rows, how))
-        with patch.object(native, "least", None):
+        with patch.object(native, "least", None), patch.object(replay_module, "native_run", None):
             assert smallest_capacity_bytes(Replays(rows, how)) == in_c
 
 
@@ -172,9 +191,11 @@ def test_sizes_beyond_the_c_code_s_reach_are_replayed_in_python() -> None:
 def test_numbers_that_do_not_belong_together_are_refused(seed: int, harm: int, name: str) -> None:
     """The C code reads what it is told to only where there is something: any number may be any other one."""
     rows, chance = program(Tape(run_of(seed, 4))), random.Random(harm)
-    given_ = [array("q", each) if isinstance(each, array) else each for each in (*in_c(rows), 2**40, False, 20 * MIB)]
+    last = (chance.choice((0, 2**35)), 2**36 if name == "run" else chance.random() < 0.5)
+    whole = (*in_c(rows), 2**40, False, 20 * MIB, *last)
+    given_ = [array("q", each) if isinstance(each, array) else each for each in whole]
     for _ in range(chance.randint(1, 3)):
-        at = chance.choice((0, 1, 2, 3, 4, 5, 6, 8))
+        at = chance.choice((0, 1, 2, 3, 4, 5, 6, 8, 9, *([10] if name == "run" else [])))
         value, odd = given_[at], chance.choice((-3, -2, -1, 0, 1, 2, 7, 40, 10**6, 2**40, 2**62, -(2**62)))
         if not isinstance(value, array):
             given_[at] = min(odd, 10**6) if at == 3 else odd

@@ -9,7 +9,8 @@ from tunecast.hardware.catalog import known_gpu
 from tunecast.hardware.cluster import Cluster, Group, cards_of, cluster_of, mesh_of
 from tunecast.hardware.links import links
 from tunecast.job.job import Job
-from tunecast.job.sections import Hardware, Parallel
+from tunecast.job.parallel import Parallel
+from tunecast.job.sections import Hardware
 
 
 def job(gpu: str = "h100-sxm-80gb", gpus: int = 8, nodes: int = 1, *, link=None, gbps=None, **parallel) -> Job:

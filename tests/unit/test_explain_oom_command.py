@@ -17,8 +17,9 @@ from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.predict import engines
 from tunecast.predict.oom import parsed
+from tunecast.predict.oom_job import is_same_run
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
-from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
+from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import GIB, MIB
 
 MESSAGE = (
@@ -78,7 +79,7 @@ def test_what_filled_the_card_and_what_to_change(shell: Any) -> None:
 
 
 def test_with_its_job_every_change_is_priced(shell: Any) -> None:
-    # 8 + 8 x 2.5 = 28 GiB; PyTorch could have had 24 - 0.5 - 5 = 18.5
+    # 8 + 8 x 2.5 = 28 GiB; PyTorch could have had 24 - 0.5 - 5 = 18.5. Eight rows never ask for 4 GiB
     code, out, err = shell(MESSAGE, "llama-3.1-8b", "--method", "lora", "--micro-batch", "8")
     assert (code, err) == (0, "")
     assert "28.00 GiB at the peak" in out
@@ -89,6 +90,57 @@ def test_with_its_job_every_change_is_priced(shell: Any) -> None:
     # 4 rows: 8 + 10 = 18 GiB fit; qlora alone: 2 + 20 = 22 do not
     assert lines == ["micro_batch: 4, grad_accum: 2 saves 10.00 GiB and fits", "method: qlora saves 6.00 GiB"]
     assert "liger" not in out, "what cannot be predicted is left out"
+
+
+def log(in_use: float, pieces: float, others: float, requested: float) -> str:
+    """Of a card of 24 GiB with 0.5 outside PyTorch, in GiB."""
+    own = in_use + pieces + 0.5
+    return (
+        f"CUDA out of memory. Tried to allocate {requested:.2f} GiB. GPU 0 has a total capacity of 24.00 GiB of which "
+        f"{24 - own - others:.2f} GiB is free. Process 999 has {others:.2f} GiB memory in use. Including non-PyTorch "
+        f"memory, this process has {own:.2f} GiB memory in use. Of the allocated memory {in_use:.2f} GiB is allocated "
+        f"by PyTorch, and {pieces:.2f} GiB is reserved by PyTorch but unallocated."
+    )
+
+
+def test_a_log_of_another_run_is_told_apart(shell: Any) -> None:
+    """Four rows: 8 GiB of weights and 6 of activations are in use when 4 of logits are asked for."""
+    job = ("llama-3.1-8b", "--method", "lora", "--micro-batch", "4")
+    same = log(in_use=14, pieces=1, others=5, requested=4)
+    assert "another run" not in shell(same, *job)[1]
+    assert json.loads(shell(same, *job, "--json")[1])["same_run"] is True
+    for other in (log(in_use=14, pieces=1, others=5, requested=3.6), log(in_use=11, pieces=4, others=5, requested=4)):
+        assert "the log is of another run: this job never asks for" in " ".join(shell(other, *job)[1].split())
+        assert json.loads(shell(other, *job, "--json")[1])["same_run"] is False
+    assert json.loads(shell(same, "--json")[1])["same_run"] is None
+
+
+def test_a_run_does_not_get_past_what_the_card_cannot_hold() -> None:
+    """30 GiB come first, the request of the log after them."""
+    events = (Alloc(0, 10 * GIB), Alloc(1, 20 * GIB), Free(1), Alloc(2, 2 * GIB))
+    message = parsed(log(in_use=10, pieces=0, others=12, requested=2))
+    assert is_same_run(Tape(events), 40 * GIB, message)
+    assert is_same_run(Tape(events), 24 * GIB, message) is False
+    assert is_same_run(Tape(events), 24 * GIB, parsed("CUDA error: out of memory")) is None
+
+
+def test_what_is_enough_for_the_request_is_not_said_to_be_enough_for_the_job(shell: Any) -> None:
+    """1.5 GiB are free, 2.5 short. The job needs 18: of 24 - 0.5 without the others, but 5.8 less with them."""
+    told = log(in_use=13.5, pieces=2.7, others=5.8, requested=4)
+    job = ("llama-3.1-8b", "--method", "lora", "--micro-batch", "4")
+    code, out, _ = shell(told)
+    assert (code, out.count("(enough by itself)")) == (0, 2), "of the log alone"
+    advice = json.loads(shell(told, *job, "--json")[1])["advice"]
+    assert [(each["gives"], each["enough"], each["enough_for_job"]) for each in advice] == [
+        ("room", True, True),
+        ("own", False, None),
+        ("pieces", True, False),
+    ]
+    lines = " ".join(shell(told, *job)[1].split())
+    assert "1. other processes hold 5.80 GiB: 999 (5.80 GiB) (enough by itself)" in lines
+    assert "large enough (enough for this request, not for the job, which needs 18.00 GiB)" in lines
+    other = shell(log(in_use=11, pieces=5, others=6, requested=4), *job)[1]
+    assert "(enough for this request)" in other and "by itself" not in other, "another run: nothing is said of the job"
 
 
 def test_a_job_that_should_have_fitted_is_said_to(shell: Any) -> None:

@@ -122,6 +122,18 @@ def test_a_smaller_micro_batch_is_no_smaller_than_it_has_to_be() -> None:
     assert found.chosen.state.job.micro_batch * found.chosen.state.job.grad_accum == 4
 
 
+def test_what_takes_less_time_than_the_smallest_set_is_shown_beside_it() -> None:
+    """12 GiB and 6 a row, 4 with liger. Four rows are 36; one at a time 18, and slower; with liger two are 20."""
+    assert not fit(20.5, micro_batch=2).quicker, "liger alone is enough, and the fastest"
+    found = fit(21, micro_batch=4)
+    assert chosen(found) == {"micro_batch": 1, "grad_accum": 4}
+    assert found.chosen is not None and found.chosen.more_time is not None
+    (quicker,) = found.quicker
+    assert quicker.overrides == {"kernels": ["liger"], "micro_batch": 2, "grad_accum": 2}
+    assert quicker.harm is Harm.SAME and quicker.state.room.surely
+    assert quicker.more_time is not None and quicker.more_time < found.chosen.more_time
+
+
 def test_other_training_only_where_nothing_else_fits() -> None:
     assert fit(12.8).chosen is not None
     assert [offer.overrides for offer in fit(12.8).offered][:2] == [{"method": "lora"}, {"method": "qlora"}]

@@ -58,6 +58,22 @@ def test_every_rank_loads_the_whole_model_but_under_zero_3() -> None:
     assert machine_bytes(spread("zero3"), WEIGHT, large) == (8 * 20 + 4) * M
 
 
+def test_the_first_rank_alone_loads_where_others_are_sent_their_parts() -> None:
+    large = ONE._replace(loading_bytes=400 * M, others_loading_bytes=0)
+    assert machine_bytes(spread("fsdp"), WEIGHT, large) == (8 * 10 + 400) * M
+    zeros = large._replace(others_loading_bytes=600 * M)
+    assert machine_bytes(spread("fsdp"), WEIGHT, zeros) == (8 * 10 + 400 + 7 * 600) * M
+
+
+def test_every_rank_saves_and_reads_its_part() -> None:
+    parts = spread("fsdp", state_dict_type="sharded")
+    large = ONE._replace(loading_bytes=0, saving_bytes=30 * M, resuming_bytes=0)
+    assert machine_bytes(spread("fsdp"), WEIGHT, large) == (8 * 20 + 30) * M
+    assert machine_bytes(parts, WEIGHT, large) == 8 * (20 + 30) * M
+    reads = large._replace(saving_bytes=0, resuming_bytes=50 * M)
+    assert machine_bytes(parts, WEIGHT, reads) == 8 * (10 + 50) * M
+
+
 def test_what_an_offloaded_optimizer_keeps_on_the_host() -> None:
     """Adam: masters 4, two moments 8, gradients 4, of stage 3 also those of the cards, 2; parameters 2 more."""
     assert sum(waiting_bytes(spread("zero2", "optimizer"), WEIGHT).values()) == pytest.approx(16 * M, rel=1e-5)
@@ -84,6 +100,9 @@ def test_machines_that_replicate_each_other_hold_all() -> None:
 def test_what_is_taken_for_granted_is_said() -> None:
     assert assumption(spread("ddp", gpus=1), WEIGHT) is None
     assert "cpu_ram_efficient_loading" in (assumption(spread("fsdp"), WEIGHT) or "")
+    assert "saves none" in (assumption(spread("fsdp", cpu_ram_efficient_loading=True), WEIGHT) or "")
+    sent = spread("fsdp", cpu_ram_efficient_loading=True, meta_init=True)
+    assert "the first rank alone loads" in (assumption(sent, WEIGHT) or "")
     assert "masters" in (assumption(spread("zero3", "optimizer"), WEIGHT) or "")
 
 

@@ -94,6 +94,10 @@ def test_how_to_quantise_needs_something_to_quantise():
         ({"parallel": {"data": "zero2", "offload": "parameters"}}, "parallel.offload"),
         ({"parallel": {"data": "zero2", "offload": "optimizer", "offload_device": "nvme"}}, "parallel.offload_device"),
         ({"parallel": {"data": "zero3", "offload_device": "nvme"}}, "parallel.offload_device"),
+        (
+            {"parallel": {"data": "fsdp", "state_dict_type": "sharded"}, "run": {"save_only_model": True}},
+            "run.save_only_model",
+        ),
     ],
 )
 def test_what_cannot_be_together(fields, blamed):

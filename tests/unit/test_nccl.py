@@ -8,7 +8,8 @@ from tunecast.hardware.catalog import known_gpu
 from tunecast.hardware.cluster import cluster_of
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
-from tunecast.job.sections import Hardware, Parallel
+from tunecast.job.parallel import Parallel
+from tunecast.job.sections import Hardware
 from tunecast.predict.nccl import LIBRARY_BYTES, NONE, Buffers, nccl_bytes
 from tunecast.predict.prediction import job_on_card, memory_of, prediction_from_tape, prediction_of
 from tunecast.report.text import headline

@@ -56,3 +56,14 @@ def test_nothing_that_matches_is_wrong_usage(capsys):
     code, out, err = run(capsys, "p5.48xlage")
     assert (code, out) == (2, "")
     assert "nearest: p5.48xlarge" in err
+
+
+def test_a_card_that_no_described_machine_has_is_named_with_what_helps(capsys):
+    for texts in (["rtx-5090"], ["RTX", "5090"], ["vast.ai", "rtx-5090"]):
+        code, out, err = run(capsys, *texts)
+        assert (code, out) == (2, "")
+        assert "no machine with rtx-5090 is described" in err
+        assert "host-pcie5-x16" in err and "hardware.interconnect" in err and "tunecast offers rtx-5090" in err
+        assert "nearest" not in err
+    _, _, err = run(capsys, "aws", "dgx-h200")
+    assert "matches nothing" in err, "the machine is known, only not of that provider"

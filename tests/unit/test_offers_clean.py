@@ -48,7 +48,8 @@ def test_everything_is_kept_or_counted():
         ([row(spot_usd_per_hour=1.0)], clean.NOT_SPOT, 1),
         ([row("coreweave", "B200", 1, 8.6)], clean.NOT_SOLD, 1),
         ([row("lyceum", "L40S", 1, 1.0, spot_usd_per_hour=0.5)], clean.NOT_SOLD, 1),
-        ([row(gpu="H100")], names.NOT_TOLD, 1),
+        ([row(gpu="H100", via="broker")], names.NOT_TOLD, 1),
+        ([row(gpu="A100")], names.NOT_TOLD, 1),
         ([row(gpu="K80")], names.NOT_KNOWN, 1),
         ([row(gpu="V100", form="PCIe")], names.NOT_TOLD, 1),
     ],
@@ -76,6 +77,42 @@ def test_what_the_provider_has_is_told_by_other_lists():
 def test_but_not_where_it_has_several():
     own = [row(gpu="H100", usd=3.0, form=form, instance=form) for form in ("PCIe", "SXM")]
     assert dropped(*own, guess(2.5)) == {clean.GUESSED: 1}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "card"), [("A100-80GB", "a100-pcie-80gb"), ("H100", "h100-pcie-80gb"), ("H200", "h200-nvl-141gb")]
+)
+def test_a_form_factor_nobody_tells_is_the_slower_one_and_says_so(gpu, card):
+    (offer,) = cleaned([row(gpu=gpu)], TODAY).offers
+    assert (offer.gpu, offer.assumed) == (card, "form factor not said: the slower one is assumed")
+    (told,) = cleaned([row(gpu=gpu, form="SXM")], TODAY).offers
+    assert told.assumed == ""
+
+
+def test_but_not_where_another_list_tells_which_the_provider_has():
+    """Then the unsaid one may be either of two it has."""
+    assert dropped(row(gpu="H100", form="SXM", usd=2.0, instance="s"), row(gpu="H100")) == {names.NOT_TOLD: 1}
+
+
+def test_the_host_as_another_list_of_the_provider_tells_it():
+    told = row(ram_gib=120.0, vcpus=12, instance="x", usd=2.0)
+    bare = row(usd=1.0, region="", country="", dated=date(2026, 11, 2))
+    by_price = {offer.usd_per_hour: offer for offer in cleaned([told, bare], TODAY).offers}
+    assert (by_price[1.0].ram_bytes, by_price[1.0].vcpus) == (120 * 2**30, 12)
+    # two lists that disagree tell nothing
+    other = row(ram_gib=240.0, vcpus=24, instance="y", usd=3.0)
+    by_price = {offer.usd_per_hour: offer for offer in cleaned([told, other, bare], TODAY).offers}
+    assert (by_price[1.0].ram_bytes, by_price[1.0].vcpus) == (None, None)
+    # hardware/nodes.toml has Azure's one machine of eight MI300X
+    (azure,) = cleaned([row("azure", "MI300X", 8, 11.6)], TODAY).offers
+    assert azure.ram_bytes == 1850 * 2**30
+
+
+def test_disk_and_tenancy_where_they_are_told():
+    (metal,) = cleaned([row("oracle", "A10", 4, 8.0, instance="BM.GPU.A10.4", disk_gb=7680.0)], TODAY).offers
+    assert (metal.tenancy, metal.disk_bytes) == ("dedicated", 7680 * 10**9)
+    (other,) = cleaned([row(disk_gb=0.0)], TODAY).offers
+    assert (other.tenancy, other.disk_bytes) == ("", None)
 
 
 def test_chips():

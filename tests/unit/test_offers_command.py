@@ -77,7 +77,15 @@ def test_filters(capsys):
     cards = {row["gpu"] for row in told(capsys, "--interconnect", "nvlink", "--gpus", "8")["offers"]}
     assert "h100-sxm-80gb" in cards
     assert "l40s" not in cards
-    assert "verda" in {row["provider"] for row in told(capsys, "--certified", "ISO 27001")["offers"]}
+
+
+def test_certified_is_what_a_source_names(capsys):
+    """Verda says ISO 27001 somewhere; no source at hand does."""
+    answer = told(capsys, "--certified", "ISO 27001")
+    certified = {row["provider"] for row in answer["offers"]}
+    assert {"nebius", "aws"} <= certified
+    assert not {"verda", "lyceum", "vast.ai"} & certified
+    assert answer["unknown"]["no source at hand names the certificate"] > 100
 
 
 def test_one_offer_has_a_page(capsys):
@@ -86,11 +94,29 @@ def test_one_offer_has_a_page(capsys):
     for part in (
         "not verified",
         "in the EU        not known",
-        "cannot be joined",
+        "between          cannot be joined",
+        "host             256 vCPUs, 1448 GiB of RAM",
+        "disk             not known",
+        "tenancy          not known",
+        "extrapolated",
         "EUR",
         "A price is not availability",
     ):
         assert part in out
+
+
+def test_lyceums_cards_are_there_with_what_was_assumed(capsys):
+    """2.79 and 1.10 USD an hour for an H100, 4.29 and 1.60 for an H200, 1.59 and 0.80 for an A100."""
+    rows = told(capsys, "--provider", "lyceum", "--gpus", "1")["offers"]
+    prices = {(row["gpu"], row["kind"]): row["usd_per_hour"] for row in rows if "form factor" in (row["assumed"] or "")}
+    assert prices == {
+        ("h100-pcie-80gb", "on-demand"): 2.79, ("h100-pcie-80gb", "spot"): 1.10,
+        ("h200-nvl-141gb", "on-demand"): 4.29, ("h200-nvl-141gb", "spot"): 1.60,
+        ("a100-pcie-80gb", "on-demand"): 1.59, ("a100-pcie-80gb", "spot"): 0.80,
+    }  # fmt: skip
+    _, out, _ = run(capsys, "lyceum", "h100")
+    assert "1 x h100-pcie-80gb~" in out
+    assert "~ form factor not said: the slower one is assumed." in out
 
 
 def test_reservations_say_when_they_pay(capsys):
@@ -102,6 +128,16 @@ def test_reservations_say_when_they_pay(capsys):
 def test_what_joins_the_cards_and_the_machines(capsys):
     (row,) = {row["instance"]: row for row in told(capsys, "p5.48xlarge", "--no-spot")["offers"]}.values()
     assert (row["interconnect"], row["fabric"], row["inter_node_gbit_per_s"]) == ("nvlink4", "efa-v2", 3200)
+
+
+def test_outliers_are_named(capsys):
+    _, out, _ = run(capsys, "h100-pcie", "--spot")
+    assert "spot*" in out
+    assert "do not count on it" in out
+    (row,) = told(capsys, "vast", "h100-pcie", "--spot", "--gpus", "2", "--country", "GB")["offers"]
+    assert row["outlier"] == "17 % of its own on-demand price of 4.00 USD an hour"
+    assert "17 % of its own" in run(capsys, "vast", "h100-pcie", "--spot", "--gpus", "2")[1]
+    assert {row["outlier"] for row in told(capsys, "nebius")["offers"]} == {None}
 
 
 def test_euros_say_their_rate(capsys):
@@ -146,6 +182,93 @@ def test_own_prices_come_with_the_others(capsys, tmp_path):
         assert (code, out.split(":")[0]) == (0, "1 offer added")
     (row,) = told(capsys, "--provider", "lab")["offers"]
     assert (row["kind"], row["exposure"], row["in_eu"], row["stale"]) == ("owned", "own", "yes", False)
+
+
+LAB = """
+[[offer]]
+provider = "lab"
+gpu = "rtx-4090"
+gpus = 2
+usd_per_kwh = 0.2
+country = "FR"
+
+[[offer]]
+provider = "lab"
+gpu = "rtx-4090"
+gpus = 4
+usd_per_kwh = 0.2
+country = "FR"
+
+[[offer]]
+provider = "acme"
+gpu = "l40s"
+usd_per_hour = 0.5
+"""
+
+
+@pytest.fixture
+def three(capsys, tmp_path):
+    path = tmp_path / "lab.toml"
+    path.write_text(LAB)
+    code, out, _ = run(capsys, "add", str(path))
+    assert code == 0
+    return out
+
+
+def test_add_says_what_it_added(three, capsys, tmp_path):
+    assert three.startswith("3 offers added: ")
+    # 2 x 450 W and half of that besides: 1.35 kW at 0.20 USD
+    assert "  2 x rtx-4090 at lab, owned, 0.27 USD an hour, FR\n" in three
+    assert "replaced" not in three
+    assert "3 offers of before of the same machine replaced" in run(capsys, "add", str(tmp_path / "lab.toml"))[1]
+
+
+def test_remove_takes_one_away_and_says_which(three, capsys):
+    code, out, err = run(capsys, "remove", "lab", "rtx-4090", "--gpus", "2")
+    assert (code, err) == (0, "")
+    assert out.startswith("1 offer removed: ")
+    assert "  2 x rtx-4090 at lab, owned, 0.27 USD an hour, FR\n" in out
+    assert sorted((each.provider, each.gpus) for each in store.kept(store.OWN)) == [("acme", 1), ("lab", 4)]
+
+
+def test_remove_several_only_with_all(three, capsys):
+    before = store.kept(store.OWN)
+    code, out, err = run(capsys, "remove", "lab")
+    assert (code, out) == (2, "")
+    assert "2 of your own match: 2 x rtx-4090 at lab" in err
+    assert "--all" in err
+    assert store.kept(store.OWN) == before
+    assert run(capsys, "remove", "lab", "--all")[0] == 0
+    assert [each.provider for each in store.kept(store.OWN)] == ["acme"]
+    # a filter by country leaves an offer with the regions there; it is the same one
+    assert run(capsys, "remove", "acme")[0] == 0
+    assert store.kept(store.OWN) == ()
+
+
+def test_remove_by_country(three, capsys):
+    assert run(capsys, "remove", "--country", "FR", "--gpus", "4")[0] == 0
+    assert len(store.kept(store.OWN)) == 2
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "part"),
+    [
+        ((), 2, "say which, or --all. Yours: 1 x l40s at acme"),
+        (("verda",), 3, "no offer of your own matches all of that. Yours: "),
+    ],
+)
+def test_what_remove_refuses(three, capsys, argv, code, part):
+    """Offers of lists are not one's own to remove."""
+    got, out, err = run(capsys, "remove", *argv)
+    assert (got, out) == (code, "")
+    assert part in err
+    assert len(store.kept(store.OWN)) == 3
+
+
+def test_remove_where_there_are_none(capsys):
+    code, _, err = run(capsys, "remove", "lab")
+    assert code == 3
+    assert "tunecast offers add FILE" in err
 
 
 def test_update_without_a_network_changes_nothing(capsys, monkeypatch):

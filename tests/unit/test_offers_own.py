@@ -11,7 +11,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.offers.money import given
 from tunecast.offers.offer import Offer, age
 from tunecast.offers.own import joined, own_offers
-from tunecast.offers.table import COLUMNS, offers_from, text_from
+from tunecast.offers.table import COLUMNS, FIRST_COLUMNS, offers_from, text_from
 
 TODAY = date(2026, 11, 15)
 RATE = given(1.25, TODAY)
@@ -47,6 +47,13 @@ def test_watts_and_pue_as_given(tmp_path):
     assert offer.usd_per_hour == pytest.approx(0.6)
 
 
+def test_disk_and_tenancy(tmp_path):
+    (offer,) = added(
+        tmp_path, '[[offer]]\nprovider = "p"\ngpu = "l40s"\nusd_per_hour = 1\ndisk_gb = 960\ntenancy = "shared"\n'
+    )
+    assert (offer.disk_bytes, offer.tenancy) == (960 * 10**9, "shared")
+
+
 def test_a_reservation(tmp_path):
     (offer,) = added(tmp_path, '[[offer]]\nprovider = "p"\ngpu = "l40s"\nusd_per_hour = 0.5\nterm_hours = 8760\n')
     assert (offer.kind, offer.term_hours) == ("reserved", 8760)
@@ -71,6 +78,7 @@ def test_a_reservation(tmp_path):
         ('[[offer]]\ngpu = "l40s"\nusd_per_hour = 1\ninterconnect = "string"\n', "hardware.interconnect"),
         ('[[offer]]\ngpu = "l40s"\nusd_per_hour = 1\nregion = "a;b"\n', "without ;"),
         ('[[offer]]\ngpu = "l40s"\nusd_per_hour = 1\ndated = "soon"\n', "a day as"),
+        ('[[offer]]\ngpu = "l40s"\nusd_per_hour = 1\ntenancy = "mine"\n', "dedicated, shared"),
         ('[offer]\ngpu = "l40s"\n', "[[offer]]"),
         ("not toml at all", "not TOML"),
         ("", "[[offer]]"),
@@ -94,8 +102,16 @@ ONE = Offer(
 
 
 def test_the_table_gives_back_what_was_written():
-    more = (ONE, Offer("b", "reserved", "l40s", 1, 0.5, TODAY, "s", term_hours=8760.0))
+    more = (
+        replace(ONE, disk_bytes=1_920_383_410_176, tenancy="shared", assumed="the slower one"),
+        Offer("b", "reserved", "l40s", 1, 0.5, TODAY, "s", term_hours=8760.0),
+    )
     assert offers_from(text_from(more), "x") == more
+
+
+def test_a_table_of_an_older_version_is_read():
+    old = "".join(line.rpartition(",,,")[0] + "\n" for line in text_from([ONE]).splitlines()[1:])
+    assert offers_from(",".join(FIRST_COLUMNS) + "\n" + old, "x") == (ONE,)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +128,8 @@ def test_the_table_gives_back_what_was_written():
         ("provider", "A B\x1b", "lower case"),
         ("interconnect", "string", "nvlink4"),
         ("term_hours", "-1", "above 0"),
+        ("disk_gb", "-1", "above 0"),
+        ("tenancy", "both", "dedicated, shared"),
     ],
 )
 def test_a_wrong_cell_is_told_with_its_line(column, cell, told):

@@ -16,6 +16,8 @@ import pytest
 
 from tunecast.errors import NotResolved
 from tunecast.offers import store, update
+from tunecast.offers.clean import order
+from tunecast.offers.offer import Offer
 from tunecast.offers.sources import gpuhunt, skypilot
 from tunecast.offers.update import Feeds, feeds
 
@@ -301,6 +303,95 @@ def test_a_damaged_file_of_ones_own_says_so(environ):
     path.write_text("provider,kind\n")
     with pytest.raises(NotResolved, match="To fix: delete it, or tunecast offers update"):
         store.offers(environ)
+
+
+def azure(n, **more):
+    fields = {"instance": f"Standard_{n}", "regions": ("eastus",), "countries": ("US",), **more}
+    return Offer("azure", "on-demand", "h100-sxm-80gb", 8, 80.0 + n, TODAY, "skypilot/azure", **fields)
+
+
+def test_one_row_does_not_replace_seventy_eight(server, environ, monkeypatch):
+    """gpuhunt's list of Azure takes the place of SkyPilot's: that is what its length is compared with."""
+    old = tuple(azure(n) for n in range(78))
+    monkeypatch.setattr(store, "bundled", lambda: old)
+    good(server)
+    outcome = of(run(server, environ), "gpuhunt/azure")
+    assert (outcome.offers, outcome.before) == (0, 78)
+    assert outcome.why == "2 offers, where there were 78: cut off, or no longer what it was"
+    assert [each for each in store.offers(environ) if each.provider == "azure"] == sorted(old, key=order)
+
+
+def test_as_long_a_list_of_another_keeper_does(server, environ, monkeypatch):
+    monkeypatch.setattr(store, "bundled", lambda: (azure(1), azure(2), azure(3)))
+    good(server)
+    assert of(run(server, environ), "gpuhunt/azure").offers == 2
+    assert {each.source for each in store.offers(environ) if each.provider == "azure"} == {"gpuhunt/azure"}
+
+
+PEERS = tuple(
+    Offer(name, kind, gpu, 1, usd, TODAY, f"{name}-list")
+    for name in ("a", "b")
+    for kind, gpu, usd in (
+        ("on-demand", "b200-sxm-180gb", 5.0), ("on-demand", "h200-sxm-141gb", 3.5), ("on-demand", "rtx-6000-ada", 0.8),
+    )
+)  # fmt: skip
+
+
+def with_prices(**prices):
+    """VERDA, an instance's price and spot price changed."""
+    lines = VERDA.decode().splitlines()
+    for index, line in enumerate(lines):
+        name, *_ = line.partition(".")
+        if name in (key.lstrip("_") for key in prices):
+            head = line.rsplit(",", 2)[0]
+            lines[index] = f"{head},{prices[f'_{name}']}"
+    return ("\n".join(lines) + "\n").encode()
+
+
+def test_an_h200_at_a_hundredth_of_a_cent_is_not_taken(server, environ, monkeypatch):
+    monkeypatch.setattr(store, "bundled", lambda: PEERS)
+    good(server)
+    server.pages["/sky/verda/vms.csv"] = with_prices(_2H200="0.0001,2.373")
+    outcome = of(run(server, environ), "skypilot/verda")
+    assert (outcome.why, outcome.offers, outcome.far_off) == ("", 4, 2)  # two regions
+    kinds = {each.kind for each in store.offers(environ) if each.provider == "verda" and "h200" in each.gpu}
+    assert kinds == {"spot"}
+
+
+@pytest.mark.parametrize("factor", [0.01, 100.0], ids=["cents for dollars", "dollars for cents"])
+def test_a_list_in_another_unit_is_refused_whole(server, environ, monkeypatch, factor):
+    monkeypatch.setattr(store, "bundled", lambda: PEERS)
+    good(server)
+    run(server, environ)
+    before = [each for each in store.offers(environ) if each.provider == "verda"]
+    server.pages["/sky/verda/vms.csv"] = with_prices(
+        _1B200=f"{4.89 * factor},{1.712 * factor}", _2H200=f"{6.78 * factor},{2.373 * factor}",
+        _1RTX6000ADA=f"{0.8262 * factor},",
+    )  # fmt: skip
+    outcome = of(run(server, environ), "skypilot/verda")
+    assert "7 of its 7 prices are more than 6 times off the other lists'" in outcome.why
+    assert "tunecast offers add" in outcome.why
+    assert [each for each in store.offers(environ) if each.provider == "verda"] == before
+
+
+def test_without_peers_its_own_prices_of_before_count(server, environ):
+    good(server)
+    run(server, environ)
+    server.pages["/sky/verda/vms.csv"] = with_prices(_1RTX6000ADA="0.08,")
+    outcome = of(run(server, environ), "skypilot/verda")
+    assert (outcome.offers, outcome.far_off) == (4, 1)
+    assert not [each for each in store.offers(environ) if each.gpu == "rtx-6000-ada"]
+
+
+def test_a_price_that_halved_is_taken(server, environ, monkeypatch):
+    """As DigitalOcean's H100 did."""
+    monkeypatch.setattr(store, "bundled", lambda: PEERS)
+    good(server)
+    run(server, environ)
+    server.pages["/sky/verda/vms.csv"] = with_prices(_1RTX6000ADA="0.41,")
+    assert of(run(server, environ), "skypilot/verda").far_off == 0
+    (offer,) = [each for each in store.offers(environ) if each.gpu == "rtx-6000-ada" and each.provider == "verda"]
+    assert offer.usd_per_hour == 0.41
 
 
 def test_mirrors():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from tunecast.job import Job, job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.predict.allocator import AllocatorSettings
 from tunecast.predict.checkpoint import (
+    SMALL_FILES_BYTES,
     Parameter,
     State,
     code_book_bytes,
@@ -31,6 +33,7 @@ from tunecast.predict.outside import (
     HOST_TRAINING_BYTES,
     as_loaded,
     held_bytes,
+    machine_ram_bytes,
     outside,
     outside_of,
     tensors_on_paper,
@@ -413,11 +416,60 @@ def test_a_fully_sharded_checkpoint_holds_float32_and_the_weights_twice():
     assert said.loading.host_bytes - alone.loading.host_bytes == 4 * weights
     assert said.disk.weights_bytes == pytest.approx(4 * weights, rel=1e-3)
     assert said.disk.checkpoint_bytes == pytest.approx((4 + 4 + 8) * weights, rel=1e-3)
-    assert said.saving.host_bytes == pytest.approx(4 * weights, rel=1e-3)
+    assert said.saving.host_bytes == pytest.approx(8 * weights, rel=1e-3)  # the state, gathered after the weights
     plain = outside_of(job(**spread | {"autocast": None}), resolve_model("llama-3.2-1b"))
     assert plain.disk.weights_bytes == pytest.approx(2 * weights, rel=1e-3)
     adapted = outside_of(job(**spread | {"method": "lora"}), resolve_model("llama-3.2-1b"))
     assert adapted.disk.checkpoint_bytes < weights // 10 < adapted.saving.host_bytes
+
+
+def test_a_checkpoint_of_the_model_alone():
+    """Llama 3.2 1B in bfloat16: 2 bytes a weight, 4 under FSDP with mixed precision; no more, and nothing to read."""
+    weights, model = 1_235_814_400, resolve_model("llama-3.2-1b")
+    only: dict[str, Any] = {"run": {"save_only_model": True}, "method": "full", "autocast": "bfloat16"}
+    sharded = {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}}
+    zero = {"hardware": {"gpus": 8}, "parallel": {"data": "zero3"}, "optimizer": "adamw_torch"}
+    for spread, each in (({}, 2), (sharded, 4), (zero, 2)):
+        said = outside_of(job(**only | spread), model)
+        assert said.disk.checkpoint_bytes == pytest.approx(each * weights, rel=1e-3)
+        assert said.saving.host_bytes == pytest.approx(each * weights, rel=1e-3)
+        assert (said.disk.optimizer_bytes, said.resuming.host_bytes) == (0, 0)
+        assert said.disk.small_bytes < SMALL_FILES_BYTES
+
+
+def test_ranks_that_write_their_parts_gather_nothing():
+    """4 + 8 bytes a weight, once; of the largest tensor, 128,256 x 2,048 in float32, an eighth on each host."""
+    weights, model = 1_235_814_400, resolve_model("llama-3.2-1b")
+    parts = {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "state_dict_type": "sharded"}}
+    said = outside_of(job(method="full", autocast="bfloat16", **parts), model)
+    assert said.disk.checkpoint_bytes == pytest.approx(12 * weights, rel=1e-3)
+    assert said.disk.weights_bytes == pytest.approx(4 * weights, rel=1e-3)
+    assert said.saving.host_bytes == 128_256 * 2048 * 4 // 8 + 10_000_000
+    assert said.resuming.host_bytes == 128_256 * 2048 * 4 // 8
+    assert said.disk.writers == 8
+
+
+SPREADS: list[dict[str, Any]] = [
+    {},
+    {"hardware": {"gpus": 4}},
+    {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}},
+    {"hardware": {"gpus": 4, "nodes": 2}, "parallel": {"data": "hsdp", "state_dict_type": "sharded"}},
+    {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "cpu_ram_efficient_loading": True, "meta_init": True}},
+    {"hardware": {"gpus": 8}, "parallel": {"data": "zero3", "offload": "optimizer"}},
+    {"hardware": {"gpus": 2}, "parallel": {"data": "zero2"}, "run": {"save_only_model": True}},
+]
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_what_a_machine_needs_is_known_without_the_rest(spread: dict[str, Any], method: str) -> None:
+    asked = job(method=method, autocast="bfloat16", optimizer="adamw_torch", seq_len=512, micro_batch=4, **spread)
+    model = resolve_model("llama-3.2-1b")
+    assert machine_ram_bytes(asked, model) == outside_of(asked, model).machine_bytes
+
+
+def test_what_a_machine_needs_of_files_nobody_knows() -> None:
+    assert machine_ram_bytes(job(stack="litgpt"), resolve_model("llama-3.2-1b")) is None
 
 
 MODELS = ("llama-3.2-1b", "gemma-2-2b", "deepseek-v2-lite", "gpt2", "gpt-oss-20b", "qwen3-30b-a3b")

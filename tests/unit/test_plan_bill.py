@@ -11,10 +11,11 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.offers.offer import Offer
 from tunecast.plan.bill import Biller, Start, Terms
 from tunecast.plan.estimate import Timed
-from tunecast.plan.objective import balanced, cheapest, fastest, reasons
-from tunecast.plan.pareto import Front, Point
-from tunecast.plan.search import Found, Search
+from tunecast.plan.goals import Aim, Goal
+from tunecast.plan.objective import balanced, picked, reasons, spaced
+from tunecast.plan.pareto import Point
 from tunecast.predict.whole import WholeTime
+from tunecast.records import replace
 
 DAY = date(2026, 11, 1)
 
@@ -52,12 +53,58 @@ def test_how_long_a_provider_takes_to_start_is_in_the_time():
     assert bill.range_s[1] == pytest.approx(3910 + (400**2 + 90**2) ** 0.5)
 
 
-def test_the_high_end_of_a_spot_run_is_interrupted_more_often():
-    _, rough = biller().bill(timed(), offer(kind="spot"), 1).range_s
-    plain = biller().bill(timed(), offer(), 1).range_s
-    assert rough > plain[1]
-    given = biller(interruptions_per_hour=0.01).bill(timed(), offer(kind="spot"), 1).range_s
-    assert given[1] < rough
+def test_how_often_a_spot_machine_is_interrupted_is_told_apart_from_how_fast_it_is():
+    spot, plain = biller().bill(timed(), offer(kind="spot"), 1), biller().bill(timed(), offer(), 1)
+    assert spot.rough is not None and plain.rough is None
+    assert spot.rough.interruptions > 10 * spot.cost.interruptions
+    assert spot.usd_range[1] < spot.rough.total_usd or spot.range_s[1] < spot.rough.wall_s
+    wide, usual = spot.range_s[1] - spot.range_s[0], plain.range_s[1] - plain.range_s[0]
+    assert wide == pytest.approx(usual, rel=0.05), "the range is of speed"
+    assert biller(interruptions_per_hour=0.01).bill(timed(), offer(kind="spot"), 1).rough is None
+
+
+def test_a_reservation_costs_its_whole_term():
+    reserved = offer(2.0, kind="reserved", term_hours=8760.0)
+    bill = biller().bill(timed(), reserved, nodes=2)
+    assert bill.cost.total_usd == pytest.approx(2.0 * 8760 * 2)
+    assert biller().fixed_usd(reserved, 2, 0) == pytest.approx(2.0 * 8760 * 2)
+    assert biller().least_usd_per_s(reserved, 2) == 0
+    (line,) = [line for line in bill.cost.lines if line.usd]
+    assert (line.name, line.told) == ("reservation", "8,760 h, used or not")
+
+
+def test_egress_nobody_knows_the_price_of_is_not_free():
+    known, unknown = offer(provider="runpod"), offer(provider="nobody-knows")
+    heavy = timed()._replace(weights_bytes=100 * 10**9)
+    assert dict(line[:2] for line in biller().likely(heavy, known, 1).lines)["egress"] == 0
+    cost = biller().likely(heavy, unknown, 1)
+    assert dict(line[:2] for line in cost.lines)["egress"] == pytest.approx(100 * 0.12)
+    assert any("nobody-knows takes for egress is not known" in told for told in cost.assumptions)
+
+
+def test_runs_one_after_another_share_the_machine_and_the_data():
+    one = timed()
+    phases = {**one.whole.phases_s, "preparation": 50.0, "download": 20.0}
+    one = one._replace(whole=replace(one.whole, phases_s=phases, total_s=one.whole.total_s + 70))
+    made = biller(runs=4)
+    owned = offer(kind="owned")
+    assert made.phases(one, owned) == {
+        "provisioning": 0.0, "load": 400.0, "training": 4 * 3600.0, "preparation": 50.0, "download": 20.0
+    }  # fmt: skip
+    assert made.bill(one, owned, 1).total_s == pytest.approx(4 * 3700 + 70)
+
+
+def test_a_spot_machine_saves_as_often_as_pays():
+    """Young: sqrt(2 x 10 s x 129 h) between checkpoints of 10 s; of an on-demand one as the job says."""
+    phases = {"provisioning": 0.0, "training": 36_000.0, "checkpoints": 70.0}
+    whole = WholeTime(36_070, 36_000, 36_100, phases, 3600, 10.0, 1e6, 1e6, 0, 7)
+    run = Timed(10.0, whole, 0, 0)
+    every_s = (2 * 10 * 3600 / 0.00774) ** 0.5
+    assert biller().save_steps(run, offer(kind="spot")) == pytest.approx(every_s / 10, rel=0.01)
+    assert biller().save_steps(run, offer()) is None
+    assert biller(chooses_saves=False).save_steps(run, offer(kind="spot")) is None
+    steps = biller().save_steps(run, offer(kind="spot"))
+    assert biller().phases(run, offer(kind="spot"))["checkpoints"] == 3600 // steps * 10
 
 
 def test_of_offers_on_the_same_terms_the_cheapest_is_enough():
@@ -84,32 +131,36 @@ def test_the_knee_of_a_front():
 
 def test_what_hardly_differs_is_not_paid_for():
     front = [choice(1.0, 100), choice(1.005, 60), choice(2, 15), choice(4, 14.9)]
-    assert cheapest(front) is front[1], "for half a percent more it takes 40 % less time"
-    assert fastest(front) is front[2], "0.7 % faster for twice the money is none"
-    assert cheapest([]) is fastest([]) is None
+    assert spaced(front) == [front[1], front[2]], "half a percent cheaper, or faster, is nothing that is known"
+    assert spaced([]) == []
+    assert spaced(front[:1]) == front[:1]
+    picks = picked(spaced(front), None)
+    assert picks["cheapest"] is front[1] and picks["fastest"] is front[2] and picks["deadline"] is None
 
 
-def test_a_deadline_takes_what_fits_for_sure_first():
-    """Cheaper but perhaps too large for its card: only where nothing else is over in time."""
+def test_a_front_is_spaced_without_losing_a_bargain():
+    front = [choice(10, 100), choice(12, 98), choice(13, 70), choice(13.4, 40), choice(20, 30), choice(40, 29)]
+    assert spaced(front) == [front[0], front[3], front[4], front[5]]
+    for one in front:
+        near = [each for each in spaced(front) if each.total_usd <= one.total_usd * 1.05]
+        assert any(each.total_s <= one.total_s * 1.06 for each in near), "something shown is nearly as good"
 
-    def made(usd: float, high_s: float, fits_surely: bool) -> SimpleNamespace:
-        one = choice(usd, 100.0)
-        return SimpleNamespace(**vars(one), total_range_s=(90.0, high_s), fits_surely=fits_surely)
 
-    def found(*choices: SimpleNamespace) -> SimpleNamespace | None:
-        search = Search.__new__(Search)
-        search.within_s, search.in_time, search.best = 120.0, None, {}
-        search.front, search.sure = Front(), Front()
-        search.biller = SimpleNamespace(bill=lambda timed, *_: SimpleNamespace(range_s=timed.total_range_s))
-        for number, one in enumerate(choices):
-            rig, held = SimpleNamespace(hardware="1 x h100", nodes=1), SimpleNamespace(fits_surely=one.fits_surely)
-            search._keep(Point(one.total_usd, one.total_s, (number,), Found(rig, None, None, one, held)))
-        return None if search.in_time is None else search.in_time.of.timed
+def test_a_deadline_is_kept_at_the_high_end_and_by_what_fits_for_sure_first():
+    def best(*points: tuple[float, float, bool]) -> int | None:
+        goal: Goal[int] = Goal(Aim("front", lambda rig, offer: True, 120.0))
+        for number, (usd, high_s, surely) in enumerate(points):
+            goal.add(Point(usd, 100.0, (number,), number), lambda high_s=high_s: high_s, surely=surely)
+        return None if goal.best is None else goal.best.of
 
-    risky, safe, late = made(1.0, 110.0, False), made(2.0, 110.0, True), made(0.5, 130.0, True)
-    assert found(risky, safe, late) is found(late, safe, risky) is safe
-    assert found(risky, late) is risky
-    assert found(late) is None
-    told = reasons({"deadline": risky}, [late], 120.0)["deadline"]
+    risky, safe, late = (1.0, 110.0, False), (2.0, 110.0, True), (0.5, 130.0, True)
+    assert best(risky, safe, late) == 1 and best(late, safe, risky) == 1
+    assert best(risky, late) == 0
+    assert best(late) is None
+    told = reasons({"deadline": _told(False)}, [], 120.0)["deadline"]
     assert "may not fit: nothing that fits for sure is over by then" in told
-    assert "may not fit" not in reasons({"deadline": safe}, [late], 120.0)["deadline"]
+    assert "may not fit" not in reasons({"deadline": _told(True)}, [], 120.0)["deadline"]
+
+
+def _told(fits_surely: bool) -> SimpleNamespace:
+    return SimpleNamespace(total_usd=1.0, total_s=100.0, total_range_s=(90.0, 110.0), fits_surely=fits_surely)

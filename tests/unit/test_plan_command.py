@@ -142,9 +142,9 @@ def test_a_deadline_is_made_at_the_high_end(capsys):
         ((*SMALL, *ONE, "--allow", "seq_len"), 2, "--allow: got 'seq_len'"),
         ((*SMALL, *ONE, "--keep", "model"), 2, "--keep: got 'model'"),
         ((*SMALL, "--gpu", "l5"), 2, "l5"),
-        ((*SMALL, "--gpu", "gaudi3", "--eu"), 3, "no offer is left after --gpu gaudi3, --eu; --gpu leaves none"),
-        ((*SMALL, *ONE, "--max-usd", "0.001"), 4, "--max-usd 0.001: the cheapest, 1 x l4 at aws, costs"),
-        ((*SMALL, *ONE, "--within", "60s"), 4, "--within: no choice is over by then"),
+        ((*SMALL, "--gpu", "gaudi3", "--eu"), 3, "no offer is left after --gpu gaudi3, --eu: --gpu leaves none"),
+        ((*SMALL, *ONE, "--max-usd", "0.001"), 4, "Nothing costs at most 0.00 USD: the cheapest, 1 x l4 at aws, costs"),
+        ((*SMALL, *ONE, "--within", "60s"), 4, "Nothing is over in 1 min: the fastest, 1 x l4 at aws, takes"),
         (("no-such-model", *ONE), 5, "model: got 'no-such-model'"),
     ],
 )

@@ -130,7 +130,7 @@ def test_a_guess_widens_the_range_and_is_told() -> None:
 def test_a_card_nobody_measured_is_said_to_be_one() -> None:
     said = prediction_from_tape(job(hardware={"gpu": "rtx-4090"}), UNMEASURED, TAPE)
     (warning,) = said.warnings
-    assert "no run on the rtx-4090 was measured" in warning
+    assert "the CUDA context of the rtx-4090 was not measured" in warning
     low, high = said.memory.range_bytes["device"]
     assert low < said.memory.device_bytes < high
     assert high - low > 600 * MIB

@@ -43,6 +43,14 @@ def test_the_most_of_all_phases() -> None:
     assert "17.00 GiB at most, 32.00 GiB with mapped pages" in outside_text(mapped)
 
 
+def test_a_machine_of_several_processes_comes_first() -> None:
+    told = outside_text(replace(SAID, machine_bytes=130 * GIB), Terminal(width=200))
+    assert "host memory: 130.00 GiB of a machine, all its processes together; of the first 17.00 GiB at most" in told
+    assert "host, first process" in told
+    alone = outside_text(replace(SAID, machine_bytes=17 * GIB))
+    assert "host memory: 17.00 GiB at most" in alone and "first" not in alone
+
+
 def test_evaluation_is_compared_with_training() -> None:
     assert "evaluation: 8 x 1024 tokens, 2.00 GiB less than training\n" in outside_text(SAID)
     more = replace(SAID, evaluation=replace(SAID.evaluation, above_training_bytes=GIB, cache_growth_bytes=3 * GIB))

@@ -15,12 +15,14 @@ from tunecast.job import job_from_dict
 from tunecast.offers.cost import Cost, Line
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import Offer
-from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, Refusal, Searched
+from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, PriceList, Refusal, Searched
+from tunecast.report.markdown import plain
 from tunecast.report.plan import text
 from tunecast.report.plan_html import page
-from tunecast.report.plan_md import markdown, plain
+from tunecast.report.plan_md import markdown
+from tunecast.report.plan_notes import price_age, refusals
 from tunecast.report.plan_plot import money_axis, plot, points, time_axis
-from tunecast.report.plan_words import amount, answer, bill, changes, price_age, refusals
+from tunecast.report.plan_words import amount, answer, bill, changes
 from tunecast.report.text import Terminal
 from tunecast.report.time import span
 from tunecast.units import GIB
@@ -78,13 +80,13 @@ def plan(**more: Any) -> Plan:
     return Plan(**fields | more)
 
 
-def told(of: Plan, width: int = 100, **more: Any) -> str:
-    return text(of, width=width, colour=False, **more)
+def told(of: Plan, width: int = 100, *, unicode: bool = True, details: bool = True) -> str:
+    return text(of, Terminal(width, unicode=unicode), details=details)
 
 
 def test_the_first_line_is_the_answer():
     line = told(plan()).splitlines()[0]
-    assert line == "Rent 1 x l4 at lambda (US), on-demand: 1 d 16 h (36 to 44 h), $24.00 (21.60 to 26.40)"
+    assert line == "Rent 1 x l4 at lambda (US), on demand: 40 h (36 to 44 h), $24.00 (21.60 to 26.40)"
 
 
 def test_a_deadline_is_answered_first():
@@ -92,17 +94,17 @@ def test_a_deadline_is_answered_first():
         picks={"cheapest": CHEAP, "fastest": FAST, "balanced": MIDDLE, "deadline": MIDDLE}, limits=Limits(21600.0)
     )
     lines = told(made).splitlines()
-    assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
+    assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
     assert lines[1].startswith("  the deadline and balanced pick, within 6 h, for mine: gpt2, lora")
 
 
 def test_the_picks_as_a_table():
     lines = told(plan()).splitlines()
-    begin = next(index for index, line in enumerate(lines) if "memory of a card" in line)
+    begin = next(index for index, line in enumerate(lines) if "memory per card" in line)
     assert lines[begin : begin + 5] == [
-        "            rent                   memory of a card  time          cost",
-        "  cheapest  1 x l4                 20.0 of 25.0 GiB  1 d 16 h      $24.00",
-        "            lambda, on-demand, US  5.0 free (20 %)   36 to 44 h    21.60 to 26.40",
+        "            rent                   memory per card   time          cost",
+        "  cheapest  1 x l4                 20.0 of 25.0 GiB  40 h          $24.00",
+        "            lambda, on demand, US  5.0 free (20 %)   36 to 44 h    21.60 to 26.40",
         "    set micro_batch: 2, kernels: [liger]",
         "    why it",
     ]
@@ -128,7 +130,7 @@ def test_no_line_is_wider_than_the_terminal(width, unicode):
 
 def test_a_pipe_gets_no_colours_and_a_terminal_does():
     assert "\x1b" not in told(plan())
-    assert "\x1b[1mRent" in text(plan(), width=100, colour=True)
+    assert "\x1b[1mRent" in text(plan(), Terminal(100, colour=True))
 
 
 def test_euros_and_tax():
@@ -137,7 +139,7 @@ def test_euros_and_tax():
     assert "EUR 20.00 (18.00 to 22.00)" in shown.splitlines()[0]
     assert "with 19 % VAT; 1 EUR = 1.2 USD (2026-11-01: as given)" in " ".join(shown.split())
     # 0.6 USD an hour: 0.5 EUR, and 19 % more
-    assert "1 d 16 h of one machine at EUR 0.59 an hour" in shown
+    assert "40 h of one machine at EUR 0.59 per hour" in shown
 
 
 def test_every_line_of_the_cost_and_its_sum():
@@ -151,7 +153,7 @@ def test_every_line_of_the_cost_and_its_sum():
     for line in ("training   23.28   97.0 %", "storage     0.72    3.0 %  2 GB", "total     $24.00  100.0 %"):
         assert line in shown
     # 30 million tokens in 3 epochs
-    for line in ("an epoch            $8.00", "a million tokens    $0.80", "a year, every week  $1,248"):
+    for line in ("per epoch           $8.00", "per million tokens  $0.80", "per year, weekly    $1,248"):
         assert line in shown
 
 
@@ -164,7 +166,8 @@ def test_amounts_have_sensible_digits():
 @pytest.mark.parametrize(
     ("low_s", "high_s", "told"),
     [(0.5, 1.25, "0.5 to 1.2 s"), (90, 110, "90 to 110 s"), (1986, 3150, "33 to 52 min"),
-     (13_800, 16_800, "3.8 to 4.7 h"), (7300, 7400, "2.0 to 2.1 h"), (400_000, 900_000, "4.6 to 10.4 d")],
+     (13_800, 16_800, "3.8 to 4.7 h"), (7300, 7400, "2.0 to 2.1 h"), (69_000, 337_000, "19 to 94 h"),
+     (400_000, 900_000, "4.6 to 10.4 d")],
 )  # fmt: skip
 def test_ranges_of_time_in_one_unit(low_s, high_s, told):
     assert span(low_s, high_s) == told
@@ -228,18 +231,20 @@ def test_what_is_not_shown_is_counted():
 def test_the_age_of_a_price():
     assert price_age(plan(), BASE) == "seen 2026-11-01, 14 days ago"
     old = replace(BASE, dated=date(2026, 1, 1))
-    assert price_age(plan(), old) == "seen 2026-01-01, 10 months ago, old"
-    stale = replace(CHEAP, machine=replace(CHEAP.machine, offer=old))
-    shown = told(plan(picks={"cheapest": stale}))
-    assert "A price is not availability" in shown
-    assert "`tunecast offers update` fetches newer ones" in shown
-    assert "fetches newer ones" not in told(plan())
+    assert price_age(plan(), old) == "seen 2026-01-01, 10 months ago"
+
+
+def test_the_age_of_the_whole_list_is_one_line():
+    stale = " ".join(told(plan(prices=PriceList(date(2026, 8, 22), 7))).split())
+    assert "Prices as of 2026-08-22, 85 days ago; tunecast offers update fetches newer ones; 7 older offers" in stale
+    assert "A price is not availability" in stale
+    assert "fetches newer ones" not in told(plan(prices=PriceList(date(2026, 11, 12))))
 
 
 def test_ones_own_machine_is_not_rented():
     own = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="lab", kind="owned", gpu="l4")))
     made = plan(picks={"cheapest": own}, pareto=(own,), choices=(own,))
-    assert answer(made, own).startswith("Use 1 x l4, your own: 1 d 16 h")
+    assert answer(made, own).startswith("Use 1 x l4, your own: 40 h")
     assert "Who rents it out" not in told(made)
 
 
@@ -297,7 +302,7 @@ def test_the_page_is_whole_and_runs_nothing():
     parsed = outline(html)
     assert "script" not in parsed.seen
     assert "default-src 'none'; style-src 'unsafe-inline'\"" in html
-    assert "Rent 1 x l4 at lambda (US), on-demand" in html
+    assert "Rent 1 x l4 at lambda (US), on demand" in html
     for told in ("A price is not availability", "10,000,000 tokens are taken", "too small", "us controlled", "23.28"):
         assert told in html
 
@@ -305,9 +310,7 @@ def test_the_page_is_whole_and_runs_nothing():
 def test_each_point_of_the_picture_tells_what_it_is():
     titles = outline(page(plan())).titles
     assert len(titles) == 4
-    assert "1 x l4 (cheapest)\nlambda, on-demand, US\n1 d 16 h (36 to 44 h)\n$24.00 (21.60 to 26.40)\n" in "".join(
-        titles
-    )
+    assert "1 x l4 (cheapest)\nlambda, on demand, US\n40 h (36 to 44 h)\n$24.00 (21.60 to 26.40)\n" in "".join(titles)
 
 
 def test_names_from_price_lists_stay_text():
@@ -337,7 +340,7 @@ def test_markdown_keeps_its_columns():
     evil = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="a|b")))
     written = markdown(plan(picks={"cheapest": evil, "fastest": FAST}, pareto=(evil, FAST)))
     tables = [line for line in written.splitlines() if line.startswith("|")]
-    head = tables.index("|  | rent | memory of a card | time | cost |")
+    head = tables.index("|  | rent | memory per card | time | cost |")
     for line in tables[head : head + 4]:
         assert len(re.findall(r"(?<!\\)\|", line)) == 6
 
@@ -353,7 +356,7 @@ def test_markdown_that_stays_text(given, written):
 
 def test_markdown_says_the_answer_first():
     written = markdown(plan())
-    assert written.startswith("**Rent 1 x l4 at lambda (US), on-demand: 1 d 16 h (36 to 44 h), <span>$</span>24.00")
-    assert "| **fastest** | 8 x h100-sxm-80gb, lambda, on-demand, US | 20.0 of 25.0 GiB, 5.0 free (20 %) |" in written
+    assert written.startswith("**Rent 1 x l4 at lambda (US), on demand: 40 h (36 to 44 h), <span>$</span>24.00")
+    assert "| **fastest** | 8 x h100-sxm-80gb, lambda, on demand, US | 20.0 of 25.0 GiB, 5.0 free (20 %) |" in written
     assert "set `micro_batch: 2`, `kernels: [liger]`. Why it." in written
     assert written.count("<details>") == written.count("</details>") == 7

@@ -49,7 +49,8 @@ def step(bound_by: str, **more: Any) -> StepTime:
 @pytest.mark.parametrize(
     ("seconds", "told"),
     [(0.0458, "0.0458 s"), (9.5, "9.5 s"), (42.13, "42.1 s"), (60, "1 min"), (200, "3 min 20 s"), (3600, "1 h"),
-     (18_750, "5 h 12 min"), (86_400, "1 d"), (274_000, "3 d 4 h")],
+     (18_750, "5 h 12 min"), (86_400, "24 h"), (93_096, "25 h 51 min"),
+     (172_800, "48 h"), (176_400, "2 d 1 h"), (274_000, "3 d 4 h")],
 )  # fmt: skip
 def test_durations(seconds, told):
     assert duration(seconds) == told

@@ -30,6 +30,7 @@ def asked(**job: Any) -> Any:
         {"optimizer": "adamw_8bit"},
         {"parallel": {"data": "fsdp", "expert": 4}, "stack": "torchtitan"},
         {"parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 2},
+        {"parallel": {"data": "fsdp", "cpu_ram_efficient_loading": True, "meta_init": True}},
         {"parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 2, "transformers_version": "4.45.2"},
         {"hardware": {"gpus": 1}},
     ],
@@ -48,6 +49,17 @@ def test_known(job: dict[str, Any]) -> None:
             {"parallel": {"data": "fsdp", "sync_each_batch": True}, "transformers_version": "4.48"},
             "parallel.sync_each_batch",
             "another transformers_version",
+        ),
+        ({"parallel": {"data": "fsdp", "meta_init": True}}, "parallel.meta_init", "cpu_ram_efficient_loading: true"),
+        (
+            {"parallel": {"data": "ddp", "meta_init": True, "cpu_ram_efficient_loading": True}},
+            "parallel.meta_init",
+            "with fsdp or hsdp",
+        ),
+        (
+            {"parallel": {"data": "fsdp", "meta_init": True, "cpu_ram_efficient_loading": True}, "method": "qlora"},
+            "parallel.meta_init",
+            "allowed: false",
         ),
         (
             {"parallel": {"data": "fsdp", "sync_each_batch": True}, "stack": "torchtune"},

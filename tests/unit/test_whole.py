@@ -46,7 +46,7 @@ def job(**fields: Any) -> Job:
 def files(model: int, checkpoint: int, weights: int, cast: int = 0) -> Any:
     return SimpleNamespace(
         loading=SimpleNamespace(host_mapped_bytes=model, host_bytes=cast, model_bytes=2 * model),
-        disk=SimpleNamespace(checkpoint_bytes=checkpoint, weights_bytes=weights),
+        disk=SimpleNamespace(checkpoint_bytes=checkpoint, weights_bytes=weights, writers=1),
     )
 
 

@@ -20,6 +20,7 @@ from tunecast.predict.changes import changes_tried, with_fields
 from tunecast.predict.engines import the_job
 from tunecast.predict.oom import OomMessage, filled, messages, the_message
 from tunecast.predict.oom_advice import advice_for
+from tunecast.predict.oom_job import advice_for_job, is_same_run
 from tunecast.report.oom import Explained, Foreseen, oom_dict, oom_text
 from tunecast.units import MIB, gib
 
@@ -65,13 +66,15 @@ def run(argv: Sequence[str]) -> int:
             "To fix: give the whole log, stderr included: python train.py > train.log 2>&1",
             field="stdin",
         )
-    foreseen = None
+    foreseen, advice = None, advice_for(message)
     if job is not None:
         with Asking(arguments, f"predicting {arguments.source}") as asking:
             on_this_card = with_room_of(job, message)
             before = asking.predict(on_this_card)
-            foreseen = Foreseen(before, tuple(changes_tried(on_this_card, before, asking.predict)))
-    told = Explained(message, count, tuple(advice_for(message)), foreseen)
+            changes = tuple(changes_tried(on_this_card, before, asking.predict))
+            foreseen = Foreseen(before, changes, is_same_run(before.held.tape, before.held.capacity_bytes, message))
+        advice = advice_for_job(advice, before.prediction, changes, foreseen.same_run)
+    told = Explained(message, count, tuple(advice), foreseen)
     if arguments.json:
         print(json.dumps(oom_dict(told)))
     else:

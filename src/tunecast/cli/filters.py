@@ -19,13 +19,14 @@ def add_filter_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--gpu", metavar="NAME", help="a card, as in tunecast gpus")
     parser.add_argument("--gpus", metavar="N", type=count, help="cards in the machine")
     parser.add_argument("--provider", metavar="NAME", action="append", default=[], help="(repeatable)")
+    parser.add_argument("--exclude-provider", metavar="NAME", action="append", default=[], help="(repeatable)")
     parser.add_argument("--kind", choices=KINDS, action="append", default=[], help="(repeatable)")
-    parser.add_argument("--spot", action="store_true", help="as --kind spot")
-    parser.add_argument("--no-spot", action="store_true", help="all but spot")
     parser.add_argument("--country", metavar="NAME", action="append", default=[], help="such as DE (repeatable)")
-    parser.add_argument("--eu", action="store_true", help="in one of the EU's 27 countries for sure")
+    parser.add_argument(
+        "--eu", action="store_true", help="in one of the EU's 27 countries for sure; with --country both"
+    )
     parser.add_argument("--no-cloud-act", action="store_true", help="no parent under US law is known")
-    parser.add_argument("--certified", metavar="NAME", help="such as iso27001, as the provider states it")
+    parser.add_argument("--certified", metavar="NAME", help="such as iso27001, where a source confirms it")
     parser.add_argument("--interconnect", metavar="KIND", help="in the machine: nvlink, xgmi, pcie, host, or a link")
     parser.add_argument("--vendor", metavar="NAME", help="NVIDIA, AMD or Intel")
 
@@ -35,8 +36,8 @@ def asked_from(arguments: argparse.Namespace) -> Asked:
         gpu=arguments.gpu,
         gpus=arguments.gpus,
         providers=tuple(name.lower() for name in arguments.provider),
-        kinds=tuple(arguments.kind) or (("spot",) if arguments.spot else ()),
-        no_spot=arguments.no_spot,
+        excluded=tuple(name.lower() for name in arguments.exclude_provider),
+        kinds=tuple(arguments.kind),
         countries=tuple(country(name) for name in arguments.country),
         eu=arguments.eu,
         no_cloud_act=arguments.no_cloud_act,
@@ -52,9 +53,10 @@ def flags_told(arguments: argparse.Namespace) -> list[str]:
     for name in ("gpu", "gpus", "certified", "interconnect", "vendor"):
         value = getattr(arguments, name)
         told += [] if value is None else [f"--{name} {value}"]
-    told += [f"--{name} {value}" for name in ("provider", "kind", "country") for value in getattr(arguments, name)]
-    switches = ("spot", "no_spot", "eu", "no_cloud_act")
-    return told + [f"--{name.replace('_', '-')}" for name in switches if getattr(arguments, name)]
+    several = ("provider", "exclude_provider", "kind", "country")
+    told += [f"--{name.replace('_', '-')} {value}" for name in several for value in getattr(arguments, name)]
+    switches = ("spot", "no_spot", "marketplace", "reserved", "eu", "no_cloud_act")
+    return told + [f"--{name.replace('_', '-')}" for name in switches if getattr(arguments, name, False)]
 
 
 def add_money_flags(parser: argparse._ActionsContainer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,10 @@ from collections.abc import Iterable, Sequence
 from tunecast.cli.arguments import Parser
 from tunecast.cli.terminal import terminal_of
 from tunecast.errors import UsageError, nearest
+from tunecast.hardware.catalog import known_gpu
+from tunecast.hardware.cluster import own_link
 from tunecast.hardware.links import Link, Node, links, nodes
+from tunecast.hardware.spec import Gpu
 from tunecast.report.machines import link_dict, link_table, node_dict, node_page, node_table
 
 USAGE = "tunecast nodes [TEXT...] [options]"
@@ -72,6 +76,25 @@ def _some(found: Sequence[object], words: Sequence[str], known: Iterable[str]) -
     if found:
         return
     wanted = " ".join(words)
+    card = _card_without_machine((wanted, *words))
+    if card is not None:
+        raise UsageError(
+            f"TEXT: no machine with {card.name} is described. Jobs on several of them assume {own_link(card, 2).name} "
+            "between the cards of a machine (tunecast nodes --links). To fix: describe your machine in the job, "
+            "hardware.interconnect and hardware.inter_node_gbps; who rents such cards out: "
+            f"tunecast offers {card.name}",
+            field="TEXT",
+        )
     near = nearest(wanted, [name.lower() for name in known])
     hint = f"; nearest: {near}" if near else ""
     raise UsageError(f"TEXT: got {wanted!r}, which matches nothing{hint}", field="TEXT")
+
+
+def _card_without_machine(texts: Iterable[str]) -> Gpu | None:
+    described = {node.gpu for node in nodes().values()}
+    for text in texts:
+        with contextlib.suppress(UsageError):
+            card = known_gpu(text)
+            if card.name not in described:
+                return card
+    return None

@@ -1,28 +1,33 @@
-"""`tunecast offers [TEXT...]`, `offers update`, `offers add FILE`: what machines cost, and where that was read."""
+"""`tunecast offers [TEXT...]`, `offers update`, `offers add FILE`, `offers remove TEXT...`: what machines cost, and
+where that was read."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from datetime import date
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser, count, number
+from tunecast.cli.files import require_writable
 from tunecast.cli.filters import add_filter_flags, add_money_flags, asked_from, rate_from
 from tunecast.cli.terminal import terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
 from tunecast.hardware.catalog import gpus
 from tunecast.offers import store
 from tunecast.offers.asked import Asked, Left, asked
+from tunecast.offers.availability import availability, doors
+from tunecast.offers.money import Rate
 from tunecast.offers.offer import NOT_AVAILABILITY, Offer
-from tunecast.offers.own import joined, own_offers
+from tunecast.offers.outliers import outliers
+from tunecast.offers.own import joined, own_offers, same_price
 from tunecast.offers.provider import terms
 from tunecast.offers.update import feeds, update
 from tunecast.records import replace
-from tunecast.report.offers import break_even_text, offer_dict, offer_page, offer_table, update_text
+from tunecast.report.offers import break_even_text, offer_dict, offer_line, offer_page, offer_table, update_text
 
-USAGE = "tunecast offers [TEXT...] [options] | offers update | offers add FILE"
+USAGE = "tunecast offers [TEXT...] [options] | offers update | offers add FILE | offers remove TEXT..."
 DESCRIPTION = """\
 What machines with GPUs cost, the cheapest card-hour first: on demand, spot, reserved, and one's own. Each price has the
 day it was seen and its source. A price is not availability. TEXT narrows them down by card, provider, machine or
@@ -34,27 +39,41 @@ region; of a single offer all is shown.
                 provider = "lab"
                 gpu = "rtx-4090"
                 gpus = 2
-                eur_per_kwh = 0.31        # owned: electricity; or usd_per_hour / eur_per_hour of a rented machine"""
+                eur_per_kwh = 0.31        # owned: electricity; or usd_per_hour / eur_per_hour of a rented machine
+  remove TEXT takes one of your own away again, the one that matches; several with --all. Lists are not touched"""
 EPILOG = """\
 examples:
   tunecast offers h100 sxm --gpus 8                   eight H100 in one machine
   tunecast offers --gpu l40s --eu --no-cloud-act      in the EU for sure, and no US parent known
   tunecast offers a100 --spot --max-usd 10
   tunecast offers --country DE --json | jq '.offers[0]'
+  tunecast offers verda h200 --gpus 8 --no-spot --md offer.md    what a data protection officer asks of one offer
+  tunecast offers runpod h200 --available             whether one is free, where the provider tells anybody
+  tunecast offers remove lab rtx-4090                 your own, no longer
 """
 SCHEMA = "tunecast.offers/1"
 SHOWN = 30
+NAMED = 5
+"""Of one's own offers, in a message."""
 
 
 def parser() -> Parser:
     made = Parser("offers", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a card, provider, machine or region")
     add_filter_flags(made)
+    made.add_argument("--spot", action="store_true", help="as --kind spot")
+    made.add_argument("--no-spot", action="store_true", help="all but spot")
     made.add_argument("--max-usd", metavar="N", type=number(0, 1e6, "dollars"), help="an hour, of the machine")
     made.add_argument("--max-age", metavar="DAYS", type=count, help="leave out older prices")
     add_money_flags(made)
-    made.add_argument("--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest")
+    made.add_argument(
+        "--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest; remove: all that match"
+    )
     made.add_argument("--json", action="store_true", help="JSON instead of text")
+    made.add_argument(
+        "--available", action="store_true", help="ask who tells without an account whether one is free now"
+    )
+    made.add_argument("--md", metavar="FILE", help="write what compliance asks of one offer, as Markdown")
     return made
 
 
@@ -68,37 +87,125 @@ def run(argv: Sequence[str]) -> int:
     if words[:1] == ["add"]:
         if len(arguments.texts) != 2:
             raise UsageError("offers add: allowed: one FILE. See tunecast offers --help", field="FILE")
-        new = own_offers(Path(arguments.texts[1]), today, rate)
-        path = store.keep(store.OWN, joined(store.kept(store.OWN), new))
-        print(f"{len(new)} offer{'' if len(new) == 1 else 's'} added: {path}")
-        return 0
+        return _add(Path(arguments.texts[1]), today, rate)
+    removes = words[:1] == ["remove"]
     wanted = replace(
         asked_from(arguments),
-        words=tuple(words),
+        words=tuple(words[1:] if removes else words),
+        kinds=tuple(arguments.kind) or (("spot",) if arguments.spot else ()),
+        no_spot=arguments.no_spot,
         max_usd_per_hour=arguments.max_usd,
         max_age_days=arguments.max_age,
     )
+    if removes:
+        return _remove(wanted, today, all_of_them=arguments.all)
+    require_writable("--md", arguments.md)
     known = store.offers()
     left = asked(known, wanted, today)
     if not left.offers:
         raise _none(known, wanted, left)
+    if arguments.md is not None:
+        _write_page(arguments.md, left.offers, known, today)
     terminal = terminal_of(sys.stdout)
     shown = left.offers if arguments.all or arguments.json else left.offers[:SHOWN]
+    named = outliers(shown, known)
+    free = availability(shown, datetime.now(UTC), doors()) if arguments.available else {}
     if arguments.json:
-        rows = [offer_dict(offer, today, store.sources()) for offer in shown]
+        rows = [offer_dict(each, today, store.sources(), named.get(each, ""), free.get(each)) for each in shown]
         print(json.dumps({"schema": SCHEMA, "note": NOT_AVAILABILITY, "unknown": dict(left.unknown), "offers": rows}))
     elif len(left.offers) == 1:
         (offer,) = left.offers
         where = store.sources().get(offer.source, offer.source)
-        print(offer_page(offer, terms(offer), where, rate, today, terminal), end="")
+        reason, at_hand = named.get(offer, ""), free.get(offer)
+        print(offer_page(offer, terms(offer), where, rate, today, terminal, outlier=reason, free=at_hand), end="")
     else:
         more = len(left.offers) - len(shown)
         vat = (arguments.vat or 0.0) / 100
-        print(offer_table(shown, rate, today, terminal, more=more, eur=arguments.eur, vat_fraction=vat), end="")
+        table = offer_table(
+            shown,
+            rate,
+            today,
+            terminal,
+            more=more,
+            eur=arguments.eur,
+            vat_fraction=vat,
+            outliers=named,
+            free=free or None,
+        )
+        print(table, end="")
         print(break_even_text(shown, known, terminal), end="")
         for why, n in left.unknown.items():
             print(terminal.plain(f"{n} left out: {why}."))
     return 0
+
+
+def _add(path: Path, today: date, rate: Rate) -> int:
+    new = own_offers(path, today, rate)
+    old = store.kept(store.OWN)
+    after = joined(old, new)
+    kept_at = store.keep(store.OWN, after)
+    replaced = len(old) + len(new) - len(after)
+    print(f"{_counted(len(new))} added: {kept_at}")
+    _tell(new)
+    if replaced:
+        print(f"{_counted(replaced)} of before of the same machine replaced")
+    return 0
+
+
+def _remove(wanted: Asked, today: date, *, all_of_them: bool) -> int:
+    """Of the user's own only, one unless told otherwise; the file is written whole."""
+    own = store.kept(store.OWN)
+    if not own:
+        raise DoesNotFit("you have no offers of your own; tunecast offers add FILE adds some")
+    if wanted == Asked() and not all_of_them:
+        raise UsageError(f"offers remove: say which, or --all. Yours: {_named(own)}", field="TEXT")
+    matching = asked(own, wanted, today).offers
+    chosen = [offer for offer in own if any(same_price(offer, each) for each in matching)]
+    if not chosen:
+        raise DoesNotFit(f"no offer of your own matches all of that. Yours: {_named(own)}")
+    if len(chosen) > 1 and not all_of_them:
+        raise UsageError(
+            f"offers remove: {len(chosen)} of your own match: {_named(chosen)}. Say more of it, or --all", field="TEXT"
+        )
+    path = store.keep(store.OWN, (offer for offer in own if offer not in chosen))
+    print(f"{_counted(len(chosen))} removed: {path}")
+    _tell(chosen)
+    return 0
+
+
+def _counted(n: int) -> str:
+    return f"{n} offer{'' if n == 1 else 's'}"
+
+
+def _named(offers: Sequence[Offer]) -> str:
+    more = f" and {len(offers) - NAMED} more" if len(offers) > NAMED else ""
+    return "; ".join(map(offer_line, offers[:NAMED])) + more
+
+
+def _tell(offers: Sequence[Offer]) -> None:
+    plain = terminal_of(sys.stdout).plain
+    for offer in offers:
+        print(plain(f"  {offer_line(offer)}"))
+
+
+def _write_page(name: str, offers: Sequence[Offer], known: Sequence[Offer], today: date) -> None:
+    """Of one offer only: a page that speaks of several would say of none where its data go."""
+    if len(offers) > 1:
+        example = f"{offers[0].provider} {offers[0].gpu} --gpus {offers[0].gpus} --kind {offers[0].kind}"
+        raise UsageError(
+            f"--md: {len(offers)} offers match, and the page is of one. Narrow them down, as in {example} "
+            "--country DE, or by the machine's name",
+            field="--md",
+        )
+    from tunecast.report.offer_md import offer_markdown
+
+    (offer,) = offers
+    where = store.sources().get(offer.source, offer.source)
+    page = offer_markdown(offer, where, today, outliers(offers, known).get(offer, ""))
+    try:
+        Path(name).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise NotResolved(f"--md: {name!r} could not be written: {error.strerror}", field="--md") from None
 
 
 def _update(rest: Sequence[str], today: date, *, as_json: bool) -> int:

@@ -268,6 +268,19 @@ def offload_needs_sharding(v: Values) -> str | None:
     return f"got {offload} with parallel.data {data}; allowed: with {' or '.join(able[offload])}; nearest: {near}"
 
 
+@rule("run.save_only_model", "parallel.state_dict_type", "parallel.data")
+def parts_of_a_model_come_with_the_optimizer(v: Values) -> str | None:
+    """transformers 5.17.0, trainer.py: "save_only_model option is not compatible with FSDP state dict type
+    'SHARDED_STATE_DICT'"."""
+    sharded = v["parallel.data"] in ("fsdp", "hsdp") and v["parallel.state_dict_type"] == "sharded"
+    if not v["run.save_only_model"] or not sharded:
+        return None
+    return (
+        "got true with parallel.state_dict_type sharded, which the Trainer refuses; allowed: false, or "
+        "state_dict_type: full; nearest: false"
+    )
+
+
 @rule("parallel.offload_device", "parallel.offload", "parallel.data")
 def nvme_needs_zero_3(v: Values) -> str | None:
     """DeepSpeed has code that swaps to drives in stage3.py alone; FSDP has none."""

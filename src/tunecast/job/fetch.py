@@ -1,4 +1,4 @@
-"""One GET, from a server that is not trusted: bounded in bytes and in time, the token for its own host only."""
+"""One request to a server that is not trusted: bounded in bytes and in time, the token for its own host only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,10 @@ class Reply(NamedTuple):
     """The Hub's own name for an error (`GatedRepo`, `EntryNotFound`, …), where it gives one it is known by."""
 
 
-def fetched(url: str, token: str | None, most_bytes: int, timeout_s: float, *, part: bool = False) -> Reply:
-    """The reply to a GET; with `part` only the first `most_bytes` of the content. Raises `NoReply`.
+def fetched(
+    url: str, token: str | None, most_bytes: int, timeout_s: float, *, part: bool = False, json: bytes | None = None
+) -> Reply:
+    """The reply to a GET, or to a POST of `json`; with `part` only the first `most_bytes`. Raises `NoReply`.
 
     The whole exchange runs in a thread of its own: a socket's timeout covers neither the look-up of the host's
     name nor a server that sends one byte at a time.
@@ -35,7 +37,7 @@ def fetched(url: str, token: str | None, most_bytes: int, timeout_s: float, *, p
 
     def run() -> None:
         try:
-            outcome.append(_exchange(url, token, most_bytes, timeout_s, part))
+            outcome.append(_exchange(url, token, most_bytes, timeout_s, part, json))
         except NoReply as error:
             outcome.append(error)
         except Exception as error:  # whatever a hostile reply provokes in http.client; the type is safe to print
@@ -51,8 +53,10 @@ def fetched(url: str, token: str | None, most_bytes: int, timeout_s: float, *, p
     return outcome[0]
 
 
-def _exchange(url: str, token: str | None, most_bytes: int, timeout_s: float, part: bool) -> Reply:
-    request = urllib.request.Request(url, headers={"User-Agent": "tunecast", "Accept-Encoding": "identity"})
+def _exchange(url: str, token: str | None, most_bytes: int, timeout_s: float, part: bool, json: bytes | None) -> Reply:
+    request = urllib.request.Request(url, json, headers={"User-Agent": "tunecast", "Accept-Encoding": "identity"})
+    if json is not None:
+        request.add_header("Content-Type", "application/json")
     if token:
         # unredirected: urllib itself copies it to no other request
         request.add_unredirected_header(_AUTHORIZATION, f"Bearer {token}")

@@ -16,7 +16,8 @@ from tunecast.job.check import changed, contradictions, settled
 from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
 from tunecast.job.knob import Knob, Problem, raise_if_any, shown
 from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, OWN_OPTIMIZERS, STACKS, TASKS
-from tunecast.job.sections import Data, Hardware, Lora, Parallel, Quantization, Run
+from tunecast.job.parallel import Parallel
+from tunecast.job.sections import Data, Hardware, Lora, Quantization, Run
 from tunecast.records import dataclass
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
@@ -36,7 +37,10 @@ class Job(Section):
         aka=("model_name_or_path", "base_model", "model_name"),
     )
     id: str | int | None = field("id", None, OURS, "echoed in the answer", nullable=True)
-    task: str = field("choice", "sft", OURS, "what is trained for", choices=TASKS, aka=("stage", "rl"))
+    task: str = field(
+        "choice", "sft", OURS, "what is trained for: sft and pretrain are modelled, the others refused for now",
+        choices=TASKS, aka=("stage", "rl"),
+    )  # fmt: skip
     method: str = field(
         "choice",
         "full",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.job.fields import OURS, Section, accelerate, field, peft, transformers, trl
+from tunecast.job.fields import OURS, Section, field, peft, transformers, trl
 from tunecast.job.knob import Origin
 from tunecast.job.names import DTYPES
 from tunecast.records import dataclass
@@ -270,6 +270,12 @@ class Run(Section):
         high=10**6,
         nullable=True,
     )
+    save_only_model: bool = field(
+        "bool",
+        False,
+        transformers("TrainingArguments.save_only_model", False),
+        "a checkpoint is the model alone: no optimizer, scheduler and random state, so no run goes on where it was",
+    )
 
     def __post_init__(self) -> None:
         self._read_fields("run.")
@@ -392,102 +398,3 @@ class Hardware(Section):
 
     def __post_init__(self) -> None:
         self._read_fields("hardware.")
-
-
-@dataclass(frozen=True)
-class Parallel(Section):
-    data: str = field(
-        "choice",
-        "ddp",
-        OURS,
-        "how data-parallel ranks hold the model",
-        choices=("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"),
-    )
-    fsdp_version: int | None = field(
-        "int",
-        None,
-        OURS,
-        "with fsdp: 1 for flat parameters, 2 for fully_shard; null: the Trainer's, 1 before transformers 5 and 2 since",
-        low=1,
-        high=2,
-        nullable=True,
-    )
-    reduce_dtype: str | None = field(
-        "choice",
-        None,
-        OURS,
-        "what gradients are summed over ranks in; null: as the stack does",
-        choices=("float32", "bfloat16", "float16"),
-        nullable=True,
-    )
-    reshard_after_forward: bool = field(
-        "bool",
-        True,
-        OURS,
-        "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
-        aka=("fsdp_reshard_after_forward",),
-    )
-    sync_each_batch: bool = field(
-        "bool",
-        False,
-        accelerate("GradientAccumulationPlugin.sync_each_batch", False),
-        "with grad_accum above 1: gradients are summed over ranks, and cut, after every micro-batch instead of waiting "
-        "whole for the last (no_sync); Trainer: accelerator_config gradient_accumulation_kwargs",
-    )
-    layers: int = field(
-        "int", 1, OURS, 'device_map="auto": cards of one machine the layers are spread over', low=1, high=1024
-    )
-    tensor: int = field(
-        "int", 1, OURS, "cards a layer is split over", low=1, high=65536, aka=("tp", "tensor_parallel_size", "tp_size")
-    )
-    pipeline: int = field(
-        "int", 1, OURS, "pipeline stages", low=1, high=65536, aka=("pp", "pipeline_parallel_size", "pp_size")
-    )
-    virtual_stages: int = field(
-        "int",
-        1,
-        OURS,
-        "pieces of the model a pipeline stage holds: more than 1 interleaves them",
-        low=1,
-        high=1024,
-        aka=("vp", "virtual_pipeline_model_parallel_size", "vpp"),
-    )
-    context: int = field(
-        "int",
-        1,
-        OURS,
-        "cards a sequence is split over",
-        low=1,
-        high=65536,
-        aka=("cp", "context_parallel_size", "cp_size"),
-    )
-    context_kind: str = field(
-        "choice",
-        "ring",
-        OURS,
-        "with context: keys and values go around (ring), or heads are split while attention sees all of a row "
-        "(ulysses: DeepSpeed's, accelerate's sp_size)",
-        choices=("ring", "ulysses"),
-    )
-    expert: int = field(
-        "int",
-        1,
-        OURS,
-        "cards the experts are split over",
-        low=1,
-        high=65536,
-        aka=("ep", "expert_parallel_size", "ep_size"),
-    )
-    offload: str = field(
-        "choice", "none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters")
-    )
-    offload_device: str = field(
-        "choice",
-        "cpu",
-        OURS,
-        "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)",
-        choices=("cpu", "nvme"),
-    )
-
-    def __post_init__(self) -> None:
-        self._read_fields("parallel.")

@@ -3,6 +3,8 @@
 sources/ ► listing ► names, clean ► offer ► store      price lists become offers; bundled, fetched, the user's own
 provider, jurisdiction, places                         who rents it out, and where it stands
 cost, money                                            what a run costs, line by line
+level, outliers                                        which prices are off the others, or too low to count on
+availability                                           whether one is free, where a provider tells anybody
 """
 
 from __future__ import annotations

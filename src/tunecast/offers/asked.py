@@ -21,7 +21,7 @@ from tunecast.offers.offer import SPOT, Offer
 from tunecast.offers.provider import provider, providers
 
 NOT_KNOWN = {
-    "--certified": "the certificate is not known",
+    "--certified": "no source at hand names the certificate",
     "--country": "the country is not known, or not proven",
     "--eu": "whether it is in the EU is not known, or not proven",
     "--no-cloud-act": "how far US law reaches who runs or sells it is not known",
@@ -37,6 +37,8 @@ class Asked:
     gpu: str | None = None
     gpus: int | None = None
     providers: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    """Providers, and brokers, that are left out."""
     kinds: tuple[str, ...] = ()
     no_spot: bool = False
     countries: tuple[str, ...] = ()
@@ -55,6 +57,8 @@ class Left:
     """The cheapest card-hour first; where countries were asked for, with their regions there."""
     unknown: Mapping[str, int] = field(default_factory=dict)
     """How many were left out because it is not known, by what is not."""
+    unproven: tuple[tuple[Offer, str], ...] = ()
+    """Those, each with what is not known first: they may match, and nothing is known to speak against it."""
     cut: str = ""
     """The flag that left none, where one did."""
 
@@ -65,17 +69,19 @@ _Test = Callable[[Offer], Answer]
 def asked(offers: Iterable[Offer], wanted: Asked, today: date) -> Left:
     """Raises `UsageError` for a card, provider or link that is not known."""
     left = list(offers)
-    unknown: Counter[str] = Counter()
+    doubted: list[tuple[Offer, str]] = []
+    cut = ""
     for flag, test in _tests(wanted, left, today):
+        doubted = [each for each in doubted if test(each[0]) != "no"]
         answers = [(offer, test(offer)) for offer in left]
-        unknown[NOT_KNOWN.get(flag, flag)] += sum(answer == "unknown" for _, answer in answers)
+        doubted += [(offer, NOT_KNOWN.get(flag, flag)) for offer, answer in answers if answer == "unknown"]
         left = [offer for offer, answer in answers if answer == "yes"]
-        if not left:
-            return Left((), {why: n for why, n in unknown.items() if n}, flag)
+        cut = cut or ("" if left else flag)
     for wanted_countries in [*([wanted.countries] if wanted.countries else []), *([EU27] if wanted.eu else [])]:
         left = [narrowed(offer, wanted_countries) for offer in left]
     left.sort(key=lambda offer: (offer.usd_per_gpu_hour, order(offer)))
-    return Left(tuple(left), {why: n for why, n in unknown.items() if n})
+    unknown = Counter(why for _, why in doubted)
+    return Left(tuple(left), dict(unknown), tuple(doubted), cut)
 
 
 def _tests(wanted: Asked, offers: Iterable[Offer], today: date) -> Iterator[tuple[str, _Test]]:
@@ -94,6 +100,10 @@ def _tests(wanted: Asked, offers: Iterable[Offer], today: date) -> Iterator[tupl
         known = {*providers(), *(offer.provider for offer in offers)}
         names = {_one_of("--provider", name, known) for name in wanted.providers}
         yield "--provider", lambda offer: _is(offer.provider in names)
+    if wanted.excluded:
+        known = {*providers(), *(name for offer in offers for name in (offer.provider, offer.via) if name)}
+        without = {_one_of("--exclude-provider", name, known) for name in wanted.excluded}
+        yield "--exclude-provider", lambda offer: _is(not {offer.provider, offer.via} & without)
     if wanted.kinds:
         yield "--kind", lambda offer: _is(offer.kind in wanted.kinds)
     if wanted.no_spot:
@@ -129,9 +139,8 @@ def inside(offer: Offer) -> Link:
 
 
 def _certified(offer: Offer, certificate: str) -> Answer:
-    """As the provider states it; of a provider that states none, unknown."""
-    stated = provider(offer.provider).certificates
-    return "yes" if certificate in stated else "no" if stated else "unknown"
+    """`yes` only where a source names it. That a provider has none, no list can prove: then unknown."""
+    return "yes" if certificate in provider(offer.provider).verified_certificates else "unknown"
 
 
 def _words_of(offer: Offer) -> str:

@@ -11,27 +11,27 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
-from statistics import median
-from typing import NamedTuple
+from functools import partial
 
+from tunecast.offers.hosts import Host, hosts
+from tunecast.offers.level import Price, far_off
 from tunecast.offers.listing import Listing
-from tunecast.offers.names import card, chip, is_ambiguous
+from tunecast.offers.names import NOT_TOLD, card, chip, is_ambiguous, slower
 from tunecast.offers.offer import LISTED, ON_DEMAND, PROVEN, RESERVED, SPOT, Offer
 from tunecast.offers.provider import provider
-from tunecast.units import GIB
+from tunecast.units import GB, GIB
 
 OLDEST = timedelta(days=730)
 """Older prices tell little: in the lists at hand DigitalOcean's H100 went from 6.74 USD an hour (2025-01) to 3.39
 (2026-05) and 4.41 (2026-08)."""
-FAR = 6.0
-"""Times the median of the providers' medians of a card and kind, up or down: what is mistyped, or of a slice of a card,
-lies further off. On demand, the dearest real one is at 3.8 times (Azure's H100 in one region); of spot prices that
-follow the one on demand, one real one is lost (8 L40S at AWS in Mumbai, 8.4 times)."""
 NEWER = timedelta(days=90)
 """A list this much newer replaces an older one of the same provider and card."""
 SAME = 0.02
 """Prices this close are the same, rounded."""
 MOST_RAM_GIB = 65_536
+MOST_DISK_GB = 1_000_000
+BARE_METAL = "BM."
+"""Begins the names of Oracle's bare metal machines: no hypervisor, and so no neighbour."""
 EVERYWHERE = frozenset(("runpod", "lambda"))
 """Whose list in SkyPilot's catalogue names every machine in every region."""
 SOLD: Mapping[tuple[str, str], tuple[int, ...]] = {
@@ -51,32 +51,22 @@ NO_SPOT = frozenset((("lyceum", "l40s"),))
 Source  onticlabs/skypilot-lyceum README, C9: "L40S has no spot variant at all".
 """
 
+UNMEASURED_HOSTS = frozenset((("lyceum", "b200-sxm-180gb"), ("lyceum", "b300-sxm-288gb")))
+NOT_MEASURED = "vCPUs and RAM are extrapolated from its other machines, not measured"
+"""Source  onticlabs/skypilot-lyceum README, "The catalog": no endpoint tells a machine's vCPUs and RAM; those with
+L40S, A100, H100 and H200 were rented and looked at, those with B200 and B300 were never free."""
+
 NO_PRICE = "no price"
 OLD = "older than two years"
 NOT_SPOT = "spot price equal to the on-demand price: none was known"
 NOT_SOLD = "a count, or a kind, the provider does not sell"
 GUESSED = "form factor guessed by the list, and no other list tells which the provider has"
+NOT_SAID = "form factor not said: the slower one is assumed"
+"""Not a reason to leave it out: a price of a provider's own list, of which no other list tells either. The slower card
+is the floor: with the faster one a run is shorter and costs less."""
 OUTLIER = "price far off the card's median"
 REPLACED = "a newer list of the same provider"
 AGAIN = "no region, and another list has the price with one, or newer"
-
-
-class Price(NamedTuple):
-    """One price of a listing, and the card it was found to be for."""
-
-    listing: Listing
-    kind: str
-    gpu: str
-    gpus: int
-    usd_per_hour: float
-
-    @property
-    def usd_per_gpu_hour(self) -> float:
-        return self.usd_per_hour / self.gpus
-
-    @property
-    def machine(self) -> tuple[str, str, int, str]:
-        return self.listing.provider, self.gpu, self.gpus, self.kind
 
 
 @dataclass(frozen=True)
@@ -88,7 +78,11 @@ class Cleaned:
     """Prices, by reason."""
 
 
-def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
+def cleaned(
+    listings: Iterable[Listing], today: date, others: Sequence[Offer] = (), before: Sequence[Offer] = ()
+) -> Cleaned:
+    """`others`, of other lists, and what this list said `before` are what prices are compared with, where there are
+    any: one list alone can have no idea that all of it is cents for dollars."""
     rows = list(listings)
     told = _told(rows)
     dropped: Counter[str] = Counter()
@@ -98,7 +92,7 @@ def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
         prices += found
         dropped.update(why)
     rules: Sequence[tuple[str, Callable[[Sequence[Price]], set[int]]]] = (
-        (OUTLIER, _outliers),
+        (OUTLIER, partial(far_off, others=others, before=before)),
         (REPLACED, _replaced),
         (AGAIN, _again),
     )
@@ -106,7 +100,8 @@ def cleaned(listings: Iterable[Listing], today: date) -> Cleaned:
         out = rule(prices)
         dropped[why_not] += len(out)
         prices = [each for index, each in enumerate(prices) if index not in out]
-    return Cleaned(tuple(_merged(prices)), len(prices), {why: n for why, n in dropped.items() if n})
+    offers = _merged(prices, hosts(rows))
+    return Cleaned(tuple(offers), len(prices), {why: n for why, n in dropped.items() if n})
 
 
 def _prices(listing: Listing, told: Mapping[tuple[str, str], set[str]], today: date) -> tuple[list[Price], list[str]]:
@@ -122,6 +117,10 @@ def _prices(listing: Listing, told: Mapping[tuple[str, str], set[str]], today: d
     if listing.guessed_form and is_ambiguous(listing.gpu):
         has = told.get((listing.provider, chip(listing.gpu)), set())
         found = found._replace(gpu=min(has) if len(has) == 1 else None, why=GUESSED)
+    assumed = ""
+    own_list = not listing.via and not listing.guessed_form
+    if found.why == NOT_TOLD and own_list and (listing.provider, chip(listing.gpu)) not in told:
+        found, assumed = found._replace(gpu=slower(listing)), NOT_SAID
     if found.gpu is None:
         return [], [found.why] * len(known)
     if found.gpus not in SOLD.get((listing.provider, found.gpu), (found.gpus,)):
@@ -133,7 +132,7 @@ def _prices(listing: Listing, told: Mapping[tuple[str, str], set[str]], today: d
         elif name == SPOT and (listing.provider, found.gpu) in NO_SPOT:
             why.append(NOT_SOLD)
         else:
-            prices.append(Price(listing, name, found.gpu, found.gpus, value))
+            prices.append(Price(listing, name, found.gpu, found.gpus, value, assumed))
     return prices, why
 
 
@@ -145,18 +144,6 @@ def _told(listings: Iterable[Listing]) -> Mapping[tuple[str, str], set[str]]:
         if found is not None:
             told[listing.provider, chip(found)].add(found)
     return told
-
-
-def _outliers(prices: Sequence[Price]) -> set[int]:
-    by_provider: dict[tuple[str, str], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for each in prices:
-        by_provider[each.gpu, each.kind][each.listing.provider].append(each.usd_per_gpu_hour)
-    usual = {key: median(median(of) for of in sellers.values()) for key, sellers in by_provider.items()}
-    return {
-        index
-        for index, each in enumerate(prices)
-        if not 1 / FAR <= each.usd_per_gpu_hour / usual[each.gpu, each.kind] <= FAR
-    }
 
 
 def _replaced(prices: Sequence[Price]) -> set[int]:
@@ -206,22 +193,25 @@ def _placed(each: Price) -> bool:
     return bool(each.listing.country)
 
 
-def _merged(prices: Iterable[Price]) -> list[Offer]:
+def _merged(prices: Iterable[Price], known: Mapping[tuple[str, str, int], Host]) -> list[Offer]:
     """One offer a distinct price of a machine, with its regions, in a lasting order."""
     alike: dict[tuple[object, ...], list[Price]] = defaultdict(list)
     for each in prices:
         row = each.listing
         alike[*each.machine, each.usd_per_hour, row.instance, row.via, row.source, row.term_hours].append(each)
-    return sorted((_offer(each) for each in alike.values()), key=order)
+    return sorted((_offer(each, known) for each in alike.values()), key=order)
 
 
 def order(offer: Offer) -> tuple[str, str, int, str, float, str, tuple[str, ...]]:
     return offer.provider, offer.gpu, offer.gpus, offer.kind, offer.usd_per_hour, offer.instance, offer.regions
 
 
-def _offer(prices: Sequence[Price]) -> Offer:
+def _offer(prices: Sequence[Price], known: Mapping[tuple[str, str, int], Host]) -> Offer:
     first = prices[0]
     row = first.listing
+    vcpus, ram_gib = row.vcpus, row.ram_gib
+    if vcpus is None and ram_gib is None:
+        vcpus, ram_gib = known.get((row.provider, chip(first.gpu), first.gpus), Host())
     places = sorted({(each.listing.country, each.listing.region) for each in prices if each.listing.region})
     return Offer(
         provider=row.provider,
@@ -235,12 +225,19 @@ def _offer(prices: Sequence[Price]) -> Offer:
         countries=tuple(country for country, _ in places),
         placed=LISTED if not places or (row.provider in EVERYWHERE and not row.via) else PROVEN,
         instance=row.instance,
-        vcpus=row.vcpus,
-        ram_bytes=_ram_bytes(row.ram_gib),
+        vcpus=vcpus,
+        ram_bytes=_ram_bytes(ram_gib),
         max_nodes=1 if provider(row.provider).joins_nodes is False else None,
         via=row.via,
         term_hours=row.term_hours,
+        disk_bytes=_disk_bytes(row.disk_gb),
+        tenancy="dedicated" if row.instance.startswith(BARE_METAL) else "",
+        assumed=first.assumed or (NOT_MEASURED if (row.provider, first.gpu) in UNMEASURED_HOSTS else ""),
     )
+
+
+def _disk_bytes(gb: float | None) -> int | None:
+    return round(gb * GB) if gb is not None and 1 <= gb <= MOST_DISK_GB else None
 
 
 def _ram_bytes(gib: float | None) -> int | None:

@@ -1,6 +1,7 @@
 """What a run costs, line by line: the sum of the lines is the total, and a phase that is not paid for is a line of 0.
 
     machine time, phase by phase  +  rounding to the billing step and minimum  +  expected interruptions (spot)
+    (of a reservation: its whole term instead, used or not)
     +  storage of checkpoints  +  egress of the result  +  VAT where it is asked for
 
 Pure: phases in seconds come from the prediction (predict/whole.py), prices from an offer, terms from its provider.
@@ -21,6 +22,9 @@ LONGEST_STEP_S = 3600
 """Taken where a provider does not say how it bills: the longest step any of providers.toml has."""
 STORAGE_USD_PER_GB_MONTH = 0.023
 """Taken where a provider's own is not known: S3 Standard (0.023 to 0.026, cloudhealthtech.com)."""
+EGRESS_USD_PER_GB = 0.12
+"""Taken where a provider's own is not known: the dearest first tier of providers.toml (Google's). What is not known is
+not free."""
 MONTH_S = 365.25 / 12 * 24 * HOUR_S
 RUNS_A_YEAR = 52
 """Of a weekly pipeline."""
@@ -64,8 +68,6 @@ class Cost:
     interruptions: float
     """Expected."""
     assumptions: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    """What is not in the total because nobody says what it costs."""
 
     @property
     def total_usd(self) -> float:
@@ -110,9 +112,9 @@ def total_cost(
 
     Ignored  that a price may change during the run; that a new machine begins a new minimum after an interruption.
     """
-    usd_per_s = offer.usd_per_hour * nodes / HOUR_S
+    reserved = offer.kind == RESERVED and offer.term_hours is not None
+    usd_per_s = 0.0 if reserved else offer.usd_per_hour * nodes / HOUR_S
     assumptions: list[str] = []
-    missing: list[str] = []
     free = _free_phases(of, offer)
     lines = [
         Line(name, 0.0 if name in free else seconds * usd_per_s, _TOLD.get(name, name))
@@ -130,17 +132,24 @@ def total_cost(
             assumptions.append(
                 f"a spot machine is interrupted every {1 / rate:.0f} hours (sources: between {between} apart)"
             )
-    billed_s = billed(used_s + spot.billed_s, of, offer, assumptions)
-    lines.append(Line("rounding", (billed_s - used_s - spot.billed_s) * usd_per_s, _rounding(of, offer)))
+    if reserved:
+        billed_s = _terms(offer, used_s) * (offer.term_hours or 0.0) * HOUR_S
+        told = f"{billed_s / HOUR_S:,.0f} h, used or not"
+        lines.append(Line("reservation", offer.usd_per_hour * nodes * billed_s / HOUR_S, told))
+    else:
+        billed_s = billed(used_s + spot.billed_s, of, offer, assumptions)
+        lines.append(Line("rounding", (billed_s - used_s - spot.billed_s) * usd_per_s, _rounding(of, offer)))
     _add_storage(lines, assumptions, offer, of, storage_bytes, storage_s)
-    _add_egress(lines, missing, of, egress_bytes)
-    if offer.kind == RESERVED and offer.term_hours is not None:
-        due = offer.usd_per_hour * offer.term_hours * nodes
-        assumptions.append(f"the reservation is used to the full: {due:,.0f} USD are due either way")
+    _add_egress(lines, assumptions, of, egress_bytes)
     if vat_fraction:
         lines.append(Line("VAT", vat_fraction * sum(line.usd for line in lines), f"{vat_fraction:.1%}"))
     wall_s = sum(phases_s.values()) + spot.wall_s
-    return Cost(tuple(lines), wall_s, billed_s, spot.interruptions, tuple(assumptions), tuple(missing))
+    return Cost(tuple(lines), wall_s, billed_s, spot.interruptions, tuple(assumptions))
+
+
+def _terms(offer: Offer, used_s: float) -> int:
+    """Of a reservation, how many are paid for."""
+    return max(1, ceil(round(used_s / HOUR_S / (offer.term_hours or 1.0), 9)))
 
 
 def billed(used_s: float, of: Provider, offer: Offer, assumptions: list[str] | None = None) -> float:
@@ -211,19 +220,21 @@ def _add_storage(
     usd = of.storage_usd_per_gb_month
     if usd is None:
         usd = STORAGE_USD_PER_GB_MONTH
-        assumptions.append(f"what {of.name} takes for storage is not known: {usd} USD a GB and month, as S3")
+        assumptions.append(f"what {of.name} takes for storage is not known: {usd} USD per GB and month, as S3")
     kept = "a month" if seconds == MONTH_S else f"{seconds / HOUR_S:.3g} hours"
     kept = f"{seconds / 60:.0f} minutes" if seconds < HOUR_S else kept
     told = f"{nbytes / GB:.3g} GB for {kept}"
     lines.append(Line("storage", nbytes / GB * usd * seconds / MONTH_S, told))
 
 
-def _add_egress(lines: list[Line], missing: list[str], of: Provider, nbytes: float) -> None:
+def _add_egress(lines: list[Line], assumptions: list[str], of: Provider, nbytes: float) -> None:
     if not nbytes:
         return
-    if of.egress_usd_per_gb is None:
-        missing.append(f"egress of {nbytes / GB:.3g} GB: what {of.name} takes for it is not known")
-        return
+    usd = of.egress_usd_per_gb
+    if usd is None:
+        usd = EGRESS_USD_PER_GB
+        assumptions.append(f"what {of.name} takes for egress is not known: {usd} USD per GB, the dearest that is")
+    doubt = ", its price not known: the dearest that is" if of.egress_usd_per_gb is None else ""
     charged = max(0.0, nbytes / GB - of.egress_free_gb)
-    free = f", {of.egress_free_gb:g} GB a month free" if of.egress_free_gb else ""
-    lines.append(Line("egress", charged * of.egress_usd_per_gb, f"{nbytes / GB:.3g} GB{free}"))
+    free = f", {of.egress_free_gb:g} GB per month free" if of.egress_free_gb else ""
+    lines.append(Line("egress", charged * usd, f"{nbytes / GB:.3g} GB{free}{doubt}"))

@@ -29,6 +29,7 @@ class Listing(NamedTuple):
     instance: str = ""
     vcpus: int | None = None
     ram_gib: float | None = None
+    disk_gb: float | None = None
     via: str = ""
     term_hours: float | None = None
     guessed_form: bool = False

@@ -73,6 +73,12 @@ def card(listing: Listing) -> Card:
     return Card(None, listing.gpus, NOT_TOLD if name in _AMBIGUOUS else NOT_KNOWN)
 
 
+def slower(listing: Listing) -> str | None:
+    """Of the cards a name may mean the slowest, where its memory is told: PCIe, of the H200 NVL."""
+    name = _plain(listing.gpu, listing.gpu_memory_gib)
+    return _BY_FORM.get((name, "PCIE")) or _BY_FORM.get((name, "NVL"))
+
+
 def is_ambiguous(gpu: str) -> bool:
     """Whether the name alone means several cards."""
     return _plain(gpu, None) in _AMBIGUOUS | {"H100NVL", "H200NVL"}

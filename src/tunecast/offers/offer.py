@@ -56,6 +56,12 @@ class Offer:
     """A broker that sells it: then the contract is with that one too."""
     term_hours: float | None = None
     """Of a reservation: paid for whether used or not."""
+    disk_bytes: int | None = None
+    """That comes with the machine at this price."""
+    tenancy: str = ""
+    """Of the host, where it is known of this machine: dedicated or shared; else the provider's holds."""
+    assumed: str = ""
+    """What the list does not say and was taken, in words."""
 
     @property
     def usd_per_gpu_hour(self) -> float:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ from tunecast.offers.jurisdiction import country
 from tunecast.offers.listing import MOST_GPUS, MOST_USD_PER_HOUR, words
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import KINDS, ON_DEMAND, OWNED, RESERVED, Offer
+from tunecast.offers.provider import TENANCIES
 from tunecast.offers.table import offers_from
-from tunecast.units import GIB, KILO, MIB
+from tunecast.units import GB, GIB, KILO, MIB
 
 MOST_BYTES = 4 * MIB
 MOST_OFFERS = 10_000
@@ -43,7 +45,7 @@ cards at their 5.6 kW (predict/energy.py has the source)."""
 PRICES = ("usd_per_hour", "eur_per_hour", "usd_per_kwh", "eur_per_kwh")
 FIELDS = (
     *("provider", "kind", "gpu", "form", "gpus", *PRICES, "watts", "pue", "country", "region", "instance", "vcpus"),
-    *("ram_gib", "interconnect", "max_nodes", "term_hours", "dated", "source"),
+    *("ram_gib", "disk_gb", "tenancy", "interconnect", "max_nodes", "term_hours", "dated", "source"),
 )
 
 
@@ -68,6 +70,11 @@ def joined(old: Sequence[Offer], new: Sequence[Offer]) -> tuple[Offer, ...]:
     """The new ones take the place of old ones of the same machine."""
     replaced = {_machine(offer) for offer in new}
     return (*(offer for offer in old if _machine(offer) not in replaced), *new)
+
+
+def same_price(one: Offer, other: Offer) -> bool:
+    """But for regions: a filter by country narrows those down."""
+    return replace(one, regions=(), countries=()) == replace(other, regions=(), countries=())
 
 
 def _machine(offer: Offer) -> tuple[object, ...]:
@@ -105,7 +112,10 @@ def _offer(row: Mapping[str, Any], where: str, today: date, rate: Rate) -> Offer
     if kind not in KINDS or (kind == OWNED) != owned or (kind == RESERVED) != (term is not None):
         told = "on-demand, spot, reserved (with term_hours), owned (with a price a kWh)"
         raise UsageError(f"{where}: kind: got {kind!r}; allowed: {told}")
-    ram_gib = _number(row, "ram_gib", where) if "ram_gib" in row else None
+    ram_gib, disk_gb = (_number(row, name, where) if name in row else None for name in ("ram_gib", "disk_gb"))
+    tenancy = _text(row, "tenancy", where, "")
+    if tenancy not in ("", *TENANCIES):
+        raise UsageError(f"{where}: tenancy: got {tenancy!r}; allowed: {', '.join(TENANCIES)}", field="tenancy")
     region = _text(row, "region", where, "own" if stands else "")
     return Offer(
         provider=_text(row, "provider", where, "own").lower(),
@@ -123,6 +133,8 @@ def _offer(row: Mapping[str, Any], where: str, today: date, rate: Rate) -> Offer
         interconnect=inside,
         max_nodes=_whole(row, "max_nodes", where, 10_000, 1 if owned else None),
         term_hours=term,
+        disk_bytes=None if disk_gb is None else round(disk_gb * GB),
+        tenancy=tenancy,
     )
 
 

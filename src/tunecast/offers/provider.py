@@ -28,9 +28,14 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "provisioning": ("provisioning_s",),
     "nodes": ("joins_nodes",),
     "marketplace": ("marketplace",),
+    "parent": ("parent",),
+    "tenancy": ("tenancy",),
+    "places": ("places",),
     "certificates": ("certificates",),
 }
 """What has a source of its own, and the fields it holds for."""
+TENANCIES = ("dedicated", "shared")
+"""Of the host: nobody else's machine on it, or other customers' too."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Provider:
     """The company the contract is with."""
     seat: str = ""
     """ISO 3166-1 alpha-2."""
+    parent: str = ""
+    """Who owns the company, in words."""
     exposure: str = "unknown"
     billing_step_s: int | None = None
     billing_minimum_s: int | None = None
@@ -59,8 +66,12 @@ class Provider:
     """Whether several machines can be joined into one run."""
     marketplace: bool = False
     """Whether the machines are other people's, whom one has no contract with."""
+    tenancy: str = ""
+    """One of `TENANCIES`, where the provider says it."""
+    places: str = ""
+    """In words, where the regions of its list do not say which country."""
     certificates: tuple[str, ...] = ()
-    """As the provider states them, in lower case without spaces: iso27001, soc2, hds, secnumcloud."""
+    """As the provider's own pages name them, in lower case without spaces: iso27001, soc2, hds, secnumcloud."""
     notes: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     """By fact (`FACTS`)."""
@@ -73,6 +84,11 @@ class Provider:
         facts = {text: [fact for fact, of in self.sources.items() if of == text] for text in self.sources.values()}
         return "; ".join(f"{', '.join(named)}: {text}" for text, named in facts.items())
 
+    @property
+    def verified_certificates(self) -> tuple[str, ...]:
+        """Those a source at hand names."""
+        return () if "certificates" in self.unverified else self.certificates
+
     def minimum_s(self, instance: str) -> int | None:
         if self.bare_metal_minimum_s is not None and instance.startswith("BM."):
             return self.bare_metal_minimum_s
@@ -82,6 +98,11 @@ class Provider:
 def provider(name: str) -> Provider:
     """By name; of one that is not known, nothing."""
     return providers().get(name) or Provider(name)
+
+
+def tenancy(offer: Offer) -> str:
+    """One of `TENANCIES`: of this machine, else of the provider's machines; '' where nobody says."""
+    return "dedicated" if offer.kind == OWNED else offer.tenancy or provider(offer.provider).tenancy
 
 
 def terms(offer: Offer) -> Provider:

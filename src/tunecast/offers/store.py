@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -23,6 +23,8 @@ from tunecast.offers.offer import Offer
 from tunecast.offers.table import MOST_BYTES, offers_from, text_from
 
 FETCHED, OWN = "fetched.csv", "own.csv"
+KEEPERS = ("skypilot", "gpuhunt")
+"""Of lists that are fetched: `skypilot/aws`."""
 
 
 def folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -32,16 +34,19 @@ def folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 def offers(environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:
     """All of them, in a lasting order."""
-    fetched = kept(FETCHED, environ)
-    replaced = {_list(offer.source) for offer in fetched}
-    rest = (offer for offer in bundled() if _list(offer.source) not in replaced)
-    return tuple(sorted((*rest, *fetched, *kept(OWN, environ)), key=order))
+    return tuple(sorted((*with_fetched(kept(FETCHED, environ)), *kept(OWN, environ)), key=order))
 
 
-def _list(source: str) -> str:
+def with_fetched(fetched: Sequence[Offer]) -> tuple[Offer, ...]:
+    """What is bundled, but for lists of which something newer was fetched, and that."""
+    replaced = {list_name(offer.source) for offer in fetched}
+    return (*(offer for offer in bundled() if list_name(offer.source) not in replaced), *fetched)
+
+
+def list_name(source: str) -> str:
     """`azure` of skypilot/azure and of gpuhunt/azure; others are their own."""
     keeper, _, name = source.partition("/")
-    return name if keeper in ("skypilot", "gpuhunt") else source
+    return name if keeper in KEEPERS else source
 
 
 @cache
@@ -55,6 +60,11 @@ def sources() -> Mapping[str, str]:
     """Where a list is from, in full, by the short name offers carry."""
     text = (files("tunecast.offers") / "catalog" / "sources.csv").read_text("utf-8")
     return {row["source"]: row["where"] for row in csv.DictReader(text.splitlines())}
+
+
+def is_listed(offer: Offer) -> bool:
+    """Whether its price is of a list, not of the user's own."""
+    return offer.source in sources() or offer.source.partition("/")[0] in KEEPERS
 
 
 def kept(name: str, environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:

@@ -13,14 +13,17 @@ from tunecast.hardware.catalog import gpus
 from tunecast.hardware.links import inside_names
 from tunecast.offers.listing import MOST_GPUS, MOST_USD_PER_HOUR, number, words
 from tunecast.offers.offer import KINDS, PLACED, Offer
-from tunecast.units import GIB, MIB
+from tunecast.offers.provider import TENANCIES
+from tunecast.units import GB, GIB, MIB
 
 MOST_BYTES = 16 * MIB
 MOST_ROWS = 100_000
-COLUMNS = (
+FIRST_COLUMNS = (
     *("provider", "kind", "gpu", "gpus", "usd_per_hour", "places", "placed", "instance", "vcpus", "ram_gib"),
     *("interconnect", "max_nodes", "dated", "source", "via", "term_hours"),
 )
+COLUMNS = (*FIRST_COLUMNS, "disk_gb", "tenancy", "assumed")
+"""A file without the last ones, as older versions wrote it, is read too."""
 _COUNTRY = re.compile(r"[A-Z]{2}|")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._ -]{0,63}")
 
@@ -36,7 +39,7 @@ def text_from(offers: Iterable[Offer]) -> str:
 def offers_from(text: str, where: str) -> tuple[Offer, ...]:
     """Raises `NotResolved` with the line that is wrong."""
     reader = csv.DictReader(io.StringIO(text))
-    if tuple(reader.fieldnames or ()) != COLUMNS:
+    if tuple(reader.fieldnames or ()) not in (COLUMNS, FIRST_COLUMNS):
         raise NotResolved(f"{where}: not a table of offers: its first line has to be {','.join(COLUMNS)}")
     found: list[Offer] = []
     try:
@@ -68,6 +71,9 @@ def _row(offer: Offer) -> dict[str, object]:
         "source": offer.source,
         "via": offer.via,
         "term_hours": None if offer.term_hours is None else f"{offer.term_hours:g}",
+        "disk_gb": None if offer.disk_bytes is None else f"{offer.disk_bytes / GB:.15g}",
+        "tenancy": offer.tenancy,
+        "assumed": offer.assumed,
     }
 
 
@@ -75,9 +81,9 @@ def _offer(row: Mapping[str, str | None]) -> Offer:
     """Raises ValueError, in words fit to print."""
     if None in row or None in row.values():
         raise ValueError("as many cells as the first line has columns")
-    cells = {name: words(value, 4000) for name, value in row.items()}
+    cells = {name: words(row.get(name), 4000) for name in COLUMNS}
     places = [cell.partition(":") for cell in cells["places"].split(";") if cell]
-    ram_gib, term = _positive(cells, "ram_gib"), _positive(cells, "term_hours")
+    ram_gib, term, disk_gb = (_positive(cells, name) for name in ("ram_gib", "term_hours", "disk_gb"))
     return Offer(
         provider=_matching(cells, "provider"),
         kind=_one_of(cells, "kind", KINDS),
@@ -96,6 +102,9 @@ def _offer(row: Mapping[str, str | None]) -> Offer:
         max_nodes=None if not cells["max_nodes"] else _count(cells, "max_nodes", 10_000),
         via=cells["via"],
         term_hours=term,
+        disk_bytes=None if disk_gb is None else round(disk_gb * GB),
+        tenancy=_one_of(cells, "tenancy", ("", *TENANCIES)),
+        assumed=cells["assumed"],
     )
 
 

@@ -1,6 +1,7 @@
 """`tunecast offers update`: newer prices, where there is a network. What cannot be trusted leaves the old data whole.
 
-    list by list: fetched (bounded in bytes and seconds) ► read ► cleaned ► kept if it is not suddenly half as long
+    list by list: fetched (bounded in bytes and seconds) ► read ► cleaned, its prices compared with the other lists' and
+                  with its own of before ► kept if it is not suddenly half as long, and most of its prices are near
     then all of them written at once, or nothing
 
 TUNECAST_SKYPILOT_CATALOG and TUNECAST_GPUHUNT_CATALOG name mirrors of the two.
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from tunecast.errors import NotResolved
 from tunecast.offers import store
-from tunecast.offers.clean import cleaned
+from tunecast.offers.clean import OUTLIER, cleaned
+from tunecast.offers.level import FAR
 from tunecast.offers.listing import Listing
 from tunecast.offers.offer import Offer
 from tunecast.offers.sources import gpuhunt, skypilot
@@ -32,7 +33,10 @@ TIMEOUT_S = 30.0
 MOST_BYTES = 32 * MIB
 """The longest list at hand, SkyPilot's of AWS, has four megabytes."""
 LEAST_SHARE = 0.5
-"""Of the offers a list had before: with fewer it was cut off, or changed beyond reading."""
+"""Of the offers there were of the list it replaces (of skypilot/azure for gpuhunt/azure): with fewer it was cut off, or
+changed beyond reading."""
+MOST_FAR_SHARE = 0.5
+"""Of the prices that could be taken: with more of them far off the others, the list is in another unit, or a lie."""
 
 
 class Feeds(NamedTuple):
@@ -50,6 +54,8 @@ class Outcome(NamedTuple):
     """Why it was not taken."""
     dropped: int = 0
     """Prices the rules of clean.py left out."""
+    far_off: int = 0
+    """Of these the ones far off the other lists' prices, or its own of before."""
 
 
 @dataclass(frozen=True)
@@ -83,29 +89,41 @@ def update(
     """Raises `NotResolved` only where the user's own folder cannot be read or written. `begins` is told each list."""
     ask = fetch or fetched
     old = store.kept(store.FETCHED, environ)
-    before = Counter(offer.source for offer in old)
-    bundled = Counter(offer.source for offer in store.bundled())
+    known = store.with_fetched(old)
     taken: dict[str, tuple[Offer, ...]] = {}
     outcomes = []
     for source, read in _lists(where, today, ask):
         begins(source)
-        had = before[source] or bundled[source]
+        before = [offer for offer in known if store.list_name(offer.source) == store.list_name(source)]
+        others = [offer for offer in known if store.list_name(offer.source) != store.list_name(source)]
+        had = len(before)
         try:
-            found = cleaned(read(), today)
+            found = cleaned(read(), today, others, before)
         except NotResolved as error:
             outcomes.append(Outcome(source, 0, had, error.message))
             continue
-        if len(found.offers) < max(1, LEAST_SHARE * had):
-            why = f"{len(found.offers)} offers, where there were {had}: cut off, or no longer what it was"
+        far_off = found.dropped.get(OUTLIER, 0)
+        why = _refusal(len(found.offers), had, found.kept, far_off)
+        if why:
             outcomes.append(Outcome(source, 0, had, why))
             continue
         taken[source] = found.offers
-        outcomes.append(Outcome(source, len(found.offers), had, dropped=sum(found.dropped.values())))
+        outcomes.append(Outcome(source, len(found.offers), had, "", sum(found.dropped.values()), far_off))
     path = None
     if taken:
         rest = (offer for offer in old if offer.source not in taken)
         path = store.keep(store.FETCHED, (*rest, *(offer for rows in taken.values() for offer in rows)), environ)
     return Updated(tuple(outcomes), path)
+
+
+def _refusal(offers: int, had: int, prices: int, far_off: int) -> str:
+    """Why a list is not taken; '' where it is."""
+    if far_off > MOST_FAR_SHARE * (prices + far_off):
+        most = f"{far_off} of its {prices + far_off} prices are more than {FAR:g} times off the other lists'"
+        return f"{most}, or its own of before. If they are right, tunecast offers add takes them as your own"
+    if offers < max(1, LEAST_SHARE * had):
+        return f"{offers} offers, where there were {had}: cut off, or no longer what it was"
+    return ""
 
 
 def fetched(url: str, timeout_s: float) -> bytes:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.hardware.catalog import gpus
+from tunecast.offers.offer import Offer
 from tunecast.plan.choice import Choice, Limits, Plan, Refusal
 from tunecast.plan.search import Need, Outcome
 from tunecast.plan.space import Freedom, Rig, Space
@@ -24,48 +25,64 @@ def verdict(plan: Plan, nearest: Sequence[str] = ()) -> TunecastError | None:
     """Why the plan answers nothing, or less than was asked; None where all is well."""
     if not plan.choices:
         return DoesNotFit("\n".join(["nothing that may be rented runs this job", *_told(plan.refused), *nearest]))
-    limits, over = plan.limits, []
-    if limits.max_usd is not None and plan.picks["cheapest"] is None:
-        least = min(plan.choices, key=lambda each: each.total_usd)
-        costs = f"{least.hardware} at {least.machine.offer.provider}, costs {least.total_usd:.2f} USD"
-        over.append(f"--max-usd {limits.max_usd:g}: the cheapest, {costs}")
-    elif limits.within_s is not None and plan.picks["deadline"] is None:
-        soonest = min((*plan.choices, *plan.pareto), key=lambda each: each.total_range_s[1])
-        hours = soonest.total_range_s[1] / HOUR_S
-        takes = f"{soonest.hardware} at {soonest.machine.offer.provider}, may take {hours:.2g} h"
-        both = "" if limits.max_usd is None else f" for {limits.max_usd:g} USD"
-        over.append(f"--within: no choice{both} is over by then at the high end of its range; the fastest, {takes}")
-    return OverBudget("\n".join(over)) if over else None
+    return None if plan.is_answered else OverBudget(unreachable(plan))
 
 
-def refusals(space: Space, outcome: Outcome) -> tuple[Refusal, ...]:
-    """Hardware without a choice, each with its reason and what would help. Links and prices do not part them."""
+def unreachable(plan: Plan, amount: Callable[[float], str] = "{:.2f} USD".format) -> str:
+    """Which limit nothing keeps to, and what comes nearest."""
+    limits, told = plan.limits, []
+    in_time = [each for each in plan.pareto if limits.within_s is None or each.total_range_s[1] <= limits.within_s]
+    if limits.within_s is not None and not in_time:
+        soonest = min(plan.pareto, key=lambda each: each.total_range_s[1])
+        low, high = soonest.total_range_s
+        takes = f"{_named_choice(soonest)}, takes {_hours(low)} to {_hours(high)} and costs {amount(soonest.total_usd)}"
+        told.append(f"Nothing is over in {_hours(limits.within_s)}: the fastest, {takes}")
+    cheapest = min(in_time or plan.pareto, key=lambda each: each.total_usd)
+    if limits.max_usd is not None and cheapest.total_usd > limits.max_usd:
+        costs = f"{_named_choice(cheapest)}, costs {amount(cheapest.total_usd)} and takes {_hours(cheapest.total_s)}"
+        by_then = f" and is over in {_hours(limits.within_s)}" if limits.within_s is not None and in_time else ""
+        told.append(f"Nothing costs at most {amount(limits.max_usd)}{by_then}: the cheapest, {costs}")
+    return ". ".join(told)
+
+
+def _named_choice(choice: Choice) -> str:
+    return f"{choice.hardware} at {choice.machine.offer.provider}"
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / HOUR_S:.1f} h" if seconds >= HOUR_S else f"{seconds / 60:.0f} min"
+
+
+def refusals(space: Space, outcome: Outcome, offers: Iterable[Offer]) -> tuple[Refusal, ...]:
+    """Hardware of these offers without a choice, each with its reason and what would help. Links and prices do not part
+    them."""
     found: dict[str, Refusal] = {}
-    fitting = {point.of.rig for point in (*outcome.best.values(), *outcome.front)}
+    meant = {(offer.gpu, offer.gpus) for offer in offers}
     for rig, need in outcome.needs.items():
-        found.setdefault(rig.hardware, Refusal(rig.hardware, _reason(need), _remedy(rig, need, space, fitting)))
+        found.setdefault(rig.hardware, Refusal(rig.hardware, _reason(need), _remedy(rig, need, space, outcome.fitting)))
     for rig, why in space.refused.items():
         found.setdefault(rig.hardware, Refusal(rig.hardware, why, _other_remedy(why, space)))
     for rig, why in outcome.errors.items():
         found.setdefault(rig.hardware, Refusal(rig.hardware, why, "trace your own script: tunecast trace"))
-    for rig in fitting:
+    for rig in outcome.fitting:
         found.pop(rig.hardware, None)
-    told = sorted(found.values(), key=lambda each: _natural(each.hardware))
-    if space.alone and space.global_batch > 1 and space.freedom.nodes_up_to != 1:
-        several = f"several machines of {len(space.alone)} providers' offers"
-        why = "nobody says that these machines can be joined into one run"
-        told.append(Refusal(several, why, "where you know it: tunecast offers add, with max_nodes"))
-    return tuple(told)
+    rigs = {rig.hardware: (rig.gpu, rig.gpus) for rig in (*outcome.needs, *space.refused, *outcome.errors)}
+    told = [each for each in found.values() if rigs[each.hardware] in meant]
+    return tuple(sorted(told, key=lambda each: _natural(each.hardware)))
 
 
-def ruled_out(space: Space, outcome: Outcome, refused: Iterable[Refusal]) -> tuple[str, ...]:
+def ruled_out(space: Space, outcome: Outcome, refused: Iterable[Refusal], offers: Iterable[Offer]) -> tuple[str, ...]:
     """Hardware with neither a choice nor a reason against it: its floors alone are beaten in both cost and time."""
     told = {each.hardware for each in refused} | set(outcome.best)
     told |= {point.of.rig.hardware for point in outcome.front}
-    return tuple(sorted({rig.hardware for rig in space.offers} - told, key=_natural))
+    meant = frozenset(offers)
+    rigs = {rig.hardware for rig, of in space.offers.items() if not meant.isdisjoint(of)}
+    return tuple(sorted(rigs - told, key=_natural))
 
 
 def _reason(need: Need) -> str:
+    if need.of_host:
+        return f"the machine has {gib(need.has_bytes)} of its own memory, and {gib(need.needs_bytes)} are needed"
     has = f"the card leaves {gib(need.has_bytes)}"
     if need.proven:
         return f"weights, gradients and optimizer state alone take {gib(need.needs_bytes)}, {has}"
@@ -90,22 +107,39 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
     more = sorted((other for other in fitting if other.gpu == rig.gpu and other.cards > rig.cards), key=_cards)
     if more:
         return f"{more[0].hardware}, which fits"
+    if need.of_host:
+        return "a machine with more memory, or tunecast offers add where yours has it"
+    return " or ".join([*_milder(space, rig), _larger(need)])
+
+
+def _milder(space: Space, rig: Rig) -> Iterator[str]:
+    """Changes that free memory and were not allowed, those that change least first."""
     job, freedom = space.job, space.freedom
-    tries = []
     if freedom.is_fixed("gradient_checkpointing") and not job.gradient_checkpointing:
-        tries.append("gradient_checkpointing: true")
+        yield "gradient_checkpointing: true"
     if freedom.is_fixed("parallel.data") and job.parallel.data not in ("fsdp", "zero3") and rig.cards > 1:
-        tries.append("parallel.data: fsdp")
-    if job.method == "full" and "method" not in freedom.allow:
-        tries.append("--allow method (lora, qlora)")
-    elif job.method == "lora" and "method" not in freedom.allow:
-        tries.append("--allow method (qlora)")
+        yield "parallel.data: fsdp"
+    if job.method != "full" and job.weights_dtype == "float32" and "weights_dtype" not in freedom.allow:
+        yield "weights_dtype: bfloat16, which halves the frozen weights"
+    if job.quantization.format in ("nf4", "fp4"):
+        if not job.quantization.double_quant:
+            yield "quantization.double_quant: true"
+        if job.quantization.prepare_kbit and freedom.is_fixed("quantization.prepare_kbit"):
+            yield "quantization.prepare_kbit: false"
+    if job.method != "full" and rig.cards == 1 and job.stack in ("transformers", "trl"):
+        yield "stack: unsloth"
+    if job.method in ("full", "lora") and "method" not in freedom.allow:
+        yield f"--allow method ({'lora, qlora' if job.method == 'full' else 'qlora'})"
     if job.method == "full" and "optimizer" not in freedom.allow:
-        tries.append("--allow optimizer (8-bit states)")
-    largest = max(each.memory_bytes for each in gpus().values())
-    card = f"a card that leaves {gib(need.needs_bytes)}"
-    bigger = card if need.needs_bytes < largest else "more cards: none has that much"
-    return " or ".join([*tries, bigger])
+        yield "--allow optimizer (8-bit states)"
+
+
+def _larger(need: Need) -> str:
+    cards = [card for card in gpus().values() if card.vendor == "NVIDIA" and card.memory_bytes > need.needs_bytes]
+    if not cards:
+        return "more cards: none has that much"
+    least = min(cards, key=lambda card: (card.memory_bytes, card.name))
+    return f"a card of {gib(least.memory_bytes)} such as {least.name}"
 
 
 def _other_remedy(why: str, space: Space) -> str:

@@ -84,6 +84,8 @@ class Frame(NamedTuple):
     """A mean micro-batch takes at least the sum of these shares of those of the given lengths."""
     fixed_s: float
     """All phases but provisioning and, of training, the steps themselves."""
+    saves_s: float
+    """Of that, checkpoints, which a spot machine may write more seldom."""
     tokens: float
     weights_bytes: int
     """Of the result on disk; 0 where it is not known."""
@@ -124,6 +126,7 @@ class Estimator:
         self._epochs: dict[tuple[int, Split], Epoch | None] = {}
         self._frames: dict[tuple[object, ...], Frame] = {}
         self._outsides: dict[tuple[object, ...], Outside | None] = {}
+        self._ram: dict[tuple[object, ...], int | None] = {}
         self._tensors: dict[tuple[object, ...], Tensors] = {}
         self._works: dict[tuple[object, ...], Work | None] = {}
         self._floors: dict[tuple[object, ...], tuple[float, float]] = {}
@@ -146,6 +149,17 @@ class Estimator:
             except Unsupported:
                 self._outsides[key] = None
         return self._outsides[key]
+
+    def ram_bytes(self, rig: Rig, setting: Setting) -> int | None:
+        """What one machine needs of its host's memory; None where that is not known."""
+        recipe, spread, _ = setting
+        key = recipe[:4], spread, rig.gpus, rig.nodes
+        if key not in self._ram:
+            try:
+                self._ram[key] = outside_of(self.space.job_of(rig, setting), self.model).machine_bytes
+            except Unsupported:
+                self._ram[key] = None
+        return self._ram[key]
 
     def tensors(self, recipe: Recipe, data: str) -> Tensors:
         is_zero = data.startswith("zero")
@@ -188,7 +202,8 @@ class Estimator:
         rest = typical.micro_batches % split.grad_accum
         last = (typical.steps - 1 + rest / split.grad_accum) / typical.steps if rest else 1.0
         result = 0 if outside is None else outside.disk.weights_bytes
-        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, whole.real_tokens, result)
+        saves_s = whole.phases_s.get("checkpoints", 0.0)
+        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, saves_s, whole.real_tokens, result)
 
     # floors
 

@@ -40,6 +40,9 @@ WORTHWHILE_GAIN = 0.02
 """Of the time of a step: less is not worth a line in a job's file."""
 MOST_ROUNDS = 5
 LEAST_SAVING = 0.01
+MICRO_BATCH = "micro_batch"
+AT_NO_COST = ("loss", "attention", "prepare_kbit")
+"""Groups of the ladder that free memory and take no time: fused losses and attention, norms that stay in 16 bits."""
 SEVERAL = (2, 4, 8)
 """Cards of one machine, as they are sold."""
 
@@ -140,6 +143,8 @@ class Fit(NamedTuple):
     asked: int
     forced: bool = False
     """Other training was chosen because nothing else fits, not because it was allowed."""
+    quicker: tuple[Solution, ...] = ()
+    """Larger sets that keep the training and take less time than the chosen one: least harm first."""
 
     @property
     def fits(self) -> bool:
@@ -159,11 +164,10 @@ def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ())
         return Fit(begun, _faster(job, begun, full_trials), (), (), None, full_trials.asked)
     trials = Trials(job, quick)
     found = list(_solutions(_sets_in_passes(trials, allow, only_surely=begun.room.fits), begun, full_trials))
-    asked = trials.asked
+    other_asked = 0
     forced = not found and not begun.room.fits
     if forced:
         options, other_asked = _other_training(job, quick)
-        asked += other_asked
         found = list(_solutions([options] if options else [], begun, full_trials))
     offered: tuple[Solution, ...] = ()
     if found and found[0].harm < Harm.OTHER:
@@ -173,7 +177,9 @@ def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ())
         wanting = _wanting(trials, quick, begun)
     chosen = found[0] if found else None
     others = tuple(found[1 : 1 + MOST_OTHERS])
-    return Fit(begun, chosen, others, offered, wanting, asked + full_trials.asked, forced and chosen is not None)
+    quicker = () if chosen is None or forced else tuple(_quicker(chosen, begun, trials, full_trials))
+    asked = trials.asked + other_asked + full_trials.asked
+    return Fit(begun, chosen, others, offered, wanting, asked, forced and chosen is not None, quicker)
 
 
 def _state(done: Predicted) -> State:
@@ -264,6 +270,34 @@ def solved(options: Options, begun: State, trials: Trials) -> Solution | None:
     state = _state(done)
     frees = begun.room.needs_bytes - state.room.needs_bytes
     return Solution(tuple(effects), state, frees, state.more_time_than(begun))
+
+
+def _quicker(chosen: Solution, begun: State, trials: Trials, full_trials: Trials) -> Iterator[Solution]:
+    """Where the chosen set costs time: what frees memory and takes none, all of it, and only as small a micro-batch
+    beside it as it still has to be. Predicted as a whole, not change by change."""
+    slower = chosen.more_time
+    if slower is None or slower < WORTHWHILE_GAIN:
+        return
+    batch = next(rung for rung in LESS_MEMORY if rung.group == MICRO_BATCH)
+    tried: Options = ()
+    for harm in (Harm.SAME, Harm.ROUNDED):
+        free = tuple(
+            Option(rung, setting)
+            for rung in _rungs(harm, (), priced=True)
+            if rung.group in AT_NO_COST
+            and (setting := rung.mildest(begun.job)) is not None
+            and trials.need((Option(rung, setting),)) is not None
+        )
+        free = tuple({option.rung.group: option for option in reversed(free)}.values())  # of rivals the first
+        sets = [free, *((*free, Option(batch, setting)) for setting in batch.settings(begun.job))]
+        options = next((each for each in sets if trials.fits_surely(each)), ()) if free and free != tried else ()
+        tried = free
+        done = full_trials.with_options(options) if options else None
+        more_time = None if done is None else _state(done).more_time_than(begun)
+        if done is not None and more_time is not None and more_time <= slower - WORTHWHILE_GAIN:
+            state, slower = _state(done), more_time
+            effects = tuple(Effect(option, None, None) for option in options)
+            yield Solution(effects, state, begun.room.needs_bytes - state.room.needs_bytes, more_time)
 
 
 def _offers(begun: State, trials: Trials) -> Iterator[Solution]:

@@ -5,25 +5,47 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log
 
-from tunecast.plan.choice import Choice
+from tunecast.plan.choice import PICKS, Choice
 from tunecast.units import HOUR_S
 
 ALIKE = 0.01
 """Predictions differ from runs by more than this: who pays twice for it has gained nothing that is known."""
+STEP = 0.05
+"""Between two choices of a front that are worth telling apart: as much as predictions of one card differ from runs."""
 
 
-def cheapest(front: Sequence[Choice]) -> Choice | None:
-    """The fastest of those that cost as much as the cheapest, or hardly more."""
-    return max((each for each in front if each.total_usd <= front[0].total_usd * (1 + ALIKE)), key=_usd, default=None)
-
-
-def fastest(front: Sequence[Choice]) -> Choice | None:
-    """The cheapest of those that take as long as the fastest, or hardly longer."""
-    return min((each for each in front if each.total_s <= front[-1].total_s * (1 + ALIKE)), key=_usd, default=None)
+def spaced(front: Sequence[Choice]) -> list[Choice]:
+    """A front, the cheapest first, without choices that are hardly better than the next in one thing and worse in the
+    other: 1 % at its ends, 5 % between them. What is left is what is shown and picked from, all of it."""
+    if not front:
+        return []
+    first = max((each for each in front if each.total_usd <= front[0].total_usd * (1 + ALIKE)), key=_usd)
+    last = min((each for each in front if each.total_s <= front[-1].total_s * (1 + ALIKE)), key=_usd)
+    if first.total_usd >= last.total_usd:  # the ends meet: one choice is as cheap as any and as fast
+        return [last]
+    left = [first]
+    for each in (each for each in front if first.total_usd < each.total_usd < last.total_usd):
+        if each.total_s > left[-1].total_s * (1 - STEP):
+            continue
+        if each.total_usd < left[-1].total_usd * (1 + STEP) and len(left) > 1:
+            left.pop()
+        left.append(each)
+    if len(left) > 1 and last.total_usd < left[-1].total_usd * (1 + STEP):
+        left.pop()
+    return [*left, last]
 
 
 def _usd(choice: Choice) -> float:
     return choice.total_usd
+
+
+def picked(front: Sequence[Choice], within_s: float | None) -> dict[str, Choice | None]:
+    """The picks by name, all of the front given, the cheapest of it first."""
+    found: dict[str, Choice | None] = dict.fromkeys(PICKS)
+    if front:
+        found.update(cheapest=front[0], fastest=front[-1], balanced=balanced(front))
+        found["deadline"] = None if within_s is None else front[0]
+    return found
 
 
 def balanced(front: Sequence[Choice]) -> Choice | None:
@@ -46,7 +68,9 @@ def balanced(front: Sequence[Choice]) -> Choice | None:
 
 def reasons(picks: dict[str, Choice | None], front: Sequence[Choice], within_s: float | None) -> dict[str, str]:
     """A sentence for each pick."""
-    told = {}
+    told: dict[str, str] = {}
+    if len(front) == 1 and within_s is None:
+        return dict.fromkeys(picks, "nothing else is both worth its cost and its time")
     for name, choice in picks.items():
         if choice is not None:
             told[name] = _WHY[name](choice, front, picks, within_s)
@@ -86,13 +110,7 @@ def _deadline(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
     assert within_s is not None
     high = _hours(choice.total_range_s[1])
     surely = "" if choice.fits_surely else ", though it may not fit: nothing that fits for sure is over by then"
-    told = f"the cheapest that is over in {_hours(within_s)} at the high end of its range, {high}{surely}"
-    cheap = picks.get("cheapest")
-    if cheap is None or cheap.total_usd >= choice.total_usd:
-        return told
-    saved = _less(cheap.total_usd, choice.total_usd)
-    high = _hours(cheap.total_range_s[1])
-    return f"{told}; the cheapest of all, {_named(cheap)}, costs {saved} less but may take {high}"
+    return f"the cheapest that is over in {_hours(within_s)} at the high end of its range, {high}{surely}"
 
 
 _WHY = {"cheapest": _cheapest, "fastest": _fastest, "balanced": _balanced, "deadline": _deadline}

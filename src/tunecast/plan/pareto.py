@@ -31,6 +31,11 @@ class Front(Generic[T]):
         return len(self._points)
 
     @property
+    def first(self) -> Point[T] | None:
+        """The cheapest."""
+        return self._points[0] if self._points else None
+
+    @property
     def last(self) -> Point[T] | None:
         """The fastest."""
         return self._points[-1] if self._points else None

@@ -1,95 +1,301 @@
-"""A plan from a job and offers: searched, picked, explained."""
+"""A plan from a job and offers: searched, picked, explained.
+
+    offers that may be picked ─┐
+    spot, marketplaces, what   ├─► one search: the front of the first, the cheapest of each of the others
+    cannot be proven          ─┘     ► spaced: what is shown ► picks, all of it ► reasons, savings, notes
+
+One machine is looked at first; several where none is enough, or where they are asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig, resolve_model
-from tunecast.offers.cost import break_even_hours
-from tunecast.offers.offer import ON_DEMAND, RESERVED, Offer
+from tunecast.offers.cost import RUNS_A_YEAR, break_even_hours
+from tunecast.offers.offer import ON_DEMAND, Offer
+from tunecast.offers.selection import Selection
 from tunecast.plan.bill import USUAL_START_S, Biller, Terms
-from tunecast.plan.choice import DOLLARS, NO_LIMITS, PICKS, SETTINGS, Choice, Limits, Machine, Money, Plan, Searched
+from tunecast.plan.choice import (
+    DOLLARS,
+    NO_LIMITS,
+    SETTINGS,
+    Beside,
+    Choice,
+    Limits,
+    Machine,
+    Money,
+    Plan,
+    PriceList,
+    Saving,
+    Searched,
+)
 from tunecast.plan.constraints import affordable, refusals, ruled_out
 from tunecast.plan.estimate import Estimator
-from tunecast.plan.objective import balanced, cheapest, fastest, reasons
+from tunecast.plan.goals import Aim
+from tunecast.plan.objective import ALIKE, picked, reasons, spaced
 from tunecast.plan.pareto import Point
-from tunecast.plan.search import Found, Outcome, Progress, Search
-from tunecast.plan.space import Freedom, Space, space_of
-from tunecast.records import replace
-from tunecast.units import GIB
+from tunecast.plan.savings import savings
+from tunecast.plan.search import FRONT, Found, Outcome, Progress, Search
+from tunecast.plan.space import Freedom, Rig, Space, space_of
+from tunecast.predict.evidence import evidence_for, evidence_of
+from tunecast.records import dataclass, replace
+from tunecast.units import GIB, HOUR_S
 
 ASSUMED_TOKENS = 10_000_000
 """Of a job that does not say how much there is to train on: enough that starting up is a small part of it."""
+VALIDATED, UNPROVEN, NO_DEADLINE = "validated", "unproven", "deadline"
 
 
-def planned(
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked, beside the job and the offers."""
+
+    today: date
+    freedom: Freedom = Freedom()
+    limits: Limits = NO_LIMITS
+    terms: Terms = Terms()
+    asked: tuple[str, ...] = ()
+    money: Money = DOLLARS
+    weekly: bool = False
+    """Whether it runs every week: what a year of it costs is then said."""
+    validated: bool = False
+    """Whether only what measured runs stand behind may be picked."""
+
+
+def plan_of(
     job: Job,
-    offers: Sequence[Offer],
+    offers: Selection,
+    question: Question,
     *,
-    today: date,
-    freedom: Freedom | None = None,
-    limits: Limits = NO_LIMITS,
-    terms: Terms | None = None,
-    asked: Sequence[str] = (),
-    money: Money = DOLLARS,
-    known: Sequence[Offer] | None = None,
     model: ModelConfig | None = None,
     progress: Progress | None = None,
     bounds: bool = True,
     front_in_full: bool = False,
 ) -> Plan:
-    """`offers` are those that may be rented; `known` all there are, for what a reservation is compared with.
-    `front_in_full` gives the whole front its predictions, which picks always have.
+    """`front_in_full` gives the whole front its predictions, which picks always have.
 
     Raises what reading the model raises; that nothing fits is a plan without choices (`constraints.verdict`).
     """
     assumed: list[str] = []
     job = with_data(job, assumed)
-    space = space_of(job, freedom or Freedom(), offers)
-    estimator = Estimator(space, model or resolve_model(job.model))
-    biller = Biller(job, terms or Terms())
-    search = Search(space, estimator, biller, within_s=limits.within_s, bounds=bounds, progress=progress)
-    outcome = search.run()
-    made: dict[tuple[int, ...], Choice] = {}
-
-    def choice(point: Point[Found]) -> Choice:
-        """One object, wherever it is in the plan."""
-        if point.order not in made:
-            made[point.order] = choice_of(point, space, biller)
-        return made[point.order]
-
-    front = [choice(point) for point in outcome.front]
-    others = [choice(point) for point in sorted(outcome.best.values(), key=lambda point: point[:3])]
-    sure = [choice(point) for point in outcome.sure or outcome.front]
-    within = affordable(sure, limits)
-    picks: dict[str, Choice | None] = dict.fromkeys(PICKS)
-    if within:
-        picks.update(cheapest=cheapest(within), fastest=fastest(within), balanced=balanced(within))
-    if outcome.in_time is not None and affordable([choice(outcome.in_time)], limits):
-        picks["deadline"] = choice(outcome.in_time)
-    refused = refusals(space, outcome)
-    final = _explained(picks, within, limits, estimator)
+    planner = _Planner(job, offers, question, model or resolve_model(job.model), progress, bounds)
+    limits = question.limits
+    outcome, several = planner.widened(limits.within_s)
+    choices = [planner.choice(point) for point in outcome.front]
+    within = affordable(choices, limits)
+    if not choices and limits.within_s is not None:  # what comes nearest
+        outcome, several = planner.widened(None)
+        choices = [planner.choice(point) for point in outcome.front]
+    shown = spaced(within or choices)
+    picks = picked(shown if within else (), limits.within_s)
+    final = planner.explained(picks, shown)
     if front_in_full:
-        rest = [each for each in front if id(each) not in final]
-        final |= {id(each): replace(each, prediction=estimator.said(each.job)) for each in rest}
+        final |= {id(each): planner.predicted(each) for each in shown if id(each) not in final}
+    best = picks["cheapest"]
+    others = [planner.choice(point) for point in sorted(outcome.best.values(), key=lambda point: point[:3])]
+    others = (affordable(others, limits) if within else others) or shown
+    refused = refusals(planner.space, outcome, planner.main)
     return Plan(
         job=job,
-        today=today,
+        today=question.today,
         picks={name: None if each is None else final[id(each)] for name, each in picks.items()},
-        pareto=tuple(final.get(id(each), each) for each in front),
+        pareto=tuple(final.get(id(each), each) for each in shown),
         choices=tuple(final.get(id(each), each) for each in others),
         refused=refused,
-        ruled_out=ruled_out(space, outcome, refused),
-        searched=Searched(outcome.configurations, outcome.bounded, outcome.predicted, outcome.seconds),
+        ruled_out=ruled_out(planner.space, outcome, refused, planner.main),
+        searched=Searched(*planner.counted()),
         limits=limits,
-        asked=tuple(asked),
-        money=money,
-        notes=tuple(_notes(picks, known or offers)),
-        assumptions=(*assumed, *_assumptions(space, outcome, picks)),
-        warnings=estimator.model.notes,
+        asked=question.asked,
+        money=question.money,
+        beside=tuple(planner.beside(outcome, best)) if best is not None else (),
+        dearer={} if best is None else planner.dearer(outcome),
+        savings=() if best is None else planner.savings(best),
+        prices=PriceList(
+            offers.listed,
+            offers.old,
+            {_offer_named(offer): why for offer, why in offers.outliers.items()},
+            offers.unknown,
+        ),
+        notes=tuple(_notes(picks, offers, question)),
+        assumptions=(*assumed, *_assumptions(planner.space, picks, several)),
+        warnings=planner.model.notes,
     )
+
+
+class _Planner:
+    """One question, asked of the search once or with more machines and fewer limits."""
+
+    def __init__(
+        self, job: Job, offers: Selection, question: Question, model: ModelConfig, progress: Progress | None,
+        bounds: bool,
+    ) -> None:  # fmt: skip
+        self.job, self.offers, self.question, self.model = job, offers, question, model
+        self.progress, self.bounds = progress, bounds
+        self.main = frozenset(offers.offers)
+        groups = {**offers.beside, **{f"{UNPROVEN} {name}": of for name, of in offers.unproven.items()}}
+        self.groups: Mapping[str, frozenset[Offer]] = {
+            name: frozenset(of) for name, of in groups.items() if name != "reserved"
+        }
+        self.biller = Biller(job, question.terms)
+        self.space = self._space(1)
+        self.estimator = Estimator(self.space, model)
+        self._outcomes: list[Outcome] = []
+        self._made: dict[tuple[object, ...], tuple[Point[Found], Choice]] = {}
+
+    def _space(self, nodes: int) -> Space:
+        freedom = self.question.freedom
+        if freedom.nodes_up_to is None and not freedom.is_fixed("hardware.nodes") and nodes == 1:
+            freedom = replace(freedom, nodes_up_to=1)
+        offers = dict.fromkeys([*self.offers.offers, *(each for of in self.groups.values() for each in of)])
+        return space_of(self.job, freedom, list(offers))
+
+    def widened(self, within_s: float | None) -> tuple[Outcome, bool]:
+        """Of one machine; of several where none is enough, and whether it is. What was asked for comes first."""
+        self.space = self.estimator.space = self._space(1)
+        outcome = self._searched(within_s)
+        enough = outcome.front and outcome.front[0].of.held.fits_surely
+        if enough or self.question.freedom.nodes_up_to is not None:
+            return outcome, False
+        alone = self.space
+        self.space = self.estimator.space = self._space(0)
+        wider = self._searched(within_s)
+        if wider.front and (not outcome.front or wider.front[0].of.held.fits_surely):
+            return wider, True
+        self.space = self.estimator.space = alone
+        return outcome, False
+
+    def _searched(self, within_s: float | None) -> Outcome:
+        main = self.main
+        aims = [Aim(name, _accepting(of), within_s, cheaper=True) for name, of in self.groups.items()]
+        aims.append(Aim(VALIDATED, lambda rig, offer: offer in main and self._validated(rig), within_s))
+        if within_s is not None:
+            aims.append(Aim(NO_DEADLINE, _accepting(main), cheaper=True))
+        search = Search(
+            self.space,
+            self.estimator,
+            self.biller,
+            aim=Aim(FRONT, self._may_be_picked, within_s),
+            aims=aims,
+            bounds=self.bounds,
+            progress=self.progress,
+        )
+        self._outcomes.append(search.run())
+        return self._outcomes[-1]
+
+    def _validated(self, rig: Rig) -> bool:
+        """Whether runs on this card, with this kind of stack, were measured."""
+        job = self.job
+        low = job.matmul_dtype is not None
+        return evidence_for(rig.gpu, job.stack, job.method, rig.cards > 1, low_precision=low).validated
+
+    def _may_be_picked(self, rig: Rig, offer: Offer) -> bool:
+        return offer in self.main and (not self.question.validated or self._validated(rig))
+
+    def counted(self) -> tuple[int, int, int, float]:
+        """Of all searches; the space is the widest one's."""
+        configurations = max(each.configurations for each in self._outcomes)
+        predicted = sum(each.predicted for each in self._outcomes)
+        return configurations, max(0, configurations - predicted), predicted, sum(o.seconds for o in self._outcomes)
+
+    def choice(self, point: Point[Found]) -> Choice:
+        """One object, wherever it is in the plan."""
+        key = (point.of.rig, point.of.setting, point.of.offer)
+        if key not in self._made:
+            self._made[key] = point, self._choice(point)
+        return self._made[key][1]
+
+    def _choice(self, point: Point[Found]) -> Choice:
+        rig, setting, offer, timed, held = point.of
+        biller = self.biller
+        bill = biller.bill(timed, offer, rig.nodes)
+        _, start = biller.terms(offer)
+        job = self.space.job_of(rig, setting)
+        job = replace(job, hardware=replace(job.hardware, provisioning_s=start.likely_s))
+        if bill.save_steps is not None:
+            job = replace(job, run=replace(job.run, save_strategy="steps", save_steps=bill.save_steps))
+        before, after = self.space.job.flat(), job.flat()
+        evidence = evidence_of(job, rig.gpu)
+        return Choice(
+            machine=Machine(rig.card, rig.gpus, rig.nodes, offer),
+            job=job,
+            changes={name: after[name] for name in SETTINGS if before[name] != after[name]},
+            device_bytes=held.device_bytes,
+            device_range_bytes=held.range_bytes,
+            capacity_bytes=held.capacity_bytes,
+            step_s=timed.step_s,
+            total_s=bill.total_s,
+            total_range_s=bill.range_s,
+            cost=bill.cost,
+            usd_range=bill.usd_range,
+            tokens=timed.whole.real_tokens * biller.said.runs,
+            phases_s=biller.phases(timed, offer),
+            risk=_risk(held.range_bytes[1], held.capacity_bytes),
+            rough=bill.rough,
+            ram_bytes=self.estimator.ram_bytes(rig, setting),
+            disk_bytes=self._disk_bytes(point.of),
+            evidence=evidence.words,
+            validated=evidence.validated,
+            runs=biller.said.runs,
+        )
+
+    def _disk_bytes(self, found: Found) -> int | None:
+        """None where the job's files are not known."""
+        outside = self.estimator.outside(found.setting.recipe, found.setting.spread.data)
+        if outside is None:
+            return None
+        saved, limit = found.timed.whole.checkpoints, self.job.run.save_total_limit
+        at_once = saved if limit is None else min(saved, limit + 1)
+        written = at_once * found.timed.checkpoint_bytes + found.timed.weights_bytes
+        return outside.loading.host_mapped_bytes + self.question.terms.runs * written
+
+    def predicted(self, choice: Choice) -> Choice:
+        return replace(choice, prediction=self.estimator.said(choice.job))
+
+    def explained(self, picks: Mapping[str, Choice | None], front: Sequence[Choice]) -> dict[int, Choice]:
+        """Each pick with its reasons and its whole prediction; one that is several is said why for each."""
+        told = reasons(dict(picks), front, self.question.limits.within_s)
+        final: dict[int, Choice] = {}
+        for name, choice in sorted(picks.items(), key=lambda each: each[0] != "deadline"):  # the answer's own first
+            if choice is None:
+                continue
+            known = final.get(id(choice))
+            if known is None:
+                final[id(choice)] = replace(self.predicted(choice), why=told[name])
+            elif told[name] not in known.why:
+                final[id(choice)] = replace(known, why=f"{known.why}; {told[name]}")
+        return final
+
+    def beside(self, outcome: Outcome, best: Choice) -> Iterator[Beside]:
+        """What is cheaper than the answer but not picked unasked; and where nobody measured the answer's card, what
+        somebody did."""
+        for name, point in outcome.aims.items():
+            if point is None or not point.of.held.fits_surely:
+                continue
+            choice = self.choice(point)
+            kind, _, provider = name.partition(" ")
+            if kind == VALIDATED:
+                if not best.validated:
+                    yield Beside(kind, choice)
+            elif kind == UNPROVEN:
+                yield Beside(kind, choice, self.offers.doubts.get(provider, ""))
+            elif choice.total_usd < best.total_usd * (1 - ALIKE):
+                yield Beside(kind, choice)
+
+    def dearer(self, outcome: Outcome) -> dict[str, float]:
+        """Providers of which something cannot be proven, and which cost more than the answer: what, at least."""
+        kinds = {name.partition(" ")[::2]: usd for name, usd in outcome.least_usd.items()}
+        return {provider: usd for (kind, provider), usd in kinds.items() if kind == UNPROVEN}
+
+    def savings(self, best: Choice) -> tuple[Saving, ...]:
+        point = next(point for point, choice in self._made.values() if choice is best)
+        return savings(point.of.timed, point.of.offer, point.of.rig.nodes, self.biller)
+
+
+def _accepting(offers: frozenset[Offer]) -> Callable[[Rig, Offer], bool]:
+    return lambda rig, offer: offer in offers
 
 
 def with_data(job: Job, assumed: list[str]) -> Job:
@@ -105,31 +311,6 @@ def with_data(job: Job, assumed: list[str]) -> Job:
     return replace(job, data=replace(data, tokens=ASSUMED_TOKENS))
 
 
-def choice_of(point: Point[Found], space: Space, biller: Biller) -> Choice:
-    rig, setting, offer, timed, held = point.of
-    bill = biller.bill(timed, offer, rig.nodes)
-    _, start = biller.terms(offer)
-    job = space.job_of(rig, setting)
-    job = replace(job, hardware=replace(job.hardware, provisioning_s=start.likely_s))
-    before, after = space.job.flat(), job.flat()
-    return Choice(
-        machine=Machine(rig.card, rig.gpus, rig.nodes, offer),
-        job=job,
-        changes={name: after[name] for name in SETTINGS if before[name] != after[name]},
-        device_bytes=held.device_bytes,
-        device_range_bytes=held.range_bytes,
-        capacity_bytes=held.capacity_bytes,
-        step_s=timed.step_s,
-        total_s=bill.total_s,
-        total_range_s=bill.range_s,
-        cost=bill.cost,
-        usd_range=bill.usd_range,
-        tokens=timed.whole.real_tokens,
-        phases_s=biller.phases(timed, start),
-        risk=_risk(held.range_bytes[1], held.capacity_bytes),
-    )
-
-
 def _risk(high_bytes: int, capacity_bytes: int) -> str | None:
     if high_bytes <= capacity_bytes:
         return None
@@ -137,50 +318,46 @@ def _risk(high_bytes: int, capacity_bytes: int) -> str | None:
     return f"may not fit: the high end of its range is {over:.1f} GiB over what the card has"
 
 
-def _explained(
-    picks: dict[str, Choice | None], front: Sequence[Choice], limits: Limits, estimator: Estimator
-) -> dict[int, Choice]:
-    """Each pick with its reasons and its whole prediction; one that is several is said why for each."""
-    told = reasons(picks, front, limits.within_s)
-    final: dict[int, Choice] = {}
-    for name, choice in sorted(picks.items(), key=lambda each: each[0] != "deadline"):  # what the answer is about first
-        if choice is None:
-            continue
-        known = final.get(id(choice))
-        if known is None:
-            final[id(choice)] = replace(choice, why=told[name], prediction=estimator.said(choice.job))
-        elif told[name] not in known.why:
-            final[id(choice)] = replace(known, why=f"{known.why}; {told[name]}")
-    return final
+def _offer_named(offer: Offer) -> str:
+    kind = "" if offer.kind == ON_DEMAND else f", {offer.kind}"
+    return f"{offer.gpus} x {offer.gpu} at {offer.provider}{kind}, {offer.usd_per_hour:g} USD per hour"
 
 
-def _notes(picks: dict[str, Choice | None], known: Sequence[Offer]) -> list[str]:
-    """Where the machine of a pick can also be reserved, or had on demand: from how many hours on that pays."""
+def _notes(picks: Mapping[str, Choice | None], offers: Selection, question: Question) -> list[str]:
+    """Where the machine of a pick can also be reserved: from how many hours on that pays."""
     told: dict[str, None] = {}
     for choice in picks.values():
-        if choice is None or choice.machine.offer.kind not in (ON_DEMAND, RESERVED):
+        if choice is None or choice.machine.offer.kind != ON_DEMAND:
             continue
         own = choice.machine.offer
-        alike = [each for each in known if (each.provider, each.gpu, each.gpus) == (own.provider, own.gpu, own.gpus)]
-        on_demand = min(
-            (each for each in alike if each.kind == ON_DEMAND), key=lambda each: each.usd_per_hour, default=None
-        )
-        for reserved in (each for each in alike if each.kind == RESERVED):
-            if on_demand is None:
-                continue
-            hours = break_even_hours(reserved, on_demand)
-            what = f"reserved {own.gpus} x {own.gpu} at {own.provider}"
-            term = f"of its {reserved.term_hours:,.0f} hours"
-            paid = f"{what} never pays" if hours is None else f"{what} pays from {hours:,.0f} {term} on"
-            runs = "" if hours is None else f", {hours * 3600 / choice.total_s:,.0f} such runs"
-            told[f"{paid}{runs} (against {on_demand.usd_per_hour:.2f} USD an hour on demand)"] = None
+        for reserved in offers.beside.get("reserved", ()):
+            if (reserved.provider, reserved.gpu, reserved.gpus) == (own.provider, own.gpu, own.gpus):
+                told[_reservation(reserved, own, choice)] = None
+    best = picks["cheapest"]
+    if question.weekly and best is not None:
+        hours = RUNS_A_YEAR * best.cost.billed_s / HOUR_S
+        told[f"every week for a year: {best.cost.usd_per_year():,.2f} USD, {hours:,.0f} hours of rent"] = None
     return list(told)
 
 
-def _assumptions(space: Space, outcome: Outcome, picks: dict[str, Choice | None]) -> list[str]:
+def _reservation(reserved: Offer, own: Offer, choice: Choice) -> str:
+    hours = break_even_hours(reserved, own)
+    due = reserved.usd_per_hour * (reserved.term_hours or 0.0)
+    what = (
+        f"reserved {own.gpus} x {own.gpu} at {own.provider} costs {due:,.0f} USD for {reserved.term_hours:,.0f} hours"
+    )
+    if hours is None:
+        return f"{what}, more than on demand"
+    runs = hours * HOUR_S / choice.total_s
+    return f"{what}: it pays from {hours:,.0f} hours of use on, {runs:,.0f} such runs"
+
+
+def _assumptions(space: Space, picks: Mapping[str, Choice | None], several: bool) -> list[str]:
     told = [f"the global batch stays {space.global_batch} rows, however it is split"]
-    if space.freedom.nodes_up_to is None:
-        told.append("up to 64 cards are looked at: --nodes-up-to for more machines or fewer")
+    if space.freedom.nodes_up_to is None or several:
+        told.append("one machine is not enough: up to 64 cards are looked at (--nodes-up-to)")
+    elif space.freedom.nodes_up_to == 1:
+        told.append("one machine is rented: --nodes-up-to joins more")
     told.append("checkpoints are kept while the run lasts, the result is taken home: --storage, --egress")
     if not space.job.hardware.image_bytes:
         told.append("no container image has to be pulled: hardware.image_bytes")

@@ -12,21 +12,21 @@ Settings are predicted once a rig, whoever rents it out; every offer of the rig 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from tunecast.errors import TunecastError
-from tunecast.offers.offer import Offer
+from tunecast.offers.offer import SPOT, Offer
 from tunecast.plan.bill import Biller
 from tunecast.plan.bounds import memory_floor_bytes
 from tunecast.plan.estimate import Estimator, Held, Timed
-from tunecast.plan.pareto import Front, Point
+from tunecast.plan.goals import Aim, Goal
+from tunecast.plan.pareto import Point
 from tunecast.plan.space import Block, Rig, Setting, Space, ranks_on
 from tunecast.predict.prediction import context_of
 from tunecast.records import dataclass
 
-PATIENCE = 200
-"""Settings predicted, none of which fits for sure, before those that may not fit cut too."""
 Progress = Callable[[float, int, int], None]
 """Seconds passed, candidates dealt with, all of them."""
 
@@ -47,14 +47,6 @@ class Candidate(NamedTuple):
         """Among those with the same floor: checkpointing last, which is the slower."""
         return self.setting.recipe.gradient_checkpointing, self.number
 
-    @property
-    def usd_floor(self) -> float:
-        return min([usd for usd, _ in self.floors])
-
-    @property
-    def seconds_floor(self) -> float:
-        return min([seconds for _, seconds in self.floors])
-
 
 class Price(NamedTuple):
     """What an offer of a rig takes at least."""
@@ -65,6 +57,8 @@ class Price(NamedTuple):
     fixed_usd: float
     """Whatever runs."""
     start_s: float
+    saves_less: bool
+    """Whether checkpoints may be written more seldom than the job would."""
 
 
 class Found(NamedTuple):
@@ -86,17 +80,24 @@ class Need:
     setting: Setting
     proven: bool
     """By a floor alone: nothing of it was predicted."""
+    of_host: bool = False
+    """Of the machine's own memory, not of a card's."""
 
 
 @dataclass(frozen=True)
 class Outcome:
     front: tuple[Point[Found], ...]
-    sure: tuple[Point[Found], ...]
-    """The front of what fits at the high end of its range too."""
-    in_time: Point[Found] | None
-    """The cheapest that is over in time at the high end of its range, of those that fit for sure where one does."""
+    """Of what fits for sure; where nothing does, of what may fit."""
+    risky: tuple[Point[Found], ...]
+    """The front of all that fits at its own figure."""
+    aims: Mapping[str, Point[Found] | None]
+    """The cheapest of each kind that was looked for beside the front."""
+    least_usd: Mapping[str, float]
+    """Of kinds of which nothing is cheaper than the front: what they cost at least."""
     best: dict[str, Point[Found]]
-    """The cheapest predicted choice of each hardware."""
+    """The cheapest predicted choice of each hardware, of those that count for the front."""
+    fitting: frozenset[Rig]
+    """Rigs with a setting that fits, or that was cut before its memory was looked at."""
     needs: dict[Rig, Need]
     """Rigs no setting fits on."""
     errors: dict[Rig, str]
@@ -107,25 +108,35 @@ class Outcome:
     seconds: float
 
 
+FRONT = "front"
+NEVER = (inf, inf)
+"""Dollars and seconds of what does not run."""
+ANYTHING = Aim(FRONT, lambda rig, offer: True)
+
+
 class Search:
-    """`bounds=False` predicts everything: for tests that compare the two."""
+    """`aim`: what the front is of; `aims`: of what else the cheapest is looked for. `bounds=False` predicts everything:
+    for tests that compare the two."""
 
     def __init__(
-        self, space: Space, estimator: Estimator, biller: Biller, *, within_s: float | None = None,
+        self, space: Space, estimator: Estimator, biller: Biller, *, aim: Aim = ANYTHING, aims: Sequence[Aim] = (),
         bounds: bool = True, progress: Progress | None = None,
     ) -> None:  # fmt: skip
         self.space, self.estimator, self.biller = space, estimator, biller
-        self.within_s, self.bounds, self.progress = within_s, bounds, progress
-        self.front: Front[Found] = Front()
-        self.sure: Front[Found] = Front()
-        self.in_time: Point[Found] | None = None
+        self.bounds, self.progress = bounds, progress
+        self.goal: Goal[Found] = Goal(aim)
+        self.goals: tuple[Goal[Found], ...] = (self.goal, *(Goal(each, self.goal) for each in aims))
         self.best: dict[str, Point[Found]] = {}
         self.needs: dict[Rig, Need] = {}
         self.errors: dict[Rig, str] = {}
         self.may_fit: set[Rig] = set()
         """Rigs with a setting that fits, or that was cut before its memory was looked at."""
-        self.predicted = self.tried = 0
-        self.offers = {rig: biller.worth_asking(offers) for rig, offers in space.offers.items()}
+        self.predicted = 0
+        self.offers: dict[Rig, list[Offer]] = {}
+        self.wanted: dict[Rig, tuple[tuple[Goal[Found], tuple[int, ...]], ...]] = {}
+        """Of each rig, which of its offers each goal accepts."""
+        for rig, offers in space.offers.items():
+            self._divide(rig, offers)
         self.numbers = {offer: n for n, offer in enumerate(o for offers in space.offers.values() for o in offers)}
         self.prices: dict[tuple[Rig, int], tuple[Price, ...]] = {}
         self._began_s = time.monotonic()
@@ -135,23 +146,48 @@ class Search:
         """Whether it fits for sure."""
         self._all = 0
 
+    def _divide(self, rig: Rig, offers: Sequence[Offer]) -> None:
+        """Offers that no other makes needless, for the goals that accept the same."""
+        alike: dict[tuple[int, ...], list[Offer]] = {}
+        for offer in offers:
+            goals = tuple(number for number, goal in enumerate(self.goals) if goal.accepts(rig, offer))
+            if goals:
+                alike.setdefault(goals, []).append(offer)
+        asked: list[Offer] = []
+        places: dict[int, list[int]] = {}
+        for goals, of in alike.items():
+            for offer in self.biller.worth_asking(of):
+                for number in goals:
+                    places.setdefault(number, []).append(len(asked))
+                asked.append(offer)
+        if asked:
+            self.offers[rig] = asked
+            self.wanted[rig] = tuple((self.goals[number], tuple(of)) for number, of in sorted(places.items()))
+
     def run(self) -> Outcome:
         configurations = 0
         usual: list[Block] = []
         late: list[Block] = []
-        for rig, offers in self.space.offers.items():
+        for rig in self.offers:
             for block in self.space.blocks(rig):
-                configurations += len(block.splits) * len(offers)
+                configurations += len(block.splits) * len(self.space.offers[rig])
                 (late if self.space.comes_late(block) else usual).append(block)
-        self._look_at(usual)
-        if len(self.sure):
+        main = self.goal
+        candidates = self._look_at(usual)
+        if len(main.sure):
             late = [block for block in late if not self.space.is_last_resort(block)]
-        self._look_at(late)
+        candidates += self._look_at(late)
+        for goal in self.goals[1:]:
+            self._in_turn(candidates, goal, _usd_floor, goal.is_dear)
+            if goal.best is None:
+                goal.least_usd = self._least_usd(candidates, goal)
         return Outcome(
-            tuple(self.front),
-            tuple(self.sure),
-            self.in_time,
+            tuple(main.sure if len(main.sure) else main.risky),
+            tuple(main.risky),
+            {goal.name: goal.best for goal in self.goals[1:]},
+            {goal.name: goal.least_usd for goal in self.goals[1:] if goal.least_usd is not None},
             self.best,
+            frozenset(self.may_fit),
             {rig: need for rig, need in self.needs.items() if rig not in self.may_fit},
             {rig: why for rig, why in self.errors.items() if rig not in self.may_fit and rig not in self.needs},
             configurations,
@@ -160,38 +196,45 @@ class Search:
             time.monotonic() - self._began_s,
         )
 
-    def _look_at(self, blocks: Sequence[Block]) -> None:
+    def _look_at(self, blocks: Sequence[Block]) -> list[Candidate]:
         candidates: list[Candidate] = []
         for block in blocks:
             candidates += list(self._candidates(block, self._all + len(candidates)))
         self._all += len(candidates)
-        self._in_turn(candidates, lambda each: each.usd_floor, self._is_dear)
-        self._in_turn(candidates, lambda each: each.seconds_floor, self._is_slow)
-        self._in_turn(candidates, lambda each: each.usd_floor * each.seconds_floor, lambda each: False)
+        self._in_turn(candidates, self.goal, _usd_floor, self.goal.is_dear)
+        self._in_turn(candidates, self.goal, _seconds_floor, self.goal.is_slow)
+        self._in_turn(candidates, self.goal, _least_product, lambda least: False)
+        return candidates
 
     def _in_turn(
-        self, candidates: Sequence[Candidate], by: Callable[[Candidate], float], is_over: Callable[[Candidate], bool]
+        self,
+        candidates: Sequence[Candidate],
+        goal: Goal[Found],
+        by: Callable[[Floors, tuple[int, ...]], float],
+        is_over: Callable[[float], bool],
     ) -> None:
-        """Those that come first by this, until it is over."""
-        order = sorted([each for each in candidates if each.number not in self._done], key=lambda c: (by(c), *c.turn))
-        for each in order:
-            if self.bounds and is_over(each):
+        """Those of a goal that come first by this, until it is over."""
+        order = []
+        for each in candidates:
+            places = next((of for known, of in self.wanted[each.rig] if known is goal), ())
+            if places and each.number not in self._done:
+                order.append((by(each.floors, places), *each.turn, each))
+        order.sort(key=lambda each: each[:3])
+        for least, _, _, each in order:
+            if self.bounds and is_over(least):
                 break
             self._try(each)
 
-    def _is_dear(self, each: Candidate) -> bool:
-        """As are all that follow."""
-        cheapest = next(iter(self._cutting), None)
-        return cheapest is not None and each.usd_floor > cheapest.usd
-
-    def _is_slow(self, each: Candidate) -> bool:
-        fastest = self._cutting.last
-        return fastest is not None and each.seconds_floor > fastest.seconds
-
-    @property
-    def _cutting(self) -> Front[Found]:
-        """What fits for sure cuts; what may not fit does only where long enough nothing else was found."""
-        return self.sure if len(self.sure) or self.tried < PATIENCE else self.front
+    def _least_usd(self, candidates: Sequence[Candidate], goal: Goal[Found]) -> float | None:
+        """Of what fits, or may: that of a rig on which nothing does is no price."""
+        floors = [
+            _usd_floor(each.floors, places)
+            for each in candidates
+            if each.rig in self.may_fit or each.rig not in self.needs
+            for known, places in self.wanted[each.rig]
+            if known is goal
+        ]
+        return min(floors, default=None)
 
     def _candidates(self, block: Block, first: int) -> Iterator[Candidate]:
         """Those that pass the floor of memory."""
@@ -229,7 +272,7 @@ class Search:
         if self._memory.get((rig, without)):
             return True
         known = self._points.get((rig, without))
-        return known is not None and self._are_cut(known)
+        return known is not None and self._are_cut(rig, known)
 
     def _floors(self, rig: Rig, setting: Setting, *, close: bool = True) -> Floors:
         (recipe, spread, split), estimator = setting, self.estimator
@@ -242,20 +285,19 @@ class Search:
         sent, more = estimator.sent(recipe, rig, spread), split.grad_accum - 1
         step_s = max(first_s + more * later_s, split.grad_accum * sent.micro_batch_s + sent.step_s)
         step_s += estimator.end_s(rig, recipe, spread.data) + sent.end_s
-        run_s = frame.fixed_s + frame.steps * frame.last * step_s
-        return tuple(
-            [
-                (usd_per_s * (run_s + before_s) + fixed_usd, run_s + start_s)
-                for usd_per_s, before_s, fixed_usd, start_s in self._prices(rig, frame.weights_bytes)
-            ]
-        )
+        run_s = frame.fixed_s + frame.steps * frame.last * step_s * self.biller.said.runs
+        floors = []
+        for usd_per_s, before_s, fixed_usd, start_s, saves_less in self._prices(rig, frame.weights_bytes):
+            least_s = run_s - frame.saves_s if saves_less else run_s
+            floors.append((usd_per_s * (least_s + before_s) + fixed_usd, least_s + start_s))
+        return tuple(floors)
 
     def _try(self, each: Candidate) -> None:
         if each.number in self._done:
             return
         self._done.add(each.number)
         rig, setting = each.rig, each.setting
-        is_cut = self.bounds and self._are_cut(each.floors)
+        is_cut = self.bounds and self._are_cut(rig, each.floors)
         if is_cut or self._is_needless(rig, setting):
             self.may_fit.add(rig)
             return
@@ -263,13 +305,18 @@ class Search:
             return
         if self.progress is not None:
             self.progress(time.monotonic() - self._began_s, len(self._done), self._all)
-        self.tried += 1
+        for goal, _ in self.wanted[rig]:
+            goal.tried += 1
         self.predicted += len(self.space.offers[rig])
+        has_room = self._have_room(rig, setting)
         try:
             timed = self.estimator.timed(rig, setting)
             costs = [self.biller.likely(timed, offer, rig.nodes) for offer in self.offers[rig]]
-            self._points[rig, setting] = points = tuple([(cost.total_usd, cost.wall_s) for cost in costs])
-            if self.bounds and self._are_cut(points):
+            points = tuple(
+                [(cost.total_usd, cost.wall_s) if room else NEVER for cost, room in zip(costs, has_room, strict=True)]
+            )
+            self._points[rig, setting] = points
+            if self.bounds and self._are_cut(rig, points):
                 self.may_fit.add(rig)
                 return
             held = self.estimator.held(rig, setting)
@@ -281,13 +328,27 @@ class Search:
             self._note(rig, Need(held.needs_bytes, held.has_bytes, setting, proven=False))
             return
         self.may_fit.add(rig)
-        for (usd, seconds), offer in zip(points, self.offers[rig], strict=True):
-            found = Found(rig, setting, offer, timed, held)
-            self._keep(Point(usd, seconds, (self.numbers[offer], each.number), found))
+        found = [Found(rig, setting, offer, timed, held) for offer in self.offers[rig]]
+        for goal, places in self.wanted[rig]:
+            for place in (place for place in places if has_room[place]):
+                (usd, seconds), one = points[place], found[place]
+                self._add(goal, Point(usd, seconds, (self.numbers[one.offer], each.number), one))
+
+    def _have_room(self, rig: Rig, setting: Setting) -> tuple[bool, ...]:
+        """Of each offer, whether its host has the memory the job needs to be loaded and saved; one that does not say
+        may have."""
+        needs = self.estimator.ram_bytes(rig, setting)
+        if needs is None:
+            return (True,) * len(self.offers[rig])
+        return tuple([offer.ram_bytes is None or needs <= offer.ram_bytes for offer in self.offers[rig]])
 
     def _is_ruled_out(self, each: Candidate) -> bool:
-        """By floors alone, or by what is known of a setting like it."""
+        """By floors alone, by the machine's own memory, or by what is known of a setting like it."""
         rig, setting = each.rig, each.setting
+        if not any(self._have_room(rig, setting)):
+            has = max(offer.ram_bytes or 0 for offer in self.offers[rig])
+            self._note(rig, Need(self.estimator.ram_bytes(rig, setting) or 0, has, setting, proven=True, of_host=True))
+            return True
         without = self._without_checkpointing(setting)
         if without is not None and self._is_worse(rig, without):
             self.may_fit.add(rig)
@@ -297,7 +358,7 @@ class Search:
             self._note(rig, Need(needs, has, setting, proven=False))
             return True
         is_close = without is None and not setting.spread.data.startswith("zero")
-        if is_close or not self._are_cut(self._floors(rig, setting)):
+        if is_close or not self._are_cut(rig, self._floors(rig, setting)):
             return False
         self.may_fit.add(rig)
         return True
@@ -322,32 +383,21 @@ class Search:
         except TunecastError:
             return False
 
-    def _are_cut(self, points: Sequence[tuple[float, float]]) -> bool:
-        return all([self._is_cut(usd, seconds) for usd, seconds in points])
+    def _are_cut(self, rig: Rig, points: Floors) -> bool:
+        """Whether what costs and takes at least this matters to no goal."""
+        return all([goal.is_cut(*points[place]) for goal, places in self.wanted[rig] for place in places])
 
-    def _is_cut(self, usd: float, seconds: float) -> bool:
-        """Whether no choice of this cost and time at least can be an answer."""
-        if not self._cutting.dominates(usd, seconds):
-            return False
-        if self.within_s is None or seconds > self.within_s:
-            return True
-        known = self.in_time
-        return known is not None and known.of.held.fits_surely and known.usd < usd
+    def _add(self, goal: Goal[Found], point: Point[Found]) -> None:
+        found = point.of
 
-    def _keep(self, point: Point[Found]) -> None:
-        self.front.add(point)
-        if point.of.held.fits_surely:
-            self.sure.add(point)
-        name = point.of.rig.hardware
-        if name not in self.best or point[:3] < self.best[name][:3]:
-            self.best[name] = point
-        if self.within_s is not None and point.seconds <= self.within_s:
-            known = self.in_time
-            if known is None or _worth(point) < _worth(known):
-                found = point.of
-                bill = self.biller.bill(found.timed, found.offer, found.rig.nodes)
-                if bill.range_s[1] <= self.within_s:
-                    self.in_time = point
+        def high_s() -> float:
+            return self.biller.bill(found.timed, found.offer, found.rig.nodes).range_s[1]
+
+        counts = goal.add(point, high_s, surely=found.held.fits_surely)
+        if goal is self.goal and counts and found.held.fits_surely:
+            name = found.rig.hardware
+            if name not in self.best or point[:3] < self.best[name][:3]:
+                self.best[name] = point
 
     def _prices(self, rig: Rig, result_bytes: int) -> tuple[Price, ...]:
         """Of the offers of a rig that no other makes needless."""
@@ -364,16 +414,24 @@ class Search:
         return Price(
             biller.least_usd_per_s(offer, rig.nodes),
             start.likely_s if biller.starts_billed(offer) else 0.0,
-            biller.egress_usd(offer, result_bytes),
+            biller.fixed_usd(offer, rig.nodes, result_bytes),
             start.likely_s,
+            offer.kind == SPOT,
         )
 
     def _note(self, rig: Rig, need: Need) -> None:
         known = self.needs.get(rig)
-        if known is None or need.needs_bytes < known.needs_bytes:
+        if known is None or (need.of_host, need.needs_bytes) < (known.of_host, known.needs_bytes):
             self.needs[rig] = need
 
 
-def _worth(point: Point[Found]) -> tuple[bool, float, float, tuple[int, ...]]:
-    """Less is better."""
-    return not point.of.held.fits_surely, point.usd, point.seconds, point.order
+def _usd_floor(floors: Floors, places: tuple[int, ...]) -> float:
+    return min([floors[place][0] for place in places])
+
+
+def _seconds_floor(floors: Floors, places: tuple[int, ...]) -> float:
+    return min([floors[place][1] for place in places])
+
+
+def _least_product(floors: Floors, places: tuple[int, ...]) -> float:
+    return _usd_floor(floors, places) * _seconds_floor(floors, places)

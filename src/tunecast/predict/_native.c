@@ -1,8 +1,9 @@
 /* What predict/replay.py does with predict/allocator.py, for a whole run at once, twenty times as fast, under the
-   settings almost every job has: no expandable segments, no garbage collection, no rounding to powers of 2,
-   no limit on splitting. The decisions are the same (tests/properties/test_replay.py compares them), and so are their
-   sources. Blocks of a segment are chained by address; the free ones are a sorted array a pool. The module is made
-   here; its other function is in _pricing.c. CHECKSUM is of both (native.py). */
+   settings almost every job has: no garbage collection, no rounding to powers of 2, no limit on splitting. The
+   decisions are the same (tests/properties/test_replay.py compares them), and so are their sources. Blocks of a segment
+   are chained by address; the free ones are a sorted array a pool, and so are the holes of expandable segments
+   (predict/expandable.py), which are blocks of their chain too. The module is made here; its other function is in
+   _pricing.c. CHECKSUM is of both (native.py). */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -20,17 +21,21 @@
 #define FARTHEST (INT64_MAX / 2)
 #define UNLIMITED ((int64_t)1 << 62)
 #define MOST_STREAMS 4096
+#define FREE 1
+#define HOLE 2                          /* no memory is behind it */
+#define FIRST_RANGE ((int64_t)1 << 40)
 
-typedef struct { int64_t address, size; int32_t before, after, pool; int8_t is_free; } Block;
+typedef struct { int64_t address, size; int32_t before, after, pool; int8_t is_free; } Block; /* 0, FREE, HOLE */
 typedef struct { int64_t size, address; int32_t block; } Key;
 typedef struct { Key *keys; int64_t count, room; } Pool;
 
 typedef struct {
     Block *blocks; int32_t count, room, unused;   /* unused: a chain of blocks through `after` */
     int32_t *live; int64_t names;
-    Pool *pools; int32_t pool_count;              /* of each stream its small one, then its large one */
+    Pool *pools, *holes; int32_t pool_count;      /* of each stream its small one, then its large one */
     int64_t next_address, allocated, reserved, peak_allocated, peak_reserved, limit, refused, retries, large_segment;
-    int oldest_first;
+    int64_t device_total, physical;               /* of expandable segments: the card, and what can be mapped of it */
+    int oldest_first, is_expandable;
 } Allocator;
 
 static int64_t place_of(const Pool *pool, int64_t size, int64_t address) {
@@ -47,20 +52,36 @@ static void take(Pool *pool, int64_t place) {
     memmove(&pool->keys[place], &pool->keys[place + 1], (size_t)(--pool->count - place) * sizeof(Key));
 }
 
-static int put(Allocator *a, int32_t number) {
-    Block *block = &a->blocks[number];
-    Pool *pool = &a->pools[block->pool];
+static int insert(Pool *pool, Key key) {
     if (pool->count == pool->room) {
         int64_t room = pool->room ? 2 * pool->room : 256;
         Key *keys = PyMem_Realloc(pool->keys, (size_t)room * sizeof(Key));
         if (!keys) return -1;
         pool->keys = keys; pool->room = room;
     }
-    int64_t place = place_of(pool, block->size, block->address);
+    int64_t place = place_of(pool, key.size, key.address);
     memmove(&pool->keys[place + 1], &pool->keys[place], (size_t)(pool->count++ - place) * sizeof(Key));
-    pool->keys[place] = (Key){block->size, block->address, number};
-    block->is_free = 1;
+    pool->keys[place] = key;
     return 0;
+}
+
+static int put(Allocator *a, int32_t number) {
+    Block *block = &a->blocks[number];
+    block->is_free = FREE;
+    return insert(&a->pools[block->pool], (Key){block->size, block->address, number});
+}
+
+static int put_hole(Allocator *a, int32_t number) { /* by address alone */
+    Block *block = &a->blocks[number];
+    block->is_free = HOLE;
+    return insert(&a->holes[block->pool], (Key){0, block->address, number});
+}
+
+static void take_hole(Allocator *a, int32_t number) {
+    Block *block = &a->blocks[number];
+    Pool *holes = &a->holes[block->pool];
+    take(holes, place_of(holes, 0, block->address));
+    block->is_free = 0;
 }
 
 static int32_t new_block(Allocator *a) {
@@ -81,7 +102,164 @@ static void drop(Allocator *a, int32_t number) {
     a->unused = number;
 }
 
-static void empty_cache(Allocator *a) {
+/* A block whose back becomes a block of its own, in no pool; that one, or NONE: no memory. */
+static int32_t split(Allocator *a, int32_t number, int64_t size) {
+    int32_t back = new_block(a);
+    if (back == NONE) { PyErr_NoMemory(); return NONE; }
+    Block *block = &a->blocks[number];
+    a->blocks[back] = (Block){block->address + size, block->size - size, number, block->after, block->pool, 0};
+    if (block->after != NONE) a->blocks[block->after].before = back;
+    block->after = back;
+    block->size = size;
+    return back;
+}
+
+/* A block takes in the one after it, which is in no pool. */
+static void join(Allocator *a, int32_t number) {
+    Block *block = &a->blocks[number], *next = &a->blocks[block->after];
+    int32_t gone = block->after;
+    block->size += next->size;
+    block->after = next->after;
+    if (next->after != NONE) a->blocks[next->after].before = number;
+    drop(a, gone);
+}
+
+/* Into its pool, merged with free neighbours; the block it is then, or NONE: no memory. */
+static int32_t settle(Allocator *a, int32_t number) {
+    Pool *pool = &a->pools[a->blocks[number].pool];
+    int32_t after = a->blocks[number].after, before = a->blocks[number].before;
+    if (after != NONE && a->blocks[after].is_free == FREE) {
+        take(pool, place_of(pool, a->blocks[after].size, a->blocks[after].address));
+        join(a, number);
+    }
+    if (before != NONE && a->blocks[before].is_free == FREE) {
+        take(pool, place_of(pool, a->blocks[before].size, a->blocks[before].address));
+        join(a, before);
+        number = before;
+    }
+    if (put(a, number)) { PyErr_NoMemory(); return NONE; }
+    return number;
+}
+
+static int64_t page_of(const Allocator *a, int32_t pool) { return pool % 2 ? a->large_segment : 2 * MIB; }
+
+/* The whole pages of a free block become a hole (ExpandableSegments._unmap). 0, or -1: an error. */
+static int unmap(Allocator *a, int32_t number) {
+    int64_t page = page_of(a, a->blocks[number].pool), address = a->blocks[number].address;
+    int64_t size = a->blocks[number].size;
+    int64_t start = (address + page - 1) / page * page, end = (address + size) / page * page;
+    if (start >= end) return 0;
+    Pool *pool = &a->pools[a->blocks[number].pool];
+    take(pool, place_of(pool, size, address));
+    a->blocks[number].is_free = 0;
+    if (start > address) {
+        int32_t back = split(a, number, start - address);
+        if (back == NONE || put(a, number)) return -1;
+        number = back;
+    }
+    if (end < address + size) {
+        int32_t back = split(a, number, end - start);
+        if (back == NONE || put(a, back)) return -1;
+    }
+    a->reserved -= end - start;
+    int32_t after = a->blocks[number].after, before = a->blocks[number].before;
+    if (after != NONE && a->blocks[after].is_free == HOLE) { take_hole(a, after); join(a, number); }
+    if (before != NONE && a->blocks[before].is_free == HOLE) { take_hole(a, before); join(a, before); number = before; }
+    if (a->blocks[number].before == NONE && a->blocks[number].after == NONE) { drop(a, number); return 0; }
+    return put_hole(a, number);
+}
+
+/* 0, or -1: an error. */
+static int unmap_all(Allocator *a) {
+    for (int32_t of = 0; of < a->pool_count; of++) {
+        Pool *pool = &a->pools[of];
+        int64_t count = pool->count;
+        Key *keys = PyMem_Malloc((size_t)(count + 1) * sizeof(Key));
+        if (!keys) { PyErr_NoMemory(); return -1; }
+        memcpy(keys, pool->keys, (size_t)count * sizeof(Key)); /* ends of blocks come back as others */
+        for (int64_t i = 0; i < count; i++) {
+            if (unmap(a, keys[i].block)) {
+                if (!PyErr_Occurred()) PyErr_NoMemory();
+                PyMem_Free(keys);
+                return -1;
+            }
+        }
+        PyMem_Free(keys);
+    }
+    return 0;
+}
+
+/* The first block of a row of free blocks and holes of this size, at the lowest address (ExpandableSegments._room). */
+static int32_t room_for(Allocator *a, int32_t of, int64_t size) {
+    Pool *holes = &a->holes[of];
+    for (int64_t i = 0; i < holes->count; i++) {
+        int32_t start = holes->keys[i].block, before = a->blocks[start].before;
+        if (before != NONE && a->blocks[before].is_free == FREE) start = before;
+        int64_t found = 0;
+        for (int32_t at = start; found < size && at != NONE && a->blocks[at].is_free; at = a->blocks[at].after)
+            found += a->blocks[at].size;
+        if (found >= size) return start;
+    }
+    int64_t page = page_of(a, of), length = (a->device_total + a->device_total / 8 + page - 1) / page * page;
+    int64_t start = (a->next_address + page - 1) / page * page;
+    int32_t number = new_block(a);
+    if (number == NONE || start > FARTHEST) { PyErr_NoMemory(); return NONE; }
+    if (size > length) { PyErr_SetString(PyExc_OverflowError, "a block larger than the card"); return NONE; }
+    a->next_address = start + length + page;
+    a->blocks[number] = (Block){start, length, NONE, NONE, of, 0};
+    if (put_hole(a, number)) { PyErr_NoMemory(); return NONE; }
+    return number;
+}
+
+/* Pages from the start of a hole, merged with their free neighbours; NONE: no page is left, or an error is set. */
+static int32_t map(Allocator *a, int32_t hole, int64_t size) {
+    int64_t page = page_of(a, a->blocks[hole].pool), mapped = (size + page - 1) / page * page;
+    if (a->reserved + mapped > a->physical) return NONE;
+    take_hole(a, hole);
+    if (mapped < a->blocks[hole].size) {
+        int32_t rest = split(a, hole, mapped);
+        if (rest == NONE) return NONE;
+        if (put_hole(a, rest)) { PyErr_NoMemory(); return NONE; }
+    }
+    a->reserved += mapped;
+    return settle(a, hole);
+}
+
+/* ExpandableSegments.grow; the block is in no pool. */
+static int32_t grow(Allocator *a, int32_t of, int64_t size) {
+    int32_t at = room_for(a, of, size);
+    while (at != NONE && (a->blocks[at].is_free == HOLE || a->blocks[at].size < size)) {
+        int64_t mapped = a->blocks[at].is_free == HOLE ? 0 : a->blocks[at].size;
+        int32_t hole = mapped ? a->blocks[at].after : at;
+        int64_t lacks = size - mapped;
+        at = map(a, hole, lacks < a->blocks[hole].size ? lacks : a->blocks[hole].size);
+    }
+    if (at == NONE) return NONE;
+    Pool *pool = &a->pools[of];
+    take(pool, place_of(pool, a->blocks[at].size, a->blocks[at].address));
+    a->blocks[at].is_free = 0;
+    return at;
+}
+
+static int64_t can_become(const Allocator *a, const Key *key) {
+    int32_t after = a->blocks[key->block].after;
+    return key->size + (after != NONE && a->blocks[after].is_free == HOLE ? a->blocks[after].size : 0);
+}
+
+/* ExpandableSegments.best_fit */
+static int64_t best_fit(const Allocator *a, const Pool *pool, int64_t place) {
+    int64_t here = can_become(a, &pool->keys[place]);
+    for (int64_t i = place + 1; i < pool->count; i++) {
+        int64_t following = can_become(a, &pool->keys[i]);
+        if (following >= here) break;
+        place = i; here = following;
+    }
+    return place;
+}
+
+/* 0, or -1: an error. */
+static int empty_cache(Allocator *a) {
+    if (a->is_expandable) return unmap_all(a);
     for (int32_t number = 0; number < a->pool_count; number++) {
         Pool *pool = &a->pools[number];
         int64_t kept = 0;
@@ -96,13 +274,19 @@ static void empty_cache(Allocator *a) {
         }
         pool->count = kept;
     }
+    return 0;
 }
 
-/* A new segment as one block; NONE: no room, or no memory (then a Python error is set). */
-static int32_t new_segment(Allocator *a, int32_t pool, int64_t segment) {
+/* A new segment as one block, or of an expandable one a block of the size at least; NONE: no room, or no memory (then a Python error is set). */
+static int32_t new_segment(Allocator *a, int32_t pool, int64_t segment, int64_t size) {
     if (a->reserved + segment > a->limit) {
         if (a->reserved + segment < a->refused) a->refused = a->reserved + segment;
         return NONE;
+    }
+    if (a->is_expandable) {
+        int32_t grown = grow(a, pool, size);
+        if (a->reserved > a->peak_reserved) a->peak_reserved = a->reserved;
+        return grown;
     }
     int32_t number = new_block(a);
     if (number == NONE) { PyErr_NoMemory(); return NONE; }
@@ -125,28 +309,24 @@ static int request(Allocator *a, int64_t name, int64_t nbytes, int64_t stream, i
     int64_t place = place_of(pool, size, 0);
     int32_t number;
     if (place < pool->count) {
+        if (a->is_expandable) place = best_fit(a, pool, place);
         number = pool->keys[place].block;
         take(pool, place);
         a->blocks[number].is_free = 0;
     } else {
         *segment = !large ? 2 * MIB : size < 10 * MIB ? a->large_segment : (size + 2 * MIB - 1) / (2 * MIB) * (2 * MIB);
-        number = new_segment(a, of, *segment);
+        number = new_segment(a, of, *segment, size);
         if (number == NONE && !PyErr_Occurred()) {
-            empty_cache(a);
+            if (empty_cache(a)) return -1;
             a->retries++;
-            number = new_segment(a, of, *segment);
+            number = new_segment(a, of, *segment, size);
         }
         if (number == NONE) return PyErr_Occurred() ? -1 : 1;
     }
     int64_t rest = a->blocks[number].size - size;
-    if (rest > (large ? SMALL : 511)) {
-        int32_t left = new_block(a);
-        if (left == NONE) { PyErr_NoMemory(); return -1; }
-        Block *block = &a->blocks[number];
-        a->blocks[left] = (Block){block->address + size, rest, number, block->after, of, 0};
-        if (block->after != NONE) a->blocks[block->after].before = left;
-        block->after = left;
-        block->size = size;
+    if (rest > (large && !a->is_expandable ? SMALL : 511)) {
+        int32_t left = split(a, number, size);
+        if (left == NONE) return -1;
         if (put(a, left)) { PyErr_NoMemory(); return -1; }
     }
     a->live[name] = number;
@@ -162,28 +342,8 @@ static int release(Allocator *a, int64_t name) {
     if (number == NO_BYTES) return 0;
     Block *block = &a->blocks[number];
     if (block->is_free) { PyErr_SetString(PyExc_ValueError, "a block that is freed twice"); return -1; }
-    Pool *pool = &a->pools[block->pool];
     a->allocated -= block->size;
-    int32_t after = block->after, before = block->before;
-    if (after != NONE && a->blocks[after].is_free) {
-        Block *next = &a->blocks[after];
-        take(pool, place_of(pool, next->size, next->address));
-        block->size += next->size;
-        block->after = next->after;
-        if (next->after != NONE) a->blocks[next->after].before = number;
-        drop(a, after);
-    }
-    if (before != NONE && a->blocks[before].is_free) {
-        Block *previous = &a->blocks[before];
-        take(pool, place_of(pool, previous->size, previous->address));
-        previous->size += block->size;
-        previous->after = block->after;
-        if (block->after != NONE) a->blocks[block->after].before = before;
-        drop(a, number);
-        number = before;
-    }
-    if (put(a, number)) { PyErr_NoMemory(); return -1; }
-    return 0;
+    return settle(a, number) == NONE ? -1 : 0;
 }
 
 static int is_numbers(const Py_buffer *of) { return of->len % 8 == 0 && (!of->len || (uintptr_t)of->buf % 8 == 0); }
@@ -231,36 +391,41 @@ static int is_sound(Rows *r, int64_t *streams) {
     return sound && most <= MOST_BYTES;
 }
 
-/* Rows that were just read, and an allocator for them; 0: an error is set. */
-static int open_rows(Rows *r, Allocator *a, int64_t bytes, int oldest_first, int64_t large_segment) {
+/* Rows that were just read, and an allocator for them; 0: an error is set. `device_total` 0: no expandable segments. */
+static int open_rows(Rows *r, Allocator *a, int64_t bytes, int oldest_first, int64_t large_segment,
+                     int64_t device_total) {
     int64_t streams;
     r->block = r->blocks.buf; r->size = r->sizes.buf; r->step = r->plan.buf; r->pair = r->renames.buf;
     r->stream = r->streams.len ? r->streams.buf : NULL;
     r->count = r->sizes.len / 8; r->stretches = r->plan.len / 24; r->pairs = r->renames.len / 16;
-    if (bytes < -UNLIMITED || bytes > UNLIMITED || large_segment <= 0 || large_segment > MOST_BYTES) {
+    if (bytes < -UNLIMITED || bytes > UNLIMITED || large_segment <= 0 || large_segment > MOST_BYTES
+        || device_total < 0 || device_total > MOST_BYTES) {
         PyErr_SetString(PyExc_OverflowError, "no capacity");
         return 0;
     }
     if (!is_sound(r, &streams)) return 0;
     a->oldest_first = oldest_first; a->large_segment = large_segment; a->names = r->names;
+    a->is_expandable = device_total > 0; a->device_total = device_total; a->physical = UNLIMITED;
     a->pool_count = (int32_t)(2 * streams);
     a->pools = PyMem_Calloc((size_t)a->pool_count, sizeof(Pool));
+    a->holes = PyMem_Calloc((size_t)a->pool_count, sizeof(Pool));
     a->live = PyMem_Calloc((size_t)r->names + 1, sizeof(int32_t));
     r->moved = PyMem_Calloc((size_t)r->pairs + 1, sizeof(int64_t));
-    if (!a->pools || !a->live || !r->moved) { PyErr_NoMemory(); return 0; }
+    if (!a->pools || !a->holes || !a->live || !r->moved) { PyErr_NoMemory(); return 0; }
     return 1;
 }
 
 static void close_allocator(Allocator *a) {
     for (int32_t i = 0; a->pools && i < a->pool_count; i++) PyMem_Free(a->pools[i].keys);
-    PyMem_Free(a->pools); PyMem_Free(a->blocks); PyMem_Free(a->live);
+    for (int32_t i = 0; a->holes && i < a->pool_count; i++) PyMem_Free(a->holes[i].keys);
+    PyMem_Free(a->pools); PyMem_Free(a->holes); PyMem_Free(a->blocks); PyMem_Free(a->live);
 }
 
 /* Nothing is allocated; the room that was made stays. */
 static void begin(Allocator *a, int64_t limit) {
-    for (int32_t i = 0; i < a->pool_count; i++) a->pools[i].count = 0;
+    for (int32_t i = 0; i < a->pool_count; i++) a->pools[i].count = a->holes[i].count = 0;
     for (int64_t i = 0; i < a->names; i++) a->live[i] = NONE;
-    a->count = 0; a->unused = NONE; a->next_address = INT64_MAX / 4; a->limit = limit; a->refused = UNLIMITED;
+    a->count = 0; a->unused = NONE; a->next_address = a->is_expandable ? FIRST_RANGE : INT64_MAX / 4; a->limit = limit; a->refused = UNLIMITED;
     a->allocated = a->reserved = a->peak_allocated = a->peak_reserved = a->retries = 0;
 }
 
@@ -283,15 +448,14 @@ static int take_row(Allocator *a, const Rows *r, int64_t row, Served *so_far) {
     } else if (!nbytes) {
         a->live[name] = NO_BYTES;
     } else {
-        if (nbytes == EMPTY_ROW) empty_cache(a);
-        return 0;
+        return nbytes == EMPTY_ROW ? empty_cache(a) : 0;
     }
     if (so_far->gave) so_far->gave[so_far->served] = given;
     so_far->served++;
     return 0;
 }
 
-/* run(*rows, limit, oldest_first, large_segment)
+/* run(*rows, limit, oldest_first, large_segment, device_total, physical)
    Returns (given, courses, retries, refused, allocated, reserved, died): given and courses (allocated at its start,
    most allocated, most reserved, requests served) as bytes of int64; died None or (requested, segment, allocated,
    reserved). */
@@ -299,14 +463,15 @@ static PyObject *run(PyObject *self, PyObject *args) {
     Rows r = {0};
     Allocator a = {0};
     Served so_far = {0};
-    long long limit, large_segment;
+    long long limit, large_segment, device_total, physical;
     int oldest_first;
-    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpL", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
-                          &limit, &oldest_first, &large_segment))
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpLLL", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &limit, &oldest_first, &large_segment, &device_total, &physical))
         return NULL;
     PyObject *result = NULL, *died = NULL;
     int64_t *course = NULL, renamed = 0, stretch = 0;
-    if (!open_rows(&r, &a, limit, oldest_first, large_segment)) goto done;
+    if (!open_rows(&r, &a, limit, oldest_first, large_segment, device_total)) goto done;
+    a.physical = physical;
     so_far.gave = PyMem_Calloc((size_t)r.requests + 1, sizeof(int64_t));
     course = PyMem_Calloc((size_t)r.stretches + 1, 4 * sizeof(int64_t));
     if (!so_far.gave || !course) { PyErr_NoMemory(); goto done; }
@@ -345,10 +510,12 @@ done:
 typedef struct { int64_t from, until, lacked; } Ended; /* lacked 0: it completed; the same from `from` up to `until` */
 
 /* 0: done; -1: an error. */
-static int attempt(Allocator *a, const Rows *r, int64_t limit, Ended *end) {
+static int attempt(Allocator *a, const Rows *r, int64_t limit, int is_physical, Ended *end) {
     Served so_far = {0};
     int64_t renamed = 0, most = 0;
-    begin(a, limit);
+    int by_page = a->is_expandable && is_physical;
+    begin(a, by_page ? UNLIMITED : limit);
+    a->physical = by_page ? limit : UNLIMITED;
     *end = (Ended){0, 0, 0};
     for (int64_t stretch = 0; stretch < r->stretches && !end->lacked; stretch++) {
         rename_blocks(a, r, renamed, r->step[3 * stretch + 2]);
@@ -383,31 +550,42 @@ static int64_t live_peak(const Rows *r, int64_t *held) {
 #define ENDS 64
 #define STEP (2 * MIB)
 
-/* least(*rows, most, oldest_first, large_segment) -> bytes; most: what is reserved without a limit. */
+/* least(*rows, most, oldest_first, large_segment, device_total, is_physical) -> bytes; most: what is reserved without a
+   limit. A capacity of expandable segments changes the run before it binds: each is tried, and the most may not do. */
 static PyObject *least(PyObject *self, PyObject *args) {
     Rows r = {0};
     Allocator a = {0};
     Ended ends[ENDS];
-    long long most, large_segment;
-    int oldest_first;
-    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpL", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
-                          &most, &oldest_first, &large_segment))
+    long long most, large_segment, device_total;
+    int oldest_first, is_physical;
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpLLp", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &most, &oldest_first, &large_segment, &device_total, &is_physical))
         return NULL;
     PyObject *result = NULL;
     int64_t *held = NULL, known = 0;
-    if (!open_rows(&r, &a, most, oldest_first, large_segment)) goto done;
+    if (!open_rows(&r, &a, most, oldest_first, large_segment, device_total)) goto done;
     held = PyMem_Calloc((size_t)r.names + 1, sizeof(int64_t));
     if (!held) { PyErr_NoMemory(); goto done; }
     int64_t alive = live_peak(&r, held);
     if (alive > UNLIMITED) { PyErr_SetString(PyExc_OverflowError, "more than any memory"); goto done; }
-    int64_t fails = alive > 0 ? (alive - 1) / STEP : -1, completes = (most + STEP - 1) / STEP, probe = fails + 1;
+    if (most < 0) { PyErr_SetString(PyExc_ValueError, "less than nothing"); goto done; }
+    if (a.is_expandable) alive -= large_segment;
+    int64_t fails = alive > 0 ? (alive - 1) / STEP : -1, completes = (most + STEP - 1) / STEP;
+    while (a.is_expandable) {
+        if (attempt(&a, &r, completes * STEP, is_physical, &ends[0])) goto done;
+        if (!ends[0].lacked) break;
+        fails = completes;
+        completes += completes > 16 ? completes / 16 : 1;
+        if (completes > UNLIMITED / STEP) { PyErr_SetString(PyExc_OverflowError, "more than any memory"); goto done; }
+    }
+    int64_t probe = fails + 1;
     while (completes - fails > 1) {
         int64_t limit = probe * STEP, place = 0;
         while (place < known && !(ends[place].from <= limit && limit < ends[place].until)) place++;
         if (place == known) {
             if (known == ENDS) place = known = 0;
-            if (attempt(&a, &r, limit, &ends[place])) goto done;
-            known++;
+            if (attempt(&a, &r, limit, is_physical, &ends[place])) goto done;
+            if (!a.is_expandable) known++;
         }
         int64_t lacked = (ends[place].lacked + STEP - 1) / STEP;
         if (!lacked) {

@@ -12,6 +12,8 @@ def run(
     limit: int,
     oldest_first: bool,
     large_segment: int,
+    device_total: int,
+    physical: int,
     /,
 ) -> tuple[bytes, bytes, int, int, int, int, Died | None]: ...
 def least(
@@ -24,6 +26,8 @@ def least(
     most: int,
     oldest_first: bool,
     large_segment: int,
+    device_total: int,
+    is_physical: bool,
     /,
 ) -> int: ...
 def price(clocks: int, count: int, parts: int, /, *inputs: Buffer) -> bytes: ...

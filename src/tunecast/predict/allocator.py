@@ -75,6 +75,11 @@ class AllocatorSettings:
     differ for expandable segments alone: by fraction these may pass the capacity by less than a large page."""
 
     @property
+    def range_bytes(self) -> int:
+        """Of the card that expandable segments are as wide as; 0: there are none."""
+        return self.device_total_bytes if self.expandable_segments else 0
+
+    @property
     def needs_capacity(self) -> bool:
         """Whether a capacity changes the run before it is full."""
         return self.expandable_segments or self.garbage_collection_threshold > 0
@@ -222,10 +227,9 @@ class CachingAllocator:
         self._divisions = settings.roundup_power2_divisions
         by_page = settings.expandable_segments and settings.capacity_is_physical
         self.limit_bytes = UNLIMITED if capacity_bytes is None or by_page else capacity_bytes
+        self.physical_bytes = capacity_bytes if capacity_bytes is not None and by_page else UNLIMITED
         self._expandable = (
-            ExpandableSegments(
-                settings.device_total_bytes, settings.large_segment_bytes, capacity_bytes if by_page else None
-            )
+            ExpandableSegments(settings.device_total_bytes, settings.large_segment_bytes, self.physical_bytes)
             if settings.expandable_segments
             else None
         )

@@ -25,6 +25,8 @@ QUANTIZED = (*FOUR_BIT, "int8")
 SMALL_FILES_BYTES = 28 * KIB
 """rng_state.pth 14 kB, README.md of an adapter 5 kB, training_args.bin 6 kB, and some of 1 kB. trainer_state.json grows
 by about 200 bytes with each line of the log."""
+SMALL_FILES_OF_MODEL_BYTES = 12 * KIB
+"""The same of a checkpoint that is the model alone: without rng_state.pth and scheduler.pt."""
 SHARD_BYTES = 50 * GB
 """save_pretrained's max_shard_size; transformers 4 cuts at 5 GB."""
 TORCH_SAVE_TENSOR_BYTES = 283

@@ -83,7 +83,7 @@ class Pool:
 class ExpandableSegments:
     """The ranges of one device, and which parts of them are holes."""
 
-    def __init__(self, device_total_bytes: int, large_page_bytes: int, physical_bytes: int | None) -> None:
+    def __init__(self, device_total_bytes: int, large_page_bytes: int, physical_bytes: int) -> None:
         self.mapped_bytes = 0
         self._device_total_bytes = device_total_bytes
         self._large_page_bytes = large_page_bytes
@@ -165,7 +165,7 @@ class ExpandableSegments:
         """Map whole pages from the start of a hole; the new memory joins its free neighbours (map_block, 2861-2903)."""
         page = self._page_bytes(pool)
         mapped = -(-size // page) * page
-        if self._physical_bytes is not None and self.mapped_bytes + mapped > self._physical_bytes:
+        if self.mapped_bytes + mapped > self._physical_bytes:
             return False  # cuMemCreate is out of memory and takes back what this call created (ExpandableSegment::map)
         length = self._remove_hole(pool, hole)
         if mapped < length:

@@ -5,12 +5,13 @@ there once; what ranks have a share of adds up to the machine's share of the who
 
                  loading                        saving              resuming
     DDP          each, as one card does         the first, whole    each reads all of optimizer.pt
-    FSDP         each the whole model           the first, whole    the first reads all of optimizer.bin
+    FSDP         each the whole model (or the   the first, whole    the first reads all of optimizer.bin
+                 first alone, `meta_init`)      (or each a part)    (or each a part)
     ZeRO 1, 2    each the whole model           the first, whole    each its share of masters and state
     ZeRO 3       pages of the file alone        the first, whole    each its share of masters and state
 
 Source   transformers 5.17.0: `_load_optimizer_and_scheduler` (map_location cpu on every rank), training_args.py
-         (`cpu_ram_efficient_loading` false), `_load_state_dict_into_zero3_model` (weights made in parts on the cards,
+         (fsdp_files.py has FSDP's), `_load_state_dict_into_zero3_model` (weights made in parts on the cards,
          filled from the mapped file); accelerate 1.15.0: `load_fsdp_optimizer`, `save_fsdp_model` (rank 0 alone);
          DeepSpeed: engine.py `_zero3_consolidated_16bit_state_dict`, stage3.py `_create_fp32_partitions`,
          `grad_partitions_flat_buffer`. Its own `estimate_zero3_model_states_mem_needs` has 16 bytes a weight for an
@@ -29,7 +30,9 @@ from typing import NamedTuple
 from tunecast.hardware.cluster import mesh_of
 from tunecast.job.job import Job
 from tunecast.predict.checkpoint import QUANTIZED, WIDTHS, Parameter, optimizer_states, weights_bytes
+from tunecast.predict.fsdp_files import is_by_fsdp, writes_parts
 from tunecast.predict.price.offload import NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S
+from tunecast.predict.zero_files import partitioned_bytes
 from tunecast.tape.build.sharding.deepspeed import (
     OPTIMIZER_BUFFERS,
     PARAMETER_BUFFER_SIZE,
@@ -44,6 +47,11 @@ FLOAT32_BYTES = 4
 ASSUMED = {
     "ddp": "host memory: every rank reads the whole optimizer when a run is resumed",
     "fsdp": "host memory: every rank loads the whole model (fsdp_config cpu_ram_efficient_loading false, the default)",
+    "fsdp, efficient": "host memory: cpu_ram_efficient_loading saves none: from_pretrained loads the whole model on "
+    "every rank and then fills it with zeros on all but the first of a machine. To fix: parallel.meta_init",
+    "fsdp, quantised": "host memory: cpu_ram_efficient_loading leaves quantised weights alone: every rank loads them",
+    "fsdp, meta": "host memory: the first rank alone loads the model; the script makes it on the others with "
+    "accelerate's init_empty_weights, and they are sent their parts (cpu_ram_efficient_loading)",
     "zero2": "host memory: every rank loads the whole model before DeepSpeed has it",
     "zero3": "host memory: the model is loaded under DeepSpeed's zero.Init, so that no rank holds it whole",
 }
@@ -63,6 +71,8 @@ class Ranks(NamedTuple):
     loading_bytes: int
     saving_bytes: int
     resuming_bytes: int
+    others_loading_bytes: int | None = None
+    """Of each rank but the first; None: the same."""
 
 
 def machine_bytes(job: Job, parameters: Sequence[Parameter], one: Ranks) -> int:
@@ -70,17 +80,17 @@ def machine_bytes(job: Job, parameters: Sequence[Parameter], one: Ranks) -> int:
     data, each = job.parallel.data, processes(job)
     share = job.hardware.gpus / sharing_ranks(job)
     waits = round(share * sum(waiting_bytes(job, parameters).values())) + each * buffers_bytes(job, parameters)
-    loads = 0 if data == "zero3" else each * one.loading_bytes
-    resumes = each * one.resuming_bytes
-    if data in ("fsdp", "hsdp"):
-        resumes = one.resuming_bytes
-    elif is_on_drives(job):  # its files are copied, not read (engine.py, `zero_nvme_offload_optimizer`)
+    others = one.loading_bytes if one.others_loading_bytes is None else one.others_loading_bytes
+    loads = 0 if data == "zero3" else one.loading_bytes + (each - 1) * others
+    resumes, writers = each * one.resuming_bytes, each if writes_parts(job) else 1
+    if is_by_fsdp(job):
+        resumes = one.resuming_bytes * writers
+    elif job.run.save_only_model or is_on_drives(job):
         resumes = 0
     elif data.startswith("zero"):
-        trained = _trained(parameters)
-        resumes = round(share * (FLOAT32_BYTES * _elements(trained) + _state_bytes(job, trained)))
+        resumes = round(share * partitioned_bytes(job, parameters))
     before = each * one.process_bytes + max(loads, waits + resumes)
-    return max(before, each * one.training_bytes + waits + one.saving_bytes)
+    return max(before, each * one.training_bytes + waits + writers * one.saving_bytes)
 
 
 def processes(job: Job) -> int:
@@ -180,6 +190,8 @@ def assumption(job: Job, parameters: Sequence[Parameter]) -> str | None:
     if processes(job) * job.hardware.nodes == 1:
         return None
     kind = {"hsdp": "fsdp", "zero1": "zero2"}.get(job.parallel.data, job.parallel.data)
+    if kind == "fsdp" and job.parallel.cpu_ram_efficient_loading:
+        kind += ", quantised" if job.quantization.format else ", meta" if job.parallel.meta_init else ", efficient"
     waits = waiting_bytes(job, parameters)
     return ASSUMED[kind] + (OFFLOADED.format(", ".join(waits)) if waits else "")
 

@@ -96,7 +96,10 @@ def smallest_capacity_bytes(runs: Replays) -> int:
     most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
     if native.least is not None and played_at_once(settings):
         with suppress(OverflowError):  # sizes beyond its reach
-            return native.least(*in_c(rows), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes)
+            return native.least(
+                *in_c(rows), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
+                settings.range_bytes, settings.capacity_is_physical,
+            )  # fmt: skip
     # By fraction, expandable segments may pass the capacity by less than a page (AllocatorSettings).
     slack = settings.large_segment_bytes if settings.expandable_segments else 0
     fails = max(-1, (_live_peak_bytes(rows, settings) - slack - 1) // CAPACITY_STEP_BYTES)

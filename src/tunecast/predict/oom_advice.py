@@ -17,6 +17,10 @@ WORTH_BYTES = 64 * MIB
 UNNAMED_BYTES = 512 * MIB
 """The driver itself holds this much of a large card, so what belongs to no named process counts from here on."""
 
+ROOM, PIECES, OWN = "room", "pieces", "own"
+"""What it gives: room on the card beside what PyTorch could have, room that PyTorch had in pieces, or less that PyTorch
+itself holds."""
+
 
 class Advice(NamedTuple):
     what: str
@@ -27,8 +31,11 @@ class Advice(NamedTuple):
     """At most; None where that depends on what is trained."""
     enough: bool = False
     """It alone would have made room for the request."""
+    enough_for_job: bool | None = None
+    """With it the whole job completes, as predicted; None where no job is known that made the log."""
     training: bool = False
     """What is trained needs it; a job can say how to need less."""
+    gives: str = OWN
 
 
 def advice_for(message: OomMessage) -> list[Advice]:
@@ -51,8 +58,8 @@ def _rerun() -> Advice:
 def _waste(message: OomMessage, filling: Filling, short: int) -> Iterator[Advice]:
     requested = message.requested_bytes or 0
 
-    def advice(nbytes: int, what: str, how: str) -> Advice:
-        return Advice(what, how, nbytes, nbytes >= (short or requested))
+    def advice(nbytes: int, what: str, how: str, gives: str = ROOM) -> Advice:
+        return Advice(what, how, nbytes, nbytes >= (short or requested), gives=gives)
 
     if message.allowed_bytes is not None and message.allowed_bytes < filling.total_bytes - MOST_CONTEXT_BYTES:
         what = f"a limit: this process may use {gib(message.allowed_bytes)} of {gib(filling.total_bytes)}"
@@ -73,11 +80,11 @@ def _waste(message: OomMessage, filling: Filling, short: int) -> Iterator[Advice
     if filling.unallocated_bytes >= WORTH_BYTES:
         what = f"{gib(filling.unallocated_bytes)} are cached but cut into pieces, none of them large enough"
         how = "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before the run; pad to fewer lengths, or pack"
-        yield advice(filling.unallocated_bytes, what, how)
+        yield advice(filling.unallocated_bytes, what, how, PIECES)
     if message.private_bytes >= UNNAMED_BYTES:
         what = f"{gib(message.private_bytes)} are in private pools: CUDA graphs, or a torch.cuda.MemPool"
         how = 'torch.compile(mode="default") instead of "reduce-overhead", or fewer shapes to capture'
-        yield advice(message.private_bytes, what, how)
+        yield advice(message.private_bytes, what, how, OWN)
     extra = filling.outside_bytes - MOST_CONTEXT_BYTES
     if extra >= WORTH_BYTES:
         whose = "this process holds" if filling.split else "this process or others hold"

@@ -13,19 +13,20 @@ Source   transformers 5.17.0, PEFT 0.21.0, accelerate 1.15.0, safetensors 0.8.0,
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tunecast.errors import Unsupported
 from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.job.job import Job, Quantization
+from tunecast.job.job import Data, Hardware, Job, Run
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, rounded_bytes
 from tunecast.predict.checkpoint import (
     FOUR_BIT,
     QUANTIZED,
+    SMALL_FILES_BYTES,
+    SMALL_FILES_OF_MODEL_BYTES,
     STATES,
     WIDTHS,
     Parameter,
@@ -34,9 +35,19 @@ from tunecast.predict.checkpoint import (
     optimizer_states,
     safetensors_bytes,
     saved_parameters,
-    weights_bytes,
 )
 from tunecast.predict.evaluation import Evaluation, evaluation
+from tunecast.predict.fsdp_files import (
+    as_sharded,
+    fsdp_disk_bytes,
+    fsdp_loading,
+    fsdp_resuming,
+    fsdp_saving,
+    is_by_fsdp,
+    is_fully_sharded,
+    others_loading_bytes,
+    writes_parts,
+)
 from tunecast.predict.host_memory import (
     Ranks,
     assumption,
@@ -46,6 +57,7 @@ from tunecast.predict.host_memory import (
     sharing_ranks,
 )
 from tunecast.predict.loading import Loading, loading
+from tunecast.predict.paper import tensors_of_job, tensors_on_paper
 from tunecast.predict.prediction import ALLOCATOR_OF_STACK, Memory, Prediction
 from tunecast.predict.saving import Disk, Resuming, Saving, disk_of, optimizer_steps, resuming, saves_of, saving
 from tunecast.predict.zero_files import (
@@ -56,7 +68,9 @@ from tunecast.predict.zero_files import (
     zero_resuming,
     zero_saving,
 )
-from tunecast.records import dataclass, fields, replace
+from tunecast.records import dataclass, replace
+
+__all__ = ["Outside", "machine_ram_bytes", "outside", "outside_of", "tensors_on_paper"]
 
 HOST_PROCESS_BYTES = 760_012_800
 """Resident in a process that has imported torch and transformers and made a CUDA context, before any weight: 518 MB of
@@ -91,7 +105,8 @@ class Outside:
 
     @property
     def host_bytes(self) -> int:
-        """The most the run needs of the host's memory: what no other use of the machine can take back."""
+        """The most a process needs of the host's memory, of several the first: what no other use of the machine can
+        take back."""
         before = self.process_bytes + max(self.loading.host_bytes, self.resuming.host_bytes)
         return max(before, self.training_process_bytes + self.saving.host_bytes)
 
@@ -106,6 +121,7 @@ class Outside:
         """Ready for JSON; what is not known is None."""
         space = self.disk
         return {
+            "machine_ram_bytes": self.machine_bytes,
             "host_bytes": self.host_bytes,
             "host_resident_bytes": self.host_resident_bytes,
             "process_bytes": self.process_bytes,
@@ -131,83 +147,115 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
     """
     if job.stack in OTHER_FILES:
         raise Unsupported(f"stack: what {job.stack} loads and saves is not written down", field="stack")
-    sharded, by_zero = is_fully_sharded(job), is_by_zero(job)
-    if prediction is not None and job.parallel.data in ("fsdp", "hsdp") and not sharded:
+    if prediction is not None and is_by_fsdp(job) and not is_fully_sharded(job):
         told = "what FSDP 1, or FSDP of packed weights, loads and saves is not written down"
         raise Unsupported(f"parallel: {told}", field="parallel")
     card = gpu_named(job.hardware.gpu)
     expandable = ALLOCATOR_OF_STACK.get(job.stack, job.allocator) == "expandable_segments"
-    tensors = _known_tensors(_decisive(job), _with_room(model, max(job.lengths or (job.seq_len,))))
-    parameters = as_sharded(job, tensors.parameters) if sharded else tensors.parameters
-    around = outside(
+    settings = AllocatorSettings(expandable_segments=expandable, device_total_bytes=card.memory_bytes)
+    parameters, files = _files_of_job(job, model, settings)
+    around = _around(
         job,
         parameters,
+        files,
         None if prediction is None else prediction.memory,
-        # Checkpoints whose configuration is silent are older than that entry, and were written in float32.
-        file_dtype=model.dtype if model.dtype is not None and model.dtype in WIDTHS else "float32",
-        merged_experts=model.model_type not in EXPERTS_IN_ONE_TENSOR,
-        buffers=tensors.buffers,
-        device_map=job.parallel.data in ("ddp", "zero3"),
-        settings=AllocatorSettings(expandable_segments=expandable, device_total_bytes=card.memory_bytes),
+        settings=settings,
         capability=card.compute_capability,
     )
-    if sharded:
-        around = _fully_sharded(around, tensors.parameters, parameters)
-    elif by_zero:
-        around = _by_zero(around, job, as_zero(job, parameters))
-    needed = (around.loading.host_bytes, around.saving.host_bytes, around.resuming.host_bytes)
-    one = Ranks(around.process_bytes, around.training_process_bytes, *needed)
     return replace(
         around,
-        machine_bytes=machine_bytes(job, parameters, one),
+        machine_bytes=machine_bytes(job, parameters, _ranks_of(job, files)),
         nvme_bytes=machine_nvme_bytes(job, parameters),
         in_parts=is_cut(job),
         assumptions=tuple(filter(None, [assumption(job, parameters), drives_assumption(job, parameters)])),
     )
 
 
-def is_fully_sharded(job: Job) -> bool:
-    """By accelerate's FSDP 2; what packed weights become there is another matter."""
-    return job.parallel.data in ("fsdp", "hsdp") and job.parallel.fsdp_version != 1 and job.quantization.format is None
+def machine_ram_bytes(job: Job, model: ModelConfig) -> int | None:
+    """Host memory that one machine of a job needs, all its ranks together: `machine_bytes` of `outside_of`, for whoever
+    asks of many jobs. None where the files of the job's stack or model are not known."""
+    parts, hardware = job.parallel, job.hardware
+    asked = replace(
+        job,
+        id=None,
+        micro_batch=1,
+        grad_accum=1,
+        data=Data(),
+        run=Run(save_only_model=job.run.save_only_model),
+        hardware=Hardware(gpus=hardware.gpus, nodes=hardware.nodes),
+        parallel=replace(parts, sync_each_batch=False, reshard_after_forward=True, reduce_dtype=None),
+    )
+    return _machine_ram_bytes(asked, model)
 
 
-def as_sharded(job: Job, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
-    """What trains becomes float32 where there is mixed precision (accelerate 1.15, `fsdp2_prepare_model`)."""
-    wide = job.autocast is not None
-    return tuple(p._replace(dtype="float32") if wide and p.trainable else p for p in parameters)
+@lru_cache(maxsize=4096)
+def _machine_ram_bytes(job: Job, model: ModelConfig) -> int | None:
+    if job.stack in OTHER_FILES:
+        return None
+    try:
+        parameters, files = _files_of_job(job, model, AllocatorSettings())
+    except Unsupported:
+        return None
+    return machine_bytes(job, parameters, _ranks_of(job, files))
 
 
-def _fully_sharded(told: Outside, loaded: Sequence[Parameter], parameters: Sequence[Parameter]) -> Outside:
-    """Files and host memory as the Trainer asks for FSDP 2: all but what is on the card.
+def _ranks_of(job: Job, files: Files) -> Ranks:
+    needed = (files.loading.host_bytes, files.saving.host_bytes, files.resuming.host_bytes)
+    return Ranks(_process_bytes(job), HOST_TRAINING_BYTES, *needed, files.others_loading_bytes)
 
-    Loading  Every rank loads the whole model into its own memory and casts there what trains; its shard goes to the
-             card (training_args.py: `cpu_ram_efficient_loading` false).
-    Saving   Rank 0 gathers everything and writes it twice, model.safetensors and pytorch_model_fsdp.bin, of adapters
-             both times those alone; then optimizer.bin (`state_dict_type` FULL_STATE_DICT; trainer.py, `save_model`,
-             `_save_optimizer_and_scheduler`; accelerate, `save_fsdp_model`). Other ranks hold nothing of it.
-    Checked  three runs of a small Llama, two ranks on CPUs (benchmarks/data/sharded_checkpoints.jsonl): weights to the
-             byte, the rest to names and shapes, up to 20 kB.
-    """
-    cast = sum(4 * p.elements for p, q in zip(loaded, parameters, strict=True) if p.dtype != q.dtype)
-    again = weights_bytes(saved_parameters(parameters))
-    return replace(
-        told,
-        loading=replace(told.loading, host_bytes=told.loading.host_bytes + cast),
-        saving=replace(told.saving, host_bytes=max(told.saving.host_bytes, weights_bytes(parameters))),
-        disk=replace(told.disk, optimizer_bytes=told.disk.optimizer_bytes + again),
+
+def _files_of_job(job: Job, model: ModelConfig, settings: AllocatorSettings) -> tuple[tuple[Parameter, ...], Files]:
+    """What the job loads and saves, as its ranks share that; and the parameters that train."""
+    sharded = is_fully_sharded(job)
+    tensors = tensors_of_job(job, model)
+    parameters = as_sharded(job, tensors.parameters) if sharded else tensors.parameters
+    files = _files(
+        parameters,
+        tensors.buffers,
+        job.optimizer,
+        job.weights_dtype,
+        # Checkpoints whose configuration is silent are older than that entry, and were written in float32.
+        model.dtype if model.dtype is not None and model.dtype in WIDTHS else "float32",
+        job.parallel.data in ("ddp", "zero3"),
+        job.quantization.double_quant,
+        model.model_type not in EXPERTS_IN_ONE_TENSOR,
+        not job.run.save_only_model,
+        settings,
+    )
+    if sharded:
+        files = _fully_sharded(job, files, tensors.parameters, parameters)
+    elif is_by_zero(job):
+        files = _by_zero(job, files, as_zero(job, parameters))
+    return parameters, files
+
+
+def _fully_sharded(job: Job, files: Files, loaded: Sequence[Parameter], parameters: Sequence[Parameter]) -> Files:
+    """As fsdp_files.py has it: all but what is on the card."""
+    ranks, states = sharing_ranks(job), () if job.run.save_only_model else files.states
+    weights, others = fsdp_disk_bytes(job, parameters, files.optimizer_bytes, ranks)
+    return files._replace(
+        loading=fsdp_loading(files.loading, loaded, parameters),
+        others_loading_bytes=others_loading_bytes(job, files.loading, loaded, parameters),
+        saving=fsdp_saving(job, files.saving, parameters, states, ranks),
+        resuming=fsdp_resuming(job, files.resuming, parameters, states, ranks),
+        weights_bytes=weights or files.weights_bytes,
+        optimizer_bytes=others,
+        writers=ranks if writes_parts(job) else 1,
     )
 
 
-def _by_zero(told: Outside, job: Job, parameters: Sequence[Parameter]) -> Outside:
+_saved_bytes = lru_cache(maxsize=32)(lambda parameters: safetensors_bytes(saved_parameters(parameters)))
+
+
+def _by_zero(job: Job, files: Files, parameters: tuple[Parameter, ...]) -> Files:
     """Files and host memory as DeepSpeed has them."""
     ranks = sharing_ranks(job)
-    more = partitioned_bytes(job, parameters) + again_bytes(job, parameters)
-    weights = safetensors_bytes(saved_parameters(parameters))
-    return replace(
-        told,
+    more = 0 if job.run.save_only_model else partitioned_bytes(job, parameters) + again_bytes(job, parameters)
+    return files._replace(
         saving=zero_saving(job, parameters, ranks),
         resuming=zero_resuming(job, parameters, ranks),
-        disk=replace(told.disk, weights_bytes=weights, optimizer_bytes=more),
+        weights_bytes=_saved_bytes(parameters),
+        optimizer_bytes=more,
     )
 
 
@@ -221,111 +269,6 @@ OTHER_FILES = frozenset({"litgpt", "torchtune", "torchtitan", "megatron", "nemo"
 """Stacks with checkpoints of their own; the others load and save as transformers does."""
 EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
-
-
-class Tensors(NamedTuple):
-    parameters: tuple[Parameter, ...]
-    buffers: tuple[int, ...]
-    """Bytes of each."""
-
-
-UNDECISIVE = frozenset(
-    (
-        *("id", "seq_len", "lengths", "micro_batch", "grad_accum", "optimizer", "max_grad_norm", "allocator"),
-        *("data", "run", "hardware", "parallel"),
-    )
-)
-"""Fields that change no tensor of a model; its tables of positions have room for the longest row (`with_room`)."""
-
-
-def _decisive(job: Job) -> tuple[tuple[str, Any], ...]:
-    names = (each.name for each in fields(job))
-    return tuple((name, getattr(job, name)) for name in names if name not in UNDECISIVE)
-
-
-@lru_cache(maxsize=32)
-def _known_tensors(decisive: tuple[tuple[str, Any], ...], config: str) -> Tensors:
-    """Many jobs have the same, and a prediction asks twice: how long loading and saving take, and what they need."""
-    return tensors_on_paper(Job(**dict(decisive), seq_len=1), json.loads(config))
-
-
-def _with_room(model: ModelConfig, longest: int) -> str:
-    from tunecast.tape.build.stacks.transformers import with_room
-
-    raw = model.raw
-    roomy = with_room(raw, longest)
-    return model.raw_json if roomy == raw else json.dumps(roomy, sort_keys=True)
-
-
-def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
-    """Names, shapes and dtypes of the model that trains, as the closed form builds it.
-
-    It is built unquantised, for a packed weight has lost its shape; then every linear layer but the head is packed. And
-    it is built with the layers that stand for all, where there are such: the others are like them but for their names.
-    """
-    from tunecast.tape.build.adapters import insert_adapters
-    from tunecast.tape.build.gptq import packed_bytes
-    from tunecast.tape.build.modules import Buffer, Linear
-    from tunecast.tape.build.short import repeating, stand_in
-    from tunecast.tape.build.stacks import transformers
-    from tunecast.tape.build.tensor import DTYPES, Machine
-    from tunecast.tape.card import Card
-    from tunecast.tape.shorten import with_layers
-
-    packed_as = job.quantization.format
-    adapted = job.method != "full"
-    plain = replace(job, method="lora" if adapted else "full", quantization=Quantization(), kernels=())
-    rhythm = repeating(transformers.model, config)
-    few = config if rhythm is None else with_layers(config, rhythm.small)
-    model = transformers.load(plain, few, Machine(Card(), DTYPES[job.weights_dtype], job.attention))
-    head = model.output_embedding()
-    linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head}
-    packed = linear if packed_as is not None else set()
-    if adapted:
-        insert_adapters(plain, model)
-    made: dict[int, Parameter | int] = {}
-    paths = [layer.path for layer in model.layers()]
-    layer_of = {id(part): number for number, layer in enumerate(model.layers()) for part in layer.modules()}
-    before: list[Parameter | int] = []
-    layers: list[list[Parameter | int]] = [[] for _ in paths]
-    after: list[Parameter | int] = []
-    upcast = packed_as not in (None, "gptq") and job.quantization.prepare_kbit
-    for module in model.modules():
-        number = layer_of.get(id(module))
-        place = layers[number] if number is not None else after if any(layers) else before
-        for name, tensor in module.own.items():
-            if id(tensor) in made:
-                continue
-            if isinstance(tensor, Buffer):
-                made[id(tensor)] = tensor.nbytes
-                place.append(tensor.nbytes)
-                continue
-            path = f"base_model.model.{module.path}.{name}" if adapted else f"{module.path}.{name}"
-            p = Parameter(path, tensor.shape, tensor.dtype.name, not adapted)
-            if id(tensor) in packed and packed_as == "gptq":  # the file has it packed; counted in 16-bit elements
-                p = p._replace(shape=(packed_bytes(*tensor.shape) // 2,))
-            elif id(tensor) in packed and packed_as is not None:
-                p = p._replace(dtype=packed_as)
-            elif p.is_adapter:
-                p = p._replace(trainable=True, dtype="float32" if packed_as == "int8" else p.dtype)
-            elif upcast:
-                p = p._replace(dtype="float32")
-            made[id(tensor)] = p
-            place.append(p)
-    if rhythm is not None:
-        likes = [(layer, stand_in(rhythm, layer)) for layer in range(rhythm.total)]
-        layers = [_renamed(layers[like], paths[like], layer) for layer, like in likes]
-    every = [*before, *(each for layer in layers for each in layer), *after]
-    return Tensors(
-        tuple(each for each in every if isinstance(each, Parameter)),
-        tuple(each for each in every if isinstance(each, int)),
-    )
-
-
-def _renamed(of: Iterable[Parameter | int], path: str, layer: int) -> list[Parameter | int]:
-    """The tensors of a layer as those of another."""
-    old, new = f"{path}.", f"{path.rpartition('.')[0]}.{layer}."
-    return [each._replace(name=each.name.replace(old, new, 1)) if isinstance(each, Parameter) else each for each in of]
 
 
 def outside(
@@ -351,7 +294,6 @@ def outside(
     apart and transformers merges them (Mixtral, Qwen MoE, DeepSeek; not gpt-oss, nor Llama 4).
     """
     settings = settings or AllocatorSettings(expandable_segments=job.allocator == "expandable_segments")
-    double_quant = job.quantization.double_quant
     files = _files(
         tuple(parameters),
         tuple(buffers),
@@ -359,10 +301,40 @@ def outside(
         job.weights_dtype,
         file_dtype,
         device_map,
-        double_quant,
+        job.quantization.double_quant,
         merged_experts,
+        not job.run.save_only_model,
         settings,
     )
+    return _around(
+        job,
+        parameters,
+        files,
+        memory,
+        settings=settings,
+        capability=capability,
+        eval_batch=eval_batch,
+        save_steps=save_steps,
+        save_total_limit=save_total_limit,
+        keeps_best=keeps_best,
+        steps=steps,
+    )
+
+
+def _around(
+    job: Job,
+    parameters: Sequence[Parameter],
+    files: Files,
+    memory: Memory | None,
+    *,
+    settings: AllocatorSettings,
+    capability: tuple[int, int],
+    eval_batch: int | None = None,
+    save_steps: int | None = None,
+    save_total_limit: int | None = None,
+    keeps_best: bool = False,
+    steps: int | None = None,
+) -> Outside:
     return Outside(
         loading=files.loading,
         saving=files.saving,
@@ -374,6 +346,8 @@ def outside(
             save_steps=save_steps or job.run.save_steps,
             save_total_limit=save_total_limit or job.run.save_total_limit,
             keeps_best=keeps_best,
+            small_bytes=SMALL_FILES_OF_MODEL_BYTES if job.run.save_only_model else SMALL_FILES_BYTES,
+            writers=files.writers,
         ),
         evaluation=evaluation(
             job,
@@ -386,8 +360,12 @@ def outside(
             capability=capability,
         ),
         resuming=files.resuming,
-        process_bytes=HOST_PROCESS_BYTES + (HOST_BITSANDBYTES_BYTES if uses_bitsandbytes(job) else 0),
+        process_bytes=_process_bytes(job),
     )
+
+
+def _process_bytes(job: Job) -> int:
+    return HOST_PROCESS_BYTES + (HOST_BITSANDBYTES_BYTES if uses_bitsandbytes(job) else 0)
 
 
 class Files(NamedTuple):
@@ -401,6 +379,9 @@ class Files(NamedTuple):
     optimizer_bytes: int
     model_bytes: int
     """As loaded, with what the loader's blocks have to spare, and as changed since: adapters, prepare_kbit."""
+    others_loading_bytes: int | None = None
+    """Of the host, for each rank but the first; None: the same."""
+    writers: int = 1
 
 
 @lru_cache(maxsize=32)
@@ -413,9 +394,11 @@ def _files(
     device_map: bool,
     double_quant: bool,
     merged_experts: bool,
+    saves_optimizer: bool,
     settings: AllocatorSettings,
 ) -> Files:
     states = tuple(optimizer_states(optimizer, parameters))
+    saved = states if saves_optimizer else ()
     base = as_loaded(dtype, parameters)
     loads = loading(
         base,
@@ -430,10 +413,10 @@ def _files(
     return Files(
         states,
         loads,
-        saving(parameters, states, merged_experts=merged_experts, double_quant=double_quant),
-        resuming(optimizer, parameters, states, double_quant=double_quant),
+        saving(parameters, saved, merged_experts=merged_experts, double_quant=double_quant),
+        resuming(optimizer if saves_optimizer else None, parameters, saved, double_quant=double_quant),
         safetensors_bytes(saved_parameters(parameters)),
-        optimizer_file_bytes(states),
+        optimizer_file_bytes(saved) if saves_optimizer else 0,
         loads.model_bytes + held_bytes(parameters, double_quant) - held_bytes(base, double_quant),
     )
 

@@ -368,6 +368,6 @@ def card_warnings(held: OnCard) -> list[str]:
         )
     return [
         *others,
-        f"no run on the {held.gpu.name} was measured: its CUDA context is taken to be the H200's "
+        f"the CUDA context of the {held.gpu.name} was not measured: taken to be the H200's "
         f"({gib(held.context.nbytes)}; cards hold {gib(held.context.low_bytes)} to {gib(held.context.high_bytes)})",
     ]

@@ -138,7 +138,11 @@ def _is_plain(settings: AllocatorSettings) -> bool:
 
 def played_at_once(settings: AllocatorSettings) -> bool:
     """Whether the C code plays it."""
-    return native_run is not None and settings.max_split_size_bytes is None and _is_plain(settings)
+    return native_run is not None and not (
+        settings.max_split_size_bytes is not None
+        or settings.garbage_collection_threshold
+        or settings.roundup_power2_divisions
+    )
 
 
 RowsInC: TypeAlias = "tuple[array[int], array[int], array[int], int, array[int], array[int]]"
@@ -229,7 +233,7 @@ class _Run:
         try:
             told = native_run(
                 *in_c(self.rows), allocator.limit_bytes, self.settings.oldest_segment_first,
-                self.settings.large_segment_bytes,
+                self.settings.large_segment_bytes, self.settings.range_bytes, allocator.physical_bytes,
             )  # fmt: skip
         except OverflowError:
             return False

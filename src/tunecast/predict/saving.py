@@ -51,6 +51,8 @@ class Disk:
     """Checkpoints that stay."""
     most: int | None
     """Checkpoints there at once: the new one is written before the oldest goes."""
+    writers: int = 1
+    """Processes that write a checkpoint beside each other, each its part."""
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -137,6 +139,8 @@ def disk_of(
     save_steps: int = SAVE_STEPS,
     save_total_limit: int | None = None,
     keeps_best: bool = False,
+    small_bytes: int = SMALL_FILES_BYTES,
+    writers: int = 1,
 ) -> Disk:
     """The same of files whose sizes are known."""
     if saves is None and steps is not None:
@@ -151,10 +155,11 @@ def disk_of(
     return Disk(
         weights_bytes=weights_bytes,
         optimizer_bytes=optimizer_bytes,
-        small_bytes=SMALL_FILES_BYTES,
+        small_bytes=small_bytes,
         saves=saves,
         kept=kept,
         most=most,
+        writers=writers,
     )
 
 
@@ -171,9 +176,9 @@ def saves_of(job: Job) -> int | None:
 
 
 def resuming(
-    optimizer: str, parameters: Sequence[Parameter], states: Sequence[State], *, double_quant: bool = False
+    optimizer: str | None, parameters: Sequence[Parameter], states: Sequence[State], *, double_quant: bool = False
 ) -> Resuming:
-    """Trainer.train(resume_from_checkpoint=...), on one card.
+    """Trainer.train(resume_from_checkpoint=...), on one card. Without an optimizer none was saved (`save_only_model`).
 
     Weights  A full model's file is mapped and copied into the model in place; adapters are read to the card first
              (load_peft_weights: infer_device) and then copied, beside the model's state_dict (`_state_dict_bytes`).
@@ -183,9 +188,9 @@ def resuming(
     """
     saved = saved_parameters(parameters)
     adapters = any(p.is_adapter for p in parameters)
-    kept = STATES.get(optimizer)
+    kept = STATES.get(optimizer or "")
     copies = 2 if kept is not None and kept.width_bytes is not None else 1
-    books = code_book_bytes(optimizer, parameters)
+    books = code_book_bytes(optimizer or "", parameters)
     read = sum(rounded_bytes(p.elements * WIDTHS[p.dtype]) for p in saved)
     return Resuming(
         host_bytes=copies * (sum(s.nbytes for s in states) + books),

@@ -216,6 +216,19 @@ def _sync_each_batch(job: Job) -> str | None:
     return None
 
 
+def _meta_init(job: Job) -> str | None:
+    """Who makes a model without memory needs somebody to send weights: `fsdp2_load_full_state_dict`."""
+    parts = job.parallel
+    if not parts.meta_init:
+        return None
+    if not is_sharded(job) or has_flat_parameters(job) or not parts.cpu_ram_efficient_loading:
+        got = f"got true with parallel.data {parts.data}, where nobody sends weights to ranks that have none"
+        return f"{got}; allowed: with fsdp or hsdp (fsdp_version 2) and cpu_ram_efficient_loading: true"
+    if job.quantization.format is not None:
+        return "got true with quantised weights, which every rank loads itself; allowed: false"
+    return None
+
+
 RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _cards,
     "parallel.data": _data,
@@ -224,6 +237,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.offload": _offload,
     "parallel.reduce_dtype": _reduce_dtype,
     "parallel.sync_each_batch": _sync_each_batch,
+    "parallel.meta_init": _meta_init,
     "optimizer": _optimizer,
     "optimizer_in_backward": _in_backward,
     "compile": _compile,

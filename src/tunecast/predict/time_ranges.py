@@ -8,7 +8,8 @@ of its model. Two things make a step uncertain in their own way: a card does wha
     several cards     links, and ranks that wait for each other, come on top; by kind (`kinds_of`), since what is
                       uncertain differs: whose code it is, products in 8 or 4 bits with their casts and scales, and
                       short steps, of which a straggler or a late batch takes a larger share
-    unseen            any other card: only its data sheet is known
+    unseen            any other card: only its data sheet is known; and what is not validated on a known one
+                      (`evidence.py`): a stack, a method or a precision that nobody timed
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from tunecast.predict.spreading import THROUGH_ACCELERATE
+from tunecast.predict.evidence import FAMILIES, FEWEST, evidence_for
 from tunecast.predict.time_table import BANDS
 from tunecast.records import replace
 
@@ -38,12 +39,6 @@ WAITS = 0.1
 LEAST = 0.09
 """On either side, of a card alone that others timed: three models in all, and with the A100's own left out of every
 constant half of its published steps are more than 9 % off (benchmarks/results/time_left_out.json)."""
-FAMILIES: Mapping[str, str] = {
-    **dict.fromkeys(THROUGH_ACCELERATE, "accelerate"),
-    **dict.fromkeys(("megatron", "nemo"), "megatron"),
-    **{name: name for name in ("torchtitan", "llm-foundry")},
-}
-"""Stacks whose steps on several cards others published, by whose code spreads them."""
 SHORT_S = 1.0
 """Of an optimizer step of several cards: below it what comes once a step counts (a straggler, the batch, the last
 reduction), which published steps show as half of them being more than 12 % longer than predicted."""
@@ -89,23 +84,36 @@ def band_of(gpu_name: str, waits: str, several: bool = False, kinds: tuple[str, 
     known = gpu_name in PUBLISHED | MEASURED
     tried = kinds if several and kinds and waits == CARD else (waits,)
     values = next((BANDS[where, kind] for kind in tried if (where, kind) in BANDS), None)
-    found = Band(UNSEEN, UNSEEN) if values is None or not known else Band(*values)
-    least = 0.0 if several else LEAST
+    found = Band(UNSEEN, UNSEEN) if values is None else Band(*values)
+    least = UNSEEN if not known else 0.0 if several else LEAST
     return found._replace(below=max(found.below, measured.below, least), above=max(found.above, measured.above, least))
 
 
-def range_of(step: StepTime, gpu_name: str, several: bool = False, kinds: tuple[str, ...] = ()) -> tuple[float, float]:
-    """The 80 % range of a step's seconds."""
+def range_of(
+    step: StepTime, gpu_name: str, several: bool = False, kinds: tuple[str, ...] = (), least: float = 0.0
+) -> tuple[float, float]:
+    """The 80 % range of a step's seconds, at least so wide to either side."""
     band = band_of(gpu_name, HOST if waits_for_host(step) else CARD, several, kinds)
-    return step.step_s * (1 - band.below), step.step_s * (1 + band.above)
+    return step.step_s * (1 - max(least, band.below)), step.step_s * (1 + max(least, band.above))
+
+
+def least_of(job: Job, gpu_name: str, several: bool) -> float:
+    """What such a range is on either side at least: the measured card was timed with one family of stacks, and what
+    nobody timed at all is as uncertain as a card nobody timed."""
+    found = evidence_for(gpu_name, job.stack, job.method, several, low_precision=job.matmul_dtype is not None)
+    if not found.validated:
+        return UNSEEN
+    return 0.0 if several or found.time_runs >= FEWEST else LEAST
 
 
 def ranged(times: Mapping[Key, StepTime], job: Job, gpu_name: str, several: bool) -> Mapping[Key, StepTime]:
     """Steps of a job with the ranges of its kind."""
-    if not several:
+    least = least_of(job, gpu_name, several)
+    if not several and not least:
         return times
     made = {}
     for key, step in times.items():
-        low_s, high_s = range_of(step, gpu_name, True, kinds_of(job.stack, job.matmul_dtype is not None, step.step_s))
+        kinds = kinds_of(job.stack, job.matmul_dtype is not None, step.step_s) if several else ()
+        low_s, high_s = range_of(step, gpu_name, several, kinds, least)
         made[key] = replace(step, low_s=low_s, high_s=high_s)
     return made

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
 from tunecast.predict.by_length import ByLength, mean_step_s
+from tunecast.predict.fsdp_files import writes_parts
 from tunecast.predict.host import DEFAULT_HOST, Host
 from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
 from tunecast.predict.preparation import TOKENS_PER_S, preparation_s
@@ -196,8 +197,9 @@ def whole_job(
         if job.hardware.download_bytes_per_s is not None:
             spans["download"] = _download(outside.loading.host_mapped_bytes, job)
         spans["load"] = _load(job, outside)
-        spans["checkpoints"] = _saved(outside.disk.checkpoint_bytes, job, checkpoints)
-        spans["final_save"] = _saved(outside.disk.weights_bytes, job, 1)
+        spans["checkpoints"] = _saved(outside.disk.checkpoint_bytes, job, checkpoints, outside.disk.writers)
+        if not writes_parts(job):  # else save_model writes nothing, and the last checkpoint is the result
+            spans["final_save"] = _saved(outside.disk.weights_bytes, job, 1)
     if evaluations and job.data.eval_samples is None:
         missing.append("evaluation: data.eval_samples is not given")
     elif evaluations and evaluation_s is not None:
@@ -304,9 +306,12 @@ def _load(job: Job, outside: Outside) -> Spread:
     return Spread(seconds, 0.7 * seconds, max(1.5 * seconds, cold))
 
 
-def _saved(nbytes: int, job: Job, times: int) -> Spread:
-    disk = job.hardware.disk_bytes_per_s
-    likely, slow, fast = (times * (SAVE_START_S + nbytes / min(rate, disk or rate)) for rate in SAVE_BYTES_PER_S)
+def _saved(nbytes: int, job: Job, times: int, writers: int = 1) -> Spread:
+    """Each writer as fast as one alone, as long as its machine's disk is."""
+    machines = min(writers, job.hardware.nodes)
+    disk = None if job.hardware.disk_bytes_per_s is None else machines * job.hardware.disk_bytes_per_s
+    rates = [writers * rate for rate in SAVE_BYTES_PER_S]
+    likely, slow, fast = (times * (SAVE_START_S + nbytes / min(rate, disk or rate)) for rate in rates)
     return Spread(likely, min(likely, fast), max(likely, slow))
 
 

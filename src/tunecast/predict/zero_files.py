@@ -17,6 +17,7 @@ Ignored  names, shapes and configuration: 4 to 17 kB a file; parts padded to a m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from tunecast.job.job import Job
 from tunecast.predict.checkpoint import (
@@ -51,8 +52,14 @@ def as_zero(job: Job, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
 
 def partitioned_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
     """Masters and state in float32, of all ranks together."""
+    return _partitioned_bytes(job.optimizer, tuple(parameters))
+
+
+@lru_cache(maxsize=32)
+def _partitioned_bytes(optimizer: str, parameters: tuple[Parameter, ...]) -> int:
+    """Asked of one model for every number of ranks."""
     trained = [p._replace(dtype="float32") for p in parameters if p.trainable]
-    return weights_bytes(trained) + sum(state.nbytes for state in optimizer_states(job.optimizer, trained))
+    return weights_bytes(trained) + sum(state.nbytes for state in optimizer_states(optimizer, trained))
 
 
 def again_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
@@ -65,7 +72,8 @@ def zero_saving(job: Job, parameters: Sequence[Parameter], ranks: int) -> Saving
     with adapters (exclude_frozen_parameters); later a part of the masters.
     Ignored  on the card: under ZeRO 3 a module's own weights, gathered one module after the other."""
     held = saved_parameters(parameters) if job.parallel.data == "zero3" else parameters
-    masters = FLOAT32_BYTES * sum(p.elements for p in parameters if p.trainable) // ranks
+    trained = [] if job.run.save_only_model else [p for p in parameters if p.trainable]
+    masters = FLOAT32_BYTES * sum(p.elements for p in trained) // ranks
     return Saving(host_bytes=max(sum(map(_held_bytes, held)), masters), card_bytes=0)
 
 
@@ -76,6 +84,8 @@ def _held_bytes(p: Parameter) -> int:
 
 def zero_resuming(job: Job, parameters: Sequence[Parameter], ranks: int) -> Resuming:
     """Every rank reads its own part, and under ZeRO 1 and 2 all of the weights, into memory of its own."""
+    if job.run.save_only_model:
+        return Resuming(host_bytes=0, host_mapped_bytes=0, card_bytes=0, card_lasting_bytes=0)
     return Resuming(
         host_bytes=partitioned_bytes(job, parameters) // ranks + again_bytes(job, parameters),
         host_mapped_bytes=0,

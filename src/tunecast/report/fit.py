@@ -37,6 +37,7 @@ def fit_dict(found: Fit, patch: str | None) -> dict[str, Any]:
         "forced": found.forced,
         "chosen": None if found.chosen is None else _solution_dict(found.chosen, found.before),
         "others": [_solution_dict(each, found.before) for each in found.others],
+        "quicker": [_solution_dict(each, found.before) for each in found.quicker],
         "offered": [_solution_dict(each, found.before) for each in found.offered],
         "would_do": None if found.wanting is None else _wanting_dict(found.wanting),
         "patch": patch,
@@ -109,6 +110,9 @@ def fit_text(found: Fit, title: str, how_to: str, terminal: Terminal = DEFAULT) 
     if found.others:
         lines = _table([(in_yaml(each.overrides), _whole(each)) for each in found.others], terminal)
         parts.append("\n".join([terminal.paint("Enough as well", "bold"), *lines]))
+    if found.quicker:
+        rows = [(in_yaml(each.overrides), f"{_whole(each)}; {HARM[each.harm]}") for each in found.quicker]
+        parts.append("\n".join([terminal.paint("Faster, with more changes", "bold"), *_table(rows, terminal)]))
     if found.offered:
         head = f"{HARM[Harm.OTHER].capitalize()}, each by itself; not needed (--allow lets it be chosen)"
         parts.append("\n".join([terminal.paint(head, "bold"), *_offers(found, terminal)]))

@@ -5,20 +5,29 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 from datetime import date
+from types import MappingProxyType
 from typing import Any
 
 from tunecast.offers.asked import inside
+from tunecast.offers.availability import Availability
 from tunecast.offers.cost import break_even_hours
 from tunecast.offers.jurisdiction import area, exposure, in_eu, told
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, ON_DEMAND, OWNED, RESERVED, STALE_DAYS, Offer, age
-from tunecast.offers.provider import Provider
+from tunecast.offers.provider import Provider, tenancy
 from tunecast.offers.update import Outcome, Updated
 from tunecast.report.columns import columns
 from tunecast.report.text import DEFAULT, Terminal
-from tunecast.units import GIB, percent
+from tunecast.units import GB, GIB, percent
 
-OLD, UNPROVEN = "!", "?"
+OLD, UNPROVEN, ASSUMED, OUTLIER = "!", "?", "~", "*"
+NOT_KNOWN = "not known"
+KNOWN = {"yes": "yes", "no": "no", "unknown": NOT_KNOWN}
+TENANCY_TOLD = {
+    "dedicated": "the host is yours alone",
+    "shared": "the host is shared with others",
+    "": NOT_KNOWN,
+}
 _PLACES = 4
 """Countries a line names before it counts the rest."""
 
@@ -32,6 +41,8 @@ def offer_table(
     more: int = 0,
     eur: bool = False,
     vat_fraction: float = 0.0,
+    outliers: Mapping[Offer, str] = MappingProxyType({}),
+    free: Mapping[Offer, Availability] | None = None,
 ) -> str:
     """A line an offer, the cheapest card-hour first as they come; `more` were left off."""
     money = "EUR" if eur else "USD"
@@ -40,34 +51,47 @@ def offer_table(
         ("", "", "", f"{money}/h", f"{money}/h", "", "", ""),
         ("machine", "provider", "kind", "a card", "machine", "where", "US law", "age"),
     )
-    rows = [*head, *(_row(offer, unit, today) for offer in offers)]
-    lines = columns(rows, left=(0, 1, 2, 5, 6))
+    rows = [*head, *(_row(offer, unit, today, offer in outliers) for offer in offers)]
+    if free is not None:
+        answers = ["", "free?", *(free[offer].answer for offer in offers)]
+        rows = [(*row, answer) for row, answer in zip(rows, answers, strict=True)]
+    lines = columns(rows, left=(0, 1, 2, 5, 6, 8))
     lines[:2] = [terminal.paint(line, "dim") for line in lines[:2]]
     notes = _notes(offers, rate if eur else None, today, more, vat_fraction)
+    if any(offer in outliers for offer in offers):
+        notes.append(f"{OUTLIER} far below its own price on demand, or its peers': do not count on it.")
     return terminal.plain("\n".join([*lines, "", *_wrapped(notes, terminal)])) + "\n"
 
 
-def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, terminal: Terminal = DEFAULT) -> str:
+def offer_page(
+    offer: Offer,
+    of: Provider,
+    where: str,
+    rate: Rate,
+    today: date,
+    terminal: Terminal = DEFAULT,
+    *,
+    outlier: str = "",
+    free: Availability | None = None,
+) -> str:
     """All that is known of one offer and of who rents it out, with what no source confirms."""
-    node = offer.node
     rows = (
         ("machine", f"{offer.gpus} x {offer.gpu}{f', {offer.instance}' if offer.instance else ''}"),
         ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) an hour, {offer.kind}"),
+        ("free?", "" if free is None else free_told(free)),
+        ("outlier", outlier and f"{outlier}: do not count on it"),
         ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid for whether used or not"),
         ("where", where_told(offer, 100)),
-        ("in the EU", {"yes": "yes", "no": "no", "unknown": "not known"}[in_eu(offer)]),
-        ("host", _host(offer)),
-        ("inside", inside(offer).name if offer.gpus > 1 else ""),
-        (
-            "between",
-            "" if node is None or node.fabric is None else f"{node.inter_node_gbit_per_s:g} Gb/s, {node.fabric}",
-        ),
-        ("several", "cannot be joined" if offer.max_nodes == 1 else ""),
-        ("company", ", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part)),
+        ("places", of.places),
+        ("in the EU", KNOWN[in_eu(offer)]),
+        ("assumed", offer.assumed),
+        *conditions(offer),
+        ("company", company(of)),
+        ("parent", of.parent),
         ("law", told(of) + (f"; sold by {offer.via}" if offer.via else "")),
         ("billing", billing_told(of, offer)),
-        ("egress", "not known" if of.egress_usd_per_gb is None else f"{of.egress_usd_per_gb:g} USD a GB"),
-        ("certificates", ", ".join(of.certificates)),
+        ("egress", egress_told(of)),
+        ("certificates", certificates_told(of)),
         ("notes", of.notes),
         ("not verified", ", ".join(of.unverified)),
         ("seen", f"{offer.dated}, {age(offer.age_days(today))} ago{', old' if offer.is_stale(today) else ''}"),
@@ -81,7 +105,53 @@ def offer_page(offer: Offer, of: Provider, where: str, rate: Rate, today: date, 
     return terminal.plain("\n".join([title, *lines, "", *_wrapped([NOT_AVAILABILITY], terminal)])) + "\n"
 
 
-def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[str, Any]:
+def offer_line(offer: Offer) -> str:
+    """`2 x rtx-4090 at lab, owned, 0.52 USD an hour, FR`."""
+    term = f" for {offer.term_hours:g} h" if offer.term_hours is not None else ""
+    where = f", {where_told(offer, _PLACES)}" if offer.regions else ""
+    price = f"{offer.kind}{term}, {offer.usd_per_hour:.4g} USD an hour"
+    return f"{offer.gpus} x {offer.gpu} at {offer.provider}, {price}{where}"
+
+
+def conditions(offer: Offer) -> list[tuple[str, str]]:
+    """What the machine is like beyond its cards: name and figure, "not known" where nobody says."""
+    node = offer.node
+    link = NOT_KNOWN if node is None or node.fabric is None else f"{node.inter_node_gbit_per_s:g} Gb/s, {node.fabric}"
+    return [
+        ("host", _host(offer)),
+        ("disk", NOT_KNOWN if offer.disk_bytes is None else f"{offer.disk_bytes / GB:,.0f} GB at this price"),
+        ("tenancy", TENANCY_TOLD[tenancy(offer)]),
+        ("inside", inside(offer).name if offer.gpus > 1 else ""),
+        ("between", "cannot be joined with others" if offer.max_nodes == 1 else link),
+    ]
+
+
+def company(of: Provider) -> str:
+    return ", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part) or NOT_KNOWN
+
+
+def certificates_told(of: Provider) -> str:
+    named = ", ".join(of.certificates)
+    return NOT_KNOWN if not named else named if of.verified_certificates else f"{named}: no source at hand confirms it"
+
+
+def egress_told(of: Provider) -> str:
+    if of.egress_usd_per_gb is None:
+        return NOT_KNOWN
+    free = f", the first {of.egress_free_gb:,.0f} GB a month free" if of.egress_free_gb else ""
+    return f"{of.egress_usd_per_gb:g} USD a GB{free}"
+
+
+def free_told(free: Availability) -> str:
+    """`free now, from 2.31 USD an hour (2026-11-16 09:30 UTC, https://…)`."""
+    price = "" if free.usd_per_hour is None else f", from {free.usd_per_hour:.4g} USD an hour"
+    at = "" if free.asked_at is None else f"{free.asked_at:%Y-%m-%d %H:%M} UTC, "
+    return f"{free.answer}{price} ({at}{free.source})"
+
+
+def offer_dict(
+    offer: Offer, today: date, sources: Mapping[str, str], outlier: str = "", free: Availability | None = None
+) -> dict[str, Any]:
     """For programs; null for what is not known."""
     node = offer.node
     return {
@@ -103,12 +173,27 @@ def offer_dict(offer: Offer, today: date, sources: Mapping[str, str]) -> dict[st
         "interconnect": inside(offer).name if offer.gpus > 1 else None,
         "fabric": None if node is None else node.fabric,
         "inter_node_gbit_per_s": None if node is None else node.inter_node_gbit_per_s,
+        "disk_bytes": offer.disk_bytes,
+        "tenancy": tenancy(offer) or None,
+        "assumed": offer.assumed or None,
+        "outlier": outlier or None,
+        "availability": None if free is None else _free_dict(free),
         "max_nodes": offer.max_nodes,
         "via": offer.via or None,
         "dated": offer.dated.isoformat(),
         "age_days": offer.age_days(today),
         "stale": offer.is_stale(today),
         "source": sources.get(offer.source, offer.source),
+    }
+
+
+def _free_dict(free: Availability) -> dict[str, Any]:
+    asked_at = None if free.asked_at is None else free.asked_at.isoformat(timespec="seconds")
+    return {
+        "answer": free.answer,
+        "asked_at": asked_at,
+        "source": free.source or None,
+        "usd_per_hour": free.usd_per_hour,
     }
 
 
@@ -141,17 +226,20 @@ def update_text(updated: Updated, terminal: Terminal = DEFAULT) -> str:
 
 def _outcome(each: Outcome) -> tuple[str, str, str, str]:
     kept = "" if each.why else str(each.offers)
-    why = f"kept as it was: {each.why}" if each.why else f"{each.dropped} prices left out" if each.dropped else ""
-    return each.source, kept, str(each.before), why
+    far_off = f", {each.far_off} of them far off the others" if each.far_off else ""
+    left_out = f"{each.dropped} prices left out{far_off}" if each.dropped else ""
+    return each.source, kept, str(each.before), f"kept as it was: {each.why}" if each.why else left_out
 
 
-def _row(offer: Offer, unit: float, today: date) -> tuple[str, ...]:
+def _row(offer: Offer, unit: float, today: date, outlier: bool) -> tuple[str, ...]:
     amount = offer.usd_per_hour * unit
     old = OLD if offer.is_stale(today) else ""
     return (
-        f"{offer.gpus} x {offer.gpu}",
+        f"{offer.gpus} x {offer.gpu}{ASSUMED if offer.assumed else ''}",
         offer.provider + (f" ({offer.via})" if offer.via else ""),
-        offer.kind + (f" {offer.term_hours:g} h" if offer.term_hours is not None else ""),
+        offer.kind
+        + (f" {offer.term_hours:g} h" if offer.term_hours is not None else "")
+        + (OUTLIER if outlier else ""),
         f"{amount / offer.gpus:.3f}",
         f"{amount:.2f}",
         where_told(offer, _PLACES),
@@ -172,7 +260,7 @@ LAW = {
 
 def where_told(offer: Offer, most: int) -> str:
     if not offer.regions:
-        return "own" if offer.kind == OWNED else "not known"
+        return "own" if offer.kind == OWNED else NOT_KNOWN
     known = sorted(offer.known_countries, key=lambda country: (area(country) != "EU", area(country) != "EEA", country))
     if not known:
         return f"{', '.join(offer.regions[:most])} (country not known)"
@@ -181,15 +269,15 @@ def where_told(offer: Offer, most: int) -> str:
 
 
 def _host(offer: Offer) -> str:
-    ram = "" if offer.ram_bytes is None else f"{offer.ram_bytes / GIB:g} GiB"
-    return ", ".join(part for part in (f"{offer.vcpus} vCPUs" if offer.vcpus else "", ram) if part)
+    ram = "RAM not known" if offer.ram_bytes is None else f"{offer.ram_bytes / GIB:g} GiB of RAM"
+    return f"{offer.vcpus} vCPUs, {ram}" if offer.vcpus else ram if offer.ram_bytes is not None else NOT_KNOWN
 
 
 def billing_told(of: Provider, offer: Offer) -> str:
     if offer.kind == RESERVED:
         return "the whole term"
     if of.billing_step_s is None:
-        return "not known"
+        return NOT_KNOWN
     least = of.minimum_s(offer.instance)
     return f"by {of.billing_step_s} s" + (f", at least {least} s" if least and least != of.billing_step_s else "")
 
@@ -202,6 +290,7 @@ def _notes(offers: Sequence[Offer], rate: Rate | None, today: date, more: int, v
         notes.append(f"{OLD} older than {STALE_DAYS} days; `tunecast offers update` fetches newer ones.")
     if any(offer.placed == LISTED and offer.regions for offer in offers):
         notes.append(f"{UNPROVEN} the list names every machine in every country: that this one is there is not proven.")
+    notes += [f"{ASSUMED} {text}." for text in dict.fromkeys(offer.assumed for offer in offers) if text]
     if rate is not None:
         notes.append(f"1 EUR = {rate.usd_per_eur:g} USD ({rate.dated}: {rate.source}).")
     return notes

@@ -26,6 +26,8 @@ class Foreseen:
 
     predicted: Predicted
     changes: tuple[Change, ...]
+    same_run: bool | None = None
+    """Whether the log can be of this job; None where it carries no figures."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ def oom_dict(told: Explained) -> dict[str, Any]:
         "short_bytes": short_bytes(told.message),
         "advice": [each._asdict() for each in told.advice],
         "prediction": None if told.foreseen is None else told.foreseen.predicted.prediction.to_dict(),
+        "same_run": None if told.foreseen is None else told.foreseen.same_run,
         "changes": None if told.foreseen is None else [_change_dict(each) for each in told.foreseen.changes],
     }
 
@@ -118,7 +121,8 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
         f"{gib(memory.allocated_bytes)} at the peak, {when(memory.peak_phase, held.at_peak.step)}; completes with "
         f"{gib(said.smallest_capacity_bytes)}, PyTorch could have {gib(said.capacity_bytes)}"
     )
-    lines = _wrapped(verdict, "  ", terminal)
+    lines = _another_run(told, terminal) if foreseen.same_run is False else []
+    lines += _wrapped(verdict, "  ", terminal)
     stop = held.limited.out_of_memory
     if stop is not None:
         before = op_before(held.tape, stop.request)
@@ -136,6 +140,14 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
     return lines
 
 
+def _another_run(told: Explained, terminal: Terminal) -> list[str]:
+    message = told.message
+    request, held = gib(message.requested_bytes or 0), gib(message.allocated_bytes or 0)
+    what = f"the log is of another run: this job never asks for {request} while it holds about {held}"
+    check = "compare model, batch, row lengths and versions; what follows is of the job, not of the log"
+    return _wrapped(f"{what}; {check}", "  ", terminal)
+
+
 def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     """What is allocated at the peak; the rest is the allocator's and the context."""
     return {part: nbytes for part, nbytes in breakdown.items() if part not in ("allocator", "context", "communication")}
@@ -144,11 +156,20 @@ def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
 def _advice_lines(told: Explained, terminal: Terminal) -> list[str]:
     lines: list[str] = []
     for number, each in enumerate(told.advice, start=1):
-        enough = " (enough by itself)" if each.enough else ""
+        enough = _enough(each, told.foreseen)
         lines += _wrapped(f"{each.what}{enough}", f"  {number}. ", terminal)
         changes = told.foreseen.changes if told.foreseen is not None and each.training else ()
         lines += _change_lines(changes) if changes else _wrapped(each.how, "     ", terminal)
     return lines
+
+
+def _enough(advice: Advice, foreseen: Foreseen | None) -> str:
+    if not advice.enough:
+        return ""
+    if advice.enough_for_job is False and foreseen is not None:
+        needs = gib(foreseen.predicted.prediction.smallest_capacity_bytes)
+        return f" (enough for this request, not for the job, which needs {needs})"
+    return " (enough for this request)" if foreseen is not None and not advice.enough_for_job else " (enough by itself)"
 
 
 def _change_lines(changes: Sequence[Change]) -> list[str]:

@@ -39,19 +39,20 @@ def outside_lines(said: Outside, terminal: Terminal = DEFAULT, *, capacity_bytes
 
 
 def _rows(said: Outside) -> list[tuple[str, str, str, str]]:
-    """Host figures with the process itself; what a phase adds to a full card has a plus."""
+    """Host figures with the process itself, of several the first; what a phase adds to a full card has a plus."""
+    host = "host, first process" if _has_several(said) else "host memory"
     loading, saving, resuming = said.loading, said.saving, said.resuming
     loads, saves = said.process_bytes + loading.host_bytes, said.training_process_bytes + saving.host_bytes
     resumes = said.process_bytes + resuming.host_bytes
     if said.in_parts:
         return [
-            ("", "host memory", "mapped file", ""),
+            ("", host, "mapped file", ""),
             ("loading", gib(loads), gib(loading.host_mapped_bytes), ""),
             ("saving", gib(saves), "", ""),
             ("resuming", gib(resumes), gib(resuming.host_mapped_bytes) if resuming.host_mapped_bytes else "", ""),
         ]
     return [
-        ("", "host memory", "mapped file", "on the card"),
+        ("", host, "mapped file", "on the card"),
         ("loading", gib(loads), gib(loading.host_mapped_bytes), gib(loading.card_reserved_bytes)),
         ("saving", gib(saves), "", _more(saving.card_bytes)),
         ("evaluation", gib(said.training_process_bytes), "", gib(said.evaluation.card_allocated_bytes)),
@@ -79,7 +80,15 @@ def _resuming(held: Resuming) -> list[str]:
 def _host(said: Outside) -> str:
     resident = said.host_resident_bytes
     mapped = f", {gib(resident)} with mapped pages, which Linux takes back" if resident > said.host_bytes else ""
-    return f"host memory: {gib(said.host_bytes)} at most{mapped}"
+    most = f"{gib(said.host_bytes)} at most{mapped}"
+    if not _has_several(said):
+        return f"host memory: {most}"
+    return f"host memory: {gib(said.machine_bytes or 0)} of a machine, all its processes together; of the first {most}"
+
+
+def _has_several(said: Outside) -> bool:
+    """Processes on a machine: one alone is the machine's."""
+    return said.machine_bytes is not None and said.machine_bytes > said.host_bytes
 
 
 def _disk(space: Disk) -> str:

@@ -1,4 +1,7 @@
-"""A plan for the terminal: what to rent, the picks, cost against time, every line of the cost, and what it rests on."""
+"""A plan for the terminal: what to rent, the picks, what stands beside them, the cost, and what it rests on.
+
+Short unless `details` are asked for: then also the plot, every line of the bill, sources, refusals and assumptions.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,42 @@ from itertools import zip_longest
 from tunecast.offers.offer import OWNED
 from tunecast.plan.choice import Choice, Plan
 from tunecast.report.columns import columns
-from tunecast.report.plan_plot import Point, plot, points
-from tunecast.report.plan_words import (
-    RANGES,
-    Pick,
+from tunecast.report.plan_arguments import arguments, launcher
+from tunecast.report.plan_notes import (
     Refused,
-    also,
-    amount,
-    amounts,
-    answer,
     assumed,
-    bill,
-    changes,
-    job_told,
-    limits_told,
-    nothing,
-    offer_told,
-    picked_as,
-    picks,
+    beside,
+    conditions,
+    energy,
+    outliers,
     price_age,
     price_notes,
     price_source,
     refusals,
     renters,
+    saved,
+    warned,
+)
+from tunecast.report.plan_plot import Point, plot, points
+from tunecast.report.plan_words import (
+    RANGES,
+    Pick,
+    also,
+    amount,
+    amounts,
+    answer,
+    bill,
+    changes,
+    job_told,
+    limits_told,
+    marks,
+    nothing,
+    offer_told,
+    picks,
     room,
     searched_told,
+    short_bill,
     short_offer,
-    warned,
 )
 from tunecast.report.text import Terminal, bullets, section, wrapped
 from tunecast.report.time import duration, span
@@ -44,51 +56,54 @@ MOST_REFUSED = 8
 """Reasons shown; the page and --json have them all."""
 MOST_HARDWARE = 6
 """Names of hardware one reason lists."""
+MOST_WARNED = 3
+"""Warnings shown without --details."""
 
 
-def text(plan: Plan, *, width: int, colour: bool, unicode: bool = True) -> str:
+def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
     """The whole answer, ending with a newline."""
-    terminal = Terminal(width, colour, unicode)
     chosen = picks(plan)
     parts = [_headline(plan, chosen, terminal)]
     if chosen:
-        first = chosen[0].choice
+        first = chosen[0]
         parts += [
-            _picks(plan, chosen, terminal),
-            _front(plan, terminal),
-            _bill(plan, chosen[0], terminal),
-            _renter(plan, first, terminal),
+            _picks(plan, chosen, terminal, details),
+            _beside(plan, terminal, details),
+            _front(plan, terminal, details=details),
+            _bill(plan, first, terminal, details=details),
+            section("Cheaper still", bullets(saved(plan), terminal), terminal),
+            _renter(plan, first.choice, terminal, details=details),
         ]
     elif plan.pareto:
-        parts.append(_front(plan, terminal))
-    parts += [_refused(plan, terminal), *_notes(plan, [pick.choice for pick in chosen], terminal)]
+        parts.append(_front(plan, terminal, details=details))
+    if details:
+        parts.append(_refused(plan, terminal))
+    parts += _notes(plan, [pick.choice for pick in chosen], terminal, details=details)
     return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
 
 
 def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
     said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
-    if chosen:
-        kept = "".join(f", {limit}" for limit in limits_told(plan))
-        told = f"the {' and '.join(chosen[0].names)} pick{kept}, for {job_told(plan)}"
-        lines += [terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal)]
-    return "\n".join(lines)
+    kept = "".join(f", {limit}" for limit in limits_told(plan))
+    told = f"the {chosen[0].spoken} pick{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
+    return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
 
 
-def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
     """Columns of two or three lines a pick, then what to set and why in full width."""
     for offer_lines in (1, 2):
         cells = [_cells(plan, pick, offer_lines) for pick in chosen]
         rows = [row for each in cells for row in zip_longest(*each, fillvalue="")]
-        head, *rest = columns([("", "rent", "memory of a card", "time", "cost"), *rows], left=range(5))
+        head, *rest = columns([("", "rent", "memory per card", "time", "cost"), *rows], left=range(5))
         if max(map(len, rest)) <= terminal.width:
             break
     else:
-        return _stacked(plan, chosen, terminal)
+        return _stacked(plan, chosen, terminal, details)
     out = [terminal.paint(head, "dim")]
     for pick, each in zip(chosen, cells, strict=True):
         count = max(map(len, each))
-        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, terminal), ""]
+        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, terminal, details), ""]
         rest = rest[count:]
     return "\n".join(out[:-1])
 
@@ -105,7 +120,7 @@ def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
     ]
 
 
-def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
     """For names too long for columns: a line each."""
     lines = []
     for pick in chosen:
@@ -113,80 +128,98 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
         lines.append(terminal.paint(", ".join(names), "bold"))
         for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
             lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
-        lines += [*_told(pick.choice, terminal), ""]
+        lines += [*_told(pick.choice, terminal, details), ""]
     return "\n".join(lines[:-1])
 
 
-def _told(choice: Choice, terminal: Terminal) -> list[str]:
+def _told(choice: Choice, terminal: Terminal, details: bool) -> list[str]:
     changed = changes(choice)
     said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are", choice.why]
+    if details:
+        said += [f"run {launcher(choice)}"] if launcher(choice) else []
+        said += [", ".join(arguments(choice))]
     lines = wrapped(filter(None, said), "    ", terminal)
-    if choice.risk:
-        lines += [terminal.paint(line, "warn") for line in wrapped([f"risk: {choice.risk}"], "    ", terminal)]
+    for mark in filter(None, [choice.risk, None if choice.validated else choice.evidence]):
+        lines += [terminal.paint(line, "warn") for line in wrapped([mark], "    ", terminal)]
     return lines
 
 
-def _front(plan: Plan, terminal: Terminal) -> str:
-    """The plot, and its letters as a table."""
-    drawn = plot(plan, terminal)
-    if not drawn:
-        return ""
+def _beside(plan: Plan, terminal: Terminal, details: bool) -> str:
+    found = beside(plan, details=details)
+    wide = max((len(kind) for kind, _ in found), default=0) + 4
+    lines: list[str] = []
+    for kind, told in found:
+        first, *rest = wrapped([told], " " * wide, terminal)
+        lines += [f"  {kind:<{wide - 2}}{first[wide:]}", *rest]
+    return section("Not picked unless asked for", lines, terminal)
+
+
+def _front(plan: Plan, terminal: Terminal, *, details: bool) -> str:
+    """What there is to choose from as a table, and with details as a plot."""
     front = [point for point in points(plan) if point.mark]
-    others = len(points(plan)) - len(front)
+    if len(front) < 2:
+        return ""
     for shortened in range(4):
         head = ("", "rent", "from", "time", "cost", "")
-        cells = [head, *(_front_row(plan, point, short=shortened > 0) for point in front)]
+        cells = [head, *(_front_row(plan, point, short=shortened > 0, marked=details) for point in front)]
         kept = {2: (0, 1, 2, 3, 4), 3: (0, 1, 3, 4)}.get(shortened, range(6))
         table = columns([[row[index] for index in kept] for row in cells], left=_LEFT[shortened])
         if max(map(len, table)) <= terminal.width:
             break
+    title = "To choose from: no other is both cheaper and faster"
+    rows = [terminal.paint(table[0], "dim"), *table[1:]]
+    if not details:
+        return section(title, rows, terminal)
+    others = len(points(plan)) - len(front)
     dot = "·" if terminal.unicode else "."
     rest = f"; {dot} the best of other hardware that was predicted ({others})" if others else ""
-    legend = f"letters: no other is both cheaper and faster{rest}"
     unit = "EUR" if plan.money.eur else "USD"
-    title = f"Cost ({unit}) against time, both axes logarithmic"
-    lines = [*drawn, "", *wrapped([legend], "  ", terminal), terminal.paint(table[0], "dim"), *table[1:]]
-    return section(title, lines, terminal)
+    legend = f"cost ({unit}) against time, both axes logarithmic; letters as above{rest}"
+    return section(title, [*rows, "", *plot(plan, terminal), "", *wrapped([legend], "  ", terminal)], terminal)
 
 
 _LEFT = ((0, 1, 2, 5), (0, 1, 2, 5), (0, 1, 2), (0, 1))
 """The columns of names, with ever fewer columns."""
 
 
-def _front_row(plan: Plan, point: Point, *, short: bool) -> tuple[str, ...]:
+def _front_row(plan: Plan, point: Point, *, short: bool, marked: bool) -> tuple[str, ...]:
     choice = point.choice
     offer = choice.machine.offer
     return (
-        point.mark,
+        point.mark if marked else "",
         choice.hardware,
         short_offer(offer) if short else offer_told(offer),
         duration(choice.total_s),
         amount(choice.total_usd, plan.money),
-        picked_as(plan, choice),
+        marks(plan, choice),
     )
 
 
-def _bill(plan: Plan, pick: Pick, terminal: Terminal) -> str:
+def _bill(plan: Plan, pick: Pick, terminal: Terminal, *, details: bool) -> str:
     choice, money = pick.choice, plan.money
-    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in bill(choice, money)]
+    billed = bill(choice, money) if details else short_bill(choice, money)
+    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in billed]
     lines = columns(rows, left=(0, 3))
     lines[-1] = terminal.paint(lines[-1], "bold")
     fitted = [
         part for line in lines for part in (wrapped([line], "", terminal) if len(line) > terminal.width else [line])
     ]
-    more = columns(also(choice, money), left=(0, 1))
-    title = f"What the {pick.names[0]} pick costs, line by line{' (EUR)' if money.eur else ''}"
+    used = energy(choice)
+    more = columns([*also(choice, money), *([("energy", used)] if used else [])], left=(0, 1))
+    title = f"What the {pick.names[0]} pick costs{', line by line' if details else ''}{' (EUR)' if money.eur else ''}"
     return section(title, [*fitted, "", *more], terminal)
 
 
-def _renter(plan: Plan, choice: Choice, terminal: Terminal) -> str:
+def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) -> str:
     offer = choice.machine.offer
     if offer.kind == OWNED:
         return ""
-    told = [f"price {price_age(plan, offer)}: {price_source(offer)}"]
+    told = [f"price {price_age(plan, offer)}" + (f": {price_source(offer)}" if details else "")]
     for of in renters(offer):
         doubt = " (no source at hand confirms it)" if of.doubtful else ""
-        told += [f"{of.name}: {of.company}; {of.law}{doubt}", f"source of that and of its terms: {of.source}"]
+        told.append(f"{of.name}: {of.company}; {of.law}{doubt}")
+        told += [f"source of that and of its terms: {of.source}"] if details else []
+    told += conditions(choice)
     return section("Who rents it out", bullets(told, terminal), terminal)
 
 
@@ -206,13 +239,22 @@ def _names(one: Refused) -> str:
     return ", ".join(one.hardware[:MOST_HARDWARE]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal) -> list[str]:
+def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details: bool) -> list[str]:
     first = choices[:1]
-    offers = [one.machine.offer for one in choices]
-    end = [*price_notes(plan, offers), RANGES, f"Searched {searched_told(plan)}"]
+    warnings, odd, taken = warned(plan, first), outliers(plan, all_of_them=details), assumed(plan, first)
+    end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
+    if not details:
+        warnings = _first_of(warnings)
+        taken = [each for each in taken if each.startswith("there is no data")]
+        end.append("--details: the plot, every line of the bill, sources, what is refused and why, what is assumed.")
     return [
-        section("Worth knowing", bullets(plan.notes, terminal), terminal),
-        section("Warnings", bullets(warned(plan, first), terminal), terminal, "warn"),
-        section("Assumed", bullets(assumed(plan, first), terminal), terminal),
+        section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),
+        section("Warnings", bullets(warnings, terminal), terminal, "warn"),
+        section("Assumed", bullets(taken, terminal), terminal),
         "\n".join(wrapped(end, "", terminal)),
     ]
+
+
+def _first_of(told: Sequence[str]) -> list[str]:
+    rest = len(told) - MOST_WARNED
+    return [*told[:MOST_WARNED], *([f"and {rest} more (--details)"] if rest > 0 else [])]

@@ -14,6 +14,19 @@ from tunecast.report.chart import STACK, colour, swatch
 from tunecast.report.html import asset, document
 from tunecast.report.markup import Markup, breakable, joined, lines, tag
 from tunecast.report.offers import LAW
+from tunecast.report.plan_notes import (
+    assumed,
+    beside,
+    energy,
+    outliers,
+    price_age,
+    price_list,
+    price_source,
+    refusals,
+    renters,
+    saved,
+    warned,
+)
 from tunecast.report.plan_svg import pareto_plot
 from tunecast.report.plan_words import (
     RANGES,
@@ -22,26 +35,19 @@ from tunecast.report.plan_words import (
     amount,
     amounts,
     answer,
-    assumed,
     bill,
     changes,
-    first,
     hourly,
     job_told,
     limits_told,
+    marks,
     nothing,
     offer_told,
-    picked_as,
     picks,
-    price_age,
-    price_source,
-    refusals,
-    renters,
     room,
     ruled_out_told,
     searched_told,
     tax,
-    warned,
 )
 from tunecast.report.text import words
 from tunecast.report.time import duration, span
@@ -57,6 +63,7 @@ def page(plan: Plan) -> str:
         _header(plan, chosen),
         _headline(plan, chosen),
         _picks(plan, chosen),
+        _beside(plan),
         _panel("Cost against time", pareto_plot(plan)),
         _memory(plan, seen),
         _bills(plan, chosen),
@@ -71,7 +78,7 @@ def page(plan: Plan) -> str:
 
 def _end(plan: Plan) -> list[str]:
     planned = f"Searched {searched_told(plan)} Planned by tunecast on {plan.today}."
-    return [f"{NOT_AVAILABILITY} {tax(plan.money)}", RANGES, planned]
+    return [text for text in (price_list(plan), f"{NOT_AVAILABILITY} {tax(plan.money)}", RANGES, planned) if text]
 
 
 def _panel(title: str, *inside: str, style: str = "") -> Markup:
@@ -87,7 +94,7 @@ def _distinct(choices: Iterable[Choice]) -> list[Choice]:
 
 def _header(plan: Plan, chosen: Sequence[Pick]) -> Markup:
     said = answer(plan, chosen[0].choice).rpartition(": ")[0] if chosen else nothing(plan)
-    pills = [tag("span", first(plan), class_="pill good")] if chosen else []
+    pills = [tag("span", plan.best_name, class_="pill good")] if chosen else []
     pills += [tag("span", limit, class_="pill plain") for limit in limits_told(plan)]
     return tag("header", tag("h1", said), *pills, tag("p", job_told(plan)))
 
@@ -102,7 +109,7 @@ def _headline(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         ("Cost", amount(choice.total_usd, plan.money), amounts(*choice.usd_range, plan.money)),
         ("Time", duration(choice.total_s), span(*choice.total_range_s)),
         (
-            "Memory of a card",
+            "Memory per card",
             held.used.partition(" of ")[0] + " GiB",
             f"of {gib(choice.capacity_bytes)}: {held.left}{fits}",
         ),
@@ -133,7 +140,7 @@ def _pick(plan: Plan, pick: Pick) -> Markup:
         "article",
         tag(
             "h3",
-            *(tag("span", name, class_="pill good" if name == first(plan) else "pill plain") for name in pick.names),
+            *(tag("span", name, class_="pill good" if name == plan.best_name else "pill plain") for name in pick.names),
         ),
         tag("p", tag("b", breakable(choice.hardware)), tag("small", offer_told(choice.machine.offer))),
         tag(
@@ -150,9 +157,21 @@ def _pick(plan: Plan, pick: Pick) -> Markup:
         tag("small", f"{held.used}, {held.left}"),
         settings,
         tag("p", choice.why, class_="muted") if choice.why else Markup(),
-        tag("p", tag("span", "risk", class_="pill warn"), f" {choice.risk}") if choice.risk else Markup(),
+        *(
+            tag("p", tag("span", "risk", class_="pill warn"), f" {doubt}")
+            for doubt in (choice.risk, None if choice.validated else choice.evidence)
+            if doubt
+        ),
         class_="panel pick",
     )
+
+
+def _beside(plan: Plan) -> Markup:
+    if plan.best is None:
+        return Markup()
+    rows = [tag("tr", tag("td", tag("b", kind)), tag("td", told)) for kind, told in beside(plan)]
+    rows += [tag("tr", tag("td", tag("b", "cheaper still")), tag("td", told)) for told in saved(plan)]
+    return _panel("Not picked unless asked for", tag("table", *rows, class_="blocks beside")) if rows else Markup()
 
 
 def _track(choice: Choice) -> Markup:
@@ -181,7 +200,7 @@ def _memory(plan: Plan, seen: Sequence[Choice]) -> Markup:
     rows = [
         tag(
             "tr",
-            tag("td", breakable(one.hardware), tag("small", picked_as(plan, one) or offer_told(one.machine.offer))),
+            tag("td", breakable(one.hardware), tag("small", marks(plan, one) or offer_told(one.machine.offer))),
             tag("td", _track(one), class_="wide"),
             tag("td", room(one).used, tag("small", room(one).between), class_="number"),
             tag("td", room(one).left.replace(" free", ""), class_="number muted bytes"),
@@ -241,7 +260,9 @@ def _bill(plan: Plan, choice: Choice) -> Markup:
         )
         for line in billed
     ]
-    other = (tag("div", tag("dt", name), tag("dd", value, class_="number")) for name, value in also(choice, plan.money))
+    used = energy(choice)
+    measures = [*also(choice, plan.money), *([("energy", used)] if used else [])]
+    other = (tag("div", tag("dt", name), tag("dd", value, class_="number")) for name, value in measures)
     return joined(tag("table", *rows, class_="bars bill"), tag("dl", *other, class_="also"))
 
 
@@ -296,7 +317,7 @@ def _choices(plan: Plan) -> Markup:
         )
         for one in plan.choices
     )
-    names = ("Machine", "Cost", "Time", "Memory of a card", "Settings changed", "US law")
+    names = ("Machine", "Cost", "Time", "Memory per card", "Settings changed", "US law")
     head = tag("tr", *(tag("th", name) for name in names))
     table = tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks all")
     summary = tag("summary", f"The best of each of {len(plan.choices)} kinds of hardware, the cheapest first")
@@ -318,7 +339,7 @@ def _refused(plan: Plan) -> Markup:
 def _notes(plan: Plan, choices: Sequence[Choice]) -> Markup:
     parts: list[Markup] = []
     for title, told, style in (
-        ("Worth knowing", list(plan.notes), None),
+        ("Worth knowing", [*plan.notes, *outliers(plan)], None),
         ("Warnings", warned(plan, choices), "warn"),
         ("Assumed", assumed(plan, choices), None),
     ):

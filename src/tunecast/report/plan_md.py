@@ -5,12 +5,25 @@ Names come from price lists and files. What would be markup, a link, a mention o
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tunecast.offers.offer import OWNED
 from tunecast.plan.choice import Plan
-from tunecast.report.figures import shown
+from tunecast.report.markdown import code, folded, plain, table
+from tunecast.report.plan_notes import (
+    assumed,
+    beside,
+    conditions,
+    energy,
+    outliers,
+    price_age,
+    price_notes,
+    price_source,
+    refusals,
+    renters,
+    saved,
+    warned,
+)
 from tunecast.report.plan_words import (
     RANGES,
     Pick,
@@ -18,32 +31,19 @@ from tunecast.report.plan_words import (
     amount,
     amounts,
     answer,
-    assumed,
     bill,
     changes,
-    first,
     job_told,
     limits_told,
+    marks,
     nothing,
     offer_told,
-    picked_as,
     picks,
-    price_age,
-    price_notes,
-    price_source,
-    refusals,
-    renters,
     room,
     searched_told,
-    warned,
 )
 from tunecast.report.time import duration, span
 from tunecast.units import percent
-
-_MARKUP = re.compile(r"([\\`*_\[\]|~])")
-_NOTHING = "<!-- -->"
-"""Shows nothing, and keeps GitHub from seeing a link, a mention or a reference across it."""
-_REFERENCE = re.compile(r"@|#|://|\bwww\.|\bGH-|\b(?:mailto|xmpp):", re.IGNORECASE)
 
 
 def markdown(plan: Plan) -> str:
@@ -52,48 +52,28 @@ def markdown(plan: Plan) -> str:
     said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     parts = [f"**{plain(said)}**", plain(f"{_which(plan, chosen)}{job_told(plan)}")]
     if chosen:
-        parts += [_picks(plan, chosen), _settings(chosen), _front(plan)]
-        parts += [_folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
-        parts.append(_folded("Who rents it out", _renters(plan, chosen)))
+        parts += [_picks(plan, chosen), _settings(chosen), _beside(plan), _front(plan)]
+        parts += [folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
+        parts.append(folded("Who rents it out", _renters(plan, chosen)))
     else:
         parts.append(_front(plan))
-    parts.append(_folded("Not to be had for this job", _refused(plan)))
+    parts.append(folded("Not to be had for this job", _refused(plan)))
     choices = [pick.choice for pick in chosen]
     for title, told in (
-        ("Worth knowing", plan.notes),
+        ("Cheaper still", saved(plan)),
+        ("Worth knowing", [*plan.notes, *outliers(plan)]),
         ("Warnings", warned(plan, choices)),
         ("Assumed", assumed(plan, choices)),
     ):
-        parts.append(_folded(title, "\n".join(f"- {plain(sentence)}" for sentence in told)))
-    end = [*price_notes(plan, [one.machine.offer for one in choices]), RANGES, f"Searched {searched_told(plan)}"]
+        parts.append(folded(title, "\n".join(f"- {plain(sentence)}" for sentence in told)))
+    end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
     parts.append(plain(" ".join(end)))
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def plain(text: str) -> str:
-    """Text that stays text: no tag, no emphasis, no cell's end, no link, no mention."""
-    marked = _MARKUP.sub(r"\\\1", shown(text)).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    # between two dollar signs GitHub sets mathematics; a span around one is what its manual says against that
-    return _REFERENCE.sub(lambda found: found[0][:1] + _NOTHING + found[0][1:], marked).replace("$", "<span>$</span>")
-
-
-def code(text: str) -> str:
-    """In a code span nothing is markup but the backtick and, in a table, the bar."""
-    return f"`{shown(text).replace('`', chr(39)).replace('|', '¦')}`"
-
-
 def _which(plan: Plan, chosen: Sequence[Pick]) -> str:
     kept = "".join(f", {limit}" for limit in limits_told(plan))
-    return f"The {first(plan)} pick{kept}, for " if chosen else "For "
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> str:
-    line = "|".join("---:" if index in right else "---" for index in range(len(head)))
-    return "\n".join([f"| {' | '.join(head)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)])
-
-
-def _folded(title: str, inside: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>" if inside else ""
+    return f"The {plan.best_name} pick{kept}, for " if chosen else "For "
 
 
 def _picks(plan: Plan, chosen: Sequence[Pick]) -> str:
@@ -110,7 +90,7 @@ def _picks(plan: Plan, chosen: Sequence[Pick]) -> str:
                 f"{plain(amount(choice.total_usd, plan.money))}<br>{amounts(*choice.usd_range, plan.money)}",
             )
         )
-    return _table(("", "rent", "memory of a card", "time", "cost"), rows)
+    return table(("", "rent", "memory per card", "time", "cost"), rows)
 
 
 def _settings(chosen: Sequence[Pick]) -> str:
@@ -118,11 +98,17 @@ def _settings(chosen: Sequence[Pick]) -> str:
     for pick in chosen:
         changed = changes(pick.choice)
         told = f"set {', '.join(map(code, changed))}" if changed else "the job's settings as they are"
-        risk = f" **Risk:** {plain(pick.choice.risk)}." if pick.choice.risk else ""
+        doubts = [pick.choice.risk, None if pick.choice.validated else pick.choice.evidence]
+        risk = "".join(f" **Risk:** {plain(doubt)}." for doubt in doubts if doubt)
         why = pick.choice.why
         why = f". {plain(why[0].upper() + why[1:])}" if why else ""
         lines.append(f"- **{pick.told}**: {told}{why}.{risk}")
     return "\n".join(lines)
+
+
+def _beside(plan: Plan) -> str:
+    told = [f"- **{kind}**: {plain(sentence)}" for kind, sentence in beside(plan)]
+    return "\n".join(["Not picked unless asked for:", "", *told]) if told else ""
 
 
 def _front(plan: Plan) -> str:
@@ -132,13 +118,13 @@ def _front(plan: Plan) -> str:
             plain(offer_told(one.machine.offer)),
             f"{duration(one.total_s)} ({span(*one.total_range_s)})",
             plain(f"{amount(one.total_usd, plan.money)} ({amounts(*one.usd_range, plan.money)})"),
-            picked_as(plan, one),
+            marks(plan, one),
         )
         for one in plan.pareto
     ]
-    return _folded(
+    return folded(
         "The front: no other is both cheaper and faster",
-        _table(("rent", "from", "time", "cost", ""), rows, right=(2, 3)) if rows else "",
+        table(("rent", "from", "time", "cost", ""), rows, right=(2, 3)) if rows else "",
     )
 
 
@@ -147,9 +133,11 @@ def _bill(plan: Plan, pick: Pick) -> str:
         (line.name, plain(line.amount), percent(line.share, 1), plain(line.told))
         for line in bill(pick.choice, plan.money)
     ]
-    other = "\n".join(f"- {name}: {plain(value)}" for name, value in also(pick.choice, plan.money))
+    used = energy(pick.choice)
+    measures = [*also(pick.choice, plan.money), *([("energy", used)] if used else [])]
+    other = "\n".join(f"- {name}: {plain(value)}" for name, value in measures)
     unit = "EUR" if plan.money.eur else "USD"
-    return f"{_table(('', unit, 'share', ''), [(plain(row[0]), *row[1:]) for row in rows], right=(1, 2))}\n\n{other}"
+    return f"{table(('', unit, 'share', ''), [(plain(row[0]), *row[1:]) for row in rows], right=(1, 2))}\n\n{other}"
 
 
 def _renters(plan: Plan, chosen: Sequence[Pick]) -> str:
@@ -162,9 +150,11 @@ def _renters(plan: Plan, chosen: Sequence[Pick]) -> str:
         for of in renters(offer):
             doubt = " (no source at hand confirms it)" if of.doubtful else ""
             lines.append(f"{of.name}, {of.company}: {of.law}{doubt}. Source of that and of its terms: {of.source}")
+    for pick in chosen:
+        lines += [f"{pick.choice.hardware}: {told}" for told in conditions(pick.choice)]
     return "\n".join(f"- {plain(line)}" for line in dict.fromkeys(lines))
 
 
 def _refused(plan: Plan) -> str:
     rows = [(plain(", ".join(one.hardware)), plain(one.reason), plain(one.remedy)) for one in refusals(plan)]
-    return _table(("hardware", "why not", "what would help"), rows) if rows else ""
+    return table(("hardware", "why not", "what would help"), rows) if rows else ""

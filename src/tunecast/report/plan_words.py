@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from tunecast.job.job import Job
-from tunecast.offers.jurisdiction import told
-from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, STALE_DAYS, Offer, age
+from tunecast.offers.offer import LISTED, OWNED, Offer
 from tunecast.offers.provider import provider
-from tunecast.offers.store import sources
 from tunecast.plan.choice import Choice, Money, Plan
+from tunecast.plan.constraints import unreachable
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
-from tunecast.report.offers import where_told
 from tunecast.report.time import PHASES, duration, span
 from tunecast.units import GIB, percent
 
@@ -23,6 +20,8 @@ SEVERAL_USD = 1000
 """From here on cents say nothing."""
 RENTED = ("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect", "hardware.inter_node_gbps")
 """Changes the machine's name already tells."""
+SHARE_SHOWN = 0.005
+"""Of the total, from which on a line of the bill is shown by itself."""
 RANGES = "Ranges hold in four of five cases. Costs are from the order of the machine to the saved model."
 
 
@@ -36,15 +35,16 @@ class Pick(NamedTuple):
     def told(self) -> str:
         return ", ".join(self.names)
 
-
-def first(plan: Plan) -> str:
-    """The pick the answer is about: what makes the deadline where there is one, else the cheapest."""
-    return "deadline" if plan.picks.get("deadline") is not None else "cheapest"
+    @property
+    def spoken(self) -> str:
+        """`cheapest, fastest and balanced`."""
+        *rest, last = self.names
+        return f"{', '.join(rest)} and {last}" if rest else last
 
 
 def picks(plan: Plan) -> list[Pick]:
     """Each choice once, in the order of the picks, the one the answer is about first."""
-    names = sorted((name for name, one in plan.picks.items() if one is not None), key=lambda name: name != first(plan))
+    names = sorted((n for n, one in plan.picks.items() if one is not None), key=lambda name: name != plan.best_name)
     found: list[Pick] = []
     for name in names:
         one = plan.picks[name]
@@ -60,30 +60,42 @@ def picked_as(plan: Plan, choice: Choice) -> str:
     return ", ".join(name for name, one in plan.picks.items() if one is choice)
 
 
+def marks(plan: Plan, choice: Choice) -> str:
+    """`cheapest, deadline`; and what is uncertain about it, wherever it is shown."""
+    names = [picked_as(plan, choice)]
+    names += [] if choice.fits_surely else ["may not fit"]
+    names += [] if choice.validated else ["not validated"]
+    return ", ".join(filter(None, names))
+
+
 def answer(plan: Plan, choice: Choice) -> str:
     """`Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.7 h), $14.31 (12.90 to 15.90)`."""
     offer = choice.machine.offer
     if offer.kind == OWNED:
         what = f"Use {choice.hardware}, your own"
     else:
-        what = f"Rent {choice.hardware} at {seller(offer)} ({where_told(offer, PLACES)}), {kind(offer)}"
+        what = f"Rent {choice.hardware} at {seller(offer)} ({place(offer)}), {kind(offer)}"
+    if not choice.fits_surely:
+        what += ", though it may not fit"
+    if not choice.validated:
+        what += ", not validated by a run"
     return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
 
 
 def nothing(plan: Plan) -> str:
-    """Why there is no pick: nothing runs the job, or all that does costs more than it may."""
+    """Why there is no pick: nothing runs the job, or nothing keeps to the limits; with what comes nearest."""
     if not plan.pareto:
         return "Nothing to rent was found for this job"
-    least = plan.pareto[0]
-    costs = f"{least.hardware} at {seller(least.machine.offer)}, costs {amount(least.total_usd, plan.money)}"
-    return shown(f"Nothing costs {limits_told(plan)[-1]}: the cheapest, {costs}")
+    return shown(unreachable(plan, lambda usd: amount(usd, plan.money)))
 
 
 def job_told(plan: Plan) -> str:
     """`my-run: llama-3.1-8b, lora, 8 x 1024 tokens a step; --eu, --no-spot`."""
     job = plan.job
     name = f"{job.id}: " if job.id is not None else ""
-    trained = next((f", {_count(pick.choice.tokens)} tokens to train on" for pick in picks(plan)), "")
+    best = plan.best
+    trained = "" if best is None else f", {_count(best.tokens)} tokens"
+    trained += f" in {best.runs} runs, one after another" if best is not None and best.runs > 1 else ""
     asked = f"; {', '.join(plan.asked)}" if plan.asked else ""
     return shown(f"{name}{job.model}, {job.method}, {_batch(job)}{trained}{asked}")
 
@@ -105,14 +117,29 @@ def seller(offer: Offer) -> str:
 
 
 def kind(offer: Offer) -> str:
-    return offer.kind + (f" for {offer.term_hours:,.0f} h" if offer.term_hours is not None else "")
+    return offer.kind.replace("on-demand", "on demand") + (
+        f" for {offer.term_hours:,.0f} h" if offer.term_hours is not None else ""
+    )
 
 
 def offer_told(offer: Offer) -> str:
     """`lambda, on-demand, US?`; of one's own machine that it is."""
     if offer.kind == OWNED:
         return short_offer(offer)
-    return shown(f"{short_offer(offer)}, {where_told(offer, PLACES)}")
+    return shown(f"{short_offer(offer)}, {place(offer)}")
+
+
+def place(offer: Offer) -> str:
+    """`FI`; `BE, FI or 1 more`; `one of 14 countries`; `country not known`."""
+    if offer.kind == OWNED:
+        return "your own"
+    known = sorted(offer.known_countries)
+    if not known:
+        return provider(offer.provider).places or "country not known"
+    if offer.placed == LISTED:
+        return f"{known[0]}?" if len(known) == 1 else f"one of {len(known)} countries"
+    rest = len(known) - PLACES
+    return " or ".join(known) if rest <= 0 else f"{', '.join(known[:PLACES])} or {rest} more"
 
 
 def short_offer(offer: Offer) -> str:
@@ -213,16 +240,29 @@ def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
     several = f"{machine.nodes} machines at {each} each" if machine.nodes > 1 else f"one machine at {each}"
     rows = [("billed", f"{duration(cost.billed_s)} of {several}")]
     if (epoch := choice.usd_per_epoch) is not None:
-        rows.append(("an epoch", amount(epoch, money)))
+        rows.append(("per epoch", amount(epoch, money)))
     if (million := choice.usd_per_million_tokens) is not None:
-        rows.append(("a million tokens", amount(million, money)))
-    rows.append(("a year, every week", amount(cost.usd_per_year(), money)))
+        rows.append(("per million tokens", amount(million, money)))
+    rows.append(("per year, weekly", amount(cost.usd_per_year(), money)))
     return rows
+
+
+def short_bill(choice: Choice, money: Money) -> list[Bill]:
+    """The lines that matter, what is left in one, and the total."""
+    *lines, total = bill(choice, money)
+    large = [line for line in lines if line.share >= SHARE_SHOWN]
+    rest = sum(line.share for line in lines if line not in large)
+    if not rest:
+        return [*large, total]
+    decimals = 2 if choice.total_usd >= 1 else 4
+    amount_left = f"{_shown_in(rest * choice.total_usd, money):,.{decimals}f}"
+    names = ", ".join(line.name for line in lines if line not in large and line.share > 0)
+    return [*large, Bill("the rest", amount_left, rest, names), total]
 
 
 def hourly(usd_per_hour: float, money: Money) -> str:
     """With VAT where the other figures have it: an offer's price never does."""
-    return f"{amount(usd_per_hour * (1 + money.vat_fraction), money)} an hour"
+    return f"{amount(usd_per_hour * (1 + money.vat_fraction), money)} per hour"
 
 
 def tax(money: Money) -> str:
@@ -230,82 +270,6 @@ def tax(money: Money) -> str:
     if not money.eur:
         return f"Prices are {vat}."
     return f"Prices are {vat}; 1 EUR = {money.rate.usd_per_eur:g} USD ({money.rate.dated}: {shown(money.rate.source)})."
-
-
-def price_age(plan: Plan, offer: Offer) -> str:
-    """`seen 2026-08-22, 85 days ago`."""
-    if offer.kind == OWNED:
-        return "your own figure"
-    old = ", old" if offer.is_stale(plan.today) else ""
-    return f"seen {offer.dated}, {age(offer.age_days(plan.today))} ago{old}"
-
-
-def price_source(offer: Offer) -> str:
-    return shown(sources().get(offer.source, offer.source))
-
-
-class Renter(NamedTuple):
-    """Who rents a machine out, and no more than its source says."""
-
-    name: str
-    company: str
-    level: str
-    law: str
-    source: str
-    doubtful: bool
-    """Whether no source at hand confirms the level."""
-
-
-def renters(offer: Offer) -> list[Renter]:
-    """Who runs the machine, and the broker who sells it, where there is one. None of one's own."""
-    if offer.kind == OWNED:
-        return []
-    found = [provider(name) for name in dict.fromkeys((offer.provider, offer.via)) if name]
-    return [
-        Renter(
-            shown(of.name),
-            shown(", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part))
-            or "company not known",
-            of.exposure,
-            told(of),
-            shown(of.source) or "no source",
-            "exposure" in of.unverified or not of.source,
-        )
-        for of in found
-    ]
-
-
-class Refused(NamedTuple):
-    """All hardware one reason holds for."""
-
-    hardware: tuple[str, ...]
-    reason: str
-    remedy: str
-
-
-def refusals(plan: Plan) -> list[Refused]:
-    """One a reason and remedy, in the order they come."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for one in plan.refused:
-        found.setdefault((shown(one.reason), shown(one.remedy)), []).append(shown(one.hardware))
-    return [Refused(tuple(dict.fromkeys(names)), *why) for why, names in found.items()]
-
-
-def assumed(plan: Plan, choices: Iterable[Choice]) -> list[str]:
-    """The plan's own first, then those of the choices' costs and predictions; each once."""
-    told: list[str] = list(plan.assumptions)
-    for one in choices:
-        told += one.cost.assumptions
-        told += one.prediction.assumptions if one.prediction is not None else ()
-    return list(dict.fromkeys(map(shown, told)))
-
-
-def warned(plan: Plan, choices: Iterable[Choice]) -> list[str]:
-    told: list[str] = list(plan.warnings)
-    for one in choices:
-        told += [f"not in the total: {missing}" for missing in one.cost.missing]
-        told += one.prediction.warnings if one.prediction is not None else ()
-    return list(dict.fromkeys(map(shown, told)))
 
 
 def searched_told(plan: Plan) -> str:
@@ -325,11 +289,3 @@ def limits_told(plan: Plan) -> list[str]:
     limits = plan.limits
     told = [] if limits.within_s is None else [f"within {duration(limits.within_s)}"]
     return told if limits.max_usd is None else [*told, f"at most {amount(limits.max_usd, plan.money)}"]
-
-
-def price_notes(plan: Plan, offers: Sequence[Offer]) -> list[str]:
-    """What a price does not say."""
-    notes = [f"{NOT_AVAILABILITY} {tax(plan.money)}"]
-    if any(offer.is_stale(plan.today) for offer in offers):
-        notes.append(f"Some prices are older than {STALE_DAYS} days; `tunecast offers update` fetches newer ones.")
-    return notes

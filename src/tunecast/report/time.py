@@ -30,10 +30,12 @@ PHASES: Mapping[str, str] = {
 SHOWN_FROM_S = 0.05
 MINUTE_S = 60
 DAY_S = 24 * HOUR_S
+MOST_HOURS_S = 48 * HOUR_S
+"""Machines are billed by the hour: up to here hours are told, not days."""
 
 
 def duration(seconds: float) -> str:
-    """`0.84 s`, `42.1 s`, `3 min 20 s`, `5 h 12 min`, `3 d 4 h`: two units at most."""
+    """`0.84 s`, `42.1 s`, `3 min 20 s`, `25 h 51 min`, `3 d 4 h`: two units at most, days from two on."""
     if seconds < MINUTE_S:
         return f"{seconds:.3g} s"
     whole = round(seconds)
@@ -42,16 +44,18 @@ def duration(seconds: float) -> str:
         (HOUR_S, "h", MINUTE_S, "min"),
         (MINUTE_S, "min", 1, "s"),
     ):
-        if whole >= unit_s:
+        if whole >= unit_s and (unit_s < DAY_S or whole > MOST_HOURS_S):
             rest = whole % unit_s // part_s
             return f"{whole // unit_s} {name} {rest} {part}" if rest else f"{whole // unit_s} {name}"
     return f"{whole} s"
 
 
 def span(low_s: float, high_s: float) -> str:
-    """`3.8 to 4.7 h`, `33 to 53 min`: a range in one unit, for where there is little room."""
-    units = ((1, "s"), (MINUTE_S, "min"), (HOUR_S, "h"), (DAY_S, "d"))
+    """`3.8 to 4.7 h`, `33 to 53 min`: a range in one unit, for where there is little room; days where both ends are."""
+    units = ((1, "s"), (MINUTE_S, "min"), (HOUR_S, "h"))
     unit_s, name = next((u for u, after in pairwise(units) if high_s < 2 * after[0]), units[-1])
+    if low_s > MOST_HOURS_S:
+        unit_s, name = DAY_S, "d"
     decimals = 0 if low_s >= 10 * unit_s and round(low_s / unit_s) != round(high_s / unit_s) else 1
     return f"{low_s / unit_s:,.{decimals}f} to {high_s / unit_s:,.{decimals}f} {name}"
 

@@ -1,6 +1,6 @@
 """gpuhunt's feed: a ZIP of CSVs, one a provider, made daily by dstack. github.com/dstackai/gpuhunt
 
-    instance_name, location, price, cpu, memory, gpu_count, gpu_name, gpu_memory, spot, …
+    instance_name, location, price, cpu, memory, gpu_count, gpu_name, gpu_memory, spot, disk_size (of some), …
 
 Taken are the providers SkyPilot's catalogue has no fresh list of. A row is one price, on demand or spot; both of a
 machine become one listing.
@@ -94,6 +94,7 @@ def _listing(row: Mapping[str, str], name: str, dated: date) -> Listing | None:
         instance=words(row["instance_name"]),
         vcpus=int(vcpus) if vcpus is not None and 1 <= vcpus <= 10_000 else None,
         ram_gib=number(row["memory"]) or None,
+        disk_gb=number(row.get("disk_size")) or None,
     )
 
 

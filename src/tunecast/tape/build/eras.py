@@ -37,6 +37,12 @@ class Era:
         return self.release < (4, 46) or self.release >= (5, 2)
 
     @property
+    def zeroes_other_ranks(self) -> bool:
+        """modeling_utils.py, `_move_missing_keys_from_meta_to_device`: ranks that are to get FSDP's weights from the
+        first had `empty_like`, which takes no memory; since then `zeros_like`, which does."""
+        return self.release >= (5, 6)
+
+    @property
     def one_table(self) -> bool:
         """`original_inv_freq` was the table itself, not a copy."""
         return self.release < (5, 0)

@@ -12,12 +12,12 @@ import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from copy import copy
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from tunecast.errors import TunecastError
 from tunecast.job.job import Job
-from tunecast.records import fields
+from tunecast.records import fields, replace_unchecked
 from tunecast.tape.card import Card
 from tunecast.tape.fold import Short
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program
@@ -50,14 +50,41 @@ class Paper(NamedTuple):
     asked: Asked | None = None
 
 
+class Answers:
+    """What was asked on the way, and what came out: who answers the same is done by the same."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._answers = tuple(asked.answers.values())
+        self._answered = asked.computed(asked.answers, NAMES)
+
+    def are_those_of(self, values: tuple[Any, ...]) -> bool:
+        try:
+            return self._answered(*values) == self._answers
+        except (ArithmeticError, LookupError, ValueError):  # a question that comes up after other answers only
+            return False
+
+
+class Refused:
+    """A job that no program could be built of, for a reason that holds for all that answer its questions alike."""
+
+    rows = 0
+
+    def __init__(self, asked: Asked, error: TunecastError) -> None:
+        self._answers, self._error = Answers(asked), (type(error), error.message, error.field)
+
+    def of(self, values: tuple[Any, ...], rows: bool = True) -> None:
+        if self._answers.are_those_of(values):
+            error, message, field = self._error  # made anew: a raised one holds all that was built until then
+            raise error(message, field=field)
+
+
 class Shape:
     """A program whose sizes are expressions. In its rows a size is the expression's place among the distinct ones, and
     a mark, which is negative, its own place from their end."""
 
     def __init__(self, made: Built, asked: Asked) -> None:
         self._made = made
-        self._answers = tuple(asked.answers.values())
-        self._answered = asked.computed(asked.answers, NAMES)
+        self._answers = Answers(asked)
         self._sizes = asked.computed([*asked.sizes, *map(str, MARKS)], NAMES)
         self.rows = len(made.program.sizes)
         self._row_sizes = itemgetter(*made.program.sizes, 0, 0)
@@ -65,10 +92,7 @@ class Shape:
 
     def of(self, values: tuple[Any, ...], rows: bool = True) -> Built | None:
         """None where its questions have other answers. Without `rows` the program's sizes are not computed."""
-        try:
-            if self._answered(*values) != self._answers:
-                return None
-        except (ArithmeticError, LookupError, ValueError):  # a question that comes up after other answers only
+        if not self._answers.are_those_of(values):
             return None
         program = self._program(values) if rows else self._made.program
         short = self._made.short
@@ -83,7 +107,7 @@ class Shape:
         return self._last[1]
 
 
-_kinds: dict[Any, list[Shape]] = {}
+_kinds: dict[Any, list[Shape | Refused]] = {}
 """Of jobs that differ in sizes and cards alone, the shapes there are; the one asked for last is the last."""
 _plain: set[int] = set()
 """Hashes of kinds that cannot be built with symbols."""
@@ -145,8 +169,14 @@ def _made(key: Any, plain: Paper, build_as: Callable[[Paper], Built], rows: bool
     try:
         with undisturbed():
             shape = Shape(build_as(with_symbols(plain, asked)), asked)
-    except Exception:  # somewhere a plain number is needed, or the job is refused
-        found = build_as(plain)
+    except Exception as error:  # somewhere a plain number is needed, or the job is refused
+        try:
+            with undisturbed():
+                found = build_as(plain)
+        except TunecastError as refusal:
+            if type(refusal) is type(error) and str(refusal) == str(error):
+                _kinds.setdefault(key, []).append(Refused(asked, refusal))
+            raise
         _plain.add(hash(key))
         return found
     _kinds.setdefault(key, []).append(shape)
@@ -190,18 +220,21 @@ def cards_of(job: Job) -> tuple[int, int]:
 
 
 def with_symbols(paper: Paper, asked: Asked) -> Paper:
-    """Not made as jobs are, which are checked."""
-    job, lora, cards, card = copy(paper.job), copy(paper.job.lora), copy(paper.job.hardware), copy(paper.card)
-    object.__setattr__(lora, "rank", asked.symbol("rank", lora.rank))
-    object.__setattr__(job, "lora", lora)
-    for name, count in zip(("gpus", "nodes"), cards_of(job), strict=True):
-        object.__setattr__(cards, name, asked.symbol(name, count))
-    object.__setattr__(job, "hardware", cards)
-    object.__setattr__(job, "micro_batch", asked.symbol("batch", job.micro_batch))
-    object.__setattr__(job, "seq_len", asked.symbol("longest", job.seq_len))
-    object.__setattr__(card, "sm_count", asked.symbol("sms", card.sm_count))
-    object.__setattr__(card, "capability", asked.fact("capability", card.capability))
-    object.__setattr__(card, "total_bytes", asked.fact("card_bytes", card.total_bytes))
+    job, card = paper.job, paper.card
+    cards = {name: asked.symbol(name, count) for name, count in zip(("gpus", "nodes"), cards_of(job), strict=True)}
+    job = replace_unchecked(
+        job,
+        lora=replace_unchecked(job.lora, rank=asked.symbol("rank", job.lora.rank)),
+        hardware=replace_unchecked(job.hardware, **cards),
+        micro_batch=asked.symbol("batch", job.micro_batch),
+        seq_len=asked.symbol("longest", job.seq_len),
+    )
+    card = replace_unchecked(
+        card,
+        sm_count=asked.symbol("sms", card.sm_count),
+        capability=asked.fact("capability", card.capability),
+        total_bytes=asked.fact("card_bytes", card.total_bytes),
+    )
     return Paper(job, asked.symbol("length", paper.length), card, asked)
 
 

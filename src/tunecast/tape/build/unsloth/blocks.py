@@ -52,7 +52,7 @@ def shapes_of(layer: Any) -> Shapes:
     dtype = base.compute_dtype if isinstance(base, Linear4bit) else base.weight.dtype
     return Shapes(
         base.inputs, mlp.gate_proj.base_layer.outputs, base.outputs // width, key.base_layer.outputs // width, width,
-        query.lora_A.weight.shape[0], isinstance(base, Linear4bit), dtype, query.lora_dropout.probability > 0,
+        int(query.lora_A.weight.shape[0]), isinstance(base, Linear4bit), dtype, query.lora_dropout.probability > 0,
         hasattr(attention, "q_norm"), base.bias is not None,
     )  # fmt: skip
 

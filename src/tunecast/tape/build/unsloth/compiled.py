@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from tunecast.tape.build.unsloth.dropping import DroppingBlock
 from tunecast.tape.build.unsloth.fast_lora import adapters
 from tunecast.tape.build.unsloth.graph import Size
 from tunecast.tape.build.unsloth.plan import Plan, pooled, reusing
+from tunecast.tape.symbols import ask
 
 
 class Plans(NamedTuple):
@@ -29,19 +30,33 @@ def block_of(shapes: Shapes, batch: int, length: int, padded: int) -> Block:
     return (DroppingBlock if shapes.drops else Block)(shapes, batch, length, padded)
 
 
+class Compilation(NamedTuple):
+    """What a layer is compiled for, but for the sizes of the batch."""
+
+    shapes: Shapes
+    table: int
+    """Numbers in a rotary table."""
+
+
+_known: dict[Hashable, Plans] = {}
+"""By what they do: plans that do the same are one object, so that sizes which lead to the same plans share a tape."""
+
+
 @lru_cache(maxsize=64)
-def plans_of(shapes: Shapes, batch: int, length: int, padded: int, table: int) -> Plans:
+def plans_of(of: Compilation, batch: int, length: int, padded: int) -> Plans:
     """Compiled for the first batch; later ones run the same plans with their own sizes."""
+    shapes, table = of
     block = block_of(shapes, batch, length, padded)
     inference = block.inference()
     forward, saved = block.forward()
     sizes = {name: buffer.size for name, buffer in saved.items()}
     sizes |= {"x": Size(shapes.hidden, ROWS), "cos": Size(table), "sin": Size(table)}
     backward = block.backward(sizes)
-    return Plans(
+    plans = Plans(
         pooled(inference, inference.ordered()), reusing(forward, forward.ordered(), "forward"),
         reusing(backward, backward.ordered(), "inference"), tuple(saved),
     )  # fmt: skip
+    return _known.setdefault((of, padded > 0, *[plan.signature() for plan in plans[:3]]), plans)
 
 
 class Compiled:
@@ -58,7 +73,8 @@ class Compiled:
         shapes = shapes_of(layer)
         batch, length, _ = x.shape
         self.first = self.first or (batch, length)
-        plans = plans_of(shapes, *self.first, self.padded(self.first[1]), tables[0].numel())
+        compilation = Compilation(shapes, int(tables[0].numel()))
+        plans: Plans = ask(plans_of, compilation, (*self.first, self.padded(self.first[1])))
         block = block_of(shapes, batch, length, self.padded(length))
         machine = self.machine
         if machine.grad_enabled:

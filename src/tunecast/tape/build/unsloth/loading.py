@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.records import replace_unchecked
 from tunecast.tape.build.adapters import insert_adapters
 from tunecast.tape.build.modules import Buffer, Linear, Module
 from tunecast.tape.build.quantized import Linear4bit, kept
@@ -90,8 +90,8 @@ def into_four_bits(model: Any, linear: Any, weight: Tensor, tables: list[Tensor]
 def adapt(job: Job, model: Any) -> None:
     for parameter in model.parameters():
         parameter.requires_grad = False
-    lora = replace(job.lora, adapter_dtype="float32", targets=TARGETS)
-    insert_adapters(replace(job, lora=lora), model)
+    lora = replace_unchecked(job.lora, adapter_dtype="float32", targets=TARGETS)
+    insert_adapters(replace_unchecked(job, lora=lora), model)
 
 
 def empty_caches(machine: Machine, times: int) -> None:

@@ -7,7 +7,7 @@ peak. Graphs that are not are planned as a whole: buffers become parts of pools 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +43,15 @@ class Plan:
     lines: list[Line]
     outputs: list[Buffer]
     pools: Mapping[Buffer, Pool] = field(default_factory=dict)
+
+    def signature(self) -> tuple[Hashable, ...]:
+        """What it does, whatever it was compiled for: two plans of one graph with the same signature are the same."""
+        lines = [
+            (line.kind, line.step.index, _name(line.buffer), _name(line.before), line.in_place, line.kernel)
+            for line in self.lines
+        ]
+        pools = [(buffer.name, pool.signature()) for buffer, pool in self.pools.items()]
+        return tuple(lines), tuple([buffer.name for buffer in self.outputs]), tuple(pools)
 
     def run(self, machine: Machine, sizes: Any, given: dict[str, Tensor], tuned: set[Any]) -> list[Tensor]:
         """The outputs. What was given is let go of where the graph does. Kernels not in `tuned` are tuned first."""
@@ -80,6 +89,10 @@ class Plan:
                 overwritten = None
                 execute(machine, line.step, sizes, held)
         return [held[buffer.root()] for buffer in self.outputs]
+
+
+def _name(buffer: Any) -> Hashable:
+    return buffer.signature() if isinstance(buffer, Pool) else buffer and buffer.name
 
 
 def tune(machine: Machine, overwritten: tuple[int, Dtype] | None) -> None:

@@ -6,7 +6,7 @@ beside it. A pool's size is a sum of the largest in each place, so it grows with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 
 from tunecast.tape.build.unsloth.graph import Buffer, Counts
 
@@ -54,6 +54,10 @@ class Place:
     def nbytes(self, counts: Counts) -> int:
         return self.buffer.size.nbytes(counts)
 
+    def signature(self) -> Hashable:
+        """Which buffers lie where, without their sizes."""
+        return self.buffer.name
+
     def take(self, block: Place) -> bool:
         return False
 
@@ -70,6 +74,9 @@ class Gap(Place):
     def nbytes(self, counts: Counts) -> int:
         return 0
 
+    def signature(self) -> Hashable:
+        return None
+
 
 class InTurn:
     """`TemporalSplit`: places none of which is live when another is."""
@@ -85,6 +92,9 @@ class InTurn:
 
     def nbytes(self, counts: Counts) -> int:
         return max((part.nbytes(counts) for part in self.parts), default=0)
+
+    def signature(self) -> Hashable:
+        return tuple([part.signature() for part in self.parts])
 
     def take(self, block: Place) -> bool:
         room, wanted = self.hint(), block.hint()
@@ -122,6 +132,9 @@ class Beside:
             return left
         return aligned(left) + self.right.nbytes(counts)
 
+    def signature(self) -> Hashable:
+        return "beside", self.left.signature(), self.right.signature()
+
     def take(self, block: Place) -> bool:
         return self.left.take(block) or self.right.take(block)
 
@@ -132,6 +145,9 @@ class Pool:
 
     def nbytes(self, counts: Counts) -> int:
         return self.root.nbytes(counts)
+
+    def signature(self) -> Hashable:
+        return self.root.signature()
 
     def take(self, block: Place) -> bool:
         return self.root.take(block)

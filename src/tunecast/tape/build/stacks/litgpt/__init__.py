@@ -10,11 +10,11 @@ One card never recomputes: checkpointing is an option of litgpt's FSDP strategy 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.records import replace_unchecked
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring
@@ -68,7 +68,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     check(job)
     machine.assumptions.update(dict.fromkeys(done_otherwise(job)))
     if not mixed(job):
-        job = replace(job, autocast=None)
+        job = replace_unchecked(job, autocast=None)
     scheme = machine.scheme = scheme_of(job, machine)
     with scheme.loading():
         gpt = load(job, lit, release, machine)

@@ -1,0 +1,130 @@
+"""How a job is split over cards: the fields of `parallel`."""
+
+from __future__ import annotations
+
+from tunecast.job.fields import OURS, Section, accelerate, field
+from tunecast.job.knob import Origin
+from tunecast.records import dataclass
+
+
+@dataclass(frozen=True)
+class Parallel(Section):
+    data: str = field(
+        "choice",
+        "ddp",
+        OURS,
+        "how data-parallel ranks hold the model",
+        choices=("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"),
+    )
+    fsdp_version: int | None = field(
+        "int",
+        None,
+        OURS,
+        "with fsdp: 1 for flat parameters, 2 for fully_shard; null: the Trainer's, 1 before transformers 5 and 2 since",
+        low=1,
+        high=2,
+        nullable=True,
+    )
+    reduce_dtype: str | None = field(
+        "choice",
+        None,
+        OURS,
+        "what gradients are summed over ranks in; null: as the stack does",
+        choices=("float32", "bfloat16", "float16"),
+        nullable=True,
+    )
+    reshard_after_forward: bool = field(
+        "bool",
+        True,
+        OURS,
+        "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
+        aka=("fsdp_reshard_after_forward",),
+    )
+    sync_each_batch: bool = field(
+        "bool",
+        False,
+        accelerate("GradientAccumulationPlugin.sync_each_batch", False),
+        "with grad_accum above 1: gradients are summed over ranks, and cut, after every micro-batch instead of waiting "
+        "whole for the last (no_sync); Trainer: accelerator_config gradient_accumulation_kwargs",
+    )
+    cpu_ram_efficient_loading: bool = field(
+        "bool",
+        False,
+        accelerate("FullyShardedDataParallelPlugin.cpu_ram_efficient_loading", None),
+        "with fsdp: weights are sent from the first rank when they are cut; on its own it saves no host memory, since "
+        "from_pretrained loads them on every rank (meta_init)",
+        aka=("fsdp_cpu_ram_efficient_loading",),
+    )
+    meta_init: bool = field(
+        "bool",
+        False,
+        OURS,
+        "with fsdp and cpu_ram_efficient_loading: the script makes the model without memory on ranks but the first "
+        "(accelerate's init_empty_weights), so that only that one loads it",
+    )
+    state_dict_type: str = field(
+        "choice",
+        "full",
+        Origin("tunecast", "the Trainer asks accelerate for FULL_STATE_DICT unless fsdp_config says otherwise", "full"),
+        "with fsdp: the first rank gathers and writes a checkpoint (full), or each rank writes its part (sharded), of "
+        "which accelerate merge-weights makes a model",
+        choices=("full", "sharded"),
+        aka=("fsdp_state_dict_type",),
+    )
+    layers: int = field(
+        "int", 1, OURS, 'device_map="auto": cards of one machine the layers are spread over', low=1, high=1024
+    )
+    tensor: int = field(
+        "int", 1, OURS, "cards a layer is split over", low=1, high=65536, aka=("tp", "tensor_parallel_size", "tp_size")
+    )
+    pipeline: int = field(
+        "int", 1, OURS, "pipeline stages", low=1, high=65536, aka=("pp", "pipeline_parallel_size", "pp_size")
+    )
+    virtual_stages: int = field(
+        "int",
+        1,
+        OURS,
+        "pieces of the model a pipeline stage holds: more than 1 interleaves them",
+        low=1,
+        high=1024,
+        aka=("vp", "virtual_pipeline_model_parallel_size", "vpp"),
+    )
+    context: int = field(
+        "int",
+        1,
+        OURS,
+        "cards a sequence is split over",
+        low=1,
+        high=65536,
+        aka=("cp", "context_parallel_size", "cp_size"),
+    )
+    context_kind: str = field(
+        "choice",
+        "ring",
+        OURS,
+        "with context: keys and values go around (ring), or heads are split while attention sees all of a row "
+        "(ulysses: DeepSpeed's, accelerate's sp_size)",
+        choices=("ring", "ulysses"),
+    )
+    expert: int = field(
+        "int",
+        1,
+        OURS,
+        "cards the experts are split over",
+        low=1,
+        high=65536,
+        aka=("ep", "expert_parallel_size", "ep_size"),
+    )
+    offload: str = field(
+        "choice", "none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters")
+    )
+    offload_device: str = field(
+        "choice",
+        "cpu",
+        OURS,
+        "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)",
+        choices=("cpu", "nvme"),
+    )
+
+    def __post_init__(self) -> None:
+        self._read_fields("parallel.")

@@ -1,0 +1,66 @@
+"""A choice's settings as one types them: the launcher's line, and the arguments of transformers' Trainer.
+
+Source  accelerate 1.15.0, `accelerate launch --help`; transformers 5.17.0, TrainingArguments; PEFT's guide to FSDP and
+        QLoRA ("bnb_4bit_quant_storage: the same dtype as the rest of the model").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tunecast.plan.choice import Choice
+from tunecast.predict.spreading import TRAINER
+
+_ARGUMENTS: Mapping[str, Callable[[object], str]] = {
+    "micro_batch": lambda value: f"per_device_train_batch_size={value}",
+    "grad_accum": lambda value: f"gradient_accumulation_steps={value}",
+    "gradient_checkpointing": lambda value: f"gradient_checkpointing={value}",
+    "kernels": lambda value: f"use_liger_kernel={value == ('liger',)}",
+    "compile": lambda value: f"torch_compile={value}",
+    "optimizer": lambda value: f'optim="{value}"',
+    "run.save_steps": lambda value: f"save_steps={value}",
+    "run.save_only_model": lambda value: f"save_only_model={value}",
+    "data.num_proc": lambda value: f"dataset_num_proc={value}",
+    "attention": lambda value: f'attn_implementation="{value}"',
+    "weights_dtype": lambda value: f'dtype="{value}"',
+    "parallel.sync_each_batch": lambda value: (
+        f'accelerator_config={{"gradient_accumulation_kwargs": {{"sync_each_batch": {value}}}}}'
+    ),
+    "parallel.cpu_ram_efficient_loading": lambda value: f'fsdp_config={{"cpu_ram_efficient_loading": {value}}}',
+    "quantization.prepare_kbit": lambda value: (
+        "prepare_model_for_kbit_training is " + ("called" if value else "not called")
+    ),
+}
+
+
+def launcher(choice: Choice) -> str:
+    """How its processes are started; '' for stacks that start them their own way."""
+    job, machine = choice.job, choice.machine
+    if job.stack not in TRAINER:
+        return ""
+    if job.parallel.layers > 1:
+        return 'python train.py, with device_map="auto"'
+    if machine.cards == 1:
+        return "python train.py"
+    parts = [f"accelerate launch --num_processes {machine.cards}"]
+    parts += [f"--num_machines {machine.nodes}"] if machine.nodes > 1 else []
+    data = job.parallel.data
+    if data in ("fsdp", "hsdp"):
+        parts.append("--use_fsdp --fsdp_version 2 --fsdp_auto_wrap_policy TRANSFORMER_BASED_WRAP")
+    elif data.startswith("zero"):
+        parts.append(f"--use_deepspeed --zero_stage {data[-1]}")
+    else:
+        parts.append("--multi_gpu")
+    return f"{' '.join(parts)} train.py"
+
+
+def arguments(choice: Choice) -> list[str]:
+    """What of the Trainer's differs from the user's job."""
+    job = choice.job
+    if job.stack not in TRAINER:
+        return []
+    flat = job.flat()
+    found = [write(flat[name]) for name, write in _ARGUMENTS.items() if name in choice.changes]
+    if job.method == "qlora" and job.parallel.data in ("fsdp", "hsdp", "zero3") and choice.machine.cards > 1:
+        found.append(f'bnb_4bit_quant_storage="{job.weights_dtype}"')
+    return found

@@ -1,0 +1,248 @@
+"""What stands beside a plan's picks, in words: what was not picked, what can be saved, who rents it out, its sources.
+
+Text, page and Markdown say the same. Pure: a `Plan` in, strings out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from tunecast.offers.jurisdiction import EU27, told
+from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, Offer, age
+from tunecast.offers.provider import Provider, provider, tenancy
+from tunecast.offers.store import sources
+from tunecast.plan.choice import Beside, Choice, Money, Plan
+from tunecast.report.figures import shown
+from tunecast.report.plan_words import amount, place, seller, tax
+from tunecast.report.time import duration
+from tunecast.units import GB, gib
+
+STALE_DAYS = 14
+"""Of a whole list, from when on it is said that there are newer ones: spot prices move within days."""
+MOST_OUTLIERS, MOST_UNPROVEN = 2, 4
+"""Named without --details."""
+
+
+def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
+    """What is not picked unasked, each kind with what it would cost: (kind, sentence)."""
+    best = plan.best
+    assert best is not None
+    found = []
+    for each in plan.beside:
+        choice, offer = each.choice, each.choice.machine.offer
+        what = f"{choice.hardware} at {seller(offer)} ({place(offer)}), {duration(choice.total_s)}"
+        costs = f"{amount(choice.total_usd, plan.money)} instead of {amount(best.total_usd, plan.money)}"
+        if each.kind == "spot":
+            found.append((each.kind, f"{costs}: {what}; {interrupted(choice, plan.money)}. --spot"))
+        elif each.kind == "marketplace":
+            found.append((each.kind, f"{costs}: {what}; the machine is somebody's, without a contract. --marketplace"))
+        elif each.kind == "validated":
+            costs = amount(choice.total_usd, plan.money)
+            found.append(("measured", f"{costs}: {what}; {choice.evidence}"))
+        elif each.kind == "deadline":
+            found.append(("no deadline", f"{costs}: {what}"))
+    doubts: dict[str, list[Beside]] = {}
+    for each in sorted(plan.beside, key=_nearest):
+        if each.kind == "unproven":
+            doubts.setdefault(each.why, []).append(each)
+    for why, of in doubts.items():
+        named = [_unproven(each, plan.money) for each in of[: None if details else MOST_UNPROVEN]]
+        rest = len(of) - len(named)
+        found.append(("not proven", f"{why}: {'; '.join(named)}{f'; {rest} more (--details)' if rest else ''}"))
+    if plan.dearer:
+        least = sorted(plan.dearer.items(), key=lambda each: each[1])
+        named = [f"{name} {amount(usd, plan.money)}" for name, usd in least[: None if details else MOST_UNPROVEN]]
+        rest = len(least) - len(named)
+        more = f"; {rest} more (--details)" if rest else ""
+        found.append(("not proven", f"and dearer anyway, at least: {'; '.join(named)}{more}"))
+    return [(kind, shown(told)) for kind, told in found]
+
+
+def _nearest(each: Beside) -> tuple[bool, float]:
+    """Companies with a seat in the EU first: of those it is asked most."""
+    of = provider(each.choice.machine.offer.provider)
+    return of.seat not in EU27 or "seat" in of.unverified, each.choice.total_usd
+
+
+def _unproven(each: Beside, money: Money) -> str:
+    choice = each.choice
+    return f"{choice.machine.offer.provider} {amount(choice.total_usd, money)} ({choice.hardware})"
+
+
+def interrupted(choice: Choice, money: Money) -> str:
+    """What a spot machine's interruptions are expected to do, and what they do at worst."""
+    cost, rough = choice.cost, choice.rough
+    told = f"expect {cost.interruptions:.2g} interruptions"
+    if rough is None:
+        return told
+    worse = f"{amount(rough.total_usd, money)} and {duration(rough.wall_s)}"
+    return f"{told}; if interrupted as the roughest machine measured, {rough.interruptions:.2g} times: {worse}"
+
+
+def saved(plan: Plan) -> list[str]:
+    """`tokenise before you rent (data.prepared): saves $11.64 of $40.28 and 40 min`."""
+    best = plan.best
+    if best is None:
+        return []
+    whole = amount(best.total_usd, plan.money)
+    return [
+        f"{each.advice}: saves {amount(each.usd, plan.money)} of {whole} and {duration(each.seconds)}"
+        for each in plan.savings
+    ]
+
+
+def energy(choice: Choice) -> str:
+    """`2.8 kWh, 0.21 kg CO2 (FI)`; '' where it is not known."""
+    if choice.kwh is None:
+        return ""
+    told = f"{choice.kwh:.3g} kWh"
+    if choice.co2_kg is None:
+        return f"{told}; CO2 not known, since the country is not"
+    low, high = choice.co2_kg
+    countries = sorted(choice.machine.offer.known_countries)
+    where = countries[0] if len(countries) == 1 else f"{len(countries)} countries"
+    between = f"{low:.2g}" if high - low < 0.05 * high else f"{low:.2g} to {high:.2g}"
+    return f"{told}, {between} kg CO2 ({where})"
+
+
+def conditions(choice: Choice) -> list[str]:
+    """What the job needs of the machine, beside what the offer says it has."""
+    offer = choice.machine.offer
+    told = [offer.assumed] if offer.assumed else []
+    told += [] if choice.availability is None else [f"whether one is free: {choice.availability}"]
+    if offer.kind == OWNED:
+        return told
+    needs: list[tuple[str, int | None, int | None, Callable[[int], str]]] = [
+        ("RAM", choice.ram_bytes, offer.ram_bytes, gib),
+        ("vCPUs", _cores(choice), offer.vcpus, str),
+        ("disk", choice.disk_bytes, offer.disk_bytes, lambda nbytes: f"{nbytes / GB:,.0f} GB"),
+    ]
+    each = [
+        f"{name} {write(needed)} ({'not said' if has is None else f'has {write(has)}'})"
+        for name, needed, has, write in needs
+        if needed is not None
+    ]
+    host = {"dedicated": "the host is yours alone", "shared": "the host is shared with others"}
+    shared = host.get(tenancy(offer), "whether the host is shared is not known")
+    told.append(f"needs of the machine: {', '.join(each)}; {shared}")
+    if choice.machine.nodes > 1:
+        node = offer.node
+        told.append(f"between the machines: {'not known' if node is None else node.fabric or 'not known'}")
+    return told
+
+
+def _cores(choice: Choice) -> int | None:
+    host = None if choice.prediction is None else (choice.prediction.utilization or {}).get("host")
+    return None if host is None else host.get("cpu_cores")
+
+
+def price_list(plan: Plan) -> str:
+    """The age of the whole list, in one line."""
+    listed = plan.prices.listed
+    if listed is None:
+        return ""
+    days = max(0, (plan.today - listed).days)
+    newer = "; tunecast offers update fetches newer ones" if days > STALE_DAYS else ""
+    old = f"; {plan.prices.old} older offers left out (--max-age)" if plan.prices.old else ""
+    return f"Prices as of {listed}, {age(days)} ago{newer}{old}."
+
+
+def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
+    """Offers that are too cheap to count on; else only how many, and those of the cards that are shown."""
+    found = [shown(f"left out as too cheap to count on: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
+    if all_of_them or not found:
+        return found
+    cards = {f"{one.machine.gpus} x {one.machine.gpu.name} " for one in plan.pareto}
+    cards |= {f"{each.choice.machine.gpus} x {each.choice.machine.gpu.name} " for each in plan.beside}
+    seen = [told for told in found if any(f": {card}" in told for card in cards)][:MOST_OUTLIERS]
+    rest = len(found) - len(seen)
+    more = (
+        f"{rest} {'more ' if seen else ''}offer{'s' if rest > 1 else ''} left out as too cheap to count on (--details)"
+    )
+    return [*seen, *([more] if rest else [])]
+
+
+def price_age(plan: Plan, offer: Offer) -> str:
+    """`seen 2026-08-22, 85 days ago`."""
+    if offer.kind == OWNED:
+        return "your own figure"
+    return f"seen {offer.dated}, {age(offer.age_days(plan.today))} ago"
+
+
+def price_source(offer: Offer) -> str:
+    return shown(sources().get(offer.source, offer.source))
+
+
+class Renter(NamedTuple):
+    """Who rents a machine out, and no more than its source says."""
+
+    name: str
+    company: str
+    level: str
+    law: str
+    source: str
+    doubtful: bool
+    """Whether no source at hand confirms the level."""
+
+
+def renters(offer: Offer) -> list[Renter]:
+    """Who runs the machine, and the broker who sells it, where there is one. None of one's own."""
+    if offer.kind == OWNED:
+        return []
+    found = [provider(name) for name in dict.fromkeys((offer.provider, offer.via)) if name]
+    return [
+        Renter(
+            shown(of.name),
+            shown(_company(of)),
+            of.exposure,
+            told(of),
+            shown(of.source) or "no source",
+            "exposure" in of.unverified or not of.source,
+        )
+        for of in found
+    ]
+
+
+def _company(of: Provider) -> str:
+    """Its name and seat; what no source confirms is said to be so."""
+    parts = [part for part in (of.entity, of.seat and f"seat {of.seat}") if part]
+    doubt = " (not confirmed)" if {"entity", "seat"} & set(of.unverified) else ""
+    return f"{', '.join(parts)}{doubt}" if parts else "company not known"
+
+
+class Refused(NamedTuple):
+    """All hardware one reason holds for."""
+
+    hardware: tuple[str, ...]
+    reason: str
+    remedy: str
+
+
+def refusals(plan: Plan) -> list[Refused]:
+    """One a reason and remedy, in the order they come."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in plan.refused:
+        found.setdefault((shown(one.reason), shown(one.remedy)), []).append(shown(one.hardware))
+    return [Refused(tuple(dict.fromkeys(names)), *why) for why, names in found.items()]
+
+
+def assumed(plan: Plan, choices: Iterable[Choice]) -> list[str]:
+    """The plan's own first, then those of the choices' costs and predictions; each once."""
+    told: list[str] = list(plan.assumptions)
+    for one in choices:
+        told += one.cost.assumptions
+        told += one.prediction.assumptions if one.prediction is not None else ()
+    return list(dict.fromkeys(map(shown, told)))
+
+
+def warned(plan: Plan, choices: Iterable[Choice]) -> list[str]:
+    told: list[str] = list(plan.warnings)
+    for one in choices:
+        told += one.prediction.warnings if one.prediction is not None else ()
+    return list(dict.fromkeys(map(shown, told)))
+
+
+def price_notes(plan: Plan) -> list[str]:
+    """What a price does not say."""
+    return [text for text in (price_list(plan), f"{NOT_AVAILABILITY} {tax(plan.money)}") if text]
