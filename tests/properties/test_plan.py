@@ -13,7 +13,7 @@ from tunecast.offers.selection import Selection
 from tunecast.plan.choice import NO_LIMITS, Choice, Limits, Plan
 from tunecast.plan.pareto import Front, Point
 from tunecast.plan.plan import Question, plan_of
-from tunecast.plan.space import Freedom
+from tunecast.plan.space import Freedom, freed
 
 DAY = date(2026, 11, 1)
 CARDS = ("rtx-4090", "l4", "a100-sxm-40gb", "h100-sxm-80gb")
@@ -79,6 +79,24 @@ def test_brute_force_finds_no_better_pick(seed: int, limits: Limits) -> None:
     assert limits.within_s is not None or not brute.ruled_out
     assert searched.searched.configurations == brute.searched.configurations
     assert searched.searched.predicted < brute.searched.predicted, "bounds are of use"
+
+
+def test_brute_force_finds_no_better_pick_with_zero_and_compile_allowed() -> None:
+    """Of a quantised base, whose norms and embeddings stay as they are."""
+    fields = {"model": "llama-3.2-1b", "method": "qlora", "weights_dtype": "bfloat16", "micro_batch": 2, "seq_len": 512}
+    wanted = job_from_dict({**fields, "kernels": [], "data": {"tokens": 20_000_000}})
+    freedom = Freedom(frozenset(fields) | {"kernels"}, allow=freed(["zero", "compile"]))
+    offers = [Offer("lambda", "on-demand", "l4", gpus, 0.8 * gpus, DAY, "test") for gpus in (1, 2)]
+    searched, brute = (
+        plan_of(wanted, Selection(tuple(offers)), Question(DAY, freedom), bounds=bounds) for bounds in (True, False)
+    )
+    assert {name: told(one) for name, one in searched.picks.items()} == {
+        name: told(one) for name, one in brute.picks.items()
+    }
+    assert searched.searched.predicted < brute.searched.predicted
+    assert brute.searched.bounded == 0
+    for one in brute.picks.values():
+        assert one is None or one.job.quantization.prepare_kbit is False
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -15,7 +15,7 @@ from tunecast.plan.bill import Biller, Terms
 from tunecast.plan.bounds import memory_floor_bytes
 from tunecast.plan.estimate import Estimator
 from tunecast.plan.search import Search
-from tunecast.plan.space import Freedom, Rig, Setting, Space, Spread, space_of
+from tunecast.plan.space import Freedom, Rig, Setting, Space, Spread, freed, space_of
 
 DAY = date(2026, 11, 1)
 CARDS = ("rtx-4090", "l4", "a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
@@ -40,10 +40,10 @@ def offer(gpu: str, gpus: int, **fields: object) -> Offer:
     return Offer(gpu=gpu, gpus=gpus, **{**given, **fields})  # type: ignore[arg-type]
 
 
-def space(fields: dict[str, object]) -> Space:
+def space(fields: dict[str, object], *allowed: str) -> Space:
     given = {"data": {"tokens": 2_000_000}, "micro_batch": 4, "grad_accum": 2, **fields}
     offers = [offer(gpu, gpus, max_nodes=2 if gpus == 4 else 1) for gpu in CARDS for gpus in (1, 2, 4)]
-    return space_of(job_from_dict(given), Freedom(), offers)
+    return space_of(job_from_dict(given), Freedom(allow=freed(allowed)), offers)
 
 
 def settings(of: Space) -> list[tuple[Rig, Setting]]:
@@ -72,11 +72,28 @@ def drawn(draw: random.Random, every: list[tuple[Rig, Setting]], has_lengths: bo
 @pytest.mark.parametrize("name", JOBS)
 def test_no_prediction_lies_below_its_floors(name: str) -> None:
     of = space(JOBS[name])
+    assert_floors_hold(of, drawn(random.Random(name), settings(of), of.job.data.lengths is not None), least=4)
+
+
+@pytest.mark.parametrize("name", ["lora in 16 bits", "lora in 32 bits", "full in 16 bits", "qlora"])
+def test_no_compiled_prediction_lies_below_its_floors(name: str) -> None:
+    of = space(JOBS[name], "compile")
+    compiled = [each for each in settings(of) if each[1].recipe.compile and each[1].spread.layers == 1]
+    assert_floors_hold(of, random.Random(name).sample(compiled, 3), least=3)
+
+
+@pytest.mark.parametrize("name", ["lora in 16 bits", "full in 16 bits"])
+def test_no_prediction_in_float8_lies_below_its_floors(name: str) -> None:
+    of = space(JOBS[name], "precision")
+    narrow = [each for each in settings(of) if each[1].recipe.matmul_dtype and each[1].spread.layers == 1]
+    assert_floors_hold(of, random.Random(name).sample(narrow, 4), least=4)
+
+
+def assert_floors_hold(of: Space, sample: list[tuple[Rig, Setting]], least: int) -> None:
     estimator = Estimator(of, resolve_model(of.job.model))
     search = Search(of, estimator, Biller(of.job, Terms()))
-    draw, every = random.Random(name), settings(of)
     checked = 0
-    for rig, setting in drawn(draw, every, of.job.data.lengths is not None):
+    for rig, setting in sample:
         try:
             timed, held = estimator.timed(rig, setting), estimator.held(rig, setting)
         except TunecastError:
@@ -93,7 +110,19 @@ def test_no_prediction_lies_below_its_floors(name: str) -> None:
             assert 0 < seconds <= cost.wall_s, (rig, setting)
             assert 0 < usd <= cost.total_usd, (rig, setting)
         checked += 1
-    assert checked >= 4
+    assert checked >= least
+
+
+def test_preparing_a_quantised_base_takes_no_less_time_and_memory() -> None:
+    """What the space leaves out is of no use: float32 norms, embeddings and head."""
+    of = space(JOBS["qlora"])
+    estimator = Estimator(of, resolve_model(of.job.model))
+    every = [each for each in settings(of) if not each[1].spread.data.startswith("zero") and each[1].spread.layers == 1]
+    for rig, setting in random.Random(7).sample(every, 6):
+        prepared = setting._replace(recipe=setting.recipe._replace(prepare_kbit=True))
+        assert not setting.recipe.prepare_kbit
+        assert estimator.timed(rig, prepared).step_s >= estimator.timed(rig, setting).step_s, (rig, setting)
+        assert estimator.held(rig, prepared).needs_bytes >= estimator.held(rig, setting).needs_bytes, (rig, setting)
 
 
 @pytest.mark.parametrize("name", ["lora in 16 bits", "full in 32 bits"])

@@ -106,6 +106,39 @@ def test_recipes_are_those_the_user_left_open():
     assert {recipe.optimizer for recipe in freely.recipes} == {"adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"}
 
 
+def test_compile_and_float8_are_tried_where_allowed_and_alone():
+    def tried(
+        *names: str, gpu: str = "h100-sxm-80gb", **fields: object
+    ) -> set[tuple[bool, str | None, tuple[str, ...]]]:
+        job = job_from_dict({"model": "qwen3-0.6b", "micro_batch": 4, **fields})
+        of = space_of(job, Freedom(allow=freed(names)), [offer(gpu)])
+        recipes = [block.recipe for block in of.blocks(only_rig(of))]
+        return {(each.compile, each.matmul_dtype, each.kernels) for each in recipes}
+
+    plain = {(False, None, ()), (False, None, ("liger",))}
+    assert tried() == plain
+    assert tried("compile") == plain | {(True, None, ())}
+    assert tried("precision") == plain | {(False, "float8", ())}
+    assert tried("compile", "precision") == plain | {(True, None, ()), (False, "float8", ())}
+    assert tried("precision", gpu="a100-sxm-80gb") == plain, "no matrix units for float8"
+    assert tried("compile", stack="trl") == plain, "the closed form follows torch.compile of transformers alone"
+    assert tried("compile", data={"samples": 100, "lengths": "uniform(50, 900)"}) == plain
+
+
+def test_quantised_bases_are_not_cast_to_float32_unless_the_user_says_so():
+    def prepared(*written: str, **fields: object) -> set[bool]:
+        return {each.prepare_kbit for each in space(offer(), written=written, method="qlora", **fields).recipes}
+
+    assert prepared() == {False}
+    assert prepared(stack="trl") == {False}
+    assert prepared("quantization.prepare_kbit") == {True}
+    assert prepared(stack="axolotl") == {True}, "whose own code decides"
+    of = space(offer(), method="qlora")
+    rig = only_rig(of)
+    block = next(of.blocks(rig))
+    assert of.job_of(rig, Setting(block.recipe, block.spread, block.splits[0])).quantization.prepare_kbit is False
+
+
 def test_what_no_engine_models_is_not_in_the_space():
     """Liger with adapters on cut weights is refused by predict/spreading.py."""
     of = space(offer(gpus=2), method="lora")

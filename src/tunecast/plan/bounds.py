@@ -9,6 +9,8 @@ Time    A rank's own stream runs one operation after another, its host launches 
         fsdp, hsdp,   the same but for casts (weights arrive cast, or DeepSpeed cast the model), and in 16 bits where
         zero          one card has 32: what is in 16 bits takes as long, what moves in 32 half at least, as many
                       operations are launched
+        float8        the same as in 16 bits, products at the rate of float8; casts come on top
+        compiled      products and attention alone: all else may be fused, and few kernels are launched
         Beside that, gradients are added to those of the micro-batches before, and what is gathered or summed is copied.
         Weights are gathered twice a micro-batch (forward, backward), at the rate NCCL's best way has on these links;
         ddp sums gradients once a step. ZeRO 1 sums them after the last backward pass, ZeRO 1 and 2 gather the new
@@ -143,7 +145,8 @@ def _state_bytes(job: Job, trained: Sequence[Parameter]) -> int:
 
 def _layer_inputs_bytes(job: Job, model: ModelConfig) -> int:
     longest = max(job.lengths or (job.seq_len,))
-    return 0 if job.offload_activations else max(0, model.layers - 1) * longest * model.hidden_size * HALF_BYTES
+    is_free = job.offload_activations or job.compile  # which chooses for itself what it computes again
+    return 0 if is_free else max(0, model.layers - 1) * longest * model.hidden_size * HALF_BYTES
 
 
 def _of_layers(parameters: Sequence[Parameter]) -> list[Parameter]:
@@ -213,11 +216,17 @@ class Work(NamedTuple):
     casts_s: float
     """Of that, casts."""
 
-    def busy_s(self, gpu: Gpu, data: str) -> float:
+    def busy_s(self, gpu: Gpu, data: str, *, narrow: bool = False, fused: bool = False) -> float:
+        """`narrow`: products in float8, at twice the rate or what the card has, of half the bytes. `fused`: whatever
+        only moves may have gone into other kernels."""
         rates = rates_of(gpu)
         whole = data == "ddp"
         busy_s = sum(seconds(op, rates) * times for op, times in self.products if whole or op.dtype != FLOAT32)
+        if narrow:
+            busy_s *= min(0.5, rates.flop_per_s("bfloat16") / rates.flop_per_s("float8"))
         busy_s += sum(_attention_s(op, rates) * times for op, times in self.attention)
+        if fused:
+            return busy_s
         for op, times in self.moving:
             if whole or op.name != CAST:
                 busy_s += seconds(op, rates) * times * (0.5 if op.dtype == FLOAT32 and not whole else 1.0)
@@ -348,8 +357,8 @@ def mesh_of_rig(rig: Rig, spread: Spread) -> tuple[tuple[str, int], ...]:
 
 
 def has_time_floor(job: Job) -> bool:
-    """Grouped and token-filled batches are other batches on another number of ranks; compiled and offloaded steps
-    follow no single card's."""
+    """Grouped and token-filled batches are other batches on another number of ranks; where a job says itself that it is
+    compiled or offloaded, no tape is at hand that is neither."""
     parts, data = job.parallel, job.data
     plain = (parts.tensor, parts.pipeline, parts.context, parts.expert) == (1, 1, 1, 1) and parts.offload == "none"
     return (

@@ -140,7 +140,7 @@ class Estimator:
 
     def outside(self, recipe: Recipe, data: str) -> Outside | None:
         """What lies outside the steps, which depends on how weights are cut: as they are cut they are saved."""
-        key = recipe[:4], data
+        key = recipe.base, data
         if key not in self._outsides:
             job = self.space.alone_on(CANONICAL, recipe, 1)
             try:
@@ -153,7 +153,7 @@ class Estimator:
     def ram_bytes(self, rig: Rig, setting: Setting) -> int | None:
         """What one machine needs of its host's memory; None where that is not known."""
         recipe, spread, _ = setting
-        key = recipe[:4], spread, rig.gpus, rig.nodes
+        key = recipe.base, spread, rig.gpus, rig.nodes
         if key not in self._ram:
             try:
                 self._ram[key] = outside_of(self.space.job_of(rig, setting), self.model).machine_bytes
@@ -163,7 +163,7 @@ class Estimator:
 
     def tensors(self, recipe: Recipe, data: str) -> Tensors:
         is_zero = data.startswith("zero")
-        key = recipe[:4], is_zero
+        key = recipe.base, is_zero
         if key not in self._tensors:
             job = self.space.alone_on(CANONICAL, recipe, 1)
             try:
@@ -180,7 +180,7 @@ class Estimator:
         return self._epochs[key]
 
     def frame(self, recipe: Recipe, data: str, ranks: int, split: Split) -> Frame:
-        key = recipe[:4], recipe.kernels, data, ranks, split
+        key = recipe.base, recipe.kernels, data, ranks, split
         if key not in self._frames:
             self._frames[key] = self._frame(recipe, data, ranks, split)
         return self._frames[key]
@@ -213,7 +213,7 @@ class Estimator:
         """Of the first micro-batch of rows of this length, on one card, and of each later one. A `close` floor of ZeRO
         takes a tape of its own."""
         is_cast = close and spread.data.startswith("zero")
-        key = gpu, recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, spread, is_cast
+        key = gpu, recipe.base, recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, spread, is_cast
         found = self._floors.get(key)
         if found is None:
             found = self._floors[key] = self._floor_s(gpus()[gpu], recipe, micro_batch, length, spread, is_cast)
@@ -227,7 +227,9 @@ class Estimator:
             return 0.0, 0.0
         copied = copied_of(self.tensors(recipe, spread.data), self.space.job, gpu, spread)
         like = "ddp" if is_cast else spread.data
-        busy_s, launched_s = work.busy_s(gpu, like) + copied.micro_batch_s, work.launched_s(like)
+        busy_s = work.busy_s(gpu, like, narrow=recipe.matmul_dtype is not None, fused=recipe.compile)
+        busy_s += copied.micro_batch_s
+        launched_s = 0.0 if recipe.compile else work.launched_s(like)
         return max(busy_s + copied.step_s, launched_s), max(busy_s + copied.later_s, launched_s)
 
     def least_bytes(self, rig: Rig, setting: Setting) -> int:
@@ -238,6 +240,8 @@ class Estimator:
         under ZeRO it is what is alive on one card whose model was cast as DeepSpeed casts it.
         """
         (recipe, spread, split), job = setting, self.space.job
+        if recipe.compile or recipe.matmul_dtype is not None:
+            return memory_floor_bytes(self.tensors(recipe, spread.data), job, rig, spread, split.micro_batch)
         is_cast = spread.data.startswith("zero")
         key = recipe, split.micro_batch, is_cast
         if key not in self._alone:
@@ -273,7 +277,7 @@ class Estimator:
     def end_s(self, rig: Rig, recipe: Recipe, data: str) -> float:
         """Of a step's end, at least."""
         cards = rig.gpus if data == "hsdp" else rig.cards
-        key = rig.gpu, recipe[:4], data, cards
+        key = rig.gpu, recipe.base, data, cards
         found = self._ends.get(key)
         if found is None:
             length = max(self.space.job.lengths or (self.space.job.seq_len,))
@@ -284,19 +288,20 @@ class Estimator:
     def sent(self, recipe: Recipe, rig: Rig, spread: Spread) -> Sent:
         if not self.bounds_time:
             return Sent(0.0, 0.0)
-        key = recipe[:4], rig, spread
+        key = recipe.base, rig, spread
         if key not in self._sent:
             self._sent[key] = sent_of(self.tensors(recipe, spread.data), self.space.job, rig, spread)
         return self._sent[key]
 
     def _work(self, recipe: Recipe, micro_batch: int, length: int, is_cast: bool) -> Work | None:
-        key = recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, is_cast
+        key = recipe.base, recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, is_cast
         if key not in self._works:
             found = self._worked(recipe, micro_batch, length, is_cast) if self.bounds_time else None
             self._works[key] = found
         return self._works[key]
 
     def _worked(self, recipe: Recipe, micro_batch: int, length: int, is_cast: bool) -> Work | None:
+        recipe = recipe.eager
         setting = Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
         try:
             job = replace(plain(self._job_alone(recipe, micro_batch, is_cast)), seq_len=length, lengths=None)

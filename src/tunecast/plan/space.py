@@ -40,7 +40,10 @@ ALLOWABLE: Mapping[str, tuple[str, ...]] = {
     "method": ("method",),
     "rank": ("lora.rank",),
     "lora.rank": ("lora.rank",),
-    "precision": ("weights_dtype",),
+    "precision": ("weights_dtype", "matmul_dtype"),
+    "matmul_dtype": ("matmul_dtype",),
+    "compile": ("compile",),
+    "prepare_kbit": ("quantization.prepare_kbit",),
     "weights_dtype": ("weights_dtype",),
     "optimizer": ("optimizer",),
     "parallel.data": ("parallel.data",),
@@ -51,7 +54,15 @@ ALLOWABLE: Mapping[str, tuple[str, ...]] = {
 }
 """What `--allow` may name, and the fields it frees."""
 KEEPABLE = (
-    *("micro_batch", "grad_accum", "gradient_checkpointing", "kernels", "attention", "parallel.data"),
+    *(
+        "micro_batch",
+        "grad_accum",
+        "gradient_checkpointing",
+        "quantization.prepare_kbit",
+        "kernels",
+        "attention",
+        "parallel.data",
+    ),
     *(
         "parallel.layers",
         "parallel.sync_each_batch",
@@ -68,6 +79,10 @@ FLASH = ((8, 0), (9, 0))
 ATTENTION = ("sdpa", "flash_attention_2")
 """Tried where it may change: flash-attn is a package of its own, and sdpa runs its kernels too."""
 BFLOAT16 = (8, 0)
+FLOAT8 = (8, 9)
+"""From which compute capability on NVIDIA's cards have matrix units for it."""
+PREPARED_BY_HAND = ("transformers", "trl")
+"""Stacks that leave `prepare_model_for_kbit_training` to the user's own code."""
 LEAST_RANK = 8
 OPTIMIZERS = ("adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit")
 """Tried beside the user's own where the optimizer may change."""
@@ -80,9 +95,23 @@ class Recipe(NamedTuple):
     rank: int
     weights_dtype: str
     optimizer: str
+    prepare_kbit: bool
+    matmul_dtype: str | None
+    compile: bool
     gradient_checkpointing: bool
     kernels: tuple[str, ...]
     attention: str
+
+    @property
+    def base(self) -> tuple[object, ...]:
+        """All that decides what lies outside the steps."""
+        return self[:7]
+
+    @property
+    def eager(self) -> Recipe:
+        """The same in the weights' own precision, operation by operation and none of them twice."""
+        again = self.gradient_checkpointing and not self.compile
+        return self._replace(matmul_dtype=None, compile=False, gradient_checkpointing=again)
 
 
 class Spread(NamedTuple):
@@ -238,11 +267,16 @@ class Space:
 
     def comes_late(self, block: Block) -> bool:
         """Whether it is looked at when all others are known: what takes long to predict and is seldom of use."""
+        return self._is_zero(block) or block.recipe != block.recipe._replace(
+            compile=self.job.compile, matmul_dtype=self.job.matmul_dtype
+        )
+
+    def _is_zero(self, block: Block) -> bool:
         return block.spread.data.startswith("zero") and not self.freedom.is_fixed("parallel.data")
 
     def is_last_resort(self, block: Block) -> bool:
         """Whether it is there for jobs that nothing else fits: ZeRO, unless the user allows it in general."""
-        return self.comes_late(block) and "parallel.data" not in self.freedom.allow
+        return self._is_zero(block) and "parallel.data" not in self.freedom.allow
 
     def without_sync(self, rig: Rig, setting: Setting) -> Setting | None:
         """The same with gradients summed once a step, where that is in the space too."""
@@ -391,27 +425,57 @@ def _recipes(job: Job, freedom: Freedom) -> Iterator[Recipe]:
 
     freely = freedom.allow
     methods = values("method", job.method, METHODS if "method" in freely else ())
-    is_plain = job.stack in THROUGH_ACCELERATE
+    is_plain, is_transformers = job.stack in THROUGH_ACCELERATE, job.stack == "transformers"
     kernels: list[tuple[str, ...]] = [("liger",), ()] if is_plain and set(job.kernels) <= {"liger"} else []
+    may_compile = is_transformers and "compile" in freely and _rows_are_alike(job)
     chosen = product(
         methods,
         values("weights_dtype", job.weights_dtype, ("bfloat16",) if "weights_dtype" in freely else ()),
         values("optimizer", job.optimizer, OPTIMIZERS if "optimizer" in freely else ()),
+        values("matmul_dtype", job.matmul_dtype, ("float8",) if is_transformers and "matmul_dtype" in freely else ()),
+        values("compile", job.compile, (True,) if may_compile else ()),
         values("gradient_checkpointing", job.gradient_checkpointing, (True, False)),
         values("kernels", job.kernels, kernels),
         values("attention", job.attention, ATTENTION if is_plain and "attention" in freely else ()),
     )
-    for method, dtype, optimizer, checkpointing, fused, attention in chosen:
+    for method, dtype, optimizer, matmul_dtype, compiled, checkpointing, fused, attention in chosen:
         ranks = [job.lora.rank]
         if method != "full" and "lora.rank" in freely:
             ranks += [rank for rank in (ranks[0] // 2, ranks[0] // 4) if rank >= LEAST_RANK]
         for rank in ranks:
-            recipe = Recipe(method, rank, dtype, optimizer, checkpointing, fused, attention)
+            recipe = Recipe(
+                method,
+                rank,
+                dtype,
+                optimizer,
+                _prepares(job, freedom, method),
+                matmul_dtype,
+                compiled,
+                checkpointing,
+                fused,
+                attention,
+            )
             if _makes_sense(job, recipe):
                 yield recipe
 
 
+def _prepares(job: Job, freedom: Freedom, method: str) -> bool:
+    """Without, norms, embeddings and head stay in the weights' dtype: never more memory, never more work."""
+    own = job.quantization.prepare_kbit
+    may_leave_out = job.stack in PREPARED_BY_HAND and not freedom.is_fixed("quantization.prepare_kbit")
+    return own and not (method == "qlora" and may_leave_out)
+
+
+def _rows_are_alike(job: Job) -> bool:
+    """What is compiled is compiled again for other lengths, which nobody has timed."""
+    return job.lengths is None and (job.data.lengths is None or job.data.packing)
+
+
 def _makes_sense(job: Job, recipe: Recipe) -> bool:
+    """What the closed form cannot follow together is not tried: torch.compile, float8 and fused kernels."""
+    is_chosen = (recipe.compile, recipe.matmul_dtype) != (job.compile, job.matmul_dtype)
+    if is_chosen and (recipe.kernels or (recipe.compile and recipe.matmul_dtype is not None)):
+        return False
     try:
         _with_recipe(job, recipe)
     except UsageError:
@@ -423,9 +487,15 @@ def _with_recipe(job: Job, recipe: Recipe) -> Job:
     if recipe.method != job.method:
         job = with_fields(job, {"method": recipe.method})
     adapters = job.lora if recipe.method == "full" else replace(job.lora, rank=recipe.rank)
+    packed = job.quantization
+    if packed.prepare_kbit != recipe.prepare_kbit:
+        packed = replace(packed, prepare_kbit=recipe.prepare_kbit)
     return replace(
         job,
         lora=adapters,
+        quantization=packed,
+        matmul_dtype=recipe.matmul_dtype,
+        compile=recipe.compile,
         weights_dtype=recipe.weights_dtype,
         optimizer=recipe.optimizer,
         gradient_checkpointing=recipe.gradient_checkpointing,
@@ -436,6 +506,9 @@ def _with_recipe(job: Job, recipe: Recipe) -> Job:
 
 def _runs(recipe: Recipe, rig: Rig) -> bool:
     """Whether the card has the kernels."""
+    card = rig.card
+    if recipe.matmul_dtype == "float8" and (card.vendor != "NVIDIA" or card.compute_capability < FLOAT8):
+        return False
     if recipe.attention != "flash_attention_2":
         return True
-    return rig.card.vendor == "NVIDIA" and FLASH[0] <= rig.card.compute_capability <= FLASH[1]
+    return card.vendor == "NVIDIA" and FLASH[0] <= card.compute_capability <= FLASH[1]
