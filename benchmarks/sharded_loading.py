@@ -60,6 +60,16 @@ def norm(model: Any) -> float:
     return float(sum(p.detach().full_tensor().float().norm() ** 2 for p in model.parameters()) ** 0.5)
 
 
+def take_empty_memory(model: Any) -> None:
+    """Weights of the host that nobody has touched: Linux gives them no pages, but each has an address of its own."""
+    import torch
+
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            empty = torch.empty_like(weight, device="cpu")
+            setattr(module, name, torch.nn.Parameter(empty, requires_grad=weight.requires_grad))
+
+
 def make_model(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -88,8 +98,8 @@ def main(efficient: str, method: str, dtype: str, folder: str, saves: str = "") 
     }  # fmt: skip
     args = TrainingArguments(
         output_dir=f"{folder}/run", max_steps=1, per_device_train_batch_size=1, save_steps=1, bf16=True, use_cpu=True,
-        report_to=[], ddp_backend="gloo", optim="adamw_torch", save_only_model=saves == "save_only_model",
-        fsdp="full_shard auto_wrap", fsdp_config=wrapped,
+        report_to=[], ddp_backend="gloo", optim="adamw_torch", learning_rate=1e-2, seed=0,
+        save_only_model=saves == "save_only_model", fsdp="full_shard auto_wrap", fsdp_config=wrapped,
     )  # fmt: skip
     peak = Peak()
     before = peak.reset()
@@ -110,10 +120,13 @@ def main(efficient: str, method: str, dtype: str, folder: str, saves: str = "") 
             found["saving_bytes"] = peak.most - held
 
     model: Any
-    if efficient == "meta" and rank:
+    if efficient in ("meta", "empty") and rank:
         with init_empty_weights():
             config = AutoConfig.from_pretrained(model_folder)
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+            wide = efficient == "empty" and method == "full"
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32 if wide else getattr(torch, dtype))
+        if efficient == "empty":
+            take_empty_memory(model)
     else:
         model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, dtype))
     found["loading_bytes"], found["loaded_bytes"] = peak.most - before, anonymous_bytes() - before
@@ -123,11 +136,13 @@ def main(efficient: str, method: str, dtype: str, folder: str, saves: str = "") 
 
         asked = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         model = get_peft_model(model, asked)
+    torch.manual_seed(0)
     ids = torch.randint(0, MODEL["vocab_size"], (4, 16))
     trainer = Measured(model=model, args=args, train_dataset=[{"input_ids": row, "labels": row} for row in ids])
     del model
     torch.distributed.barrier()
     trainer.train()
+    found["trained_norm"] = round(norm(trainer.model), 4)
     asked = {
         "cpu_ram_efficient_loading": efficient, "launched": launched, "method": method, "weights_dtype": dtype,
         "autocast": "bfloat16", "saves": saves, "rank": rank, "parameters": parameters,
