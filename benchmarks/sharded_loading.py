@@ -1,10 +1,11 @@
 """Host memory of each rank while the Trainer loads, cuts and saves a model under FSDP 2, two ranks on CPUs: JSON lines.
 
-    torchrun --nproc_per_node 2 benchmarks/sharded_loading.py false|true|meta full|lora bfloat16|float32 FOLDER \\
+    torchrun --nproc_per_node 2 benchmarks/sharded_loading.py false|true|meta|empty full|lora bfloat16|float32 FOLDER \\
         [sharded|save_only_model]
 
 The first argument is fsdp_config's `cpu_ram_efficient_loading`; meta: it is true, and ranks but the first make the
-model without memory (accelerate's `init_empty_weights`). The third is the dtype weights are loaded in; bf16 mixed
+model without memory (accelerate's `init_empty_weights`), which trains wrongly; empty: of memory that nobody touches.
+`trained_norm`, after a step, shows what is right. The third is the dtype weights are loaded in; bf16 mixed
 precision is on. `ACCELERATE_USE_FSDP=true FSDP_CPU_RAM_EFFICIENT_LOADING=true` before it is what accelerate's launcher
 sets, and what `from_pretrained` looks at (`launched`). The model is `MODEL`, made in FOLDER by the first run, its file
 in bfloat16.
