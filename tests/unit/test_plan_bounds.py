@@ -15,7 +15,7 @@ from tunecast.plan.bill import Biller, Terms
 from tunecast.plan.bounds import memory_floor_bytes
 from tunecast.plan.estimate import Estimator
 from tunecast.plan.search import Search
-from tunecast.plan.space import Freedom, Rig, Setting, Space, space_of
+from tunecast.plan.space import Freedom, Rig, Setting, Space, Spread, space_of
 
 DAY = date(2026, 11, 1)
 CARDS = ("rtx-4090", "l4", "a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
@@ -55,29 +55,43 @@ def settings(of: Space) -> list[tuple[Rig, Setting]]:
     ]
 
 
+def drawn(draw: random.Random, every: list[tuple[Rig, Setting]], has_lengths: bool) -> list[tuple[Rig, Setting]]:
+    """Of every kind of spread; ZeRO's tapes take longest, and one for every length minutes."""
+    kinds: dict[tuple[str, bool], list[tuple[Rig, Setting]]] = {}
+    for each in every:
+        spread = each[1].spread
+        kinds.setdefault((spread.data, spread.sync_each_batch), []).append(each)
+    dear = 0 if has_lengths else 1
+    return [
+        each
+        for (data, _), group in kinds.items()
+        for each in draw.sample(group, dear if data.startswith("zero") else 3)
+    ]
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_no_prediction_lies_below_its_floors(name: str) -> None:
     of = space(JOBS[name])
     estimator = Estimator(of, resolve_model(of.job.model))
     search = Search(of, estimator, Biller(of.job, Terms()))
     draw, every = random.Random(name), settings(of)
-    by_spread = [[each for each in every if each[1].spread.data == data] for data in ("ddp", "fsdp", "hsdp")]
     checked = 0
-    for rig, setting in (each for group in by_spread for each in draw.sample(group, 4)):
+    for rig, setting in drawn(draw, every, of.job.data.lengths is not None):
         try:
             timed, held = estimator.timed(rig, setting), estimator.held(rig, setting)
         except TunecastError:
             continue
-        tensors = estimator.tensors(setting.recipe)
+        tensors = estimator.tensors(setting.recipe, setting.spread.data)
         floor_bytes = memory_floor_bytes(tensors, of.job, rig, setting.spread, setting.split.micro_batch)
         assert 0 < floor_bytes <= held.needs_bytes, setting
         if setting.spread.layers == 1:
             assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)
-        ((usd, seconds),) = search._floors(rig, setting)
         (rented,) = of.offers[rig]
         cost = search.biller.likely(timed, rented, rig.nodes)
-        assert 0 < seconds <= cost.wall_s, (rig, setting)
-        assert 0 < usd <= cost.total_usd, (rig, setting)
+        for close in (False, True):
+            ((usd, seconds),) = search._floors(rig, setting, close=close)
+            assert 0 < seconds <= cost.wall_s, (rig, setting)
+            assert 0 < usd <= cost.total_usd, (rig, setting)
         checked += 1
     assert checked >= 4
 
@@ -90,6 +104,29 @@ def test_checkpointing_takes_no_less_time(name: str) -> None:
     for rig, setting in random.Random(7).sample(plain, 3):
         with_it = setting._replace(recipe=setting.recipe._replace(gradient_checkpointing=True))
         assert estimator.timed(rig, with_it).step_s >= estimator.timed(rig, setting).step_s
+
+
+def test_summing_gradients_every_time_takes_no_less_time_and_no_more_memory() -> None:
+    of = space(JOBS["full in 32 bits"])
+    estimator = Estimator(of, resolve_model(of.job.model))
+    every = [(rig, each) for rig, each in settings(of) if each.spread.sync_each_batch]
+    for rig, setting in random.Random(7).sample(every, 3):
+        without = of.without_sync(rig, setting)
+        assert without is not None
+        assert estimator.timed(rig, setting).step_s >= estimator.timed(rig, without).step_s
+        assert estimator.held(rig, setting).needs_bytes <= estimator.held(rig, without).needs_bytes
+
+
+@pytest.mark.parametrize("data", ["zero1", "zero2", "zero3"])
+def test_the_close_floor_of_zero_is_close(data: str) -> None:
+    of = space({"model": "llama-3.2-1b", "method": "lora"})
+    estimator = Estimator(of, resolve_model(of.job.model))
+    search = Search(of, estimator, Biller(of.job, Terms()))
+    found = [each for each in settings(of) if each[0].gpu == "h100-sxm-80gb" and each[1].spread.data == data]
+    rig, setting = found[-1]
+    ((_, seconds),) = search._floors(rig, setting)
+    (rented,) = of.offers[rig]
+    assert seconds > 0.8 * search.biller.likely(estimator.timed(rig, setting), rented, rig.nodes).wall_s
 
 
 def test_floors_are_close_where_weights_are_whole() -> None:
@@ -117,6 +154,26 @@ def test_the_floor_of_memory_on_paper() -> None:
         for block in of.blocks(rig)
     }
     for (cards, data, layers), block in blocks.items():
-        floor = memory_floor_bytes(estimator.tensors(block.recipe), of.job, block.rig, block.spread, 0)
-        parts = cards if data == "fsdp" else layers
-        assert floor == pytest.approx(8 * parameters / parts, rel=0.001)
+        floor = memory_floor_bytes(
+            estimator.tensors(block.recipe, block.spread.data), of.job, block.rig, block.spread, 0
+        )
+        if not data.startswith("zero"):
+            parts = cards if data == "fsdp" else layers
+            assert floor == pytest.approx(8 * parameters / parts, rel=0.001)
+
+
+def test_the_floor_of_zero_s_memory_on_paper() -> None:
+    """Masters and Adam's averages in float32 are 12 bytes a parameter, cut; weights in 16 bits are cut by ZeRO 3 alone.
+    At a step its part of the gradients is there in 16 bits, once more in one piece, and in float32: ZeRO 3 keeps the
+    first and its bucket of 500 million elements, and has the others of all of so small a model."""
+    of = space({"model": "llama-3.2-1b"})
+    estimator, n = Estimator(of, resolve_model(of.job.model)), 1_235_814_400
+    rig = next(rig for rig in of.offers if rig.cards == 4 and rig.nodes == 1)
+    recipe = of.recipes[0]
+    found = {
+        data: memory_floor_bytes(estimator.tensors(recipe, data), of.job, rig, Spread(data, 1), 0)
+        for data in ("zero1", "zero2", "zero3")
+    }
+    assert found["zero1"] == pytest.approx(2 * n + 12 * n / 4 + max(8 * n / 4, 2 * n), rel=0.001)
+    assert found["zero2"] == pytest.approx(2 * n + 12 * n / 4 + 8 * n / 4, rel=0.001)
+    assert found["zero3"] == pytest.approx((2 + 12 + 2 + 6) * n / 4 + 1e9, rel=0.001)

@@ -51,8 +51,34 @@ def test_spreads_of_one_two_and_joined_machines():
     assert space(offer()).spreads(only_rig(space(offer()))) == [Spread("ddp", 1)]
     two = space(offer(gpus=2, max_nodes=2))
     by_nodes = {rig.nodes: two.spreads(rig) for rig in two.offers}
-    assert by_nodes[1] == [Spread("ddp", 1), Spread("fsdp", 1), Spread("ddp", 2)]
-    assert by_nodes[2] == [Spread("ddp", 1), Spread("fsdp", 1), Spread("hsdp", 1)]
+    zero = [Spread("zero1", 1), Spread("zero2", 1), Spread("zero3", 1)]
+    fsdp = [Spread("fsdp", 1), Spread("fsdp", 1, sync_each_batch=True)]
+    hsdp = [Spread("hsdp", 1), Spread("hsdp", 1, sync_each_batch=True)]
+    assert by_nodes[1] == [Spread("ddp", 1), *fsdp, *zero, Spread("ddp", 2)]
+    assert by_nodes[2] == [Spread("ddp", 1), *fsdp, *hsdp, *zero]
+
+
+def test_gradients_are_summed_every_time_only_where_all_weights_are_trained_and_several_times_are_left():
+    of = space(offer(gpus=2), method="lora")
+    assert not any(each.sync_each_batch for each in of.spreads(only_rig(of)))
+    of = space(offer(gpus=2), grad_accum=2)
+    assert of.splits(only_rig(of), Spread("fsdp", 1)) == (Split(1, 4), Split(2, 2), Split(4, 1))
+    assert of.splits(only_rig(of), Spread("fsdp", 1, sync_each_batch=True)) == (Split(1, 4), Split(2, 2))
+    of = space(offer(gpus=2), written=("parallel.sync_each_batch",), parallel={"sync_each_batch": True})
+    assert {each.sync_each_batch for each in of.spreads(only_rig(of))} == {True}
+
+
+def test_zero_is_a_last_resort_unless_it_is_allowed_or_asked_for():
+    def zero(freedom: Freedom, **fields: object) -> set[tuple[bool, bool]]:
+        job = job_from_dict({"model": "qwen3-0.6b", "micro_batch": 4, **fields})
+        of = space_of(job, freedom, [offer(gpus=2)])
+        blocks = [block for block in of.blocks(only_rig(of)) if block.spread.data == "zero3"]
+        return {(of.comes_late(block), of.is_last_resort(block)) for block in blocks}
+
+    assert zero(Freedom()) == {(True, True)}
+    assert zero(Freedom(allow=freed(["zero"]))) == {(True, False)}
+    asked = Freedom(frozenset({"parallel.data"}))
+    assert zero(asked, parallel={"data": "zero3"}) == {(False, False)}
 
 
 def test_machines_join_only_where_somebody_says_so():

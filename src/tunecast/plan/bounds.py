@@ -6,13 +6,16 @@ Memory  At the optimizer's step a rank holds its part of the weights, their grad
 Time    A rank's own stream runs one operation after another, its host launches one after another, and so does the
         stream that gathers weights: each of the three is a floor.
         ddp, layers   a micro-batch does all that it does alone on one such card, and more
-        fsdp, hsdp    the same but for casts (weights arrive cast), and in 16 bits where one card has 32: what is in
-                      16 bits takes as long, what moves in 32 half at least, as many operations are launched
-        zero          products alone
+        fsdp, hsdp,   the same but for casts (weights arrive cast, or DeepSpeed cast the model), and in 16 bits where
+        zero          one card has 32: what is in 16 bits takes as long, what moves in 32 half at least, as many
+                      operations are launched
         Beside that, gradients are added to those of the micro-batches before, and what is gathered or summed is copied.
         Weights are gathered twice a micro-batch (forward, backward), at the rate NCCL's best way has on these links;
-        ddp sums gradients once a step. Attention counts as by the best kernel there is, since which one runs depends on
-        the card. The optimizer comes after all that, on a rank's part of the weights. Waiting is left out.
+        ddp sums gradients once a step. ZeRO 1 sums them after the last backward pass, ZeRO 1 and 2 gather the new
+        weights after the optimizer, and no work is left to hide that. A closer floor of ZeRO is what one card does
+        whose model was cast as DeepSpeed casts it, all of it. Attention counts as by the best kernel there is, since
+        which one runs depends on the card. The optimizer comes after all that, on a rank's part of the weights.
+        Waiting is left out.
 Cost    The floor of time at the lowest price of the rig; rounding, interruptions, storage and egress left out.
 
 `tests/unit/test_plan_bounds.py` holds each against predictions. Where ranks share more than the data (tensor, context,
@@ -29,7 +32,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.plan.space import Rig, Spread
-from tunecast.predict.checkpoint import FOUR_BIT, WIDTHS, Parameter, optimizer_states
+from tunecast.predict.checkpoint import FOUR_BIT, QUANTIZED, WIDTHS, Parameter, optimizer_states
 from tunecast.predict.collectives import SIMPLE, rate
 from tunecast.predict.host import Host
 from tunecast.predict.outside import held_bytes
@@ -38,11 +41,15 @@ from tunecast.predict.price.attention import CUDNN, FLASH_2, FLASH_3
 from tunecast.predict.price.moving import STREAMING
 from tunecast.predict.price.rates import Rates
 from tunecast.predict.spreading import CUT, THROUGH_ACCELERATE
+from tunecast.records import replace
+from tunecast.tape.build.sharding.deepspeed import settings_of
 from tunecast.tape.op import Op, Phase
 from tunecast.tape.timed import Step
 
 CUT_STATE = ("zero1", "zero2", *CUT)
 CUT_GRADIENTS = ("zero2", *CUT)
+LARGE_ELEMENTS = 2**20
+"""Far above what ZeRO 3 leaves whole on every rank (`param_persistence_threshold`: 100,000, or ten hidden sizes)."""
 BY_CARD = frozenset({"gemm_4bit", "sum"})
 """Whose size or presence follows the card: 4-bit products others unpack the weight for, and what Triton's kernels leave
 for each multiprocessor to be summed."""
@@ -63,12 +70,14 @@ class Tensors(NamedTuple):
     layer_inputs: int
     """Of one row of a micro-batch."""
     gathered: int
-    """Of the layers' weights as they are sent: packed, or in 16 bits."""
+    """Of the layers' weights as they are sent: packed, or in 16 bits. Under ZeRO the large ones alone."""
+    gathered_again: int
+    """Of these, for the backward pass."""
     scattered: int
     """Of gradients as they are summed: in 16 bits at least."""
 
 
-NO_TENSORS = Tensors(0, 0, 0, 0, 0, 0)
+NO_TENSORS = Tensors(0, 0, 0, 0, 0, 0, 0)
 
 
 def tensors_of(job: Job, model: ModelConfig, parameters: Sequence[Parameter]) -> Tensors:
@@ -78,38 +87,117 @@ def tensors_of(job: Job, model: ModelConfig, parameters: Sequence[Parameter]) ->
         return NO_TENSORS
     trained = [p for p in parameters if p.trainable]
     at_once = job.optimizer_in_backward or job.optimizer.startswith(("lomo", "adalomo")) or "layerwise" in job.optimizer
-    try:
-        state = sum(each.nbytes for each in optimizer_states(job.optimizer, trained) if not each.paged)
-    except Exception:  # its state is not written down
-        state = 0
-    longest = max(job.lengths or (job.seq_len,))
-    inputs = 0 if job.offload_activations else max(0, model.layers - 1) * longest * model.hidden_size * HALF_BYTES
+    gathered = sum(map(_sent_bytes, _of_layers(parameters)))
     return Tensors(
         held_bytes(parameters, job.quantization.double_quant),
         0 if at_once else sum(p.elements * WIDTHS.get(p.dtype, 0) for p in trained),
-        state,
-        inputs,
-        sum(
-            p.elements // 2 if p.dtype in FOUR_BIT else p.elements * min(HALF_BYTES, WIDTHS.get(p.dtype, 1))
-            for p in parameters
-            if not p.is_embedding and not p.name.endswith("lm_head.weight")
-        ),
+        _state_bytes(job, trained),
+        _layer_inputs_bytes(job, model),
+        gathered,
+        gathered,
         sum([p.elements for p in trained]) * HALF_BYTES,
     )
 
 
+def zero_tensors_of(job: Job, model: ModelConfig, parameters: Sequence[Parameter]) -> Tensors:
+    """The same under DeepSpeed's ZeRO, which casts the model to the dtype of mixed precision and keeps what is trained
+    in float32 beside it, as a part of the optimizer's state. ZeRO 3 keeps what is used again within
+    `max_reuse_distance`, and the first layer's weights have no backward pass where its inputs want no gradient."""
+    if job.stack not in THROUGH_ACCELERATE or job.parallel.offload != "none":
+        return NO_TENSORS
+    kept = parameters if job.autocast is None else [_in_dtype(p, job.autocast) for p in parameters]
+    masters = [p._replace(dtype=FLOAT32) for p in kept if p.trainable]
+    elements = sum([p.elements for p in masters])
+    gathered = sum([_sent_bytes(p) for p in _of_layers(kept) if p.elements > LARGE_ELEMENTS])
+    stays = settings_of(job.stack, 3, 0).max_reuse_distance * HALF_BYTES + gathered // max(1, model.layers)
+    return Tensors(
+        held_bytes(kept, job.quantization.double_quant),
+        elements * HALF_BYTES,
+        elements * WIDTHS[FLOAT32] + _state_bytes(job, masters),
+        _layer_inputs_bytes(job, model),
+        gathered,
+        max(0, gathered - stays),
+        elements * HALF_BYTES,
+    )
+
+
+def cast_by_deepspeed(job: Job) -> Job:
+    """What a rank under ZeRO runs of a job on one card: no autocast, all weights in its dtype. Raises `UsageError`."""
+    if job.autocast is None:
+        return job
+    lora = job.lora if job.method == "full" else replace(job.lora, adapter_dtype=job.autocast)
+    packed = replace(job.quantization, prepare_kbit=False) if job.method == "qlora" else job.quantization
+    return replace(job, autocast=None, weights_dtype=job.autocast, lora=lora, quantization=packed)
+
+
+def _in_dtype(parameter: Parameter, dtype: str) -> Parameter:
+    return parameter if parameter.dtype in QUANTIZED else parameter._replace(dtype=dtype)
+
+
+def _state_bytes(job: Job, trained: Sequence[Parameter]) -> int:
+    try:
+        return sum(each.nbytes for each in optimizer_states(job.optimizer, trained) if not each.paged)
+    except Exception:  # its state is not written down
+        return 0
+
+
+def _layer_inputs_bytes(job: Job, model: ModelConfig) -> int:
+    longest = max(job.lengths or (job.seq_len,))
+    return 0 if job.offload_activations else max(0, model.layers - 1) * longest * model.hidden_size * HALF_BYTES
+
+
+def _of_layers(parameters: Sequence[Parameter]) -> list[Parameter]:
+    return [p for p in parameters if not p.is_embedding and not p.name.endswith("lm_head.weight")]
+
+
+def _sent_bytes(parameter: Parameter) -> int:
+    if parameter.dtype in FOUR_BIT:
+        return parameter.elements // 2
+    return parameter.elements * min(HALF_BYTES, WIDTHS.get(parameter.dtype, 1))
+
+
+def lasting_bytes(of: Tensors, job: Job, rig: Rig, spread: Spread) -> float:
+    """Of the fullest card, from step to step: weights and state, and ZeRO 3's buffers for gradients."""
+    lasting = _part(of.weights, job, rig, spread, CUT) + _part(of.state, job, rig, spread, CUT_STATE)
+    if spread.data == "zero3" and of.weights:
+        bucket = settings_of(job.stack, 3, 0).reduce_bucket_size
+        lasting += of.gradients / rig.cards + bucket * HALF_BYTES
+    return lasting
+
+
 def memory_floor_bytes(of: Tensors, job: Job, rig: Rig, spread: Spread, micro_batch: int) -> int:
     """Of the fullest card."""
+    gradients = _part(of.gradients, job, rig, spread, CUT_GRADIENTS)
+    if spread.data.startswith("zero"):
+        gradients = _zero_gradients_bytes(of, job, rig, spread.data)
+    inputs = of.layer_inputs * micro_batch / _ways(job, spread)
+    return int(lasting_bytes(of, job, rig, spread) + max(gradients, inputs))
+
+
+def _part(nbytes: int, job: Job, rig: Rig, spread: Spread, kinds: Sequence[str]) -> float:
+    """Of what these kinds of spreads cut."""
+    if spread.data not in kinds:
+        return nbytes / _ways(job, spread)
+    return nbytes / max(1, rig.gpus if spread.data == "hsdp" else rig.cards)
+
+
+def _ways(job: Job, spread: Spread) -> int:
+    """In which the model itself is split."""
     parts = job.parallel
-    model = spread.layers * parts.tensor * parts.pipeline * parts.context * parts.expert
-    shared = rig.gpus if spread.data == "hsdp" else rig.cards
-    cut = max(1, shared)
+    return spread.layers * parts.tensor * parts.pipeline * parts.context * parts.expert
 
-    def held(nbytes: int, kinds: Sequence[str]) -> float:
-        return nbytes / (cut if spread.data in kinds else model)
 
-    lasting = held(of.weights, CUT) + held(of.state, CUT_STATE)
-    return int(lasting + max(held(of.gradients, CUT_GRADIENTS), of.layer_inputs * micro_batch / model))
+def _zero_gradients_bytes(of: Tensors, job: Job, rig: Rig, data: str) -> float:
+    """At a step a rank has its part of the gradients in 16 bits, once more in one piece, and that in float32: ZeRO 3
+    for a sub-group of weights at a time. ZeRO 1 has all of them at the end of a backward pass, unless it sums them on
+    the way."""
+    part = of.gradients / rig.cards
+    settings = settings_of(job.stack, int(data[-1]), 0)
+    if data == "zero3":  # in groups of at least that size; one more weight of 1 is no group
+        return 3 * min(part, settings.sub_group_size * HALF_BYTES)
+    at_once = of.gradients if data == "zero1" and not settings.overlap_comm else 0
+    in_one_group = job.stack == "transformers"  # else weights that do not decay take a step of their own
+    return max(4 * part if in_one_group else part, at_once)
 
 
 class Work(NamedTuple):
@@ -130,24 +218,20 @@ class Work(NamedTuple):
         whole = data == "ddp"
         busy_s = sum(seconds(op, rates) * times for op, times in self.products if whole or op.dtype != FLOAT32)
         busy_s += sum(_attention_s(op, rates) * times for op, times in self.attention)
-        if data.startswith("zero"):
-            return busy_s
         for op, times in self.moving:
             if whole or op.name != CAST:
                 busy_s += seconds(op, rates) * times * (0.5 if op.dtype == FLOAT32 and not whole else 1.0)
         return busy_s
 
     def launched_s(self, data: str) -> float:
-        if data.startswith("zero"):
-            return 0.0
         return self.host_s if data == "ddp" else self.host_s - self.casts_s
 
     def end_s(self, gpu: Gpu, data: str, cards: int) -> float:
         """Of a step's end, after its last micro-batch. A rank that keeps a part of the state updates that part."""
-        if data.startswith("zero"):
-            return 0.0
         rates = rates_of(gpu)
         whole_s = sum(seconds(op, rates) * times for op, times in self.optimizer)
+        if data.startswith("zero"):  # of gradients in 16 bits, where others may have 32
+            return 0.5 * whole_s / cards
         return whole_s if data == "ddp" else whole_s / cards
 
 
@@ -192,14 +276,16 @@ class Copied(NamedTuple):
     """Of the first one, on top: once a step."""
 
 
-def copied_of(of: Tensors, job: Job, gpu: Gpu, data: str) -> Copied:
+def copied_of(of: Tensors, job: Job, gpu: Gpu, spread: Spread) -> Copied:
     """What is gathered arrives in one piece and is copied out of it, into weights; gradients are copied into one piece
     to be summed. Each is read and written once; of an addition two are read."""
     byte_s = 1 / (rates_of(gpu).bytes_per_s * STREAMING)
-    if data == "ddp":
+    if spread.data == "ddp":
         return Copied(0.0, 3 * of.gradients * byte_s, 0.0)
-    if data not in ("fsdp", "hsdp") or not job.parallel.reshard_after_forward:
+    if spread.data not in ("fsdp", "hsdp") or not job.parallel.reshard_after_forward:
         return Copied(0.0, 0.0, 0.0)
+    if spread.sync_each_batch:
+        return Copied((2 * 2 * of.gathered + 2 * of.scattered) * byte_s, 0.0, 0.0)
     return Copied(2 * 2 * of.gathered * byte_s, 3 * of.scattered * byte_s, 2 * of.scattered * byte_s)
 
 
@@ -209,13 +295,18 @@ class Sent(NamedTuple):
     micro_batch_s: float
     step_s: float
     """Once a step, on top."""
+    end_s: float = 0.0
+    """After the last backward pass, with nothing beside it."""
+
+
+NOTHING_SENT = Sent(0.0, 0.0)
 
 
 def sent_of(of: Tensors, job: Job, rig: Rig, spread: Spread) -> Sent:
     """Gathering for each micro-batch, and summing gradients once a step at least: a communicator runs one collective at
     a time."""
     if rig.cards == 1 or spread.layers > 1:
-        return Sent(0.0, 0.0)
+        return NOTHING_SENT
     cluster = cards_of(
         rig.card,
         rig.gpus,
@@ -224,23 +315,29 @@ def sent_of(of: Tensors, job: Job, rig: Rig, spread: Spread) -> Sent:
         rig.interconnect,
         rig.inter_node_gbps,
     )
+    group = cluster.group("shard" if spread.data in ("fsdp", "hsdp") else "data")
+    n = group.ranks
+    if n < 2:
+        return NOTHING_SENT
+    byte_s = (n - 1) / n / rate(group, cluster, SIMPLE)
+    summed_s = 2 * byte_s
+    if group.nodes == 1 and cluster.inside.reduce_bytes_per_s:
+        summed_s = min(summed_s, (n + 1) / n / cluster.inside.reduce_bytes_per_s)
+    gathered_s, scattered_s = of.gathered * byte_s, of.scattered * byte_s
     if spread.data in ("fsdp", "hsdp"):
-        group = cluster.group("shard")
-        if group.ranks < 2:
-            return Sent(0.0, 0.0)
-        byte_s = (group.ranks - 1) / group.ranks / rate(group, cluster, SIMPLE)
-        gathered_s, scattered_s = of.gathered * byte_s, of.scattered * byte_s
+        each_s = scattered_s if spread.sync_each_batch else 0.0
         if job.parallel.reshard_after_forward:
-            return Sent(2 * gathered_s, scattered_s)
-        return Sent(0.0, gathered_s + scattered_s)
+            return Sent(2 * gathered_s + each_s, scattered_s - each_s)
+        return Sent(each_s, gathered_s + scattered_s - each_s)
     if spread.data == "ddp":
-        group = cluster.group("data")
-        n = group.ranks
-        ways = [2 * (n - 1) / n / rate(group, cluster, SIMPLE)]
-        if group.nodes == 1 and cluster.inside.reduce_bytes_per_s:
-            ways.append((n + 1) / n / cluster.inside.reduce_bytes_per_s)
-        return Sent(0.0, of.gradients * min(ways))
-    return Sent(0.0, 0.0)
+        return Sent(0.0, of.gradients * summed_s)
+    if spread.data == "zero3":
+        return Sent(gathered_s + of.gathered_again * byte_s + scattered_s, 0.0)
+    if spread.data == "zero2":
+        return Sent(of.scattered * summed_s, 0.0, scattered_s)
+    if settings_of(job.stack, 1, 0).overlap_comm:
+        return Sent(0.0, of.scattered * summed_s, scattered_s)
+    return Sent(0.0, 0.0, of.scattered * summed_s + scattered_s)
 
 
 def mesh_of_rig(rig: Rig, spread: Spread) -> tuple[tuple[str, int], ...]:

@@ -22,7 +22,7 @@ PICKS = ("cheapest", "fastest", "balanced", "deadline")
 SETTINGS = (
     *("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect", "hardware.inter_node_gbps"),
     *("method", "lora.rank", "weights_dtype", "optimizer", "micro_batch", "grad_accum", "gradient_checkpointing"),
-    *("attention", "kernels", "parallel.data", "parallel.layers", "run.save_steps"),
+    *("attention", "kernels", "parallel.data", "parallel.layers", "parallel.sync_each_batch", "run.save_steps"),
 )
 """The fields of a job a plan decides, by dotted name; the rest is as the user wrote it."""
 

@@ -26,12 +26,15 @@ from tunecast.plan.bounds import (
     Sent,
     Tensors,
     Work,
+    cast_by_deepspeed,
     copied_of,
     has_time_floor,
+    lasting_bytes,
     memory_floor_bytes,
     sent_of,
     tensors_of,
     work_of,
+    zero_tensors_of,
 )
 from tunecast.plan.space import Recipe, Rig, Setting, Space, Split, Spread, ranks_on
 from tunecast.predict import engines
@@ -42,7 +45,6 @@ from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
 from tunecast.predict.prediction import Prediction, allocator_settings, device_of, job_on_card
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
-from tunecast.predict.spreading import CUT
 from tunecast.predict.timing import (
     StepTimes,
     evaluation_seconds,
@@ -129,7 +131,7 @@ class Estimator:
         self._works: dict[tuple[object, ...], Work | None] = {}
         self._floors: dict[tuple[object, ...], tuple[float, float]] = {}
         self._ends: dict[tuple[object, ...], float] = {}
-        self._alone: dict[tuple[object, ...], int] = {}
+        self._alone: dict[tuple[object, ...], tuple[int, Tensors]] = {}
         self._sent: dict[tuple[object, ...], Sent] = {}
         self._folds: dict[tuple[object, ...], Folded | TunecastError] = {}
         self._evaluations: dict[tuple[object, ...], float | None] = {}
@@ -159,13 +161,14 @@ class Estimator:
                 self._ram[key] = None
         return self._ram[key]
 
-    def tensors(self, recipe: Recipe) -> Tensors:
-        key = recipe[:4]
+    def tensors(self, recipe: Recipe, data: str) -> Tensors:
+        is_zero = data.startswith("zero")
+        key = recipe[:4], is_zero
         if key not in self._tensors:
             job = self.space.alone_on(CANONICAL, recipe, 1)
             try:
                 found = tensors_on_paper(job, self.config).parameters
-                self._tensors[key] = tensors_of(job, self.model, found)
+                self._tensors[key] = (zero_tensors_of if is_zero else tensors_of)(job, self.model, found)
             except (Unsupported, NotResolved):
                 self._tensors[key] = NO_TENSORS
         return self._tensors[key]
@@ -204,51 +207,68 @@ class Estimator:
 
     # floors
 
-    def floor_s(self, gpu: str, recipe: Recipe, micro_batch: int, length: int, data: str) -> tuple[float, float]:
-        """Of the first micro-batch of rows of this length, on one card, and of each later one."""
-        key = gpu, recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, data
+    def floor_s(
+        self, gpu: str, recipe: Recipe, micro_batch: int, length: int, spread: Spread, *, close: bool
+    ) -> tuple[float, float]:
+        """Of the first micro-batch of rows of this length, on one card, and of each later one. A `close` floor of ZeRO
+        takes a tape of its own."""
+        is_cast = close and spread.data.startswith("zero")
+        key = gpu, recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, spread, is_cast
         found = self._floors.get(key)
         if found is None:
-            found = self._floors[key] = self._floor_s(gpus()[gpu], recipe, micro_batch, length, data)
+            found = self._floors[key] = self._floor_s(gpus()[gpu], recipe, micro_batch, length, spread, is_cast)
         return found
 
-    def _floor_s(self, gpu: Gpu, recipe: Recipe, micro_batch: int, length: int, data: str) -> tuple[float, float]:
-        work = self._work(recipe, micro_batch, length)
+    def _floor_s(
+        self, gpu: Gpu, recipe: Recipe, micro_batch: int, length: int, spread: Spread, is_cast: bool
+    ) -> tuple[float, float]:
+        work = self._work(recipe, micro_batch, length, is_cast)
         if work is None:
             return 0.0, 0.0
-        copied = copied_of(self.tensors(recipe), self.space.job, gpu, data)
-        busy_s, launched_s = work.busy_s(gpu, data) + copied.micro_batch_s, work.launched_s(data)
+        copied = copied_of(self.tensors(recipe, spread.data), self.space.job, gpu, spread)
+        like = "ddp" if is_cast else spread.data
+        busy_s, launched_s = work.busy_s(gpu, like) + copied.micro_batch_s, work.launched_s(like)
         return max(busy_s + copied.step_s, launched_s), max(busy_s + copied.later_s, launched_s)
 
     def least_bytes(self, rig: Rig, setting: Setting) -> int:
         """What the fullest card holds at least, by the run of one micro-batch alone on one card.
 
         With whole weights a rank holds all that, and more. Spread over cards by layers, what is alive at the peak lies
-        on them together. Where weights, gradients and state are cut, what else was alive is not (in 16 bits at least).
+        on them together. Where weights, gradients and state are cut, what else was alive is not (in 16 bits at least);
+        under ZeRO it is what is alive on one card whose model was cast as DeepSpeed casts it.
         """
         (recipe, spread, split), job = setting, self.space.job
-        key = recipe, split.micro_batch
+        is_cast = spread.data.startswith("zero")
+        key = recipe, split.micro_batch, is_cast
         if key not in self._alone:
-            self._alone[key] = self._alone_bytes(recipe, split.micro_batch) if self.bounds_time else 0
-        alone, of = max(0, self._alone[key] - BORROWED_BYTES), self.tensors(recipe)
+            self._alone[key] = self._alone_bytes(*key) if self.bounds_time else (0, NO_TENSORS)
+        alone, whole = self._alone[key]
+        alone = max(0, alone - BORROWED_BYTES)
         if spread.data == "ddp":
             return alone // spread.layers
+        of = self.tensors(recipe, spread.data)
         floor = memory_floor_bytes(of, job, rig, spread, split.micro_batch)
-        rest = alone - of.weights - of.gradients - of.state
-        if spread.data not in CUT or of.weights == 0 or rest <= 0:
+        rest = alone - whole.weights - whole.gradients - whole.state
+        if of.weights == 0 or whole.weights == 0 or rest <= 0:
             return floor
-        lasting = memory_floor_bytes(of._replace(gradients=0, layer_inputs=0), job, rig, spread, split.micro_batch)
-        return max(floor, lasting + rest // 2)
+        lasting = int(lasting_bytes(of, job, rig, spread))
+        return max(floor, lasting + (rest if is_cast else rest // 2))
 
-    def _alone_bytes(self, recipe: Recipe, micro_batch: int) -> int:
+    def _alone_bytes(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> tuple[int, Tensors]:
+        """The most that is alive, and what of it lasts."""
         setting = Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
-        job = self.space.job_of(ALONE, setting)
-        longest = max(job.lengths or (job.seq_len,))
+        longest = max(self.space.job.lengths or (self.space.job.seq_len,))
         try:
+            job = self._job_alone(recipe, micro_batch, is_cast)
             folded = self._fold(ALONE, setting, replace(plain(job), seq_len=longest, lengths=None))
+            whole = tensors_of(job, self.model, tensors_on_paper(job, self.config).parameters)
         except TunecastError:
-            return 0
-        return replay(folded, allocator_settings("native", ALONE.card, folded)).allocated_bytes
+            return 0, NO_TENSORS
+        return replay(folded, allocator_settings("native", ALONE.card, folded)).allocated_bytes, whole
+
+    def _job_alone(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> Job:
+        job = self.space.alone_on(CANONICAL, recipe, micro_batch)
+        return cast_by_deepspeed(job) if is_cast else job
 
     def end_s(self, rig: Rig, recipe: Recipe, data: str) -> float:
         """Of a step's end, at least."""
@@ -257,7 +277,7 @@ class Estimator:
         found = self._ends.get(key)
         if found is None:
             length = max(self.space.job.lengths or (self.space.job.seq_len,))
-            work = self._work(recipe, 1, length)
+            work = self._work(recipe, 1, length, is_cast=False)
             found = self._ends[key] = 0.0 if work is None else work.end_s(rig.card, data, cards)
         return found
 
@@ -266,20 +286,21 @@ class Estimator:
             return Sent(0.0, 0.0)
         key = recipe[:4], rig, spread
         if key not in self._sent:
-            self._sent[key] = sent_of(self.tensors(recipe), self.space.job, rig, spread)
+            self._sent[key] = sent_of(self.tensors(recipe, spread.data), self.space.job, rig, spread)
         return self._sent[key]
 
-    def _work(self, recipe: Recipe, micro_batch: int, length: int) -> Work | None:
-        key = recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length
+    def _work(self, recipe: Recipe, micro_batch: int, length: int, is_cast: bool) -> Work | None:
+        key = recipe[:4], recipe.gradient_checkpointing, recipe.kernels, micro_batch, length, is_cast
         if key not in self._works:
-            self._works[key] = self._worked(recipe, micro_batch, length) if self.bounds_time else None
+            found = self._worked(recipe, micro_batch, length, is_cast) if self.bounds_time else None
+            self._works[key] = found
         return self._works[key]
 
-    def _worked(self, recipe: Recipe, micro_batch: int, length: int) -> Work | None:
-        rig, setting = ALONE, Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
-        job = replace(plain(self.space.job_of(rig, setting)), seq_len=length, lengths=None)
+    def _worked(self, recipe: Recipe, micro_batch: int, length: int, is_cast: bool) -> Work | None:
+        setting = Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
         try:
-            steps = steps_of_fold(self._fold(rig, setting, job), 1)
+            job = replace(plain(self._job_alone(recipe, micro_batch, is_cast)), seq_len=length, lengths=None)
+            steps = steps_of_fold(self._fold(ALONE, setting, job), 1)
         except TunecastError:
             return None
         return work_of(next(iter(steps.values())), host_of(job))
@@ -332,7 +353,7 @@ class Estimator:
         """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
         shape = (rig.gpus, rig.nodes) if setting.spread.data == "hsdp" else (rig.cards,)
         length = job.lengths or job.seq_len
-        key = setting, length, shape, _look(rig.card, job.stack)
+        key = setting, length, shape, _look(rig.card, job.stack), job.autocast
         if key not in self._folds:
             while len(self._folds) >= MOST_FOLDS:
                 del self._folds[next(iter(self._folds))]

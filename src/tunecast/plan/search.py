@@ -1,6 +1,7 @@
 """The search: every setting of every rig is either cut by a proven floor or predicted, so no pick is missed.
 
     candidates (rig x recipe x spread x split), each with floors of memory, time and cost
+      ► what takes long to predict after all else, and ZeRO only where nothing else fits
       ► in order of cost until the cheapest is certain, of time until the fastest is, then what is left
       ► cut where a known choice is at least as cheap and as fast as the floors
       ► priced; cut again; replayed in memory; on the front or not
@@ -141,7 +142,8 @@ class Search:
         self._began_s = time.monotonic()
         self._done: set[int] = set()
         self._points: dict[tuple[Rig, Setting], Floors] = {}
-        self._safe: set[tuple[Rig, Setting]] = set()
+        self._memory: dict[tuple[Rig, Setting], bool] = {}
+        """Whether it fits for sure."""
         self._all = 0
 
     def _divide(self, rig: Rig, offers: Sequence[Offer]) -> None:
@@ -164,16 +166,17 @@ class Search:
 
     def run(self) -> Outcome:
         configurations = 0
-        candidates: list[Candidate] = []
+        usual: list[Block] = []
+        late: list[Block] = []
         for rig in self.offers:
             for block in self.space.blocks(rig):
                 configurations += len(block.splits) * len(self.space.offers[rig])
-                candidates += list(self._candidates(block, len(candidates)))
-        self._all = len(candidates)
+                (late if self.space.comes_late(block) else usual).append(block)
         main = self.goal
-        self._in_turn(candidates, main, _usd_floor, main.is_dear)
-        self._in_turn(candidates, main, _seconds_floor, main.is_slow)
-        self._in_turn(candidates, main, _least_product, lambda least: False)
+        candidates = self._look_at(usual)
+        if len(main.sure):
+            late = [block for block in late if not self.space.is_last_resort(block)]
+        candidates += self._look_at(late)
         for goal in self.goals[1:]:
             self._in_turn(candidates, goal, _usd_floor, goal.is_dear)
             if goal.best is None:
@@ -192,6 +195,16 @@ class Search:
             self.predicted,
             time.monotonic() - self._began_s,
         )
+
+    def _look_at(self, blocks: Sequence[Block]) -> list[Candidate]:
+        candidates: list[Candidate] = []
+        for block in blocks:
+            candidates += list(self._candidates(block, self._all + len(candidates)))
+        self._all += len(candidates)
+        self._in_turn(candidates, self.goal, _usd_floor, self.goal.is_dear)
+        self._in_turn(candidates, self.goal, _seconds_floor, self.goal.is_slow)
+        self._in_turn(candidates, self.goal, _least_product, lambda least: False)
+        return candidates
 
     def _in_turn(
         self,
@@ -226,7 +239,7 @@ class Search:
     def _candidates(self, block: Block, first: int) -> Iterator[Candidate]:
         """Those that pass the floor of memory."""
         rig, job, estimator = block.rig, self.space.job, self.estimator
-        tensors = estimator.tensors(block.recipe)
+        tensors = estimator.tensors(block.recipe, block.spread.data)
         has = self._has_bytes(rig)
         for number, split in enumerate(block.splits):
             needs = memory_floor_bytes(tensors, job, rig, block.spread, split.micro_batch)
@@ -235,7 +248,7 @@ class Search:
                 self._note(rig, Need(needs, has, setting, proven=True))
                 continue
             without = self._without_checkpointing(setting)
-            floors = self._floors(rig, setting if without is None or not self.bounds else without)
+            floors = self._floors(rig, setting if without is None or not self.bounds else without, close=False)
             yield Candidate(floors, first + number, rig, setting)
 
     def _has_bytes(self, rig: Rig) -> int:
@@ -256,22 +269,22 @@ class Search:
 
     def _is_worse(self, rig: Rig, without: Setting) -> bool:
         """Whether checkpointing cannot pay, by what is known of the run without it."""
-        if (rig, without) in self._safe:
+        if self._memory.get((rig, without)):
             return True
         known = self._points.get((rig, without))
         return known is not None and self._are_cut(rig, known)
 
-    def _floors(self, rig: Rig, setting: Setting) -> Floors:
+    def _floors(self, rig: Rig, setting: Setting, *, close: bool = True) -> Floors:
         (recipe, spread, split), estimator = setting, self.estimator
         frame = estimator.frame(recipe, spread.data, ranks_on(self.space.job, rig, spread), split)
         first_s = later_s = 0.0
         for length, share in frame.weights:
-            first, later = estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread.data)
+            first, later = estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread, close=close)
             first_s += share * first
             later_s += share * later
         sent, more = estimator.sent(recipe, rig, spread), split.grad_accum - 1
         step_s = max(first_s + more * later_s, split.grad_accum * sent.micro_batch_s + sent.step_s)
-        step_s += estimator.end_s(rig, recipe, spread.data)
+        step_s += estimator.end_s(rig, recipe, spread.data) + sent.end_s
         run_s = frame.fixed_s + frame.steps * frame.last * step_s * self.biller.said.runs
         floors = []
         for usd_per_s, before_s, fixed_usd, start_s, saves_less in self._prices(rig, frame.weights_bytes):
@@ -284,6 +297,10 @@ class Search:
             return
         self._done.add(each.number)
         rig, setting = each.rig, each.setting
+        is_cut = self.bounds and self._are_cut(rig, each.floors)
+        if is_cut or self._is_needless(rig, setting):
+            self.may_fit.add(rig)
+            return
         if self.bounds and self._is_ruled_out(each):
             return
         if self.progress is not None:
@@ -306,12 +323,11 @@ class Search:
         except TunecastError as error:
             self.errors.setdefault(rig, error.message.splitlines()[0])
             return
+        self._memory[rig, setting] = held.fits_surely
         if not held.fits:
             self._note(rig, Need(held.needs_bytes, held.has_bytes, setting, proven=False))
             return
         self.may_fit.add(rig)
-        if held.fits_surely:
-            self._safe.add((rig, setting))
         found = [Found(rig, setting, offer, timed, held) for offer in self.offers[rig]]
         for goal, places in self.wanted[rig]:
             for place in (place for place in places if has_room[place]):
@@ -327,24 +343,45 @@ class Search:
         return tuple([offer.ram_bytes is None or needs <= offer.ram_bytes for offer in self.offers[rig]])
 
     def _is_ruled_out(self, each: Candidate) -> bool:
-        """By floors alone, or by the machine's own memory."""
+        """By floors alone, by the machine's own memory, or by what is known of a setting like it."""
         rig, setting = each.rig, each.setting
         if not any(self._have_room(rig, setting)):
             has = max(offer.ram_bytes or 0 for offer in self.offers[rig])
             self._note(rig, Need(self.estimator.ram_bytes(rig, setting) or 0, has, setting, proven=True, of_host=True))
             return True
         without = self._without_checkpointing(setting)
-        if self._are_cut(rig, each.floors) or (without is not None and self._is_worse(rig, without)):
+        if without is not None and self._is_worse(rig, without):
             self.may_fit.add(rig)
             return True
         needs, has = self.estimator.least_bytes(rig, setting), self._has_bytes(rig)
         if needs > has:
             self._note(rig, Need(needs, has, setting, proven=False))
             return True
-        if without is None or not self._are_cut(rig, self._floors(rig, setting)):
+        is_close = without is None and not setting.spread.data.startswith("zero")
+        if is_close or not self._are_cut(rig, self._floors(rig, setting)):
             return False
         self.may_fit.add(rig)
         return True
+
+    def _is_needless(self, rig: Rig, setting: Setting) -> bool:
+        """Summing gradients after every micro-batch sends and copies more, for memory that is not needed where the same
+        fits without."""
+        without = self.space.without_sync(rig, setting)
+        return without is not None and self._fits_surely(rig, without)
+
+    def _fits_surely(self, rig: Rig, setting: Setting) -> bool:
+        known = self._memory.get((rig, setting))
+        if known is None:
+            known = self._memory[rig, setting] = self._is_held(rig, setting)
+        return known
+
+    def _is_held(self, rig: Rig, setting: Setting) -> bool:
+        if self.bounds and self.estimator.least_bytes(rig, setting) > self._has_bytes(rig):
+            return False
+        try:
+            return self.estimator.held(rig, setting).fits_surely
+        except TunecastError:
+            return False
 
     def _are_cut(self, rig: Rig, points: Floors) -> bool:
         """Whether what costs and takes at least this matters to no goal."""

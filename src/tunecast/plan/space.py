@@ -52,9 +52,17 @@ ALLOWABLE: Mapping[str, tuple[str, ...]] = {
 """What `--allow` may name, and the fields it frees."""
 KEEPABLE = (
     *("micro_batch", "grad_accum", "gradient_checkpointing", "kernels", "attention", "parallel.data"),
-    *("parallel.layers", "hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect"),
+    *(
+        "parallel.layers",
+        "parallel.sync_each_batch",
+        "hardware.gpu",
+        "hardware.gpus",
+        "hardware.nodes",
+        "hardware.interconnect",
+    ),
 )
 """What `--keep` may name: fields that would otherwise be chosen."""
+SYNC = "parallel.sync_each_batch"
 FLASH = ((8, 0), (9, 0))
 """Compute capabilities flash-attn 2 has kernels for: Ampere to Hopper (Dao-AILab/flash-attention, README)."""
 ATTENTION = ("sdpa", "flash_attention_2")
@@ -82,6 +90,8 @@ class Spread(NamedTuple):
 
     data: str
     layers: int
+    sync_each_batch: bool = False
+    """Gradients are summed and cut after every micro-batch, not once a step."""
 
 
 class Split(NamedTuple):
@@ -202,7 +212,8 @@ class Space:
         return tuple(
             Split(batch, rows // batch)
             for batch in divisors(rows)
-            if ("micro_batch" not in fixed or batch == job.micro_batch)
+            if not (spread.sync_each_batch and rows == batch and not job.parallel.sync_each_batch)
+            and ("micro_batch" not in fixed or batch == job.micro_batch)
             and ("grad_accum" not in fixed or rows // batch == job.grad_accum)
         )
 
@@ -222,8 +233,21 @@ class Space:
                 interconnect=rig.interconnect,
                 inter_node_gbps=rig.inter_node_gbps,
             ),
-            parallel=replace(job.parallel, data=spread.data, layers=spread.layers),
+            parallel=replace(job.parallel, **spread._asdict()),
         )
+
+    def comes_late(self, block: Block) -> bool:
+        """Whether it is looked at when all others are known: what takes long to predict and is seldom of use."""
+        return block.spread.data.startswith("zero") and not self.freedom.is_fixed("parallel.data")
+
+    def is_last_resort(self, block: Block) -> bool:
+        """Whether it is there for jobs that nothing else fits: ZeRO, unless the user allows it in general."""
+        return self.comes_late(block) and "parallel.data" not in self.freedom.allow
+
+    def without_sync(self, rig: Rig, setting: Setting) -> Setting | None:
+        """The same with gradients summed once a step, where that is in the space too."""
+        plain = setting.spread._replace(sync_each_batch=False)
+        return setting._replace(spread=plain) if plain != setting.spread and plain in self.spreads(rig) else None
 
     def alone_on(self, gpu: str, recipe: Recipe, micro_batch: int) -> Job:
         """One micro-batch on one such card: what every spread setting does at least."""
@@ -330,25 +354,35 @@ def ranks_on(job: Job, rig: Rig, spread: Spread) -> int:
 
 
 def _spreads(job: Job, freedom: Freedom, rig: Rig) -> Iterator[Spread]:
+    """Summing gradients after every micro-batch keeps them cut: worth it where all weights are trained."""
+    trains_all = job.method == "full" or "method" in freedom.allow
+    may_sync = trains_all and job.stack in THROUGH_ACCELERATE and not freedom.is_fixed(SYNC)
+    for spread in _ways_to_share(job, freedom, rig):
+        yield spread
+        if may_sync and spread.data in ("fsdp", "hsdp"):
+            yield spread._replace(sync_each_batch=not spread.sync_each_batch)
+
+
+def _ways_to_share(job: Job, freedom: Freedom, rig: Rig) -> Iterator[Spread]:
     parts, known = job.parallel, DATA.get(job.stack, ("ddp",))
+    sync = parts.sync_each_batch
     if freedom.is_fixed("parallel.data") or job.parallel.offload != "none":
         if parts.layers == 1 or freedom.is_fixed("parallel.layers"):
-            yield Spread(parts.data, parts.layers)
+            yield Spread(parts.data, parts.layers, sync)
         return
     if rig.cards == 1:
-        yield Spread("ddp", 1)
+        yield Spread("ddp", 1, sync)
         return
     if freedom.is_fixed("parallel.layers"):
-        yield Spread("ddp", parts.layers)
+        yield Spread("ddp", parts.layers, sync)
         return
     if job.stack not in DATA:
         return
     wanted = ["ddp", "fsdp", *(["hsdp"] if rig.nodes > 1 and rig.gpus > 1 else [])]
-    wanted += [name for name in known if name.startswith("zero") and "parallel.data" in freedom.allow]
-    wanted += [name for name in known if name == parts.data and name not in wanted]
-    yield from (Spread(name, 1) for name in wanted if name in known)
+    wanted += [name for name in known if name.startswith("zero")]
+    yield from (Spread(name, 1, sync) for name in wanted if name in known)
     if "layers" in PARTS.get(job.stack, ()) and rig.nodes == 1 and rig.gpus > 1:
-        yield Spread("ddp", rig.gpus)
+        yield Spread("ddp", rig.gpus, sync)
 
 
 def _recipes(job: Job, freedom: Freedom) -> Iterator[Recipe]:
