@@ -41,7 +41,7 @@ from tunecast.predict import engines
 from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
-from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
+from tunecast.predict.outside import Outside, machine_ram_bytes, outside_of, tensors_on_paper
 from tunecast.predict.prediction import Prediction, allocator_settings, device_of, job_on_card
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
@@ -138,14 +138,16 @@ class Estimator:
 
     # what needs no tape
 
-    def outside(self, recipe: Recipe, data: str) -> Outside | None:
-        """What lies outside the steps, which depends on how weights are cut: as they are cut they are saved."""
-        key = recipe[:4], data
+    def outside(self, recipe: Recipe, spread: Spread, cards: tuple[int, int] = (1, 1)) -> Outside | None:
+        """What lies outside the steps, which depends on how weights are cut: as they are cut they are saved. `cards` of
+        a machine, and machines, count where each rank writes its part."""
+        if spread.light == 0:
+            cards = (1, 1)
+        key = recipe[:4], spread.data, spread.light, cards
         if key not in self._outsides:
-            job = self.space.alone_on(CANONICAL, recipe, 1)
+            job = self.space.job_of(Rig(CANONICAL, *cards, None, None), Setting(recipe, spread, Split(1, 1)))
             try:
-                spread = replace(job, parallel=replace(job.parallel, data=data))
-                self._outsides[key] = outside_of(spread, self.model)
+                self._outsides[key] = outside_of(job, self.model)
             except Unsupported:
                 self._outsides[key] = None
         return self._outsides[key]
@@ -155,10 +157,7 @@ class Estimator:
         recipe, spread, _ = setting
         key = recipe[:4], spread, rig.gpus, rig.nodes
         if key not in self._ram:
-            try:
-                self._ram[key] = outside_of(self.space.job_of(rig, setting), self.model).machine_bytes
-            except Unsupported:
-                self._ram[key] = None
+            self._ram[key] = machine_ram_bytes(self.space.job_of(rig, setting), self.model)
         return self._ram[key]
 
     def tensors(self, recipe: Recipe, data: str) -> Tensors:
@@ -179,13 +178,16 @@ class Estimator:
             self._epochs[key] = epoch_of(job, self.lengths)
         return self._epochs[key]
 
-    def frame(self, recipe: Recipe, data: str, ranks: int, split: Split) -> Frame:
-        key = recipe[:4], recipe.kernels, data, ranks, split
+    def frame(self, rig: Rig, setting: Setting) -> Frame:
+        recipe, spread, split = setting
+        ranks = ranks_on(self.space.job, rig, spread)
+        cards = (rig.gpus, rig.nodes) if spread.light else (1, 1)
+        key = recipe[:4], recipe.kernels, spread.data, spread.light, ranks, split, cards
         if key not in self._frames:
-            self._frames[key] = self._frame(recipe, data, ranks, split)
+            self._frames[key] = self._frame(recipe, spread, ranks, split, cards)
         return self._frames[key]
 
-    def _frame(self, recipe: Recipe, data: str, ranks: int, split: Split) -> Frame:
+    def _frame(self, recipe: Recipe, spread: Spread, ranks: int, split: Split, cards: tuple[int, int]) -> Frame:
         rig, setting = Rig(CANONICAL, ranks, 1, None, None), Setting(recipe, Spread("ddp", 1), split)
         job = self.space.job_of(rig, setting)
         parts = job.parallel
@@ -195,7 +197,7 @@ class Estimator:
         assert total_steps(job, epoch) is not None, "a plan is of a job whose length is known"
         nothing = {length: _no_step() for length in lengths_to_price(job, typical)}
         around_s = loop_s(job, self.model.layers, host_of(job))
-        outside = self.outside(recipe, data)
+        outside = self.outside(recipe, spread._replace(layers=1), cards)
         whole = whole_job(job, epoch, nothing, typical=typical, outside=outside, loop_s=around_s)
         assert whole is not None
         fixed_s = sum(s for name, s in whole.phases_s.items() if name != "provisioning")
@@ -321,7 +323,7 @@ class Estimator:
             folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
             priced = times_by_length(one, self.config, gpu, host, cluster, folded)
             times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
-        outside = self.outside(setting.recipe, setting.spread.data)
+        outside = self.outside(setting.recipe, setting.spread._replace(layers=1), (rig.gpus, rig.nodes))
         evaluation_s = self._evaluation_s(job, rig, setting, host)
         mean, whole = run_time(job, self.model, epoch, typical, StepTimes(times, plans), host, outside, evaluation_s)
         assert whole is not None
@@ -353,7 +355,8 @@ class Estimator:
         """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
         shape = (rig.gpus, rig.nodes) if setting.spread.data == "hsdp" else (rig.cards,)
         length = job.lengths or job.seq_len
-        key = setting, length, shape, _look(rig.card, job.stack), job.autocast
+        alike = setting._replace(spread=setting.spread._replace(light=0))
+        key = alike, length, shape, _look(rig.card, job.stack), job.autocast
         if key not in self._folds:
             while len(self._folds) >= MOST_FOLDS:
                 del self._folds[next(iter(self._folds))]
