@@ -33,6 +33,7 @@ from tunecast.plan.bounds import (
     memory_floor_bytes,
     sent_of,
     tensors_of,
+    whole_gradients_bytes,
     work_of,
     zero_tensors_of,
 )
@@ -134,6 +135,7 @@ class Estimator:
         self._alone: dict[tuple[object, ...], tuple[int, Tensors]] = {}
         self._sent: dict[tuple[object, ...], Sent] = {}
         self._folds: dict[tuple[object, ...], Folded | TunecastError] = {}
+        self._priced: dict[tuple[Rig, Setting], StepTimes] = {}
         self._evaluations: dict[tuple[object, ...], float | None] = {}
 
     # what needs no tape
@@ -249,11 +251,12 @@ class Estimator:
         if spread.data == "ddp":
             return alone // spread.layers
         of = self.tensors(recipe, spread.data)
-        floor = memory_floor_bytes(of, job, rig, spread, split.micro_batch)
+        accumulates = split.grad_accum > 1
+        floor = memory_floor_bytes(of, job, rig, spread, split.micro_batch, accumulates=accumulates)
         rest = alone - whole.weights - whole.gradients - whole.state
         if of.weights == 0 or whole.weights == 0 or rest <= 0:
             return floor
-        lasting = int(lasting_bytes(of, job, rig, spread))
+        lasting = int(lasting_bytes(of, job, rig, spread)) + whole_gradients_bytes(of, spread, accumulates)
         return max(floor, lasting + (rest if is_cast else rest // 2))
 
     def _alone_bytes(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> tuple[int, Tensors]:
@@ -311,24 +314,35 @@ class Estimator:
 
     def timed(self, rig: Rig, setting: Setting) -> Timed:
         """Raises what the closed form raises."""
-        job, gpu = self.space.job_of(rig, setting), rig.card
+        job = self.space.job_of(rig, setting)
         epoch = self.epoch(job, ranks_on(job, rig, setting.spread))
         typical = epoch or typical_epoch(job, self.lengths)
-        cluster = cluster_of(job, gpu) if rig.cards > 1 else None
-        host, bare = host_of(job), plain(job)
-        times: dict[int, StepTime] = {}
-        plans = False
-        for length in lengths_to_price(job, typical):
-            one = replace(bare, seq_len=length, lengths=None)
-            folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
-            priced = times_by_length(one, self.config, gpu, host, cluster, folded)
-            times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
+        host, times = host_of(job), self._step_times(rig, _plainly_loaded(setting), typical)
         outside = self.outside(setting.recipe, setting.spread._replace(layers=1), (rig.gpus, rig.nodes))
         evaluation_s = self._evaluation_s(job, rig, setting, host)
-        mean, whole = run_time(job, self.model, epoch, typical, StepTimes(times, plans), host, outside, evaluation_s)
+        mean, whole = run_time(job, self.model, epoch, typical, times, host, outside, evaluation_s)
         assert whole is not None
         disk = None if outside is None else outside.disk
         return Timed(mean.step_s, whole, disk.weights_bytes if disk else 0, disk.checkpoint_bytes if disk else 0)
+
+    def _step_times(self, rig: Rig, setting: Setting, typical: Epoch) -> StepTimes:
+        """Of the last few settings: ways to load a model differ in nothing here."""
+        key = rig, setting
+        if key not in self._priced:
+            while len(self._priced) >= MOST_FOLDS:
+                del self._priced[next(iter(self._priced))]
+            job, gpu = self.space.job_of(rig, setting), rig.card
+            cluster = cluster_of(job, gpu) if rig.cards > 1 else None
+            host, bare = host_of(job), plain(job)
+            times: dict[int, StepTime] = {}
+            plans = False
+            for length in lengths_to_price(job, typical):
+                one = replace(bare, seq_len=length, lengths=None)
+                folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
+                priced = times_by_length(one, self.config, gpu, host, cluster, folded)
+                times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
+            self._priced[key] = StepTimes(times, plans)
+        return self._priced[key]
 
     def held(self, rig: Rig, setting: Setting) -> Held:
         """Raises what the closed form raises."""
@@ -355,8 +369,7 @@ class Estimator:
         """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
         shape = (rig.gpus, rig.nodes) if setting.spread.data == "hsdp" else (rig.cards,)
         length = job.lengths or job.seq_len
-        alike = setting._replace(spread=setting.spread._replace(light=0))
-        key = alike, length, shape, _look(rig.card, job.stack), job.autocast
+        key = _plainly_loaded(setting), length, shape, _look(rig.card, job.stack), job.autocast
         if key not in self._folds:
             while len(self._folds) >= MOST_FOLDS:
                 del self._folds[next(iter(self._folds))]
@@ -369,6 +382,10 @@ class Estimator:
         if isinstance(found, TunecastError):
             raise found
         return found
+
+
+def _plainly_loaded(setting: Setting) -> Setting:
+    return setting._replace(spread=setting.spread._replace(light=0)) if setting.spread.light else setting
 
 
 def _look(gpu: Gpu, stack: str) -> tuple[object, ...]:

@@ -243,7 +243,9 @@ class Search:
         tensors = estimator.tensors(block.recipe, block.spread.data)
         has = self._has_bytes(rig)
         for number, split in enumerate(block.splits):
-            needs = memory_floor_bytes(tensors, job, rig, block.spread, split.micro_batch)
+            needs = memory_floor_bytes(
+                tensors, job, rig, block.spread, split.micro_batch, accumulates=split.grad_accum > 1
+            )
             setting = Setting(block.recipe, block.spread, split)
             if self.bounds and needs > has:
                 self._note(rig, Need(needs, has, setting, proven=True))
