@@ -1,10 +1,11 @@
 """Host memory of each rank while the Trainer loads, cuts and saves a model under FSDP 2, two ranks on CPUs: JSON lines.
 
-    torchrun --nproc_per_node 2 benchmarks/sharded_loading.py false|true|meta full|lora bfloat16|float32 FOLDER \\
+    torchrun --nproc_per_node 2 benchmarks/sharded_loading.py false|true|meta|empty full|lora bfloat16|float32 FOLDER \\
         [sharded|save_only_model]
 
 The first argument is fsdp_config's `cpu_ram_efficient_loading`; meta: it is true, and ranks but the first make the
-model without memory (accelerate's `init_empty_weights`). The third is the dtype weights are loaded in; bf16 mixed
+model without memory (accelerate's `init_empty_weights`), which trains wrongly; empty: of memory that nobody touches.
+`trained_norm`, after a step, shows what is right. The third is the dtype weights are loaded in; bf16 mixed
 precision is on. `ACCELERATE_USE_FSDP=true FSDP_CPU_RAM_EFFICIENT_LOADING=true` before it is what accelerate's launcher
 sets, and what `from_pretrained` looks at (`launched`). The model is `MODEL`, made in FOLDER by the first run, its file
 in bfloat16.
@@ -60,6 +61,16 @@ def norm(model: Any) -> float:
     return float(sum(p.detach().full_tensor().float().norm() ** 2 for p in model.parameters()) ** 0.5)
 
 
+def take_empty_memory(model: Any) -> None:
+    """Weights of the host that nobody has touched: Linux gives them no pages, but each has an address of its own."""
+    import torch
+
+    for module in model.modules():
+        for name, weight in list(module.named_parameters(recurse=False)):
+            empty = torch.empty_like(weight, device="cpu")
+            setattr(module, name, torch.nn.Parameter(empty, requires_grad=weight.requires_grad))
+
+
 def make_model(folder: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -88,8 +99,8 @@ def main(efficient: str, method: str, dtype: str, folder: str, saves: str = "") 
     }  # fmt: skip
     args = TrainingArguments(
         output_dir=f"{folder}/run", max_steps=1, per_device_train_batch_size=1, save_steps=1, bf16=True, use_cpu=True,
-        report_to=[], ddp_backend="gloo", optim="adamw_torch", save_only_model=saves == "save_only_model",
-        fsdp="full_shard auto_wrap", fsdp_config=wrapped,
+        report_to=[], ddp_backend="gloo", optim="adamw_torch", learning_rate=1e-2, seed=0,
+        save_only_model=saves == "save_only_model", fsdp="full_shard auto_wrap", fsdp_config=wrapped,
     )  # fmt: skip
     peak = Peak()
     before = peak.reset()
@@ -110,10 +121,13 @@ def main(efficient: str, method: str, dtype: str, folder: str, saves: str = "") 
             found["saving_bytes"] = peak.most - held
 
     model: Any
-    if efficient == "meta" and rank:
+    if efficient in ("meta", "empty") and rank:
         with init_empty_weights():
             config = AutoConfig.from_pretrained(model_folder)
-            model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+            wide = efficient == "empty" and method == "full"
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32 if wide else getattr(torch, dtype))
+        if efficient == "empty":
+            take_empty_memory(model)
     else:
         model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, dtype))
     found["loading_bytes"], found["loaded_bytes"] = peak.most - before, anonymous_bytes() - before
@@ -123,11 +137,13 @@ def main(efficient: str, method: str, dtype: str, folder: str, saves: str = "") 
 
         asked = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
         model = get_peft_model(model, asked)
+    torch.manual_seed(0)
     ids = torch.randint(0, MODEL["vocab_size"], (4, 16))
     trainer = Measured(model=model, args=args, train_dataset=[{"input_ids": row, "labels": row} for row in ids])
     del model
     torch.distributed.barrier()
     trainer.train()
+    found["trained_norm"] = round(norm(trainer.model), 4)
     asked = {
         "cpu_ram_efficient_loading": efficient, "launched": launched, "method": method, "weights_dtype": dtype,
         "autocast": "bfloat16", "saves": saves, "rank": rank, "parameters": parameters,

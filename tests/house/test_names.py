@@ -40,8 +40,8 @@ JOB = {
     "--fsdp-version", "--recompute", "--virtual-stages", "--reduce-dtype", "--reshard-after-forward",
     "--no-reshard-after-forward", "--context-kind", "--offload-device", "--nvme-rate", "--prepared", "--no-prepared",
     "--num-proc", "--sync-each-batch", "--no-sync-each-batch", "--cpu-ram-efficient-loading",
-    "--no-cpu-ram-efficient-loading", "--meta-init", "--no-meta-init", "--state-dict-type", "--save-only-model",
-    "--no-save-only-model",
+    "--no-cpu-ram-efficient-loading", "--load-on-rank-0", "--no-load-on-rank-0", "--state-dict-type",
+    "--save-only-model", "--no-save-only-model",
 }  # fmt: skip
 
 

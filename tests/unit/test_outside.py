@@ -454,7 +454,7 @@ SPREADS: list[dict[str, Any]] = [
     {"hardware": {"gpus": 4}},
     {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp"}},
     {"hardware": {"gpus": 4, "nodes": 2}, "parallel": {"data": "hsdp", "state_dict_type": "sharded"}},
-    {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "cpu_ram_efficient_loading": True, "meta_init": True}},
+    {"hardware": {"gpus": 8}, "parallel": {"data": "fsdp", "cpu_ram_efficient_loading": True, "load_on_rank_0": True}},
     {"hardware": {"gpus": 8}, "parallel": {"data": "zero3", "offload": "optimizer"}},
     {"hardware": {"gpus": 2}, "parallel": {"data": "zero2"}, "run": {"save_only_model": True}},
 ]

@@ -99,7 +99,9 @@ def assert_floors_hold(of: Space, sample: list[tuple[Rig, Setting]], least: int)
         except TunecastError:
             continue
         tensors = estimator.tensors(setting.recipe, setting.spread.data)
-        floor_bytes = memory_floor_bytes(tensors, of.job, rig, setting.spread, setting.split.micro_batch)
+        accumulates = setting.split.grad_accum > 1
+        micro_batch = setting.split.micro_batch
+        floor_bytes = memory_floor_bytes(tensors, of.job, rig, setting.spread, micro_batch, accumulates=accumulates)
         assert 0 < floor_bytes <= held.needs_bytes, setting
         if setting.spread.layers == 1:
             assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)

@@ -30,7 +30,7 @@ def asked(**job: Any) -> Any:
         {"optimizer": "adamw_8bit"},
         {"parallel": {"data": "fsdp", "expert": 4}, "stack": "torchtitan"},
         {"parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 2},
-        {"parallel": {"data": "fsdp", "cpu_ram_efficient_loading": True, "meta_init": True}},
+        {"parallel": {"data": "fsdp", "cpu_ram_efficient_loading": True, "load_on_rank_0": True}},
         {"parallel": {"data": "fsdp", "sync_each_batch": True}, "grad_accum": 2, "transformers_version": "4.45.2"},
         {"hardware": {"gpus": 1}},
     ],
@@ -50,15 +50,22 @@ def test_known(job: dict[str, Any]) -> None:
             "parallel.sync_each_batch",
             "another transformers_version",
         ),
-        ({"parallel": {"data": "fsdp", "meta_init": True}}, "parallel.meta_init", "cpu_ram_efficient_loading: true"),
         (
-            {"parallel": {"data": "ddp", "meta_init": True, "cpu_ram_efficient_loading": True}},
-            "parallel.meta_init",
+            {"parallel": {"data": "fsdp", "load_on_rank_0": True}},
+            "parallel.load_on_rank_0",
+            "cpu_ram_efficient_loading: true",
+        ),
+        (
+            {"parallel": {"data": "ddp", "load_on_rank_0": True, "cpu_ram_efficient_loading": True}},
+            "parallel.load_on_rank_0",
             "with fsdp or hsdp",
         ),
         (
-            {"parallel": {"data": "fsdp", "meta_init": True, "cpu_ram_efficient_loading": True}, "method": "qlora"},
-            "parallel.meta_init",
+            {
+                "parallel": {"data": "fsdp", "load_on_rank_0": True, "cpu_ram_efficient_loading": True},
+                "method": "qlora",
+            },
+            "parallel.load_on_rank_0",
             "allowed: false",
         ),
         (

@@ -52,15 +52,15 @@ class Parallel(Section):
         False,
         accelerate("FullyShardedDataParallelPlugin.cpu_ram_efficient_loading", None),
         "with fsdp: weights are sent from the first rank when they are cut; on its own it saves no host memory, since "
-        "from_pretrained loads them on every rank (meta_init)",
+        "from_pretrained loads them on every rank (load_on_rank_0)",
         aka=("fsdp_cpu_ram_efficient_loading",),
     )
-    meta_init: bool = field(
+    load_on_rank_0: bool = field(
         "bool",
         False,
         OURS,
-        "with fsdp and cpu_ram_efficient_loading: the script makes the model without memory on ranks but the first "
-        "(accelerate's init_empty_weights), so that only that one loads it",
+        "with fsdp and cpu_ram_efficient_loading: the script loads the model on rank 0 alone, and makes it of memory "
+        "that nobody touches on the others (docs/host_memory.md)",
     )
     state_dict_type: str = field(
         "choice",

@@ -168,8 +168,19 @@ def lasting_bytes(of: Tensors, job: Job, rig: Rig, spread: Spread) -> float:
     return lasting
 
 
-def memory_floor_bytes(of: Tensors, job: Job, rig: Rig, spread: Spread, micro_batch: int) -> int:
+def whole_gradients_bytes(of: Tensors, spread: Spread, accumulates: bool) -> int:
+    """What FSDP keeps in one piece from micro-batch to micro-batch, unless gradients are summed after each: those of
+    all weights, in 16 bits at least."""
+    is_kept = accumulates and spread.data in ("fsdp", "hsdp") and not spread.sync_each_batch and of.gradients > 0
+    return of.scattered if is_kept else 0
+
+
+def memory_floor_bytes(
+    of: Tensors, job: Job, rig: Rig, spread: Spread, micro_batch: int, *, accumulates: bool = False
+) -> int:
     """Of the fullest card."""
+    if whole := whole_gradients_bytes(of, spread, accumulates):
+        return int(lasting_bytes(of, job, rig, spread) + whole + of.layer_inputs * micro_batch / _ways(job, spread))
     gradients = _part(of.gradients, job, rig, spread, CUT_GRADIENTS)
     if spread.data.startswith("zero"):
         gradients = _zero_gradients_bytes(of, job, rig, spread.data)

@@ -33,6 +33,7 @@ from tunecast.plan.bounds import (
     memory_floor_bytes,
     sent_of,
     tensors_of,
+    whole_gradients_bytes,
     work_of,
     zero_tensors_of,
 )
@@ -41,7 +42,7 @@ from tunecast.predict import engines
 from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
-from tunecast.predict.outside import Outside, outside_of, tensors_on_paper
+from tunecast.predict.outside import Outside, machine_ram_bytes, outside_of, tensors_on_paper
 from tunecast.predict.prediction import Prediction, allocator_settings, device_of, job_on_card
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
@@ -134,18 +135,21 @@ class Estimator:
         self._alone: dict[tuple[object, ...], tuple[int, Tensors]] = {}
         self._sent: dict[tuple[object, ...], Sent] = {}
         self._folds: dict[tuple[object, ...], Folded | TunecastError] = {}
+        self._priced: dict[tuple[Rig, Setting], StepTimes] = {}
         self._evaluations: dict[tuple[object, ...], float | None] = {}
 
     # what needs no tape
 
-    def outside(self, recipe: Recipe, data: str) -> Outside | None:
-        """What lies outside the steps, which depends on how weights are cut: as they are cut they are saved."""
-        key = recipe.base, data
+    def outside(self, recipe: Recipe, spread: Spread, cards: tuple[int, int] = (1, 1)) -> Outside | None:
+        """What lies outside the steps, which depends on how weights are cut: as they are cut they are saved. `cards` of
+        a machine, and machines, count where each rank writes its part."""
+        if spread.light == 0:
+            cards = (1, 1)
+        key = recipe.base, spread.data, spread.light, cards
         if key not in self._outsides:
-            job = self.space.alone_on(CANONICAL, recipe, 1)
+            job = self.space.job_of(Rig(CANONICAL, *cards, None, None), Setting(recipe, spread, Split(1, 1)))
             try:
-                spread = replace(job, parallel=replace(job.parallel, data=data))
-                self._outsides[key] = outside_of(spread, self.model)
+                self._outsides[key] = outside_of(job, self.model)
             except Unsupported:
                 self._outsides[key] = None
         return self._outsides[key]
@@ -155,10 +159,7 @@ class Estimator:
         recipe, spread, _ = setting
         key = recipe.base, spread, rig.gpus, rig.nodes
         if key not in self._ram:
-            try:
-                self._ram[key] = outside_of(self.space.job_of(rig, setting), self.model).machine_bytes
-            except Unsupported:
-                self._ram[key] = None
+            self._ram[key] = machine_ram_bytes(self.space.job_of(rig, setting), self.model)
         return self._ram[key]
 
     def tensors(self, recipe: Recipe, data: str) -> Tensors:
@@ -179,13 +180,16 @@ class Estimator:
             self._epochs[key] = epoch_of(job, self.lengths)
         return self._epochs[key]
 
-    def frame(self, recipe: Recipe, data: str, ranks: int, split: Split) -> Frame:
-        key = recipe.base, recipe.kernels, data, ranks, split
+    def frame(self, rig: Rig, setting: Setting) -> Frame:
+        recipe, spread, split = setting
+        ranks = ranks_on(self.space.job, rig, spread)
+        cards = (rig.gpus, rig.nodes) if spread.light else (1, 1)
+        key = recipe.base, recipe.kernels, spread.data, spread.light, ranks, split, cards
         if key not in self._frames:
-            self._frames[key] = self._frame(recipe, data, ranks, split)
+            self._frames[key] = self._frame(recipe, spread, ranks, split, cards)
         return self._frames[key]
 
-    def _frame(self, recipe: Recipe, data: str, ranks: int, split: Split) -> Frame:
+    def _frame(self, recipe: Recipe, spread: Spread, ranks: int, split: Split, cards: tuple[int, int]) -> Frame:
         rig, setting = Rig(CANONICAL, ranks, 1, None, None), Setting(recipe, Spread("ddp", 1), split)
         job = self.space.job_of(rig, setting)
         parts = job.parallel
@@ -195,7 +199,7 @@ class Estimator:
         assert total_steps(job, epoch) is not None, "a plan is of a job whose length is known"
         nothing = {length: _no_step() for length in lengths_to_price(job, typical)}
         around_s = loop_s(job, self.model.layers, host_of(job))
-        outside = self.outside(recipe, data)
+        outside = self.outside(recipe, spread._replace(layers=1), cards)
         whole = whole_job(job, epoch, nothing, typical=typical, outside=outside, loop_s=around_s)
         assert whole is not None
         fixed_s = sum(s for name, s in whole.phases_s.items() if name != "provisioning")
@@ -251,11 +255,12 @@ class Estimator:
         if spread.data == "ddp":
             return alone // spread.layers
         of = self.tensors(recipe, spread.data)
-        floor = memory_floor_bytes(of, job, rig, spread, split.micro_batch)
+        accumulates = split.grad_accum > 1
+        floor = memory_floor_bytes(of, job, rig, spread, split.micro_batch, accumulates=accumulates)
         rest = alone - whole.weights - whole.gradients - whole.state
         if of.weights == 0 or whole.weights == 0 or rest <= 0:
             return floor
-        lasting = int(lasting_bytes(of, job, rig, spread))
+        lasting = int(lasting_bytes(of, job, rig, spread)) + whole_gradients_bytes(of, spread, accumulates)
         return max(floor, lasting + (rest if is_cast else rest // 2))
 
     def _alone_bytes(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> tuple[int, Tensors]:
@@ -314,24 +319,35 @@ class Estimator:
 
     def timed(self, rig: Rig, setting: Setting) -> Timed:
         """Raises what the closed form raises."""
-        job, gpu = self.space.job_of(rig, setting), rig.card
+        job = self.space.job_of(rig, setting)
         epoch = self.epoch(job, ranks_on(job, rig, setting.spread))
         typical = epoch or typical_epoch(job, self.lengths)
-        cluster = cluster_of(job, gpu) if rig.cards > 1 else None
-        host, bare = host_of(job), plain(job)
-        times: dict[int, StepTime] = {}
-        plans = False
-        for length in lengths_to_price(job, typical):
-            one = replace(bare, seq_len=length, lengths=None)
-            folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
-            priced = times_by_length(one, self.config, gpu, host, cluster, folded)
-            times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
-        outside = self.outside(setting.recipe, setting.spread.data)
+        host, times = host_of(job), self._step_times(rig, _plainly_loaded(setting), typical)
+        outside = self.outside(setting.recipe, setting.spread._replace(layers=1), (rig.gpus, rig.nodes))
         evaluation_s = self._evaluation_s(job, rig, setting, host)
-        mean, whole = run_time(job, self.model, epoch, typical, StepTimes(times, plans), host, outside, evaluation_s)
+        mean, whole = run_time(job, self.model, epoch, typical, times, host, outside, evaluation_s)
         assert whole is not None
         disk = None if outside is None else outside.disk
         return Timed(mean.step_s, whole, disk.weights_bytes if disk else 0, disk.checkpoint_bytes if disk else 0)
+
+    def _step_times(self, rig: Rig, setting: Setting, typical: Epoch) -> StepTimes:
+        """Of the last few settings: ways to load a model differ in nothing here."""
+        key = rig, setting
+        if key not in self._priced:
+            while len(self._priced) >= MOST_FOLDS:
+                del self._priced[next(iter(self._priced))]
+            job, gpu = self.space.job_of(rig, setting), rig.card
+            cluster = cluster_of(job, gpu) if rig.cards > 1 else None
+            host, bare = host_of(job), plain(job)
+            times: dict[int, StepTime] = {}
+            plans = False
+            for length in lengths_to_price(job, typical):
+                one = replace(bare, seq_len=length, lengths=None)
+                folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
+                priced = times_by_length(one, self.config, gpu, host, cluster, folded)
+                times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
+            self._priced[key] = StepTimes(times, plans)
+        return self._priced[key]
 
     def held(self, rig: Rig, setting: Setting) -> Held:
         """Raises what the closed form raises."""
@@ -358,7 +374,7 @@ class Estimator:
         """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
         shape = (rig.gpus, rig.nodes) if setting.spread.data == "hsdp" else (rig.cards,)
         length = job.lengths or job.seq_len
-        key = setting, length, shape, _look(rig.card, job.stack), job.autocast
+        key = _plainly_loaded(setting), length, shape, _look(rig.card, job.stack), job.autocast
         if key not in self._folds:
             while len(self._folds) >= MOST_FOLDS:
                 del self._folds[next(iter(self._folds))]
@@ -371,6 +387,10 @@ class Estimator:
         if isinstance(found, TunecastError):
             raise found
         return found
+
+
+def _plainly_loaded(setting: Setting) -> Setting:
+    return setting._replace(spread=setting.spread._replace(light=0)) if setting.spread.light else setting
 
 
 def _look(gpu: Gpu, stack: str) -> tuple[object, ...]:

@@ -243,7 +243,7 @@ class _Planner:
 
     def _disk_bytes(self, found: Found) -> int | None:
         """None where the job's files are not known."""
-        outside = self.estimator.outside(found.setting.recipe, found.setting.spread.data)
+        outside = self.estimator.outside(found.setting.recipe, found.setting.spread._replace(layers=1))
         if outside is None:
             return None
         saved, limit = found.timed.whole.checkpoints, self.job.run.save_total_limit

@@ -23,7 +23,7 @@ from tunecast.plan.bounds import memory_floor_bytes
 from tunecast.plan.estimate import Estimator, Held, Timed
 from tunecast.plan.goals import Aim, Goal
 from tunecast.plan.pareto import Point
-from tunecast.plan.space import Block, Rig, Setting, Space, ranks_on
+from tunecast.plan.space import Block, Rig, Setting, Space
 from tunecast.predict.prediction import context_of
 from tunecast.records import dataclass
 
@@ -139,6 +139,7 @@ class Search:
             self._divide(rig, offers)
         self.numbers = {offer: n for n, offer in enumerate(o for offers in space.offers.values() for o in offers)}
         self.prices: dict[tuple[Rig, int], tuple[Price, ...]] = {}
+        self._levels: dict[tuple[object, ...], tuple[int | None, ...]] = {}
         self._began_s = time.monotonic()
         self._done: set[int] = set()
         self._points: dict[tuple[Rig, Setting], Floors] = {}
@@ -242,7 +243,9 @@ class Search:
         tensors = estimator.tensors(block.recipe, block.spread.data)
         has = self._has_bytes(rig)
         for number, split in enumerate(block.splits):
-            needs = memory_floor_bytes(tensors, job, rig, block.spread, split.micro_batch)
+            needs = memory_floor_bytes(
+                tensors, job, rig, block.spread, split.micro_batch, accumulates=split.grad_accum > 1
+            )
             setting = Setting(block.recipe, block.spread, split)
             if self.bounds and needs > has:
                 self._note(rig, Need(needs, has, setting, proven=True))
@@ -276,7 +279,7 @@ class Search:
 
     def _floors(self, rig: Rig, setting: Setting, *, close: bool = True) -> Floors:
         (recipe, spread, split), estimator = setting, self.estimator
-        frame = estimator.frame(recipe, spread.data, ranks_on(self.space.job, rig, spread), split)
+        frame = estimator.frame(rig, setting)
         first_s = later_s = 0.0
         for length, share in frame.weights:
             first, later = estimator.floor_s(rig.gpu, recipe, split.micro_batch, length, spread, close=close)
@@ -285,11 +288,13 @@ class Search:
         sent, more = estimator.sent(recipe, rig, spread), split.grad_accum - 1
         step_s = max(first_s + more * later_s, split.grad_accum * sent.micro_batch_s + sent.step_s)
         step_s += estimator.end_s(rig, recipe, spread.data) + sent.end_s
-        run_s = frame.fixed_s + frame.steps * frame.last * step_s * self.biller.said.runs
+        steps_s = frame.steps * frame.last * step_s * self.biller.said.runs
         floors = []
-        for usd_per_s, before_s, fixed_usd, start_s, saves_less in self._prices(rig, frame.weights_bytes):
-            least_s = run_s - frame.saves_s if saves_less else run_s
-            floors.append((usd_per_s * (least_s + before_s) + fixed_usd, least_s + start_s))
+        for price, way in zip(self._prices(rig, frame.weights_bytes), self._ways(rig, setting), strict=True):
+            own = frame if way is setting or way is None else estimator.frame(rig, way)
+            least_s = steps_s + own.fixed_s - (own.saves_s if price.saves_less else 0.0)
+            usd = price.usd_per_s * (least_s + price.paid_before_s) + price.fixed_usd
+            floors.append(NEVER if way is None else (usd, least_s + price.start_s))
         return tuple(floors)
 
     def _try(self, each: Candidate) -> None:
@@ -308,12 +313,14 @@ class Search:
         for goal, _ in self.wanted[rig]:
             goal.tried += 1
         self.predicted += len(self.space.offers[rig])
-        has_room = self._have_room(rig, setting)
+        ways = self._ways(rig, setting)
         try:
-            timed = self.estimator.timed(rig, setting)
-            costs = [self.biller.likely(timed, offer, rig.nodes) for offer in self.offers[rig]]
+            timed = {way: self.estimator.timed(rig, way) for way in dict.fromkeys(ways) if way is not None}
             points = tuple(
-                [(cost.total_usd, cost.wall_s) if room else NEVER for cost, room in zip(costs, has_room, strict=True)]
+                [
+                    NEVER if way is None else self._point(timed[way], offer, rig.nodes)
+                    for way, offer in zip(ways, self.offers[rig], strict=True)
+                ]
             )
             self._points[rig, setting] = points
             if self.bounds and self._are_cut(rig, points):
@@ -328,26 +335,39 @@ class Search:
             self._note(rig, Need(held.needs_bytes, held.has_bytes, setting, proven=False))
             return
         self.may_fit.add(rig)
-        found = [Found(rig, setting, offer, timed, held) for offer in self.offers[rig]]
         for goal, places in self.wanted[rig]:
-            for place in (place for place in places if has_room[place]):
-                (usd, seconds), one = points[place], found[place]
-                self._add(goal, Point(usd, seconds, (self.numbers[one.offer], each.number), one))
+            for place in places:
+                way, offer = ways[place], self.offers[rig][place]
+                if way is not None:
+                    found = Found(rig, way, offer, timed[way], held)
+                    self._add(goal, Point(*points[place], (self.numbers[offer], each.number), found))
 
-    def _have_room(self, rig: Rig, setting: Setting) -> tuple[bool, ...]:
-        """Of each offer, whether its host has the memory the job needs to be loaded and saved; one that does not say
-        may have."""
-        needs = self.estimator.ram_bytes(rig, setting)
-        if needs is None:
-            return (True,) * len(self.offers[rig])
-        return tuple([offer.ram_bytes is None or needs <= offer.ram_bytes for offer in self.offers[rig]])
+    def _point(self, timed: Timed, offer: Offer, nodes: int) -> tuple[float, float]:
+        cost = self.biller.likely(timed, offer, nodes)
+        return cost.total_usd, cost.wall_s
+
+    def _ways(self, rig: Rig, setting: Setting) -> tuple[Setting | None, ...]:
+        """Of each offer, the setting as its host has the memory for it: loading and saving as they are, or lighter
+        where those do not fit; None where nothing does. An offer that does not say how much it has may have enough."""
+        key = rig, setting.recipe.base, setting.spread
+        if key not in self._levels:
+            needs = [self.estimator.ram_bytes(rig, way) for way in self.space.lighter(setting)]
+            self._levels[key] = tuple(
+                [next((n for n, need in enumerate(needs) if _has(offer, need)), None) for offer in self.offers[rig]]
+            )
+        levels = self._levels[key]
+        if not any(levels):
+            return tuple([None if level is None else setting for level in levels])
+        light = self.space.lighter(setting)
+        return tuple([None if level is None else light[level] for level in levels])
 
     def _is_ruled_out(self, each: Candidate) -> bool:
         """By floors alone, by the machine's own memory, or by what is known of a setting like it."""
         rig, setting = each.rig, each.setting
-        if not any(self._have_room(rig, setting)):
+        if all(way is None for way in self._ways(rig, setting)):
             has = max(offer.ram_bytes or 0 for offer in self.offers[rig])
-            self._note(rig, Need(self.estimator.ram_bytes(rig, setting) or 0, has, setting, proven=True, of_host=True))
+            least = self.estimator.ram_bytes(rig, self.space.lighter(setting)[-1]) or 0
+            self._note(rig, Need(least, has, setting, proven=True, of_host=True))
             return True
         without = self._without_checkpointing(setting)
         if without is not None and self._is_worse(rig, without):
@@ -423,6 +443,10 @@ class Search:
         known = self.needs.get(rig)
         if known is None or (need.of_host, need.needs_bytes) < (known.of_host, known.needs_bytes):
             self.needs[rig] = need
+
+
+def _has(offer: Offer, needs_bytes: int | None) -> bool:
+    return needs_bytes is None or offer.ram_bytes is None or needs_bytes <= offer.ram_bytes
 
 
 def _usd_floor(floors: Floors, places: tuple[int, ...]) -> float:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import product
 from math import isqrt
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tunecast.errors import UsageError
 from tunecast.hardware.catalog import MODELLED, gpus
@@ -24,7 +24,7 @@ from tunecast.job.names import METHODS
 from tunecast.offers.offer import Offer
 from tunecast.predict.changes import with_fields
 from tunecast.predict.modelled import require_modelled
-from tunecast.predict.spreading import DATA, PARTS, THROUGH_ACCELERATE
+from tunecast.predict.spreading import DATA, PARTS, THROUGH_ACCELERATE, TRAINER
 from tunecast.records import dataclass, field, replace
 from tunecast.tape.build.sharding.scheme import ranks_of
 
@@ -88,6 +88,15 @@ OPTIMIZERS = ("adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit")
 """Tried beside the user's own where the optimizer may change."""
 
 
+LIGHTER: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"cpu_ram_efficient_loading": True, "load_on_rank_0": True},
+    {"cpu_ram_efficient_loading": True, "load_on_rank_0": True, "state_dict_type": "sharded"},
+)
+"""Under FSDP: as the Trainer does; the first rank alone loads the model (docs/host_memory.md has the code for it); and
+every rank saves its own part, which has to be merged afterwards. Each is set only where the one before does not fit."""
+
+
 class Recipe(NamedTuple):
     """What is done on a card, whichever it is."""
 
@@ -121,6 +130,8 @@ class Spread(NamedTuple):
     layers: int
     sync_each_batch: bool = False
     """Gradients are summed and cut after every micro-batch, not once a step."""
+    light: int = 0
+    """How little of the host's memory loading and saving take: `LIGHTER`."""
 
 
 class Split(NamedTuple):
@@ -262,8 +273,22 @@ class Space:
                 interconnect=rig.interconnect,
                 inter_node_gbps=rig.inter_node_gbps,
             ),
-            parallel=replace(job.parallel, **spread._asdict()),
+            parallel=replace(
+                job.parallel,
+                data=spread.data,
+                layers=spread.layers,
+                sync_each_batch=spread.sync_each_batch,
+                **LIGHTER[spread.light],
+            ),
         )
+
+    def lighter(self, setting: Setting) -> list[Setting]:
+        """The same with ever less of the host's memory, itself first; as the user wrote it where that is written."""
+        written = any(self.freedom.is_fixed(f"parallel.{name}") for name in LIGHTER[-1])
+        is_plain = self.job.quantization.format is None and self.job.stack in TRAINER
+        if written or not is_plain or setting.spread.data not in ("fsdp", "hsdp"):
+            return [setting]
+        return [setting._replace(spread=setting.spread._replace(light=level)) for level in range(len(LIGHTER))]
 
     def comes_late(self, block: Block) -> bool:
         """Whether it is looked at when all others are known: what takes long to predict and is seldom of use."""

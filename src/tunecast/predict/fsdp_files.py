@@ -11,9 +11,11 @@
 Loading  Every rank loads the whole model into its own memory and casts there what trains; its part goes to the card.
          `cpu_ram_efficient_loading` saves nothing of that: from_pretrained loads on every rank all the same and then,
          on ranks but the first of a machine, fills weights with zeros (transformers 5.6; before, with memory nobody
-         has touched), which accelerate casts as it does the first rank's (`fsdp2_prepare_model`). Only where these
-         ranks make the model on the meta device (`parallel.meta_init`: accelerate's `init_empty_weights`) do they hold
-         nothing: the first one's weights are sent to them, one by one. Quantised weights are left out of all this.
+         has touched), which accelerate casts as it does the first rank's (`fsdp2_prepare_model`). Only where the script
+         makes the model of untouched memory on these ranks, in the dtype it is cast to (`parallel.load_on_rank_0`,
+         docs/host_memory.md), do they hold nothing: the first one's weights are sent to them, one by one. Not on the
+         meta device: accelerate knows an optimizer's weights by address, and there all have the same. Quantised
+         weights are left out of all this.
 Source   transformers 5.17.0 (trainer.py: `save_model`, `_save_optimizer_and_scheduler`; training_args.py;
          modeling_utils.py: `_load_pretrained_model`, `_move_missing_keys_from_meta_to_device`), accelerate 1.15.0
          (fsdp_utils.py), torch 2.13 (`get_optimizer_state_dict`, checkpoint/filesystem.py).
@@ -74,7 +76,7 @@ def fsdp_loading(of: Loading, loaded: Sequence[Parameter], parameters: Sequence[
 
 def others_loading_bytes(job: Job, of: Loading, loaded: Sequence[Parameter], parameters: Sequence[Parameter]) -> int:
     """Host memory of each rank but the first; `of` is what from_pretrained takes."""
-    if job.parallel.meta_init:
+    if job.parallel.load_on_rank_0:
         return 0
     if not job.parallel.cpu_ram_efficient_loading:
         return of.host_bytes + _cast_bytes(loaded, parameters)

@@ -6,7 +6,7 @@ there once; what ranks have a share of adds up to the machine's share of the who
                  loading                        saving              resuming
     DDP          each, as one card does         the first, whole    each reads all of optimizer.pt
     FSDP         each the whole model (or the   the first, whole    the first reads all of optimizer.bin
-                 first alone, `meta_init`)      (or each a part)    (or each a part)
+                 first, `load_on_rank_0`)       (or each a part)    (or each a part)
     ZeRO 1, 2    each the whole model           the first, whole    each its share of masters and state
     ZeRO 3       pages of the file alone        the first, whole    each its share of masters and state
 
@@ -48,10 +48,10 @@ ASSUMED = {
     "ddp": "host memory: every rank reads the whole optimizer when a run is resumed",
     "fsdp": "host memory: every rank loads the whole model (fsdp_config cpu_ram_efficient_loading false, the default)",
     "fsdp, efficient": "host memory: cpu_ram_efficient_loading saves none: from_pretrained loads the whole model on "
-    "every rank and then fills it with zeros on all but the first of a machine. To fix: parallel.meta_init",
+    "every rank and then fills it with zeros on all but the first of a machine. To fix: parallel.load_on_rank_0",
     "fsdp, quantised": "host memory: cpu_ram_efficient_loading leaves quantised weights alone: every rank loads them",
-    "fsdp, meta": "host memory: the first rank alone loads the model; the script makes it on the others with "
-    "accelerate's init_empty_weights, and they are sent their parts (cpu_ram_efficient_loading)",
+    "fsdp, on rank 0": "host memory: rank 0 alone loads the model; the script makes it of untouched memory on the "
+    "others, and they are sent their parts (cpu_ram_efficient_loading)",
     "zero2": "host memory: every rank loads the whole model before DeepSpeed has it",
     "zero3": "host memory: the model is loaded under DeepSpeed's zero.Init, so that no rank holds it whole",
 }
@@ -191,7 +191,8 @@ def assumption(job: Job, parameters: Sequence[Parameter]) -> str | None:
         return None
     kind = {"hsdp": "fsdp", "zero1": "zero2"}.get(job.parallel.data, job.parallel.data)
     if kind == "fsdp" and job.parallel.cpu_ram_efficient_loading:
-        kind += ", quantised" if job.quantization.format else ", meta" if job.parallel.meta_init else ", efficient"
+        by_flag = ", on rank 0" if job.parallel.load_on_rank_0 else ", efficient"
+        kind += by_flag if job.quantization.format is None else ", quantised"
     waits = waiting_bytes(job, parameters)
     return ASSUMED[kind] + (OFFLOADED.format(", ".join(waits)) if waits else "")
 

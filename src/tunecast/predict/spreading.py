@@ -216,10 +216,10 @@ def _sync_each_batch(job: Job) -> str | None:
     return None
 
 
-def _meta_init(job: Job) -> str | None:
-    """Who makes a model without memory needs somebody to send weights: `fsdp2_load_full_state_dict`."""
+def _load_on_rank_0(job: Job) -> str | None:
+    """Who has no weights needs somebody to send them: `fsdp2_load_full_state_dict`."""
     parts = job.parallel
-    if not parts.meta_init:
+    if not parts.load_on_rank_0:
         return None
     if not is_sharded(job) or has_flat_parameters(job) or not parts.cpu_ram_efficient_loading:
         got = f"got true with parallel.data {parts.data}, where nobody sends weights to ranks that have none"
@@ -237,7 +237,7 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.offload": _offload,
     "parallel.reduce_dtype": _reduce_dtype,
     "parallel.sync_each_batch": _sync_each_batch,
-    "parallel.meta_init": _meta_init,
+    "parallel.load_on_rank_0": _load_on_rank_0,
     "optimizer": _optimizer,
     "optimizer_in_backward": _in_backward,
     "compile": _compile,

@@ -27,6 +27,8 @@ _ARGUMENTS: Mapping[str, Callable[[object], str]] = {
         f'accelerator_config={{"gradient_accumulation_kwargs": {{"sync_each_batch": {value}}}}}'
     ),
     "parallel.cpu_ram_efficient_loading": lambda value: f'fsdp_config={{"cpu_ram_efficient_loading": {value}}}',
+    "parallel.load_on_rank_0": lambda value: "the model is loaded on rank 0 alone (docs/host_memory.md)",
+    "parallel.state_dict_type": lambda value: f'fsdp_config={{"state_dict_type": "{str(value).upper()}_STATE_DICT"}}',
     "quantization.prepare_kbit": lambda value: (
         "prepare_model_for_kbit_training is " + ("called" if value else "not called")
     ),
