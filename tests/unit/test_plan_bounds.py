@@ -42,7 +42,7 @@ def offer(gpu: str, gpus: int, **fields: object) -> Offer:
 
 def space(fields: dict[str, object], *allowed: str) -> Space:
     given = {"data": {"tokens": 2_000_000}, "micro_batch": 4, "grad_accum": 2, **fields}
-    offers = [offer(gpu, gpus, max_nodes=2 if gpus == 4 else 1) for gpu in CARDS for gpus in (1, 2, 4)]
+    offers = [offer(gpu, gpus, vcpus=8 * gpus, max_nodes=2 if gpus == 4 else 1) for gpu in CARDS for gpus in (1, 2, 4)]
     return space_of(job_from_dict(given), Freedom(allow=freed(allowed)), offers)
 
 
@@ -106,6 +106,7 @@ def assert_floors_hold(of: Space, sample: list[tuple[Rig, Setting]], least: int)
         if setting.spread.layers == 1:
             assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)
         (rented,) = of.offers[rig]
+        timed = estimator.prepared(timed, of.processes(rented))
         cost = search.biller.likely(timed, rented, rig.nodes)
         for close in (False, True):
             ((usd, seconds),) = search._floors(rig, setting, close=close)
@@ -158,6 +159,25 @@ def test_the_close_floor_of_zero_is_close(data: str) -> None:
     ((_, seconds),) = search._floors(rig, setting)
     (rented,) = of.offers[rig]
     assert seconds > 0.8 * search.biller.likely(estimator.timed(rig, setting), rented, rig.nodes).wall_s
+
+
+def test_more_processes_shorten_the_preparation_as_a_prediction_has_it() -> None:
+    of = space({"model": "qwen3-0.6b", "method": "lora", "data": {"tokens": 50_000_000}})
+    estimator = Estimator(of, resolve_model(of.job.model))
+    rig, setting = settings(of)[0]
+    one = estimator.timed(rig, setting)
+    more = Estimator(
+        space({**JOBS["lora in 16 bits"], "weights_dtype": "float32", "data": {"tokens": 50_000_000, "num_proc": 8}}),
+        estimator.model,
+    )
+    expected = more.timed(rig, setting).whole
+    found = estimator.prepared(one, 8).whole
+    assert found.phases_s["preparation"] < one.whole.phases_s["preparation"] / 2
+    assert found.phases_s == pytest.approx(expected.phases_s)
+    assert (found.total_s, found.low_s, found.high_s) == pytest.approx(
+        (expected.total_s, expected.low_s, expected.high_s)
+    )
+    assert estimator.prepared(one, 1) is one
 
 
 def test_floors_are_close_where_weights_are_whole() -> None:

@@ -56,8 +56,12 @@ def test_json_is_the_contracts(capsys):
 
 
 def test_preparing_the_data_is_a_phase_and_a_line(capsys):
-    told = plan(capsys, *SMALL, *ONE)["picks"]["cheapest"]
+    told = plan(capsys, *SMALL, *ONE, "--num-proc", "1")["picks"]["cheapest"]
     assert told["phases_s"]["preparation"] == pytest.approx(2e6 / 330e3 + 2e6 * 4.6 / 300e6, rel=0.001)
+    every = plan(capsys, *SMALL, *ONE)["picks"]["cheapest"]
+    processes = every["changes"]["data.num_proc"]
+    assert processes > 1
+    assert every["phases_s"]["preparation"] == pytest.approx(2e6 / 330e3 / processes + 2e6 * 4.6 / 300e6, rel=0.001)
     assert any(line["name"] == "preparation" and line["usd"] > 0 for line in told["cost"]["lines"])
     ready = plan(capsys, *SMALL, *ONE, "--prepared")["picks"]["cheapest"]
     assert all(line["name"] != "preparation" for line in ready["cost"]["lines"])

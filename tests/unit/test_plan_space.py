@@ -139,6 +139,16 @@ def test_quantised_bases_are_not_cast_to_float32_unless_the_user_says_so():
     assert of.job_of(rig, Setting(block.recipe, block.spread, block.splits[0])).quantization.prepare_kbit is False
 
 
+def test_every_core_prepares_data_where_the_offer_says_how_many_there_are():
+    of = space(offer())
+    assert of.processes(offer(vcpus=26)) == 13
+    assert of.processes(offer()) == 1
+    assert of.processes(offer(vcpus=1)) == 1
+    assert space(offer(), data={"num_proc": 8}).processes(offer(vcpus=4)) == 8
+    written = space(offer(), written=("data.num_proc",), data={"num_proc": 2})
+    assert written.processes(offer(vcpus=26)) == 2
+
+
 def test_what_no_engine_models_is_not_in_the_space():
     """Liger with adapters on cut weights is refused by predict/spreading.py."""
     of = space(offer(gpus=2), method="lora")

@@ -24,7 +24,7 @@ SETTINGS = (
     *("method", "lora.rank", "weights_dtype", "optimizer", "micro_batch", "grad_accum", "gradient_checkpointing"),
     *("quantization.prepare_kbit", "matmul_dtype", "compile", "attention", "kernels"),
     *("parallel.data", "parallel.layers", "parallel.sync_each_batch", "run.save_steps"),
-    *("parallel.cpu_ram_efficient_loading", "parallel.load_on_rank_0", "parallel.state_dict_type"),
+    *("parallel.cpu_ram_efficient_loading", "parallel.load_on_rank_0", "parallel.state_dict_type", "data.num_proc"),
 )
 """The fields of a job a plan decides, by dotted name; the rest is as the user wrote it."""
 

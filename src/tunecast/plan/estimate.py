@@ -44,6 +44,7 @@ from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, machine_ram_bytes, outside_of, tensors_on_paper
 from tunecast.predict.prediction import Prediction, allocator_settings, device_of, job_on_card
+from tunecast.predict.preparation import preparation_s, tokenised_s
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
 from tunecast.predict.timing import (
@@ -55,7 +56,7 @@ from tunecast.predict.timing import (
     times_by_length,
     typical_epoch,
 )
-from tunecast.predict.whole import WholeTime, whole_job
+from tunecast.predict.whole import WholeTime, whole_job, with_preparation
 from tunecast.records import replace
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.fold import Folded
@@ -87,6 +88,8 @@ class Frame(NamedTuple):
     """All phases but provisioning and, of training, the steps themselves."""
     saves_s: float
     """Of that, checkpoints, which a spot machine may write more seldom."""
+    tokenised_s: float
+    """Of that, what more processes share."""
     tokens: float
     weights_bytes: int
     """Of the result on disk; 0 where it is not known."""
@@ -207,7 +210,8 @@ class Estimator:
         last = (typical.steps - 1 + rest / split.grad_accum) / typical.steps if rest else 1.0
         result = 0 if outside is None else outside.disk.weights_bytes
         saves_s = whole.phases_s.get("checkpoints", 0.0)
-        return Frame(whole.steps, last, _weights(typical, list(nothing)), fixed_s, saves_s, whole.real_tokens, result)
+        weights, shared_s = _weights(typical, list(nothing)), tokenised_s(job, epoch)
+        return Frame(whole.steps, last, weights, fixed_s, saves_s, shared_s, whole.real_tokens, result)
 
     # floors
 
@@ -348,6 +352,16 @@ class Estimator:
                 times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
             self._priced[key] = StepTimes(times, plans)
         return self._priced[key]
+
+    def prepared(self, timed: Timed, processes: int) -> Timed:
+        """The same where so many processes prepare the data."""
+        job, whole = self.space.job, timed.whole
+        if processes == job.data.num_proc or not whole.phases_s["preparation"]:
+            return timed
+        more = replace(job, data=replace(job.data, num_proc=processes))
+        return timed._replace(
+            whole=with_preparation(whole, preparation_s(job, whole.epoch), preparation_s(more, whole.epoch))
+        )
 
     def held(self, rig: Rig, setting: Setting) -> Held:
         """Raises what the closed form raises."""

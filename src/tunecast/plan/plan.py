@@ -213,6 +213,7 @@ class _Planner:
         bill = biller.bill(timed, offer, rig.nodes)
         _, start = biller.terms(offer)
         job = self.space.job_of(rig, setting)
+        job = replace(job, data=replace(job.data, num_proc=self.space.processes(offer)))
         job = replace(job, hardware=replace(job.hardware, provisioning_s=start.likely_s))
         if bill.save_steps is not None:
             job = replace(job, run=replace(job.run, save_strategy="steps", save_steps=bill.save_steps))

@@ -59,6 +59,8 @@ class Price(NamedTuple):
     start_s: float
     saves_less: bool
     """Whether checkpoints may be written more seldom than the job would."""
+    processes_share: float
+    """Of the time one process takes to prepare the data, what is left where each core of the machine has one."""
 
 
 class Found(NamedTuple):
@@ -293,6 +295,7 @@ class Search:
         for price, way in zip(self._prices(rig, frame.weights_bytes), self._ways(rig, setting), strict=True):
             own = frame if way is setting or way is None else estimator.frame(rig, way)
             least_s = steps_s + own.fixed_s - (own.saves_s if price.saves_less else 0.0)
+            least_s -= own.tokenised_s * (1 - price.processes_share)
             usd = price.usd_per_s * (least_s + price.paid_before_s) + price.fixed_usd
             floors.append(NEVER if way is None else (usd, least_s + price.start_s))
         return tuple(floors)
@@ -318,7 +321,7 @@ class Search:
             timed = {way: self.estimator.timed(rig, way) for way in dict.fromkeys(ways) if way is not None}
             points = tuple(
                 [
-                    NEVER if way is None else self._point(timed[way], offer, rig.nodes)
+                    NEVER if way is None else self._point(self._prepared(timed[way], offer), offer, rig.nodes)
                     for way, offer in zip(ways, self.offers[rig], strict=True)
                 ]
             )
@@ -339,8 +342,11 @@ class Search:
             for place in places:
                 way, offer = ways[place], self.offers[rig][place]
                 if way is not None:
-                    found = Found(rig, way, offer, timed[way], held)
+                    found = Found(rig, way, offer, self._prepared(timed[way], offer), held)
                     self._add(goal, Point(*points[place], (self.numbers[offer], each.number), found))
+
+    def _prepared(self, timed: Timed, offer: Offer) -> Timed:
+        return self.estimator.prepared(timed, self.space.processes(offer))
 
     def _point(self, timed: Timed, offer: Offer, nodes: int) -> tuple[float, float]:
         cost = self.biller.likely(timed, offer, nodes)
@@ -437,6 +443,7 @@ class Search:
             biller.fixed_usd(offer, rig.nodes, result_bytes),
             start.likely_s,
             offer.kind == SPOT,
+            self.space.job.data.num_proc / self.space.processes(offer),
         )
 
     def _note(self, rig: Rig, need: Need) -> None:

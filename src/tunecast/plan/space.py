@@ -66,6 +66,7 @@ KEEPABLE = (
     *(
         "parallel.layers",
         "parallel.sync_each_batch",
+        "data.num_proc",
         "hardware.gpu",
         "hardware.gpus",
         "hardware.nodes",
@@ -79,6 +80,9 @@ FLASH = ((8, 0), (9, 0))
 ATTENTION = ("sdpa", "flash_attention_2")
 """Tried where it may change: flash-attn is a package of its own, and sdpa runs its kernels too."""
 BFLOAT16 = (8, 0)
+VCPUS_PER_CORE = 2
+MOST_PROCESSES = 1024
+"""As many as `data.num_proc` may be."""
 FLOAT8 = (8, 9)
 """From which compute capability on NVIDIA's cards have matrix units for it."""
 PREPARED_BY_HAND = ("transformers", "trl")
@@ -281,6 +285,14 @@ class Space:
                 **LIGHTER[spread.light],
             ),
         )
+
+    def processes(self, offer: Offer) -> int:
+        """That prepare the data: one for each core of the machine, where its virtual CPUs are known, which are two a
+        core (hardware/nodes.toml)."""
+        own = self.job.data.num_proc
+        if self.freedom.is_fixed("data.num_proc") or offer.vcpus is None:
+            return own
+        return max(own, min(offer.vcpus // VCPUS_PER_CORE, MOST_PROCESSES))
 
     def lighter(self, setting: Setting) -> list[Setting]:
         """The same with ever less of the host's memory, itself first; as the user wrote it where that is written."""

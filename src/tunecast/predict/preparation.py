@@ -5,6 +5,7 @@ from __future__ import annotations
 from tunecast.job.job import Job
 from tunecast.predict.lengths import Epoch
 from tunecast.predict.spreading import TRAINER
+from tunecast.records import replace
 
 TOKENS_PER_S = (330_000.0, 640_000.0, 190_000.0)
 """Of one process, on a core of an AMD EPYC (2 cores, 2026-11-15; datasets 5.2.0, tokenizers 0.23.3, TRL 1.16.0;
@@ -14,6 +15,13 @@ no longer: one pass fewer is made. By CPU time, for the machine had other work; 
 it had little."""
 TEXT_BYTES_PER_TOKEN = 4.6
 """Of the text of those runs, code and its documentation, under a byte-level tokenizer of 64,000 entries."""
+
+
+def tokenised_s(job: Job, epoch: Epoch | None) -> float:
+    """Of that, what as many processes share as there are: all but the download."""
+    rate = job.hardware.download_bytes_per_s
+    without = replace(job, hardware=replace(job.hardware, download_bytes_per_s=None)) if rate is not None else job
+    return preparation_s(without, epoch)[0]
 
 
 def preparation_s(job: Job, epoch: Epoch | None) -> tuple[float, float, float]:

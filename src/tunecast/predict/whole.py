@@ -24,7 +24,7 @@ from tunecast.predict.host import DEFAULT_HOST, Host
 from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
 from tunecast.predict.preparation import TOKENS_PER_S, preparation_s
 from tunecast.predict.spreading import CUT
-from tunecast.records import dataclass, field
+from tunecast.records import dataclass, field, replace
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import GB, MB
 
@@ -228,6 +228,21 @@ def whole_job(
         missing=tuple(missing),
         assumptions=tuple(_assumed(job, outside, prepared)),
         epoch=epoch,
+    )
+
+
+def with_preparation(whole: WholeTime, was: Likely, now: Likely) -> WholeTime:
+    """The same run where preparing the data takes other seconds (likely, low, high)."""
+    faster = was[0] - now[0]
+    below = (whole.total_s - whole.low_s) ** 2 - (was[0] - was[1]) ** 2 + (now[0] - now[1]) ** 2
+    above = (whole.high_s - whole.total_s) ** 2 - (was[2] - was[0]) ** 2 + (now[2] - now[0]) ** 2
+    total = whole.total_s - faster
+    return replace(
+        whole,
+        total_s=total,
+        low_s=total - sqrt(max(0.0, below)),
+        high_s=total + sqrt(max(0.0, above)),
+        phases_s={**whole.phases_s, "preparation": whole.phases_s["preparation"] - faster},
     )
 
 
