@@ -37,7 +37,8 @@ from tunecast.plan.bounds import (
     work_of,
     zero_tensors_of,
 )
-from tunecast.plan.space import Recipe, Rig, Setting, Space, Split, Spread, ranks_on
+from tunecast.plan.recipe import Recipe
+from tunecast.plan.space import Rig, Setting, Space, Split, Spread, ranks_on
 from tunecast.predict import engines
 from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
