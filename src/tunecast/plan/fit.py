@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.plan.fit_bounds import is_out_of_reach
 from tunecast.plan.fit_search import (
     ALLOCATOR,
     Option,
@@ -159,11 +160,10 @@ def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ())
         return Fit(begun, _faster(job, begun, full_trials), (), (), None, full_trials.asked)
     trials = Trials(job, quick)
     found = list(_solutions(_sets_in_passes(trials, allow, only_surely=begun.room.fits), begun, full_trials))
-    asked = trials.asked
+    others_asked = 0
     forced = not found and not begun.room.fits
     if forced:
-        options, other_asked = _other_training(job, quick)
-        asked += other_asked
+        options, others_asked = _other_training(job, quick)
         found = list(_solutions([options] if options else [], begun, full_trials))
     offered: tuple[Solution, ...] = ()
     if found and found[0].harm < Harm.OTHER:
@@ -173,7 +173,8 @@ def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ())
         wanting = _wanting(trials, quick, begun)
     chosen = found[0] if found else None
     others = tuple(found[1 : 1 + MOST_OTHERS])
-    return Fit(begun, chosen, others, offered, wanting, asked + full_trials.asked, forced and chosen is not None)
+    asked = trials.asked + others_asked + full_trials.asked
+    return Fit(begun, chosen, others, offered, wanting, asked, forced and chosen is not None)
 
 
 def _state(done: Predicted) -> State:
@@ -196,7 +197,10 @@ def _sets_in_passes(trials: Trials, allow: Collection[str], *, only_surely: bool
     for priced in (True, False):
         for ok in both[:1] if only_surely else both:
             for harm, also in ((Harm.SAME, ()), (Harm.ROUNDED, allow)):
-                found = smallest_sets(trials, _rungs(harm, also, priced=priced), ok)
+                rungs = _rungs(harm, also, priced=priced)
+                if is_out_of_reach(trials.job, strongest(trials.job, rungs)):
+                    continue
+                found = smallest_sets(trials, rungs, ok)
                 if found:
                     return found
     return []
@@ -230,6 +234,8 @@ def _with(job: Job, overrides: Overrides) -> Job | None:
 def _fits_with_all(trials: Trials) -> bool:
     """With everything that keeps the training."""
     options = strongest(trials.job, _rungs(Harm.ROUNDED, (), priced=False))
+    if is_out_of_reach(trials.job, options):
+        return False
     return trials.fits(()) or trials.fits(most_frugal(trials, options, trials.fits))
 
 
@@ -335,8 +341,10 @@ def _more_cards(job: Job, quick: Predict) -> Overrides | None:
         spread: Overrides = {"hardware.gpus": count, "parallel.data": "fsdp", **(split if split != known else {})}
         try:
             trials = Trials(with_fields(job, spread), quick)
-            rungs = _rungs(Harm.ROUNDED, (), priced=True)
-            options = most_frugal(trials, strongest(trials.job, rungs), trials.fits)
+            options = tuple(strongest(trials.job, _rungs(Harm.ROUNDED, (), priced=True)))
+            if is_out_of_reach(trials.job, options):
+                continue
+            options = most_frugal(trials, options, trials.fits)
         except (UsageError, NotResolved):
             continue
         if trials.fits(options):
