@@ -20,7 +20,7 @@ from tunecast.units import GB, gib
 
 STALE_DAYS = 14
 """Of a whole list, from when on it is said that there are newer ones: spot prices move within days."""
-MOST_OUTLIERS, MOST_UNPROVEN = 2, 4
+MOST_UNPROVEN = 4
 """Named without --details."""
 
 
@@ -161,12 +161,10 @@ def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
         return found
     cards = {f"{one.machine.gpus} x {one.machine.gpu.name} " for one in plan.pareto}
     cards |= {f"{each.choice.machine.gpus} x {each.choice.machine.gpu.name} " for each in plan.beside}
-    seen = [told for told in found if any(f": {card}" in told for card in cards)][:MOST_OUTLIERS]
-    rest = len(found) - len(seen)
-    more = (
-        f"{rest} {'more ' if seen else ''}offer{'s' if rest > 1 else ''} left out as too cheap to count on (--details)"
-    )
-    return [*seen, *([more] if rest else [])]
+    odd = plan.prices.outliers.items()
+    seen = next(((offer, why) for offer, why in odd if any(offer.startswith(card) for card in cards)), None)
+    among = "" if seen is None else f", {seen[0]} among them: {seen[1]}"
+    return [shown(f"{len(odd)} offers are left out as too cheap to count on{among} (--details)")]
 
 
 def price_age(plan: Plan, offer: Offer) -> str:
