@@ -18,7 +18,7 @@ from typing import Any
 from zlib import crc32
 
 FOLDER = Path(__file__).parent / "src" / "tunecast" / "predict"
-SOURCES = ("_native.c", "_pricing.c")
+SOURCES = ("_native.c", "_pricing.c", "_columns.c")
 MADE = FOLDER / "_native.abi3.so"
 FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter")
 """No products and sums in one: the figures are those of Python on any processor."""

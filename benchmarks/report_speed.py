@@ -1,4 +1,4 @@
-"""docs/speed.md from results/speed.json and results/plan_speed.json; `report.py` writes it."""
+"""docs/speed.md from results/speed.json, plan_speed.json and plan_catalogue.json; `report.py` writes it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 from figures import HERE, load, table
 
+GOAL_CPU_S = 3.0
+METHODS = ("full", "lora", "qlora")
 MANY = ("seconds", "cpu_s", "answers", "errors", "jobs_per_s")
 
 
@@ -102,6 +104,8 @@ def speed_page() -> str:
         lines += ["Ended before all were answered.", ""]
     if (HERE / "results" / "plan_speed.json").exists():
         lines += plan_section(load("plan_speed.json"))
+    if (HERE / "results" / "plan_catalogue.json").exists():
+        lines += catalogue_section(load("plan_catalogue.json"))
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -176,3 +180,42 @@ def plan_section(result: dict[str, Any]) -> list[str]:
             ],
         ),
     ]
+
+
+def catalogue_section(result: dict[str, Any]) -> list[str]:
+    """A row an architecture and stack, a column a method."""
+    on, rows = result["machine"], result["rows"]
+    by_row: dict[tuple[str, str, str], dict[str, dict[str, Any]]] = {}
+    for name, found in rows.items():
+        model, method, stack = name.split()
+        by_row.setdefault((found["architecture"], model, stack), {})[method] = found
+    planned = [found for found in rows.values() if "refused" not in found]
+    slow = sum(found["cpu_s"] > GOAL_CPU_S for found in planned)
+    most = max((found["rss_bytes"] for found in planned), default=0)
+    return [
+        "## A plan for every architecture",
+        "",
+        "From `benchmarks/results/plan_catalogue.json`; to repeat: `python benchmarks/plan_catalogue.py`, or a part of "
+        f"it with `--models`, `--methods` and `--stacks`. Commit `{result['commit']}`, {on['cores']} cores "
+        f"({on['cpu']}), load {on['load_before']} before it began.",
+        "",
+        f"CPU seconds and the largest resident memory of `tunecast plan MODEL {' '.join(result['words'])}`, a process "
+        "each. The goal is 3 s and 500 MB; "
+        f"{slow} of {len(planned)} plans take more than 3 s, and the largest takes {most / 1e6:.0f} MB. "
+        "A dash: refused, at once.",
+        "",
+        *table(
+            ["architecture", "model", "stack", *METHODS],
+            [
+                [architecture, model, stack, *(_seconds(found.get(method)) for method in METHODS)]
+                for (architecture, model, stack), found in by_row.items()
+                if any("refused" not in each for each in found.values())
+            ],
+        ),
+    ]
+
+
+def _seconds(found: dict[str, Any] | None) -> str:
+    if found is None or "refused" in found:
+        return "-"
+    return f"{found['cpu_s']:.1f} s, {found['rss_bytes'] / 1e6:.0f} MB"

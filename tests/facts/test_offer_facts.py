@@ -20,7 +20,7 @@ from tunecast.offers.jurisdiction import EU27, beyond_us_law, in_eu, told
 from tunecast.offers.level import FAR
 from tunecast.offers.names import _rules
 from tunecast.offers.offer import KINDS, PLACED
-from tunecast.offers.provider import EXPOSURES, FACTS, TENANCIES, providers
+from tunecast.offers.provider import EXPOSURES, FACTS, SHARED_CARD, TENANCIES, providers
 from tunecast.offers.store import bundled, sources
 
 CHECKED = date(2026, 11, 15)
@@ -200,7 +200,7 @@ def test_who_a_contract_would_be_with_is_not_invented():
     """Of these no source at hand names a company."""
     for name in ("hotaisle", "massedcompute", "enverge", "excesssupply", "dc_wildebeest", "latitude", "sesterce"):
         assert not (name in providers() and providers()[name].entity), name
-    assert providers()["packetai"].tenancy == "shared"
+    assert providers()["packetai"].tenancy == SHARED_CARD
     assert "Zurich" in providers()["lyceum"].places
 
 

@@ -25,9 +25,12 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "compile_native.py", root)
     made = root / "src" / "tunecast" / "predict"
     made.mkdir(parents=True)
-    for name in ("native.py", "_native.c", "_pricing.c"):
+    for name in ("native.py", "_native.c", "_pricing.c", "_columns.c"):
         shutil.copy(FOLDER / name, made)
-    for package in (made, made.parent):
+    tape = made.parent / "tape"
+    tape.mkdir()
+    shutil.copy(ROOT / "src" / "tunecast" / "tape" / "columns.py", tape)
+    for package in (made, made.parent, tape):
         (package / "__init__.py").touch()
     return root
 

@@ -13,6 +13,7 @@ from tunecast.tape.build.sharding.scheme import in_whole_model
 from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, Machine, Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Role
+from tunecast.tape.shorten import Rhythm, as_they_are
 from tunecast.units import MIB
 
 CONFIG: dict[str, Any] = {
@@ -48,7 +49,7 @@ def test_dtypes_have_buckets_of_their_own() -> None:
 
 def test_layers_that_repeat_come_as_often_as_they_do() -> None:
     machine = Machine(Card())
-    machine.folds = (1, 1, 3)
+    machine.standing = as_they_are(Rhythm(1, 1, 5))
     found = []
     for module in ("embed", "layers.0.q", "layers.1.q", "layers.1.k", "layers.2.q", "head"):
         with machine.within(module):

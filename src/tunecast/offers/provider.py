@@ -34,7 +34,9 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "certificates": ("certificates",),
 }
 """What has a source of its own, and the fields it holds for."""
-TENANCIES = ("dedicated", "shared")
+SHARED_CARD = "shared card"
+"""Of a provider that puts several customers on one card."""
+TENANCIES = ("dedicated", "shared", SHARED_CARD)
 """Of the host: nobody else's machine on it, or other customers' too."""
 
 

@@ -18,7 +18,7 @@ from datetime import date
 from tunecast.offers.asked import Asked, asked
 from tunecast.offers.offer import OWNED, RESERVED, SPOT, Offer
 from tunecast.offers.outliers import outliers
-from tunecast.offers.provider import provider
+from tunecast.offers.provider import SHARED_CARD, provider, tenancy
 
 ON_DEMAND_DAYS, SPOT_DAYS = 180, 30
 MARKETPLACE = "marketplace"
@@ -113,7 +113,8 @@ def is_fresh(offer: Offer, rules: Rules, listed: date | None) -> bool:
 
 
 def sort_of(offer: Offer, own: frozenset[Offer] = frozenset(), named: frozenset[str] = frozenset()) -> frozenset[str]:
-    """What keeps an offer from being signed for just so, of `BESIDE`; nothing where nothing does.
+    """What keeps an offer from being signed for just so, of `BESIDE`; nothing where nothing does. On a card that others
+    use at the same time no prediction holds.
 
     A provider the user names, or whose price the user added, is one the user wants.
     """
@@ -121,7 +122,7 @@ def sort_of(offer: Offer, own: frozenset[Offer] = frozenset(), named: frozenset[
     if offer.kind in (SPOT, RESERVED):
         found.add(offer.kind)
     wanted = offer in own or offer.kind == OWNED or offer.provider in named
-    if not wanted and not has_contract(offer):
+    if not wanted and (not has_contract(offer) or tenancy(offer) == SHARED_CARD):
         found.add(MARKETPLACE)
     return frozenset(found)
 

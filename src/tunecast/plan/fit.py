@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.plan.fit_bounds import is_out_of_reach
 from tunecast.plan.fit_search import (
     ALLOCATOR,
     Option,
@@ -202,7 +203,10 @@ def _sets_in_passes(trials: Trials, allow: Collection[str], *, only_surely: bool
     for priced in (True, False):
         for ok in both[:1] if only_surely else both:
             for harm, also in ((Harm.SAME, ()), (Harm.ROUNDED, allow)):
-                found = smallest_sets(trials, _rungs(harm, also, priced=priced), ok)
+                rungs = _rungs(harm, also, priced=priced)
+                if is_out_of_reach(trials.job, strongest(trials.job, rungs)):
+                    continue
+                found = smallest_sets(trials, rungs, ok)
                 if found:
                     return found
     return []
@@ -236,6 +240,8 @@ def _with(job: Job, overrides: Overrides) -> Job | None:
 def _fits_with_all(trials: Trials) -> bool:
     """With everything that keeps the training."""
     options = strongest(trials.job, _rungs(Harm.ROUNDED, (), priced=False))
+    if is_out_of_reach(trials.job, options):
+        return False
     return trials.fits(()) or trials.fits(most_frugal(trials, options, trials.fits))
 
 
@@ -369,8 +375,10 @@ def _more_cards(job: Job, quick: Predict) -> Overrides | None:
         spread: Overrides = {"hardware.gpus": count, "parallel.data": "fsdp", **(split if split != known else {})}
         try:
             trials = Trials(with_fields(job, spread), quick)
-            rungs = _rungs(Harm.ROUNDED, (), priced=True)
-            options = most_frugal(trials, strongest(trials.job, rungs), trials.fits)
+            options = tuple(strongest(trials.job, _rungs(Harm.ROUNDED, (), priced=True)))
+            if is_out_of_reach(trials.job, options):
+                continue
+            options = most_frugal(trials, options, trials.fits)
         except (UsageError, NotResolved):
             continue
         if trials.fits(options):

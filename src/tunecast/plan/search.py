@@ -354,12 +354,15 @@ class Search:
 
     def _ways(self, rig: Rig, setting: Setting) -> tuple[Setting | None, ...]:
         """Of each offer, the setting as its host has the memory for it: loading and saving as they are, or lighter
-        where those do not fit; None where nothing does. An offer that does not say how much it has may have enough."""
+        where those do not fit; None where nothing does. An offer that does not say how much it has is taken to have as
+        little as any such machine that does."""
         key = rig, setting.recipe.base, setting.spread
         if key not in self._levels:
             needs = [self.estimator.ram_bytes(rig, way) for way in self.space.lighter(setting)]
+            least = self.space.least_ram_bytes.get((rig.gpu, rig.gpus))
+            has = [least if offer.ram_bytes is None else offer.ram_bytes for offer in self.offers[rig]]
             self._levels[key] = tuple(
-                [next((n for n, need in enumerate(needs) if _has(offer, need)), None) for offer in self.offers[rig]]
+                [next((n for n, need in enumerate(needs) if _is_enough(each, need)), None) for each in has]
             )
         levels = self._levels[key]
         if not any(levels):
@@ -452,8 +455,9 @@ class Search:
             self.needs[rig] = need
 
 
-def _has(offer: Offer, needs_bytes: int | None) -> bool:
-    return needs_bytes is None or offer.ram_bytes is None or needs_bytes <= offer.ram_bytes
+def _is_enough(has_bytes: int | None, needs_bytes: int | None) -> bool:
+    """What nobody knows may be."""
+    return needs_bytes is None or has_bytes is None or needs_bytes <= has_bytes
 
 
 def _usd_floor(floors: Floors, places: tuple[int, ...]) -> float:

@@ -191,6 +191,17 @@ class Space:
         return self.job.micro_batch * self.job.grad_accum * ranks_of(self.job)
 
     @cached_property
+    def least_ram_bytes(self) -> Mapping[tuple[str, int], int]:
+        """Of machines with these cards, by those offers that say it: what one that does not is taken to have."""
+        found: dict[tuple[str, int], int] = {}
+        for rig, offers in self.offers.items():
+            known = [offer.ram_bytes for offer in offers if offer.ram_bytes is not None]
+            if known:
+                key = rig.gpu, rig.gpus
+                found[key] = min([*known, found.get(key, known[0])])
+        return found
+
+    @cached_property
     def recipes(self) -> tuple[Recipe, ...]:
         return tuple(recipes_of(self.job, self.freedom))
 

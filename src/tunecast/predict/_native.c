@@ -2,8 +2,8 @@
    settings almost every job has: no garbage collection, no rounding to powers of 2, no limit on splitting. The
    decisions are the same (tests/properties/test_replay.py compares them), and so are their sources. Blocks of a segment
    are chained by address; the free ones are a sorted array a pool, and so are the holes of expandable segments
-   (predict/expandable.py), which are blocks of their chain too. The module is made here; its other function is in
-   _pricing.c. CHECKSUM is of both (native.py). */
+   (predict/expandable.py), which are blocks of their chain too. The module is made here; its other functions are
+   in _pricing.c and _columns.c. CHECKSUM is of all (native.py). */
 
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030b0000
@@ -176,7 +176,7 @@ static int unmap_all(Allocator *a) {
         int64_t count = pool->count;
         Key *keys = PyMem_Malloc((size_t)(count + 1) * sizeof(Key));
         if (!keys) { PyErr_NoMemory(); return -1; }
-        memcpy(keys, pool->keys, (size_t)count * sizeof(Key)); /* ends of blocks come back as others */
+        if (count) memcpy(keys, pool->keys, (size_t)count * sizeof(Key)); /* ends of blocks come back as others */
         for (int64_t i = 0; i < count; i++) {
             if (unmap(a, keys[i].block)) {
                 if (!PyErr_Occurred()) PyErr_NoMemory();
@@ -603,11 +603,19 @@ done:
 }
 
 PyObject *price(PyObject *self, PyObject *args); /* _pricing.c */
+PyObject *shifted(PyObject *self, PyObject *args); /* _columns.c */
+PyObject *gathered(PyObject *self, PyObject *args);
+PyObject *marks(PyObject *self, PyObject *args);
+PyObject *lives(PyObject *self, PyObject *args);
 
 static PyMethodDef methods[] = {
     {"run", run, METH_VARARGS, "Replay a run."},
     {"least", least, METH_VARARGS, "The least capacity a run completes with."},
     {"price", price, METH_VARARGS, "Price a step on many cards."},
+    {"shifted", shifted, METH_VARARGS, "Numbers of blocks."},
+    {"gathered", gathered, METH_VARARGS, "Values of rows."},
+    {"marks", marks, METH_VARARGS, "Rows of phases and emptied caches."},
+    {"lives", lives, METH_VARARGS, "Which blocks outlive their step."},
     {NULL, NULL, 0, NULL},
 };
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_native", NULL, -1, methods, NULL, NULL, NULL, NULL};

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from zlib import crc32
 
+from tunecast.tape import columns
+
 try:
     from tunecast.predict import _native
 except ImportError:
     _native = None  # type: ignore[assignment]
 
-SOURCES = ("_native.c", "_pricing.c")
+SOURCES = ("_native.c", "_pricing.c", "_columns.c")
 
 
 def checksum() -> int | None:
@@ -39,3 +41,4 @@ _usable = is_usable()
 run = _native.run if _usable else None
 least = _native.least if _usable else None
 price = _native.price if _usable else None
+columns.by(_native if _usable else None)

@@ -61,11 +61,11 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
     from tunecast.tape.build.adapters import insert_adapters
     from tunecast.tape.build.gptq import packed_bytes
     from tunecast.tape.build.modules import Buffer, Linear
-    from tunecast.tape.build.short import repeating, stand_in
+    from tunecast.tape.build.short import repeating
     from tunecast.tape.build.stacks import transformers
     from tunecast.tape.build.tensor import DTYPES, Machine
     from tunecast.tape.card import Card
-    from tunecast.tape.shorten import with_layers
+    from tunecast.tape.shorten import stand_in, with_layers
 
     packed_as = job.quantization.format
     adapted = job.method != "full"

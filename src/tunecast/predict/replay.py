@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeAlias
 from tunecast.predict.allocator import UNLIMITED, AllocatorSettings, CachingAllocator, OutOfMemory, Place, WouldFree
 from tunecast.predict.native import run as native_run
 from tunecast.records import dataclass, field
+from tunecast.tape.columns import numbers
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase, Role, Tape
 from tunecast.tape.program import Program, Stretch, program
@@ -158,7 +159,7 @@ def in_c(rows: Program) -> RowsInC:
         if streams and not 0 <= min(streams) <= max(streams) < MOST_STREAMS:
             number = {stream: place for place, stream in enumerate(set(streams))}
             streams = array("q", [number[stream] for stream in streams])
-        kept["_in_c"] = plan.blocks, array("q", rows.sizes), streams, plan.names, plan.rows, plan.renames
+        kept["_in_c"] = plan.blocks, numbers(rows.sizes), streams, plan.names, plan.rows, plan.renames
     return kept["_in_c"]
 
 

@@ -14,7 +14,7 @@ from tunecast.offers.cost import break_even_hours
 from tunecast.offers.jurisdiction import area, exposure, in_eu, told
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import LISTED, NOT_AVAILABILITY, ON_DEMAND, OWNED, RESERVED, STALE_DAYS, Offer, age
-from tunecast.offers.provider import Provider, tenancy
+from tunecast.offers.provider import SHARED_CARD, Provider, tenancy
 from tunecast.offers.update import Outcome, Updated
 from tunecast.report.columns import columns
 from tunecast.report.text import DEFAULT, Terminal
@@ -26,6 +26,7 @@ KNOWN = {"yes": "yes", "no": "no", "unknown": NOT_KNOWN}
 TENANCY_TOLD = {
     "dedicated": "the host is yours alone",
     "shared": "the host is shared with others",
+    SHARED_CARD: "the card itself is shared with others",
     "": NOT_KNOWN,
 }
 _PLACES = 4

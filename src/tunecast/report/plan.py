@@ -42,6 +42,7 @@ from tunecast.report.plan_words import (
     marks,
     nothing,
     offer_told,
+    picked_as,
     picks,
     room,
     searched_told,
@@ -56,8 +57,10 @@ MOST_REFUSED = 8
 """Reasons shown; the page and --json have them all."""
 MOST_HARDWARE = 6
 """Names of hardware one reason lists."""
-MOST_WARNED = 3
+MOST_WARNED = 2
 """Warnings shown without --details."""
+SPOKEN = ("billed", "per epoch", "energy")
+"""Measures of the cost shown without --details."""
 
 
 def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
@@ -157,7 +160,7 @@ def _beside(plan: Plan, terminal: Terminal, details: bool) -> str:
 def _front(plan: Plan, terminal: Terminal, *, details: bool) -> str:
     """What there is to choose from as a table, and with details as a plot."""
     front = [point for point in points(plan) if point.mark]
-    if len(front) < 2:
+    if len(front) < 2 or (not details and all(picked_as(plan, point.choice) for point in front)):
         return ""
     for shortened in range(4):
         head = ("", "rent", "from", "time", "cost", "")
@@ -205,9 +208,12 @@ def _bill(plan: Plan, pick: Pick, terminal: Terminal, *, details: bool) -> str:
         part for line in lines for part in (wrapped([line], "", terminal) if len(line) > terminal.width else [line])
     ]
     used = energy(choice)
-    more = columns([*also(choice, money), *([("energy", used)] if used else [])], left=(0, 1))
+    measures = [*also(choice, money), *([("energy", used)] if used else [])]
     title = f"What the {pick.names[0]} pick costs{', line by line' if details else ''}{' (EUR)' if money.eur else ''}"
-    return section(title, [*fitted, "", *more], terminal)
+    if details:
+        return section(title, [*fitted, "", *columns(measures, left=(0, 1))], terminal)
+    spoken = "; ".join(f"{name}: {value}" for name, value in measures if name in SPOKEN)
+    return section(title, [*fitted, *wrapped([spoken], "  ", terminal)], terminal)
 
 
 def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) -> str:
@@ -217,10 +223,12 @@ def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) ->
     told = [f"price {price_age(plan, offer)}" + (f": {price_source(offer)}" if details else "")]
     for of in renters(offer):
         doubt = " (no source at hand confirms it)" if of.doubtful else ""
-        told.append(f"{of.name}: {of.company}; {of.law}{doubt}")
+        told.append(f"{of.name}: {of.company}; {of.law if details else of.level.replace('-', ' ')}{doubt}")
         told += [f"source of that and of its terms: {of.source}"] if details else []
-    told += conditions(choice)
-    return section("Who rents it out", bullets(told, terminal), terminal)
+    needs = conditions(choice)
+    return section(
+        "Who rents it out", bullets([*told, *needs] if details else ["; ".join(told), *needs], terminal), terminal
+    )
 
 
 def _refused(plan: Plan, terminal: Terminal) -> str:
@@ -246,7 +254,7 @@ def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details
     if not details:
         warnings = _first_of(warnings)
         taken = [each for each in taken if each.startswith("there is no data")]
-        end.append("--details: the plot, every line of the bill, sources, what is refused and why, what is assumed.")
+        end = [*price_notes(plan), f"Searched {searched_told(plan)} --details: sources, every line, what is refused."]
     return [
         section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),
         section("Warnings", bullets(warnings, terminal), terminal, "warn"),

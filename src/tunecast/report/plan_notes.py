@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tunecast.offers.jurisdiction import EU27, told
 from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, Offer, age
-from tunecast.offers.provider import Provider, provider, tenancy
+from tunecast.offers.provider import SHARED_CARD, Provider, provider, tenancy
 from tunecast.offers.store import sources
 from tunecast.plan.choice import Beside, Choice, Money, Plan
 from tunecast.report.figures import shown
@@ -20,7 +20,7 @@ from tunecast.units import GB, gib
 
 STALE_DAYS = 14
 """Of a whole list, from when on it is said that there are newer ones: spot prices move within days."""
-MOST_OUTLIERS, MOST_UNPROVEN = 2, 4
+MOST_UNPROVEN = 4
 """Named without --details."""
 
 
@@ -36,7 +36,9 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
         if each.kind == "spot":
             found.append((each.kind, f"{costs}: {what}; {interrupted(choice, plan.money)}. --spot"))
         elif each.kind == "marketplace":
-            found.append((each.kind, f"{costs}: {what}; the machine is somebody's, without a contract. --marketplace"))
+            is_shared = tenancy(offer) == SHARED_CARD
+            whose = "the card is shared with others" if is_shared else "without a contract on record"
+            found.append((each.kind, f"{costs}: {what}; {whose}. --marketplace"))
         elif each.kind == "validated":
             costs = amount(choice.total_usd, plan.money)
             found.append(("measured", f"{costs}: {what}; {choice.evidence}"))
@@ -123,7 +125,11 @@ def conditions(choice: Choice) -> list[str]:
         for name, needed, has, write in needs
         if needed is not None
     ]
-    host = {"dedicated": "the host is yours alone", "shared": "the host is shared with others"}
+    host = {
+        "dedicated": "the host is yours alone",
+        "shared": "the host is shared with others",
+        SHARED_CARD: "the card is shared with others: predictions do not hold",
+    }
     shared = host.get(tenancy(offer), "whether the host is shared is not known")
     told.append(f"needs of the machine: {', '.join(each)}; {shared}")
     if choice.machine.nodes > 1:
@@ -155,12 +161,10 @@ def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
         return found
     cards = {f"{one.machine.gpus} x {one.machine.gpu.name} " for one in plan.pareto}
     cards |= {f"{each.choice.machine.gpus} x {each.choice.machine.gpu.name} " for each in plan.beside}
-    seen = [told for told in found if any(f": {card}" in told for card in cards)][:MOST_OUTLIERS]
-    rest = len(found) - len(seen)
-    more = (
-        f"{rest} {'more ' if seen else ''}offer{'s' if rest > 1 else ''} left out as too cheap to count on (--details)"
-    )
-    return [*seen, *([more] if rest else [])]
+    odd = plan.prices.outliers.items()
+    seen = next(((offer, why) for offer, why in odd if any(offer.startswith(card) for card in cards)), None)
+    among = "" if seen is None else f", {seen[0]} among them: {seen[1]}"
+    return [shown(f"{len(odd)} offers are left out as too cheap to count on{among} (--details)")]
 
 
 def price_age(plan: Plan, offer: Offer) -> str:

@@ -20,7 +20,7 @@ SEVERAL_USD = 1000
 """From here on cents say nothing."""
 RENTED = ("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect", "hardware.inter_node_gbps")
 """Changes the machine's name already tells."""
-SHARE_SHOWN = 0.005
+SHARE_SHOWN = 0.02
 """Of the total, from which on a line of the bill is shown by itself."""
 RANGES = "Ranges hold in four of five cases. Costs are from the order of the machine to the saved model."
 
@@ -135,7 +135,7 @@ def place(offer: Offer) -> str:
         return "your own"
     known = sorted(offer.known_countries)
     if not known:
-        return provider(offer.provider).places or "country not known"
+        return provider(offer.provider).places.partition(",")[0] or "country not known"
     if offer.placed == LISTED:
         return f"{known[0]}?" if len(known) == 1 else f"one of {len(known)} countries"
     rest = len(known) - PLACES
@@ -256,8 +256,7 @@ def short_bill(choice: Choice, money: Money) -> list[Bill]:
         return [*large, total]
     decimals = 2 if choice.total_usd >= 1 else 4
     amount_left = f"{_shown_in(rest * choice.total_usd, money):,.{decimals}f}"
-    names = ", ".join(line.name for line in lines if line not in large and line.share > 0)
-    return [*large, Bill("the rest", amount_left, rest, names), total]
+    return [*large, Bill("the rest", amount_left, rest, ""), total]
 
 
 def hourly(usd_per_hour: float, money: Money) -> str:

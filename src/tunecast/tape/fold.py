@@ -8,15 +8,16 @@ program (tests/unit/test_fold.py).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from itertools import compress
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from tunecast.records import dataclass, field
-from tunecast.tape.layers import NotRepeating, Run, Sweep, aligned, births_of, longer, nth_of, sweeps_of
+from tunecast.tape.columns import Lives, lives, marks, shifted
+from tunecast.tape.layers import NotRepeating, Run, Sweep, aligned, births_of, nth_of, stood_for, sweeps_of
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
 from tunecast.tape.pattern import Pattern, Values
-from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, left_behind
+from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program
 from tunecast.tape.schedule import NotRepeatable
 
 
@@ -42,6 +43,8 @@ class Folded:
     """With its operations, where those were asked for."""
 
 
+Columns: TypeAlias = "tuple[array[int], array[int]]"
+"""Of each row, whose birth it is about and the how-manieth."""
 OWN = 0
 """A template's own births, before those of others."""
 
@@ -49,12 +52,12 @@ OWN = 0
 class Template:
     """One run of events: sizes, and for every row whose how-manieth birth it is about."""
 
-    __slots__ = ("begins", "others", "places", "roles", "run", "sizes", "streams", "sweep")
+    __slots__ = ("begins", "columns", "others", "places", "roles", "run", "sizes", "streams", "sweep")
 
     def __init__(self, run: Run, sweep: int, births: dict[int, tuple[Template, int]], copies: bool) -> None:
         self.run, self.sweep = run, sweep
-        self.sizes: list[int] = []
-        self.streams: list[int] = []
+        self.sizes = array("q")
+        self.streams = array("q")
         self.places: list[tuple[int, int]] = []
         """Of each row: whose birth, by the place among itself and `others`, and the how-manieth; of a Begin, its place
         in `begins`."""
@@ -94,6 +97,7 @@ class Template:
                 self.streams.append(0)
                 self.places.append((OWN, 0))
         self.roles: list[Role] = [roles[block] for block in made]
+        self.columns = _columns(self.places)
 
     def places_among(self, others: Sequence[Template]) -> list[tuple[int, int]]:
         """`places` where these stand for its own others."""
@@ -104,30 +108,36 @@ class Template:
         ]
 
 
+def _columns(places: Sequence[tuple[int, int]]) -> Columns:
+    return array("q", [origin for origin, _ in places]), array("q", [nth for _, nth in places])
+
+
 def _is_far(layer: int | None, other: int | None) -> bool:
     """Not next to each other."""
     return layer is not None and other is not None and abs(layer - other) > 1
 
 
-def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int, order: Sequence[int]) -> Program:
-    """Of the tape with `copies * period` more layers than the `layers` it has, its steps taken in `order`."""
+def folded_program(tape: Tape, whole: Sequence[int] | None, order: Sequence[int]) -> Program:
+    """Of the tape with as many layers as `whole` has, each of them as the tape's layer that is named there; its steps
+    taken in `order`. None: the tape's own layers."""
     births: dict[int, tuple[Template, int]] = {}
     made = [
-        (sweep, {run.layer: Template(run, number, births, copies > 0) for run in sweep.runs})
-        for number, sweep in enumerate(sweeps_of(tape, layers) if copies else (Sweep((Run(None, tape.events),)),))
+        (sweep, {run.layer: Template(run, number, births, whole is not None) for run in sweep.runs})
+        for number, sweep in enumerate(
+            sweeps_of(tape, max(whole) + 1) if whole else (Sweep((Run(None, tape.events),)),)
+        )
     ]
-    blocks: list[int] = []
-    sizes: list[int] = []
-    streams: list[int] = []
+    blocks, sizes, streams = array("q"), array("q"), array("q")
     begins: list[Begin] = []
     roles: list[Role] = []
     bounds: list[int] = []
     bases: dict[tuple[int, int | None], tuple[Template, int]] = {}
     """Of each sweep and layer, what stands for it and the number of its first block."""
-    moved: dict[tuple[Template, ...], list[tuple[int, int]]] = {}
-    last_copied, added, step = head + period - 1, copies * period, -1
+    moved: dict[tuple[Template, ...], Columns] = {}
+    first = {stands: layer for layer, stands in reversed(list(enumerate(whole or ())))}
+    step = -1
     for number, (sweep, templates) in enumerate(made):
-        for run, layer in longer(sweep, head, period, copies):
+        for run, layer in stood_for(sweep, whole or ()):
             template = templates[run.layer]
             bases[number, layer] = template, len(roles)
             starts, others = [len(roles)], []
@@ -137,56 +147,48 @@ def folded_program(tape: Tape, layers: int, head: int, period: int, copies: int,
                 if of is not None:
                     if layer is not None and run.layer is not None:
                         of += layer - run.layer
-                    elif of > last_copied:
-                        of += added
+                    else:
+                        of = first[of]
                 if (born.sweep, of) not in bases:
                     raise NotRepeating(f"layer {layer} frees a block that layer {of} did not make")
                 stands, start = bases[born.sweep, of]
                 others.append(stands)
                 starts.append(start)
-            places = template.places
+            columns = template.columns
             if others != template.others:
                 key = template, *others
-                places = moved.get(key) or moved.setdefault(key, template.places_among(others))
-            if not template.begins:
-                blocks.extend([starts[origin] + nth for origin, nth in places])
-            else:
-                for row, (size, (origin, nth)) in enumerate(zip(template.sizes, places, strict=True)):
-                    if size != BEGIN:
-                        blocks.append(starts[origin] + nth)
-                        continue
-                    begin = template.begins[nth]
-                    if begin.phase is not Phase.LOAD and begin.step != step:
-                        step = begin.step
-                        bounds.append(len(sizes) + row)
-                    blocks.append(len(begins))
-                    begins.append(begin)
+                columns = moved.get(key) or moved.setdefault(key, _columns(template.places_among(others)))
+            first_row = len(blocks)
+            blocks.extend(shifted(starts, *columns))
+            for row in marks(template.sizes) if template.begins else ():
+                if template.sizes[row] != BEGIN:
+                    continue
+                begin = template.begins[columns[1][row]]
+                if begin.phase is not Phase.LOAD and begin.step != step:
+                    step = begin.step
+                    bounds.append(first_row + row)
+                blocks[first_row + row] = len(begins)
+                begins.append(begin)
             sizes.extend(template.sizes)
             streams.extend(template.streams)
     bounds.append(len(sizes))
     several = streams if any(streams) else None
-    rows = Program(blocks, sizes, several, begins, roles, bounds, list(order), left_behind(blocks, sizes, bounds))
-    _check(rows)
+    found = lives(blocks, sizes, bounds, len(roles))
+    rows = Program(blocks, sizes, several, begins, roles, bounds, list(order), found.left)
+    _check(rows, found)
     return rows
 
 
-def _check(rows: Program) -> None:
+def _check(rows: Program, found: Lives) -> None:
     """A block is freed once, and a step that is taken again hands on as much as it expects and keeps nothing."""
-    frees = [size == FREE for size in rows.sizes]
-    gone = set(compress(rows.blocks, frees))
-    if len(gone) < sum(frees):
+    if found.twice:
         raise NotRepeating("a block is freed twice")
     taken: set[int] = set()
-    checked: set[int] = set()
     for position, step in enumerate(rows.order):
         if step and position:
             have, expected = len(rows.left[rows.order[position - 1]]), len(rows.left[step - 1])
             if have != expected:
                 raise NotRepeatable(f"step {step} expects {expected} blocks of the step before it, not {have}")
-        if step in taken and step not in checked:
-            checked.add(step)
-            start, end = rows.bounds[step], rows.bounds[step + 1]
-            made = compress(rows.blocks[start:end], [size >= 0 for size in rows.sizes[start:end]])
-            if not gone.issuperset(made):
-                raise NotRepeatable(f"step {step} makes blocks that stay")
+        if step in taken and not found.closed[step]:
+            raise NotRepeatable(f"step {step} makes blocks that stay")
         taken.add(step)

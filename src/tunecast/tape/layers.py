@@ -16,7 +16,7 @@ outside the layers that grow with their number (a list of gradient norms) grow a
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import takewhile
@@ -321,16 +321,33 @@ def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, cop
             for event in run.events:
                 if isinstance(event, Alloc):
                     block = numbers[Birth(number, layer, births[event.block].nth)] = len(numbers)
-                    moved = Alloc(block, event.nbytes, event.role, _moved(event.module, container, shift), event.stream)
+                    moved = Alloc(
+                        block, event.nbytes, event.role, module_moved(event.module, container, shift), event.stream
+                    )
                     out.append(moved if layer is not None else _OutsideAlloc(moved))  # type: ignore[arg-type]
                 elif isinstance(event, Free):
                     out.append(Free(copied.born(births[event.block], run.layer, layer)))
                 elif isinstance(event, Op):
-                    op = event._replace(module=_moved(event.module, container, shift)) if shift else event
+                    op = event._replace(module=module_moved(event.module, container, shift)) if shift else event
                     out.append(op if layer is not None else _OutsideOp(op))  # type: ignore[arg-type]
                 else:
                     out.append(event)
     return out
+
+
+def stood_for(sweep: Sweep, whole: Sequence[int]) -> Iterator[tuple[Run, int | None]]:
+    """The runs of a sweep over more layers, each with the layer it now stands for: `whole` has of each of those the
+    layer that stands for it."""
+    if sweep.runs[0].layer is None:
+        yield sweep.runs[0], None
+        return
+    runs = {run.layer or 0: run for run in sweep.runs}
+    several = {layer for layer, times in Counter(whole).items() if times > 1}
+    missing = several - runs.keys()
+    if missing and (missing != several or min(runs) < min(several) < max(several) < max(runs)):
+        raise NotRepeating(f"a pass over the layers takes {[run.layer for run in sweep.runs]} only")
+    found = [(runs[stands], layer) for layer, stands in enumerate(whole) if stands in runs]
+    yield from reversed(found) if sweep.falls else found
 
 
 def longer(sweep: Sweep, head: int, period: int, copies: int) -> Iterator[tuple[Run, int | None]]:
@@ -395,7 +412,7 @@ def nth_of(places: Sequence[int | None], nth: int) -> int:
     return found
 
 
-def _moved(module: str, container: str, shift: int) -> str:
+def module_moved(module: str, container: str, shift: int) -> str:
     if not shift or not module.startswith(container):
         return module
     return container + NUMBERED.sub(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
-from tunecast.tape.shorten import Rhythm
+from tunecast.tape.shorten import Standing
 from tunecast.tape.step import Layout, Section, Step, sections_of, with_micro_batches
 from tunecast.tape.symbols import Asked, Symbol
 
@@ -21,13 +21,13 @@ SIZED = (2, 3, 4, 5, 7)
 
 
 class Pattern:
-    """`tape` as it was built; `rhythm` says for how many layers its layers stand (None: all are there)."""
+    """`tape` as it was built; `standing` says for which layers its layers stand (None: all are there)."""
 
-    def __init__(self, tape: Tape, rhythm: Rhythm | None, asked: Asked | None = None, names: str = "") -> None:
+    def __init__(self, tape: Tape, standing: Standing | None, asked: Asked | None = None, names: str = "") -> None:
         self._tape: Tape | None = tape
         """Until it is cut: what memory asks for in it is not needed any more."""
         self._steps: dict[int, list[Event]] = {}
-        self._rhythm, self._asked, self._names = rhythm, asked, names
+        self._standing, self._asked, self._names = standing, asked, names
         self._numbered: dict[int, _Numbered] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._last: tuple[int, Values, tuple[Op, ...]] | None = None
@@ -54,7 +54,7 @@ class Pattern:
                 if type(event) is Op or type(event) is Begin:
                     events.append(event)
             self._tape = None
-        found = _Numbered(sections_of(self._steps.pop(number), self._rhythm), self._asked, self._names)
+        found = _Numbered(sections_of(self._steps.pop(number), self._standing), self._asked, self._names)
         if self._asked is not None:  # all its steps are of one length, and this one stands for them
             self._steps.clear()
         return found
@@ -78,14 +78,19 @@ class _Numbered:
         same: dict[Any, Any] = {}
         self._templates: list[Op] = []
         self._sections: list[_Placed] = []
+        places_of: dict[int, int] = {}
+        """By the `id` of an operation: what repeats is written with the same ones."""
         for section in sections:
             row = []
             for op in section.ops:
-                key = self._sizes.key(op)
-                place = known.get(key)
+                place = places_of.get(id(op))
                 if place is None:
-                    place = known[key] = len(self._templates)
-                    self._templates.append(op)
+                    key = self._sizes.key(op)
+                    place = known.get(key)
+                    if place is None:
+                        place = known[key] = len(self._templates)
+                        self._templates.append(op)
+                    places_of[id(op)] = place
                 row.append(place)
             places, modules = tuple(row), tuple([op.module for op in section.ops])
             self._sections.append(

@@ -7,18 +7,20 @@ to the one after it (its batch, held until the next one replaces it).
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import cached_property
-from itertools import compress, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 from tunecast.records import dataclass, replace
+from tunecast.tape.columns import FREE as FREE
+from tunecast.tape.columns import lives, marks, numbers
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
-FREE, BEGIN, EMPTY_CACHE = -1, -2, -3
-"""In the column of sizes: what a row is when it asks for nothing."""
+BEGIN, EMPTY_CACHE = -2, -3
+"""In the column of sizes, as FREE is: what a row is when it asks for nothing."""
 
 
 SMALL_BYTES = MIB
@@ -54,7 +56,7 @@ class Plan(NamedTuple):
 
     blocks: array[int]
     names: int
-    """One more than the largest of them."""
+    """More than the largest of them."""
     rows: array[int]
     """Of each stretch as it is taken: its first row, its end, and the end of the renames before it."""
     renames: array[int]
@@ -65,11 +67,11 @@ class Plan(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    blocks: list[int]
+    blocks: Sequence[int]
     """Of a request or a free; of a Begin, its place in `begins`."""
-    sizes: list[int]
+    sizes: Sequence[int]
     """Bytes asked for; FREE, BEGIN or EMPTY_CACHE for the rest."""
-    streams: list[int] | None
+    streams: Sequence[int] | None
     """None: one stream."""
     begins: list[Begin]
     roles: Mapping[int, Role] | Sequence[Role]
@@ -87,7 +89,7 @@ class Program:
         """Of loading, and of each step."""
         return [list(self._cut(start, end)) for start, end in pairwise([0, *self.bounds])]
 
-    def with_sizes(self, sizes: list[int]) -> Program:
+    def with_sizes(self, sizes: Sequence[int]) -> Program:
         """The same rows with other sizes: what depends on no size is kept."""
         other = replace(self, sizes=sizes)
         other.__dict__.update(stretches=self.stretches, plan=self.plan, _crossings=self._crossings)
@@ -103,8 +105,8 @@ class Program:
             for stretch in self.stretches[0 if position < 0 else self.order[position] + 1]:
                 taken.append((position, stretch))
                 rows.extend((stretch.start, stretch.end, len(renames) // 2))
-        blocks = [block if size >= FREE else 0 for block, size in zip(self.blocks, self.sizes, strict=True)]
-        return Plan(array("q", blocks), max(blocks, default=0) + 1, rows, renames, taken)
+        names = len(self.roles) if isinstance(self.roles, Sequence) else max(self.roles, default=0) + 1
+        return Plan(numbers(self.blocks), names, rows, renames, taken)
 
     def crossings(self, stretch: Stretch) -> Crossings:
         found = self._crossings.get(stretch.start)
@@ -154,10 +156,14 @@ class Program:
                 yield Stretch(begin, low, high, tuple(row for row in empties if low <= row < high))
 
     def _marks(self, mark: int, start: int, end: int) -> Iterator[int]:
-        with suppress(ValueError):
-            while True:
-                start = self.sizes.index(mark, start, end) + 1
-                yield start - 1
+        rows = self._mark_rows
+        for row in rows[bisect_left(rows, start) : bisect_left(rows, end)]:
+            if self.sizes[row] == mark:
+                yield row
+
+    @cached_property
+    def _mark_rows(self) -> Sequence[int]:
+        return marks(self.sizes)
 
     def handed_over(self, position: int) -> list[tuple[int, int]]:
         """What the step at this place of `order` finds alive, and by which numbers its rows know it."""
@@ -243,7 +249,9 @@ def _order(
     again = len(steps)
     while again > 2 and _alike(steps[again - 2], steps[again - 1], blocks, sizes, streams, born):
         again -= 1
-    return order[:again] + [again - 1] * (len(steps) - again), left_behind(blocks, sizes, bounds)
+    return order[:again] + [again - 1] * (len(steps) - again), lives(
+        blocks, sizes, bounds, max(born, default=0) + 1
+    ).left
 
 
 def _alike(
@@ -258,14 +266,3 @@ def _alike(
     return all(
         born[blocks[row + shift]] - born[blocks[row]] == shift for row in range(first, first_end) if sizes[row] == FREE
     )
-
-
-def left_behind(blocks: Sequence[int], sizes: Sequence[int], bounds: Sequence[int]) -> list[list[int]]:
-    """Of each step, its blocks that the next one frees, in the order they were made."""
-    steps = list(pairwise(bounds))
-    frees = [size == FREE for size in sizes]
-    freed = [set(compress(blocks[i:j], frees[i:j])) for i, j in steps]
-    return [
-        [b for b in compress(blocks[i:j], [size >= 0 for size in sizes[i:j]]) if b in after]
-        for (i, j), after in zip(steps, freed[1:], strict=False)
-    ] + [[]]

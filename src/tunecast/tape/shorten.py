@@ -18,6 +18,8 @@ USUAL_PERIODS = {"gemma2": 2, "gemma3_text": 6, "gpt_oss": 2, "olmo3": 4, "llama
 """Of architectures whose config.json may leave the kinds of layers out: the pattern their class then makes."""
 INTERVALS = ("interleave_moe_layer_step", "decoder_sparse_step", "no_rope_layer_interval")
 """Every how many layers there are experts, or no positions."""
+NO_ROPE_INTERVAL = 4
+"""Of Llama 4 and SmolLM 3, where a config.json says none of it."""
 PER_LAYER = ("layer_types", "no_rope_layers")
 """Lists with an entry a layer."""
 
@@ -41,6 +43,53 @@ class Rhythm(NamedTuple):
     def copies(self) -> int:
         """How many periods are missing from the small model; negative: it is no smaller."""
         return (self.total - self.small) // self.period
+
+
+class Standing(NamedTuple):
+    """A model of few layers, and for which of the whole model each of them stands.
+
+    Of the rhythm's small model, layers of one kind that follow each other are built once: Gemma 3's five with a window
+    and one without are built as one of each.
+    """
+
+    rhythm: Rhythm
+    short: tuple[int, ...]
+    """Of each layer of the rhythm's small model, the one that is built for it."""
+
+    @property
+    def built(self) -> int:
+        """How many layers are."""
+        return self.short[-1] + 1
+
+    @property
+    def whole(self) -> tuple[int, ...]:
+        """Of each layer of the whole model, the one that is built for it."""
+        return tuple([self.short[stand_in(self.rhythm, layer)] for layer in range(self.rhythm.total)])
+
+
+def stand_in(rhythm: Rhythm, layer: int) -> int:
+    """The layer of the small model that is like this one of the whole."""
+    if layer < rhythm.head:
+        return layer
+    if layer >= rhythm.total - (rhythm.small - rhythm.head - rhythm.period):
+        return layer - rhythm.total + rhythm.small
+    return rhythm.head + (layer - rhythm.head) % rhythm.period
+
+
+def as_they_are(rhythm: Rhythm) -> Standing:
+    """Every layer of the small model is built."""
+    return Standing(rhythm, tuple(range(rhythm.small)))
+
+
+def tightened(rhythm: Rhythm, kinds: Sequence[Any]) -> Standing:
+    """`kinds` are those of the small model. The first two layers and the last ones stand for themselves: what is made
+    once is made in the first, and the second frees what it left."""
+    starts = (0, 1, 2, rhythm.head, rhythm.head + rhythm.period)
+    short: list[int] = []
+    for layer, kind in enumerate(kinds):
+        new = layer in starts or layer >= rhythm.small - rhythm.tail or kind != kinds[layer - 1]
+        short.append(short[-1] + new if short else 0)
+    return Standing(rhythm, tuple(short))
 
 
 def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
@@ -117,6 +166,17 @@ def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     for name in PER_LAYER:
         if isinstance(text.get(name), list):
             text[name] = text[name][:layers]
+    return changed
+
+
+def with_these_layers(config: Mapping[str, Any], kinds: Sequence[str], layers: Sequence[int]) -> dict[str, Any]:
+    """The same architecture with these of its layers alone, whose attention is of these `kinds`."""
+    changed = with_layers(config, len(layers))
+    text, before = changed.get("text_config", changed), config.get("text_config", config)
+    rotated = before.get("no_rope_layers") or [(i + 1) % NO_ROPE_INTERVAL for i in range(len(kinds))]
+    if before.get("no_rope_layers") or text.get("model_type") in ("llama4_text", "smollm3"):
+        text["no_rope_layers"] = [int(bool(rotated[layer])) for layer in layers]
+    text["layer_types"] = [kinds[layer] for layer in layers]
     return changed
 
 

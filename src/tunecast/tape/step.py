@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, overload
 
-from tunecast.tape.layers import Sweep, longer, sweeps_of
+from tunecast.tape.layers import Sweep, container_of, module_moved, stood_for, sweeps_of
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
-from tunecast.tape.shorten import Rhythm
+from tunecast.tape.shorten import Standing
 
 
 class Section(NamedTuple):
@@ -200,9 +200,9 @@ def _table_of(sections: Sequence[Section]) -> Table:
 # ---------------------------------------------------------------------------------------------------- cutting
 
 
-def step_of(events: Sequence[Event], rhythm: Rhythm | None, grad_accum: int = 1) -> Step:
-    """The events of a step, folded in `rhythm` (None: every layer is there), with so many micro-batches."""
-    return Step(with_micro_batches(sections_of(events, rhythm), grad_accum))
+def step_of(events: Sequence[Event], standing: Standing | None, grad_accum: int = 1) -> Step:
+    """The events of a step, folded as `standing` says (None: every layer is there), with so many micro-batches."""
+    return Step(with_micro_batches(sections_of(events, standing), grad_accum))
 
 
 def with_micro_batches(sections: Sequence[Section], grad_accum: int) -> tuple[Section, ...]:
@@ -229,14 +229,14 @@ def micro_batches(sections: Sequence[Section]) -> list[list[Section]]:
     return [*(list(sections[a:b]) for a, b in pairwise(bounds)), list(sections[after:])]
 
 
-def sections_of(events: Sequence[Event], rhythm: Rhythm | None) -> list[Section]:
-    return list(_sections([event for event in events if isinstance(event, (Op, Begin))], rhythm))
+def sections_of(events: Sequence[Event], standing: Standing | None) -> list[Section]:
+    return list(_sections([event for event in events if isinstance(event, (Op, Begin))], standing))
 
 
-def _sections(events: Sequence[Op | Begin], rhythm: Rhythm | None) -> Iterator[Section]:
+def _sections(events: Sequence[Op | Begin], standing: Standing | None) -> Iterator[Section]:
     """Consecutive operations that run once in one phase are one section."""
     phase, once = Phase.OTHER, []  # type: tuple[Phase, list[Op]]
-    for times, part in _parts(events, rhythm):
+    for times, part in _parts(events, standing):
         if times > 1 and once:
             yield Section(phase, 1, tuple(once))
             once = []
@@ -254,25 +254,35 @@ def _sections(events: Sequence[Op | Begin], rhythm: Rhythm | None) -> Iterator[S
         yield Section(phase, 1, tuple(once))
 
 
-def _parts(events: Sequence[Op | Begin], rhythm: Rhythm | None) -> Iterator[tuple[int, Sequence[Event]]]:
-    if rhythm is None:
+def _parts(events: Sequence[Op | Begin], standing: Standing | None) -> Iterator[tuple[int, Sequence[Event]]]:
+    if standing is None:
         yield 1, events
         return
-    for sweep in sweeps_of(Tape(tuple(events)), rhythm.small):
-        yield from _sweep_parts(sweep, rhythm)
+    tape = Tape(tuple(events))
+    container = container_of(tape, standing.built)
+    for sweep in sweeps_of(tape, standing.built):
+        yield from _sweep_parts(sweep, standing, container)
 
 
-def _sweep_parts(sweep: Sweep, rhythm: Rhythm) -> Iterator[tuple[int, Sequence[Event]]]:
+def _sweep_parts(sweep: Sweep, standing: Standing, container: str) -> Iterator[tuple[int, Sequence[Event]]]:
     """A layer's turn once; that of the layers that repeat, with how often they do."""
+    rhythm = standing.rhythm
     start, end, times = rhythm.head, rhythm.head + rhythm.period, rhythm.copies + 1
     repeats: list[Event] = []
-    for run, layer in longer(sweep, rhythm.head, rhythm.period, 0):
+    for run, layer in stood_for(sweep, standing.short):
+        events: Sequence[Event] = run.events
+        if layer is not None and run.layer is not None and layer != run.layer:
+            shift = layer - run.layer
+            events = [
+                event._replace(module=module_moved(event.module, container, shift)) if isinstance(event, Op) else event
+                for event in events
+            ]
         if layer is not None and start <= layer < end:
-            repeats.extend(run.events)
+            repeats.extend(events)
             continue
         if repeats:
             yield times, repeats
             repeats = []
-        yield 1, run.events
+        yield 1, events
     if repeats:
         yield times, repeats

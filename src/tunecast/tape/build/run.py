@@ -14,18 +14,19 @@ from tunecast.tape.build.tensor import DTYPES, Machine
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.blas import shares_workspace
 from tunecast.tape.op import Tape
+from tunecast.tape.shorten import Standing
 
 
 def build(
     job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str = "2.11",
-    *, keeps_ops: bool = True, folds: tuple[int, int, int] = (0, -1, 1), priced_from: int = 0,
+    *, keeps_ops: bool = True, standing: Standing | None = None, priced_from: int = 0,
     written: Callable[[Any], int] | None = None,
 ) -> Tape:  # fmt: skip
-    """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops`, `folds` and
+    """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops`, `standing` and
     `priced_from`. `written` says how a request's size is written down where it is no number."""
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shares_workspace(torch_version))
     machine.era = era_of(job.transformers_version)
-    machine.keeps_ops, machine.folds, machine.priced_from = keeps_ops, folds, priced_from
+    machine.keeps_ops, machine.standing, machine.priced_from = keeps_ops, standing, priced_from
     machine.ends = ends_of(config)
     machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
     program_of(job).train(job, config, lengths, machine)

@@ -12,13 +12,13 @@ import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 from tunecast.errors import TunecastError
 from tunecast.job.job import Job
 from tunecast.records import fields, replace_unchecked
 from tunecast.tape.card import Card
+from tunecast.tape.columns import gathered, numbers
 from tunecast.tape.fold import Short
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program
 from tunecast.tape.symbols import Asked
@@ -87,7 +87,7 @@ class Shape:
         self._answers = Answers(asked)
         self._sizes = asked.computed([*asked.sizes, *map(str, MARKS)], NAMES)
         self.rows = len(made.program.sizes)
-        self._row_sizes = itemgetter(*made.program.sizes, 0, 0)
+        self._places = numbers(made.program.sizes)
         self._last: tuple[tuple[Any, ...], Program] | None = None
 
     def of(self, values: tuple[Any, ...], rows: bool = True) -> Built | None:
@@ -103,7 +103,7 @@ class Shape:
     def _program(self, values: tuple[Any, ...]) -> Program:
         sizes = self._sizes(*values)
         if self._last is None or self._last[0] != sizes:  # on another card they are mostly the same
-            self._last = sizes, self._made.program.with_sizes(list(self._row_sizes(sizes)[: self.rows]))
+            self._last = sizes, self._made.program.with_sizes(gathered(sizes, self._places))
         return self._last[1]
 
 

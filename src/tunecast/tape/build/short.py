@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,7 +24,18 @@ from tunecast.tape.op import Tape
 from tunecast.tape.pattern import Pattern
 from tunecast.tape.program import FREE, Program
 from tunecast.tape.schedule import NotRepeatable, scheduled
-from tunecast.tape.shorten import Rhythm, rhythm_of, steps_of, steps_to_trace, with_layers
+from tunecast.tape.shorten import (
+    Rhythm,
+    Standing,
+    as_they_are,
+    rhythm_of,
+    stand_in,
+    steps_of,
+    steps_to_trace,
+    tightened,
+    with_layers,
+    with_these_layers,
+)
 
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
@@ -134,29 +145,42 @@ def _folded(paper: Paper, config: Mapping[str, Any], lengths: list[int], order: 
     job, _, card, asked = paper
     how: Any = {"keeps_ops": keeps_ops, "priced_from": min(1, len(lengths) - 1)}
     how["written"] = None if asked is None else asked.place
-    head, period, total, _ = rhythm = _rhythm(job, config)
-    try:
-        if rhythm.copies < 1 or compiles_whole(job):
-            raise NotRepeating("as few layers as stand for all")
-        if not _repeat(job, config, rhythm):
-            raise NotRepeating("a shorter model has other layers")
-        folds = (head, head + period - 1, rhythm.copies + 1)
-        few = with_layers(config, rhythm.small)
-        tape = build(job, few, lengths, card, folds=folds, **how)
-        rows = folded_program(tape, rhythm.small, head, period, rhythm.copies, order)
-        stands: Rhythm | None = rhythm
-    except NotRepeating:
-        tape = build(job, config, lengths, card, **how)
-        rows = folded_program(tape, total, head, period, 0, order)
-        stands = None
-    short = Short(Pattern(tape, stands, asked, NAMES), tuple(lengths)) if keeps_ops else None
-    return Built(rows, tape.guesses, tape.assumptions, short)
+    rhythm = _rhythm(job, config)
+    models: list[tuple[Standing | None, Mapping[str, Any]]] = [(None, config)]
+    if not compiles_whole(job):
+        models = [*_few_layers(job, config, rhythm), *models]
+    for standing, few in models:
+        try:
+            tape = build(job, few, lengths, card, standing=standing, **how)
+            rows = folded_program(tape, None if standing is None else standing.whole, order)
+            break
+        except NotRepeating:
+            if standing is None:
+                raise
+    pattern = Short(Pattern(tape, standing, asked, NAMES), tuple(lengths)) if keeps_ops else None
+    return Built(rows, tape.guesses, tape.assumptions, pattern)
+
+
+def _few_layers(job: Job, config: Mapping[str, Any], rhythm: Rhythm) -> Iterator[tuple[Standing, dict[str, Any]]]:
+    """Models of fewer layers, the least first; none where no shorter model has the layers of the whole one."""
+    if rhythm.copies < 1 or not _repeat(job, config, rhythm):
+        return
+    model, small = program_of(job).model, with_layers(config, rhythm.small)
+    kinds = _kinds(model, _key(small))
+    tight = tightened(rhythm, kinds)
+    attentions = _attentions(model, _key(small)) if tight.built < rhythm.small else ()
+    if attentions:
+        first = [tight.short.index(layer) for layer in range(tight.built)]
+        few = with_these_layers(config, attentions, first)
+        if _kinds(model, _key(few)) == tuple([kinds[layer] for layer in first]):
+            yield tight, few
+    yield as_they_are(rhythm), small
 
 
 def _rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:
     """In what rhythm the layers repeat, by what they are made of."""
     program = program_of(job)
-    rhythm = rhythm_of(_kinds(program.model, json.dumps(config, sort_keys=True, default=str)))
+    rhythm = rhythm_of(_kinds(program.model, _key(config)))
     return rhythm._replace(tail=getattr(program, "LAST_LAYERS", 1))
 
 
@@ -166,29 +190,28 @@ def _repeat(job: Job, config: Mapping[str, Any], rhythm: Rhythm) -> bool:
 
 
 def _stand_for_all(model: ModelOf, config: Mapping[str, Any], rhythm: Rhythm) -> bool:
-    short, whole = (
-        _kinds(model, json.dumps(with_layers(config, count), sort_keys=True, default=str))
-        for count in (rhythm.small, rhythm.total)
-    )
+    short, whole = (_kinds(model, _key(with_layers(config, count))) for count in (rhythm.small, rhythm.total))
     return all(kind == short[stand_in(rhythm, layer)] for layer, kind in enumerate(whole))
-
-
-def stand_in(rhythm: Rhythm, layer: int) -> int:
-    """The layer of the short model that is like this one of the whole."""
-    if layer < rhythm.head:
-        return layer
-    if layer >= rhythm.total - (rhythm.small - rhythm.head - rhythm.period):
-        return layer - rhythm.total + rhythm.small
-    return rhythm.head + (layer - rhythm.head) % rhythm.period
 
 
 def repeating(model: ModelOf, config: Mapping[str, Any]) -> Rhythm | None:
     """In what rhythm a model's layers repeat; None where no shorter model has them all."""
-    rhythm = rhythm_of(_kinds(model, json.dumps(config, sort_keys=True, default=str)))
+    rhythm = rhythm_of(_kinds(model, _key(config)))
     return rhythm if rhythm.copies >= 1 and _stand_for_all(model, config, rhythm) else None
 
 
 ModelOf = Callable[[Machine, Mapping[str, Any]], Any]
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+@lru_cache(maxsize=256)
+def _attentions(model_of: ModelOf, config: str) -> tuple[str, ...]:
+    """Of each layer, as a config.json names it; () where a model does not tell."""
+    model = model_of(Machine(Card()), json.loads(config))
+    return next((tuple(module.kinds) for module in model.modules() if hasattr(module, "kinds")), ())
 
 
 @lru_cache(maxsize=256)

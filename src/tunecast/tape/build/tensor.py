@@ -8,6 +8,7 @@ go of memory at the same moments, and the machine's list of events is the tape.
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
@@ -34,6 +35,7 @@ from tunecast.tape.op import (
     Op,
     Phase,
 )
+from tunecast.tape.shorten import Standing
 
 Shape = tuple[int, ...]
 
@@ -176,6 +178,12 @@ class Tensor:
 
 
 @lru_cache(maxsize=100_000)
+@lru_cache(maxsize=64)
+def times_stood_for(standing: Standing) -> Counter[int]:
+    """How many layers of the whole model each that is built stands for."""
+    return Counter(standing.whole)
+
+
 def layer_number(module: str) -> int:
     """The first number in a module's name; -1 outside the layers."""
     return next((int(part) for part in module.split(".") if part.isdecimal()), -1)
@@ -229,8 +237,8 @@ class Machine:
         """The first step whose operations will be priced: those before go without, too."""
         self.repeated_later = False
         """A later step, which is priced, will be what this one is (`repeats.py`)."""
-        self.folds = (0, -1, 1)
-        """The first and last of the layers that stand for others, and for how many each."""
+        self.standing: Standing | None = None
+        """For which layers of the whole model its layers stand; None: all are there."""
         self.era = Era()
         """The release of transformers."""
         self.reentrant = False
@@ -256,13 +264,44 @@ class Machine:
     def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors, those of the layers that stand for others as often as they do: for sizes that grow with the
         number of layers."""
-        module_of = [self.blocks[tensor.storage.block].module for tensor in tensors]
-        return [tensor for tensor, of in zip(tensors, module_of, strict=True) for _ in range(self.stands_for(of))]
+        if self.standing is None:
+            return list(tensors)
+        head, period, *_ = rhythm = self.standing.rhythm
+        return [
+            tensor
+            for layer, tensor in self.by_layer(tensors, self.standing.short)
+            for _ in range(rhythm.copies + 1 if head <= layer < head + period else 1)
+        ]
+
+    def by_layer(self, tensors: Sequence[Tensor], order: Sequence[int]) -> list[tuple[int, Tensor]]:
+        """The tensors of a model with more layers, each with its layer (-1: of none): `order` has of each of those the
+        one that stands for it. They come in passes over the layers, rising or falling."""
+        out: list[tuple[int, Tensor]] = []
+        layers: dict[int, list[Tensor]] = {}
+        """Of the pass so far."""
+
+        def end_pass() -> None:
+            falls = len(layers) > 1 and next(iter(layers)) > next(reversed(layers))
+            others = [(layer, layer) for layer in sorted(layers) if layer not in order]  # of a tower that has more
+            places = [*enumerate(order), *others] if layers else []
+            for layer, stands in reversed(places) if falls else places:
+                out.extend([(layer, tensor) for tensor in layers.get(stands, ())])
+            layers.clear()
+
+        for tensor in tensors:
+            layer = layer_number(self.blocks[tensor.storage.block].module)
+            if layer < 0 or (layer in layers and layer != next(reversed(layers))):
+                end_pass()
+            if layer < 0:
+                out.append((layer, tensor))
+            else:
+                layers.setdefault(layer, []).append(tensor)
+        end_pass()
+        return out
 
     def stands_for(self, module: str) -> int:
         """How many layers a module's layer stands for."""
-        first, last, times = self.folds
-        return times if first <= layer_number(module) <= last else 1
+        return 1 if self.standing is None else max(1, times_stood_for(self.standing)[layer_number(module)])
 
     # ------------------------------------------------------------------ memory
 

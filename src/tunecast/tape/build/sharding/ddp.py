@@ -157,7 +157,7 @@ class Replicas(Scheme):
         if self.came is not None:
             self.came.append(parameter)
         machine.launch("mul", (parameter.grad,), parameter.dtype, parameter.nbytes)
-        if machine.folds[2] > 1:
+        if machine.standing is not None:
             self.reduce_with_layer(parameter)
             return
         self.left[self.place[id(parameter)]] -= 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
-from tunecast.tape.build.tensor import DTYPES, Dtype, Machine, Tensor, layer_number
+from tunecast.tape.build.tensor import DTYPES, Dtype, Machine, Tensor
 
 
 def ranks_of(job: Job) -> int:
@@ -122,16 +122,6 @@ def repeats_as(scheme: Scheme) -> Hashable | None:
 
 def in_whole_model(machine: Machine, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors, layer by layer, of the model a short one stands for: layers that repeat come as often as they do."""
-    first, last, times = machine.folds
-    if times == 1:
+    if machine.standing is None:
         return list(tensors)
-    out: list[Tensor] = []
-    repeats: list[Tensor] = []
-    for tensor in tensors:
-        if first <= layer_number(machine.blocks[tensor.storage.block].module) <= last:
-            repeats.append(tensor)
-            continue
-        out += repeats * times
-        repeats = []
-        out.append(tensor)
-    return out + repeats * times
+    return [tensor for _, tensor in machine.by_layer(tensors, machine.standing.whole)]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import HOST, Dtype, Machine, Storage, Tensor
 from tunecast.tape.op import Role
@@ -101,8 +102,15 @@ class Shard:
         return self.whole
 
     def give_whole_back(self) -> None:
-        if self.whole is not None:
-            self.whole.storage.give_back()  # type: ignore[attr-defined]
+        if self.whole is None:
+            return
+        if not isinstance(self.whole.storage, Resizable):  # bitsandbytes casts a layer's bias in place
+            raise Unsupported(
+                f"parallel.data: what becomes of {self.module}, which is cast in place while it is gathered, is not "
+                "written down. To fix: quantization.prepare_kbit false, or ddp",
+                field="parallel.data",
+            )
+        self.whole.storage.give_back()
 
     def take_gradient(self) -> Tensor | None:
         """The whole gradient, which is then the caller's alone."""
