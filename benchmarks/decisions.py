@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -151,12 +152,17 @@ def _guide(each: Recommendation, written: Row, method: str, offers: Selection, b
         plan = _plan(written, method, replace(offers, offers=same), each.nodes)
     except TunecastError as error:
         return {**row, "verdict": "refused", "why": error.message.splitlines()[0]}
-    fitting = [one for one in plan.choices if one.machine.nodes == each.nodes and one.fits_surely]
+    fitting = [one for one in plan.choices if one.machine.nodes == each.nodes]
     if not fitting:
         return {**row, "verdict": "does not fit", "why": _why(plan)}
-    found = min(fitting, key=lambda one: one.total_usd)
+    found = min(fitting, key=lambda one: (not one.fits_surely, one.total_usd))
     dearer = None if best is None else found.total_usd / best.total_usd - 1
-    return {**row, "verdict": "fits", "dearer": dearer, "choice": _choice(found)}
+    return {
+        **row,
+        "verdict": "fits" if found.fits_surely else "may not fit",
+        "dearer": dearer,
+        "choice": _choice(found),
+    }
 
 
 def _pick(plan: Plan, name: str) -> Row | None:
@@ -191,7 +197,16 @@ def _choice(one: Choice) -> Row:
 
 def _why(plan: Plan) -> str:
     """Of the hardware with the most memory, why not."""
-    return plan.refused[-1].reason if plan.refused else "no offer"
+    if not plan.refused:
+        return "no offer"
+    most = max(plan.refused, key=lambda one: _memory_bytes(one.hardware))
+    return f"{most.hardware}: {most.reason}"
+
+
+def _memory_bytes(hardware: str) -> int:
+    """Of all cards of `8 x b200-sxm-180gb`, `2 machines of 8 x b200-sxm-180gb`."""
+    found = re.search(r"(?:(\d+) machines of )?(\d+) x (\S+)", hardware)
+    return 0 if found is None else int(found[1] or 1) * int(found[2]) * gpu_named(found[3]).memory_bytes
 
 
 def settings() -> Row:

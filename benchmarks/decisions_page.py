@@ -36,6 +36,7 @@ METHODS: Mapping[str, str] = {
     "qlora": "rank 16 on all linear layers, base weights in NF4 with double quantization, embeddings left in bfloat16 "
     "as TRL's SFTTrainer does (`prepare_kbit: false`)",
 }
+DO_NOT_FIT = ("does not fit", "may not fit", "refused")
 PICKS = ("cheapest", "cheapest measured", "balanced", "fastest")
 
 
@@ -89,10 +90,10 @@ def summary(results: Mapping[str, Any]) -> Iterator[str]:
     rows = []
     for name, (title, _) in TABLES.items():
         found = [each for row in results["tables"][name] for each in row["guides"]]
-        fit = sorted(each["dearer"] for each in found if each.get("dearer") is not None)
+        fit = sorted(each["dearer"] for each in found if each["verdict"] == "fits" and each["dearer"] is not None)
         level = sum(dearer < 0.1 for dearer in fit)
         middle = f"{percent(fit[len(fit) // 2])} (up to {percent(fit[-1])})" if fit else ""
-        counts = [sum(each["verdict"] == verdict for each in found) for verdict in ("does not fit", "no such offer")]
+        counts = [sum(each["verdict"] in verdicts for each in found) for verdicts in (DO_NOT_FIT, ("no such offer",))]
         rows.append([title, str(len(found)), str(level), str(len(fit) - level), middle, *map(str, counts)])
     head = ["table", "recommendations", "within 10 % of the pick", "dearer", "median", "do not fit", "not offered"]
     yield from table(head, rows)
@@ -131,8 +132,9 @@ def merged(picks: Mapping[str, Row | None]) -> Iterator[tuple[str, Row]]:
 def guide_told(each: Row) -> str:
     """`8 x a100-sxm-80gb (March): 120 % dearer, $3.40`."""
     name = f"{each['hardware']} ({each['guide']})"
-    if each["verdict"] != "fits":
+    if "choice" not in each:
         return f"{name}: {each['verdict']}"
+    name += ": may not fit" if each["verdict"] != "fits" else ""
     cost = each["choice"]["cost"]
     dearer = each["dearer"]
     if dearer is None:
