@@ -5,8 +5,8 @@
 Every setting of every offer of a provider is predicted as `tunecast predict` does it, and its bill made from the raw
 rows (offers.csv, providers.toml) by `to_pay` below, which shares nothing with the plan's. The space is written out here
 once more, not taken from the plan: micro-batch x accumulation with the same global batch, ddp, fsdp, ZeRO, layers over
-cards, recomputation, Liger, torch.compile, and what a quantized base allows. A setting counts if it fits at the high end
-of its range. The plan's cheapest may be 1 % dearer if it is faster, and its fastest 1 % slower if it is cheaper.
+cards, recomputation, Liger, and what a quantized base allows. A setting counts if it fits at the high end of its range.
+The plan's cheapest may be 1 % dearer if it is faster, and its fastest 1 % slower if it is cheaper.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ class Space(NamedTuple):
     job: Row
     provider: str
     gpu: str = ""
-    compiled: bool = False
 
 
 LORA = {"rank": 16, "targets": "all-linear"}
 SPACES = {
     "1B full, Lyceum's L40S": Space(
         {"model": "llama-3.2-1b", "method": "full", "seq_len": 2048, "micro_batch": 8, "data": {"samples": 2000}},
-        "lyceum", "l40s", True,
+        "lyceum", "l40s",
     ),
     "8B LoRA, Seeweb": Space(
         {"model": "llama-3.1-8b", "method": "lora", "lora": LORA, "weights_dtype": "bfloat16", "seq_len": 2048,
@@ -94,9 +93,7 @@ def settings(space: Space, gpus: int) -> Iterator[Row]:
     spreads = [("ddp", 1), *((data, 1) for data in ("fsdp", "zero1", "zero2", "zero3") if gpus > 1)]
     spreads += [("ddp", gpus)] if gpus > 1 else []
     kbit = (True, False) if job["method"] == "qlora" else (None,)
-    for (data, layers), recomputes, kernels, prepares, compiles in product(
-        spreads, (True, False), ([], ["liger"]), kbit, (False, True) if space.compiled else (False,)
-    ):
+    for (data, layers), recomputes, kernels, prepares in product(spreads, (True, False), ([], ["liger"]), kbit):
         ranks = gpus // layers
         if batch % ranks:
             continue
@@ -109,7 +106,6 @@ def settings(space: Space, gpus: int) -> Iterator[Row]:
                     "grad_accum": rows // micro,
                     "gradient_checkpointing": recomputes,
                     "kernels": kernels,
-                    "compile": compiles,
                     "parallel": {"data": data, "layers": layers, "sync_each_batch": each_batch},
                     **({} if prepares is None else {"quantization": {"prepare_kbit": prepares}}),
                 }
@@ -139,11 +135,12 @@ def brute(space: Space) -> tuple[list[Row], int, int]:
     for row in raw_offers(space):
         machines.setdefault((row["gpu"], int(row["gpus"])), []).append(row)
     for (gpu, gpus), rows in machines.items():
-        for written in settings(space, gpus):
+        for written, vcpus in product(settings(space, gpus), {row["vcpus"] for row in rows}):
             hardware = {"gpu": gpu, "gpus": gpus, "provisioning_s": (low + high) / 2}
+            data = {**written["data"], "num_proc": max(1, int(vcpus or 2) // 2)}
             tried += 1
             try:
-                job = job_from_dict({**written, "hardware": hardware})
+                job = job_from_dict({**written, "hardware": hardware, "data": data})
                 said = predicted(job, timed=True).prediction
                 needs = outside_of(job, resolve_model(job.model)).machine_bytes
             except TunecastError:
@@ -152,7 +149,7 @@ def brute(space: Space) -> tuple[list[Row], int, int]:
             held = said.memory.range_bytes["device"][1]
             if not said.fits or held > said.capacity_bytes + (said.memory.device_bytes - said.memory.reserved_bytes):
                 continue
-            for row in rows:
+            for row in (row for row in rows if row["vcpus"] == vcpus):
                 if row["ram_gib"] and needs is not None and needs > float(row["ram_gib"]) * GIB:
                     continue
                 usd = to_pay(row, said.time["phases_s"], job, said.time["checkpoints"])
@@ -166,8 +163,7 @@ def compared(name: str, space: Space) -> Row:
     found, tried, refused = brute(space)
     flags = [f"--set={key}={value}" for key, value in _flat(space.job).items() if key != "model"]
     line = [space.job["model"], *flags, "--provider", space.provider, "--as-of", DAY, "--no-spot", "--quiet"]
-    plan, failed = answer(parser().read([*line, *(["--gpu", space.gpu] if space.gpu else []), "--keep", "compile"]
-                                        if not space.compiled else [*line, "--gpu", space.gpu]))  # fmt: skip
+    plan, failed = answer(parser().read([*line, *(["--gpu", space.gpu] if space.gpu else [])]))
     assert failed is None, failed
     cheap, fast = plan.picks["cheapest"], plan.picks["fastest"]
     least = min(found, key=lambda each: (each["usd"], each["seconds"]))
