@@ -376,6 +376,13 @@ class Estimator:
         """As `tunecast predict` says it."""
         return engines.predicted(job, timed=True).prediction
 
+    def said_or_none(self, job: Job) -> Prediction | None:
+        """None where the closed form does not have it."""
+        try:
+            return self.said(job)
+        except TunecastError:
+            return None
+
     def _evaluation_s(self, job: Job, rig: Rig, setting: Setting, host: Host) -> float | None:
         if job.run.eval_strategy == "no" or job.data.eval_samples is None:
             return None

@@ -292,7 +292,7 @@ class _Planner:
 
     def savings(self, best: Choice) -> tuple[Saving, ...]:
         point = next(point for point, choice in self._made.values() if choice is best)
-        return savings(point.of.timed, point.of.offer, point.of.rig.nodes, self.biller)
+        return savings(best, point.of.timed, self.biller, self.estimator)
 
 
 def _accepting(offers: frozenset[Offer]) -> Callable[[Rig, Offer], bool]:
