@@ -277,7 +277,8 @@ static int empty_cache(Allocator *a) {
     return 0;
 }
 
-/* A new segment as one block, or of an expandable one a block of the size at least; NONE: no room, or no memory (then a Python error is set). */
+/* A new segment as one block, or of an expandable one a block of the size at least; NONE: no room, or no memory (then a
+   Python error is set). */
 static int32_t new_segment(Allocator *a, int32_t pool, int64_t segment, int64_t size) {
     if (a->reserved + segment > a->limit) {
         if (a->reserved + segment < a->refused) a->refused = a->reserved + segment;
@@ -425,7 +426,8 @@ static void close_allocator(Allocator *a) {
 static void begin(Allocator *a, int64_t limit) {
     for (int32_t i = 0; i < a->pool_count; i++) a->pools[i].count = a->holes[i].count = 0;
     for (int64_t i = 0; i < a->names; i++) a->live[i] = NONE;
-    a->count = 0; a->unused = NONE; a->next_address = a->is_expandable ? FIRST_RANGE : INT64_MAX / 4; a->limit = limit; a->refused = UNLIMITED;
+    a->count = 0; a->unused = NONE; a->limit = limit; a->refused = UNLIMITED;
+    a->next_address = a->is_expandable ? FIRST_RANGE : INT64_MAX / 4;
     a->allocated = a->reserved = a->peak_allocated = a->peak_reserved = a->retries = 0;
 }
 

@@ -75,11 +75,6 @@ class AllocatorSettings:
     differ for expandable segments alone: by fraction these may pass the capacity by less than a large page."""
 
     @property
-    def range_bytes(self) -> int:
-        """Of the card that expandable segments are as wide as; 0: there are none."""
-        return self.device_total_bytes if self.expandable_segments else 0
-
-    @property
     def needs_capacity(self) -> bool:
         """Whether a capacity changes the run before it is full."""
         return self.expandable_segments or self.garbage_collection_threshold > 0

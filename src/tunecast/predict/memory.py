@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from tunecast.predict import native
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, rounded_bytes
-from tunecast.predict.replay import Replays, in_c, played_at_once
+from tunecast.predict.replay import Replays, card_bytes, in_c, played_at_once
 from tunecast.records import dataclass
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import FREE, Program
@@ -98,7 +98,7 @@ def smallest_capacity_bytes(runs: Replays) -> int:
         with suppress(OverflowError):  # sizes beyond its reach
             return native.least(
                 *in_c(rows), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
-                settings.range_bytes, settings.capacity_is_physical,
+                card_bytes(settings), settings.capacity_is_physical,
             )  # fmt: skip
     # By fraction, expandable segments may pass the capacity by less than a page (AllocatorSettings).
     slack = settings.large_segment_bytes if settings.expandable_segments else 0

@@ -146,6 +146,11 @@ def played_at_once(settings: AllocatorSettings) -> bool:
     )
 
 
+def card_bytes(settings: AllocatorSettings) -> int:
+    """As the C code is told: of the card that expandable segments are as wide as; 0: there are none."""
+    return settings.device_total_bytes if settings.expandable_segments else 0
+
+
 RowsInC: TypeAlias = "tuple[array[int], array[int], array[int], int, array[int], array[int]]"
 MOST_STREAMS = 4096
 """Of the C code."""
@@ -234,7 +239,7 @@ class _Run:
         try:
             told = native_run(
                 *in_c(self.rows), allocator.limit_bytes, self.settings.oldest_segment_first,
-                self.settings.large_segment_bytes, self.settings.range_bytes, allocator.physical_bytes,
+                self.settings.large_segment_bytes, card_bytes(self.settings), allocator.physical_bytes,
             )  # fmt: skip
         except OverflowError:
             return False

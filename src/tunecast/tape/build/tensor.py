@@ -8,7 +8,6 @@ go of memory at the same moments, and the machine's list of events is the tape.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from math import prod
@@ -17,6 +16,8 @@ from typing import Any, NamedTuple
 from tunecast.tape.block import Block
 from tunecast.tape.build.eras import Era
 from tunecast.tape.build.layouts import factors_layout, shared_layout
+from tunecast.tape.build.standing import layer_number as layer_number
+from tunecast.tape.build.standing import repeated, times_stood_for
 from tunecast.tape.build.written import tape_events
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
@@ -178,17 +179,6 @@ class Tensor:
 
 
 @lru_cache(maxsize=100_000)
-@lru_cache(maxsize=64)
-def times_stood_for(standing: Standing) -> Counter[int]:
-    """How many layers of the whole model each that is built stands for."""
-    return Counter(standing.whole)
-
-
-def layer_number(module: str) -> int:
-    """The first number in a module's name; -1 outside the layers."""
-    return next((int(part) for part in module.split(".") if part.isdecimal()), -1)
-
-
 def contiguous_strides(shape: Shape) -> Shape:
     strides, step = [0] * len(shape), 1
     for dim in range(len(shape) - 1, -1, -1):
@@ -264,40 +254,10 @@ class Machine:
     def repeated(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors, those of the layers that stand for others as often as they do: for sizes that grow with the
         number of layers."""
-        if self.standing is None:
-            return list(tensors)
-        head, period, *_ = rhythm = self.standing.rhythm
-        return [
-            tensor
-            for layer, tensor in self.by_layer(tensors, self.standing.short)
-            for _ in range(rhythm.copies + 1 if head <= layer < head + period else 1)
-        ]
+        return list(tensors) if self.standing is None else repeated(self.by_layer(tensors), self.standing)
 
-    def by_layer(self, tensors: Sequence[Tensor], order: Sequence[int]) -> list[tuple[int, Tensor]]:
-        """The tensors of a model with more layers, each with its layer (-1: of none): `order` has of each of those the
-        one that stands for it. They come in passes over the layers, rising or falling."""
-        out: list[tuple[int, Tensor]] = []
-        layers: dict[int, list[Tensor]] = {}
-        """Of the pass so far."""
-
-        def end_pass() -> None:
-            falls = len(layers) > 1 and next(iter(layers)) > next(reversed(layers))
-            others = [(layer, layer) for layer in sorted(layers) if layer not in order]  # of a tower that has more
-            places = [*enumerate(order), *others] if layers else []
-            for layer, stands in reversed(places) if falls else places:
-                out.extend([(layer, tensor) for tensor in layers.get(stands, ())])
-            layers.clear()
-
-        for tensor in tensors:
-            layer = layer_number(self.blocks[tensor.storage.block].module)
-            if layer < 0 or (layer in layers and layer != next(reversed(layers))):
-                end_pass()
-            if layer < 0:
-                out.append((layer, tensor))
-            else:
-                layers.setdefault(layer, []).append(tensor)
-        end_pass()
-        return out
+    def by_layer(self, tensors: Sequence[Tensor]) -> list[tuple[int, Tensor]]:
+        return [(layer_number(self.blocks[tensor.storage.block].module), tensor) for tensor in tensors]
 
     def stands_for(self, module: str) -> int:
         """How many layers a module's layer stands for."""

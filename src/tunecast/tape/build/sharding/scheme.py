@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
+from tunecast.tape.build.standing import in_passes
 from tunecast.tape.build.tensor import DTYPES, Dtype, Machine, Tensor
 
 
@@ -124,4 +125,4 @@ def in_whole_model(machine: Machine, tensors: Sequence[Tensor]) -> list[Tensor]:
     """The tensors, layer by layer, of the model a short one stands for: layers that repeat come as often as they do."""
     if machine.standing is None:
         return list(tensors)
-    return [tensor for _, tensor in machine.by_layer(tensors, machine.standing.whole)]
+    return [tensor for _, tensor in in_passes(machine.by_layer(tensors), machine.standing.whole)]
