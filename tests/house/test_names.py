@@ -100,7 +100,8 @@ def test_flags_of_plan() -> None:
     assert set(plan.parser()._option_string_actions) == JOB | {
         "-h", "--help", "--json", "--html", "--md", "--quiet", "--within", "--max-usd", "--nodes-up-to", "--keep",
         "--allow", "--provider", "--kind", "--spot", "--no-spot", "--eu", "--no-cloud-act", "--certified", "--vendor",
-        "--eur", "--usd-per-eur", "--vat", "--storage", "--egress", "--interruptions",
+        "--eur", "--usd-per-eur", "--vat", "--storage", "--egress", "--interruptions", "--marketplace", "--reserved",
+        "--max-age", "--as-of", "--exclude-provider", "--available", "--validated", "--runs", "--weekly", "--details",
     }  # fmt: skip
 
 
