@@ -176,8 +176,14 @@ def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
     plan = asking.plan(offers, question)
     failed = verdict(plan)
     if isinstance(failed, DoesNotFit):
-        failed = verdict(plan, asking.nearest(offers))
+        failed = verdict(plan, asking.nearest(offers, is_known=_is_known(plan)))
     return _with_availability(plan) if arguments.available else plan, failed
+
+
+def _is_known(plan: Plan) -> bool:
+    """Whether more memory, or another way to use it, would help on most of what was refused."""
+    small = sum(each.too_small for each in plan.refused)
+    return 2 * small >= len(plan.refused)
 
 
 def _with_availability(plan: Plan) -> Plan:
@@ -218,15 +224,17 @@ class Asking:
         with undisturbed(), Bar(title, after_s=QUIET_S, live=not given.quiet) as bar:
             return plan_of(self.job, offers, question, progress=bar, front_in_full=given.html is not None)
 
-    def nearest(self, offers: Selection) -> list[str]:
-        """What would run the job: each of these is a plan that was made."""
+    def nearest(self, offers: Selection, *, is_known: bool) -> list[str]:
+        """What would run the job: each of these is a plan that was made. Where no setting of it is known at all, only
+        another method can help."""
         question, flags = self.question, flags_told(self.arguments)
         tried: list[tuple[str, Freedom, Selection]] = []
         everything = self.selected(Asked(), everything=True)
-        if len(everything.offers) > len(offers.offers):
+        if is_known and len(everything.offers) > len(offers.offers):
             name = f"without {', '.join(flags)}" if flags else "--spot --marketplace"
             tried.append((name, question.freedom, everything))
-        tried += [(name, freedom, offers) for name, freedom in relaxations(question.freedom).items()]
+        wider = relaxations(question.freedom)
+        tried += [(name, wider[name], offers) for name in wider if is_known or name == "--allow method"]
         for name, freedom, of in tried:
             try:
                 found = self.plan(of, replace(question, freedom=freedom))

@@ -228,6 +228,8 @@ class Refusal:
     hardware: str
     reason: str
     remedy: str
+    too_small: bool = False
+    """Whether it lacks memory; else nothing is known of such a job there, or it was not allowed."""
 
     def to_dict(self) -> dict[str, str]:
         return {"hardware": self.hardware, "reason": self.reason, "remedy": self.remedy}

@@ -59,7 +59,9 @@ def refusals(space: Space, outcome: Outcome, offers: Iterable[Offer]) -> tuple[R
     found: dict[str, Refusal] = {}
     meant = {(offer.gpu, offer.gpus) for offer in offers}
     for rig, need in outcome.needs.items():
-        found.setdefault(rig.hardware, Refusal(rig.hardware, _reason(need), _remedy(rig, need, space, outcome.fitting)))
+        found.setdefault(
+            rig.hardware, Refusal(rig.hardware, _reason(need), _remedy(rig, need, space, outcome.fitting), True)
+        )
     for rig, why in space.refused.items():
         found.setdefault(rig.hardware, Refusal(rig.hardware, why, _other_remedy(why, space)))
     for rig, why in outcome.errors.items():

@@ -77,6 +77,12 @@ class Goal(Generic[T]):
         return True
 
     @property
+    def found(self) -> Point[T] | None:
+        """The best; none where the rival is cheaper, since then nobody looked for what is only less dear."""
+        best = self.best
+        return None if best is not None and self.rival is not None and self.rival.is_dear(best.usd) else best
+
+    @property
     def best(self) -> Point[T] | None:
         """The cheapest that fits for sure, else of those that may."""
         return self.sure.first or self.risky.first

@@ -182,12 +182,12 @@ class Search:
         candidates += self._look_at(late)
         for goal in self.goals[1:]:
             self._in_turn(candidates, goal, _usd_floor, goal.is_dear)
-            if goal.best is None:
+            if goal.found is None:
                 goal.least_usd = self._least_usd(candidates, goal)
         return Outcome(
             tuple(main.sure if len(main.sure) else main.risky),
             tuple(main.risky),
-            {goal.name: goal.best for goal in self.goals[1:]},
+            {goal.name: goal.found for goal in self.goals[1:]},
             {goal.name: goal.least_usd for goal in self.goals[1:] if goal.least_usd is not None},
             self.best,
             frozenset(self.may_fit),

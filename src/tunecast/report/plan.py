@@ -20,6 +20,7 @@ from tunecast.report.plan_notes import (
     energy,
     outliers,
     price_age,
+    price_note,
     price_notes,
     price_source,
     refusals,
@@ -57,7 +58,7 @@ MOST_REFUSED = 8
 """Reasons shown; the page and --json have them all."""
 MOST_HARDWARE = 6
 """Names of hardware one reason lists."""
-MOST_WARNED = 2
+MOST_WARNED = 1
 """Warnings shown without --details."""
 SPOKEN = ("billed", "per epoch", "energy")
 """Measures of the cost shown without --details."""
@@ -254,7 +255,7 @@ def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details
     if not details:
         warnings = _first_of(warnings)
         taken = [each for each in taken if each.startswith("there is no data")]
-        end = [*price_notes(plan), f"Searched {searched_told(plan)} --details: sources, every line, what is refused."]
+        end = [price_note(plan), f"Searched {searched_told(plan)} --details: sources, every line, what is refused."]
     return [
         section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),
         section("Warnings", bullets(warnings, terminal), terminal, "warn"),

@@ -154,6 +154,11 @@ def price_list(plan: Plan) -> str:
     return f"Prices as of {listed}, {age(days)} ago{newer}{old}."
 
 
+def price_note(plan: Plan) -> str:
+    """All that a price does not say, in one line."""
+    return f"{price_list(plan)} A price is not availability. {tax(plan.money)}".strip()
+
+
 def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
     """Offers that are too cheap to count on; else only how many, and those of the cards that are shown."""
     found = [shown(f"left out as too cheap to count on: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
