@@ -4,8 +4,9 @@
 
 Every setting of every offer of a provider is predicted as `tunecast predict` does it, and its bill made from the raw
 rows (offers.csv, providers.toml) by `to_pay` below, which shares nothing with the plan's. The space is written out here
-once more, not taken from the plan: micro-batch x accumulation with the same global batch, ddp, fsdp, ZeRO, layers over
-cards, recomputation, Liger, and what a quantized base allows. A setting counts if it fits at the high end of its range.
+once more, not taken from the plan: micro-batch x accumulation with the same global batch, ddp, fsdp, layers over
+cards, recomputation, Liger, and what a quantized base allows; ZeRO, which the plan leaves to `--allow zero` where others
+fit, is left out. A setting counts if it fits at the high end of its range.
 The plan's cheapest may be 1 % dearer if it is faster, and its fastest 1 % slower if it is cheaper.
 """
 
@@ -90,8 +91,7 @@ def raw_offers(space: Space) -> Iterator[Row]:
 def settings(space: Space, gpus: int) -> Iterator[Row]:
     job = space.job
     batch = job["micro_batch"] * job.get("grad_accum", 1)
-    spreads = [("ddp", 1), *((data, 1) for data in ("fsdp", "zero1", "zero2", "zero3") if gpus > 1)]
-    spreads += [("ddp", gpus)] if gpus > 1 else []
+    spreads = [("ddp", 1), *([("fsdp", 1), ("ddp", gpus)] if gpus > 1 else [])]
     kbit = (True, False) if job["method"] == "qlora" else (None,)
     for (data, layers), recomputes, kernels, prepares in product(spreads, (True, False), ([], ["liger"]), kbit):
         ranks = gpus // layers
