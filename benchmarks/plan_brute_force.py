@@ -4,10 +4,10 @@
 
 Every setting of every offer of a provider is predicted as `tunecast predict` does it, and its bill made from the raw
 rows (offers.csv, providers.toml) by `to_pay` below, which shares nothing with the plan's. The space is written out here
-once more, not taken from the plan: micro-batch x accumulation with the same global batch, ddp, fsdp, layers over
-cards, recomputation, Liger, and what a quantized base allows; ZeRO, which the plan leaves to `--allow zero` where others
-fit, is left out. A setting counts if it fits at the high end of its range.
-The plan's cheapest may be 1 % dearer if it is faster, and its fastest 1 % slower if it is cheaper.
+once more, not taken from the plan: micro-batch x accumulation with the same global batch, ddp, fsdp, layers over cards,
+recomputation, Liger, and what a quantized base allows. ZeRO is left out, as the plan does where others fit. A setting
+counts if it fits at the high end of its range. The plan's cheapest may be 1 % dearer if it is faster, and its fastest 1
+% slower if it is cheaper.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def test_limits_are_kept_or_the_first_line_says_what_comes_nearest(line: str) ->
         assert failed is not None and failed.exit_code == 4
         assert first.startswith("Nothing ") and first in text(plan, Terminal(400))
         assert all("Nothing " in of for of in words_of(plan).values())
-        by_time = first.startswith("Nothing is over")
+        by_time = first.startswith("Nothing finishes")
         nearest = min(plan.pareto, key=lambda each: each.total_range_s[1] if by_time else each.total_usd)
         assert nearest.hardware in first
         return

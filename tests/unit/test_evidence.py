@@ -31,7 +31,7 @@ def test_a_card_nobody_measured() -> None:
 
 def test_a_card_measured_in_8_bits_only_says_nothing_of_16() -> None:
     sixteen = evidence_for("mi300x", "trl", "lora")
-    assert not sixteen.validated and sixteen.words == "mi300x: 4 runs, all in 8 or 4 bits (MLPerf)"
+    assert not sixteen.validated and sixteen.words == "mi300x: 4 runs, all of training in FP8 or FP4 (MLPerf)"
     eight = evidence_for("mi300x", "nemo", "lora", True, low_precision=True)
     assert eight.validated and eight.time_runs == 4
 

@@ -158,7 +158,7 @@ def test_a_deadline_is_kept_at_the_high_end_and_by_what_fits_for_sure_first():
     assert best(risky, late) == 0
     assert best(late) is None
     told = reasons({"deadline": _told(False)}, [], 120.0)["deadline"]
-    assert "may not fit: nothing that fits for sure is over by then" in told
+    assert "may not fit: nothing that fits for sure finishes by then" in told
     assert "may not fit" not in reasons({"deadline": _told(True)}, [], 120.0)["deadline"]
 
 

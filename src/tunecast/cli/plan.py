@@ -88,7 +88,9 @@ def parser() -> Parser:
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     wanted = made.add_argument_group("what is wanted")
     wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
-    wanted.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget of the whole run")
+    wanted.add_argument(
+        "--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget: the likely cost"
+    )
     wanted.add_argument(
         "--nodes-up-to", metavar="N", type=count, help="machines joined at most (default: one, unless it is not enough)"
     )
@@ -214,6 +216,7 @@ class Asking:
         after = f" after {', '.join(told)}" if told else ""
         tries = [f"--{name} would leave {len(of)}" for name, of in offers.beside.items()]
         tries += [f"{n} left out: {why}" for why, n in offers.unknown.items()]
+        tries += [f"not proven of {', '.join(sorted(offers.unproven))}"] if offers.unproven else []
         tries += [f"{offers.old} left out for the age of their prices: --max-age"] if offers.old else []
         tries += ["your own machines: tunecast offers add"] if self.arguments.gpu else []
         return DoesNotFit("; ".join([f"no offer is left{after}: {offers.cut} leaves none", *tries]))

@@ -118,7 +118,8 @@ def _tests(wanted: Asked, offers: Iterable[Offer], today: date) -> Iterator[tupl
         link = _one_of("--interconnect", wanted.interconnect.lower(), {*LINK_KINDS, *inside_names()})
         yield "--interconnect", lambda offer: _is(link in (inside(offer).kind, inside(offer).name))
     if wanted.certified is not None:
-        certificate = wanted.certified.lower().replace(" ", "").replace("-", "")
+        named = wanted.certified.lower().replace(" ", "").replace("-", "")
+        certificate = _one_of("--certified", named, {name for of in providers().values() for name in of.certificates})
         yield "--certified", lambda offer: _certified(offer, certificate)
     if wanted.countries:
         yield "--country", lambda offer: stands_in(offer, wanted.countries)

@@ -223,8 +223,12 @@ def _add_storage(
         assumptions.append(f"what {of.name} takes for storage is not known: {usd} USD per GB and month, as S3")
     kept = "a month" if seconds == MONTH_S else f"{seconds / HOUR_S:.3g} hours"
     kept = f"{seconds / 60:.0f} minutes" if seconds < HOUR_S else kept
-    told = f"{nbytes / GB:.3g} GB for {kept}"
+    told = f"{_size(nbytes)} for {kept}"
     lines.append(Line("storage", nbytes / GB * usd * seconds / MONTH_S, told))
+
+
+def _size(nbytes: float) -> str:
+    return f"{nbytes / GB:,.0f} GB" if nbytes >= 100 * GB else f"{nbytes / GB:.3g} GB"
 
 
 def _add_egress(lines: list[Line], assumptions: list[str], of: Provider, nbytes: float) -> None:
@@ -237,4 +241,4 @@ def _add_egress(lines: list[Line], assumptions: list[str], of: Provider, nbytes:
     doubt = ", its price not known: the dearest that is" if of.egress_usd_per_gb is None else ""
     charged = max(0.0, nbytes / GB - of.egress_free_gb)
     free = f", {of.egress_free_gb:g} GB per month free" if of.egress_free_gb else ""
-    lines.append(Line("egress", charged * usd, f"{nbytes / GB:.3g} GB{free}{doubt}"))
+    lines.append(Line("egress", charged * usd, f"{_size(nbytes)}{free}{doubt}"))

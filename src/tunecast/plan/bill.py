@@ -90,8 +90,8 @@ class Biller:
         """Of all runs, without interruptions."""
         _, start = self.terms(offer)
         once = {**timed.whole.phases_s, "provisioning": start.likely_s}
-        if (steps := self.save_steps(timed, offer)) is not None:
-            once["checkpoints"] = timed.whole.steps // steps * _save_s(timed)
+        if self.save_steps(timed, offer) is not None:
+            once["checkpoints"] = self.checkpoints(timed, offer) * _save_s(timed)
         return {name: seconds * (1 if name in ONCE else self.said.runs) for name, seconds in once.items()}
 
     def save_steps(self, timed: Timed, offer: Offer) -> int | None:
@@ -105,14 +105,20 @@ class Biller:
             return None
         return min(timed.whole.steps, max(1, round(sqrt(2 * _save_s(timed) / per_s) / timed.step_s)))
 
+    def checkpoints(self, timed: Timed, offer: Offer) -> int:
+        """Written in one run."""
+        steps = self.save_steps(timed, offer)
+        return timed.whole.checkpoints if steps is None else timed.whole.steps // steps
+
     def cost(
         self, timed: Timed, phases_s: Mapping[str, float], step_s: float, offer: Offer, nodes: int, rate: float | None
     ) -> Cost:
         of, _ = self.terms(offer)
         said, run = self.said, self.job.run
-        kept = min(timed.whole.checkpoints, run.save_total_limit or timed.whole.checkpoints)
-        stored = (kept * timed.checkpoint_bytes + timed.weights_bytes) * said.runs
         steps = self.save_steps(timed, offer)
+        saved = self.checkpoints(timed, offer)
+        kept = min(saved, run.save_total_limit or saved)
+        stored = (kept * timed.checkpoint_bytes + timed.weights_bytes) * said.runs
         return total_cost(
             phases_s,
             offer,

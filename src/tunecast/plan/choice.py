@@ -107,7 +107,8 @@ class Choice:
     @property
     def usd_per_epoch(self) -> float | None:
         """None where the run is given in steps."""
-        return None if self.job.run.max_steps is not None else self.cost.usd_per_epoch(self.job.data.epochs)
+        epochs = self.job.data.epochs * self.runs
+        return None if self.job.run.max_steps is not None else self.cost.usd_per_epoch(epochs)
 
     @property
     def usd_per_million_tokens(self) -> float | None:

@@ -36,11 +36,11 @@ def unreachable(plan: Plan, amount: Callable[[float], str] = "{:.2f} USD".format
         soonest = min(plan.pareto, key=lambda each: each.total_range_s[1])
         low, high = soonest.total_range_s
         takes = f"{_named_choice(soonest)}, takes {_hours(low)} to {_hours(high)} and costs {amount(soonest.total_usd)}"
-        told.append(f"Nothing is over in {_hours(limits.within_s)}: the fastest, {takes}")
+        told.append(f"Nothing finishes within {_hours(limits.within_s)}: the soonest for sure, {takes}")
     cheapest = min(in_time or plan.pareto, key=lambda each: each.total_usd)
     if limits.max_usd is not None and cheapest.total_usd > limits.max_usd:
         costs = f"{_named_choice(cheapest)}, costs {amount(cheapest.total_usd)} and takes {_hours(cheapest.total_s)}"
-        by_then = f" and is over in {_hours(limits.within_s)}" if limits.within_s is not None and in_time else ""
+        by_then = f" and finishes within {_hours(limits.within_s)}" if limits.within_s is not None and in_time else ""
         told.append(f"Nothing costs at most {amount(limits.max_usd)}{by_then}: the cheapest, {costs}")
     return ". ".join(told)
 

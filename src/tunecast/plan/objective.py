@@ -70,7 +70,7 @@ def reasons(picks: dict[str, Choice | None], front: Sequence[Choice], within_s: 
     """A sentence for each pick."""
     told: dict[str, str] = {}
     if len(front) == 1 and within_s is None:
-        return dict.fromkeys(picks, "nothing else is both worth its cost and its time")
+        return dict.fromkeys(picks, "nothing else is cheaper or faster by more than predictions differ")
     for name, choice in picks.items():
         if choice is not None:
             told[name] = _WHY[name](choice, front, picks, within_s)
@@ -82,7 +82,7 @@ def _cheapest(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
     if not rest:
         return "the cheapest, and nothing is faster"
     following = rest[0]
-    told = f"{_less(choice.total_usd, following.total_usd)} cheaper than the next, {_named(following)}"
+    told = f"{_less(choice.total_usd, following.total_usd)} cheaper than the next to choose from, {_named(following)}"
     return f"{told}, which takes {_less(following.total_s, choice.total_s)} less time"
 
 
@@ -91,7 +91,9 @@ def _fastest(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | 
     if not rest:
         return "the fastest, and nothing is cheaper"
     following = rest[-1]  # on a front the next slower one is the next cheaper one
-    told = f"takes {_less(choice.total_s, following.total_s)} less time than the next, {_named(following)}"
+    told = (
+        f"takes {_less(choice.total_s, following.total_s)} less time than the next to choose from, {_named(following)}"
+    )
     return f"{told}, which is {_less(following.total_usd, choice.total_usd)} cheaper"
 
 
@@ -109,8 +111,8 @@ def _balanced(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
 def _deadline(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | None], within_s: float | None) -> str:
     assert within_s is not None
     high = _hours(choice.total_range_s[1])
-    surely = "" if choice.fits_surely else ", though it may not fit: nothing that fits for sure is over by then"
-    return f"the cheapest that is over in {_hours(within_s)} at the high end of its range, {high}{surely}"
+    surely = "" if choice.fits_surely else ", though it may not fit: nothing that fits for sure finishes by then"
+    return f"the cheapest that finishes within {_hours(within_s)} at the high end of its range, {high}{surely}"
 
 
 _WHY = {"cheapest": _cheapest, "fastest": _fastest, "balanced": _balanced, "deadline": _deadline}

@@ -16,7 +16,7 @@ from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig, resolve_model
 from tunecast.offers.cost import RUNS_A_YEAR, break_even_hours
 from tunecast.offers.offer import ON_DEMAND, Offer
-from tunecast.offers.selection import Selection
+from tunecast.offers.selection import BESIDE, Selection
 from tunecast.plan.bill import USUAL_START_S, Biller, Terms
 from tunecast.plan.choice import (
     DOLLARS,
@@ -110,7 +110,7 @@ def plan_of(
         limits=limits,
         asked=question.asked,
         money=question.money,
-        beside=tuple(planner.beside(outcome, best)) if best is not None else (),
+        beside=tuple(planner.beside(outcome, best)),
         dearer={} if best is None else planner.dearer(outcome),
         savings=() if best is None else planner.savings(best),
         prices=PriceList(
@@ -247,7 +247,7 @@ class _Planner:
         outside = self.estimator.outside(found.setting.recipe, found.setting.spread._replace(layers=1))
         if outside is None:
             return None
-        saved, limit = found.timed.whole.checkpoints, self.job.run.save_total_limit
+        saved, limit = self.biller.checkpoints(found.timed, found.offer), self.job.run.save_total_limit
         at_once = saved if limit is None else min(saved, limit + 1)
         written = at_once * found.timed.checkpoint_bytes + found.timed.weights_bytes
         return outside.loading.host_mapped_bytes + self.question.terms.runs * written
@@ -269,15 +269,20 @@ class _Planner:
                 final[id(choice)] = replace(known, why=f"{known.why}; {told[name]}")
         return final
 
-    def beside(self, outcome: Outcome, best: Choice) -> Iterator[Beside]:
-        """What is cheaper than the answer but not picked unasked; and where nobody measured the answer's card, what
-        somebody did."""
+    def beside(self, outcome: Outcome, best: Choice | None) -> Iterator[Beside]:
+        """What is cheaper than the answer but not picked unasked, or where there is none keeps to the limits; and where
+        nobody measured the answer's card, what somebody did."""
         for name, point in outcome.aims.items():
             if point is None or not point.of.held.fits_surely:
                 continue
             choice = self.choice(point)
             kind, _, provider = name.partition(" ")
-            if kind == VALIDATED:
+            if best is None:
+                within_s = self.question.limits.within_s
+                in_time = within_s is None or choice.total_range_s[1] <= within_s
+                if kind in BESIDE and in_time and affordable([choice], self.question.limits):
+                    yield Beside(kind, choice)
+            elif kind == VALIDATED:
                 if not best.validated:
                     yield Beside(kind, choice)
             elif kind == UNPROVEN:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from tunecast.job.job import Job
 from tunecast.offers.cost import Cost
-from tunecast.offers.offer import OWNED
+from tunecast.offers.offer import OWNED, SPOT
 from tunecast.plan.bill import ONCE, Biller
 from tunecast.plan.choice import Choice, Saving
 from tunecast.plan.estimate import Estimator, Timed
@@ -32,7 +32,8 @@ def savings(choice: Choice, timed: Timed, biller: Biller, estimator: Estimator) 
     phases = biller.phases(timed, machine.offer)
     likely = cost(phases)
     found = []
-    for advice, without in (*_shorter(phases, biller), *_other_settings(choice, phases, estimator)):
+    is_spot = machine.offer.kind == SPOT  # which goes on from its checkpoints
+    for advice, without in (*_shorter(phases, biller, is_spot), *_other_settings(choice, phases, estimator, is_spot)):
         less = cost(without)
         usd = likely.total_usd - less.total_usd
         if usd >= max(WORTH * likely.total_usd, LEAST_USD):
@@ -44,11 +45,11 @@ Way = tuple[str, dict[str, float]]
 """Advice, and the phases with it."""
 
 
-def _shorter(phases: dict[str, float], biller: Biller) -> Iterator[Way]:
+def _shorter(phases: dict[str, float], biller: Biller, is_spot: bool) -> Iterator[Way]:
     data, run = biller.job.data, biller.job.run
     if phases.get("preparation"):
         yield "tokenise before you rent (data.prepared)", {**phases, "preparation": 0.0}
-    if phases.get("checkpoints") and run.save_strategy != "no":
+    if phases.get("checkpoints") and run.save_strategy != "no" and not is_spot:
         yield "save the model at the end alone (run.save_strategy: no)", {**phases, "checkpoints": 0.0}
     if phases.get("evaluation") and data.eval_samples:
         advice = "evaluate afterwards on a cheaper card (run.eval_strategy: no)"
@@ -57,10 +58,10 @@ def _shorter(phases: dict[str, float], biller: Biller) -> Iterator[Way]:
         yield "keep the model on a disk there (hardware.download_bytes_per_s: null)", {**phases, "download": 0.0}
 
 
-def _other_settings(choice: Choice, phases: dict[str, float], estimator: Estimator) -> Iterator[Way]:
+def _other_settings(choice: Choice, phases: dict[str, float], estimator: Estimator, is_spot: bool) -> Iterator[Way]:
     """Each is predicted, so only what can be worth it is tried."""
     job, total_s = choice.job, sum(phases.values())
-    if phases.get("checkpoints", 0.0) > WORTH * total_s and not job.run.save_only_model:
+    if phases.get("checkpoints", 0.0) > WORTH * total_s and not (job.run.save_only_model or is_spot):
         without = replace(job, run=replace(job.run, save_only_model=True))
         yield from _predicted(
             "save checkpoints without the optimizer (run.save_only_model)", without, choice, estimator

@@ -20,6 +20,7 @@ from tunecast.hardware.catalog import MODELLED, gpus
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.offers.offer import Offer
+from tunecast.offers.store import bundled
 from tunecast.plan.recipe import Recipe, has_kernels, job_with, recipes_of
 from tunecast.predict.modelled import require_modelled
 from tunecast.predict.spreading import DATA, PARTS, THROUGH_ACCELERATE, TRAINER
@@ -194,11 +195,10 @@ class Space:
     def least_ram_bytes(self) -> Mapping[tuple[str, int], int]:
         """Of machines with these cards, by those offers that say it: what one that does not is taken to have."""
         found: dict[tuple[str, int], int] = {}
-        for rig, offers in self.offers.items():
-            known = [offer.ram_bytes for offer in offers if offer.ram_bytes is not None]
-            if known:
-                key = rig.gpu, rig.gpus
-                found[key] = min([*known, found.get(key, known[0])])
+        for offer in (*bundled(), *(each for of in self.offers.values() for each in of)):
+            if offer.ram_bytes is not None:
+                key = offer.gpu, offer.gpus
+                found[key] = min(offer.ram_bytes, found.get(key, offer.ram_bytes))
         return found
 
     @cached_property

@@ -186,7 +186,8 @@ def _words(question: Question, card: Sequence[Runs], on_card: Sequence[Runs], he
     if not on_card:
         told = "no step was timed" if memory else "no run was measured"
     elif not card:
-        told = f"{_count(spread(on_card))}, all in {on_card[0].precision} ({_names(on_card)})"
+        other = "FP8 or FP4" if on_card[0].precision == LOW_PRECISION else "16 bits"
+        told = f"{_count(spread(on_card))}, all of training in {other} ({_names(on_card)})"
     elif found.runs < FEWEST:
         told = f"{_count(found)} ({_names(card)}): too few to tell"
     else:

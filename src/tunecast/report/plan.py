@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from tunecast.offers.offer import OWNED
-from tunecast.plan.choice import Choice, Plan
+from tunecast.offers.offer import OWNED, SPOT
+from tunecast.plan.choice import Choice, Money, Plan
 from tunecast.report.columns import columns
 from tunecast.report.plan_arguments import arguments, launcher
 from tunecast.report.plan_notes import (
@@ -18,6 +18,7 @@ from tunecast.report.plan_notes import (
     beside,
     conditions,
     energy,
+    interrupted,
     outliers,
     price_age,
     price_note,
@@ -54,13 +55,21 @@ from tunecast.report.text import Terminal, bullets, section, wrapped
 from tunecast.report.time import duration, span
 from tunecast.units import percent
 
+LEVELS = {
+    "us-controlled": "under US law",
+    "eu-seat-us-nexus": "seat in Europe, with ties to the US",
+    "no-known-us-parent": "no US parent known",
+    "other-law": "under another country's law",
+    "unknown": "who controls it is not known",
+}
+"""How far US law reaches, in few words; --details says what each does not claim."""
 MOST_REFUSED = 8
 """Reasons shown; the page and --json have them all."""
 MOST_HARDWARE = 6
 """Names of hardware one reason lists."""
 MOST_WARNED = 1
 """Warnings shown without --details."""
-SPOKEN = ("billed", "per epoch", "energy")
+SPOKEN = ("billed", "per run", "per epoch", "energy")
 """Measures of the cost shown without --details."""
 
 
@@ -79,7 +88,7 @@ def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
             _renter(plan, first.choice, terminal, details=details),
         ]
     elif plan.pareto:
-        parts.append(_front(plan, terminal, details=details))
+        parts += [_beside(plan, terminal, details), _front(plan, terminal, details=details)]
     if details:
         parts.append(_refused(plan, terminal))
     parts += _notes(plan, [pick.choice for pick in chosen], terminal, details=details)
@@ -107,7 +116,7 @@ def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool
     out = [terminal.paint(head, "dim")]
     for pick, each in zip(chosen, cells, strict=True):
         count = max(map(len, each))
-        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, terminal, details), ""]
+        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, plan.money, terminal, details), ""]
         rest = rest[count:]
     return "\n".join(out[:-1])
 
@@ -132,13 +141,15 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bo
         lines.append(terminal.paint(", ".join(names), "bold"))
         for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
             lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
-        lines += [*_told(pick.choice, terminal, details), ""]
+        lines += [*_told(pick.choice, plan.money, terminal, details), ""]
     return "\n".join(lines[:-1])
 
 
-def _told(choice: Choice, terminal: Terminal, details: bool) -> list[str]:
+def _told(choice: Choice, money: Money, terminal: Terminal, details: bool) -> list[str]:
     changed = changes(choice)
     said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are", choice.why]
+    said += [interrupted(choice, money)] if choice.machine.offer.kind == SPOT else []
+    said += [choice.evidence] if choice.validated else []
     if details:
         said += [f"run {launcher(choice)}"] if launcher(choice) else []
         said += [", ".join(arguments(choice))]
@@ -224,7 +235,7 @@ def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) ->
     told = [f"price {price_age(plan, offer)}" + (f": {price_source(offer)}" if details else "")]
     for of in renters(offer):
         doubt = " (no source at hand confirms it)" if of.doubtful else ""
-        told.append(f"{of.name}: {of.company}; {of.law if details else of.level.replace('-', ' ')}{doubt}")
+        told.append(f"{of.name}: {of.company}; {of.law if details else LEVELS[of.level]}{doubt}")
         told += [f"source of that and of its terms: {of.source}"] if details else []
     needs = conditions(choice)
     return section(

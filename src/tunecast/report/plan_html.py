@@ -167,8 +167,6 @@ def _pick(plan: Plan, pick: Pick) -> Markup:
 
 
 def _beside(plan: Plan) -> Markup:
-    if plan.best is None:
-        return Markup()
     rows = [tag("tr", tag("td", tag("b", kind)), tag("td", told)) for kind, told in beside(plan)]
     rows += [tag("tr", tag("td", tag("b", "cheaper still")), tag("td", told)) for told in saved(plan)]
     return _panel("Not picked unless asked for", tag("table", *rows, class_="blocks beside")) if rows else Markup()

@@ -56,7 +56,7 @@ def markdown(plan: Plan) -> str:
         parts += [folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
         parts.append(folded("Who rents it out", _renters(plan, chosen)))
     else:
-        parts.append(_front(plan))
+        parts += [_beside(plan), _front(plan)]
     parts.append(folded("Not to be had for this job", _refused(plan)))
     choices = [pick.choice for pick in chosen]
     for title, told in (

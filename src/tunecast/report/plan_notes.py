@@ -9,30 +9,33 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from tunecast.offers.jurisdiction import EU27, told
-from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, Offer, age
+from tunecast.offers.offer import NOT_AVAILABILITY, OWNED, SPOT, Offer, age
 from tunecast.offers.provider import SHARED_CARD, Provider, provider, tenancy
 from tunecast.offers.store import sources
 from tunecast.plan.choice import Beside, Choice, Money, Plan
 from tunecast.report.figures import shown
 from tunecast.report.plan_words import amount, place, seller, tax
 from tunecast.report.time import duration
-from tunecast.units import GB, gib
+from tunecast.units import GB, gib, percent
 
 STALE_DAYS = 14
 """Of a whole list, from when on it is said that there are newer ones: spot prices move within days."""
 MOST_UNPROVEN = 4
+FEW_INTERRUPTIONS = 0.2
+"""Below it their expected number is about the chance of one."""
 """Named without --details."""
 
 
 def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
     """What is not picked unasked, each kind with what it would cost: (kind, sentence)."""
     best = plan.best
-    assert best is not None
     found = []
     for each in plan.beside:
         choice, offer = each.choice, each.choice.machine.offer
-        what = f"{choice.hardware} at {seller(offer)} ({place(offer)}), {duration(choice.total_s)}"
-        costs = f"{amount(choice.total_usd, plan.money)} instead of {amount(best.total_usd, plan.money)}"
+        is_spot = ", spot" if offer.kind == SPOT and each.kind != "spot" else ""
+        what = f"{choice.hardware} at {seller(offer)} ({place(offer)}){is_spot}, {duration(choice.total_s)}"
+        costs = amount(choice.total_usd, plan.money)
+        costs += "" if best is None else f" instead of {amount(best.total_usd, plan.money)}"
         if each.kind == "spot":
             found.append((each.kind, f"{costs}: {what}; {interrupted(choice, plan.money)}. --spot"))
         elif each.kind == "marketplace":
@@ -52,6 +55,8 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
         named = [_unproven(each, plan.money) for each in of[: None if details else MOST_UNPROVEN]]
         rest = len(of) - len(named)
         found.append(("not proven", f"{why}: {'; '.join(named)}{f'; {rest} more (--details)' if rest else ''}"))
+    if best is not None and not best.validated and not any(each.kind == "validated" for each in plan.beside):
+        found.append(("measured", "nothing that runs this job: no card it fits was measured with such a stack"))
     if plan.dearer:
         least = sorted(plan.dearer.items(), key=lambda each: each[1])
         named = [f"{name} {amount(usd, plan.money)}" for name, usd in least[: None if details else MOST_UNPROVEN]]
@@ -75,11 +80,13 @@ def _unproven(each: Beside, money: Money) -> str:
 def interrupted(choice: Choice, money: Money) -> str:
     """What a spot machine's interruptions are expected to do, and what they do at worst."""
     cost, rough = choice.cost, choice.rough
-    told = f"expect {cost.interruptions:.2g} interruptions"
+    few = cost.interruptions < FEW_INTERRUPTIONS
+    chance = f"{percent(cost.interruptions, 1)} chance of an interruption"
+    told = chance if few else f"expect {cost.interruptions:.2g} interruptions"
     if rough is None:
         return told
     worse = f"{amount(rough.total_usd, money)} and {duration(rough.wall_s)}"
-    return f"{told}; if interrupted as the roughest machine measured, {rough.interruptions:.2g} times: {worse}"
+    return f"{told}; at the worst rate measured, {rough.interruptions:.2g} interruptions: {worse}"
 
 
 def saved(plan: Plan) -> list[str]:
@@ -96,7 +103,7 @@ def saved(plan: Plan) -> list[str]:
 
 def energy(choice: Choice) -> str:
     """`2.8 kWh, 0.21 kg CO2 (FI)`; '' where it is not known."""
-    if choice.kwh is None:
+    if choice.kwh is None or choice.machine.offer.kind == OWNED:
         return ""
     told = f"{choice.kwh:.3g} kWh"
     if choice.co2_kg is None:
@@ -115,6 +122,9 @@ def conditions(choice: Choice) -> list[str]:
     told += [] if choice.availability is None else [f"whether one is free: {choice.availability}"]
     if offer.kind == OWNED:
         return told
+    if offer.instance:
+        where = f" in {' or '.join(offer.regions[:2])}{' or others' if len(offer.regions) > 2 else ''}"
+        told.insert(0, shown(f"to order: {offer.instance}{where if offer.regions else ''}"))
     needs: list[tuple[str, int | None, int | None, Callable[[int], str]]] = [
         ("RAM", choice.ram_bytes, offer.ram_bytes, gib),
         ("vCPUs", _cores(choice), offer.vcpus, str),
@@ -156,7 +166,7 @@ def price_list(plan: Plan) -> str:
 
 def price_note(plan: Plan) -> str:
     """All that a price does not say, in one line."""
-    return f"{price_list(plan)} A price is not availability. {tax(plan.money)}".strip()
+    return f"{price_list(plan)} A price is not availability (--available asks). {tax(plan.money)}".strip()
 
 
 def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:

@@ -94,10 +94,22 @@ def job_told(plan: Plan) -> str:
     job = plan.job
     name = f"{job.id}: " if job.id is not None else ""
     best = plan.best
-    trained = "" if best is None else f", {_count(best.tokens)} tokens"
+    epochs = job.data.epochs
+    trained = "" if best is None else f", {_count(best.tokens / epochs / best.runs)} tokens x {epochs:g} epochs"
+    if best is not None and job.run.max_steps is not None:
+        trained = f", {_count(best.tokens / best.runs)} tokens"
     trained += f" in {best.runs} runs, one after another" if best is not None and best.runs > 1 else ""
     asked = f"; {', '.join(plan.asked)}" if plan.asked else ""
-    return shown(f"{name}{job.model}, {job.method}, {_batch(job)}{trained}{asked}")
+    return shown(f"{name}{job.model}, {_method(job)}, {_batch(job)}{trained}{asked}")
+
+
+def _method(job: Job) -> str:
+    """`lora (rank 16, all-linear)`."""
+    if job.method == "full":
+        return job.method
+    targets = job.lora.targets
+    named = "PEFT's usual targets" if targets is None else targets if isinstance(targets, str) else ", ".join(targets)
+    return f"{job.method} (rank {job.lora.rank}, {named})"
 
 
 def _batch(job: Job) -> str:
@@ -239,6 +251,8 @@ def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
     each = hourly(machine.offer.usd_per_hour, money)
     several = f"{machine.nodes} machines at {each} each" if machine.nodes > 1 else f"one machine at {each}"
     rows = [("billed", f"{duration(cost.billed_s)} of {several}")]
+    if choice.runs > 1:
+        rows.append(("per run", amount(choice.total_usd / choice.runs, money)))
     if (epoch := choice.usd_per_epoch) is not None:
         rows.append(("per epoch", amount(epoch, money)))
     if (million := choice.usd_per_million_tokens) is not None:
