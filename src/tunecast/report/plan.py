@@ -69,6 +69,8 @@ MOST_HARDWARE = 6
 """Names of hardware one reason lists."""
 MOST_WARNED = 1
 """Warnings shown without --details."""
+MINOR = "the CUDA context of"
+"""What is uncertain by less than a range already says."""
 SPOKEN = ("billed", "per run", "per epoch", "energy")
 """Measures of the cost shown without --details."""
 
@@ -264,7 +266,7 @@ def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details
     warnings, odd, taken = warned(plan, first), outliers(plan, all_of_them=details), assumed(plan, first)
     end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
     if not details:
-        warnings = _first_of(warnings)
+        warnings = _first_of([each for each in warnings if not each.startswith(MINOR)])
         taken = [each for each in taken if each.startswith("there is no data")]
         end = [price_note(plan), f"Searched {searched_told(plan)} --details: sources, every line, what is refused."]
     return [

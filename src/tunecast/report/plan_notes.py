@@ -170,7 +170,7 @@ def price_note(plan: Plan) -> str:
 
 
 def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
-    """Offers that are too cheap to count on; else only how many, and those of the cards that are shown."""
+    """Offers that are too cheap to count on; else one of the cards that are shown, and how many there are."""
     found = [shown(f"left out as too cheap to count on: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
     if all_of_them or not found:
         return found
@@ -178,8 +178,10 @@ def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
     cards |= {f"{each.choice.machine.gpus} x {each.choice.machine.gpu.name} " for each in plan.beside}
     odd = plan.prices.outliers.items()
     seen = next(((offer, why) for offer, why in odd if any(offer.startswith(card) for card in cards)), None)
-    among = "" if seen is None else f", {seen[0]} among them: {seen[1]}"
-    return [shown(f"{len(odd)} offers are left out as too cheap to count on{among} (--details)")]
+    if seen is None:
+        return []
+    told = f"{len(odd)} offers are left out as too cheap to count on, {seen[0]} among them: {seen[1]}"
+    return [shown(f"{told} (--details)")]
 
 
 def price_age(plan: Plan, offer: Offer) -> str:
