@@ -63,6 +63,7 @@ LEVELS = {
     "unknown": "who controls it is not known",
 }
 """How far US law reaches, in few words; --details says what each does not claim."""
+MORE = "--details: sources, every line of the bill, the plot, what is refused and assumed."
 MOST_REFUSED = 8
 """Reasons shown; the page and --json have them all."""
 MOST_HARDWARE = 6
@@ -268,7 +269,7 @@ def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details
     if not details:
         warnings = _first_of([each for each in warnings if not each.startswith(MINOR)])
         taken = [each for each in taken if each.startswith("there is no data")]
-        end = [price_note(plan), f"Searched {searched_told(plan)} --details: sources, every line, what is refused."]
+        end = [price_note(plan), f"{plan.searched.configurations:,} configurations searched. {MORE}"]
     return [
         section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),
         section("Warnings", bullets(warnings, terminal), terminal, "warn"),

@@ -176,12 +176,10 @@ def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
         return found
     cards = {f"{one.machine.gpus} x {one.machine.gpu.name} " for one in plan.pareto}
     cards |= {f"{each.choice.machine.gpus} x {each.choice.machine.gpu.name} " for each in plan.beside}
-    odd = plan.prices.outliers.items()
-    seen = next(((offer, why) for offer, why in odd if any(offer.startswith(card) for card in cards)), None)
-    if seen is None:
-        return []
-    told = f"{len(odd)} offers are left out as too cheap to count on, {seen[0]} among them: {seen[1]}"
-    return [shown(f"{told} (--details)")]
+    odd = plan.prices.outliers
+    seen = next((offer for offer in odd if any(offer.startswith(card) for card in cards)), None)
+    told = f"{len(odd)} offers left out as too cheap to count on, such as {seen} (--details)"
+    return [] if seen is None else [shown(told)]
 
 
 def price_age(plan: Plan, offer: Offer) -> str:

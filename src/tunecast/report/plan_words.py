@@ -14,6 +14,7 @@ from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
 from tunecast.units import GIB, percent
 
+UNPLACED = "country not known"
 PLACES = 2
 """Countries an offer names before it counts the rest."""
 SEVERAL_USD = 1000
@@ -138,7 +139,8 @@ def offer_told(offer: Offer) -> str:
     """`lambda, on-demand, US?`; of one's own machine that it is."""
     if offer.kind == OWNED:
         return short_offer(offer)
-    return shown(f"{short_offer(offer)}, {place(offer)}")
+    where = place(offer)
+    return shown(short_offer(offer) if where == UNPLACED else f"{short_offer(offer)}, {where}")
 
 
 def place(offer: Offer) -> str:
@@ -147,7 +149,7 @@ def place(offer: Offer) -> str:
         return "your own"
     known = sorted(offer.known_countries)
     if not known:
-        return provider(offer.provider).places.partition(",")[0] or "country not known"
+        return provider(offer.provider).places.partition(",")[0] or UNPLACED
     if offer.placed == LISTED:
         return f"{known[0]}?" if len(known) == 1 else f"one of {len(known)} countries"
     rest = len(known) - PLACES
