@@ -30,9 +30,10 @@ from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.job import Job  # noqa: E402
 from tunecast.offers.offer import ON_DEMAND  # noqa: E402
+from tunecast.offers.selection import Selection  # noqa: E402
 from tunecast.offers.store import bundled  # noqa: E402
 from tunecast.plan.choice import Choice  # noqa: E402
-from tunecast.plan.plan import planned  # noqa: E402
+from tunecast.plan.plan import Question, plan_of  # noqa: E402
 from tunecast.plan.space import Freedom  # noqa: E402
 from tunecast.predict.engines import predicted  # noqa: E402
 from tunecast.predict.prediction import Predicted, memory_of  # noqa: E402
@@ -85,7 +86,8 @@ def draws() -> Iterator[tuple[Row, tuple[str, ...]]]:
 def cheapest(written: Row, cards: tuple[str, ...], today: date) -> Choice | None:
     offers = [each for each in bundled() if each.kind == ON_DEMAND and each.gpus == 1 and each.gpu in cards]
     freedom = Freedom(written=frozenset({"method", "weights_dtype", "seq_len"}), nodes_up_to=1)
-    return planned(job_from_dict(written), offers, today=today, freedom=freedom).picks["cheapest"]
+    plan = plan_of(job_from_dict(written), Selection(tuple(offers)), Question(today, freedom))
+    return plan.picks["cheapest"]
 
 
 def told(done: Predicted) -> Row:
