@@ -37,7 +37,7 @@ JOBS = {
 
 def offer(gpu: str, gpus: int, **fields: object) -> Offer:
     given = {"provider": "lambda", "kind": "on-demand", "usd_per_hour": 2.0 * gpus, "dated": DAY, "source": "test"}
-    return Offer(gpu=gpu, gpus=gpus, **{**given, **fields})  # type: ignore[arg-type]
+    return Offer(gpu=gpu, gpus=gpus, **{"ram_bytes": 2**43, **given, **fields})  # type: ignore[arg-type]
 
 
 def space(fields: dict[str, object], *allowed: str) -> Space:

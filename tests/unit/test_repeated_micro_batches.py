@@ -12,6 +12,7 @@ from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding import scheme
 from tunecast.tape.card import Card
 from tunecast.tape.op import Tape
+from tunecast.tape.shorten import Rhythm, as_they_are
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3,
@@ -66,7 +67,12 @@ def test_what_comes_again_is_what_would_have_been_run(name: str, monkeypatch: py
         return dependencies(root)
 
     monkeypatch.setattr(autograd, "_dependencies", counted)
-    for how in ({}, {"priced_from": 1}, {"keeps_ops": False}, {"folds": (1, 1, 6), "priced_from": 1}):
+    for how in (
+        {},
+        {"priced_from": 1},
+        {"keeps_ops": False},
+        {"standing": as_they_are(Rhythm(1, 1, 6)), "priced_from": 1},
+    ):
         runs.clear()
         repeated = built(values, **how)
         assert len(runs) == expected

@@ -90,7 +90,8 @@ def test_folded_is_built(name: str, method: dict[str, Any], monkeypatch: pytest.
     job, config = job_from_dict(JOB | method), fewest_folded(bundled_config(name), name)
     monkeypatch.setattr(short, "build", few_layers := Counted())
     folded = short.fold_job(job, config, Card())
-    assert few_layers.most == short._rhythm(job, config).small, "built whole after all"
+    found = short._rhythm(job, config)
+    assert few_layers.most <= found.small < found.total, "built whole after all"
     lengths, order = steps_to_trace(job)
     whole = program(scheduled(build(job, config, lengths, Card()), order))
     assert list(folded.program.written_out()) == list(whole.written_out())

@@ -88,9 +88,7 @@ def parser() -> Parser:
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     wanted = made.add_argument_group("what is wanted")
     wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
-    wanted.add_argument(
-        "--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget: the likely cost"
-    )
+    wanted.add_argument("--max-usd", metavar="N", type=number(0, 1e9, "dollars"), help="budget: the likely cost")
     wanted.add_argument(
         "--nodes-up-to", metavar="N", type=count, help="machines joined at most (default: one, unless it is not enough)"
     )

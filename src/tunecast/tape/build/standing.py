@@ -12,6 +12,7 @@ from tunecast.tape.shorten import Standing
 One = TypeVar("One")
 
 
+@lru_cache(maxsize=100_000)
 def layer_number(module: str) -> int:
     """The first number in a module's name; -1 outside the layers."""
     return next((int(part) for part in module.split(".") if part.isdecimal()), -1)

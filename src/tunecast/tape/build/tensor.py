@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from math import prod
 from typing import Any, NamedTuple
 
@@ -178,7 +177,6 @@ class Tensor:
         return self.alias(self.shape, self.strides).counted(self.numel())
 
 
-@lru_cache(maxsize=100_000)
 def contiguous_strides(shape: Shape) -> Shape:
     strides, step = [0] * len(shape), 1
     for dim in range(len(shape) - 1, -1, -1):
