@@ -44,6 +44,11 @@ def billions(count: int) -> str:
     return f"{count / 10**9:.2f}B" if count >= 10**9 else f"{count / 10**6:.1f}M"
 
 
+def hours(seconds: float) -> str:
+    """`4.2 h`, `35 min`."""
+    return f"{seconds / HOUR_S:.1f} h" if seconds >= HOUR_S else f"{seconds / 60:.0f} min"
+
+
 def percent(fraction: float, digits: int = 0) -> str:
     """`57.8 %`."""
     return f"{100 * fraction:.{digits}f} %"

@@ -11,7 +11,7 @@ from tunecast.offers.offer import Offer
 from tunecast.plan.choice import Choice, Limits, Plan, Refusal
 from tunecast.plan.search import Need, Outcome
 from tunecast.plan.space import Freedom, Rig, Space
-from tunecast.units import HOUR_S, gib
+from tunecast.units import gib, hours
 
 MOST_TOLD = 6
 """Hardware an error names one by one."""
@@ -35,22 +35,18 @@ def unreachable(plan: Plan, amount: Callable[[float], str] = "{:.2f} USD".format
     if limits.within_s is not None and not in_time:
         soonest = min(plan.pareto, key=lambda each: each.total_range_s[1])
         low, high = soonest.total_range_s
-        takes = f"{_named_choice(soonest)}, takes {_hours(low)} to {_hours(high)} and costs {amount(soonest.total_usd)}"
-        told.append(f"Nothing finishes within {_hours(limits.within_s)}: the soonest for sure, {takes}")
+        takes = f"{_named_choice(soonest)}, takes {hours(low)} to {hours(high)} and costs {amount(soonest.total_usd)}"
+        told.append(f"Nothing finishes within {hours(limits.within_s)}: the soonest for sure, {takes}")
     cheapest = min(in_time or plan.pareto, key=lambda each: each.total_usd)
     if limits.max_usd is not None and cheapest.total_usd > limits.max_usd:
-        costs = f"{_named_choice(cheapest)}, costs {amount(cheapest.total_usd)} and takes {_hours(cheapest.total_s)}"
-        by_then = f" and finishes within {_hours(limits.within_s)}" if limits.within_s is not None and in_time else ""
+        costs = f"{_named_choice(cheapest)}, costs {amount(cheapest.total_usd)} and takes {hours(cheapest.total_s)}"
+        by_then = f" and finishes within {hours(limits.within_s)}" if limits.within_s is not None and in_time else ""
         told.append(f"Nothing costs at most {amount(limits.max_usd)}{by_then}: the cheapest, {costs}")
     return ". ".join(told)
 
 
 def _named_choice(choice: Choice) -> str:
     return f"{choice.hardware} at {choice.machine.offer.provider}"
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / HOUR_S:.1f} h" if seconds >= HOUR_S else f"{seconds / 60:.0f} min"
 
 
 def refusals(space: Space, outcome: Outcome, offers: Iterable[Offer]) -> tuple[Refusal, ...]:

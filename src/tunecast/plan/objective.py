@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import log
 
 from tunecast.plan.choice import PICKS, Choice
-from tunecast.units import HOUR_S
+from tunecast.units import hours
 
 ALIKE = 0.01
 """Predictions differ from runs by more than this: who pays twice for it has gained nothing that is known."""
@@ -110,9 +110,9 @@ def _balanced(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
 
 def _deadline(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | None], within_s: float | None) -> str:
     assert within_s is not None
-    high = _hours(choice.total_range_s[1])
+    high = hours(choice.total_range_s[1])
     surely = "" if choice.fits_surely else ", though it may not fit: nothing that fits for sure finishes by then"
-    return f"the cheapest that finishes within {_hours(within_s)} at the high end of its range, {high}{surely}"
+    return f"the cheapest that finishes within {hours(within_s)} at the high end of its range, {high}{surely}"
 
 
 _WHY = {"cheapest": _cheapest, "fastest": _fastest, "balanced": _balanced, "deadline": _deadline}
@@ -129,7 +129,3 @@ def _less(small: float, large: float) -> str:
 
 def _more(large: float, small: float) -> str:
     return f"{100 * (large / small - 1):.0f} % more" if large < 3 * small else f"{large / small:.1f} times the money"
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / HOUR_S:.1f} h" if seconds >= HOUR_S else f"{seconds / 60:.0f} min"

@@ -140,37 +140,37 @@ class _Planner:
             name: frozenset(of) for name, of in groups.items() if name != "reserved"
         }
         self.biller = Biller(job, question.terms)
-        self.space = self._space(1)
+        self.space = self.alone = self._space(several=False)
         self.estimator = Estimator(self.space, model)
         self._outcomes: list[Outcome] = []
         self._made: dict[tuple[object, ...], tuple[Point[Found], Choice]] = {}
 
-    def _space(self, nodes: int) -> Space:
+    def _space(self, *, several: bool) -> Space:
         freedom = self.question.freedom
-        if freedom.nodes_up_to is None and not freedom.is_fixed("hardware.nodes") and nodes == 1:
+        if freedom.nodes_up_to is None and not freedom.is_fixed("hardware.nodes") and not several:
             freedom = replace(freedom, nodes_up_to=1)
         offers = dict.fromkeys([*self.offers.offers, *(each for of in self.groups.values() for each in of)])
         return space_of(self.job, freedom, list(offers))
 
     def widened(self, within_s: float | None) -> tuple[Outcome, bool]:
         """Of one machine; of several where none is enough, and whether it is. What was asked for comes first."""
-        self.space = self.estimator.space = self._space(1)
+        self.space = self.estimator.space = self.alone
         outcome = self._searched(within_s)
         enough = outcome.front and outcome.front[0].of.held.fits_surely
         if enough or self.question.freedom.nodes_up_to is not None:
             return outcome, False
-        alone = self.space
-        self.space = self.estimator.space = self._space(0)
+        self.space = self.estimator.space = self._space(several=True)
         wider = self._searched(within_s)
         if wider.front and (not outcome.front or wider.front[0].of.held.fits_surely):
             return wider, True
-        self.space = self.estimator.space = alone
+        self.space = self.estimator.space = self.alone
         return outcome, False
 
     def _searched(self, within_s: float | None) -> Outcome:
         main = self.main
         aims = [Aim(name, _accepting(of), within_s, cheaper=True) for name, of in self.groups.items()]
-        aims.append(Aim(VALIDATED, lambda rig, offer: offer in main and self._validated(rig), within_s))
+        if not self.question.validated:  # else the front is of these
+            aims.append(Aim(VALIDATED, lambda rig, offer: offer in main and self._validated(rig), within_s))
         if within_s is not None:
             aims.append(Aim(NO_DEADLINE, _accepting(main), cheaper=True))
         search = Search(

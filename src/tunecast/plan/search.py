@@ -90,8 +90,6 @@ class Need:
 class Outcome:
     front: tuple[Point[Found], ...]
     """Of what fits for sure; where nothing does, of what may fit."""
-    risky: tuple[Point[Found], ...]
-    """The front of all that fits at its own figure."""
     aims: Mapping[str, Point[Found] | None]
     """The cheapest of each kind that was looked for beside the front."""
     least_usd: Mapping[str, float]
@@ -135,7 +133,7 @@ class Search:
         """Rigs with a setting that fits, or that was cut before its memory was looked at."""
         self.predicted = 0
         self.offers: dict[Rig, list[Offer]] = {}
-        self.wanted: dict[Rig, tuple[tuple[Goal[Found], tuple[int, ...]], ...]] = {}
+        self.wanted: dict[Rig, dict[Goal[Found], tuple[int, ...]]] = {}
         """Of each rig, which of its offers each goal accepts."""
         for rig, offers in space.offers.items():
             self._divide(rig, offers)
@@ -165,7 +163,7 @@ class Search:
                 asked.append(offer)
         if asked:
             self.offers[rig] = asked
-            self.wanted[rig] = tuple((self.goals[number], tuple(of)) for number, of in sorted(places.items()))
+            self.wanted[rig] = {self.goals[number]: tuple(of) for number, of in sorted(places.items())}
 
     def run(self) -> Outcome:
         configurations = 0
@@ -186,7 +184,6 @@ class Search:
                 goal.least_usd = self._least_usd(candidates, goal)
         return Outcome(
             tuple(main.sure if len(main.sure) else main.risky),
-            tuple(main.risky),
             {goal.name: goal.found for goal in self.goals[1:]},
             {goal.name: goal.least_usd for goal in self.goals[1:] if goal.least_usd is not None},
             self.best,
@@ -219,7 +216,7 @@ class Search:
         """Those of a goal that come first by this, until it is over."""
         order = []
         for each in candidates:
-            places = next((of for known, of in self.wanted[each.rig] if known is goal), ())
+            places = self.wanted[each.rig].get(goal, ())
             if places and each.number not in self._done:
                 order.append((by(each.floors, places), *each.turn, each))
         order.sort(key=lambda each: each[:3])
@@ -231,11 +228,9 @@ class Search:
     def _least_usd(self, candidates: Sequence[Candidate], goal: Goal[Found]) -> float | None:
         """Of what fits, or may: that of a rig on which nothing does is no price."""
         floors = [
-            _usd_floor(each.floors, places)
+            _usd_floor(each.floors, self.wanted[each.rig][goal])
             for each in candidates
-            if each.rig in self.may_fit or each.rig not in self.needs
-            for known, places in self.wanted[each.rig]
-            if known is goal
+            if goal in self.wanted[each.rig] and (each.rig in self.may_fit or each.rig not in self.needs)
         ]
         return min(floors, default=None)
 
@@ -300,29 +295,33 @@ class Search:
             floors.append(NEVER if way is None else (usd, least_s + price.start_s))
         return tuple(floors)
 
-    def _try(self, each: Candidate) -> None:
-        if each.number in self._done:
+    def _try(self, candidate: Candidate) -> None:
+        if candidate.number in self._done:
             return
-        self._done.add(each.number)
-        rig, setting = each.rig, each.setting
-        is_cut = self.bounds and self._are_cut(rig, each.floors)
+        self._done.add(candidate.number)
+        rig, setting = candidate.rig, candidate.setting
+        is_cut = self.bounds and self._are_cut(rig, candidate.floors)
         if is_cut or self._is_needless(rig, setting):
             self.may_fit.add(rig)
             return
-        if self.bounds and self._is_ruled_out(each):
+        if self.bounds and self._is_ruled_out(candidate):
             return
         if self.progress is not None:
             self.progress(time.monotonic() - self._began_s, len(self._done), self._all)
-        for goal, _ in self.wanted[rig]:
+        for goal in self.wanted[rig]:
             goal.tried += 1
         self.predicted += len(self.space.offers[rig])
         ways = self._ways(rig, setting)
         try:
-            timed = {way: self.estimator.timed(rig, way) for way in dict.fromkeys(ways) if way is not None}
+            known = {way: self.estimator.timed(rig, way) for way in dict.fromkeys(ways) if way is not None}
+            timed = [
+                None if way is None else self.estimator.prepared(known[way], self.space.processes(offer))
+                for way, offer in zip(ways, self.offers[rig], strict=True)
+            ]
             points = tuple(
                 [
-                    NEVER if way is None else self._point(self._prepared(timed[way], offer), offer, rig.nodes)
-                    for way, offer in zip(ways, self.offers[rig], strict=True)
+                    NEVER if each is None else self._point(each, offer, rig.nodes)
+                    for each, offer in zip(timed, self.offers[rig], strict=True)
                 ]
             )
             self._points[rig, setting] = points
@@ -338,15 +337,12 @@ class Search:
             self._note(rig, Need(held.needs_bytes, held.has_bytes, setting, proven=False))
             return
         self.may_fit.add(rig)
-        for goal, places in self.wanted[rig]:
+        for goal, places in self.wanted[rig].items():
             for place in places:
-                way, offer = ways[place], self.offers[rig][place]
-                if way is not None:
-                    found = Found(rig, way, offer, self._prepared(timed[way], offer), held)
-                    self._add(goal, Point(*points[place], (self.numbers[offer], each.number), found))
-
-    def _prepared(self, timed: Timed, offer: Offer) -> Timed:
-        return self.estimator.prepared(timed, self.space.processes(offer))
+                way, offer, run = ways[place], self.offers[rig][place], timed[place]
+                if way is not None and run is not None:
+                    found = Found(rig, way, offer, run, held)
+                    self._add(goal, Point(*points[place], (self.numbers[offer], candidate.number), found))
 
     def _point(self, timed: Timed, offer: Offer, nodes: int) -> tuple[float, float]:
         cost = self.biller.likely(timed, offer, nodes)
@@ -359,10 +355,11 @@ class Search:
         key = rig, setting.recipe.base, setting.spread
         if key not in self._levels:
             needs = [self.estimator.ram_bytes(rig, way) for way in self.space.lighter(setting)]
-            least = self.space.least_ram_bytes.get((rig.gpu, rig.gpus))
-            has = [least if offer.ram_bytes is None else offer.ram_bytes for offer in self.offers[rig]]
             self._levels[key] = tuple(
-                [next((n for n, need in enumerate(needs) if _is_enough(each, need)), None) for each in has]
+                [
+                    next((n for n, need in enumerate(needs) if _is_enough(has, need)), None)
+                    for has in self._host_bytes(rig)
+                ]
             )
         levels = self._levels[key]
         if not any(levels):
@@ -370,11 +367,16 @@ class Search:
         light = self.space.lighter(setting)
         return tuple([None if level is None else light[level] for level in levels])
 
+    def _host_bytes(self, rig: Rig) -> list[int | None]:
+        """The memory of each offer's host."""
+        least = self.space.least_ram_bytes.get((rig.gpu, rig.gpus))
+        return [least if offer.ram_bytes is None else offer.ram_bytes for offer in self.offers[rig]]
+
     def _is_ruled_out(self, each: Candidate) -> bool:
         """By floors alone, by the machine's own memory, or by what is known of a setting like it."""
         rig, setting = each.rig, each.setting
         if all(way is None for way in self._ways(rig, setting)):
-            has = max(offer.ram_bytes or 0 for offer in self.offers[rig])
+            has = max(nbytes or 0 for nbytes in self._host_bytes(rig))
             least = self.estimator.ram_bytes(rig, self.space.lighter(setting)[-1]) or 0
             self._note(rig, Need(least, has, setting, proven=True, of_host=True))
             return True
@@ -414,7 +416,7 @@ class Search:
 
     def _are_cut(self, rig: Rig, points: Floors) -> bool:
         """Whether what costs and takes at least this matters to no goal."""
-        return all([goal.is_cut(*points[place]) for goal, places in self.wanted[rig] for place in places])
+        return all([goal.is_cut(*points[place]) for goal, places in self.wanted[rig].items() for place in places])
 
     def _add(self, goal: Goal[Found], point: Point[Found]) -> None:
         found = point.of

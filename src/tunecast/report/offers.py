@@ -26,7 +26,7 @@ KNOWN = {"yes": "yes", "no": "no", "unknown": NOT_KNOWN}
 TENANCY_TOLD = {
     "dedicated": "the host is yours alone",
     "shared": "the host is shared with others",
-    SHARED_CARD: "the card itself is shared with others",
+    SHARED_CARD: "the card is shared with others: predictions do not hold",
     "": NOT_KNOWN,
 }
 _PLACES = 4

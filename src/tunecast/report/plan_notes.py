@@ -14,6 +14,7 @@ from tunecast.offers.provider import SHARED_CARD, Provider, provider, tenancy
 from tunecast.offers.store import sources
 from tunecast.plan.choice import Beside, Choice, Money, Plan
 from tunecast.report.figures import shown
+from tunecast.report.offers import NOT_KNOWN, TENANCY_TOLD, company
 from tunecast.report.plan_words import amount, place, seller, tax
 from tunecast.report.time import duration
 from tunecast.units import GB, gib, percent
@@ -135,12 +136,8 @@ def conditions(choice: Choice) -> list[str]:
         for name, needed, has, write in needs
         if needed is not None
     ]
-    host = {
-        "dedicated": "the host is yours alone",
-        "shared": "the host is shared with others",
-        SHARED_CARD: "the card is shared with others: predictions do not hold",
-    }
-    shared = host.get(tenancy(offer), "whether the host is shared is not known")
+    whose = tenancy(offer)
+    shared = TENANCY_TOLD[whose] if whose else "whether the host is shared is not known"
     told.append(f"needs of the machine: {', '.join(each)}; {shared}")
     if choice.machine.nodes > 1:
         node = offer.node
@@ -225,9 +222,9 @@ def renters(offer: Offer) -> list[Renter]:
 
 def _company(of: Provider) -> str:
     """Its name and seat; what no source confirms is said to be so."""
-    parts = [part for part in (of.entity, of.seat and f"seat {of.seat}") if part]
+    named = company(of)
     doubt = " (not confirmed)" if {"entity", "seat"} & set(of.unverified) else ""
-    return f"{', '.join(parts)}{doubt}" if parts else "company not known"
+    return "company not known" if named == NOT_KNOWN else f"{named}{doubt}"
 
 
 class Refused(NamedTuple):
