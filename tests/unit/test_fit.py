@@ -13,7 +13,7 @@ from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.plan.fit import Fit, fitted
-from tunecast.plan.fit_search import Trials, harm_of, overrides_of, room_of, strongest
+from tunecast.plan.fit_search import Trials, harm_of, overrides_of, strongest
 from tunecast.predict.changes import with_fields
 from tunecast.predict.ladder import LESS_MEMORY, Harm
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
@@ -213,7 +213,7 @@ def brute_force(of: Job, most: Harm, size: int) -> bool:
                 done = predicted(with_fields(of, overrides_of(options_tried)))
             except (UsageError, NotResolved):
                 continue
-            if done.held.fits and room_of(done).surely:
+            if done.held.room.surely:
                 return True
     return False
 

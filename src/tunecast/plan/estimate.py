@@ -44,7 +44,7 @@ from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, machine_ram_bytes, outside_of, tensors_on_paper
-from tunecast.predict.prediction import Prediction, allocator_settings, device_of, job_on_card
+from tunecast.predict.prediction import Prediction, allocator_settings, job_on_card
 from tunecast.predict.preparation import preparation_s, tokenised_s
 from tunecast.predict.replay import replay
 from tunecast.predict.runtime import StepTime
@@ -369,7 +369,7 @@ class Estimator:
         job, gpu = self.space.job_of(rig, setting), rig.card
         held = job_on_card(job, gpu, self._fold(rig, setting, replace(plain(job), lengths=job.lengths)))
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
-        device, outside = device_of(held), held.context.nbytes + held.communication.nbytes
+        device, outside = held.device, held.context.nbytes + held.communication.nbytes
         return Held(held.fits, needs, has, device.nbytes, device.range_bytes, has + outside)
 
     def said(self, job: Job) -> Prediction:

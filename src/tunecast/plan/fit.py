@@ -20,12 +20,10 @@ from tunecast.plan.fit_search import (
     ALLOCATOR,
     Option,
     Options,
-    Room,
     Trials,
     harm_of,
     most_frugal,
     overrides_of,
-    room_of,
     smallest_sets,
     strongest,
 )
@@ -33,6 +31,7 @@ from tunecast.predict.changes import with_fields
 from tunecast.predict.ladder import LESS_MEMORY, LESS_TIME, Harm, Overrides, Rung
 from tunecast.predict.least_card import least_card
 from tunecast.predict.prediction import Predicted, Prediction
+from tunecast.predict.room import Room
 from tunecast.predict.spreading import DATA, cards
 
 Predict = Callable[[Job], Predicted]
@@ -184,7 +183,7 @@ def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ())
 
 
 def _state(done: Predicted) -> State:
-    said, room = done.prediction, room_of(done)
+    said, room = done.prediction, done.held.room
     # What is said of the least capacity is always the least capacity.
     return State(done.job, said, room._replace(needs_bytes=said.smallest_capacity_bytes))
 

@@ -18,7 +18,7 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.job.job import Job
 from tunecast.predict.changes import with_fields
 from tunecast.predict.ladder import Harm, Overrides, Rung
-from tunecast.predict.prediction import Predicted, memory_of
+from tunecast.predict.prediction import Predicted
 
 PAIRS_EXTENDED = 6
 ALLOCATOR = "allocator"
@@ -38,43 +38,6 @@ Options = tuple[Option, ...]
 
 def overrides_of(options: Iterable[Option]) -> dict[str, object]:
     return {field: value for option in options for field, value in option.overrides.items()}
-
-
-class Room(NamedTuple):
-    """What a run needs of what it may have, for PyTorch's allocator."""
-
-    needs_bytes: int
-    low_bytes: int
-    high_bytes: int
-    """The 80 % range of the prediction (`predict/ranges.py`)."""
-    capacity_bytes: int
-    fits: bool
-
-    @property
-    def surely(self) -> bool:
-        return self.fits and self.high_bytes <= self.capacity_bytes
-
-    @property
-    def perhaps(self) -> bool:
-        """Not by the prediction, but by the low end of its range."""
-        return not self.fits and self.low_bytes <= self.capacity_bytes
-
-
-def room_of(done: Predicted) -> Room:
-    """The range is that of what is reserved, and what lies outside PyTorch varies on top. A run that fills its card
-    with cached blocks needs less than it holds: the range of its least capacity counts then."""
-    held = done.held
-    memory = memory_of(held)
-    outside_bytes = held.context.nbytes + held.communication.nbytes
-    low_bytes, high_bytes = (end - outside_bytes for end in memory.range_bytes["device"])
-    reserved_bytes = memory.reserved_bytes
-    if held.fits and high_bytes <= held.capacity_bytes:
-        return Room(reserved_bytes, low_bytes, high_bytes, held.capacity_bytes, True)
-    if held.fits and memory.allocated_bytes * high_bytes > held.capacity_bytes * reserved_bytes:
-        return Room(reserved_bytes, low_bytes, high_bytes, held.capacity_bytes, True)  # what is in use is too much
-    needs_bytes = held.smallest_capacity_bytes
-    share = needs_bytes / reserved_bytes if reserved_bytes else 1.0
-    return Room(needs_bytes, int(low_bytes * share), int(high_bytes * share), held.capacity_bytes, held.fits)
 
 
 class Trials:
@@ -111,7 +74,7 @@ class Trials:
 
     def fits_surely(self, options: Options) -> bool:
         done = self.with_options(options)
-        return done is not None and done.held.fits and room_of(done).surely
+        return done is not None and done.held.room.surely
 
 
 def strongest(job: Job, rungs: Iterable[Rung]) -> list[Option]:

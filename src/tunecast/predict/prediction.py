@@ -22,6 +22,7 @@ from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
 from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
+from tunecast.predict.room import Room, room_within
 from tunecast.records import dataclass
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
@@ -86,6 +87,8 @@ class Prediction:
     engine: str
     memory: Memory
     fits: bool
+    fits_surely: bool
+    """At the high end of the 80 % range too."""
     capacity_bytes: int
     smallest_capacity_bytes: int
     time: Mapping[str, Any] | None = None
@@ -112,6 +115,7 @@ class Prediction:
                 "breakdown_bytes": dict(memory.breakdown_bytes),
             },
             "fits": self.fits,
+            "fits_surely": self.fits_surely,
             "capacity_bytes": self.capacity_bytes,
             "smallest_capacity_bytes": self.smallest_capacity_bytes,
             "time": self.time,
@@ -121,6 +125,14 @@ class Prediction:
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
         }
+
+
+class Device(NamedTuple):
+    """What the process holds of the card."""
+
+    nbytes: int
+    range_bytes: tuple[int, int]
+    reserved_range_bytes: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -161,6 +173,43 @@ class OnCard:
     def shown(self) -> Replay:
         """The card's own figures where the run completes on it, else those of a card without limit."""
         return self.limited if self.limited.completed else self.unlimited
+
+    @cached_property
+    def device(self) -> Device:
+        """What the process holds of the card. A run that fills it with cached blocks, and surely fits, holds no more
+        than there is."""
+        found, room = self._device, self.room
+        if not room.surely:
+            return found
+        most = self.capacity_bytes
+        whole = most + self.context.nbytes + self.communication.nbytes
+        (low, high), (reserved_low, reserved_high) = found.range_bytes, found.reserved_range_bytes
+        return Device(found.nbytes, (low, min(high, whole)), (reserved_low, min(reserved_high, most)))
+
+    @cached_property
+    def _device(self) -> Device:
+        """As like runs were measured, without what is alive at the peak: that takes as long as the replay."""
+        shown, context, outside = self.shown, self.context, self.communication
+        nbytes = shown.reserved_bytes + context.nbytes + outside.nbytes
+        basis = _basis(self)
+        low, high = reserved = range_of(shown.reserved_bytes, "reserved", basis)
+        if device_was_measured(basis) and not outside.nbytes:
+            return Device(nbytes, range_of(nbytes, "device", basis), reserved)
+        most = high + context.high_bytes + outside.high_bytes
+        return Device(nbytes, (low + context.low_bytes + outside.low_bytes, most), reserved)
+
+    @cached_property
+    def room(self) -> Room:
+        outside_bytes = self.context.nbytes + self.communication.nbytes
+        low_bytes, high_bytes = (end - outside_bytes for end in self._device.range_bytes)
+        shown = self.shown
+        return room_within(
+            (shown.reserved_bytes, low_bytes, high_bytes),
+            shown.allocated_bytes,
+            self.capacity_bytes,
+            self.fits,
+            lambda: self.smallest_capacity_bytes,
+        )
 
     @cached_property
     def tape(self) -> Tape:
@@ -253,32 +302,12 @@ def on_card(
     )
 
 
-class Device(NamedTuple):
-    """What the process holds of the card."""
-
-    nbytes: int
-    range_bytes: tuple[int, int]
-    reserved_range_bytes: tuple[int, int]
-
-
-def device_of(held: OnCard) -> Device:
-    """Without what is alive at the peak, which takes as long to find as the replay."""
-    shown, context, outside = held.shown, held.context, held.communication
-    nbytes = shown.reserved_bytes + context.nbytes + outside.nbytes
-    basis = _basis(held)
-    low, high = reserved = range_of(shown.reserved_bytes, "reserved", basis)
-    if device_was_measured(basis) and not outside.nbytes:
-        return Device(nbytes, range_of(nbytes, "device", basis), reserved)
-    most = high + context.high_bytes + outside.high_bytes
-    return Device(nbytes, (low + context.low_bytes + outside.low_bytes, most), reserved)
-
-
 def _basis(held: OnCard) -> Basis:
     return Basis(held.stack, held.context.measured, bool(held.guesses))
 
 
 def memory_of(held: OnCard) -> Memory:
-    shown, device = held.shown, device_of(held)
+    shown, device = held.shown, held.device
     breakdown = {role.value: nbytes for role, nbytes in held.at_peak.by_role.items()}
     breakdown["allocator"] = shown.reserved_bytes - held.at_peak.allocated_bytes
     breakdown["context"] = held.context.nbytes
@@ -312,6 +341,7 @@ def prediction_of(
         engine=engine,
         memory=memory_of(held),
         fits=held.fits,
+        fits_surely=held.room.surely,
         capacity_bytes=held.capacity_bytes,
         smallest_capacity_bytes=held.smallest_capacity_bytes,
         assumptions=(*held.assumptions, *_cluster(held), *assumptions, *_versions(held.versions, engine)),
