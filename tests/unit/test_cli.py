@@ -21,6 +21,7 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.predict.engines import predicted as real_predicted
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
@@ -42,6 +43,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
     def predicted(job: Job, *, engine: str, **how: Any) -> Predicted:
         model = resolve_model(job.model)
+        job = fill_in(job, model.raw, model.dtype)
         if job.id == "breaks":
             raise KeyError("a bug of ours")
         if job.id == "fails":
@@ -187,8 +189,10 @@ def test_a_traced_job_has_its_lines_and_no_changes_tried(shell: Any, monkeypatch
 def smaller(job: Job, *, engine: str, **how: Any) -> Predicted:
     """Half the micro-batch holds half the activations; nothing else helps."""
     events = [e._replace(nbytes=e.nbytes * job.micro_batch // 8) if e == TAPE.events[-1] else e for e in TAPE.events]
+    model = resolve_model(job.model)
+    job = fill_in(job, model.raw, model.dtype)
     held = job_on_card(job, gpu(job.hardware.gpu), TAPE.with_events(events))
-    return Predicted(job, resolve_model(job.model), held, prediction_of(held, id=job.id, engine=engine))
+    return Predicted(job, model, held, prediction_of(held, id=job.id, engine=engine))
 
 
 def test_what_to_change_first(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
