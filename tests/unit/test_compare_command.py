@@ -153,6 +153,8 @@ def test_differences_are_in_the_contracts_order() -> None:
 
 
 def test_an_end_that_cannot_be_predicted_is_an_error() -> None:
-    bad = job_from_dict({"model": "gpt2", "method": "lora", "lora": {"adapter_dtype": "bfloat16"}})
+    bad = job_from_dict(
+        {"model": "gpt2", "method": "lora", "weights_dtype": "float32", "lora": {"adapter_dtype": "bfloat16"}}
+    )
     with pytest.raises(UsageError):
         compared(Job("gpt2"), bad, needed)

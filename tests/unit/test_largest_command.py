@@ -112,7 +112,7 @@ def test_the_largest_bundled_model_by_method(shell: Any) -> None:
 def test_a_model_without_an_answer_is_told_not_passed_over(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: bundled_models()[name] for name in ("gpt2", "phi-3-mini", "llama-3.2-1b", "llama-3.1-8b")}
     monkeypatch.setattr(command, "bundled_models", lambda: few)
-    _, out, _ = shell(*CARD, "--method", "lora", "--seq-len", "64", "--json")
+    _, out, _ = shell(*CARD, "--method", "lora", "--weights-dtype", "float32", "--seq-len", "64", "--json")
     (row,) = json.loads(out)["models"]
     assert row["model"] == "llama-3.2-1b"
     assert row["beyond"] is None, "32 GB of weights need no prediction"
@@ -222,11 +222,12 @@ def test_the_largest_item_is_asked_from_above() -> None:
 @pytest.mark.parametrize(
     ("fields", "parameters", "all_used", "least"),
     [
-        ({"method": "full"}, 10, True, 160),  # float32: weights, gradients, two moments
+        ({"method": "full", "weights_dtype": "float32"}, 10, True, 160),  # float32: weights, gradients, two moments
         ({"method": "full", "weights_dtype": "bfloat16"}, 10, True, 80),
-        ({"method": "full"}, 10, False, 40),
-        ({"method": "full", "optimizer": "adamw_8bit"}, 10, True, 40),
-        ({"method": "lora"}, 10, True, 40),
+        ({"method": "full", "weights_dtype": "float32"}, 10, False, 40),
+        ({"method": "full", "optimizer": "adamw_8bit", "weights_dtype": "float32"}, 10, True, 40),
+        ({"method": "lora", "weights_dtype": "float32"}, 10, True, 40),
+        ({"method": "lora"}, 10, True, 20),  # the checkpoint's dtype: 16 bits at least
         ({"method": "qlora"}, 10, True, 5),
     ],
 )
