@@ -31,6 +31,7 @@ from tunecast.report.time import host_words, time_text
 from tunecast.report.traced import card_figures
 from tunecast.report.verdict import short_line
 from tunecast.tape.build.shapes import only_numbers
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import gib
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def remarks_on(done: Predicted) -> list[str]:
     offloads = job.parallel.offload != "none"
     # Machines have as much RAM as their cards have memory, as a rule and more: what needs more has to be looked for.
     if ram_bytes is not None and (offloads or ram_bytes > job.hardware.gpus * card.memory_bytes):
-        why = f", where the offloaded {job.parallel.offload.replace('_', ' ')} stay" if offloads else ""
+        why = f" (offload: {job.parallel.offload})" if offloads else ""
         told.append(f"also needs {gib(ram_bytes)} of host RAM per machine{why}")
     return told
 
@@ -179,7 +180,9 @@ def title_of(job: Job) -> str:
     tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length:,} tokens"
     accumulated = f" x {job.grad_accum} accumulated" if job.grad_accum > 1 else ""
     cards, machines = job.hardware.gpus * job.hardware.nodes, job.hardware.nodes
-    each = " per GPU" if cards > 1 else ""
+    # Cards that share a row, or a model's layers, are one replica.
+    replicas = ranks_of(job)
+    each = "" if replicas == 1 else " per GPU" if replicas == cards else " per replica"
     card = f"{cards} x {card_name(gpu_named(job.hardware.gpu).name)}"
     several = f" in {machines} machines" if machines > 1 else ""
     return f"{name}{job.model}, {METHODS.get(job.method, job.method)}, {tokens}{accumulated}{each} on {card}{several}"

@@ -217,7 +217,7 @@ def _inside(gpu: Gpu, gpus: int, named: str | None) -> tuple[Link, str]:
     link = own_link(gpu, gpus)
     rate = f"{link.bytes_per_s / 1e9:.0f} GB/s per GPU"
     card = card_name(gpu.name)
-    other = "hardware.interconnect says otherwise"
+    other = "hardware.interconnect changes it"
     if link.kind == "host":
         how = f"{card}s exchange data through host memory"
         if gpu.name in BRIDGED:

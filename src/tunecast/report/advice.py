@@ -55,7 +55,7 @@ def _next(changes: Sequence[Change], verdict: Verdict) -> str:
     if verdict == "fits":
         return "for what makes it faster:"
     if any(change.verdict == "fits" for change in changes):
-        return "which harms the training least, and what it costs in time:"
+        return "for which harms training least, and what each costs in time:"
     alone = "no single change is enough; " if changes else ""
     return f"{alone}for the smallest combination that fits:"
 
