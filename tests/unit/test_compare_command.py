@@ -18,12 +18,15 @@ from tunecast.job.model import resolve_model
 from tunecast.predict import engines
 from tunecast.predict.compare import compared, differences
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import GIB
 
 
 def needed(job: Job, **_: Any) -> Predicted:
     """Weights 8 GiB (qlora 2), adapters rank / 16 GiB, activations 1 GiB a row, none of these shared."""
+    model = resolve_model(job.model)
+    job = fill_in(job, model.raw, model.dtype)
     if job.method != "full" and job.lora.adapter_dtype != "float32" and job.weights_dtype == "float32":
         raise UsageError("lora.adapter_dtype: not with these weights", field="lora.adapter_dtype")
     blocks = [
@@ -35,7 +38,7 @@ def needed(job: Job, **_: Any) -> Predicted:
     events = [Alloc(index, nbytes, role, "model") for index, (nbytes, role) in enumerate(blocks) if nbytes]
     tape = Tape((events[0], Begin(Phase.FORWARD, 0), *events[1:]), versions={"torch": "2.13.0"})
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
-    return Predicted(job, resolve_model(job.model), held, prediction_of(held, id=job.id))
+    return Predicted(job, model, held, prediction_of(held, id=job.id))
 
 
 @pytest.fixture
@@ -212,6 +215,7 @@ def test_differences_are_in_the_contracts_order() -> None:
 
 
 def test_an_end_that_cannot_be_predicted_is_an_error() -> None:
-    bad = job_from_dict({"model": "gpt2", "method": "lora", "lora": {"adapter_dtype": "bfloat16"}})
+    lora = {"adapter_dtype": "bfloat16"}
+    bad = job_from_dict({"model": "gpt2", "method": "lora", "weights_dtype": "float32", "lora": lora})
     with pytest.raises(UsageError):
         compared(Job("gpt2"), bad, needed)
