@@ -5,6 +5,10 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import date
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tunecast.cli.asking import QUIET_S
@@ -20,12 +24,15 @@ from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
+from tunecast.predict.taken import effects, has_data, taken, worth_telling
 from tunecast.records import replace
 from tunecast.report.advice import MOST, advice_text, as_flags, best_of
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
 from tunecast.report.outside import host_text, outside_text, outside_warnings
+from tunecast.report.price import rent_words
+from tunecast.report.taken import taken_text
 from tunecast.report.text import Terminal
 from tunecast.report.time import host_words, time_text
 from tunecast.report.traced import card_figures
@@ -36,6 +43,7 @@ from tunecast.units import gib
 
 if TYPE_CHECKING:
     from tunecast.cli.predict import How
+    from tunecast.plan.price import Rent
 
 FEW = 3
 """Changes to a job that fits anyway."""
@@ -67,7 +75,14 @@ def sections_of(
 
     said, held, job = done.prediction, done.held, done.job
     by_flags = bool(source) and not is_job_file(source)
-    advice = extra("changes to the job", lambda: advice_on(done, terminal, how, source, place)) if how.advice else None
+    trials = Trials(done, how.engine)
+    rent = extra("what it costs", lambda: rent_on(done)) if how.advice and said.time is not None else None
+    taken_told = ""
+    if how.advice:
+        taken_told = extra("what was not given", lambda: taken_on(done, trials, terminal, place)) or ""
+    advice = None
+    if how.advice:
+        advice = extra("changes to the job", lambda: advice_on(done, trials, terminal, how, source, place))
     # Where the training itself does not fit, that loading or evaluation do not either is no news.
     warnings: list[str] = []
     if outside is not None and held.fits:
@@ -88,8 +103,10 @@ def sections_of(
     links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
     return Sections(
         remarks=remarks_on(done),
+        taken=taken_told,
         warnings=warnings,
         time=clock,
+        cost="" if rent is None or rent.bill is None else rent_words(rent),
         host=host_text(outside, needs, terminal, links=links),
         advice=advice or "",
         outside="" if outside is None else outside_text(outside, terminal),
@@ -133,21 +150,61 @@ def smallest(done: Predicted) -> LeastCard:
     return LeastCard(card.name, card.memory_bytes - context.nbytes - outside_bytes, context.measured)
 
 
-def advice_on(done: Predicted, terminal: Terminal, how: How, source: str, place: str) -> str:
-    """The changes that help most, each predicted; and the command that tries them together."""
+class Trials:
+    """Other jobs like one that was predicted; each is asked for once."""
+
+    def __init__(self, done: Predicted, engine: str) -> None:
+        self.done, self.engine = done, engine
+        self._known: dict[tuple[Job, bool], Predicted] = {}
+
+    def predict(self, job: Job, *, timed: bool = False) -> Predicted:
+        # what was built for the job serves one of other sizes, and then its time costs nothing
+        resized = is_resized(job, self.done.job)
+        timed = timed or resized
+        known = self._known.get((job, True)) or self._known.get((job, timed))
+        if known is None:
+            with nullcontext() if resized else only_numbers():
+                known = engines.predicted(job, engine=self.engine, timed=timed)
+            self._known[job, timed] = known
+        return known
+
+
+def counting(predict: Callable[[Job], Predicted], progress: Progress) -> Callable[[Job], Predicted]:
+    """The same with the seconds on stderr, where it takes some."""
     began_s = time.monotonic()
+
+    def asked(job: Job) -> Predicted:
+        passed_s = time.monotonic() - began_s
+        if passed_s >= QUIET_S:
+            progress(passed_s)
+        return predict(job)
+
+    return asked
+
+
+def taken_on(done: Predicted, trials: Trials, terminal: Terminal, place: str) -> str:
+    """What the job does not say, and what other values would change."""
+    with Progress(f"trying what {done.job.id or done.job.model}{place} does not say") as progress:
+        predict = counting(partial(trials.predict, timed=True), progress)
+        found = effects(done, predict, price_of if has_data(done.job) else None)
+    return taken_text(taken(done.job), worth_telling(found, done), done.held.verdict, terminal)
+
+
+def rent_on(done: Predicted) -> Rent | None:
+    from tunecast.plan.price import rent_of
+
+    return rent_of(done, date.today()) if has_data(done.job) else None
+
+
+def price_of(done: Predicted) -> float | None:
+    rent = rent_on(done)
+    return None if rent is None else rent.total_usd
+
+
+def advice_on(done: Predicted, trials: Trials, terminal: Terminal, how: How, source: str, place: str) -> str:
+    """The changes that help most, each predicted; and the command that tries them together."""
     with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
-
-        def predict(job: Job) -> Predicted:
-            passed_s = time.monotonic() - began_s
-            if passed_s >= QUIET_S:
-                progress(passed_s)
-            if is_resized(job, done.job):  # what was built for the job serves it
-                return engines.predicted(job, engine=how.engine, timed=True)
-            with only_numbers():
-                return engines.predicted(job, engine=how.engine)
-
-        tried = changes_tried(done.job, done, predict, reserved)
+        tried = changes_tried(done.job, done, counting(trials.predict, progress), reserved)
     verdict = done.held.verdict
     return advice_text(
         best_of(tried, reserved(done), verdict, most=FEW if verdict == "fits" else MOST),

@@ -13,7 +13,7 @@ from tunecast.job.job import Job
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.predict.spreading import RULES as SPREADING
-from tunecast.tape.build.fill_in import DTYPE_OF_STACK
+from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.card import Card
 from tunecast.units import gib
 
@@ -131,7 +131,7 @@ def job_assumptions(job: Job, followed: Job) -> list[str]:
 
 def dtype_assumption(job: Job, model: ModelConfig) -> list[str]:
     """Of a job that loads the checkpoint's dtype, where nothing says what that is."""
-    if job.weights_dtype != "auto" or model.dtype is not None or job.stack in DTYPE_OF_STACK:
+    if job.weights_dtype != "auto" or model.dtype is not None or has_own_dtype(job):
         return []
     return ["neither config.json nor weight files say the checkpoint's dtype: float32 (--weights-dtype)"]
 

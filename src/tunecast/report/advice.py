@@ -41,7 +41,7 @@ def advice_text(
 
     `fit`: the command that searches for changes together; `flags`: the job was given by flags, not by a file.
     """
-    rows = [(change_words(change.overrides, flags), _effect(change, verdict)) for change in changes]
+    rows = [(change_words(change.overrides, flags), effect_words(change, verdict)) for change in changes]
     lines = columns(rows, left=(0, 1))
     if lines and max(map(len, lines)) > terminal.width:
         lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]
@@ -60,7 +60,7 @@ def _next(changes: Sequence[Change], verdict: Verdict) -> str:
     return f"{alone}for the smallest combination that fits:"
 
 
-def _effect(change: Change, verdict: Verdict) -> str:
+def effect_words(change: Change, verdict: Verdict) -> str:
     frees = f"frees {gib(change.saves_bytes)}" if change.saves_bytes > 0 else "fragments memory less"
     return frees if verdict == "fits" else f"{frees}, {EFFECTS[change.verdict]}"
 
