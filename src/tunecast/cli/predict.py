@@ -26,6 +26,8 @@ from tunecast.tape.trace.limits import Limits
 
 if TYPE_CHECKING:
     from tunecast.predict.calibration import Calibration
+    from tunecast.predict.changes import Change
+    from tunecast.predict.prediction import Predicted
 
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
@@ -88,6 +90,8 @@ class How:
     snapshot: str | None
     total: int
     calibrated: bool
+    argv: tuple[str, ...] = ()
+    """As it was typed, for a page that tells where it comes from."""
 
 
 def run(argv: Sequence[str]) -> int:
@@ -111,11 +115,12 @@ def run(argv: Sequence[str]) -> int:
         arguments.json,
         arguments.details or arguments.engine == "traced" or arguments.html is not None,
         # A traced change takes as long as the job itself.
-        not (arguments.no_advice or arguments.json or arguments.engine == "traced"),
+        not (arguments.no_advice or arguments.engine == "traced" or (arguments.json and arguments.html is None)),
         arguments.html,
         arguments.snapshot,
         len(jobs),
         not arguments.no_calibration,
+        tuple(argv),
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
         # Loaded once, before there are several processes.
@@ -179,20 +184,38 @@ def predicted(job: Job, number: int, how: How) -> int:
             done.prediction  # noqa: B018  computed when it is asked for
     said, held = done.prediction, done.held
     outside = extra("what lies outside the step", lambda: outside_of(done.job, done.model, said))
+    changes = (extra("changes to the job", lambda: changes_on(done, how, place)) if how.advice else None) or []
     figures = None
     if how.json:
         print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
     else:
         from tunecast.cli.told import tell
 
-        figures = tell(done, outside, number, how, place)
+        figures = tell(done, outside, changes, number, how)
     if how.html or how.snapshot:
         from tunecast.cli.files import write_asked
-        from tunecast.cli.told import title_of
+        from tunecast.cli.pages import fit_command, provenance
+        from tunecast.cli.told import smallest, title_of
+        from tunecast.report.html import Beside
         from tunecast.report.traced import card_figures
 
-        write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot, said)
+        arguments = parser().read(how.argv)
+        beside = Beside(
+            provenance("predict", how.argv, job, held.versions),
+            said,
+            outside,
+            tuple(changes),
+            fit_command(arguments.jobs[0], overrides_from(arguments)),
+        )
+        figures = figures or card_figures(held, said, title_of(job), least_card=smallest(done))
+        write_asked(figures, held, how.html, how.snapshot, beside)
     return 0 if held.fits else DoesNotFit.exit_code
+
+
+def changes_on(done: Predicted, how: How, place: str) -> list[Change]:
+    from tunecast.cli.told import changes_worth
+
+    return changes_worth(done, how, place)
 
 
 def own_prices(job: Job) -> Calibration | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.job.job import Job
 from tunecast.predict import engines
-from tunecast.predict.changes import changes_tried, reserved
+from tunecast.predict.changes import Change, changes_tried, reserved
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
@@ -18,7 +19,7 @@ from tunecast.records import replace
 from tunecast.report.advice import advice_text, best_of
 from tunecast.report.figures import Figures, LeastCard
 from tunecast.report.outside import outside_text
-from tunecast.report.text import Terminal, report
+from tunecast.report.text import report
 from tunecast.report.time import time_text
 from tunecast.report.traced import card_figures
 from tunecast.tape.build.shapes import only_numbers
@@ -27,21 +28,19 @@ if TYPE_CHECKING:
     from tunecast.cli.predict import How
 
 
-def tell(done: Predicted, outside: Outside | None, number: int, how: How, place: str) -> Figures:
+def tell(done: Predicted, outside: Outside | None, changes: Sequence[Change], number: int, how: How) -> Figures:
     """Print the how-manieth job's answer; what it is made of."""
-    from tunecast.cli.predict import extra
-
     said, held = done.prediction, done.held
     figures = card_figures(held, said, title_of(done.job), details=how.details, least_card=smallest(done))
     terminal = terminal_of(sys.stdout)
-    advice = extra("changes to the job", lambda: advice_on(done, terminal, how, place)) if how.advice else None
+    advice = advice_text(changes, terminal, fitted=held.fits)
     # Where the training itself does not fit, that loading or evaluation do not either is no news.
     capacity_bytes = held.capacity_bytes if held.fits else None
     around = "" if outside is None else outside_text(outside, terminal, capacity_bytes=capacity_bytes)
     if number > 1:
         print()
     clock = time_text(said.time, said.utilization, said.energy, terminal)
-    print(report(figures, terminal, time=clock, advice=advice or "", outside=around), end="", flush=True)
+    print(report(figures, terminal, time=clock, advice=advice, outside=around), end="", flush=True)
     return figures
 
 
@@ -54,7 +53,7 @@ def smallest(done: Predicted) -> LeastCard:
     return LeastCard(card.name, card.memory_bytes, context_of(card).measured)
 
 
-def advice_on(done: Predicted, terminal: Terminal, how: How, place: str) -> str:
+def changes_worth(done: Predicted, how: How, place: str) -> list[Change]:
     """The changes that help most, each predicted."""
     began_s = time.monotonic()
     with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
@@ -69,8 +68,7 @@ def advice_on(done: Predicted, terminal: Terminal, how: How, place: str) -> str:
                 return engines.predicted(job, engine=how.engine)
 
         tried = changes_tried(done.job, done, predict, reserved)
-    fitted = done.held.fits
-    return advice_text(best_of(tried, reserved(done), fitted), terminal, fitted=fitted)
+    return best_of(tried, reserved(done), done.held.fits)
 
 
 def is_resized(job: Job, of: Job) -> bool:

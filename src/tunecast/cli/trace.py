@@ -17,6 +17,7 @@ from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, 
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.launchers import Launch, launch_from, with_accelerate
 from tunecast.cli.main import DEBUG
+from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
@@ -28,6 +29,7 @@ from tunecast.predict.modelled import card_of, others_hold
 from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
 from tunecast.records import replace
 from tunecast.report.figures import Figures, grouped_blocks
+from tunecast.report.html import Beside
 from tunecast.report.text import report
 from tunecast.report.traced import card_figures
 from tunecast.tape.op import Tape
@@ -121,7 +123,8 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(said.to_dict() | {"trace": details(figures, answer)}), flush=True)
     else:
         print(report(figures, terminal_of(sys.stdout)), end="", flush=True)
-    write_asked(figures, held, arguments.html, arguments.snapshot)
+    beside = Beside(provenance("trace", argv, follows=held.versions), said)
+    write_asked(figures, held, arguments.html, arguments.snapshot, beside)
     if answer.error is not None:
         print(f"tunecast: {script_stopped(answer)}", file=sys.stderr)
     return 0 if held.fits else DoesNotFit.exit_code
@@ -271,7 +274,9 @@ def in_short(message: str) -> str:
 
 
 def title_of(launch: Launch) -> str:
-    return " ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *launch.args)))[:200]
+    return " ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *without_secrets(launch.args))))[
+        :200
+    ]
 
 
 def details(figures: Figures, answer: Answer) -> dict[str, Any]:

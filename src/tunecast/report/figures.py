@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from tunecast.predict.room import Room, Verdict
 from tunecast.records import dataclass, field
 from tunecast.units import gib
 
@@ -80,6 +81,8 @@ class Figures:
     others_bytes: int = 0
     """Of that card, held by a display or other processes."""
     fits: bool | None = None
+    room: Room | None = None
+    """What the verdict is read off, with the 80 % range."""
     smallest_capacity_bytes: int | None = None
     least_card: LeastCard | None = None
     stopped_by: LiveBlock | None = None
@@ -97,6 +100,13 @@ class Figures:
     @property
     def word(self) -> str:
         return "estimate" if self.guesses else "exact"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None when no card was named."""
+        if self.room is not None:
+            return self.room.verdict
+        return None if self.fits is None else "fits" if self.fits else "does not fit"
 
     @property
     def device_bytes(self) -> int | None:

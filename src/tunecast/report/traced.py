@@ -42,6 +42,7 @@ def card_figures(
         capacity_bytes=held.capacity_bytes,
         others_bytes=0 if pretended else max(0, held.gpu.memory_bytes - free_for_us),
         fits=held.fits,
+        room=held.room,
         smallest_capacity_bytes=said.smallest_capacity_bytes,
         least_card=least_card,
         stopped_by=_stopped_by(held, details),
