@@ -22,6 +22,16 @@ def job_in_yaml(job: Job) -> str:
     return "\n".join(_lines(_short(job)))
 
 
+def settings_in_yaml(fields: Mapping[str, object]) -> str:
+    """Values by dotted name, as they are written into a job's file."""
+    nested: dict[str, Any] = {}
+    for dotted, value in fields.items():
+        section, _, leaf = dotted.rpartition(".")
+        place = nested.setdefault(section, {}) if section else nested
+        place[leaf] = list(value) if isinstance(value, tuple) else value
+    return "\n".join(_lines(nested))
+
+
 def _short(job: Job) -> Mapping[str, Any]:
     whole = job.to_dict()
     usual = job_from_dict({name: whole[name] for name in ALWAYS}).to_dict()
@@ -53,6 +63,8 @@ def _lines(content: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 
 def _scalar(value: object) -> str:
     """JSON is YAML; a name that cannot be taken for anything else needs no quotes."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_scalar, value))}]"
     text = json.dumps(value, ensure_ascii=False)
     bare = str(value)
     is_name = isinstance(value, str) and bare[:1].isalpha() and all(c.isalnum() or c in "-_./" for c in bare)
