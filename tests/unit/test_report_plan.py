@@ -362,8 +362,8 @@ def labels(html: str, style: str) -> list[tuple[str, dict[str, str]]]:
     group = re.search(rf'<g class="labels {style}"[^>]*>(.*?)</g>', html, re.S)
     assert group is not None
     return [
-        (text, dict(re.findall(r'([a-z-]+)="([^"]*)"', attributes)))
-        for attributes, text in re.findall(r"<text ([^>]*)>([^<]*)</text>", group[1])
+        (label, dict(re.findall(r'([a-z-]+)="([^"]*)"', attributes)))
+        for attributes, label in re.findall(r"<text ([^>]*)>([^<]*)</text>", group[1])
     ]
 
 
@@ -377,8 +377,8 @@ def test_labels_never_cover_each_other(screen, apart):
     assert found
     for width in screen.widths:
         boxes = []
-        for text, at in found:
-            long = 6.0 * len(text)  # an 11 px sans serif is narrower on average
+        for label, at in found:
+            long = 6.0 * len(label)  # an 11 px sans serif is narrower on average
             left = float(at["x"].rstrip("%")) * width / 100 + float(at["dx"])
             left -= long * {"start": 0, "middle": 0.5, "end": 1}[at["text-anchor"]]
             top = float(at["y"].rstrip("%")) * screen.height / 100 + float(at["dy"]) - 11
