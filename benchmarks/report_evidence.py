@@ -16,7 +16,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import ranges  # noqa: E402
 from figures import load, table  # noqa: E402
-from plots import (
+from plots import (  # noqa: E402
     POINTERS,
     PUBLISHED,
     Point,
@@ -26,7 +26,7 @@ from plots import (
     public_points,
     run_points,
     scatter_svg,
-)  # noqa: E402
+)
 from public_figures import promises  # noqa: E402
 from report_rows import lines_of  # noqa: E402
 
