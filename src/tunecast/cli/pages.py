@@ -13,7 +13,7 @@ from tunecast.job.job import Job
 from tunecast.report.document import Provenance
 from tunecast.report.job_yaml import job_in_yaml
 
-_SECRET = re.compile(r"(?i)--?[a-z0-9_-]*(token|secret|password|api[-_]?key)[a-z0-9_-]*")
+_SECRET = re.compile(r"(?i)--?([a-z0-9_.-]*[-_.])?(token|secret|password|((api|access|secret|private|wandb)[-_]?)key)")
 """A flag whose value is not for others: pages are sent around."""
 HIDDEN = "***"
 

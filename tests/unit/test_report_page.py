@@ -1,0 +1,193 @@
+"""The parts of a job's page beside its picture: verdict, advice, time, what lies outside the step, how to make it again."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.unit.test_report_html import EVIL, FIGURES, TIMELINE, Outline
+from tunecast.cli.pages import fit_command, provenance, without_secrets
+from tunecast.job import job_from_dict
+from tunecast.job.job import Job
+from tunecast.predict.changes import Change
+from tunecast.predict.evaluation import Evaluation
+from tunecast.predict.loading import Loading
+from tunecast.predict.outside import Outside
+from tunecast.predict.room import Room
+from tunecast.predict.saving import Disk, Resuming, Saving
+from tunecast.report.card_bar import card_bar, card_key
+from tunecast.report.document import Provenance, byline
+from tunecast.report.figures import LeastCard
+from tunecast.report.html import Beside, timeline_html
+from tunecast.report.job_yaml import job_in_yaml
+from tunecast.report.moments import AFTER, Band, steps
+from tunecast.report.outside_page import outside_panel
+from tunecast.report.time_page import stacked_time
+from tunecast.units import GIB, MIB
+
+JOB = Job("gpt2")
+OUTSIDE = Outside(
+    loading=Loading(GIB, 8 * GIB, 9 * GIB, 10 * GIB, 9 * GIB),
+    saving=Saving(8 * GIB, 512),
+    disk=Disk(8 * GIB, 16 * GIB, 0, saves=3, kept=3, most=3),
+    evaluation=Evaluation(8, 1024, 4 * GIB, 20 * GIB, 0, None, -2 * GIB),
+    resuming=Resuming(16 * GIB, 8 * GIB, 3 * MIB, 5 * MIB),
+    process_bytes=GIB,
+    training_process_bytes=2 * GIB,
+)
+MADE = Provenance("tunecast predict gpt2", "9.9", date(2026, 11, 16), "model: gpt2", {"torch": "2.11.0"})
+
+
+def text(page: str) -> str:
+    return Outline(page).all_text()
+
+
+def shown(needs: float, low: float, high: float, *, fits: bool, **more: Any) -> str:
+    """The page's words, of a run that needs so many GiB of 12."""
+    room = Room(*(int(size * GIB) for size in (needs, low, high, 12)), fits)
+    return text(timeline_html(replace(FIGURES, room=room, fits=fits), TIMELINE, Beside(**more)))
+
+
+def test_the_verdict_is_read_off_the_range() -> None:
+    assert "fits 2.00 GiB (17 %) to spare: needs 10.00 GiB (9.50 to 11.00 GiB) of the 12.00 GiB" in shown(
+        10, 9.5, 11, fits=True
+    )
+    unsure = shown(11.5, 11, 12.5, fits=True)
+    assert "may not fit 512.00 MiB (4 %) to spare, but not at the high end of the range: needs 11.50 GiB" in unsure
+    assert "does not fit 2.00 GiB over: needs 14.00 GiB (13.00 to 15.00 GiB)" in shown(14, 13, 15, fits=False)
+    assert "does not fit no room in one piece" in shown(11.9, 11.9, 12, fits=False)
+
+
+def test_what_does_not_fit_outside_the_step_is_said_where_the_step_fits() -> None:
+    page = shown(10, 9.5, 11, fits=True, outside=OUTSIDE)
+    assert "evaluation does not fit needs 20.00 GiB of 12.00 GiB: set per_device_eval_batch_size below 8" in page
+    assert "loading does not fit" not in page  # 9 GiB
+    assert "evaluation does not fit" not in shown(14, 13, 15, fits=False, outside=OUTSIDE)
+
+
+def test_the_smallest_gpu_and_the_advice_are_there() -> None:
+    change = Change({"gradient_checkpointing": True, "kernels": ["liger"]}, JOB, 3 * GIB, True)
+    figures = replace(FIGURES, fits=False, least_card=LeastCard("a10", 22 * GIB, measured=False))
+    page = text(timeline_html(figures, TIMELINE, Beside(changes=(change,), fit_command="tunecast fit x --gpu l4")))
+    for told in (
+        "Smallest GPU that fitsa1022.00 GiB",
+        "What to change first",
+        "gradient_checkpointing: true, kernels: [liger]frees 3.00 GiBfits then",
+        "tunecast fit x --gpu l4",
+    ):
+        assert told in page
+    fitting = text(timeline_html(FIGURES, TIMELINE, Beside(changes=(change,), fit_command="tunecast fit x")))
+    assert "What would free the most memory" in fitting
+    assert "fits then" not in fitting and "tunecast fit" not in fitting
+    assert "What" not in text(timeline_html(FIGURES, TIMELINE)).partition("Memory over the run")[0]
+
+
+def test_the_page_tells_how_to_make_it_again() -> None:
+    page = timeline_html(FIGURES, TIMELINE, Beside(MADE))
+    assert byline(MADE) == "tunecast 9.9, 2026-11-16 · follows torch 2.11.0"
+    assert byline(MADE) in text(page)
+    assert '<pre class="mono">tunecast predict gpt2\n</pre><button type="button" hidden="" class="copy">Copy' in page
+    assert '<pre class="mono">model: gpt2\n</pre>' in page
+
+
+def test_a_line_of_code_has_no_column_where_none_is_known() -> None:
+    page = text(timeline_html(FIGURES, TIMELINE))
+    assert "Line, module" in page and "train.py:3" in page
+    closed = replace(FIGURES, blocks=tuple(block._replace(source="") for block in FIGURES.blocks))
+    page = text(timeline_html(closed, TIMELINE))
+    assert "line not known" not in page and "Line" not in page and "model.lin" in page
+
+
+def test_a_bar_has_the_card_to_scale_and_its_key_has_what_is_drawn() -> None:
+    """12 GiB of a card of 10: to the scale of 12.5, the high end."""
+    parts = {"weights": 4 * GIB, "allocator": 2 * GIB, "context": 0, "optimizer": 6 * GIB}
+    bar = card_bar(parts, 10 * GIB, (11 * GIB, 25 * GIB // 2), "label")
+    assert re.findall(r"width:([0-9.]*)%", bar) == ["32.000", "48.000", "16.000"]
+    assert '<b class="end" style="left:80.000%">' in bar and '<b style="left:88.000%">' in bar
+    key = card_key(parts, ends=True)
+    assert "weights 4.00 GiB" in key and "cached by the allocator 2.00 GiB" in key and "CUDA context" not in key
+    assert "end of the card" in key and "end of the card" not in card_key(parts)
+    assert "cached" not in card_key({"weights": GIB, "allocator": 0})
+
+
+def test_time_is_a_bar_of_its_parts() -> None:
+    bar = stacked_time("A step", {"matrix_products": 3.0, "attention": 0.999, "launch": 0.001, "none": 0.0}, {})
+    assert re.findall(r"width:([0-9.]*)%", bar) == ["75.000", "24.975"]
+    assert "A step: 4 s" in bar and "matrix products 3 s, 75.0 %" in bar and "launch" not in bar
+    assert stacked_time("Alone", {"training": 3.0}, {}) == ""
+
+
+def test_host_memory_and_disk() -> None:
+    page = outside_panel(OUTSIDE)
+    assert '<dt>Host memory</dt><dd class="number">17.00 GiB' in page
+    assert "24.00 GiB<small>weights 8.00 GiB, optimizer 16.00 GiB" in page and "72.00 GiB<small>3 at once" in page
+    several = outside_panel(replace(OUTSIDE, machine_bytes=130 * GIB))
+    assert "130.00 GiB<small>of each machine, all processes; 17.00 GiB of the first" in several
+    parts = outside_panel(replace(OUTSIDE, in_parts=True))
+    assert "Evaluation" not in parts and "not known" in parts
+    assert outside_panel(None) == ""
+
+
+def test_what_comes_after_the_last_step_is_no_step() -> None:
+    """A script goes on until its next operation: a tab of its own would make three steps four."""
+    step = [Band(phase, 0, at, at + 1) for at, phase in enumerate(("forward", "backward", "optimizer", "other"))]
+    assert steps([*step, Band("other", 1, 4, 6)]) == [Band("", 0, 0, 4), Band(AFTER, 1, 4, 6)]
+    begun = [*step, Band("other", 1, 4, 6), Band("forward", 1, 6, 9)]
+    assert steps(begun) == [Band("", 0, 0, 4), Band("", 1, 4, 9)]
+    page = timeline_html(FIGURES, replace(TIMELINE, bands=(*step, Band("other", 1, 4, 20))))
+    assert re.findall(r"<button type=\"button\" data-begin[^>]*>([^<]*)", page) == []  # but one step: nothing to choose
+
+
+def test_axes_and_phases_have_names() -> None:
+    page = text(timeline_html(FIGURES, TIMELINE))
+    for told in ("GiB on one GPU", "events in order", "F forward", "B backward", "step 0 is the first optimizer step"):
+        assert told in page
+    assert "O optimizer" not in page  # there is none in this run
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": "gpt2"},
+        {"model": "llama-3.1-8b", "method": "qlora", "id": "my run: 1", "hardware": {"gpu": "rtx-4090", "gpus": 2}},
+        {"model": "llama-3.1-8b", "method": "lora", "lora": {"rank": 64, "targets": ["q_proj", "v_proj"]}},
+        {"model": "gpt2", "method": "full", "autocast": None, "lengths": [12, 13], "kernels": ["liger"], "id": "null"},
+    ],
+)  # fmt: skip
+def test_a_job_as_yaml_is_the_job(fields: dict[str, Any]) -> None:
+    job = job_from_dict(fields)
+    written = job_in_yaml(job)
+    assert job_from_dict(yaml.safe_load(written)) == job
+    assert len(written.splitlines()) < 12
+
+
+def test_a_long_list_is_counted() -> None:
+    assert "# lengths: 100 values, left out here" in job_in_yaml(job_from_dict({"model": "gpt2", "lengths": [7] * 100}))
+
+
+def test_the_command_is_told_without_its_secrets() -> None:
+    argv = ["--gpu", "l4", "--", "train.py", "--hf-token", "abc", "--api_key=xyz", "--tokens", "5", "--token"]
+    assert without_secrets(argv)[4:] == ["--hf-token", "***", "--api_key=***", "--tokens", "5", "--token"]
+    assert provenance("trace", ["--gpu", "a b"]).command == "tunecast trace --gpu 'a b'"
+
+
+def test_the_same_job_for_another_command() -> None:
+    told = fit_command(
+        "my job.yaml", {"method": "lora", "lora.rank": "64", "gradient_checkpointing": False, "lora": None}
+    )
+    assert told == "tunecast fit 'my job.yaml' --method lora --rank 64 --no-gradient-checkpointing --set lora=null"
+
+
+def test_nothing_beside_becomes_markup() -> None:
+    made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, {EVIL: EVIL})
+    beside = Beside(made, None, OUTSIDE, (Change({EVIL: EVIL}, JOB, GIB, True),), EVIL)
+    figures = replace(FIGURES, fits=False, least_card=LeastCard(EVIL, GIB, measured=False))
+    page = timeline_html(figures, TIMELINE, beside)
+    outline = Outline(page)
+    assert not [key for _, key, _ in outline.attributes if key.startswith("on")]
+    assert page.count("<script") == 2 and "<img" not in page and "<!--" not in page
