@@ -1,16 +1,16 @@
-"""The parts of a job's page beside its picture: verdict, advice, time, what lies outside the step, how to make it again."""
+"""A job's page beside its picture: verdict, advice, time, what lies outside the step, and how to make it again."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
 from datetime import date
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.unit.test_report_html import EVIL, FIGURES, TIMELINE, Outline
 from tunecast.cli.pages import fit_command, provenance, without_secrets
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
@@ -22,10 +22,10 @@ from tunecast.predict.room import Room
 from tunecast.predict.saving import Disk, Resuming, Saving
 from tunecast.report.card_bar import card_bar, card_key
 from tunecast.report.document import Provenance, byline
-from tunecast.report.figures import LeastCard
+from tunecast.report.figures import Figures, LeastCard, LiveBlock
 from tunecast.report.html import Beside, timeline_html
 from tunecast.report.job_yaml import job_in_yaml
-from tunecast.report.moments import AFTER, Band, steps
+from tunecast.report.moments import AFTER, Band, Moment, Timeline, steps
 from tunecast.report.outside_page import outside_panel
 from tunecast.report.time_page import stacked_time
 from tunecast.units import GIB, MIB
@@ -40,11 +40,49 @@ OUTSIDE = Outside(
     process_bytes=GIB,
     training_process_bytes=2 * GIB,
 )
+TIMELINE = Timeline(
+    events=20,
+    roles=("weights", "activations"),
+    bands=(Band("load", 0, 0, 5), Band("forward", 0, 5, 10), Band("backward", 0, 10, 15), Band("forward", 1, 15, 20)),
+    moments=(Moment(2, (4 * GIB, 0), 5 * GIB), Moment(12, (4 * GIB, 5 * GIB), 10 * GIB)),
+    peak_event=12,
+)
+FIGURES = Figures(
+    title="train.py",
+    allocated_bytes=9 * GIB,
+    reserved_bytes=10 * GIB,
+    peak_phase="backward",
+    peak_step=0,
+    breakdown_bytes={"weights": 4 * GIB, "activations": 5 * GIB},
+    blocks=(LiveBlock(4 * GIB, "weights", "model.lin", "aten.empty", "/home/me/train.py:3", "load", 0),),
+    context_bytes=GIB,
+    gpu="l4",
+    capacity_bytes=12 * GIB,
+    fits=True,
+)
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"' & <!-- ]]>"
 MADE = Provenance("tunecast predict gpt2", "9.9", date(2026, 11, 16), "model: gpt2", {"torch": "2.11.0"})
 
 
+class Words(HTMLParser):
+    """What a reader sees, and every attribute's name."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.inside, self.words, self.attributes = "", [], set()  # type: str, list[str], set[str]
+        self.feed(page)
+
+    def handle_starttag(self, name: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.inside = name
+        self.attributes |= {key for key, _ in attributes}
+
+    def handle_data(self, data: str) -> None:
+        if self.inside not in ("script", "style"):
+            self.words.append(data)
+
+
 def text(page: str) -> str:
-    return Outline(page).all_text()
+    return "".join(Words(page).words)
 
 
 def shown(needs: float, low: float, high: float, *, fits: bool, **more: Any) -> str:
@@ -188,6 +226,5 @@ def test_nothing_beside_becomes_markup() -> None:
     beside = Beside(made, None, OUTSIDE, (Change({EVIL: EVIL}, JOB, GIB, True),), EVIL)
     figures = replace(FIGURES, fits=False, least_card=LeastCard(EVIL, GIB, measured=False))
     page = timeline_html(figures, TIMELINE, beside)
-    outline = Outline(page)
-    assert not [key for _, key, _ in outline.attributes if key.startswith("on")]
+    assert not [name for name in Words(page).attributes if name.startswith("on")]
     assert page.count("<script") == 2 and "<img" not in page and "<!--" not in page
