@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tunecast.cli.pages import fit_command, provenance, without_secrets
+from tunecast.cli.pages import provenance, without_secrets
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
 from tunecast.predict.changes import Change
@@ -57,11 +57,11 @@ FIGURES = Figures(
     blocks=(LiveBlock(4 * GIB, "weights", "model.lin", "aten.empty", "/home/me/train.py:3", "load", 0),),
     context_bytes=GIB,
     gpu="l4",
-    capacity_bytes=12 * GIB,
-    fits=True,
+    room=Room(10 * GIB, 19 * GIB // 2, 11 * GIB, 12 * GIB, True),
 )
+TOO_LARGE = replace(FIGURES, room=Room(14 * GIB, 13 * GIB, 15 * GIB, 12 * GIB, False))
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"' & <!-- ]]>"
-MADE = Provenance("tunecast predict gpt2", "9.9", date(2026, 11, 16), "model: gpt2", {"torch": "2.11.0"})
+MADE = Provenance("tunecast predict gpt2", "9.9", date(2026, 11, 16), "model: gpt2", "follows torch 2.11.0")
 
 
 class Words(HTMLParser):
@@ -85,44 +85,47 @@ def text(page: str) -> str:
     return "".join(Words(page).words)
 
 
-def shown(needs: float, low: float, high: float, *, fits: bool, **more: Any) -> str:
-    """The page's words, of a run that needs so many GiB of 12."""
-    room = Room(*(int(size * GIB) for size in (needs, low, high, 12)), fits)
-    return text(timeline_html(replace(FIGURES, room=room, fits=fits), TIMELINE, Beside(**more)))
-
-
 def test_the_verdict_is_read_off_the_range() -> None:
-    assert "fits 2.00 GiB (17 %) to spare: needs 10.00 GiB (9.50 to 11.00 GiB) of the 12.00 GiB" in shown(
-        10, 9.5, 11, fits=True
+    assert "fits 2.00 GiB to spare; needs 10.00 GiB (9.5 to 11.0) of the 12.00 GiB PyTorch can use" in text(
+        timeline_html(FIGURES, TIMELINE)
     )
-    unsure = shown(11.5, 11, 12.5, fits=True)
-    assert "may not fit 512.00 MiB (4 %) to spare, but not at the high end of the range: needs 11.50 GiB" in unsure
-    assert "does not fit 2.00 GiB over: needs 14.00 GiB (13.00 to 15.00 GiB)" in shown(14, 13, 15, fits=False)
-    assert "does not fit no room in one piece" in shown(11.9, 11.9, 12, fits=False)
+    unsure = replace(FIGURES, room=Room(23 * GIB // 2, 11 * GIB, 25 * GIB // 2, 12 * GIB, True))
+    page = timeline_html(unsure, TIMELINE)
+    assert '<span class="pill warn">may not fit</span> needs 11.50 GiB (11.0 to 12.5) of the 12.00 GiB' in page
+    page = timeline_html(TOO_LARGE, TIMELINE)
+    assert '<span class="pill bad">does not fit</span> 2.00 GiB over; needs 14.00 GiB (13.0 to 15.0)' in page
+    assert "end of the card" in page and "end of the card" not in timeline_html(FIGURES, TIMELINE)
 
 
-def test_what_does_not_fit_outside_the_step_is_said_where_the_step_fits() -> None:
-    page = shown(10, 9.5, 11, fits=True, outside=OUTSIDE)
-    assert "evaluation does not fit needs 20.00 GiB of 12.00 GiB: set per_device_eval_batch_size below 8" in page
-    assert "loading does not fit" not in page  # 9 GiB
-    assert "evaluation does not fit" not in shown(14, 13, 15, fits=False, outside=OUTSIDE)
+def test_what_belongs_to_the_verdict_stands_with_it() -> None:
+    beside = Beside(
+        remarks=("also needs RAM",), warnings=("evaluation does not fit: 20 GiB",), trust="12 runs measured"
+    )
+    top = text(timeline_html(FIGURES, TIMELINE, beside)).partition("Memory over the run")[0]
+    assert "Also needs RAM" in top and "warning Evaluation does not fit" in top and "12 runs measured" in top
+
+
+def change(**overrides: object) -> Change:
+    return Change(overrides, JOB, 3 * GIB, "fits")
 
 
 def test_the_smallest_gpu_and_the_advice_are_there() -> None:
-    change = Change({"gradient_checkpointing": True, "kernels": ["liger"]}, JOB, 3 * GIB, True)
-    figures = replace(FIGURES, fits=False, least_card=LeastCard("a10", 22 * GIB, measured=False))
-    page = text(timeline_html(figures, TIMELINE, Beside(changes=(change,), fit_command="tunecast fit x --gpu l4")))
+    figures = replace(TOO_LARGE, least_card=LeastCard("a10", 22 * GIB, measured=False))
+    tried = change(gradient_checkpointing=True, kernels=["liger"])
+    page = text(timeline_html(figures, TIMELINE, Beside(changes=(tried,), fit_command="tunecast fit x --gpu l4")))
     for told in (
-        "Smallest GPU that fitsa1022.00 GiB",
+        "Smallest GPU that fitsA1022.00 GiB usable",
         "What to change first",
         "gradient_checkpointing: true, kernels: [liger]frees 3.00 GiBfits then",
         "tunecast fit x --gpu l4",
     ):
         assert told in page
-    fitting = text(timeline_html(FIGURES, TIMELINE, Beside(changes=(change,), fit_command="tunecast fit x")))
-    assert "What would free the most memory" in fitting
+    fitting = text(timeline_html(FIGURES, TIMELINE, Beside(changes=(tried,), fit_command="tunecast fit x")))
+    assert "What would free memory" in fitting
     assert "fits then" not in fitting and "tunecast fit" not in fitting
     assert "What" not in text(timeline_html(FIGURES, TIMELINE)).partition("Memory over the run")[0]
+    typed = timeline_html(TOO_LARGE, TIMELINE, Beside(changes=(change(kernels=["liger"]),), by_flags=True))
+    assert "--kernels liger" in typed
 
 
 def test_the_page_tells_how_to_make_it_again() -> None:
@@ -214,17 +217,11 @@ def test_the_command_is_told_without_its_secrets() -> None:
     assert provenance("trace", ["--gpu", "a b"]).command == "tunecast trace --gpu 'a b'"
 
 
-def test_the_same_job_for_another_command() -> None:
-    told = fit_command(
-        "my job.yaml", {"method": "lora", "lora.rank": "64", "gradient_checkpointing": False, "lora": None}
-    )
-    assert told == "tunecast fit 'my job.yaml' --method lora --rank 64 --no-gradient-checkpointing --set lora=null"
-
-
 def test_nothing_beside_becomes_markup() -> None:
-    made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, {EVIL: EVIL})
-    beside = Beside(made, None, OUTSIDE, (Change({EVIL: EVIL}, JOB, GIB, True),), EVIL)
-    figures = replace(FIGURES, fits=False, least_card=LeastCard(EVIL, GIB, measured=False))
+    made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, EVIL)
+    tried = Change({EVIL: EVIL}, JOB, GIB, "fits")
+    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), (EVIL,), EVIL)
+    figures = replace(TOO_LARGE, least_card=LeastCard(EVIL, GIB, measured=False), warnings=(EVIL,))
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]
     assert page.count("<script") == 2 and "<img" not in page and "<!--" not in page

@@ -322,7 +322,7 @@ def test_each_point_of_the_picture_tells_what_it_is():
 
 
 def test_the_page_says_how_to_make_it_again():
-    made = Provenance("tunecast plan job.yaml --html p.html", "9.9", TODAY, "model: gpt2\nmethod: lora", {})
+    made = Provenance("tunecast plan job.yaml --html p.html", "9.9", TODAY, "model: gpt2\nmethod: lora")
     html = page(plan(), made)
     assert "tunecast 9.9, 2026-11-15" in html
     assert '<pre class="mono">tunecast plan job.yaml --html p.html\n</pre>' in html
@@ -407,7 +407,7 @@ def test_names_from_price_lists_stay_text():
         refused=(Refusal(HOSTILE, HOSTILE, HOSTILE),), assumptions=(HOSTILE,),
         warnings=(HOSTILE,), notes=(HOSTILE,), asked=(HOSTILE,),
     )  # fmt: skip
-    html = page(made, Provenance(HOSTILE, HOSTILE, TODAY, HOSTILE, {HOSTILE: HOSTILE}))
+    html = page(made, Provenance(HOSTILE, HOSTILE, TODAY, HOSTILE, HOSTILE))
     assert outline(html).seen.count("script") == html.count("<script") == 1
     assert "\x1b" not in html and "\x1b" not in told(made) + markdown(made)
     written = markdown(made)

@@ -6,12 +6,20 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import date
+from typing import TYPE_CHECKING
 
 from tunecast import __version__
-from tunecast.job.flags import job_flags
+from tunecast.cli.told import fit_command, is_by_flags, remarks_on, trust_in, warnings_on
 from tunecast.job.job import Job
+from tunecast.predict.changes import Change
+from tunecast.predict.outside import Outside
+from tunecast.predict.prediction import Predicted
 from tunecast.report.document import Provenance
+from tunecast.report.html import Beside
 from tunecast.report.job_yaml import job_in_yaml
+
+if TYPE_CHECKING:
+    from tunecast.cli.predict import How
 
 _SECRET = re.compile(r"(?i)--?([a-z0-9_.-]*[-_.])?(token|secret|password|((api|access|secret|private|wandb)[-_]?)key)")
 """A flag whose value is not for others: pages are sent around."""
@@ -19,10 +27,22 @@ HIDDEN = "***"
 
 
 def provenance(
-    command: str, argv: Sequence[str], job: Job | None = None, follows: Mapping[str, str] | None = None
+    command: str,
+    argv: Sequence[str],
+    job: Job | None = None,
+    versions: Mapping[str, str] | None = None,
+    *,
+    traced: bool = False,
 ) -> Provenance:
-    words = ["tunecast", command, *without_secrets(argv)]
-    return Provenance(shlex.join(words), __version__, date.today(), job_in_yaml(job) if job else "", follows or {})
+    """`versions`: of the packages whose code was traced, or is followed."""
+    packages = ", ".join(f"{name} {version}" for name, version in sorted((versions or {}).items()))
+    return Provenance(
+        shlex.join(["tunecast", command, *without_secrets(argv)]),
+        __version__,
+        date.today(),
+        job_in_yaml(job) if job else "",
+        f"{'traced with' if traced else 'follows'} {packages}" if packages else "",
+    )
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
@@ -39,15 +59,17 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     return kept
 
 
-def fit_command(source: str, overrides: Mapping[str, object]) -> str:
-    """`tunecast fit llama-3.1-8b --method lora --gpu rtx-4090`: the same job, given to another command."""
-    flags = {flag.field: flag.flag for flag in job_flags()}
-    words = ["tunecast", "fit", source]
-    for name, value in overrides.items():
-        if name not in flags:
-            words += ["--set", f"{name}={'null' if value is None else value}"]
-        elif isinstance(value, bool):
-            words.append(flags[name] if value else flags[name].replace("--", "--no-", 1))
-        else:
-            words += [flags[name], str(value)]
-    return shlex.join(words)
+def beside_of(done: Predicted, job: Job, outside: Outside | None, changes: Sequence[Change], how: How) -> Beside:
+    """What the page of a job shows beside its memory. `job`: as the user wrote it."""
+    source = how.sources[0]
+    return Beside(
+        provenance("predict", how.argv, job, done.held.versions, traced=how.engine == "traced"),
+        done.prediction,
+        outside,
+        tuple(changes),
+        fit_command(source, how),
+        is_by_flags(source),
+        tuple(remarks_on(done)),
+        tuple(warnings_on(done, outside, source)),
+        trust_in(done),
+    )

@@ -61,9 +61,6 @@ def parser() -> Parser:
         "--engine", metavar="NAME", default=DEFAULT_ENGINE,
         help="analytic (the default): the closed form, in a moment; traced: the real training code, in seconds",
     )  # fmt: skip
-    made.add_argument(
-        "--details", action="store_true", help="also the modules and the largest blocks at the peak (always if traced)"
-    )
     made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
     made.add_argument(
         "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
@@ -84,14 +81,23 @@ class How:
     exact: bool
     limits: Limits
     json: bool
+    short: bool
     details: bool
+    with_blocks: bool
+    """Modules and the largest blocks of the peak are shown: the tape is written out for them."""
     advice: bool
     html: str | None
     snapshot: str | None
-    total: int
     calibrated: bool
-    argv: tuple[str, ...] = ()
+    overrides: Mapping[str, object]
+    sources: tuple[str, ...]
+    """Of each job the model or file it was read from; '' where that holds other jobs too."""
+    argv: tuple[str, ...]
     """As it was typed, for a page that tells where it comes from."""
+
+    @property
+    def total(self) -> int:
+        return len(self.sources)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -102,7 +108,9 @@ def run(argv: Sequence[str]) -> int:
             from tunecast.cli.files import require_writable
 
             require_writable(flag, name)
-    jobs = jobs_of(arguments.jobs, overrides_from(arguments))
+    overrides = overrides_from(arguments)
+    by_source = [(source, list(read_jobs(source, overrides))) for source in arguments.jobs]
+    jobs = [job for _, found in by_source for job in found]
     if len(jobs) > 1 and (arguments.html or arguments.snapshot):
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
     how = How(
@@ -113,13 +121,17 @@ def run(argv: Sequence[str]) -> int:
         arguments.exact,
         limits_from(arguments),
         arguments.json,
+        arguments.short,
+        arguments.details,
         arguments.details or arguments.engine == "traced" or arguments.html is not None,
         # A traced change takes as long as the job itself.
-        not (arguments.no_advice or arguments.engine == "traced" or (arguments.json and arguments.html is None)),
+        not (arguments.no_advice or arguments.engine == "traced")
+        and (arguments.html is not None or not (arguments.json or arguments.short)),
         arguments.html,
         arguments.snapshot,
-        len(jobs),
         not arguments.no_calibration,
+        overrides,
+        tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
         tuple(argv),
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
@@ -136,10 +148,6 @@ def python_of(given: str | None) -> str:
     from tunecast.tape.trace.interpreter import tracing_python
 
     return tracing_python(given)
-
-
-def jobs_of(sources: Iterable[str], overrides: Mapping[str, object]) -> list[Job | JobError]:
-    return [job for source in sources for job in read_jobs(source, overrides)]
 
 
 def worst(codes: Iterable[int]) -> int:
@@ -194,21 +202,12 @@ def predicted(job: Job, number: int, how: How) -> int:
         figures = tell(done, outside, changes, number, how)
     if how.html or how.snapshot:
         from tunecast.cli.files import write_asked
-        from tunecast.cli.pages import fit_command, provenance
+        from tunecast.cli.pages import beside_of
         from tunecast.cli.told import smallest, title_of
-        from tunecast.report.html import Beside
         from tunecast.report.traced import card_figures
 
-        arguments = parser().read(how.argv)
-        beside = Beside(
-            provenance("predict", how.argv, job, held.versions),
-            said,
-            outside,
-            tuple(changes),
-            fit_command(arguments.jobs[0], overrides_from(arguments)),
-        )
         figures = figures or card_figures(held, said, title_of(job), least_card=smallest(done))
-        write_asked(figures, held, how.html, how.snapshot, beside)
+        write_asked(figures, held, how.html, how.snapshot, beside_of(done, job, outside, changes, how))
     return 0 if held.fits else DoesNotFit.exit_code
 
 

@@ -10,7 +10,7 @@ are the question) and the split of the batch. Nothing here is predicted, and blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isqrt
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from tunecast.plan.recipe import Recipe, has_kernels, job_with, recipes_of
 from tunecast.predict.modelled import require_modelled
 from tunecast.predict.spreading import DATA, PARTS, THROUGH_ACCELERATE, TRAINER
 from tunecast.records import dataclass, field, replace
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.sharding.scheme import ranks_of
 
 MOST_CARDS = 64
@@ -186,6 +187,8 @@ class Space:
     """Rigs no setting of the space runs on, whatever they hold, and why."""
     alone: tuple[str, ...] = ()
     """Providers whose machines are not known to join."""
+    config: Mapping[str, Any] | None = None
+    """Of the model, from which a recipe of another method takes what gets adapters."""
 
     @cached_property
     def global_batch(self) -> int:
@@ -193,13 +196,7 @@ class Space:
 
     @cached_property
     def least_ram_bytes(self) -> Mapping[tuple[str, int], int]:
-        """Of machines with these cards, by those offers that say it: what one that does not is taken to have."""
-        found: dict[tuple[str, int], int] = {}
-        for offer in (*bundled(), *(each for of in self.offers.values() for each in of)):
-            if offer.ram_bytes is not None:
-                key = offer.gpu, offer.gpus
-                found[key] = min(offer.ram_bytes, found.get(key, offer.ram_bytes))
-        return found
+        return least_ram_bytes(each for of in self.offers.values() for each in of)
 
     @cached_property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -304,7 +301,8 @@ class Space:
 
     def _with_recipe(self, recipe: Recipe) -> Job:
         if recipe not in self._jobs:
-            self._jobs[recipe] = job_with(self.job, recipe)
+            job = job_with(self.job, recipe)
+            self._jobs[recipe] = job if self.config is None else fill_in(job, self.config)
         return self._jobs[recipe]
 
     def _modelled(self, rig: Rig, recipe: Recipe, spread: Spread, split: Split) -> bool:
@@ -319,7 +317,7 @@ class Space:
         return known[key]
 
 
-def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer]) -> Space:
+def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer], config: Mapping[str, Any] | None = None) -> Space:
     """Every rig these offers make."""
     rigs: dict[Rig, list[Offer]] = {}
     refused: dict[Rig, str] = {}
@@ -337,7 +335,18 @@ def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer]) -> Space:
                 rigs.setdefault(rig, []).append(offer)
             elif nodes == 1 or freedom.is_fixed("hardware.nodes"):
                 refused[rig] = why
-    return Space(job, freedom, {rig: tuple(of) for rig, of in rigs.items()}, refused, tuple(alone))
+    return Space(job, freedom, {rig: tuple(of) for rig, of in rigs.items()}, refused, tuple(alone), config)
+
+
+def least_ram_bytes(offers: Iterable[Offer]) -> dict[tuple[str, int], int]:
+    """Of machines by card and count, by those bundled and given offers that say it: what one that does not say it is
+    taken to have."""
+    found: dict[tuple[str, int], int] = {}
+    for offer in (*bundled(), *offers):
+        if offer.ram_bytes is not None:
+            key = offer.gpu, offer.gpus
+            found[key] = min(offer.ram_bytes, found.get(key, offer.ram_bytes))
+    return found
 
 
 def joined_up_to(offer: Offer) -> int | None:

@@ -9,9 +9,11 @@ from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict, with_overrides
 from tunecast.predict.ladder import LESS_MEMORY, Overrides
 from tunecast.predict.prediction import Predicted
-from tunecast.records import dataclass
+from tunecast.predict.room import Verdict
+from tunecast.records import dataclass, replace
 
 Predict = Callable[[Job], Predicted]
+WORST_LAST: tuple[Verdict, ...] = ("fits", "may not fit", "does not fit")
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,14 @@ class Change:
     saves_bytes: int
     """Of what was measured: the least capacity the job completes with, unless asked otherwise; negative where it
     needs more."""
-    fits: bool
+    verdict: Verdict
     group: str = ""
     """Changes of one group are rivals: a job takes one of them."""
+
+    @property
+    def fits(self) -> bool:
+        """By the prediction itself."""
+        return self.verdict != "does not fit"
 
 
 def with_fields(job: Job, overrides: Overrides) -> Job:
@@ -34,7 +41,8 @@ def with_fields(job: Job, overrides: Overrides) -> Job:
     fields = job.to_dict()
     if overrides.get("method") == "qlora" and job.method != "qlora":
         del fields["quantization"]  # it says that nothing is quantised
-    return job_from_dict(with_overrides(fields, overrides))
+    changed = job_from_dict(with_overrides(fields, overrides))
+    return replace(changed, given=job.given | set(overrides))
 
 
 def least_capacity(of: Predicted) -> int:
@@ -65,7 +73,7 @@ def changes_tried(
             saves = need - measure(after)
         except (UsageError, NotResolved):
             continue
-        fits = after.held.fits
-        if saves > 0 or (fits and not before.held.fits):
-            found.append(Change(overrides, other, saves, fits, rung.group))
-    return sorted(found, key=lambda change: (not change.fits, -change.saves_bytes))
+        verdict = after.held.verdict
+        if saves > 0 or WORST_LAST.index(verdict) < WORST_LAST.index(before.held.verdict):
+            found.append(Change(overrides, other, saves, verdict, rung.group))
+    return sorted(found, key=lambda change: (WORST_LAST.index(change.verdict), -change.saves_bytes))

@@ -6,29 +6,32 @@ from collections.abc import Sequence
 
 from tunecast.predict.changes import Change
 from tunecast.predict.room import Verdict
-from tunecast.report.advice import change_in_yaml
+from tunecast.report.advice import TITLE, TITLE_OF_ONE_THAT_FITS, change_words, effect_words
 from tunecast.report.document import panel
 from tunecast.report.markup import Markup, copyable, tag
-from tunecast.units import gib
 
 
-def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | None) -> Markup:
-    """`command`: what finds the smallest set of changes after which the job fits; '' where that is not asked for."""
-    rows = [_row(change, verdict) for change in changes]
+def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | None, *, flags: bool) -> Markup:
+    """`command`: what finds the smallest set of changes after which the job fits; '' where it cannot be told.
+
+    `flags`: changes are told as they are typed, not as a job's file has them.
+    """
+    rows = [_row(change, verdict, flags) for change in changes]
     parts = [tag("table", tag("tbody", *rows), class_="blocks changes")] if rows else []
-    if command and verdict != "fits":
+    if command and verdict in ("may not fit", "does not fit"):
         parts += [
-            tag("p", "The smallest set of changes that fits, each with what it costs in time:", class_="muted"),
+            tag("p", "The smallest combination that fits, and what it costs in time:", class_="muted"),
             copyable(command),
         ]
-    title = "What would free the most memory" if verdict == "fits" else "What to change first"
-    return panel(title, *parts)
+    return panel(TITLE_OF_ONE_THAT_FITS if verdict == "fits" else TITLE, *parts)
 
 
-def _row(change: Change, verdict: Verdict | None) -> Markup:
-    frees = f"frees {gib(change.saves_bytes)}" if change.saves_bytes > 0 else "fragments memory less"
-    fits = tag("td")
-    if verdict == "does not fit":
-        style = "pill good" if change.fits else "pill plain"
-        fits = tag("td", tag("span", "fits then" if change.fits else "not enough alone", class_=style))
-    return tag("tr", tag("td", change_in_yaml(change), class_="mono"), tag("td", frees, class_="number"), fits)
+def _row(change: Change, verdict: Verdict | None, flags: bool) -> Markup:
+    frees, _, then = effect_words(change, verdict or "fits").partition(", ")
+    style = "pill good" if change.verdict == "fits" else "pill plain"
+    return tag(
+        "tr",
+        tag("td", change_words(change.overrides, flags), class_="mono"),
+        tag("td", frees, class_="number"),
+        tag("td", tag("span", then, class_=style) if then else Markup()),
+    )

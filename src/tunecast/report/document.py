@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 
-from tunecast.records import dataclass, field
+from tunecast.records import dataclass
 from tunecast.report.markup import Markup, copyable, tag
 
 
@@ -23,8 +23,8 @@ class Provenance:
     made: date
     job: str = ""
     """As a job's file has it: only what differs from the defaults."""
-    follows: Mapping[str, str] = field(default_factory=dict)
-    """Packages whose training code the figures are of, with their versions."""
+    packages: str = ""
+    """`follows peft 0.21.0, torch 2.11.0`: whose training code the figures are of."""
 
 
 def document(title: str, styles: Iterable[str], body: Markup, scripts: Iterable[str] = ()) -> str:
@@ -62,8 +62,7 @@ def byline(of: Provenance | None) -> str:
     """`tunecast 0.1.0, 2026-11-16 · follows peft 0.21.0, torch 2.11.0`."""
     if of is None:
         return ""
-    packages = ", ".join(f"{name} {version}" for name, version in sorted(of.follows.items()))
-    return " · ".join(filter(None, [f"tunecast {of.version}, {of.made}", packages and f"follows {packages}"]))
+    return " · ".join(filter(None, [f"tunecast {of.version}, {of.made}", of.packages]))
 
 
 def reproduction(of: Provenance | None) -> Markup:

@@ -38,6 +38,14 @@ class Beside:
     """The best of each kind, each predicted."""
     fit_command: str = ""
     """What finds the smallest set of changes."""
+    by_flags: bool = False
+    """The job was given by flags, not by a file: so are changes to it."""
+    remarks: tuple[str, ...] = ()
+    """Sentences that belong to the verdict."""
+    warnings: tuple[str, ...] = ()
+    """Beside those of the figures."""
+    trust: str = ""
+    """How far the figures are to be trusted."""
 
 
 def timeline_html(figures: Figures, timeline: Timeline, beside: Beside | None = None) -> str:
@@ -47,11 +55,11 @@ def timeline_html(figures: Figures, timeline: Timeline, beside: Beside | None = 
     body = tag(
         "body",
         header(figures, beside.made),
-        verdict_panel(figures, beside.outside),
-        advice_panel(beside.changes, beside.fit_command, figures.verdict),
+        verdict_panel(figures, beside.remarks, beside.warnings, beside.trust),
+        advice_panel(beside.changes, beside.fit_command, figures.verdict, flags=beside.by_flags),
         chart(figures, drawn),
         tag("div", _composition(figures), _modules(figures), class_="halves"),
-        Markup() if said is None else time_panel(said.time, said.utilization, said.energy),
+        Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.fits),
         outside_panel(beside.outside),
         _blocks(figures),
         _notes(figures),

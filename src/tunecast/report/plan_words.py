@@ -165,8 +165,13 @@ def time_told(choice: Choice) -> str:
 
 
 def cost_told(choice: Choice, money: Money) -> str:
-    between = amounts(*choice.usd_range, money)
-    return amount(choice.total_usd, money) + (f" ({between})" if between else "")
+    return with_range(choice.total_usd, choice.usd_range, money)
+
+
+def with_range(usd: float, usd_range: tuple[float, float], money: Money) -> str:
+    """`$14.31 (12.90 to 15.90)`; the figure alone where the ends of its range read the same."""
+    between = amounts(*usd_range, money)
+    return f"{amount(usd, money)} ({between})" if between else amount(usd, money)
 
 
 def amount(usd: float, money: Money) -> str:
@@ -175,7 +180,7 @@ def amount(usd: float, money: Money) -> str:
 
 
 def amounts(low_usd: float, high_usd: float, money: Money) -> str:
-    """`12.90 to 15.90`: the sign stands with the figure it goes around. '' where both ends are shown alike."""
+    """`12.90 to 15.90`: the sign stands with the figure it goes around. '' where both ends read the same."""
     low, high = _number(_shown_in(low_usd, money)), _number(_shown_in(high_usd, money))
     return "" if low == high else f"{low} to {high}"
 

@@ -9,7 +9,7 @@ from tunecast.predict.reasons import NAMES
 from tunecast.report.document import panel
 from tunecast.report.markup import Markup, joined, tag
 from tunecast.report.text import words
-from tunecast.report.time import PHASES, duration, figure_rows, sentences
+from tunecast.report.time import PHASES, TITLE, duration, figure_rows, sentences
 from tunecast.report.verdict_page import number_cards
 from tunecast.units import percent
 
@@ -28,7 +28,11 @@ COLOURS: Mapping[str, str] = {
 
 
 def time_panel(
-    time: Mapping[str, Any] | None, utilization: Mapping[str, Any] | None, energy: Mapping[str, Any] | None
+    time: Mapping[str, Any] | None,
+    utilization: Mapping[str, Any] | None,
+    energy: Mapping[str, Any] | None,
+    *,
+    fits: bool = True,
 ) -> Markup:
     """Nothing where no time was computed."""
     if time is None:
@@ -36,7 +40,7 @@ def time_panel(
     figures = [(name.capitalize(), value, note) for name, value, note in figure_rows(time)]
     told = tag("ul", *(tag("li", sentence) for sentence in sentences(time, utilization, energy)), class_="muted")
     return panel(
-        "Time",
+        TITLE if fits else f"{TITLE}, if it had the memory",
         number_cards(figures),
         stacked_time("Where the time of a step goes", time.get("breakdown_s") or {}, NAMES),
         stacked_time("Where the time of the job goes", time.get("phases_s") or {}, PHASES),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from tunecast.predict.outside import Outside
+from collections.abc import Sequence
+
+from tunecast.hardware.names import card_name
 from tunecast.report.card_bar import card_bar, card_key
 from tunecast.report.document import Provenance, byline
-from tunecast.report.figures import Figures, shown
-from tunecast.report.markup import Markup, tag
-from tunecast.report.text import verdict_lines, when
-from tunecast.units import gib, percent
-
-PILL = {"fits": "pill good", "may not fit": "pill warn", "does not fit": "pill bad"}
+from tunecast.report.figures import Figures
+from tunecast.report.markup import Markup, joined, tag
+from tunecast.report.text import when
+from tunecast.report.verdict import STYLES, verdict_lines
+from tunecast.units import gib
 
 
 def header(figures: Figures, made: Provenance | None) -> Markup:
@@ -19,50 +20,35 @@ def header(figures: Figures, made: Provenance | None) -> Markup:
     return tag("header", tag("h1", figures.title), word, tag("p", line) if line else Markup())
 
 
-def verdict_panel(figures: Figures, outside: Outside | None = None) -> Markup:
-    return tag("section", _verdict(figures, outside), _numbers(figures), class_="panel")
-
-
-def verdict_told(figures: Figures) -> str:
-    """What follows the verdict: `needs 13.74 GiB (13.54 to 14.35 GiB) of the 22.77 GiB PyTorch can use on rtx-4090`."""
-    if figures.capacity_bytes is None or figures.margin_bytes is None:
-        return ""
-    gpu, room = shown(figures.gpu or "the card"), figures.room
-    can_use = f"the {gib(figures.capacity_bytes)} PyTorch can use on {gpu}"
-    needs_bytes = figures.capacity_bytes - figures.margin_bytes if room is None else room.needs_bytes
-    between = "" if room is None else f" ({between_bytes(room.low_bytes, room.high_bytes)})"
-    needs = f"needs {gib(needs_bytes)}{between} of {can_use}"
-    left_bytes = figures.capacity_bytes - needs_bytes
-    if figures.verdict == "does not fit":
-        over = f"{gib(-left_bytes)} over" if left_bytes < 0 else "no room in one piece (fragmentation)"
-        return f"{over}: {needs}"
-    spare = f"{gib(max(0, left_bytes))} ({percent(max(0, left_bytes) / max(1, figures.capacity_bytes))}) to spare"
-    if figures.verdict == "may not fit":
-        return f"{spare}, but not at the high end of the range: {needs}"
-    return f"{spare}: {needs}"
-
-
-def between_bytes(low_bytes: int, high_bytes: int) -> str:
-    """`13.54 to 14.35 GiB`: the unit once, where both have it."""
-    low, high = gib(low_bytes), gib(high_bytes)
-    same = low.rpartition(" ")[2] == high.rpartition(" ")[2]
-    return f"{low.rpartition(' ')[0] if same else low} to {high}"
-
-
-def _verdict(figures: Figures, outside: Outside | None) -> Markup:
-    """The sentence, what else does not fit, and the bar."""
-    verdict = figures.verdict
-    if verdict is None or figures.card_bytes is None or figures.capacity_bytes is None:
-        return Markup()
-    sentences = [tag("p", tag("span", verdict, class_=PILL[verdict]), " " + verdict_told(figures), class_="verdict")]
+def verdict_panel(figures: Figures, remarks: Sequence[str], warnings: Sequence[str], trust: str) -> Markup:
+    """The verdict, what belongs to it, what else does not fit, the card as a bar, and the figures."""
+    lines = verdict_lines(figures)
+    sentences = []
+    if figures.room is not None:
+        verdict = figures.room.verdict
+        needs = "; ".join(filter(None, [lines[0].partition(", ")[2], lines[1]]))
+        sentences.append(
+            tag("p", tag("span", verdict, class_=f"pill {STYLES[verdict]}"), f" {needs}", class_="verdict")
+        )
+    sentences += [tag("p", _sentence(told), class_="muted") for told in (*lines[2:], *remarks)]
     sentences += [
-        tag("p", sentence[0].upper() + sentence[1:], class_="muted") for sentence in verdict_lines(figures)[1:]
+        tag("p", tag("span", "warning", class_="pill warn"), f" {_sentence(told)}")
+        for told in (*warnings, *figures.warnings)
     ]
-    if figures.fits and outside is not None:  # where the training itself does not fit, the rest is no news
-        sentences += [
-            tag("p", tag("span", f"{what} does not fit", class_="pill bad"), f" {told}", class_="verdict")
-            for what, told in too_large(outside, figures.capacity_bytes)
-        ]
+    parts = (*sentences, _bar(figures))
+    meter = tag("div", *parts, class_="meter") if any(parts) else Markup()
+    end = tag("p", _sentence(trust), class_="muted trust") if trust else Markup()
+    return tag("section", meter, _numbers(figures), end, class_="panel")
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _bar(figures: Figures) -> Markup:
+    room, card_bytes = figures.room, figures.card_bytes
+    if room is None or card_bytes is None:
+        return Markup()
     parts = {
         **figures.breakdown_bytes,
         "allocator": figures.reserved_bytes - figures.allocated_bytes,
@@ -70,25 +56,11 @@ def _verdict(figures: Figures, outside: Outside | None) -> Markup:
         "communication": figures.communication_bytes,
         "others": figures.others_bytes,
     }
-    room, aside_bytes = figures.room, figures.card_bytes - figures.capacity_bytes
-    marks = None if room is None else (room.low_bytes + aside_bytes, room.high_bytes + aside_bytes)
-    most_bytes = max([sum(parts.values()), *(marks or ())])
-    bar = card_bar(parts, figures.card_bytes, marks, f"{gib(sum(parts.values()))} of {gib(figures.card_bytes)}")
-    key = card_key(parts, ranged=marks is not None, ends=most_bytes > figures.card_bytes)
-    return tag("div", *sentences, bar, key, class_="meter")
-
-
-def too_large(outside: Outside, capacity_bytes: int) -> list[tuple[str, str]]:
-    """What around the step needs more of the card than there is: (what, how much and what helps)."""
-    if outside.in_parts:
-        return []
-    found = []
-    if (need := outside.loading.card_allocated_bytes) > capacity_bytes:
-        found.append(("loading", f"needs {gib(need)} of {gib(capacity_bytes)}"))
-    if (need := outside.evaluation.card_allocated_bytes) > capacity_bytes:
-        smaller = f"set per_device_eval_batch_size below {outside.evaluation.batch}"
-        found.append(("evaluation", f"needs {gib(need)} of {gib(capacity_bytes)}: {smaller}"))
-    return found
+    aside_bytes = card_bytes - room.capacity_bytes
+    marks = (room.low_bytes + aside_bytes, room.high_bytes + aside_bytes)
+    whole_bytes = sum(parts.values())
+    bar = card_bar(parts, card_bytes, marks, f"{gib(whole_bytes)} of {gib(card_bytes)}")
+    return joined(bar, card_key(parts, ends=max(whole_bytes, *marks) > card_bytes))
 
 
 def _numbers(figures: Figures) -> Markup:
@@ -104,10 +76,10 @@ def _numbers(figures: Figures) -> Markup:
         cards.append(("Minimum memory", least, "PyTorch runs out of memory with less"))
     if (card := figures.least_card) is not None:
         if card.name is None:
-            cards.append(("Smallest GPU that fits", "none", f"the largest known has {gib(card.memory_bytes)}"))
+            cards.append(("Smallest GPU that fits", "none", f"the largest has {gib(card.usable_bytes)} usable"))
         else:
-            doubt = "" if card.name == figures.gpu else "; by its memory alone"
-            cards.append(("Smallest GPU that fits", shown(card.name), f"{gib(card.memory_bytes)}{doubt}"))
+            doubt = "" if card.name == figures.gpu else ", by its memory alone"
+            cards.append(("Smallest GPU that fits", card_name(card.name), f"{gib(card.usable_bytes)} usable{doubt}"))
     return number_cards(cards)
 
 

@@ -71,7 +71,7 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
         kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit
     elif isinstance(base, LinearGPTQ):
         kind = LoraLinearGPTQ if isinstance(base, KeptLinearGPTQ) else LoraQuantLinear
-    adapted = kind(base, job.lora.rank, job.lora.dropout, job.lora.dora)
+    adapted = kind(base, job.lora.rank, job.lora.dropout_fraction, job.lora.dora)
     adapted.name_all(base.path)
     lora_A, lora_B = adapted.lora_A, adapted.lora_B
     for part in (lora_A, lora_B):
@@ -112,13 +112,7 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     given = job.lora.targets
     if given == "all-linear":
         return None
-    if given is None:
-        if model.model_type not in USUAL_TARGETS:
-            raise UsageError(
-                f"lora.targets: PEFT knows no usual targets of {model.model_type}; name them, or say all-linear",
-                field="lora.targets",
-            )
-        return USUAL_TARGETS[model.model_type]
+    assert given is not None, "targets follow from the model: fill_in comes first"
     present = {name for module in model.modules() for name in module.children}
     names = ATTENTION & present if given == "attention" else set(given)
     if not names or names - present:
