@@ -135,7 +135,7 @@ def run(argv: Sequence[str]) -> int:
     for flag, name in (("--html", arguments.html), ("--md", arguments.md)):
         require_writable(flag, name)
     plan, failed = answer(arguments)
-    tell(plan, arguments)
+    tell(plan, arguments, argv)
     if failed is not None:
         print(f"tunecast: error: {failed.message}", file=sys.stderr)
         return failed.exit_code
@@ -262,7 +262,7 @@ def told_of(arguments: argparse.Namespace) -> list[str]:
     return told + ([] if arguments.nodes_up_to is None else [f"--nodes-up-to {arguments.nodes_up_to}"])
 
 
-def tell(plan: Plan, arguments: argparse.Namespace) -> None:
+def tell(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None:
     if arguments.json:
         print(json.dumps(plan.to_dict()), flush=True)
     elif plan.choices:
@@ -271,9 +271,10 @@ def tell(plan: Plan, arguments: argparse.Namespace) -> None:
         terminal = terminal_of(sys.stdout)
         print(text(plan, terminal, details=arguments.details), end="", flush=True)
     if arguments.html is not None:
+        from tunecast.cli.pages import provenance
         from tunecast.report.plan_html import page
 
-        Path(arguments.html).write_text(page(plan), encoding="utf-8")
+        Path(arguments.html).write_text(page(plan, provenance("plan", argv, plan.job)), encoding="utf-8")
     if arguments.md is not None:
         from tunecast.report.plan_md import markdown
 

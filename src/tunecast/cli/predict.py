@@ -90,6 +90,8 @@ class How:
     overrides: Mapping[str, object]
     sources: tuple[str, ...]
     """Of each job the model or file it was read from; '' where that holds other jobs too."""
+    argv: tuple[str, ...]
+    """As it was typed, for a page that tells where it comes from."""
 
     @property
     def total(self) -> int:
@@ -121,12 +123,14 @@ def run(argv: Sequence[str]) -> int:
         arguments.details,
         arguments.details or arguments.engine == "traced" or arguments.html is not None,
         # A traced change takes as long as the job itself.
-        not (arguments.no_advice or arguments.json or arguments.short or arguments.engine == "traced"),
+        not (arguments.no_advice or arguments.engine == "traced")
+        and (arguments.html is not None or not (arguments.json or arguments.short)),
         arguments.html,
         arguments.snapshot,
         not arguments.no_calibration,
         overrides,
         tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
+        tuple(argv),
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
         # Loaded once, before there are several processes.
@@ -189,16 +193,23 @@ def predicted(job: Job, number: int, how: How) -> int:
     figures = None
     if how.json:
         print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
-    else:
+    if how.json and not how.html and not how.snapshot:
+        return 0 if held.fits else DoesNotFit.exit_code
+    from tunecast.cli.trials import NOTHING, try_around
+
+    tried = try_around(done, how.engine, place) if how.advice else NOTHING
+    if not how.json:
         from tunecast.cli.told import tell
 
-        figures = tell(done, outside, number, how, place)
+        figures = tell(done, outside, tried, number, how)
     if how.html or how.snapshot:
         from tunecast.cli.files import write_asked
-        from tunecast.cli.told import title_of
+        from tunecast.cli.pages import beside_of
+        from tunecast.cli.told import smallest, title_of
         from tunecast.report.traced import card_figures
 
-        write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot, said)
+        figures = figures or card_figures(held, said, title_of(job), least_card=smallest(done))
+        write_asked(figures, held, how.html, how.snapshot, beside_of(done, job, outside, tried, how))
     return 0 if held.fits else DoesNotFit.exit_code
 
 
