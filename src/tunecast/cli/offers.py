@@ -15,6 +15,7 @@ from tunecast.cli.filters import add_filter_flags, add_money_flags, asked_from, 
 from tunecast.cli.terminal import terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
 from tunecast.hardware.catalog import gpus
+from tunecast.job.writer import write_file
 from tunecast.offers import store
 from tunecast.offers.asked import Asked, Left, asked
 from tunecast.offers.availability import availability, doors
@@ -202,10 +203,7 @@ def _write_page(name: str, offers: Sequence[Offer], known: Sequence[Offer], toda
     (offer,) = offers
     where = store.sources().get(offer.source, offer.source)
     page = offer_markdown(offer, where, today, outliers(offers, known).get(offer, ""))
-    try:
-        Path(name).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise NotResolved(f"--md: {name!r} could not be written: {error.strerror}", field="--md") from None
+    write_file(Path(name), page, flag="--md")
 
 
 def _update(rest: Sequence[str], today: date, *, as_json: bool) -> int:

@@ -19,6 +19,7 @@ from tunecast.errors import DoesNotFit, TunecastError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers.given import fields_given
+from tunecast.job.writer import write_file
 from tunecast.offers import store
 from tunecast.offers.asked import Asked
 from tunecast.offers.offer import RESERVED, SPOT
@@ -273,8 +274,8 @@ def tell(plan: Plan, arguments: argparse.Namespace) -> None:
     if arguments.html is not None:
         from tunecast.report.plan_html import page
 
-        Path(arguments.html).write_text(page(plan), encoding="utf-8")
+        write_file(Path(arguments.html), page(plan), flag="--html")
     if arguments.md is not None:
         from tunecast.report.plan_md import markdown
 
-        Path(arguments.md).write_text(markdown(plan), encoding="utf-8")
+        write_file(Path(arguments.md), markdown(plan), flag="--md")

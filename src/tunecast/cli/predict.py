@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.main import DEBUG, internal_error, without_traceback
+from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
@@ -151,7 +151,7 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
         except (BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
-            if os.environ.get(DEBUG):
+            if is_unwritable(error) or os.environ.get(DEBUG):
                 raise
             job = JobError(job.id, TunecastError.code, None, internal_error(error), TunecastError.exit_code)
     if how.json:

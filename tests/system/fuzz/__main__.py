@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .doors import DOORS
-from .outcomes import FAILURES, OUTCOMES, REFUSED
+from .outcomes import ANSWERED, FAILURES, OUTCOMES, REFUSED
 from .workers import MOST_BYTES, MOST_CPU_S, PROCESSES, Done, Failure, Part, run
 
 ROOT = Path(__file__).parents[3]
@@ -65,18 +65,20 @@ class Tally:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    refused = tuple(REFUSED.values())
-    heads = ("door", "inputs", "answered", "refused", *sorted(FAILURES, key=OUTCOMES.index), "CPU s", "slowest s", "peak MB")
-    lines = [heads]
+    failing = sorted(FAILURES, key=OUTCOMES.index)
+    lines = [("door", "inputs", "yes", "no (3, 4)", "refused (2, 5)", *failing, "CPU s", "slowest s", "peak MB")]
     for row in rows:
-        found = row["outcomes"]
-        counts = (found.get("answered", 0), sum(found.get(name, 0) for name in refused))
-        failed = tuple(found.get(name, 0) for name in sorted(FAILURES, key=OUTCOMES.index))
+        found = Counter(row["outcomes"])
+        no, refused = (sum(found[REFUSED[code]] for code in codes) for codes in ((3, 4), (2, 5)))
+        counts = (row["inputs"], found[ANSWERED], no, refused, *(found[name] for name in failing))
         figures = (f"{row['cpu_s']:.0f}", f"{row['slowest_s']:.1f}", f"{row['peak_bytes'] / 1e6:.0f}")
-        lines.append((row["door"], f"{row['inputs']:,}", *(f"{n:,}" for n in (*counts, *failed)), *figures))
-    widths = [max(len(str(line[place])) for line in lines) for place in range(len(heads))]
+        lines.append((row["door"], *(f"{n:,}" for n in counts), *figures))
+    widths = [max(len(str(line[place])) for line in lines) for place in range(len(lines[0]))]
     return "\n".join(
-        "  ".join(f"{cell:<{width}}" if place == 0 else f"{cell:>{width}}" for place, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            f"{cell:<{width}}" if place == 0 else f"{cell:>{width}}"
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in lines
     )
 
@@ -107,11 +109,20 @@ def commit() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("./dev system fuzz", description="Bad inputs at every door; none may break it.")
-    parser.add_argument("--inputs", metavar="N", type=int, default=10_000, help=f"in all (default: 10000; the committed result: {FULL})")
+    parser.add_argument(
+        "--inputs", metavar="N", type=int, default=10_000, help=f"in all (default: 10000; the committed result: {FULL})"
+    )
     parser.add_argument("--seed", metavar="S", type=int, default=1, help="another seed, other inputs (default: 1)")
-    parser.add_argument("--only", metavar="DOOR[:NUMBER]", type=only, help="one door, or one input, which is then shown")
+    parser.add_argument(
+        "--only", metavar="DOOR[:NUMBER]", type=only, help="one door, or one input, which is then shown"
+    )
     parser.add_argument("--processes", metavar="N", type=int, default=PROCESSES)
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"where the result goes (the committed one: {RESULTS.relative_to(ROOT)})")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help=f"where the result goes (the committed one: {RESULTS.relative_to(ROOT)})",
+    )
     given = parser.parse_args(argv)
     work = list(parts(given.inputs, given.seed))
     if given.only:
@@ -141,7 +152,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         result = {
             "date": date.today().isoformat(), "commit": commit(), "seed": given.seed, "inputs": done_inputs,
             "most_cpu_s": MOST_CPU_S, "most_bytes": MOST_BYTES, "wall_s": round(wall_s), "doors": rows,
-            "failures": [row._asdict() if place < MOST_TOLD else {"door": row.door, "number": row.number, "outcome": row.outcome}
+            "failures": [row._asdict() if place < MOST_TOLD else {"door": row.door, "number": row.number,
+            "outcome": row.outcome}
                          for place, row in enumerate(failures)],
         }  # fmt: skip
         given.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -34,9 +34,19 @@ from .rooms import OOM_LOG, SMALL_CONFIG, _unreachable, set_network
 
 QUICK = ("predict", "models", "gpus", "nodes", "offers", "explain-oom", "compare", "trace", "calibrate", "")
 SEARCHING = ("plan", "fit", "largest")
-SMALL_MODELS = ("gpt2", "pythia-70m", "smollm2-135m", "qwen3-0.6b", "llama-3.2-1b", "gemma-3-270m", "opt-125m", "bloom-560m")
+SMALL_MODELS = (
+    "gpt2",
+    "pythia-70m",
+    "smollm2-135m",
+    "qwen3-0.6b",
+    "llama-3.2-1b",
+    "gemma-3-270m",
+    "opt-125m",
+    "bloom-560m",
+)
 SOURCES = (
-    *SMALL_MODELS, "job.yaml", "job.json", "jobs.jsonl", "./small", "small/config.json", "pipe.yaml", "train.log", ".", "nobody",
+    *SMALL_MODELS, "job.yaml", "job.json", "jobs.jsonl", "./small", "small/config.json", "pipe.yaml", "train.log",
+    ".", "nobody",
     "meta-llama/Llama-3.2-1B",
 )  # fmt: skip
 NEVER = frozenset(("-h", "--help"))
@@ -74,13 +84,19 @@ def flag_input(rng: Random, number: int) -> Input:
 def _words(rng: Random, command: str) -> list[str]:
     words: list[str] = []
     if command in ("predict", "plan", "fit", "largest", "compare", "explain-oom"):
-        words += rng.choices(SOURCES, k=rng.choice((1, 1, 1, 2, 0))) + (rng.choices(SOURCES) if command == "compare" else [])
+        words += rng.choices(SOURCES, k=rng.choice((1, 1, 1, 2, 0))) + (
+            rng.choices(SOURCES) if command == "compare" else []
+        )
     elif command == "offers":
-        words += rng.choice(([], ["h100"], ["add", "own.toml"], ["add", rng.choice(TEXTS)], ["remove", "lab"], ["update"]))
+        words += rng.choice(
+            ([], ["h100"], ["add", "own.toml"], ["add", rng.choice(TEXTS)], ["remove", "lab"], ["update"])
+        )
     elif command in ("models", "gpus", "nodes"):
         words += rng.choices((*TEXTS[:20], "h100", "8b", "aws"), k=rng.randint(0, 2))
     elif command == "trace":
-        words += rng.choice(([], ["--", "nothing.py"], ["nothing.py"], ["--", "torchrun", "--nproc_per_node", "x", "no.py"]))
+        words += rng.choice(
+            ([], ["--", "nothing.py"], ["nothing.py"], ["--", "torchrun", "--nproc_per_node", "x", "no.py"])
+        )
     flags = dict(_flags(command))
     for flag in rng.sample(list(flags), min(len(flags), rng.choice((0, 1, 1, 2, 3, 5)))):
         words += [flag, _value(rng, flag)] if flags[flag] else [flag]
@@ -153,10 +169,14 @@ def search_input(rng: Random, number: int) -> Input:
     job = legal_job(rng, rng.choice(SMALL_MODELS))
     command = rng.choice(("plan", "plan", "fit", "fit", "largest", "compare", "explain-oom"))
     if command == "plan":
-        more = rng.choice(([], ["--within", "6h"], ["--max-usd", "5"], ["--eu"], ["--spot"], ["--gpu", "l40s"], ["--runs", "3"]))
+        more = rng.choice(
+            ([], ["--within", "6h"], ["--max-usd", "5"], ["--eu"], ["--spot"], ["--gpu", "l40s"], ["--runs", "3"])
+        )
         job.pop("hardware", None)
         job.pop("parallel", None)
-        return _with_file(job | {"data": {"tokens": rng.choice((10**5, 10**8))}}, ["plan", "fuzz.json", "--json", *more])
+        return _with_file(
+            job | {"data": {"tokens": rng.choice((10**5, 10**8))}}, ["plan", "fuzz.json", "--json", *more]
+        )
     if command == "compare":
         return _with_file(job, ["compare", "fuzz.json", "--to", f"seq_len={rng.randint(1, 5000)}", "--json"])
     words = [command, "fuzz.json", *(["--json"] if rng.random() < 0.7 else [])]
@@ -166,19 +186,31 @@ def search_input(rng: Random, number: int) -> Input:
 # environment and servers
 
 VARIABLES = (
-    "HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE",
-    "HF_HUB_DOWNLOAD_TIMEOUT", "TUNECAST_SKYPILOT_CATALOG", "TUNECAST_GPUHUNT_CATALOG", "TUNECAST_VAST_API", "TUNECAST_RUNPOD_API",
+    "HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA", "HF_HOME", "HF_HUB_CACHE", "HF_ENDPOINT", "HF_TOKEN",
+    "HF_HUB_OFFLINE",
+    "HF_HUB_DOWNLOAD_TIMEOUT", "TUNECAST_SKYPILOT_CATALOG", "TUNECAST_GPUHUNT_CATALOG", "TUNECAST_VAST_API",
+    "TUNECAST_RUNPOD_API",
     "NO_COLOR", "TERM", "COLUMNS", "LINES", "TZ", "LANG", "LC_ALL", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF",
 )  # fmt: skip
 ASKED_OF_ENVIRONMENT = (
-    ["predict", "pythia-70m", "--json"], ["predict", "meta-llama/Llama-3.2-1B", "--json"], ["models", "gpt2"], ["gpus"], ["nodes"],
+    ["predict", "pythia-70m", "--json"], ["predict", "meta-llama/Llama-3.2-1B", "--json"], ["models", "gpt2"],
+    ["gpus"], ["nodes"],
     ["offers", "h100", "--available"], ["offers", "update"], ["offers", "add", "own.toml"], ["offers", "remove", "lab"],
     ["trace", "--", "nothing.py"], ["predict", "org/name"],
 )  # fmt: skip
 
 
 def environment_input(rng: Random, number: int) -> Input:
-    values = (*TEXTS, "/dev/full", "/proc", "a" * 4000, "expandable_segments:True", "max_split_size_mb:-1,x", "https://[::1", "0.0")
+    values = (
+        *TEXTS,
+        "/dev/full",
+        "/proc",
+        "a" * 4000,
+        "expandable_segments:True",
+        "max_split_size_mb:-1,x",
+        "https://[::1",
+        "0.0",
+    )
     told = {name: rng.choice(values).replace("\x00", "") for name in rng.sample(VARIABLES, rng.randint(1, 3))}
     words = list(rng.choice(ASKED_OF_ENVIRONMENT))
 
@@ -197,19 +229,30 @@ def environment_input(rng: Random, number: int) -> Input:
 def reply_input(rng: Random, number: int) -> Input:
     """What the Hub or a price list answers: the right thing, spoiled, nothing, or something else."""
     small = json.dumps(SMALL_CONFIG).encode()
-    pages = (small, SKYPILOT_LIST, GPUHUNT_LIST, b"20261114-231", b"{}", b"", b"<html>", b'{"weight_map": {"a": "b.safetensors"}}')
+    pages = (
+        small,
+        SKYPILOT_LIST,
+        GPUHUNT_LIST,
+        b"20261114-231",
+        b"{}",
+        b"",
+        b"<html>",
+        b'{"weight_map": {"a": "b.safetensors"}}',
+    )
     contents: dict[str, bytes | int | None] = {}
     for ending in ("config.json", "index.json", ".safetensors", "vms.csv", "version", "catalog.zip", ""):
         kind = rng.random()
         right: bytes | int | None = {
-            "config.json": json.dumps(plain(spoiled_config(rng, number))).encode("utf-8", "replace") if kind < 0.5 else small,
+            "config.json": json.dumps(plain(spoiled_config(rng, number))).encode("utf-8",
+            "replace") if kind < 0.5 else small,
             "vms.csv": spoiled_table(rng, SKYPILOT_LIST), "version": b"20261114-231",
             "catalog.zip": zipped(rng, spoiled_table(rng, GPUHUNT_LIST)),
         }.get(ending, 404)  # fmt: skip
         if kind > 0.8:
             right = rng.choice((404, 401, 500, None, spoiled(rng, rng.choice(pages))))
         contents[ending] = right
-    words = list(rng.choice((["predict", "org/name", "--json"], ["predict", "org/name@main", "--method", "lora"], ["offers", "update"],
+    words = list(rng.choice((["predict", "org/name", "--json"], ["predict", "org/name@main", "--method", "lora"],
+    ["offers", "update"],
                              ["offers", "update", "--json"], ["offers", "runpod", "h100", "--available"])))  # fmt: skip
 
     def answer(url: str) -> Reply:

@@ -11,23 +11,30 @@ from typing import Any
 from tunecast.job.knob import Knob
 
 TEXTS = (
-    "", " ", "null", "None", "~", "true", "yes", "0", "1", "-1", "0x10", "1_000", "1e3", "1e400", "NaN", "inf", "½", "١٢٣",
-    "2GiB", "2GB", "1.5", "auto", "none", "a" * 300, "a" * 5000, "9" * 19, "9" * 5000, "\x00", "a\nb", "\t", "\x1b[31mred",
-    "\x9b31m", "\u202eevil", "\ud800", "é", "🙂", "/dev/null", "/dev/zero", "/proc/self/mem", "../..", ".", "/", "~root",
-    "-", "--", "--gpu", "-h", "{}", "[1]", "[1,2", "<script>alert(1)</script>", "%s%n", "$(id)", "`id`", "'", '"', ",", "=",
-    "a=b", "a,b,,c", "1,2,3", ",".join(["7"] * 2000), "uniform(50, 900)", "lognormal(median=300, p90=1200)", "constant(0)",
+    "", " ", "null", "None", "~", "true", "yes", "0", "1", "-1", "0x10", "1_000", "1e3", "1e400", "NaN", "inf", "½",
+    "١٢٣",
+    "2GiB", "2GB", "1.5", "auto", "none", "a" * 300, "a" * 5000, "9" * 19, "9" * 5000, "\x00", "a\nb", "\t",
+    "\x1b[31mred",
+    "\x9b31m", "\u202eevil", "\ud800", "é", "🙂", "/dev/null", "/dev/zero", "/proc/self/mem", "../..", ".", "/",
+    "~root",
+    "-", "--", "--gpu", "-h", "{}", "[1]", "[1,2", "<script>alert(1)</script>", "%s%n", "$(id)", "`id`", "'", '"',
+    ",", "=",
+    "a=b", "a,b,,c", "1,2,3", ",".join(["7"] * 2000), "uniform(50, 900)", "lognormal(median=300, p90=1200)",
+    "constant(0)",
     "percentiles(0=20)", "gpt2", "llama-3.1-8b", "config.json", "job.yaml", "lengths.txt", "org/name", "org/name@x",
     "http://127.0.0.1:9/", "file:///etc/passwd",
 )  # fmt: skip
 NUMBERS = (
-    0, 1, -1, 2, 3, 7, 63, 64, 65, 1000, 2**15, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**18, 10**30, -(10**30),
+    0, 1, -1, 2, 3, 7, 63, 64, 65, 1000, 2**15, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, 10**18, 10**30,
+    -(10**30),
     10**4999, -0.0, 0.1, 0.5, 1.0, 1.5, 2048.0, 1e-320, 1e15, 1e16, 1e308, math.inf, -math.inf, math.nan,
 )  # fmt: skip
 DEEP: Any = []
 for _ in range(60):
     DEEP = [DEEP]
 OTHERS: tuple[Any, ...] = (
-    None, True, False, [], {}, [None], [[]], [1], [1, 2], [1] * 50, ["a"], ["q_proj", 5], {"a": 1}, {"": None}, {1: 2}, DEEP,
+    None, True, False, [], {}, [None], [[]], [1], [1, 2], [1] * 50, ["a"], ["q_proj", 5], {"a": 1}, {"": None},
+    {1: 2}, DEEP,
     list(range(1, 3000)), {str(n): n for n in range(300)}, date(2026, 11, 15),
 )  # fmt: skip
 JUNK: tuple[Any, ...] = (*OTHERS, *NUMBERS, *TEXTS)
@@ -35,9 +42,12 @@ PYTHON_JUNK: tuple[Any, ...] = (b"bytes", (1, 2), {1, 2}, 1j, object, range(5), 
 """What only a program could hand over."""
 
 MARKS = (
-    "\x00", "\x1b[2J", "\ufeff", "\u2028", "\t", "\r\n", "\n\n", "---\n", "...\n", "&a ", "*a", "<<: *a\n", "!!python/object ",
-    "!!binary ", "!!float ", "? ", ": ", "- ", "{", "}", "[", "]", '"', "'", ",", "#", "|\n", ">\n", "%YAML 9.9\n", "NaN",
-    "Infinity", "1e999", "9" * 400, "null", "true", "2026-02-31", "0o8", "0b2", "12:34:56", "\\", "\\ud800", '{"a":', "[[[[",
+    "\x00", "\x1b[2J", "\ufeff", "\u2028", "\t", "\r\n", "\n\n", "---\n", "...\n", "&a ", "*a", "<<: *a\n",
+    "!!python/object ",
+    "!!binary ", "!!float ", "? ", ": ", "- ", "{", "}", "[", "]", '"', "'", ",", "#", "|\n", ">\n", "%YAML 9.9\n",
+    "NaN",
+    "Infinity", "1e999", "9" * 400, "null", "true", "2026-02-31", "0o8", "0b2", "12:34:56", "\\", "\\ud800", '{"a":',
+    "[[[[",
     "id: x\n", "id: x\nid: y\n", '"model": 1, ', "method: qlora\n",
 )  # fmt: skip
 
@@ -128,5 +138,7 @@ def shown(value: object, most: int = 3000) -> str:
     try:
         text = ascii(value)
     except ValueError:  # an integer of thousands of digits
-        text = ascii(plain(value))[:most] if isinstance(value, (Mapping, list)) else f"an int of {value.bit_length()} bits"  # type: ignore[attr-defined]
+        text = (
+            ascii(plain(value))[:most] if isinstance(value, (Mapping, list)) else f"an int of {value.bit_length()} bits"
+        )  # type: ignore[attr-defined]
     return text if len(text) <= most else f"{text[:most]}… ({len(text)} characters)"

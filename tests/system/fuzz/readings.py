@@ -104,7 +104,10 @@ def legal_job(rng: Random, model: str) -> dict[Any, Any]:
     if rng.random() < 0.3:
         given["hardware.gpu"] = rng.choice(("rtx-4090", "t4", "h100-sxm-80gb", "a100-sxm-40gb", "mi300x", "l4"))
     if rng.random() < 0.3:
-        given |= {"hardware.gpus": rng.choice((2, 4, 8)), "parallel.data": rng.choice(("ddp", "fsdp", "zero2", "zero3"))}
+        given |= {
+            "hardware.gpus": rng.choice((2, 4, 8)),
+            "parallel.data": rng.choice(("ddp", "fsdp", "zero2", "zero3")),
+        }
     return nested(given)
 
 
@@ -160,7 +163,9 @@ def spoiled_config(rng: Random, number: int) -> Any:
         if kind < 0.15:
             part.pop(key, None)
         elif kind < 0.4 and isinstance(old, (int, float)) and not isinstance(old, bool):
-            part[key] = rng.choice((old + 1, old - 1, -old, old * 2, old // 2, 0, 1, 3, float(old), str(old), [old], old / 3))
+            part[key] = rng.choice(
+                (old + 1, old - 1, -old, old * 2, old // 2, 0, 1, 3, float(old), str(old), [old], old / 3)
+            )
         elif kind < 0.5 and isinstance(old, list):
             part[key] = rng.choice((old[:1], old * 2, old[1:], [*old, None], dict.fromkeys(map(str, old))))
         else:
@@ -211,7 +216,17 @@ OLDER_LOGS = (
     "[rank3]: RuntimeError: CUDA error: out of memory\n",
     "HIP out of memory. Tried to allocate 1.00 KiB. GPU 1 has a total capacty of 64.00 GiB of which 0 bytes is free.\n",
 )
-LOG_MARKS = (*MARKS, "0 bytes", "99999999999999999999 TiB", "-1 GiB", "[rank0]: ", "\n> ", "1.5.5 GiB", " is free", "GPU 9999")
+LOG_MARKS = (
+    *MARKS,
+    "0 bytes",
+    "99999999999999999999 TiB",
+    "-1 GiB",
+    "[rank0]: ",
+    "\n> ",
+    "1.5.5 GiB",
+    " is free",
+    "GPU 9999",
+)
 
 
 def log_input(rng: Random, number: int) -> Input:
@@ -228,7 +243,11 @@ def calibration_input(rng: Random, number: int) -> Input:
     for _ in range(rng.randint(0, 3)):
         part: Any = found
         for _ in range(rng.randint(0, 2)):
-            inner = [value for value in (part.values() if isinstance(part, dict) else part) if isinstance(value, (dict, list))]
+            inner = [
+                value
+                for value in (part.values() if isinstance(part, dict) else part)
+                if isinstance(value, (dict, list))
+            ]
             part = rng.choice(inner) if inner else part
         if isinstance(part, dict):
             part[rng.choice([*part, "schema", "x"])] = rng.choice(JUNK)
@@ -276,7 +295,24 @@ GPUHUNT_LIST = b"""instance_name,location,price,cpu,memory,gpu_count,gpu_name,gp
 Standard_ND96isr_H100_v5,westeurope,98.32,96,1900.0,8,H100,80.0,False,
 Standard_ND96isr_H100_v5,westeurope,30.1,96,1900.0,8,H100,80.0,True,100
 """
-CELLS = ("nan", "inf", "-1", "0", "1e308", "9" * 400, "H100", "A100", "", "True", "x" * 300, "\x1b[31m", "8.5", '"', '"{"', "é")
+CELLS = (
+    "nan",
+    "inf",
+    "-1",
+    "0",
+    "1e308",
+    "9" * 400,
+    "H100",
+    "A100",
+    "",
+    "True",
+    "x" * 300,
+    "\x1b[31m",
+    "8.5",
+    '"',
+    '"{"',
+    "é",
+)
 
 
 def spoiled_table(rng: Random, content: bytes) -> bytes:
@@ -295,7 +331,9 @@ def spoiled_table(rng: Random, content: bytes) -> bytes:
 
 def zipped(rng: Random, content: bytes) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", rng.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_BZIP2))) as archive:
+    with zipfile.ZipFile(
+        out, "w", rng.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_BZIP2))
+    ) as archive:
         archive.writestr(rng.choice(("azure.csv", "azure.csv", "oci.csv", "../azure.csv")), content)
     return spoiled(rng, out.getvalue()) if rng.random() < 0.5 else out.getvalue()
 
@@ -324,7 +362,9 @@ def feed_input(rng: Random, number: int) -> Input:
     if kind == 4:
         return _own_input(rng)
     header = {"w": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, "__metadata__": {"format": "pt"}}
-    header[rng.choice(("w", "x", "__metadata__"))] = rng.choice((*JUNK[:30], {"dtype": rng.choice(JUNK), "shape": rng.choice(JUNK)}))
+    header[rng.choice(("w", "x", "__metadata__"))] = rng.choice(
+        (*JUNK[:30], {"dtype": rng.choice(JUNK), "shape": rng.choice(JUNK)})
+    )
     text = json.dumps(plain(header)).encode("utf-8", "replace")
     content = spoiled(rng, len(text).to_bytes(8, "little") + text)
     if rng.random() < 0.3:

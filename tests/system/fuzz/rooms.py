@@ -28,7 +28,8 @@ hardware:
 """
 SMALL_CONFIG: dict[str, Any] = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 688,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "torch_dtype": "bfloat16",
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
     "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "tie_word_embeddings": False,
     "rope_scaling": {"rope_type": "linear", "factor": 2.0}, "hidden_act": "silu", "attention_dropout": 0.0,
 }  # fmt: skip
@@ -40,10 +41,10 @@ gpus = 2
 eur_per_kwh = 0.31
 """
 OOM_LOG = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB of "
-    "which 1.30 GiB is free. Process 4242 has 1.00 GiB memory in use. Including non-PyTorch memory, this process has "
-    "21.00 GiB memory in use. Of the allocated memory 19.50 GiB is allocated by PyTorch, with 1.00 GiB allocated in private "
-    "pools (e.g., CUDA Graphs), and 1.05 GiB is reserved by PyTorch but unallocated.\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB "
+    "of which 1.30 GiB is free. Process 4242 has 1.00 GiB memory in use. Including non-PyTorch memory, this process "
+    "has 21.00 GiB memory in use. Of the allocated memory 19.50 GiB is allocated by PyTorch, with 1.00 GiB allocated in "
+    "private pools (e.g., CUDA Graphs), and 1.05 GiB is reserved by PyTorch but unallocated.\n"
 )
 
 Answer = Callable[[str], Reply]

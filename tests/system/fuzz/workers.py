@@ -1,8 +1,8 @@
 """Inputs in forked processes, each bounded: 10 s of CPU time, 1 GiB beyond what the program itself holds.
 
-What a process finds is in memory it shares with its parent, an outcome an input, so that one that is ended in the middle
-loses nothing but the input that ended it. What hung or took too much memory is asked again alone, in a process of its
-own, and counts only if it does so there: what came before it in the same process may have filled its caches.
+What a process finds is in memory it shares with its parent, an outcome an input, so that one that is ended in the
+middle loses nothing but the input that ended it. What hung or took too much memory is asked again alone, in a process
+of its own, and counts only if it does so there: what came before it in the same process may have filled its caches.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class _Worker:
         self.shared = mmap.mmap(-1, _HEAD.size + len(part.numbers))
         _HEAD.pack_into(self.shared, 0, part.numbers.start, 0.0, part.numbers.start)
         self.folder = Path(tempfile.mkdtemp(prefix="tunecast-fuzz-"))
-        self.told = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self.told = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115  closed in `done`
         self.seen, self.since = -1, time.monotonic()
         self.pid = os.fork()
         if self.pid == 0:
