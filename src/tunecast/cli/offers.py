@@ -13,7 +13,7 @@ from tunecast.cli.arguments import Parser, count, number
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import add_filter_flags, add_money_flags, asked_from, rate_from
 from tunecast.cli.terminal import terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable
 from tunecast.hardware.catalog import gpus
 from tunecast.job.writer import write_file
 from tunecast.offers import store
@@ -146,7 +146,7 @@ def _add(path: Path, today: date, rate: Rate) -> int:
     after = joined(old, new)
     kept_at = store.keep(store.OWN, after)
     replaced = len(old) + len(new) - len(after)
-    print(f"{_counted(len(new))} added: {kept_at}")
+    print(f"{_counted(len(new))} added: {printable(str(kept_at))}")
     _tell(new)
     if replaced:
         print(f"{_counted(replaced)} of before of the same machine replaced")
@@ -169,7 +169,7 @@ def _remove(wanted: Asked, today: date, *, all_of_them: bool) -> int:
             f"offers remove: {len(chosen)} of your own match: {_named(chosen)}. Say more of it, or --all", field="TEXT"
         )
     path = store.keep(store.OWN, (offer for offer in own if offer not in chosen))
-    print(f"{_counted(len(chosen))} removed: {path}")
+    print(f"{_counted(len(chosen))} removed: {printable(str(path))}")
     _tell(chosen)
     return 0
 

@@ -43,8 +43,8 @@ eur_per_kwh = 0.31
 OOM_LOG = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.65 GiB "
     "of which 1.30 GiB is free. Process 4242 has 1.00 GiB memory in use. Including non-PyTorch memory, this process "
-    "has 21.00 GiB memory in use. Of the allocated memory 19.50 GiB is allocated by PyTorch, with 1.00 GiB allocated in "
-    "private pools (e.g., CUDA Graphs), and 1.05 GiB is reserved by PyTorch but unallocated.\n"
+    "has 21.00 GiB memory in use. Of the allocated memory 19.50 GiB is allocated by PyTorch, with 1.00 GiB allocated "
+    "in private pools (e.g., CUDA Graphs), and 1.05 GiB is reserved by PyTorch but unallocated.\n"
 )
 
 Answer = Callable[[str], Reply]
