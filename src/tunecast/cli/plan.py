@@ -15,7 +15,7 @@ from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, asked_from, flags_told, rate_from
 from tunecast.cli.terminal import Bar, terminal_of
-from tunecast.errors import DoesNotFit, TunecastError
+from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers.given import fields_given
@@ -137,10 +137,14 @@ def run(argv: Sequence[str]) -> int:
         require_writable(flag, name)
     plan, failed = answer(arguments)
     tell(plan, arguments)
-    if failed is not None:
-        print(f"tunecast: error: {failed.message}", file=sys.stderr)
-        return failed.exit_code
-    return 0
+    if failed is None:
+        return 0
+    if arguments.json or not plan.choices:  # else the first line of the text says it, in the same words
+        from tunecast.report.plan_words import nothing
+
+        told = nothing(plan) if isinstance(failed, OverBudget) else failed.message
+        print(f"tunecast: error: {told}", file=sys.stderr)
+    return failed.exit_code
 
 
 def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
@@ -135,12 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(the_input(DOORS[name], number, given.seed).shown, "\n")
     tally, began_s, all_of_them = Tally(), time.monotonic(), sum(len(part.numbers) for part in work)
     shown_s, done_inputs = began_s, 0
-    for done in run(work, given.processes):
-        tally.add(done)
-        done_inputs += done.outcomes.total()
-        if time.monotonic() - shown_s > 30:
-            shown_s = time.monotonic()
-            print(f"{done_inputs:,} of {all_of_them:,}, {len(tally.failures)} failures", file=sys.stderr, flush=True)
+    with contextlib.suppress(KeyboardInterrupt):  # what is done is told
+        for done in run(work, given.processes):
+            tally.add(done)
+            done_inputs += done.outcomes.total()
+            if time.monotonic() - shown_s > 30:
+                shown_s = time.monotonic()
+                told = f"{done_inputs:,} of {all_of_them:,}, {len(tally.failures)} failures"
+                print(told, file=sys.stderr, flush=True)
     rows = tally.rows()
     print(table(rows))
     if tally.failures:

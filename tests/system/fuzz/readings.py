@@ -162,7 +162,7 @@ def spoiled_config(rng: Random, number: int) -> Any:
         old = part.get(key)
         if kind < 0.15:
             part.pop(key, None)
-        elif kind < 0.4 and isinstance(old, (int, float)) and not isinstance(old, bool):
+        elif kind < 0.4 and isinstance(old, (int, float)) and abs(old) < 2**53:
             part[key] = rng.choice(
                 (old + 1, old - 1, -old, old * 2, old // 2, 0, 1, 3, float(old), str(old), [old], old / 3)
             )

@@ -147,16 +147,20 @@ class _Worker:
                 failures.remove(row)
                 outcomes[row.outcome] -= 1
                 left.append(Part(part.door, range(row.number, row.number + 1), part.seed, alone=True))
-        failures = [
-            row if row.input else row._replace(input=the_input(part.door, row.number, part.seed).shown)
-            for row in failures
-        ]
+        failures = [row if row.input else row._replace(input=_shown(part, row.number)) for row in failures]
         cpu_s = account.ru_utime + account.ru_stime
         self.told.close()
         self.shared.close()
         rmtree(self.folder, ignore_errors=True)
         peak_bytes = account.ru_maxrss * 1024
         return Done(part.door.name, +outcomes, failures, cpu_s, slowest_s, slowest, peak_bytes), left
+
+
+def _shown(part: Part, number: int) -> str:
+    try:
+        return the_input(part.door, number, part.seed).shown
+    except Exception as error:
+        return f"could not be made: {error!r}"
 
 
 def run(parts: Iterable[Part], processes: int = PROCESSES) -> Iterator[Done]:
