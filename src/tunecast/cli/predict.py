@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.main import DEBUG, internal_error, without_traceback
-from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
+from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
+from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError, printable
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
 from tunecast.job.readers import JobError, job_error, read_jobs
@@ -45,6 +45,8 @@ code itself, in your versions, on tensors without contents: seconds instead of a
 
 Extra = TypeVar("Extra")
 
+LONGEST_ID = 80
+"""Characters of a job's id before what is wrong with it; JSON echoes all of it."""
 FEWEST_SHARED = 8
 """Jobs to be worth further processes."""
 
@@ -162,12 +164,12 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
         except (BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
-            if os.environ.get(DEBUG):
+            if is_unwritable(error) or os.environ.get(DEBUG):
                 raise
             job = JobError(job.id, TunecastError.code, None, internal_error(error), TunecastError.exit_code)
     if how.json:
         print(json.dumps(job.to_dict()), flush=True)
-    which = f"{job.id}: " if job.id is not None and how.total > 1 else ""
+    which = f"{printable(str(job.id), LONGEST_ID)}: " if job.id is not None and how.total > 1 else ""
     print(f"tunecast: error: {which}{job.message}", file=sys.stderr, flush=True)
     return job.exit_code
 
