@@ -40,6 +40,7 @@ from tunecast.plan.pareto import Point
 from tunecast.plan.savings import savings
 from tunecast.plan.search import FRONT, Found, Outcome, Progress, Search
 from tunecast.plan.space import Freedom, Rig, Space, space_of
+from tunecast.predict.culprit import require_architecture
 from tunecast.predict.evidence import evidence_for, evidence_of
 from tunecast.records import dataclass, replace
 from tunecast.units import GIB, HOUR_S
@@ -81,7 +82,9 @@ def plan_of(
     """
     assumed: list[str] = []
     job = with_data(job, assumed)
-    planner = _Planner(job, offers, question, model or resolve_model(job.model), progress, bounds)
+    model = model or resolve_model(job.model)
+    require_architecture(job, model)
+    planner = _Planner(job, offers, question, model, progress, bounds)
     limits = question.limits
     outcome, several = planner.widened(limits.within_s)
     choices = [planner.choice(point) for point in outcome.front]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
-from tunecast.job.model import resolve_model
+from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
 from tunecast.predict.modelled import card_of, job_assumptions, require_modelled
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.tape.build.short import fold_job
@@ -19,8 +19,25 @@ if TYPE_CHECKING:
 def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None = None) -> Predicted:
     """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
     require_modelled(job)
-    gpu = gpu_named(job.hardware.gpu)
     model = resolve_model(job.model)
+    if model.source.startswith(BUNDLED):
+        return _analytic(job, model, timed, calibration)
+    from tunecast.predict.culprit import config_errors
+
+    def whole(model: ModelConfig) -> Prediction:
+        return _analytic(job, model, timed, calibration).prediction
+
+    def said() -> Prediction:
+        with config_errors(model, whole):
+            return done.prediction
+
+    with config_errors(model, whole):
+        done = _analytic(job, model, timed, calibration)
+    return Predicted(job, model, done.held, said)
+
+
+def _analytic(job: Job, model: ModelConfig, timed: bool, calibration: Calibration | None) -> Predicted:
+    gpu = gpu_named(job.hardware.gpu)
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
     held = job_on_card(job, gpu, folded)
