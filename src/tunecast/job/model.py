@@ -75,7 +75,7 @@ class ModelConfig:
     tied: bool
     """The head shares the embedding's weights."""
     dtype: str | None
-    """What the checkpoint is stored in, where config.json says."""
+    """What the checkpoint is stored in, where config.json or the weights' own headers say."""
     source: str
     raw_json: str
     weights: Weights | None = None
@@ -120,7 +120,7 @@ def model_config(
     if not isinstance(raw, Mapping):
         raise NotResolved(f"{source}: got {shown(raw)}; allowed: a mapping", field="model")
     whole = _without_code(raw)
-    prefix, text = _language_part(whole)
+    prefix, text = language_part(whole)
     problems = _absurd(whole)
     if not source.startswith(BUNDLED):
         from tunecast.job.config_keys import wrong_kinds  # those that come along are checked by a test
@@ -139,10 +139,10 @@ def model_config(
         problems.append(Problem("is_encoder_decoder", "got true; allowed: decoder-only language models"))
     sizes: dict[str, Any] = dict(_sizes(text, prefix, model_type, problems))
     tied = _tied(whole, text, model_type, problems)
-    dtype = _dtype(whole, text, problems)
+    dtype = _dtype(whole, text, problems) or _stored_dtype(weights)
     if problems:
-        told = {problem.field: problem for problem in reversed(problems)}  # once a key
-        raise NotResolved("\n".join(f"{source}: {problem}" for problem in reversed(told.values())), field="model")
+        first = {problem.field: problem for problem in reversed(problems)}  # of each key
+        raise NotResolved("\n".join(f"{source}: {problem}" for problem in reversed(first.values())), field="model")
     quantised = whole.get("quantization_config")
     if isinstance(quantised, Mapping):
         notes = (*notes, f"{source}: the checkpoint is stored quantised ({shown(quantised.get('quant_method'))})")
@@ -167,7 +167,7 @@ def _without_code(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _language_part(whole: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def language_part(whole: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Where the language model is described: in a part of its own when there are others (vision, audio)."""
     for part in _TEXT_PARTS:
         inner = whole.get(part)
@@ -259,6 +259,12 @@ def _dtype(whole: Mapping[str, Any], text: Mapping[str, Any], problems: list[Pro
         problems.append(Problem("torch_dtype", f"got {shown(given)}; allowed: {', '.join(_DTYPES)}"))
         return None
     return str(plain)
+
+
+def _stored_dtype(weights: Weights | None) -> str | None:
+    """Of most values, where config.json does not say it; a packed checkpoint says nothing."""
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    return None if weights is None or not weights.by_dtype else names.get(weights.by_dtype[0][0])
 
 
 def _spelled(text: Mapping[str, Any], spellings: tuple[str, ...]) -> tuple[str, Any]:
