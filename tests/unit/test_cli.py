@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tunecast.cli import main as cli
-from tunecast.cli import predict, told
+from tunecast.cli import predict, trials
 from tunecast.cli.told import title_of
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware import gpu
@@ -149,7 +149,8 @@ def test_the_page_of_a_job(shell: Any) -> None:
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "gpt2, full fine-tune, 8 x 1,024 tokens on 1 x RTX 4090: fits, 22.64 GiB to spare"
-    assert lines[1].startswith("  needs 130.00 MiB (0 to 264 MiB) of the 22.77 GiB PyTorch can use; smallest GPU")
+    assert lines[1] == "  needs 130.00 MiB (0 to 264 MiB) of the 22.77 GiB PyTorch can use"
+    assert lines[2].startswith("  smallest GPU that fits: ")
     titles = ("Memory: ", "Host: ", "How far to trust this: ")
     assert [line.partition(": ")[0] + ": " for line in lines if line.startswith(titles)] == list(titles)
     for title in ("Peak by module", "Largest blocks", "What the peak is made of", "Outside the step", "Assumed"):
@@ -180,7 +181,7 @@ def test_details_are_asked_for(shell: Any) -> None:
 
 
 def test_a_traced_job_has_its_lines_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "changes_tried", lambda *_: pytest.fail("each would be traced"))
+    monkeypatch.setattr(trials, "changes_tried", lambda *_: pytest.fail("each would be traced"))
     code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--engine", "traced")
     assert (code, err) == (0, "")
     assert "Largest blocks alive at the peak" in out and "frees" not in out
@@ -223,7 +224,7 @@ def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch
     def broken(*_: object) -> None:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(told, "changes_tried", broken)
+    monkeypatch.setattr(trials, "changes_tried", broken)
     monkeypatch.setattr(predict, "outside_of", broken)
     code, out, err = shell("predict", "gpt2", "--gpu", "4090")
     assert code == 0 and "fits, " in out and "disk" not in out

@@ -86,10 +86,10 @@ def test_the_short_section_names_only_the_phases_that_take_long():
 
 
 def test_what_a_host_needs_in_words():
-    assert host_words(UTILIZATION) == ["host needs 16.00 GiB of RAM and 8 CPU cores"]
+    assert host_words(UTILIZATION) == ["host needs 16.00 GiB of RAM, 8 CPU cores"]
     assert host_words({"host": {"cpu_cores": 1, "ram_bytes": None}}) == ["host needs 1 CPU core"]
     drives = {"host": {"cpu_cores": 2, "ram_bytes": 2**30, "nvme_bytes": 2**40}}
-    assert host_words(drives) == ["host needs 1.00 GiB of RAM and 2 CPU cores, and 1024.00 GiB on NVMe drives"]
+    assert host_words(drives) == ["host needs 1.00 GiB of RAM, 2 CPU cores, 1024.00 GiB of NVMe"]
     assert host_words(None) == []
 
 

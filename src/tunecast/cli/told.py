@@ -4,62 +4,51 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from datetime import date
-from functools import partial
 from typing import TYPE_CHECKING
 
-from tunecast.cli.asking import QUIET_S
-from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.cli.terminal import terminal_of
+from tunecast.cli.trials import rent_of_run
 from tunecast.hardware.catalog import candidates_for
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.names import card_name
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
-from tunecast.predict import engines
-from tunecast.predict.changes import changes_tried, reserved
 from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
-from tunecast.predict.taken import effects, has_data, taken, worth_telling
-from tunecast.records import replace
-from tunecast.report.advice import MOST, advice_text, as_flags, best_of
+from tunecast.report.advice import advice_text, as_flags
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
 from tunecast.report.outside import host_text, outside_text, outside_warnings
-from tunecast.report.price import rent_words
+from tunecast.report.plan_words import seller
+from tunecast.report.price import cost_words, rent_words
 from tunecast.report.taken import taken_text
 from tunecast.report.text import Terminal
 from tunecast.report.time import host_words, time_text
 from tunecast.report.traced import card_figures
 from tunecast.report.verdict import short_line
-from tunecast.tape.build.shapes import only_numbers
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import gib
 
 if TYPE_CHECKING:
     from tunecast.cli.predict import How
-    from tunecast.plan.price import Rent
+    from tunecast.cli.trials import Tried
 
-FEW = 3
-"""Changes to a job that fits anyway."""
 METHODS = {"full": "full fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
 
 
-def tell(done: Predicted, outside: Outside | None, number: int, how: How, place: str) -> Figures:
+def tell(done: Predicted, outside: Outside | None, tried: Tried, number: int, how: How) -> Figures:
     """Print the how-manieth job's answer; what it is made of."""
     figures = card_figures(
         done.held, done.prediction, title_of(done.job), details=how.with_blocks, least_card=smallest(done)
     )
     if how.short:
-        print(short_line(figures, done.prediction.time), end="", flush=True)
+        print(short_line(figures, done.prediction.time, short_cost(done)), end="", flush=True)
         return figures
     terminal = terminal_of(sys.stdout)
-    sections = sections_of(done, outside, how, how.sources[number - 1], terminal, place)
+    sections = sections_of(done, outside, tried, how, how.sources[number - 1], terminal)
     if number > 1:
         print()
     text = details_text if how.details else answer_text
@@ -67,27 +56,49 @@ def tell(done: Predicted, outside: Outside | None, number: int, how: How, place:
     return figures
 
 
-def sections_of(
-    done: Predicted, outside: Outside | None, how: How, source: str, terminal: Terminal, place: str
-) -> Sections:
-    """What is said besides the memory. `source`: the model or file that holds this job alone, else ''."""
+def is_by_flags(source: str) -> bool:
+    """Whether the job was given by flags, not by a file. `source`: the model or file that holds it alone, else ''."""
+    return bool(source) and not is_job_file(source)
+
+
+def warnings_on(done: Predicted, outside: Outside | None, source: str) -> list[str]:
+    """Where the training itself does not fit, that loading or evaluation do not either is no news."""
+    if outside is None or not done.held.fits:
+        return []
+    evaluates = done.job.run.eval_strategy != "no"
+    return outside_warnings(outside, done.held.capacity_bytes, evaluates=evaluates, flags=is_by_flags(source))
+
+
+def cost_of(tried: Tried) -> str:
+    """Of the whole run, where it says how much data it trains on and its machines are for rent."""
+    return "" if tried.rent is None or tried.rent.bill is None else rent_words(tried.rent)
+
+
+def short_cost(done: Predicted) -> str:
+    """`$8.23 (6.51 to 11.54)`; '' of a job that does not fit or does not say how much data there is."""
     from tunecast.cli.predict import extra
 
+    if not done.held.fits or done.prediction.time is None:
+        return ""
+    rent = extra("what it costs", lambda: rent_of_run(done))
+    return "" if rent is None or rent.bill is None else f"{cost_words(rent)} at {seller(rent.offer)}"
+
+
+def trust_in(done: Predicted) -> str:
+    return trust(evidence_of(done.job, done.held.gpu.name), timed=done.prediction.time is not None)
+
+
+def sections_of(
+    done: Predicted, outside: Outside | None, tried: Tried, how: How, source: str, terminal: Terminal
+) -> Sections:
+    """What is said besides the memory. `source`: the model or file that holds this job alone, else ''."""
     said, held, job = done.prediction, done.held, done.job
-    by_flags = bool(source) and not is_job_file(source)
-    trials = Trials(done, how.engine)
-    rent = extra("what it costs", lambda: rent_on(done)) if how.advice and said.time is not None else None
-    taken_told = ""
-    if how.advice:
-        taken_told = extra("what was not given", lambda: taken_on(done, trials, terminal, place)) or ""
-    advice = None
-    if how.advice:
-        advice = extra("changes to the job", lambda: advice_on(done, trials, terminal, how, source, place))
-    # Where the training itself does not fit, that loading or evaluation do not either is no news.
-    warnings: list[str] = []
-    if outside is not None and held.fits:
-        evaluates = job.run.eval_strategy != "no"
-        warnings = outside_warnings(outside, held.capacity_bytes, evaluates=evaluates, flags=by_flags)
+    by_flags = is_by_flags(source)
+    advice = (
+        advice_text(tried.changes, terminal, verdict=held.verdict, fit=fit_command(source, how), flags=by_flags)
+        if how.advice
+        else ""
+    )
     amount = "--samples N or --tokens N" if by_flags else "data.samples or data.tokens"
     clock = time_text(
         said.time,
@@ -103,14 +114,14 @@ def sections_of(
     links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
     return Sections(
         remarks=remarks_on(done),
-        taken=taken_told,
-        warnings=warnings,
+        taken=taken_text(tried.taken, tried.effects, held.verdict, terminal),
+        warnings=warnings_on(done, outside, source),
         time=clock,
-        cost="" if rent is None or rent.bill is None else rent_words(rent),
+        cost=cost_of(tried),
         host=host_text(outside, needs, terminal, links=links),
-        advice=advice or "",
+        advice=advice,
         outside="" if outside is None else outside_text(outside, terminal),
-        trust=trust(evidence_of(job, held.gpu.name), timed=said.time is not None),
+        trust=trust_in(done),
     )
 
 
@@ -150,71 +161,6 @@ def smallest(done: Predicted) -> LeastCard:
     return LeastCard(card.name, card.memory_bytes - context.nbytes - outside_bytes, context.measured)
 
 
-class Trials:
-    """Other jobs like one that was predicted; each is asked for once."""
-
-    def __init__(self, done: Predicted, engine: str) -> None:
-        self.done, self.engine = done, engine
-        self._known: dict[tuple[Job, bool], Predicted] = {}
-
-    def predict(self, job: Job, *, timed: bool = False) -> Predicted:
-        # what was built for the job serves one of other sizes, and then its time costs nothing
-        resized = is_resized(job, self.done.job)
-        timed = timed or resized
-        known = self._known.get((job, True)) or self._known.get((job, timed))
-        if known is None:
-            with nullcontext() if resized else only_numbers():
-                known = engines.predicted(job, engine=self.engine, timed=timed)
-            self._known[job, timed] = known
-        return known
-
-
-def counting(predict: Callable[[Job], Predicted], progress: Progress) -> Callable[[Job], Predicted]:
-    """The same with the seconds on stderr, where it takes some."""
-    began_s = time.monotonic()
-
-    def asked(job: Job) -> Predicted:
-        passed_s = time.monotonic() - began_s
-        if passed_s >= QUIET_S:
-            progress(passed_s)
-        return predict(job)
-
-    return asked
-
-
-def taken_on(done: Predicted, trials: Trials, terminal: Terminal, place: str) -> str:
-    """What the job does not say, and what other values would change."""
-    with Progress(f"trying what {done.job.id or done.job.model}{place} does not say") as progress:
-        predict = counting(partial(trials.predict, timed=True), progress)
-        found = effects(done, predict, price_of if has_data(done.job) else None)
-    return taken_text(taken(done.job), worth_telling(found, done), done.held.verdict, terminal)
-
-
-def rent_on(done: Predicted) -> Rent | None:
-    from tunecast.plan.price import rent_of
-
-    return rent_of(done, date.today()) if has_data(done.job) else None
-
-
-def price_of(done: Predicted) -> float | None:
-    rent = rent_on(done)
-    return None if rent is None else rent.total_usd
-
-
-def advice_on(done: Predicted, trials: Trials, terminal: Terminal, how: How, source: str, place: str) -> str:
-    """The changes that help most, each predicted; and the command that tries them together."""
-    with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
-        tried = changes_tried(done.job, done, counting(trials.predict, progress), reserved)
-    verdict = done.held.verdict
-    return advice_text(
-        best_of(tried, reserved(done), verdict, most=FEW if verdict == "fits" else MOST),
-        terminal,
-        verdict=verdict,
-        fit=fit_command(source, how),
-        flags=bool(source) and not is_job_file(source),
-    )
-
-
 def fit_command(source: str, how: How) -> str:
     """The same job as it was given; '' where its file holds others too."""
     return (
@@ -222,12 +168,6 @@ def fit_command(source: str, how: How) -> str:
         if source
         else ""
     )
-
-
-def is_resized(job: Job, of: Job) -> bool:
-    """Whether it runs the same program, with other sizes."""
-    lora = replace(job.lora, rank=of.lora.rank, alpha=of.lora.alpha)
-    return replace(job, allocator=of.allocator, seq_len=of.seq_len, lora=lora) == of
 
 
 def title_of(job: Job) -> str:

@@ -78,10 +78,7 @@ def reasons(job: Job, step: StepTime, layers: int | None = None, padding_fractio
         told.append(f"{percent(padding_fraction)} of the compute is padding: {evens} saves most of it")
     if job.method != "full" and step.bound_by == "compute":
         done, of = (6, 8) if job.gradient_checkpointing else (4, 6)
-        told.append(
-            f"LoRA saves little time: frozen weights still run forward and backward ({done} of {of} FLOPs per "
-            "parameter per token); only their weight gradients are skipped"
-        )
+        told.append(f"LoRA saves little time: frozen weights still take {done} of {of} FLOPs per parameter per token")
     if job.quantization.format in ("nf4", "fp4") and step.bound_by in ("compute", "memory"):
         times = "3 x" if job.gradient_checkpointing else "2 x"
         told.append(

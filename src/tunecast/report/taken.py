@@ -48,12 +48,17 @@ INSTEAD: Mapping[str, Callable[[Any], str]] = {
 
 def taken_text(every: Sequence[Taken], found: Sequence[Effect], before: Verdict, terminal: Terminal = DEFAULT) -> str:
     """`every` that was taken; `found`: of those worth it, what another value would do. '' where all was given."""
+    return section(TITLE, wrapped(taken_lines(every, found, before), "  ", terminal), terminal)
+
+
+def taken_lines(every: Sequence[Taken], found: Sequence[Effect], before: Verdict) -> list[str]:
+    """A line each, those whose other value moves nothing in one."""
     effects = {effect.taken.field: effect for effect in found}
     lines = [
         f"{value_words(each)}; {effect_words(effects[each.field], before)}" for each in every if each.field in effects
     ]
-    rest = [value_words(each) for each in every if each.field not in effects]
-    return section(TITLE, wrapped(map(shown, [*lines, *filter(None, ["; ".join(rest)])]), "  ", terminal), terminal)
+    rest = "; ".join(value_words(each) for each in every if each.field not in effects)
+    return [shown(line) for line in (*lines, rest) if line]
 
 
 def value_words(each: Taken) -> str:

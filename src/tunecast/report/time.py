@@ -179,14 +179,14 @@ def _utilised(utilization: Mapping[str, Any] | None) -> list[str]:
 
 
 def host_words(utilization: Mapping[str, Any] | None) -> list[str]:
-    """`host needs 75.08 GiB of RAM and 2 CPU cores`, of one machine."""
+    """`host needs 75.08 GiB of RAM, 2 CPU cores`, of one machine."""
     host = None if utilization is None else utilization.get("host")
     if host is None:
         return []
     count = host["cpu_cores"]
     cores = f"{count} CPU core{'s' if count > 1 else ''}"
-    ram = f"{gib(host['ram_bytes'])} of RAM and " if host.get("ram_bytes") is not None else ""
-    drives = f", and {gib(host['nvme_bytes'])} on NVMe drives" if host.get("nvme_bytes") else ""
+    ram = f"{gib(host['ram_bytes'])} of RAM, " if host.get("ram_bytes") is not None else ""
+    drives = f", {gib(host['nvme_bytes'])} of NVMe" if host.get("nvme_bytes") else ""
     return [f"host needs {ram}{cores}{drives}"]
 
 
