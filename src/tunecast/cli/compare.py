@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.terminal import terminal_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import UsageError
 from tunecast.job.flags import add_job_flags, assignments, overrides_from
 from tunecast.job.job import Job
@@ -30,12 +31,19 @@ Fields change one after the other in the order they are listed, and what one cos
 does not. Fields that only make a job together change together. Exit code 0, whether they fit or not.
 """
 
+SHORT = ("--to", *COMMON, "--set", "--json", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("compare", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("compare", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("sources", metavar="A B", nargs="+", help="job files, or models")
     made.add_argument(
-        "--to", metavar="FIELD=VALUE", action="append", default=[], help="of B: a field, by its dotted name"
+        "--to",
+        metavar="FIELD=VALUE",
+        action="append",
+        default=[],
+        help="of B: a field, by its dotted name or its flag's",
     )
     add_asking_flags(made)
     add_job_flags(made)
@@ -45,7 +53,7 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     overrides = overrides_from(arguments)
-    changes = assignments(arguments.to)
+    changes = assignments(arguments.to, "--to")
     if len(arguments.sources) > 2 or (len(arguments.sources) == 1 and not changes):
         got = f"got {len(arguments.sources)} job{'s' if len(arguments.sources) > 1 else ' and no --to'}"
         raise UsageError(f"{got}; allowed: two jobs, or one with --to FIELD=VALUE. See tunecast compare --help")

@@ -10,6 +10,7 @@ from pathlib import Path
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.terminal import terminal_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.flags import add_job_flags, overrides_from
@@ -40,9 +41,12 @@ not to fit; lengths go in steps of 64 tokens, up to what the model has positions
 
 Overrides = Mapping[str, object]
 
+SHORT = (*COMMON, "--reserve", "--set", "--json", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("largest", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("largest", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", nargs="?", help="a model, or a job file")
     add_asking_flags(made)
     add_job_flags(made)

@@ -133,7 +133,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
-    if not any(word in ("-h", "--help") for word in words):
+    if not any(word in ("-h", "--help", "--help-all") for word in words):
         raise UsageError(f"there is no -- before the script. To fix: {USAGE}", field="script")
     return words, []
 

@@ -47,7 +47,7 @@ class Job(Section):
         trl("ModelConfig.use_peft", False),
         "what is trained: all, or adapters",
         choices=METHODS,
-        aka=("finetuning_type", "adapter", "use_peft"),
+        aka=("finetuning_type", "adapter", "peft_method"),
     )
     stack: str = field("choice", "transformers", OURS, "whose kernels, casts and loss", choices=STACKS)
     transformers_version: str | None = field(
@@ -77,7 +77,7 @@ class Job(Section):
         trl("ModelConfig.dtype", "float32"),
         "dtype the base weights that are not quantised load in",
         choices=DTYPES,
-        aka=("dtype", "torch_dtype"),
+        aka=("dtype", "torch_dtype", "model_dtype"),
     )
     autocast: str | None = field(
         "choice",
@@ -86,7 +86,7 @@ class Job(Section):
         "mixed precision; null for none",
         choices=("bfloat16", "float16"),
         nullable=True,
-        aka=("bf16", "fp16", "mixed_precision"),
+        aka=("amp", "compute_dtype"),
     )
     matmul_dtype: str | None = field(
         "choice",
@@ -95,7 +95,6 @@ class Job(Section):
         "dtype linear layers compute in, where it is lower still",
         choices=("float8", "float4"),
         nullable=True,
-        aka=("fp8",),
     )
     optimizer: str = field(
         "choice",
@@ -103,7 +102,7 @@ class Job(Section):
         transformers("TrainingArguments.optim", "adamw_torch_fused"),
         "transformers' `optim`, or muon; its default holds from torch 2.8 on",
         choices=(*OPTIMIZERS, *OWN_OPTIMIZERS),
-        aka=("optim",),
+        aka=("optim", "optimiser"),
     )
     optimizer_in_backward: bool = field(
         "bool",
@@ -120,13 +119,13 @@ class Job(Section):
         low=0,
         high=1e9,
         null_is=0.0,
-        aka=("grad_clip", "clip_grad_norm"),
+        aka=("grad_clip", "clip_grad_norm", "gradient_clipping"),
     )
     seq_len: int = field(
         "int",
         1024,
         trl("SFTConfig.max_length", 1024),
-        "tokens a row is padded or packed to; the longest of lengths where only those are given",
+        "tokens a row is padded or packed to, 4k for 4096; the longest of lengths where only those are given",
         low=1,
         high=10_000_000,
         aka=(
@@ -137,7 +136,11 @@ class Job(Section):
             "cutoff_len",
             "model_max_length",
             "sequence_length",
+            "seq_length",
+            "context_length",
+            "block_size",
         ),
+        kilo=1024,
     )
     micro_batch: int = field(
         "int",
@@ -146,7 +149,7 @@ class Job(Section):
         "rows a device takes at a time",
         low=1,
         high=1_000_000,
-        aka=("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch"),
+        aka=("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch", "per_device_batch_size", "bs"),
     )
     grad_accum: int = field(
         "int",
@@ -155,14 +158,14 @@ class Job(Section):
         "micro-batches a step",
         low=1,
         high=1_000_000,
-        aka=("gradient_accumulation_steps", "accum"),
+        aka=("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accum"),
     )
     gradient_checkpointing: bool = field(
         "bool",
         True,
         trl("SFTConfig.gradient_checkpointing", True),
         "recompute activations in the backward pass",
-        aka=("activation_checkpointing", "use_gradient_checkpointing"),
+        aka=("activation_checkpointing", "use_gradient_checkpointing", "enable_activation_checkpointing"),
     )
     checkpoint_reentrant: bool | None = field(
         "bool",
@@ -194,7 +197,7 @@ class Job(Section):
         transformers("PreTrainedModel.get_correct_attn_implementation", "sdpa"),
         "attention implementation",
         choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"),
-        aka=("attn_implementation", "flash_attention", "flash_attn"),
+        aka=("attn_implementation", "attn", "attn_impl"),
     )
     kernels: tuple[str, ...] = field(
         "names",
@@ -202,7 +205,6 @@ class Job(Section):
         trl("SFTConfig.use_liger_kernel", False),
         "fused kernels in use",
         choices=("liger", "foak"),
-        aka=("use_liger_kernel", "liger"),
     )
     loss: str | None = field(
         "choice",
@@ -229,6 +231,7 @@ class Job(Section):
         "padded length of each successive micro-batch, cycled; null: always seq_len",
         low=1,
         high=10_000_000,
+        kilo=1024,
         nullable=True,
     )
     data: Data = records.field(
