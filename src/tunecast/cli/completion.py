@@ -107,7 +107,7 @@ def _cases(offer: Callable[[Sequence[str]], str], files: str) -> str:
     lines = []
     for (takes, words), flags in alike.items():
         then = files if takes == "file" else offer(words) if words else ":"
-        lines.append(f"        {"|".join(flags)}) {then} ;;\n")
+        lines.append(f"        {'|'.join(flags)}) {then} ;;\n")
     return "".join(lines)
 
 
