@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.predict import engines
 from tunecast.predict.changes import changes_tried, reserved
@@ -86,4 +87,5 @@ def title_of(job: Job) -> str:
     tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length} tokens"
     cards = job.hardware.gpus * job.hardware.nodes
     several = f"{cards} " if cards > 1 else ""
-    return f"{name}{job.model}, {job.method}, {tokens}{' each' if several else ''} on {several}{job.hardware.gpu}"
+    card = gpu(job.hardware.gpu).name
+    return f"{name}{job.model}, {job.method}, {tokens}{' each' if several else ''} on {several}{card}"

@@ -20,6 +20,7 @@ from tunecast.cli.main import DEBUG
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.cluster import Cluster, cards_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
@@ -239,6 +240,8 @@ def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace
         told.append(others_hold(arguments.reserve))
     if arguments.gpu is None:
         told.append(f"no --gpu was named: the {DEFAULT_GPU} is pretended")
+    elif (taken := meant_by(arguments.gpu).note(arguments.gpu)) is not None:
+        told.append(taken)
     if arguments.allocator is None and (conf := alloc_conf()):
         told.append(f"the allocator is configured by the environment: {conf}")
     return told
