@@ -17,7 +17,8 @@ PUBLIC = [
 ]  # fmt: skip
 
 OUTPUT_AND_TRACING = {
-    "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit",
+    "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit", "--short",
+    "--details",
 }  # fmt: skip
 HELP_ALL = {"--help-all"}
 """Of commands with more flags than a screen has lines."""
@@ -73,7 +74,7 @@ def test_commands() -> None:
 
 
 def test_flags_of_predict() -> None:
-    own = {"--engine", "--exact", "--details", "--no-advice", "--no-calibration"}
+    own = {"--engine", "--exact", "--no-advice", "--no-calibration"}
     assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | HELP_ALL | JOB | own
 
 
@@ -81,8 +82,10 @@ ASKING = {"-h", "--help", "--help-all", "--engine", "--python", "--json"}
 
 
 def test_flags_of_the_commands_that_ask_many_times() -> None:
-    assert set(largest.parser()._option_string_actions) == ASKING | JOB
-    assert set(compare.parser()._option_string_actions) == ASKING | JOB | {"--to"}
+    assert set(largest.parser()._option_string_actions) == ASKING | JOB | {"--short"}
+    assert set(compare.parser()._option_string_actions) == ASKING | JOB | {
+        "--to", "--short", "--no-calibration",
+    }  # fmt: skip
     assert set(explain_oom.parser()._option_string_actions) == ASKING | JOB
 
 

@@ -156,7 +156,7 @@ def test_what_a_short_name_is_taken_for_is_told():
     meant = meant_by("h100")
     assert (meant.card.name, meant.is_size) == ("h100-sxm-80gb", False)
     assert meant.note("h100") == (
-        "h100 is taken to be h100-sxm-80gb; others: h100-pcie-80gb, h100-sxm-96gb, h100-nvl-94gb"
+        "h100 is taken as h100-sxm-80gb; others: h100-pcie-80gb, h100-sxm-96gb, h100-nvl-94gb"
     )
     assert meant_by("3060").card.name == "rtx-3060-12gb"
     assert meant_by("h100-sxm-80gb").note("h100-sxm-80gb") is None
@@ -167,7 +167,7 @@ def test_a_size_is_the_slowest_geforce_of_it_and_names_the_others():
     assert meant.card.name == "rtx-3090"
     assert {"rtx-4090", "a10", "l4", "titan-rtx"} <= set(meant.others)
     note = meant.note("24gb")
-    assert note.startswith("24gb is taken to be rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090, ")
+    assert note.startswith("24gb is taken as rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090, ")
     assert note.endswith("; least for PyTorch: a10, 22.03 GiB")
     assert meant_by("24 GB").card is meant_by("24GiB").card is meant.card
     assert meant_by("80gb").card.name == "a100-pcie-80gb"

@@ -16,7 +16,7 @@ def refusal(**fields: object) -> str:
 
 def test_only_the_model_is_required():
     job = job_from_dict({"model": "gpt2"})
-    assert (job.method, job.seq_len, job.micro_batch, job.weights_dtype) == ("full", 1024, 8, "float32")
+    assert (job.method, job.seq_len, job.micro_batch, job.weights_dtype) == ("full", 1024, 8, "auto")
     assert job == Job("gpt2") == Job(model="gpt2")
     with pytest.raises(UsageError, match=r"^model: missing; allowed: bundled name, Hub id"):
         job_from_dict({})

@@ -10,18 +10,19 @@ from pathlib import Path
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import QUIET_S
-from tunecast.cli.largest import is_job_file
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
 from tunecast.job.flags import add_job_flags, job_flags, overrides_from
 from tunecast.job.job import Job
+from tunecast.job.readers import is_job_file
 from tunecast.plan.fit import Fit, Solution, fitted
 from tunecast.plan.fit_patch import Patch, patch_of, write
 from tunecast.predict import engines
 from tunecast.predict.ladder import ALLOWED, Harm
 from tunecast.predict.prediction import Predicted
-from tunecast.report.fit import as_flags, fit_dict, fit_text, in_yaml
+from tunecast.report.advice import as_flags, in_yaml
+from tunecast.report.fit import fit_dict, fit_text
 
 USAGE = "tunecast fit JOB [options]"
 DESCRIPTION = """\

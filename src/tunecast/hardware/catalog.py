@@ -64,10 +64,10 @@ class Meant(NamedTuple):
             return None
         others = ", ".join(self.others)
         if not self.is_size:
-            return f"{name} is taken to be {self.card.name}; others: {others}"
+            return f"{name} is taken as {self.card.name}; others: {others}"
         least = min((gpus()[other] for other in self.others), key=lambda card: card.memory_bytes)
         less = f"; least for PyTorch: {least.name}, {gib(least.memory_bytes)}"
-        told = f"{name} is taken to be {self.card.name} ({gib(self.card.memory_bytes)} for PyTorch); others: {others}"
+        told = f"{name} is taken as {self.card.name} ({gib(self.card.memory_bytes)} for PyTorch); others: {others}"
         return told + (less if least.memory_bytes < self.card.memory_bytes else "")
 
 

@@ -1,7 +1,7 @@
 """The command line's flags for a job, derived from its fields: no second list to keep.
 
 A nested field is reached by its own name where that is unambiguous (`--rank` for lora.rank), else with its section
-before it (`--parallel-data`); `--set lora.dropout=0.1` reaches any.
+before it (`--parallel-data`); `--set lora.dropout=0.1` reaches any, by its dotted name or as its flag is called.
 """
 
 from __future__ import annotations
