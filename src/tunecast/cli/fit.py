@@ -11,6 +11,7 @@ from pathlib import Path
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
 from tunecast.job.flags import add_job_flags, job_flags, overrides_from
 from tunecast.job.job import Job
@@ -43,9 +44,12 @@ result is told where somebody published it, and by whom.
 Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which card would do.
 """
 
+SHORT = ("--allow", "--patch", "--write", "--json", *COMMON, "--set", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("fit", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("fit", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     made.add_argument(
         "--allow", metavar="WHAT,…", default="", help=f"other training that may be chosen: {', '.join(ALLOWED)}"

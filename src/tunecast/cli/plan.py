@@ -84,8 +84,16 @@ def names(text: str) -> list[str]:
     return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
 
 
+SHORT = (
+    *("--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--gpu", "--gpus", "--runs", "--json", "--html"),
+    *("--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
+    *("--gradient-checkpointing", "--optimizer", "--stack", "--samples", "--tokens", "--epochs", "--set", "--help-all"),
+)
+"""Flags that --help shows."""
+
+
 def parser() -> Parser:
-    made = Parser("plan", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("plan", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     wanted = made.add_argument_group("what is wanted")
     wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
