@@ -44,8 +44,8 @@ def summary() -> list[str]:
         *by_stack(),
         "Errors are sizes, relative to what was measured: half of the runs are off by less than the median, nine of "
         "ten by less than p90. Memory is reserved memory on our H200, elsewhere whatever the source measured; time is "
-        "one training step. Some rates behind times are estimated from these runs; with the card that is predicted left "
-        f"out of them, the {apart.runs} steps timed by others are off by {apart.median:.1%} (p90 {apart.p90:.1%}). An "
+        "one training step. Some rates behind times are estimated from these runs; with the card predicted left out "
+        f"of them, the {apart.runs} steps timed by others are off by {apart.median:.1%} (p90 {apart.p90:.1%}). An "
         "empty cell: no such runs are known; a prediction there is about as far off as those of like cards, and its "
         "range is wider. Sources: our own runs on one H200, and published ones (`src/tunecast/predict/evidence.csv`, "
         "written by `benchmarks/evidence.py`).",

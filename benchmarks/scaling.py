@@ -186,8 +186,8 @@ def superlinear(rows: list[Row]) -> list[str]:
     return [
         *paragraph(
             "**Why more than 100 %?** One card updates all 8 billion weights in every step, for a single row of 4,096 "
-            f"tokens; of eight each updates an eighth. That saves {saved:.0f} ms of {1e3 * sum(one.values()):.0f} ms; the "
-            "copies in and out of FSDP's buffers and the communication that computing does not hide cost "
+            f"tokens; of eight each updates an eighth. That saves {saved:.0f} ms of {1e3 * sum(one.values()):.0f} ms; "
+            "the copies in and out of FSDP's buffers and the communication that computing does not hide cost "
             f"{added:.0f} ms. From 8 cards on there is nothing left to save, and efficiency falls. With more rows per "
             "card, or accumulation, the optimizer's share is smaller from the start, and so is the gain. Parts of a "
             "step of Llama 3.1 8B in ms, by cards:"
@@ -209,15 +209,16 @@ def measured() -> list[str]:
     gain = max(found, key=lambda family: family.predicted)
     return [
         *paragraph(
-            "The prediction has no term for what large clusters lose besides bytes over links: ranks that wait for the "
-            f"slowest, networks that are shared. {len(found)} families of published runs differ in nothing but the number "
-            "of cards (of several results for one number the median counts). Their efficiency from the fewest to the "
-            f"most cards, measured and predicted, shows what that is worth: a median of {middle:.1%} per doubling of the "
-            f"cards, from {missed[0]:.1%} to {missed[-1]:.1%} (negative: less was lost than predicted). Take the "
-            "efficiencies above as an upper bound, and the more so the more cards. The gain from a smaller share of the "
-            f"optimizer is not confirmed on several machines: of {gain.about.partition(' ')[0]} by {gain.stack} from "
-            f"{gain.fewest} to {gain.most} cards {gain.predicted:.0%} is predicted, the most of all, and "
-            f"{gain.measured:.0%} was measured. For full training on one machine nobody published such a pair."
+            "The prediction has no term for what large clusters lose besides bytes over links: ranks that wait for "
+            f"the slowest, networks that are shared. {len(found)} families of published runs differ in nothing but "
+            "the number of cards (of several results for one number the median counts). Their efficiency from the "
+            "fewest to the most cards, measured and predicted, shows what that is worth: a median of "
+            f"{middle:.1%} per doubling of the cards, from {missed[0]:.1%} to {missed[-1]:.1%} (negative: less was "
+            "lost than predicted). Take the efficiencies above as an upper bound, and the more so the more cards. "
+            "The gain from a smaller share of the optimizer is not confirmed on several machines: of "
+            f"{gain.about.partition(' ')[0]} by {gain.stack} from {gain.fewest} to {gain.most} cards "
+            f"{gain.predicted:.0%} is predicted, the most of all, and {gain.measured:.0%} was measured. For full "
+            "training on one machine nobody published such a pair."
         ),
         *table(["by", "job", "cards", "measured", "predicted"], lines),
     ]
