@@ -73,10 +73,11 @@ class Job(Section):
     )
     weights_dtype: str = field(
         "choice",
-        "float32",
-        trl("ModelConfig.dtype", "float32"),
-        "dtype the base weights that are not quantised load in",
-        choices=DTYPES,
+        "auto",
+        transformers("PreTrainedModel.from_pretrained.dtype", "auto"),
+        "dtype the base weights that are not quantised load in; auto: as the stack does, with transformers and TRL the "
+        "checkpoint's own",
+        choices=("auto", *DTYPES),
         aka=("dtype", "torch_dtype"),
     )
     autocast: str | None = field(
@@ -244,6 +245,10 @@ class Job(Section):
         default_factory=Parallel, metadata={"section": Parallel, "help": "how it is split over the cards"}
     )
 
+    given: frozenset[str] = records.field(default=frozenset(), compare=False, repr=False)
+    """Fields that were written down, by dotted name: not part of what the job does. A job made in Python does not say
+    it: there, what holds another value than its default was given."""
+
     def __post_init__(self) -> None:
         self._read_fields("")
         for name, section in sections().items():
@@ -254,6 +259,10 @@ class Job(Section):
         quantization = records.replace(self.quantization, format=values["quantization.format"])
         object.__setattr__(self, "quantization", quantization)
         raise_if_any(contradictions(values, given=changed(values)))
+
+    def is_given(self, field: str) -> bool:
+        """Whether somebody chose this field's value."""
+        return field in self.given or self.flat()[field] != all_knobs()[field].default
 
     def flat(self) -> dict[str, Any]:
         """Every value by its dotted name."""
@@ -288,6 +297,6 @@ def all_knobs() -> dict[str, Knob]:
     for f in records.fields(Job):
         if "knob" in f.metadata:
             knobs[f.name] = f.metadata["knob"]
-        else:
+        elif "section" in f.metadata:
             knobs.update({f"{f.name}.{name}": knob for name, knob in knobs_of(f.metadata["section"]).items()})
     return knobs

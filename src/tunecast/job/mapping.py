@@ -29,7 +29,7 @@ def job_from_dict(mapping: object) -> Job:
     problems += _null_and_qlora(given, values, bad)
     problems += contradictions(settled(values), given, bad)
     raise_if_any(problems)
-    return job_from_flat(values)
+    return job_from_flat(values, frozenset(given))
 
 
 def with_overrides(mapping: Mapping[Any, Any], overrides: Mapping[str, object]) -> dict[Any, Any]:
@@ -132,7 +132,7 @@ def _null_and_qlora(given: Mapping[str, object], values: Mapping[str, Any], bad:
     return [Problem(name, "got null with method qlora; allowed: nf4, fp4, int8, or method: lora; nearest: nf4")]
 
 
-def job_from_flat(values: Mapping[str, Any]) -> Job:
+def job_from_flat(values: Mapping[str, Any], given: frozenset[str] = frozenset()) -> Job:
     """Of values that are right, by dotted name; the inverse of `Job.flat`."""
     parts: dict[str, dict[str, Any]] = {name: {} for name in sections()}
     own: dict[str, Any] = {}
@@ -140,7 +140,7 @@ def job_from_flat(values: Mapping[str, Any]) -> Job:
         section, _, leaf = dotted.rpartition(".")
         (parts[section] if section else own)[leaf] = value
     own.update({name: sections()[name](**part) for name, part in parts.items()})
-    return Job(**own)
+    return Job(**own, given=given)
 
 
 def _unknown(name: str, section: str) -> Problem:

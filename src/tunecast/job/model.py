@@ -71,7 +71,7 @@ class ModelConfig:
     tied: bool
     """The head shares the embedding's weights."""
     dtype: str | None
-    """What the checkpoint is stored in, where config.json says."""
+    """What the checkpoint is stored in, where config.json or the weights' own headers say."""
     source: str
     raw_json: str
     weights: Weights | None = None
@@ -116,7 +116,7 @@ def model_config(
     if not isinstance(raw, Mapping):
         raise NotResolved(f"{source}: got {shown(raw)}; allowed: a mapping", field="model")
     whole = _without_code(raw)
-    prefix, text = _language_part(whole)
+    prefix, text = language_part(whole)
     problems = _absurd(whole)
     model_type = text.get("model_type") or whole.get("model_type")
     if not isinstance(model_type, str) or not 0 < len(model_type) <= 64 or not model_type.isprintable():
@@ -131,7 +131,7 @@ def model_config(
         problems.append(Problem("is_encoder_decoder", "got true; allowed: decoder-only language models"))
     sizes: dict[str, Any] = dict(_sizes(text, prefix, model_type, problems))
     tied = _tied(whole, text, model_type, problems)
-    dtype = _dtype(whole, text, problems)
+    dtype = _dtype(whole, text, problems) or _stored_dtype(weights)
     if problems:
         raise NotResolved("\n".join(f"{source}: {problem}" for problem in problems), field="model")
     quantised = whole.get("quantization_config")
@@ -158,7 +158,7 @@ def _without_code(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _language_part(whole: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+def language_part(whole: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
     """Where the language model is described: in a part of its own when there are others (vision, audio)."""
     for part in _TEXT_PARTS:
         inner = whole.get(part)
@@ -245,6 +245,12 @@ def _dtype(whole: Mapping[str, Any], text: Mapping[str, Any], problems: list[Pro
         problems.append(Problem("torch_dtype", f"got {shown(given)}; allowed: {', '.join(_DTYPES)}"))
         return None
     return str(plain)
+
+
+def _stored_dtype(weights: Weights | None) -> str | None:
+    """Of most values, where config.json does not say it; a packed checkpoint says nothing."""
+    names = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+    return None if weights is None or not weights.by_dtype else names.get(weights.by_dtype[0][0])
 
 
 def _spelled(text: Mapping[str, Any], spellings: tuple[str, ...]) -> tuple[str, Any]:

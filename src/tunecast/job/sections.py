@@ -29,20 +29,22 @@ class Lora(Section):
         above_low=True,
         aka=("lora_alpha",),
     )
-    dropout: float = field(
+    dropout: float | None = field(
         "float",
-        0.05,
+        None,
         trl("ModelConfig.lora_dropout", 0.05),
-        "dropout before the adapters",
+        "dropout before the adapters; null: 0.05, or 0 where experts get adapters, for which PEFT refuses dropout",
         low=0,
         high=0.99,
+        nullable=True,
         aka=("lora_dropout",),
     )
     targets: str | tuple[str, ...] | None = field(
         "names",
         None,
         peft("LoraConfig.target_modules", None),
-        "modules that get an adapter; null: what PEFT chooses for the architecture (q_proj and v_proj of a Llama)",
+        "modules that get an adapter; null: what PEFT chooses for the architecture (q_proj and v_proj of a Llama), or "
+        "all-linear where it has no choice of its own",
         choices=("all-linear", "attention"),
         nullable=True,
         aka=("target_modules", "lora_target", "lora_target_modules"),
@@ -71,6 +73,12 @@ class Lora(Section):
 
     def __post_init__(self) -> None:
         self._read_fields("lora.")
+
+    @property
+    def dropout_fraction(self) -> float:
+        """Where `fill_in` has settled it (tape/build/fill_in.py)."""
+        assert self.dropout is not None, "dropout follows from the model: fill_in comes first"
+        return self.dropout
 
 
 @dataclass(frozen=True)

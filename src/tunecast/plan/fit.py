@@ -158,8 +158,9 @@ class Fit(NamedTuple):
 
 def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ()) -> Fit:
     """`quick` is asked for memory only, `full` for time too. `allow`: groups of `Harm.OTHER` that may be chosen too."""
+    first = full(job)
+    job, begun = first.job, _state(first)
     full_trials = Trials(job, full)
-    begun = _state(full(job))
     if begun.room.surely:
         return Fit(begun, _faster(job, begun, full_trials), (), (), None, full_trials.asked)
     trials = Trials(job, quick)

@@ -18,6 +18,7 @@ from tunecast.plan.space import Rig, Spread
 from tunecast.predict.changes import with_fields
 from tunecast.predict.outside import tensors_on_paper
 from tunecast.predict.prediction import context_of
+from tunecast.tape.build.fill_in import fill_in
 
 ACTIVATIONS = {
     *("allocator", "attention", "gradient_checkpointing", "grad_accum", "kernels", "loss", "micro_batch"),
@@ -31,6 +32,7 @@ def lasting_bytes(job: Job) -> int:
     hardware, parts = job.hardware, job.parallel
     try:
         model = resolve_model(job.model)
+        job = fill_in(job, model.raw, model.dtype)
         parameters = tensors_on_paper(job, model.raw).parameters
     except NotResolved:
         return 0

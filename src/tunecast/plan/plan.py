@@ -42,6 +42,7 @@ from tunecast.plan.search import FRONT, Found, Outcome, Progress, Search
 from tunecast.plan.space import Freedom, Rig, Space, space_of
 from tunecast.predict.evidence import evidence_for, evidence_of
 from tunecast.records import dataclass, replace
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.units import GIB, HOUR_S
 
 ASSUMED_TOKENS = 10_000_000
@@ -80,8 +81,9 @@ def plan_of(
     Raises what reading the model raises; that nothing fits is a plan without choices (`constraints.verdict`).
     """
     assumed: list[str] = []
-    job = with_data(job, assumed)
-    planner = _Planner(job, offers, question, model or resolve_model(job.model), progress, bounds)
+    model = model or resolve_model(job.model)
+    job = fill_in(with_data(job, assumed), model.raw, model.dtype)
+    planner = _Planner(job, offers, question, model, progress, bounds)
     limits = question.limits
     outcome, several = planner.widened(limits.within_s)
     choices = [planner.choice(point) for point in outcome.front]
@@ -150,7 +152,7 @@ class _Planner:
         if freedom.nodes_up_to is None and not freedom.is_fixed("hardware.nodes") and not several:
             freedom = replace(freedom, nodes_up_to=1)
         offers = dict.fromkeys([*self.offers.offers, *(each for of in self.groups.values() for each in of)])
-        return space_of(self.job, freedom, list(offers))
+        return space_of(self.job, freedom, list(offers), self.model.raw)
 
     def widened(self, within_s: float | None) -> tuple[Outcome, bool]:
         """Of one machine; of several where none is enough, and whether it is. What was asked for comes first."""

@@ -25,6 +25,7 @@ from tunecast.plan.recipe import Recipe, has_kernels, job_with, recipes_of
 from tunecast.predict.modelled import require_modelled
 from tunecast.predict.spreading import DATA, PARTS, THROUGH_ACCELERATE, TRAINER
 from tunecast.records import dataclass, field, replace
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.sharding.scheme import ranks_of
 
 MOST_CARDS = 64
@@ -186,6 +187,8 @@ class Space:
     """Rigs no setting of the space runs on, whatever they hold, and why."""
     alone: tuple[str, ...] = ()
     """Providers whose machines are not known to join."""
+    config: Mapping[str, Any] | None = None
+    """Of the model, from which a recipe of another method takes what gets adapters."""
 
     @cached_property
     def global_batch(self) -> int:
@@ -304,7 +307,8 @@ class Space:
 
     def _with_recipe(self, recipe: Recipe) -> Job:
         if recipe not in self._jobs:
-            self._jobs[recipe] = job_with(self.job, recipe)
+            job = job_with(self.job, recipe)
+            self._jobs[recipe] = job if self.config is None else fill_in(job, self.config)
         return self._jobs[recipe]
 
     def _modelled(self, rig: Rig, recipe: Recipe, spread: Spread, split: Split) -> bool:
@@ -319,7 +323,7 @@ class Space:
         return known[key]
 
 
-def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer]) -> Space:
+def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer], config: Mapping[str, Any] | None = None) -> Space:
     """Every rig these offers make."""
     rigs: dict[Rig, list[Offer]] = {}
     refused: dict[Rig, str] = {}
@@ -337,7 +341,7 @@ def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer]) -> Space:
                 rigs.setdefault(rig, []).append(offer)
             elif nodes == 1 or freedom.is_fixed("hardware.nodes"):
                 refused[rig] = why
-    return Space(job, freedom, {rig: tuple(of) for rig, of in rigs.items()}, refused, tuple(alone))
+    return Space(job, freedom, {rig: tuple(of) for rig, of in rigs.items()}, refused, tuple(alone), config)
 
 
 def joined_up_to(offer: Offer) -> int | None:

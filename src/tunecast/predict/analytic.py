@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict.modelled import card_of, job_assumptions, require_modelled
+from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.shorten import with_few_micro_batches
 
@@ -18,13 +19,15 @@ if TYPE_CHECKING:
 
 def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None = None) -> Predicted:
     """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
+    model = resolve_model(job.model)
+    unsaid = dtype_assumption(job, model)
+    job = fill_in(job, model.raw, model.dtype)
     require_modelled(job)
     gpu = gpu_named(job.hardware.gpu)
-    model = resolve_model(job.model)
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
     held = job_on_card(job, gpu, folded)
-    assumptions = [f"architecture from {model.source}", *job_assumptions(job, short)]
+    assumptions = [f"architecture from {model.source}", *unsaid, *job_assumptions(job, short)]
 
     def said() -> Prediction:
         from tunecast.predict.timing import with_time

@@ -9,7 +9,7 @@ from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict, with_overrides
 from tunecast.predict.ladder import LESS_MEMORY, Overrides
 from tunecast.predict.prediction import Predicted
-from tunecast.records import dataclass
+from tunecast.records import dataclass, replace
 
 Predict = Callable[[Job], Predicted]
 
@@ -34,7 +34,8 @@ def with_fields(job: Job, overrides: Overrides) -> Job:
     fields = job.to_dict()
     if overrides.get("method") == "qlora" and job.method != "qlora":
         del fields["quantization"]  # it says that nothing is quantised
-    return job_from_dict(with_overrides(fields, overrides))
+    changed = job_from_dict(with_overrides(fields, overrides))
+    return replace(changed, given=job.given | set(overrides))
 
 
 def least_capacity(of: Predicted) -> int:

@@ -82,7 +82,8 @@ def _changed(job: Job, after: Job, changes: list[Difference], predict: Predict) 
     if changes == differences(job, after):
         return after
     try:
-        other = job_from_flat({**job.flat(), **{change.field: change.after for change in changes}})
+        set_fields = {change.field: change.after for change in changes}
+        other = job_from_flat({**job.flat(), **set_fields}, job.given | set(set_fields))
         predict(other)
     except UsageError:
         return None

@@ -11,7 +11,9 @@ from tunecast.errors import UsageError, nearest
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.knob import shown
+from tunecast.job.model import ModelConfig
 from tunecast.predict.spreading import RULES as SPREADING
+from tunecast.tape.build.fill_in import DTYPE_OF_STACK
 from tunecast.tape.card import Card
 from tunecast.units import gib
 
@@ -125,6 +127,13 @@ def job_assumptions(job: Job, followed: Job) -> list[str]:
     if job.loss == "chunked" and job.stack == "transformers":
         told.append("chunked loss: the fused head of TRL 1.16, with no label masked out")
     return told
+
+
+def dtype_assumption(job: Job, model: ModelConfig) -> list[str]:
+    """Of a job that loads the checkpoint's dtype, where nothing says what that is."""
+    if job.weights_dtype != "auto" or model.dtype is not None or job.stack in DTYPE_OF_STACK:
+        return []
+    return ["neither config.json nor weight files say the checkpoint's dtype: float32 (--weights-dtype)"]
 
 
 def others_hold(reserve_bytes: int) -> str:

@@ -71,7 +71,7 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
         kind = LoraLinear4bit if isinstance(base, Linear4bit) else LoraLinear8bit
     elif isinstance(base, LinearGPTQ):
         kind = LoraLinearGPTQ if isinstance(base, KeptLinearGPTQ) else LoraQuantLinear
-    adapted = kind(base, job.lora.rank, job.lora.dropout, job.lora.dora)
+    adapted = kind(base, job.lora.rank, job.lora.dropout_fraction, job.lora.dora)
     adapted.name_all(base.path)
     lora_A, lora_B = adapted.lora_A, adapted.lora_B
     for part in (lora_A, lora_B):

@@ -10,6 +10,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.records import replace
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
 from tunecast.tape.build.shapes import NAMES, Built, Paper, built, built_short
@@ -40,6 +41,7 @@ from tunecast.tape.shorten import (
 
 def build_job(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     """The tape of the run the contract defines, every layer and every step of it, on the fullest card."""
+    job = fill_in(job, config)
     cards = candidates(job, config, program_of(job).model)
     return _built_whole(job, cards[0], card) if len(cards) == 1 else fold_job(job, config, card).make_tape()
 
@@ -78,6 +80,7 @@ def fold_job(
     """The same run as columns of numbers, in a fraction of the time; `make_tape` writes it out. With `keeps_ops` the
     short tape comes along, for who prices its operations too (tape/timed.py). Of cards that hold different layers it is
     the fullest one's, or `for_time` that of what is priced."""
+    job = fill_in(job, config)
     model = program_of(job).model
     cards = (held(job, config, model),) if for_time else candidates(job, config, model)
     every = [_folded_card(job, here, card, keeps_ops) for here in cards]
@@ -112,6 +115,7 @@ NO_ROWS = Program([], [], None, [], [], [0], [], [])
 
 def short_job(job: Job, config: Mapping[str, Any], card: Card, length: int) -> Short:
     """Its operations where all rows have `length`, which may be shorter than the job's longest."""
+    job = fill_in(job, config)
     here = held(job, config, program_of(job).model)
 
     def build_as(paper: Paper) -> Built:

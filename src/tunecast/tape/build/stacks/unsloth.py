@@ -71,7 +71,13 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     empty_caches(machine, 3)
     adapt(job, language_model)
     longest = max(job.lengths or (job.seq_len,))
-    run = Run(language_model, job.gradient_checkpointing, job.lora.dropout, longest, config["max_position_embeddings"])
+    run = Run(
+        language_model,
+        job.gradient_checkpointing,
+        job.lora.dropout_fraction,
+        longest,
+        config["max_position_embeddings"],
+    )
     if compiles() and not run.compile(language_model):
         machine.guesses[NOT_COMPILED.format(config["model_type"])] = None
     apply(language_model, run)

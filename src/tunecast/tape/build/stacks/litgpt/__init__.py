@@ -181,7 +181,7 @@ def lora_of(job: Job) -> Lora:
                 f"lora.targets: litgpt adapts an MLP's layers together, got only {', '.join(sorted(named))}",
                 field="lora.targets",
             )
-    return Lora(job.lora.rank, job.lora.dropout, **{kind: kind in kinds for kind in KINDS})
+    return Lora(job.lora.rank, job.lora.dropout_fraction, **{kind: kind in kinds for kind in KINDS})
 
 
 def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:

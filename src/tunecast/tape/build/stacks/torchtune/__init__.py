@@ -118,7 +118,7 @@ def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengt
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDecoder:
     adapters = Adapters()
     if job.method != "full":
-        adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout, job.quantization.format == "nf4")
+        adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout_fraction, job.quantization.format == "nf4")
     model = build(machine, config, adapters, release_of(job))
     if model is None:
         raise Unsupported(f"model: torchtune has no builder for {config['model_type']!r}", field="model")

@@ -1,0 +1,91 @@
+"""A job with what follows from its model filled in: the dtype its weights load in, and what gets adapters.
+
+These are the fields whose default is a rule rather than a value. Everything behind the doors that call this
+(`fold_job`, `trace_job`, predictions, plans) sees values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tunecast.job.job import Job, Lora
+from tunecast.job.model import language_part
+from tunecast.job.names import DTYPES
+from tunecast.records import replace
+from tunecast.tape.build.adapters import USUAL_TARGETS
+from tunecast.tape.build.expert_adapters import moved_names
+
+DROPOUT = 0.05
+"""TRL 1.16.0, ModelConfig.lora_dropout."""
+
+DTYPE_OF_STACK: Mapping[str, str] = {
+    "unsloth": "bfloat16",  # FastLanguageModel.from_pretrained(dtype=None), unsloth 2026.10.9
+    "axolotl": "bfloat16",  # `torch_dtype` follows `bf16: auto`
+    "torchtune": "bfloat16",  # `dtype: bf16` of every recipe's configuration, torchtune 0.6
+    "fsdp_qlora": "bfloat16",  # train.py, `precision: "bf16"`
+    "litgpt": "float32",  # get_default_supported_precision(training=True): bf16-mixed, whose weights are float32
+    "torchtitan": "float32",  # training.dtype; mixed_precision_param casts to bfloat16
+    "megatron": "float32",  # without --bf16 or --fp16
+    "nemo": "float32",  # bf16_mixed of its recipes
+    "llm-foundry": "float32",  # amp_bf16 of its configurations
+}
+"""Where a stack has a dtype of its own; the others load the checkpoint's, as transformers 5 does (dtype="auto")."""
+
+
+def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> Job:
+    """`stored`: the dtype of most of the checkpoint's values, where config.json says nothing and its headers were read.
+
+    Idempotent: a job without such a field is given back as it is.
+    """
+    changes: dict[str, Any] = {}
+    if job.weights_dtype == "auto":
+        named = (_stack_dtype(job), dtype_of(config), stored if stored in DTYPES else None)
+        changes["weights_dtype"] = next(filter(None, named), "float32")
+    if job.method != "full":
+        lora = _filled_lora(job, _model_type(config))
+        if lora is not job.lora:
+            changes["lora"] = lora
+    return replace(job, **changes) if changes else job
+
+
+def _stack_dtype(job: Job) -> str | None:
+    if job.stack == "llama-factory":  # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
+        return "float32" if job.method == "full" else "bfloat16"
+    return DTYPE_OF_STACK.get(job.stack)
+
+
+def dtype_of(config: Mapping[str, Any]) -> str | None:
+    """What config.json says the checkpoint is stored in; of a model with other parts, its language model's."""
+    parts = (language_part(config)[1], config)
+    given = next((part[name] for part in parts for name in ("dtype", "torch_dtype") if part.get(name)), None)
+    name = given.removeprefix("torch.") if isinstance(given, str) else ""
+    return name if name in DTYPES else None
+
+
+def _filled_lora(job: Job, model_type: str) -> Lora:
+    lora = job.lora
+    if lora.targets is None and _takes_pefts_targets(job) and model_type not in USUAL_TARGETS:
+        lora = replace(lora, targets="all-linear")
+    if lora.dropout is None:
+        lora = replace(lora, dropout=0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT)
+    return lora
+
+
+def _takes_pefts_targets(job: Job) -> bool:
+    return job.stack in ("transformers", "trl")
+
+
+def _adapts_experts(job: Job, targets: str | tuple[str, ...] | None, model_type: str) -> bool:
+    """Whether parameters of experts or routers get adapters, for which PEFT 0.21.0 refuses dropout."""
+    moved = moved_names(model_type)
+    if not moved or not _takes_pefts_targets(job):
+        return False
+    wanted = USUAL_TARGETS.get(model_type, ()) if targets is None else targets
+    return wanted == "all-linear" or (wanted != "attention" and any(name in moved for name in wanted))
+
+
+def _model_type(config: Mapping[str, Any]) -> str:
+    _, text = language_part(config)
+    found = text.get("model_type") or config.get("model_type")
+    return found if isinstance(found, str) else ""
