@@ -181,10 +181,10 @@ def _shell_prints(commands: Sequence[str], folder: Path, environment: dict[str, 
         plain = command.removeprefix("$ ")
         told = subprocess.run(
             ["bash", "-c", plain], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, encoding="utf-8", timeout=SECONDS,
+            stderr=subprocess.PIPE, text=True, encoding="utf-8", timeout=SECONDS,
         )  # fmt: skip
         if told.returncode not in (0, 3, 4) or "Traceback (most recent call last)" in told.stdout:
-            raise BlockError(f"{plain} ended with {told.returncode}:\n{told.stdout}")
+            raise BlockError(f"{plain} ended with {told.returncode}:\n{told.stdout}{told.stderr}")
         yield told.stdout
 
 
