@@ -12,10 +12,12 @@ or a configuration of the user. A comment on the line before a block says what e
                                               text, and three more; "a".."b" up to the next that holds b; "a"..
                                               up to the next empty line. Of several commands, separated by ";", each
                                               its own; "all", and what is not said, is everything.
-    <!-- needs: torch -->                     packages without which the block is left as it is
+    <!-- needs: torch jq -->                  packages and programs without which the block is left as it is
     <!-- not run: needs the network -->       never run
+    <!-- exits: 2 -->                         the last command is refused so; what it writes to stderr is shown too
 
-Lines left out become "…". A selection that finds nothing is an error, so that a block cannot become empty unseen.
+Shown is stdout, without progress and what a traced script prints itself. Lines left out become "…". A selection that
+finds nothing is an error, so that a block cannot become empty unseen.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ FENCE = re.compile(
     r"(?P<notes>(?:^<!--(?:(?!-->)[^\n])*-->\n)*)^```(?P<kind>console|pycon)\n(?P<body>.*?)^```$",
     re.DOTALL | re.MULTILINE,
 )
-NOTE = re.compile(r"<!-- (lines|needs|not run): (.*?) -->")
+NOTE = re.compile(r"<!-- (lines|needs|not run|exits): (.*?) -->")
 PIECE = re.compile(
     r'\s*(?:(?P<first>\d+)(?:-(?P<last>\d+))?|"(?P<text>[^"]*)"(?:\+(?P<more>\d+)|(?P<to>\.\.)(?:"(?P<end>[^"]*)")?)?)\s*'
 )
@@ -121,14 +123,16 @@ def shown_lines(printed: str, selection: str) -> list[str]:
     spans = list(_spans(lines, selection))
     out: list[str] = []
     after = 0
-    for first, last in spans:
+    for first, last in [*spans, (len(lines), len(lines))]:
         if any(lines[after:first]):
+            while out and not out[-1]:
+                out.pop()
             out.append(LEFT_OUT)
-        else:
+        elif first < len(lines):
             out += lines[after:first]
         out += lines[first:last]
         after = last
-    return [*out, LEFT_OUT] if any(lines[after:]) else out
+    return out
 
 
 def _spans(lines: Sequence[str], selection: str) -> Iterator[tuple[int, int]]:
@@ -168,7 +172,7 @@ def _new_text(block: Block, folder: Path, environment: dict[str, str]) -> str | 
     out: list[str] = []
     try:
         for command, printed, selection in zip(
-            block.commands, run(block.commands, folder, environment), selections, strict=True
+            block.commands, run(block, folder, environment), selections, strict=True
         ):
             out += [*command.splitlines(), *shown_lines(printed, selection)]
     except (BlockError, subprocess.TimeoutExpired) as error:
@@ -176,20 +180,22 @@ def _new_text(block: Block, folder: Path, environment: dict[str, str]) -> str | 
     return "".join(f"{line}\n" for line in out)
 
 
-def _shell_prints(commands: Sequence[str], folder: Path, environment: dict[str, str]) -> Iterator[str]:
-    for command in commands:
+def _shell_prints(block: Block, folder: Path, environment: dict[str, str]) -> Iterator[str]:
+    for number, command in enumerate(block.commands, 1):
         plain = command.removeprefix("$ ")
         told = subprocess.run(
-            ["bash", "-c", plain], cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, encoding="utf-8", timeout=SECONDS,
+            ["bash", "-c", plain], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, encoding="utf-8", timeout=SECONDS,
         )  # fmt: skip
-        if told.returncode not in (0, 3, 4) or "Traceback (most recent call last)" in told.stdout:
+        refused = "exits" in block.notes and number == len(block.commands)
+        allowed = (int(block.notes["exits"]),) if refused else (0, 3, 4)
+        if told.returncode not in allowed or "Traceback (most recent call last)" in told.stdout:
             raise BlockError(f"{plain} ended with {told.returncode}:\n{told.stdout}{told.stderr}")
-        yield told.stdout
+        yield told.stdout + (told.stderr if refused else "")
 
 
-def _session_prints(statements: Sequence[str], folder: Path, environment: dict[str, str]) -> list[str]:
-    plain = ["\n".join(line[4:] for line in statement.splitlines()) for statement in statements]
+def _session_prints(block: Block, folder: Path, environment: dict[str, str]) -> list[str]:
+    plain = ["\n".join(line[4:] for line in statement.splitlines()) for statement in block.commands]
     told = subprocess.run(
         [sys.executable, "-c", SESSION], cwd=folder, env=environment, input="\0".join(plain), capture_output=True,
         text=True, encoding="utf-8", timeout=SECONDS,
@@ -225,8 +231,8 @@ def _environment(home: Path, tools: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None or shutil.which(name) is not None
 
 
 def rewrite(page: Path, *, check: bool) -> list[str]:

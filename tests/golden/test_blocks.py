@@ -56,6 +56,7 @@ PRINTED = "verdict\n\nfirst\n  one\n  two\n\nsecond\n  three\n"
         ('"first"..', ["…", "first", "  one", "  two", "…"]),
         ('"first".."three"', ["…", "first", "  one", "  two", "", "second", "  three"]),
         ('1, "first"', ["verdict", "", "first", "…"]),
+        ("1-2", ["verdict", "…"]),
     ],
 )
 def test_selections_by_hand(selection: str, shown: list[str]) -> None:
@@ -107,3 +108,10 @@ def test_a_command_that_fails_is_an_error_not_a_block() -> None:
     (failing,) = blocks.blocks("PAGE.md", "```console\n$ tunecast predict examples/nothing.yaml\n```\n")
     (new,) = blocks.new_texts([failing])
     assert isinstance(new, blocks.BlockError) and "ended with 5" in str(new)
+
+
+def test_a_refusal_is_shown_where_it_is_meant() -> None:
+    page = "<!-- exits: 5 -->\n```console\n$ tunecast predict examples/none.yaml\n```\n"
+    (refused,) = blocks.blocks("PAGE.md", page)
+    (new,) = blocks.new_texts([refused])
+    assert isinstance(new, str) and "tunecast: error: " in new
