@@ -78,8 +78,10 @@ ASKING = {"-h", "--help", "--engine", "--python", "--json"}
 
 
 def test_flags_of_the_commands_that_ask_many_times() -> None:
-    assert set(largest.parser()._option_string_actions) == ASKING | JOB
-    assert set(compare.parser()._option_string_actions) == ASKING | JOB | {"--to"}
+    assert set(largest.parser()._option_string_actions) == ASKING | JOB | {"--short"}
+    assert set(compare.parser()._option_string_actions) == ASKING | JOB | {
+        "--to", "--short", "--no-calibration",
+    }  # fmt: skip
     assert set(explain_oom.parser()._option_string_actions) == ASKING | JOB
 
 

@@ -56,7 +56,14 @@ def predicted(job: Job, **_: Any) -> Predicted:
 
 def job(capacity_gib: float, **fields: Any) -> Job:
     """4 + 8 + 4 + 2 = 18 GiB."""
-    plain = {"model": "gpt2", "micro_batch": 1, "seq_len": 1024, "gradient_checkpointing": False, **fields}
+    plain = {
+        "model": "gpt2",
+        "weights_dtype": "float32",
+        "micro_batch": 1,
+        "seq_len": 1024,
+        "gradient_checkpointing": False,
+        **fields,
+    }
     return job_from_dict({**plain, "hardware": {"capacity_bytes": int(capacity_gib * GIB), "gpu": "h200"}})
 
 

@@ -16,7 +16,7 @@ def refusal(**fields: object) -> str:
 
 def test_only_the_model_is_required():
     job = job_from_dict({"model": "gpt2"})
-    assert (job.method, job.seq_len, job.micro_batch, job.weights_dtype) == ("full", 1024, 8, "float32")
+    assert (job.method, job.seq_len, job.micro_batch, job.weights_dtype) == ("full", 1024, 8, "auto")
     assert job == Job("gpt2") == Job(model="gpt2")
     with pytest.raises(UsageError, match=r"^model: missing; allowed: bundled name, Hub id"):
         job_from_dict({})
@@ -81,7 +81,10 @@ def test_to_dict_is_read_back_as_it_was():
     ("fields", "message"),
     [
         ({"method": "lroa"}, "method: got 'lroa'; allowed: full, lora, qlora; nearest: lora"),
-        ({"weights_dtype": "fp32"}, "weights_dtype: got 'fp32'; allowed: float32, bfloat16, float16; nearest: float32"),
+        (
+            {"weights_dtype": "fp32"},
+            "weights_dtype: got 'fp32'; allowed: auto, float32, bfloat16, float16; nearest: float32",
+        ),
         ({"autocast": "fp16"}, "autocast: got 'fp16'; allowed: bfloat16, float16 or null; nearest: float16"),
         ({"seq_len": 0}, "seq_len: got 0; allowed: a whole number from 1 to 10000000; nearest: 1"),
         ({"seq_len": 10**30}, f"seq_len: got {10**30}; allowed: a whole number from 1 to 10000000; nearest: 10000000"),

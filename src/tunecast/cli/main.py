@@ -61,7 +61,7 @@ COMMANDS: Mapping[str, Command] = {
     "explain-oom": Command(
         "tunecast.cli.explain_oom",
         "what filled the card when PyTorch ran out of memory, and what to change",
-        "tunecast explain-oom job.yaml < train.log",
+        "tunecast explain-oom job.yaml train.log",
     ),
     "models": Command(
         "tunecast.cli.models",

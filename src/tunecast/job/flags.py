@@ -1,7 +1,7 @@
 """The command line's flags for a job, derived from its fields: no second list to keep.
 
 A nested field is reached by its own name where that is unambiguous (`--rank` for lora.rank), else with its section
-before it (`--parallel-data`); `--set lora.dropout=0.1` reaches any.
+before it (`--parallel-data`); `--set lora.dropout=0.1` reaches any, by its dotted name or as its flag is called.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def add_job_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()
             metavar = "|".join(flag.choices)
         group.add_argument(flag.flag, dest=dest, metavar=metavar, default=argparse.SUPPRESS, help=help)
     group.add_argument(
-        "--set", dest=_PREFIX, metavar="FIELD=VALUE", action="append", default=[], help="any field, by its dotted name"
+        "--set", dest=_PREFIX, metavar="FIELD=VALUE", action="append", default=[], help="any field, by its name"
     )
 
 
@@ -88,14 +88,27 @@ def overrides_from(arguments: argparse.Namespace) -> dict[str, object]:
     return flags | assignments(given.get(_PREFIX, []))
 
 
+def field_named(name: str) -> str:
+    """The dotted name of the field that is meant: by that name, by what its flag is called (`rank`, `seq-len`), or by
+    the last part of its name where no other field shares it. As it was given where it means none."""
+    spelled = name.lstrip("-").replace("-", "_")
+    if spelled in all_knobs():
+        return spelled
+    flag = f"--{spelled.replace('_', '-')}"
+    found = [each.field for each in job_flags() if each.flag == flag]
+    found = found or [field for field in all_knobs() if field.rpartition(".")[2] == spelled]
+    return found[0] if len(found) == 1 else spelled
+
+
 def assignments(texts: Iterable[str]) -> dict[str, object]:
-    """`lora.dropout=0.1` and its like, by dotted name. `lora=null` empties a section."""
+    """`lora.dropout=0.1`, `rank=64` and their like, by dotted name. `lora=null` empties a section."""
     found: dict[str, object] = {}
     for text in texts:
-        field, equals, value = text.partition("=")
-        field = field.strip().replace("-", "_")
-        if not equals or not field:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if not equals or not name:
             raise UsageError(f"--set: got {shown(text)}; allowed: FIELD=VALUE, such as lora.dropout=0.1", field="--set")
-        empty = field in sections() and value.strip().lower() in ("null", "none", "")
-        found[field] = None if empty else value.strip()
+        if name in sections() and value.lower() in ("null", "none", ""):
+            found[name] = None
+        else:
+            found[field_named(name)] = value
     return found

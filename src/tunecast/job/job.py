@@ -262,7 +262,7 @@ class Job(Section):
 
     def is_given(self, field: str) -> bool:
         """Whether somebody chose this field's value."""
-        return field in self.given or self.flat()[field] != all_knobs()[field].default
+        return field in self.given if self.given else self.flat()[field] != all_knobs()[field].default
 
     def flat(self) -> dict[str, Any]:
         """Every value by its dotted name."""

@@ -28,6 +28,7 @@ from tunecast.plan.fit_search import (
     strongest,
 )
 from tunecast.predict.changes import with_fields
+from tunecast.predict.compare import more_time
 from tunecast.predict.ladder import LESS_MEMORY, LESS_TIME, Harm, Overrides, Rung
 from tunecast.predict.least_card import least_card
 from tunecast.predict.prediction import Predicted, Prediction
@@ -66,9 +67,7 @@ class State(NamedTuple):
 
     def more_time_than(self, other: State) -> float | None:
         """0.27: it takes 27 % more time for the same tokens."""
-        if self.tokens_per_s is None or other.tokens_per_s is None:
-            return None
-        return other.tokens_per_s / self.tokens_per_s - 1
+        return more_time(other.prediction, self.prediction)
 
 
 class Effect(NamedTuple):

@@ -9,7 +9,7 @@ from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
-from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.build.short import fold_job
 from tunecast.tape.shorten import with_few_micro_batches
 
@@ -21,7 +21,7 @@ def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None =
     """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
     model = resolve_model(job.model)
     unsaid = dtype_assumption(job, model)
-    job = fill_in(job, model.raw, model.dtype)
+    job = fill_in_of(job, model)
     require_modelled(job)
     gpu = gpu_named(job.hardware.gpu)
     short = with_few_micro_batches(job)

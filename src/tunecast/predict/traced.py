@@ -8,7 +8,7 @@ from tunecast.job.model import resolve_model
 from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_traceable
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.records import replace
-from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import steps_of, with_few_micro_batches
 from tunecast.tape.timed import Step, step_of
@@ -34,7 +34,7 @@ def traced(
     """Trace a job with `python` (None: the one `tracing_python` finds). `exact` traces every layer."""
     model = resolve_model(job.model)
     unsaid = dtype_assumption(job, model)
-    job = fill_in(job, model.raw, model.dtype)
+    job = fill_in_of(job, model)
     require_traceable(job)
     gpu = gpu_named(job.hardware.gpu)
     interpreter = tracing_python(python)

@@ -29,7 +29,7 @@ def advice_text(changes: Sequence[Change], terminal: Terminal = DEFAULT, *, fitt
     """`gradient_checkpointing: true   frees 12.30 GiB, fits then`. '' where nothing helps."""
     if not changes:
         return ""
-    rows = [(change_in_yaml(change), _effect(change, fitted)) for change in changes]
+    rows = [(change_in_yaml(change), effect_words(change, fitted=fitted)) for change in changes]
     lines = columns(rows, left=(0, 1))
     if max(map(len, lines)) > terminal.width:
         lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]
@@ -41,7 +41,7 @@ def change_in_yaml(change: Change) -> str:
     return ", ".join(f"{shown(field)}: {value_in_yaml(value)}" for field, value in change.overrides.items())
 
 
-def _effect(change: Change, fitted: bool) -> str:
+def effect_words(change: Change, *, fitted: bool) -> str:
     frees = f"frees {gib(change.saves_bytes)}" if change.saves_bytes > 0 else "cuts memory up better"
     if fitted:
         return frees

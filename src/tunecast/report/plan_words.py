@@ -165,7 +165,14 @@ def time_told(choice: Choice) -> str:
 
 
 def cost_told(choice: Choice, money: Money) -> str:
-    return f"{amount(choice.total_usd, money)} ({amounts(*choice.usd_range, money)})"
+    return with_range(choice.total_usd, choice.usd_range, money)
+
+
+def with_range(usd: float, usd_range: tuple[float, float], money: Money) -> str:
+    """`$14.31 (12.90 to 15.90)`; the figure alone where the ends of its range read the same."""
+    between = amounts(*usd_range, money)
+    low, _, high = between.partition(" to ")
+    return amount(usd, money) if low == high else f"{amount(usd, money)} ({between})"
 
 
 def amount(usd: float, money: Money) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunecast.job.job import Job, Lora
-from tunecast.job.model import language_part
+from tunecast.job.model import ModelConfig, language_part
 from tunecast.job.names import DTYPES
 from tunecast.records import replace
 from tunecast.tape.build.adapters import USUAL_TARGETS
@@ -38,15 +38,26 @@ def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> J
 
     Idempotent: a job without such a field is given back as it is.
     """
+    if _is_filled_in(job):
+        return job
     changes: dict[str, Any] = {}
     if job.weights_dtype == "auto":
         named = (_stack_dtype(job), dtype_of(config), stored if stored in DTYPES else None)
         changes["weights_dtype"] = next(filter(None, named), "float32")
     if job.method != "full":
-        lora = _filled_lora(job, _model_type(config))
-        if lora is not job.lora:
-            changes["lora"] = lora
-    return replace(job, **changes) if changes else job
+        changes["lora"] = _filled_lora(job, _model_type(config))
+    return replace(job, **changes)
+
+
+def fill_in_of(job: Job, model: ModelConfig) -> Job:
+    """The same; config.json is read only where something is open."""
+    return job if _is_filled_in(job) else fill_in(job, model.raw, model.dtype)
+
+
+def _is_filled_in(job: Job) -> bool:
+    lora = job.lora
+    adapted = job.method == "full" or (lora.dropout is not None and (lora.targets or not _takes_pefts_targets(job)))
+    return bool(adapted) and job.weights_dtype != "auto"
 
 
 def _stack_dtype(job: Job) -> str | None:
@@ -65,15 +76,16 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
 
 def _filled_lora(job: Job, model_type: str) -> Lora:
     lora = job.lora
-    if lora.targets is None and _takes_pefts_targets(job) and model_type not in USUAL_TARGETS:
-        lora = replace(lora, targets="all-linear")
+    if lora.targets is None and _takes_pefts_targets(job):
+        lora = replace(lora, targets=USUAL_TARGETS.get(model_type, "all-linear"))
     if lora.dropout is None:
         lora = replace(lora, dropout=0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT)
     return lora
 
 
 def _takes_pefts_targets(job: Job) -> bool:
-    return job.stack in ("transformers", "trl")
+    """The other stacks have their own."""
+    return job.stack in ("transformers", "trl", "axolotl", "llama-factory", "fsdp_qlora")
 
 
 def _adapts_experts(job: Job, targets: str | tuple[str, ...] | None, model_type: str) -> bool:
@@ -81,8 +93,7 @@ def _adapts_experts(job: Job, targets: str | tuple[str, ...] | None, model_type:
     moved = moved_names(model_type)
     if not moved or not _takes_pefts_targets(job):
         return False
-    wanted = USUAL_TARGETS.get(model_type, ()) if targets is None else targets
-    return wanted == "all-linear" or (wanted != "attention" and any(name in moved for name in wanted))
+    return targets == "all-linear" or (targets not in (None, "attention") and any(name in moved for name in targets))
 
 
 def _model_type(config: Mapping[str, Any]) -> str:
