@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 
+from tunecast.job.flags import job_flags
 from tunecast.predict.changes import Change
+from tunecast.predict.room import Verdict
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal
@@ -12,6 +15,11 @@ from tunecast.units import gib
 
 TITLE = "Which line to attack first"
 MOST = 4
+EFFECTS: Mapping[Verdict, str] = {
+    "fits": "fits then",
+    "may not fit": "may fit then",
+    "does not fit": "not enough alone",
+}
 WORTHWHILE_FRACTION = 0.01
 """Of what the job holds: a change that frees less is not worth a line, unless it makes the job fit."""
 
@@ -29,16 +37,37 @@ def advice_text(changes: Sequence[Change], terminal: Terminal = DEFAULT, *, fitt
     """`gradient_checkpointing: true   frees 12.30 GiB, fits then`. '' where nothing helps."""
     if not changes:
         return ""
-    rows = [(change_in_yaml(change), effect_words(change, fitted=fitted)) for change in changes]
+    rows = [(in_yaml(change.overrides), effect_words(change, fitted=fitted)) for change in changes]
     lines = columns(rows, left=(0, 1))
     if max(map(len, lines)) > terminal.width:
         lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]
     return terminal.plain("\n".join([terminal.paint(TITLE, "bold"), *lines]))
 
 
-def change_in_yaml(change: Change) -> str:
-    """As it is written into the job's file."""
-    return ", ".join(f"{shown(field)}: {value_in_yaml(value)}" for field, value in change.overrides.items())
+def change_words(overrides: Mapping[str, object], flags: bool) -> str:
+    """As it is typed, or written into the job's file."""
+    return as_flags(overrides) if flags else in_yaml(overrides)
+
+
+def in_yaml(overrides: Mapping[str, object]) -> str:
+    return ", ".join(f"{shown(field)}: {value_in_yaml(value)}" for field, value in overrides.items())
+
+
+def as_flags(overrides: Mapping[str, object]) -> str:
+    """`--gradient-checkpointing --kernels liger`: what the command line takes for the same."""
+    flags = {flag.field: flag for flag in job_flags()}
+    words = []
+    for field, value in overrides.items():
+        if field not in flags:  # a whole section
+            words.append(f"--set {field}=null")
+            continue
+        flag = flags[field].flag
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words.append(f"{flag} {shlex.quote(text)}")
+    return " ".join(words)
 
 
 def effect_words(change: Change, *, fitted: bool) -> str:
