@@ -16,7 +16,8 @@ PUBLIC = [
 ]  # fmt: skip
 
 OUTPUT_AND_TRACING = {
-    "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit",
+    "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit", "--short",
+    "--details",
 }  # fmt: skip
 TRACE = {
     "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model",
@@ -70,7 +71,7 @@ def test_commands() -> None:
 
 
 def test_flags_of_predict() -> None:
-    own = {"--engine", "--exact", "--details", "--no-advice", "--no-calibration"}
+    own = {"--engine", "--exact", "--no-advice", "--no-calibration"}
     assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | JOB | own
 
 

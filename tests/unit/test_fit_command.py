@@ -59,7 +59,7 @@ def test_what_to_change_and_the_patch(shell: Any) -> None:
     code, out, err = shell("job.yaml", *capacity(10), "--details")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "gpt2, full, 1 x 1024 tokens on h200",
+        "gpt2, full fine-tune, 1 x 1,024 tokens on 1 x H200 SXM 141 GB",
         "  does not fit as it is: needs 12.00 of 10.00 GiB (up to 12.01); 1 s per step",
         "",
         "Smallest change that makes it fit (same mathematics)",
@@ -70,9 +70,9 @@ def test_what_to_change_and_the_patch(shell: Any) -> None:
         "  method: lora   frees 7.00 GiB, same time, fits then",
         "  method: qlora  frees 7.00 GiB, same time, fits then",
         "  LoRA at usual ranks learned less than full finetuning in programming and mathematics, and forgot",
-        "  less (Biderman et al., LoRA Learns Less and Forgets Less, TMLR 2024, arXiv:2405.09673)",
+        "    less (Biderman et al., LoRA Learns Less and Forgets Less, TMLR 2024, arXiv:2405.09673)",
         "  4-bit weights under adapters kept the results of 16-bit finetuning in its authors' tests (Dettmers",
-        "  et al., QLoRA, 2023, arXiv:2305.14314)",
+        "    et al., QLoRA, 2023, arXiv:2305.14314)",
         "",
         "--- job.yaml",
         "+++ job.yaml",
@@ -102,7 +102,8 @@ def test_advice_is_in_flags_for_flags_and_in_yaml_for_a_file(shell: Any) -> None
 def test_in_one_line(shell: Any) -> None:
     code, out, _ = shell("job.yaml", *capacity(10), "--short")
     assert (code, out.count("\n")) == (0, 1)
-    verdict = "gpt2, full, 1 x 1024 tokens on h200: does not fit, 12.00 of 10.00 GiB (up to 12.01); "
+    title = "gpt2, full fine-tune, 1 x 1,024 tokens on 1 x H200 SXM 141 GB"
+    verdict = f"{title}: does not fit, 12.00 of 10.00 GiB (up to 12.01); "
     assert out == f"{verdict}fits with gradient_checkpointing: true: 9.00 of 10.00 GiB (up to 9.01), 25 % more time\n"
     assert "no change makes it fit" in shell("job.yaml", *capacity(1.5), "--short")[1]
 

@@ -79,7 +79,7 @@ def test_in_words() -> None:
     out = fit_text(fit._replace(elsewhere=elsewhere), "a job", "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     place = lines.index("Other hardware that fits for sure")
-    assert lines[place + 1].startswith("2 x rtx-4090 (ddp): ")
+    assert lines[place + 1].startswith("2 x RTX 4090 (ddp): ")
     assert " less time, $" in lines[place + 1] and " per hour at " in lines[place + 1]
     assert lines[place + 2].startswith("--gpus 2 ")
     assert len(lines) <= 35

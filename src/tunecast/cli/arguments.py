@@ -100,6 +100,11 @@ def add_tracing_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_output_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
+    amount = group.add_mutually_exclusive_group()
+    amount.add_argument("--short", action="store_true", help="one line: the verdict, what it needs, how long it takes")
+    amount.add_argument(
+        "--details", action="store_true", help="everything: phases, modules, bytes, assumptions, versions"
+    )
     group.add_argument("--json", action="store_true", help="JSON instead of text")
     group.add_argument("--html", metavar="FILE", help="write the run's memory over time as a page of its own")
     group.add_argument(

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import QUIET_S
-from tunecast.cli.largest import is_job_file
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
 from tunecast.job.flags import add_job_flags, job_flags, overrides_from
 from tunecast.job.job import Job
+from tunecast.job.readers import is_job_file
 from tunecast.plan.fit import Fit, Solution, fitted
 from tunecast.plan.fit_patch import Patch, patch_of, write
 from tunecast.predict import engines

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
@@ -17,7 +16,7 @@ from tunecast.job.job import Job
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.model import ModelConfig, bundled_models, resolve_model
 from tunecast.job.names import METHODS
-from tunecast.job.readers import FORMATS
+from tunecast.job.readers import is_job_file
 from tunecast.predict.engines import the_job
 from tunecast.predict.evidence import evidence_of
 from tunecast.predict.largest import (
@@ -186,11 +185,6 @@ def by_method(overrides: Overrides, methods: Sequence[str]) -> Iterator[dict[str
 
 def job_with(model: str, overrides: Overrides) -> Job:
     return job_from_dict(with_overrides({"model": model}, overrides))
-
-
-def is_job_file(source: str) -> bool:
-    path = Path(source)
-    return path.suffix.lower() in FORMATS and path.name != "config.json"
 
 
 def settings_of(jobs: Sequence[Job], model: ModelConfig | None = None) -> Settings:

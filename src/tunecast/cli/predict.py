@@ -59,9 +59,6 @@ def parser() -> Parser:
         "--engine", metavar="NAME", default=DEFAULT_ENGINE,
         help="analytic (the default): the closed form, in a moment; traced: the real training code, in seconds",
     )  # fmt: skip
-    made.add_argument(
-        "--details", action="store_true", help="also the modules and the largest blocks at the peak (always if traced)"
-    )
     made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
     made.add_argument(
         "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
@@ -82,12 +79,21 @@ class How:
     exact: bool
     limits: Limits
     json: bool
+    short: bool
     details: bool
+    with_blocks: bool
+    """Modules and the largest blocks of the peak are shown: the tape is written out for them."""
     advice: bool
     html: str | None
     snapshot: str | None
-    total: int
     calibrated: bool
+    overrides: Mapping[str, object]
+    sources: tuple[str, ...]
+    """Of each job the model or file it was read from; '' where that holds other jobs too."""
+
+    @property
+    def total(self) -> int:
+        return len(self.sources)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -98,7 +104,9 @@ def run(argv: Sequence[str]) -> int:
             from tunecast.cli.files import require_writable
 
             require_writable(flag, name)
-    jobs = jobs_of(arguments.jobs, overrides_from(arguments))
+    overrides = overrides_from(arguments)
+    by_source = [(source, list(read_jobs(source, overrides))) for source in arguments.jobs]
+    jobs = [job for _, found in by_source for job in found]
     if len(jobs) > 1 and (arguments.html or arguments.snapshot):
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
     how = How(
@@ -109,13 +117,16 @@ def run(argv: Sequence[str]) -> int:
         arguments.exact,
         limits_from(arguments),
         arguments.json,
+        arguments.short,
+        arguments.details,
         arguments.details or arguments.engine == "traced" or arguments.html is not None,
         # A traced change takes as long as the job itself.
-        not (arguments.no_advice or arguments.json or arguments.engine == "traced"),
+        not (arguments.no_advice or arguments.json or arguments.short or arguments.engine == "traced"),
         arguments.html,
         arguments.snapshot,
-        len(jobs),
         not arguments.no_calibration,
+        overrides,
+        tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
         # Loaded once, before there are several processes.
@@ -131,10 +142,6 @@ def python_of(given: str | None) -> str:
     from tunecast.tape.trace.interpreter import tracing_python
 
     return tracing_python(given)
-
-
-def jobs_of(sources: Iterable[str], overrides: Mapping[str, object]) -> list[Job | JobError]:
-    return [job for source in sources for job in read_jobs(source, overrides)]
 
 
 def worst(codes: Iterable[int]) -> int:

@@ -21,15 +21,19 @@ from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.cluster import Cluster, cards_of
+from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
+from tunecast.predict.evidence import evidence_for
 from tunecast.predict.modelled import card_of, others_hold
 from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
 from tunecast.records import replace
+from tunecast.report.answer import Sections, answer_text, details_text
+from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, grouped_blocks
-from tunecast.report.text import report
 from tunecast.report.traced import card_figures
+from tunecast.report.verdict import short_line
 from tunecast.tape.op import Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.request import Answer
@@ -116,11 +120,14 @@ def run(argv: Sequence[str]) -> int:
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
     held = held_of(whole, gpu, arguments, configured, others_of(launch, gpu))
     said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
-    figures = card_figures(held, said, title_of(launch))
+    figures = card_figures(held, said, title_of(launch, gpu))
     if arguments.json:
         print(json.dumps(said.to_dict() | {"trace": details(figures, answer)}), flush=True)
+    elif arguments.short:
+        print(short_line(figures), end="", flush=True)
     else:
-        print(report(figures, terminal_of(sys.stdout)), end="", flush=True)
+        text = details_text if arguments.details else answer_text
+        print(text(figures, terminal_of(sys.stdout), sections_of(held, arguments)), end="", flush=True)
     write_asked(figures, held, arguments.html, arguments.snapshot)
     if answer.error is not None:
         print(f"tunecast: {script_stopped(answer)}", file=sys.stderr)
@@ -238,7 +245,7 @@ def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace
     if arguments.reserve:
         told.append(others_hold(arguments.reserve))
     if arguments.gpu is None:
-        told.append(f"no --gpu was named: the {DEFAULT_GPU} is pretended")
+        told.append(f"no --gpu was given: {DEFAULT_GPU} is taken")
     if arguments.allocator is None and (conf := alloc_conf()):
         told.append(f"the allocator is configured by the environment: {conf}")
     return told
@@ -270,8 +277,22 @@ def in_short(message: str) -> str:
     return f"{first} ({own[-1][0]}:{own[-1][1]}; {DEBUG}=1 shows more)" if own else first
 
 
-def title_of(launch: Launch) -> str:
-    return " ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *launch.args)))[:200]
+def title_of(launch: Launch, gpu: Gpu) -> str:
+    """`train.py --epochs 3 on 8 x H100 SXM 80 GB`."""
+    command = " ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *launch.args)))[:200]
+    cards = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
+    return f"{command} on {cards} x {card_name(gpu.name)}"
+
+
+def sections_of(held: OnCard, arguments: argparse.Namespace) -> Sections:
+    named = [] if arguments.gpu is not None else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
+    links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
+    several = held.cluster is not None
+    return Sections(
+        remarks=[*named, *links],
+        trust=f"{trust(evidence_for(held.gpu.name, held.stack, None, several), timed=False)}; your script's own "
+        "allocations are followed one by one",
+    )
 
 
 def details(figures: Figures, answer: Answer) -> dict[str, Any]:

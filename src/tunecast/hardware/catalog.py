@@ -48,7 +48,7 @@ def known_gpu(name: str) -> Gpu:
     exact = _aliases().get(" ".join(wanted))
     if exact is not None:
         return gpus()[exact]
-    candidates = [known for known in gpus() if wanted and set(wanted) <= set(_words(known))]
+    candidates = candidates_for(name)
     if len(candidates) == 1:
         return gpus()[candidates[0]]
     if candidates:
@@ -56,6 +56,12 @@ def known_gpu(name: str) -> Gpu:
             f"{FIELD}: got {_shown(name)}, which could be {' or '.join(candidates)}; say which", field=FIELD
         )
     raise _unknown(name, wanted)
+
+
+def candidates_for(name: str) -> list[str]:
+    """The cards that have every word of a name: `h100` is taken for one of several."""
+    wanted = set(_words(name[:_LONGEST_NAME]))
+    return [known for known in gpus() if wanted and wanted <= set(_words(known))]
 
 
 def matching(texts: Iterable[str]) -> list[Gpu]:

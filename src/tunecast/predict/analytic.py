@@ -27,7 +27,7 @@ def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None =
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
     held = job_on_card(job, gpu, folded)
-    assumptions = [f"architecture from {model.source}", *unsaid, *job_assumptions(job, short)]
+    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
 
     def said() -> Prediction:
         from tunecast.predict.timing import with_time

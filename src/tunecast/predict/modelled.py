@@ -110,19 +110,19 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
 def job_assumptions(job: Job, followed: Job) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
     as many micro-batches as its tape has."""
-    told = [f"the figures are the most of {max(6, len(job.lengths or ()))} optimizer steps, from an empty cache on"]
+    told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
     if job.hardware.reserve_bytes:
         told.append(others_hold(job.hardware.reserve_bytes))
     if followed.grad_accum < job.grad_accum:
-        told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step repeat those before")
+        told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
     if job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
-        told.append("the loss scaler's own few hundred bytes are left out")
+        told.append("the loss scaler's few hundred bytes are left out")
     if job.optimizer.startswith(("galore", "apollo")):
         told.append("optim_target_modules: every linear layer but the head; rank 128")
     if job.matmul_dtype is not None:
-        scales = "one scale a tensor" if job.matmul_dtype == "float8" else "NVFP4"
+        scales = "one scale per tensor" if job.matmul_dtype == "float8" else "NVFP4"
         told.append(f"{job.matmul_dtype}: torchao's linear layers ({scales}), all but the first and the last")
     if job.loss == "chunked" and job.stack == "transformers":
         told.append("chunked loss: the fused head of TRL 1.16, with no label masked out")
@@ -137,7 +137,7 @@ def dtype_assumption(job: Job, model: ModelConfig) -> list[str]:
 
 
 def others_hold(reserve_bytes: int) -> str:
-    return f"others hold {gib(reserve_bytes)} of the card (--reserve)"
+    return f"other processes hold {gib(reserve_bytes)} of the card (--reserve)"
 
 
 def card_of(gpu: Gpu) -> Card:

@@ -41,7 +41,7 @@ def traced(
     short = job if exact else with_few_micro_batches(job)
     tape = trace_job(short, model.raw, card_of(gpu), exact=exact, python=interpreter, limits=limits, progress=progress)
     held = job_on_card(job, gpu, tape)
-    assumptions = [f"architecture from {model.source}", *unsaid, *job_assumptions(job, short)]
+    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
 
     def said() -> Prediction:
         from tunecast.predict.timing import with_time

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.hardware.catalog import gpu
+from tunecast.hardware.names import card_name
 from tunecast.job.job import Job
 from tunecast.plan.choice import DOLLARS
 from tunecast.plan.fit import Effect, Elsewhere, Fit, Frugal, Solution, State, Wanting
 from tunecast.predict.ladder import ON_THE_HOST, Harm, Overrides
 from tunecast.report.advice import EFFECTS, change_words
-from tunecast.report.columns import columns, wrapped
+from tunecast.report.columns import columns
 from tunecast.report.figures import shown
 from tunecast.report.plan_words import hourly, seller
 from tunecast.report.price import cost_words
-from tunecast.report.text import DEFAULT, Terminal
+from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.report.time import duration
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import GIB, gib, percent
@@ -181,7 +182,7 @@ class _Words:
         return lines
 
     def lines(self, text: str, mark: str = "  ") -> list[str]:
-        return wrapped(shown(text), self.terminal.width, mark)
+        return wrapped([text], mark, self.terminal)
 
     def dim(self, notes: Sequence[str]) -> list[str]:
         return [self.terminal.paint(line, "dim") for note in notes for line in self.lines(note)]
@@ -235,7 +236,9 @@ class _Words:
         return "\n".join(lines)
 
     def _frugal(self, each: Frugal) -> str:
-        card = "no card has" if each.least_card is None else f"{each.least_card.name} is the smallest card with"
+        card = (
+            "no card has" if each.least_card is None else f"{card_name(each.least_card.name)} is the smallest card with"
+        )
         how = f"with {self.spelled(each.overrides)}" if each.overrides else "as it is"
         word = f" ({HARM[each.harm]})" if each.harm is not Harm.SAME else ""
         return f"{card} the {gib(each.needs_bytes)} it needs {how}{word}"
@@ -259,10 +262,10 @@ def _guesses(state: State, before: State) -> list[str]:
 
 
 def _where(each: Elsewhere, job: Job) -> str:
-    """`2 x rtx-4090 (ddp)`, `1 x l40s`."""
+    """`2 x RTX 4090 (ddp)`, `1 x L40S`."""
     hardware, data = each.state.job.hardware, each.state.job.parallel.data
     shared = f" ({data})" if hardware.gpus > 1 and hardware.gpus != job.hardware.gpus else ""
-    return f"{hardware.gpus} x {gpu(hardware.gpu).name}{shared}"
+    return f"{hardware.gpus} x {card_name(gpu(hardware.gpu).name)}{shared}"
 
 
 def _on(each: Elsewhere, before: State) -> str:

@@ -15,7 +15,8 @@ from tunecast.report.chart import chart, chart_data, colour, stacked, swatch
 from tunecast.report.figures import Alike, Figures, grouped_blocks, grouped_modules, short_source, top
 from tunecast.report.markup import Markup, breakable, tag
 from tunecast.report.moments import Timeline
-from tunecast.report.text import verdict_lines, when, words
+from tunecast.report.text import when, words
+from tunecast.report.verdict import STYLES, verdict_lines
 from tunecast.units import gib
 
 FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Drawn by tunecast, allocation by allocation."
@@ -89,10 +90,10 @@ def _headline(figures: Figures) -> Markup:
 def _meter(figures: Figures) -> Markup:
     """The card as a bar: in use at the peak, cached, context, free; where the card ends when it does not fit."""
     verdict = verdict_lines(figures)
-    if not verdict or figures.capacity_bytes is None:
+    if figures.room is None:
         return Markup()
     context_bytes = (figures.context_bytes or 0) + figures.communication_bytes
-    card_bytes = figures.capacity_bytes + context_bytes
+    card_bytes = figures.room.capacity_bytes + context_bytes
     parts = [
         ("context", context_bytes, "CUDA context, NCCL" if figures.communication_bytes else "CUDA context"),
         ("allocated", figures.allocated_bytes, "in use at the peak"),
@@ -102,8 +103,8 @@ def _meter(figures: Figures) -> Markup:
     bars = [tag("i", class_=name, style=f"width:{100 * nbytes / whole_bytes:.3f}%") for name, nbytes, _ in parts]
     if whole_bytes > card_bytes:
         bars.append(tag("i", class_="beyond", style=f"width:{100 - 100 * card_bytes / whole_bytes:.3f}%"))
-    pill = tag("span", "fits" if figures.fits else "does not fit", class_="pill good" if figures.fits else "pill bad")
-    sentence = verdict[0].partition(": ")[2]
+    pill = tag("span", figures.room.verdict, class_=f"pill {STYLES[figures.room.verdict]}")
+    sentence = "; ".join([verdict[0].partition(", ")[2], verdict[1]]).removeprefix("; ")
     if not figures.fits:
         parts.append(("beyond", whole_bytes - card_bytes, "beyond the card"))
     key = (
@@ -111,7 +112,7 @@ def _meter(figures: Figures) -> Markup:
         for name, nbytes, label in parts
         if nbytes
     )
-    stops = tag("p", verdict[1][0].upper() + verdict[1][1:], class_="muted") if verdict[1:] else Markup()
+    stops = tag("p", verdict[2][0].upper() + verdict[2][1:], class_="muted") if verdict[2:] else Markup()
     return tag(
         "div",
         tag("p", pill, " " + sentence),
