@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tunecast.hardware.links import Link, Node, interconnect, links, network, nodes
-from tunecast.hardware.names import card_name
+from tunecast.hardware.names import card_name, is_geforce
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.records import dataclass
 from tunecast.units import percent
 
-GEFORCE = ("rtx-3090", "rtx-4090", "rtx-5090")
-BRIDGED = {"rtx-3090": "nvlink3-bridge-ga102"}
+BRIDGED = dict.fromkeys(("rtx-3090", "rtx-3090-ti"), "nvlink3-bridge-ga102")
 """GeForce cards that can have an NVLink bridge, which is bought apart: it has to be named."""
 HOME_GBIT_PER_S = 10.0
 """Of a machine of GeForce cards: the Ethernet port of a workstation's board."""
@@ -198,8 +197,10 @@ def too_many_for_a_machine(gpu: Gpu, gpus: int, machines: int) -> tuple[str, ...
 
 def pcie_link(gpu: Gpu) -> Link:
     """Peer to peer over the card's slot. No card reaches more than generation 5 yet (ml-engineering, 2026-07)."""
-    found = re.search(r"Gen(\d)", gpu.pcie)
-    return links()[f"pcie{min(5, int(found[1])) if found else 5}-x16"]
+    found = re.search(r"Gen(\d)(?: x(\d+))?", gpu.pcie)
+    generation = min(5, int(found[1])) if found else 5
+    lanes = (found[2] if found else None) or "16"
+    return links().get(f"pcie{generation}-x{lanes}") or links()[f"pcie{generation}-x16"]
 
 
 def reference_node(gpu: Gpu) -> Node | None:
@@ -236,7 +237,7 @@ def _between(gpu: Gpu, gpus: int, given: float | None) -> tuple[Link, str]:
     say = "clusters differ 40-fold: set yours with hardware.inter_node_gbps"
     if node is not None and node.fabric is not None and node.inter_node_gbit_per_s is not None:
         fabric, gbit, like = node.fabric, node.inter_node_gbit_per_s / node.gpus, f"{node.name}, a reference design"
-    elif gpu.name in GEFORCE:
+    elif is_geforce(gpu.name):
         fabric, gbit, like = "ethernet-tcp", HOME_GBIT_PER_S / gpus, "one 10 Gb/s port per machine"
     else:
         fabric, gbit, like = "ethernet-tcp", OFFICE_GBIT_PER_S / gpus, "100 Gb/s per machine"
