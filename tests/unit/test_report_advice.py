@@ -53,6 +53,8 @@ def test_where_no_change_is_enough_the_next_command_is_printed() -> None:
 def test_of_a_job_that_fits_nothing_is_said_of_fitting() -> None:
     title, line = advice_text([change(GIB, seq_len=512)], verdict="fits").splitlines()
     assert (title, line) == ("What would free memory", "  seq_len: 512  frees 1.00 GiB")
+    faster = advice_text([], verdict="fits", fit="tunecast fit gpt2")
+    assert faster == "What would make it faster\n  tunecast fit gpt2"
 
 
 def test_flags_are_quoted_for_the_shell() -> None:

@@ -129,6 +129,12 @@ def test_why_lora_is_not_much_faster():
     assert any("dequantized 3 x per micro-batch" in why for why in reasons(job(method="qlora"), step("memory")))
 
 
+def test_a_step_that_waits_for_the_host_is_bound_by_no_figure_of_the_card():
+    parts = {"offload": 0.8, "matrix_products": 0.2}
+    [told] = reasons(job(), step("memory", breakdown_s=parts))
+    assert told == "offload-bound: offload copies and the optimizer on the CPU 80 %, matmuls 20 %"
+
+
 def test_padding_and_waiting_are_told():
     [_, why] = reasons(job(), step("compute"), None, 0.4)
     assert why == "40 % of the compute is padding: group_by_length or packing saves most of it"

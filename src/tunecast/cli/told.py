@@ -17,7 +17,7 @@ from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
-from tunecast.report.advice import advice_text, as_flags
+from tunecast.report.advice import ROOMY, advice_text, as_flags
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
@@ -94,11 +94,10 @@ def sections_of(
     """What is said besides the memory. `source`: the model or file that holds this job alone, else ''."""
     said, held, job = done.prediction, done.held, done.job
     by_flags = is_by_flags(source)
-    advice = (
-        advice_text(tried.changes, terminal, verdict=held.verdict, fit=fit_command(source, how), flags=by_flags)
-        if how.advice
-        else ""
-    )
+    roomy = held.verdict == "fits" and held.room.needs_bytes < ROOMY * held.capacity_bytes
+    changes = () if roomy and not how.details else tried.changes
+    fit = fit_command(source, how) if how.advice else ""
+    advice = advice_text(changes, terminal, verdict=held.verdict, fit=fit, flags=by_flags)
     amount = "--samples N or --tokens N" if by_flags else "data.samples or data.tokens"
     clock = time_text(
         said.time,

@@ -13,7 +13,9 @@ from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.units import gib
 
-TITLE, TITLE_OF_ONE_THAT_FITS = "What to change first", "What would free memory"
+TITLE, FREES, FASTER = "What to change first", "What would free memory", "What would make it faster"
+ROOMY = 0.5
+"""Of what PyTorch can use: nobody looks for more who needs less than this."""
 MOST = 4
 WORTHWHILE_FRACTION = 0.01
 """Of what the job holds: a change that frees less is not worth a line, unless it makes the job fit."""
@@ -45,9 +47,11 @@ def advice_text(
     lines = columns(rows, left=(0, 1))
     if lines and max(map(len, lines)) > terminal.width:
         lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]
-    if fit:
+    title = TITLE if verdict != "fits" else FREES if rows else FASTER
+    if fit and title == FASTER:
+        lines = [f"  {shown(fit)}"]
+    elif fit:
         lines += [*wrapped([_next(changes, verdict)], "  ", terminal), f"    {shown(fit)}"]
-    title = TITLE_OF_ONE_THAT_FITS if verdict == "fits" and rows else TITLE
     return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines])) if lines else ""
 
 
