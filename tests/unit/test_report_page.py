@@ -220,7 +220,7 @@ def test_the_command_is_told_without_its_secrets() -> None:
 def test_nothing_beside_becomes_markup() -> None:
     made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, EVIL)
     tried = Change({EVIL: EVIL}, JOB, GIB, "fits")
-    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), (EVIL,), EVIL)
+    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), EVIL, (EVIL,), (EVIL,), EVIL)
     figures = replace(TOO_LARGE, least_card=LeastCard(EVIL, GIB, measured=False), warnings=(EVIL,))
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]
