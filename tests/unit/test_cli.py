@@ -174,6 +174,33 @@ def test_a_name_of_several_cards_says_which_was_taken(shell: Any) -> None:
         assert "is taken as" not in shell("predict", "gpt2", "--gpu", plain)[1]
 
 
+def test_several_home_cards_say_what_joins_them_and_what_the_host_needs(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict.engines, "predicted", real_predicted)
+    cards = ("--gpu", "3090", "--gpus", "2", "--parallel-data", "fsdp", "--offload", "parameters")
+    code, out, _ = shell("predict", "qwen2.5-0.5b", "--method", "lora", *cards, "--no-advice")
+    assert code == 0
+    assert out.startswith("qwen2.5-0.5b, LoRA, 8 x 1,024 tokens per GPU on 2 x RTX 3090: fits, ")
+    assert " of host RAM per machine (offload: parameters)\n" in out
+    told = " ".join(out.split())
+    assert "links: RTX 3090s exchange data through host memory, 15 GB/s per GPU; with an NVLink bridge: " in told
+
+
+def test_a_program_that_reads_the_answer_does_not_wait_for_the_text(tmp_path: Path) -> None:
+    loaded = "print(*(name for name in sys.modules if name.startswith(('tunecast.report', 'tunecast.plan'))))"
+    code = f"import sys; from tunecast.cli.main import main; main(['predict', 'gpt2', '--json']); {loaded}"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
+    answer, modules = told.stdout.splitlines()
+    assert json.loads(answer)["fits"] is True and modules == ""
+
+
 def test_details_are_asked_for(shell: Any) -> None:
     out = shell("predict", "gpt2", "--gpu", "4090", "--details")[1]
     assert "Peak by module" in out and "Largest blocks" in out
