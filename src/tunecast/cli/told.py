@@ -17,7 +17,8 @@ from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
-from tunecast.report.advice import ROOMY, advice_text, as_flags
+from tunecast.records import replace
+from tunecast.report.advice import ROOMY, advice_text, as_flags, with_flags
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
@@ -44,6 +45,9 @@ def tell(done: Predicted, outside: Outside | None, tried: Tried, number: int, ho
     figures = card_figures(
         done.held, done.prediction, title_of(done.job), details=how.with_blocks, least_card=smallest(done)
     )
+    if is_by_flags(how.sources[number - 1]):
+        assumed, warned = (tuple(map(with_flags, told)) for told in (figures.assumptions, figures.warnings))
+        figures = replace(figures, assumptions=assumed, warnings=warned)
     if how.short:
         print(short_line(figures, done.prediction.time, short_cost(done)), end="", flush=True)
         return figures
@@ -99,6 +103,7 @@ def sections_of(
     fit = fit_command(source, how) if how.advice else ""
     advice = advice_text(changes, terminal, verdict=held.verdict, fit=fit, flags=by_flags)
     amount = "--samples N or --tokens N" if by_flags else "data.samples or data.tokens"
+    say = with_flags if by_flags else str
     clock = time_text(
         said.time,
         said.utilization,
@@ -107,10 +112,11 @@ def sections_of(
         fits=held.fits,
         details=how.details,
         hint=f"{amount} adds the time of the whole job",
+        say=say,
     )
     each = " per machine" if job.hardware.nodes > 1 else ""
     needs = "".join(f"{told.removeprefix('host ')}{each}" for told in host_words(said.utilization))
-    links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
+    links = [] if held.cluster is None else [f"links: {say(told)}" for told in held.cluster.assumptions]
     return Sections(
         remarks=remarks_on(done),
         taken=taken_text(tried.taken, tried.effects, held.verdict, terminal),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -14,6 +15,8 @@ from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.units import gib
 
 TITLE, FREES, FASTER = "What to change first", "What would free memory", "What would make it faster"
+_FIELD = re.compile(r"\b([a-z]+\.[a-z_0-9]+)((?:: (?=[\w-]))?)")
+"""A field of a section, with the colon before its value."""
 ROOMY = 0.5
 """Of what PyTorch can use: nobody looks for more who needs less than this."""
 MOST = 4
@@ -93,6 +96,12 @@ def as_flags(overrides: Mapping[str, object]) -> str:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             words.append(f"{flag} {shlex.quote(text)}")
     return " ".join(words)
+
+
+def with_flags(sentence: str) -> str:
+    """`hardware.interconnect: nvlink4` is `--interconnect nvlink4` to somebody who types."""
+    flags = {flag.field: flag.flag for flag in job_flags()}
+    return _FIELD.sub(lambda found: f"{flags[found[1]]}{found[2] and ' '}" if found[1] in flags else found[0], sentence)
 
 
 def value_in_yaml(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -70,10 +70,11 @@ def time_text(
     fits: bool = True,
     details: bool = False,
     hint: str = "",
+    say: Callable[[str], str] = str,
 ) -> str:
     """Of a prediction's `time`, `utilization` and `energy`; '' where no time was computed.
 
-    `hint`: what to give for the time of the whole job, where that is not known.
+    `hint`: what to give for the time of the whole job, where that is not known; `say`: sentences for whoever asked.
     """
     if time is None:
         return ""
@@ -84,7 +85,7 @@ def time_text(
     told += [*_missing(time), *([hint] if hint and time.get("total_s") is None else [])]
     lines = [*columns(figure_rows(time), left=(0, 2)), *phases]
     title = TITLE if fits else f"{TITLE}, if it had the memory"
-    return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines, *wrapped(told, "  ", terminal)]))
+    return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines, *wrapped(map(say, told), "  ", terminal)]))
 
 
 def sentences(
