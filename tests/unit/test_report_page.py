@@ -105,6 +105,12 @@ def test_what_belongs_to_the_verdict_stands_with_it() -> None:
     assert "Also needs RAM" in top and "warning Evaluation does not fit" in top and "12 runs measured" in top
 
 
+def test_what_was_taken_is_told() -> None:
+    beside = Beside(taken=(("batch 8", "batch 1: 12 GiB less"), ("rank 16", "")))
+    assert "Not given, so takenbatch 8batch 1: 12 GiB lessrank 16" in text(timeline_html(FIGURES, TIMELINE, beside))
+    assert "Not given" not in timeline_html(FIGURES, TIMELINE)
+
+
 def change(**overrides: object) -> Change:
     return Change(overrides, JOB, 3 * GIB, "fits")
 
@@ -114,7 +120,7 @@ def test_the_smallest_gpu_and_the_advice_are_there() -> None:
     tried = change(gradient_checkpointing=True, kernels=["liger"])
     page = text(timeline_html(figures, TIMELINE, Beside(changes=(tried,), fit_command="tunecast fit x --gpu l4")))
     for told in (
-        "Smallest GPU that fitsA1022.00 GiB usable",
+        "smallest GPU that fits: A10 (22.00 GiB usable)",
         "What to change first",
         "gradient_checkpointing: true, kernels: [liger]frees 3.00 GiBfits then",
         "tunecast fit x --gpu l4",
@@ -220,7 +226,7 @@ def test_the_command_is_told_without_its_secrets() -> None:
 def test_nothing_beside_becomes_markup() -> None:
     made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, EVIL)
     tried = Change({EVIL: EVIL}, JOB, GIB, "fits")
-    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), (EVIL,), EVIL)
+    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), (EVIL,), ((EVIL, EVIL),), EVIL)
     figures = replace(TOO_LARGE, least_card=LeastCard(EVIL, GIB, measured=False), warnings=(EVIL,))
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]

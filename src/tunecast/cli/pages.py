@@ -71,5 +71,5 @@ def beside_of(done: Predicted, job: Job, outside: Outside | None, changes: Seque
         is_by_flags(source),
         tuple(remarks_on(done)),
         tuple(warnings_on(done, outside, source)),
-        trust_in(done),
+        trust=trust_in(done),
     )

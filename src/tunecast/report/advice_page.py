@@ -35,3 +35,9 @@ def _row(change: Change, verdict: Verdict | None, flags: bool) -> Markup:
         tag("td", frees, class_="number"),
         tag("td", tag("span", then, class_=style) if then else Markup()),
     )
+
+
+def taken_panel(rows: Sequence[tuple[str, str]]) -> Markup:
+    """What the job does not say: (what was taken for it, what another value would change) each."""
+    cells = (tag("tr", tag("td", taken), tag("td", effect, class_="muted")) for taken, effect in rows)
+    return panel("Not given, so taken", tag("table", tag("tbody", *cells), class_="blocks taken") if rows else "")

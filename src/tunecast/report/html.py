@@ -11,7 +11,7 @@ from tunecast.predict.changes import Change
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Prediction
 from tunecast.records import dataclass
-from tunecast.report.advice_page import advice_panel
+from tunecast.report.advice_page import advice_panel, taken_panel
 from tunecast.report.chart import chart, chart_data, colour, stacked, swatch
 from tunecast.report.document import Provenance, document, panel, reproduction
 from tunecast.report.figures import Alike, Figures, grouped_blocks, grouped_modules, short_source, top
@@ -44,6 +44,8 @@ class Beside:
     """Sentences that belong to the verdict."""
     warnings: tuple[str, ...] = ()
     """Beside those of the figures."""
+    taken: tuple[tuple[str, str], ...] = ()
+    """What the job does not say: what was taken for it, and what another value would change."""
     trust: str = ""
     """How far the figures are to be trusted."""
 
@@ -57,6 +59,7 @@ def timeline_html(figures: Figures, timeline: Timeline, beside: Beside | None = 
         header(figures, beside.made),
         verdict_panel(figures, beside.remarks, beside.warnings, beside.trust),
         advice_panel(beside.changes, beside.fit_command, figures.verdict, flags=beside.by_flags),
+        taken_panel(beside.taken),
         chart(figures, drawn),
         tag("div", _composition(figures), _modules(figures), class_="halves"),
         Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.fits),
