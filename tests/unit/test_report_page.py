@@ -106,9 +106,10 @@ def test_what_belongs_to_the_verdict_stands_with_it() -> None:
 
 
 def test_what_was_taken_is_told() -> None:
-    beside = Beside(taken=(("batch 8", "batch 1: 12 GiB less"), ("rank 16", "")))
-    assert "Not given, so takenbatch 8batch 1: 12 GiB lessrank 16" in text(timeline_html(FIGURES, TIMELINE, beside))
+    page = text(timeline_html(FIGURES, TIMELINE, Beside(taken=("batch 8; batch 1: 12 GiB less", "rank 16"))))
+    assert "Not given, so takenbatch 8; batch 1: 12 GiB lessrank 16" in page
     assert "Not given" not in timeline_html(FIGURES, TIMELINE)
+    assert "Cost: $5.00" in text(timeline_html(FIGURES, TIMELINE, Beside(cost="$5.00")))
 
 
 def change(**overrides: object) -> Change:
@@ -226,7 +227,7 @@ def test_the_command_is_told_without_its_secrets() -> None:
 def test_nothing_beside_becomes_markup() -> None:
     made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, EVIL)
     tried = Change({EVIL: EVIL}, JOB, GIB, "fits")
-    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), (EVIL,), ((EVIL, EVIL),), EVIL)
+    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), EVIL, (EVIL,), (EVIL,), EVIL)
     figures = replace(TOO_LARGE, least_card=LeastCard(EVIL, GIB, measured=False), warnings=(EVIL,))
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]

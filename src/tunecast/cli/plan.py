@@ -15,10 +15,11 @@ from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, asked_from, flags_told, rate_from
 from tunecast.cli.terminal import Bar, terminal_of
-from tunecast.errors import DoesNotFit, TunecastError
+from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers.given import fields_given
+from tunecast.job.writer import write_file
 from tunecast.offers import store
 from tunecast.offers.asked import Asked
 from tunecast.offers.offer import RESERVED, SPOT
@@ -136,10 +137,14 @@ def run(argv: Sequence[str]) -> int:
         require_writable(flag, name)
     plan, failed = answer(arguments)
     tell(plan, arguments, argv)
-    if failed is not None:
-        print(f"tunecast: error: {failed.message}", file=sys.stderr)
-        return failed.exit_code
-    return 0
+    if failed is None:
+        return 0
+    if arguments.json or not plan.choices:  # else the first line of the text says it, in the same words
+        from tunecast.report.plan_words import nothing
+
+        told = nothing(plan) if isinstance(failed, OverBudget) else failed.message
+        print(f"tunecast: error: {told}", file=sys.stderr)
+    return failed.exit_code
 
 
 def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
@@ -274,8 +279,8 @@ def tell(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None
         from tunecast.cli.pages import provenance
         from tunecast.report.plan_html import page
 
-        Path(arguments.html).write_text(page(plan, provenance("plan", argv, plan.job)), encoding="utf-8")
+        write_file(Path(arguments.html), page(plan, provenance("plan", argv, plan.job)), flag="--html")
     if arguments.md is not None:
         from tunecast.report.plan_md import markdown
 
-        Path(arguments.md).write_text(markdown(plan), encoding="utf-8")
+        write_file(Path(arguments.md), markdown(plan), flag="--md")

@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.main import DEBUG, internal_error, without_traceback
-from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
+from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
+from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError, printable
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
 from tunecast.job.readers import JobError, job_error, read_jobs
@@ -26,8 +26,6 @@ from tunecast.tape.trace.limits import Limits
 
 if TYPE_CHECKING:
     from tunecast.predict.calibration import Calibration
-    from tunecast.predict.changes import Change
-    from tunecast.predict.prediction import Predicted
 
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
@@ -47,6 +45,8 @@ code itself, in your versions, on tensors without contents: seconds instead of a
 
 Extra = TypeVar("Extra")
 
+LONGEST_ID = 80
+"""Characters of a job's id before what is wrong with it; JSON echoes all of it."""
 FEWEST_SHARED = 8
 """Jobs to be worth further processes."""
 
@@ -164,12 +164,12 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
         except (BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
-            if os.environ.get(DEBUG):
+            if is_unwritable(error) or os.environ.get(DEBUG):
                 raise
             job = JobError(job.id, TunecastError.code, None, internal_error(error), TunecastError.exit_code)
     if how.json:
         print(json.dumps(job.to_dict()), flush=True)
-    which = f"{job.id}: " if job.id is not None and how.total > 1 else ""
+    which = f"{printable(str(job.id), LONGEST_ID)}: " if job.id is not None and how.total > 1 else ""
     print(f"tunecast: error: {which}{job.message}", file=sys.stderr, flush=True)
     return job.exit_code
 
@@ -192,14 +192,18 @@ def predicted(job: Job, number: int, how: How) -> int:
             done.prediction  # noqa: B018  computed when it is asked for
     said, held = done.prediction, done.held
     outside = extra("what lies outside the step", lambda: outside_of(done.job, done.model, said))
-    changes = (extra("changes to the job", lambda: changes_on(done, how, place)) if how.advice else None) or []
     figures = None
     if how.json:
         print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
-    else:
+    if how.json and not how.html and not how.snapshot:
+        return 0 if held.fits else DoesNotFit.exit_code
+    from tunecast.cli.trials import NOTHING, try_around
+
+    tried = try_around(done, how.engine, place) if how.advice else NOTHING
+    if not how.json:
         from tunecast.cli.told import tell
 
-        figures = tell(done, outside, changes, number, how)
+        figures = tell(done, outside, tried, number, how)
     if how.html or how.snapshot:
         from tunecast.cli.files import write_asked
         from tunecast.cli.pages import beside_of
@@ -207,14 +211,8 @@ def predicted(job: Job, number: int, how: How) -> int:
         from tunecast.report.traced import card_figures
 
         figures = figures or card_figures(held, said, title_of(job), least_card=smallest(done))
-        write_asked(figures, held, how.html, how.snapshot, beside_of(done, job, outside, changes, how))
+        write_asked(figures, held, how.html, how.snapshot, beside_of(done, job, outside, tried, how))
     return 0 if held.fits else DoesNotFit.exit_code
-
-
-def changes_on(done: Predicted, how: How, place: str) -> list[Change]:
-    from tunecast.cli.told import changes_worth
-
-    return changes_worth(done, how, place)
 
 
 def own_prices(job: Job) -> Calibration | None:

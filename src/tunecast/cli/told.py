@@ -4,45 +4,39 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tunecast.cli.asking import QUIET_S
-from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.cli.terminal import terminal_of
 from tunecast.hardware.catalog import candidates_for
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.names import card_name
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
-from tunecast.predict import engines
-from tunecast.predict.changes import Change, changes_tried, reserved
 from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
-from tunecast.records import replace
-from tunecast.report.advice import MOST, advice_text, as_flags, best_of
+from tunecast.report.advice import advice_text, as_flags
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
 from tunecast.report.outside import host_text, outside_text, outside_warnings
+from tunecast.report.price import rent_words
+from tunecast.report.taken import taken_text
 from tunecast.report.text import Terminal
 from tunecast.report.time import host_words, time_text
 from tunecast.report.traced import card_figures
 from tunecast.report.verdict import short_line
-from tunecast.tape.build.shapes import only_numbers
 from tunecast.units import gib
 
 if TYPE_CHECKING:
     from tunecast.cli.predict import How
+    from tunecast.cli.trials import Tried
 
-FEW = 3
-"""Changes to a job that fits anyway."""
 METHODS = {"full": "full fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
 
 
-def tell(done: Predicted, outside: Outside | None, changes: Sequence[Change], number: int, how: How) -> Figures:
+def tell(done: Predicted, outside: Outside | None, tried: Tried, number: int, how: How) -> Figures:
     """Print the how-manieth job's answer; what it is made of."""
     figures = card_figures(
         done.held, done.prediction, title_of(done.job), details=how.with_blocks, least_card=smallest(done)
@@ -51,7 +45,7 @@ def tell(done: Predicted, outside: Outside | None, changes: Sequence[Change], nu
         print(short_line(figures, done.prediction.time), end="", flush=True)
         return figures
     terminal = terminal_of(sys.stdout)
-    sections = sections_of(done, outside, changes, how, how.sources[number - 1], terminal)
+    sections = sections_of(done, outside, tried, how, how.sources[number - 1], terminal)
     if number > 1:
         print()
     text = details_text if how.details else answer_text
@@ -72,18 +66,23 @@ def warnings_on(done: Predicted, outside: Outside | None, source: str) -> list[s
     return outside_warnings(outside, done.held.capacity_bytes, evaluates=evaluates, flags=is_by_flags(source))
 
 
+def cost_of(tried: Tried) -> str:
+    """Of the whole run, where it says how much data it trains on and its machines are for rent."""
+    return "" if tried.rent is None or tried.rent.bill is None else rent_words(tried.rent)
+
+
 def trust_in(done: Predicted) -> str:
     return trust(evidence_of(done.job, done.held.gpu.name), timed=done.prediction.time is not None)
 
 
 def sections_of(
-    done: Predicted, outside: Outside | None, changes: Sequence[Change], how: How, source: str, terminal: Terminal
+    done: Predicted, outside: Outside | None, tried: Tried, how: How, source: str, terminal: Terminal
 ) -> Sections:
     """What is said besides the memory. `source`: the model or file that holds this job alone, else ''."""
     said, held, job = done.prediction, done.held, done.job
     by_flags = is_by_flags(source)
     advice = (
-        advice_text(changes, terminal, verdict=held.verdict, fit=fit_command(source, how), flags=by_flags)
+        advice_text(tried.changes, terminal, verdict=held.verdict, fit=fit_command(source, how), flags=by_flags)
         if how.advice
         else ""
     )
@@ -102,8 +101,10 @@ def sections_of(
     links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
     return Sections(
         remarks=remarks_on(done),
+        taken=taken_text(tried.taken, tried.effects, held.verdict, terminal),
         warnings=warnings_on(done, outside, source),
         time=clock,
+        cost=cost_of(tried),
         host=host_text(outside, needs, terminal, links=links),
         advice=advice,
         outside="" if outside is None else outside_text(outside, terminal),
@@ -147,25 +148,6 @@ def smallest(done: Predicted) -> LeastCard:
     return LeastCard(card.name, card.memory_bytes - context.nbytes - outside_bytes, context.measured)
 
 
-def changes_worth(done: Predicted, how: How, place: str) -> list[Change]:
-    """The changes that help most, each predicted."""
-    began_s = time.monotonic()
-    with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
-
-        def predict(job: Job) -> Predicted:
-            passed_s = time.monotonic() - began_s
-            if passed_s >= QUIET_S:
-                progress(passed_s)
-            if is_resized(job, done.job):  # what was built for the job serves it
-                return engines.predicted(job, engine=how.engine, timed=True)
-            with only_numbers():
-                return engines.predicted(job, engine=how.engine)
-
-        tried = changes_tried(done.job, done, predict, reserved)
-    verdict = done.held.verdict
-    return best_of(tried, reserved(done), verdict, most=FEW if verdict == "fits" else MOST)
-
-
 def fit_command(source: str, how: How) -> str:
     """The same job as it was given; '' where its file holds others too."""
     return (
@@ -173,12 +155,6 @@ def fit_command(source: str, how: How) -> str:
         if source
         else ""
     )
-
-
-def is_resized(job: Job, of: Job) -> bool:
-    """Whether it runs the same program, with other sizes."""
-    lora = replace(job.lora, rank=of.lora.rank, alpha=of.lora.alpha)
-    return replace(job, allocator=of.allocator, seq_len=of.seq_len, lora=lora) == of
 
 
 def title_of(job: Job) -> str:

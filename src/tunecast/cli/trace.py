@@ -13,17 +13,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.cli.accelerate import accelerate_config
-from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number, size
+from tunecast.cli.arguments import (
+    Parser,
+    add_output_flags,
+    add_tracing_flags,
+    count,
+    limits_from,
+    number,
+    positive,
+    size,
+)
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.launchers import Launch, launch_from, with_accelerate
 from tunecast.cli.main import DEBUG
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
+from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError, printable_lines
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.cluster import Cluster, cards_of
 from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
+from tunecast.job.knob import shown
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.predict.evidence import evidence_for
@@ -100,9 +110,10 @@ def steps(text: str) -> int:
     """0 stands for all."""
     if text == "all":
         return 0
-    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number from 1 to 100000, or all")
-    return int(text)
+    number = positive(text)
+    if number is None or number > 100_000:
+        raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: a whole number from 1 to 100000, or all")
+    return number
 
 
 def run(argv: Sequence[str]) -> int:
@@ -142,7 +153,7 @@ def run(argv: Sequence[str]) -> int:
     )
     write_asked(figures, held, arguments.html, arguments.snapshot, beside)
     if answer.error is not None:
-        print(f"tunecast: {script_stopped(answer)}", file=sys.stderr)
+        print(f"tunecast: {printable_lines(script_stopped(answer))}", file=sys.stderr)
     return 0 if held.fits else DoesNotFit.exit_code
 
 

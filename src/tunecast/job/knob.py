@@ -105,7 +105,7 @@ class Knob:
     def _bool(self, given: object) -> bool:
         if isinstance(given, bool):
             return given
-        text = str(given).lower() if isinstance(given, (str, int)) else ""
+        text = given.lower() if isinstance(given, str) else shown(given)
         if isinstance(given, str) and text in _BOOLS:
             return _BOOLS[text]
         raise self._wrong(given, _NEARLY_BOOLS.get(text[:8]) or nearest(text[:64], _BOOLS))

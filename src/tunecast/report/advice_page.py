@@ -9,6 +9,7 @@ from tunecast.predict.room import Verdict
 from tunecast.report.advice import TITLE, TITLE_OF_ONE_THAT_FITS, change_words, effect_words
 from tunecast.report.document import panel
 from tunecast.report.markup import Markup, copyable, tag
+from tunecast.report.taken import TITLE as TAKEN
 
 
 def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | None, *, flags: bool) -> Markup:
@@ -37,7 +38,8 @@ def _row(change: Change, verdict: Verdict | None, flags: bool) -> Markup:
     )
 
 
-def taken_panel(rows: Sequence[tuple[str, str]]) -> Markup:
-    """What the job does not say: (what was taken for it, what another value would change) each."""
-    cells = (tag("tr", tag("td", taken), tag("td", effect, class_="muted")) for taken, effect in rows)
-    return panel("Not given, so taken", tag("table", tag("tbody", *cells), class_="blocks taken") if rows else "")
+def taken_panel(lines: Sequence[str], cost: str) -> Markup:
+    """What the job does not say, and what it costs; nothing where neither is known."""
+    parts = [tag("ul", *[tag("li", line) for line in lines])] if lines else []
+    parts += [tag("p", tag("b", "Cost: "), cost)] if cost else []
+    return panel(TAKEN if lines else "Cost", *parts) if parts else Markup()

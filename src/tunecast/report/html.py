@@ -40,12 +40,14 @@ class Beside:
     """What finds the smallest set of changes."""
     by_flags: bool = False
     """The job was given by flags, not by a file: so are changes to it."""
+    taken: tuple[str, ...] = ()
+    """What the job does not say, and what other values of it would change."""
+    cost: str = ""
+    """Of the whole run."""
     remarks: tuple[str, ...] = ()
     """Sentences that belong to the verdict."""
     warnings: tuple[str, ...] = ()
     """Beside those of the figures."""
-    taken: tuple[tuple[str, str], ...] = ()
-    """What the job does not say: what was taken for it, and what another value would change."""
     trust: str = ""
     """How far the figures are to be trusted."""
 
@@ -58,8 +60,8 @@ def timeline_html(figures: Figures, timeline: Timeline, beside: Beside | None = 
         "body",
         header(figures, beside.made),
         verdict_panel(figures, beside.remarks, beside.warnings, beside.trust),
+        taken_panel(beside.taken, beside.cost),
         advice_panel(beside.changes, beside.fit_command, figures.verdict, flags=beside.by_flags),
-        taken_panel(beside.taken),
         chart(figures, drawn),
         tag("div", _composition(figures), _modules(figures), class_="halves"),
         Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.fits),
