@@ -191,6 +191,13 @@ def test_what_comes_after_the_last_step_is_no_step() -> None:
     assert re.findall(r"<button type=\"button\" data-begin[^>]*>([^<]*)", page) == []  # but one step: nothing to choose
 
 
+def test_a_picture_of_many_moments_is_drawn_to_its_end() -> None:
+    moments = tuple(Moment(event, ((1 + event % 7) * GIB, 0), 8 * GIB) for event in range(3000))
+    page = timeline_html(FIGURES, Timeline(3000, ("weights", "activations"), (), moments, 6))
+    (area,) = re.findall(r'<path d="([^"]*)" fill="var\(--weights\)"', page)
+    assert area.count("V") == 3001 and area.endswith("H10000V1000Z")
+
+
 def test_axes_and_phases_have_names() -> None:
     page = text(timeline_html(FIGURES, TIMELINE))
     for told in ("GiB on one GPU", "events in order", "F forward", "B backward", "step 0 is the first optimizer step"):

@@ -157,9 +157,11 @@ def _svg(figures: Figures, timeline: Timeline, top_bytes: int, ticks: list[int])
         edge = _edge(events, [y(held[index]) for held in sums])
         if any(moment.role_bytes[index] for moment in moments):
             paint = colour(roles[index])
-            shapes.append(tag("path", d=f"M0,{_HIGH}{edge}H{_WIDE}V{_HIGH}Z", fill=paint, stroke=paint, class_="area"))
+            shapes.append(
+                tag("path", d=Markup(f"M0,{_HIGH}{edge}H{_WIDE}V{_HIGH}Z"), fill=paint, stroke=paint, class_="area")
+            )
     edge = _edge(events, [y(moment.reserved_bytes) for moment in moments])
-    shapes.append(tag("path", d=f"M0,{_HIGH}{edge}H{_WIDE}", class_="reserved"))
+    shapes.append(tag("path", d=Markup(f"M0,{_HIGH}{edge}H{_WIDE}"), class_="reserved"))
     if figures.capacity_bytes is not None and figures.capacity_bytes < top_bytes:
         at = y(figures.capacity_bytes)
         shapes.append(tag("line", x1="0", x2=str(_WIDE), y1=at, y2=at, class_="capacity"))
