@@ -6,11 +6,13 @@ import re
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tunecast.cli import predict
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
@@ -195,7 +197,15 @@ def test_a_picture_of_many_moments_is_drawn_to_its_end() -> None:
     moments = tuple(Moment(event, ((1 + event % 7) * GIB, 0), 8 * GIB) for event in range(3000))
     page = timeline_html(FIGURES, Timeline(3000, ("weights", "activations"), (), moments, 6))
     (area,) = re.findall(r'<path d="([^"]*)" fill="var\(--weights\)"', page)
-    assert area.count("V") == 3001 and area.endswith("H10000V1000Z")
+    assert area.count("v") == 3000 and area.endswith("H60000V2000Z")
+
+
+def test_the_page_of_a_large_run_stays_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama 3.1 70B over 8 cards: 80 layers, gathered and freed one by one in six steps."""
+    job = ["llama-3.1-70b", "--method", "lora", "--gpu", "h100-sxm-80gb", "--gpus", "8", "--parallel-data", "fsdp"]
+    assert predict.run([*job, "--no-advice", "--short", "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").stat().st_size < 300_000
+    assert "fits" in capsys.readouterr().out
 
 
 def test_axes_and_phases_have_names() -> None:
