@@ -104,7 +104,7 @@ def test_a_card_far_above_the_run_does_not_flatten_it() -> None:
         )
     )
     assert ("line", "class", "capacity") not in outline.attributes
-    assert "↑ l4: 100.00 GiB" in outline.all_text()
+    assert "↑ L4: 100.00 GiB" in outline.all_text()
 
 
 def test_the_pointer_gets_the_values_back() -> None:

@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
+from tunecast.hardware.names import card_name
 from tunecast.records import replace
 from tunecast.report.figures import Figures, short_source, shown
 from tunecast.report.markup import Markup, joined, json_script, tag
@@ -17,7 +18,7 @@ from tunecast.units import GIB, KIB, MIB, gib
 STACK = ("weights", "adapters", "optimizer", "gradients", "activations", "logits_and_loss", "temporaries")
 """From the ground up: what stays first, what comes and goes on top of it."""
 _WIDE, _HIGH = 60_000, 2_000
-"""Units of the picture, whole ones: a fifth of a pixel high on a screen, and as wide with one step of a hundred on it."""
+"""Units of the picture, whole ones: a fifth of a pixel high on a screen, about a pixel wide with a hundredth shown."""
 
 
 def stacked(timeline: Timeline) -> Timeline:
@@ -209,7 +210,7 @@ def _peak_mark(timeline: Timeline, top_bytes: int) -> Markup:
 def _capacity_label(figures: Figures, top_bytes: int) -> Markup:
     if figures.capacity_bytes is None:
         return Markup()
-    label = f"{figures.gpu or 'card'}: {gib(figures.capacity_bytes)}"
+    label = f"{card_name(figures.gpu) if figures.gpu else 'card'}: {gib(figures.capacity_bytes)}"
     if figures.capacity_bytes >= top_bytes:
         mark = tag("div", f"↑ {label}", class_="label limit beyond", style="top:0")
     else:
