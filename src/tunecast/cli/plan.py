@@ -29,6 +29,7 @@ from tunecast.plan.choice import Limits, Money, Plan
 from tunecast.plan.constraints import relaxations, verdict
 from tunecast.plan.plan import Question, plan_of
 from tunecast.plan.space import ALLOWABLE, KEEPABLE, Freedom, freed, kept
+from tunecast.plan.taken import with_taken
 from tunecast.predict.engines import the_job
 from tunecast.records import replace
 from tunecast.tape.build.shapes import undisturbed
@@ -84,8 +85,16 @@ def names(text: str) -> list[str]:
     return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
 
 
+SHORT = (
+    *("--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--gpu", "--gpus", "--runs", "--json", "--html"),
+    *("--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
+    *("--gradient-checkpointing", "--optimizer", "--stack", "--samples", "--tokens", "--epochs", "--set", "--help-all"),
+)
+"""Flags that --help shows."""
+
+
 def parser() -> Parser:
-    made = Parser("plan", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("plan", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     wanted = made.add_argument_group("what is wanted")
     wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
@@ -182,6 +191,8 @@ def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
     failed = verdict(plan)
     if isinstance(failed, DoesNotFit):
         failed = verdict(plan, asking.nearest(offers, is_known=_is_known(plan)))
+    if not arguments.json or arguments.html:
+        plan = with_taken(plan, terms)
     return _with_availability(plan) if arguments.available else plan, failed
 
 

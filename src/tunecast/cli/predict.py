@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
 from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
+from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError, printable
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
@@ -53,9 +54,12 @@ FEWEST_SHARED = 8
 SEVERITY = (0, DoesNotFit.exit_code, OverBudget.exit_code, 2, 5, 1)
 """Exit codes from good to bad: a job without an answer is worse than an answer that says no."""
 
+SHORT = (*COMMON, "--set", "--short", "--details", "--json", "--html", "--engine", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("predict", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("predict", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("jobs", metavar="JOB", nargs="+", help="a job file, or a model")
     made.add_argument(
         "--engine", metavar="NAME", default=DEFAULT_ENGINE,

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from tunecast.cli.terminal import terminal_of
-from tunecast.hardware.catalog import candidates_for
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.names import card_name
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
@@ -116,9 +116,9 @@ def remarks_on(done: Predicted) -> list[str]:
     """What belongs to the verdict: which card a name was taken for, and host memory where that decides."""
     job, card = done.job, done.held.gpu
     told = []
-    given = job.hardware.gpu
-    if card.name != given and len(candidates_for(given)) > 1:
-        told.append(f"{given} is taken as {card.name}; others: {', '.join(others_than(card.name, given))}")
+    taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
+    if taken is not None:
+        told.append(taken)
     needs = (done.prediction.utilization or {}).get("host")
     ram_bytes = None if needs is None else needs.get("ram_bytes")
     offloads = job.parallel.offload != "none"
@@ -127,10 +127,6 @@ def remarks_on(done: Predicted) -> list[str]:
         why = f", where the offloaded {job.parallel.offload.replace('_', ' ')} stay" if offloads else ""
         told.append(f"also needs {gib(ram_bytes)} of host RAM per machine{why}")
     return told
-
-
-def others_than(taken: str, given: str) -> list[str]:
-    return [name for name in candidates_for(given) if name != taken]
 
 
 def smallest(done: Predicted) -> LeastCard:

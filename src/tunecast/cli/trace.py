@@ -30,6 +30,7 @@ from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError, printable_lines
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.cluster import Cluster, cards_of
 from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
@@ -163,7 +164,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
-    if not any(word in ("-h", "--help") for word in words):
+    if not any(word in ("-h", "--help", "--help-all") for word in words):
         raise UsageError(f"there is no -- before the script. To fix: {USAGE}", field="script")
     return words, []
 
@@ -269,6 +270,8 @@ def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace
         told.append(others_hold(arguments.reserve))
     if arguments.gpu is None:
         told.append(f"no --gpu was given: {DEFAULT_GPU} is taken")
+    elif (taken := meant_by(arguments.gpu).note(arguments.gpu)) is not None:
+        told.append(taken)
     if arguments.allocator is None and (conf := alloc_conf()):
         told.append(f"the allocator is configured by the environment: {conf}")
     return told

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tunecast.errors import UsageError, nearest
+from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.grids import FIELD as COUNTRY
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
@@ -128,6 +129,9 @@ def job_assumptions(job: Job, followed: Job) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
     as many micro-batches as its tape has."""
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
+    taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
+    if taken is not None:
+        told.insert(0, taken)
     if job.hardware.reserve_bytes:
         told.append(others_hold(job.hardware.reserve_bytes))
     if followed.grad_accum < job.grad_accum:
