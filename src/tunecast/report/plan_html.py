@@ -274,7 +274,7 @@ def _renters(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         "tr", *(tag("th", name) for name in ("Provider", "Reach of US law", "Source of that and of its terms", "Price"))
     )
     distinct = list(dict.fromkeys(rows))
-    return panel("Who rents it out", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
+    return panel("Providers", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
 
 
 def _choices(plan: Plan) -> Markup:
