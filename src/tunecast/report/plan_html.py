@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tunecast.offers.jurisdiction import exposure
 from tunecast.offers.offer import NOT_AVAILABILITY
 from tunecast.plan.choice import Choice, Plan
+from tunecast.report.advice_page import taken_panel
 from tunecast.report.card_bar import card_bar, card_key
 from tunecast.report.document import Provenance, byline, document, panel, reproduction
 from tunecast.report.job_yaml import settings_in_yaml
@@ -52,6 +53,7 @@ from tunecast.report.plan_words import (
     searched_told,
     tax,
 )
+from tunecast.report.taken import taken_lines
 from tunecast.report.time import duration, span
 from tunecast.units import gib, percent
 
@@ -68,6 +70,7 @@ def page(plan: Plan, made: Provenance | None = None) -> str:
         _header(plan, chosen, made),
         _headline(plan, chosen),
         _picks(plan, chosen),
+        taken_panel(taken_lines(plan.taken, plan.effects, "fits"), ""),
         _beside(plan),
         panel("Cost against time", pareto_plot(plan)),
         _memory(plan, seen),
