@@ -60,7 +60,7 @@ def test_counted_lengths_are_not_written_out(tmp_path: Path) -> None:
 
 
 def test_litgpt_needs_a_next_token() -> None:
-    with pytest.raises(UsageError, match="^seq_len: .* 2 tokens or more"):
+    with pytest.raises(UsageError, match=r"^seq_len: .* 2 tokens or more"):
         tunecast.prediction({"model": "llama-3.2-1b", "stack": "litgpt", "seq_len": 1, "micro_batch": 1})
     assert tunecast.prediction({"model": "llama-3.2-1b", "stack": "litgpt", "seq_len": 2, "micro_batch": 1})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,15 @@ from tunecast.job.model import resolve_model
 from tunecast.predict import engines
 from tunecast.predict.compare import compared, differences
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import GIB
 
 
 def needed(job: Job, **_: Any) -> Predicted:
     """Weights 8 GiB (qlora 2), adapters rank / 16 GiB, activations 1 GiB a row, none of these shared."""
+    model = resolve_model(job.model)
+    job = fill_in(job, model.raw, model.dtype)
     if job.method != "full" and job.lora.adapter_dtype != "float32" and job.weights_dtype == "float32":
         raise UsageError("lora.adapter_dtype: not with these weights", field="lora.adapter_dtype")
     blocks = [
@@ -34,7 +38,7 @@ def needed(job: Job, **_: Any) -> Predicted:
     events = [Alloc(index, nbytes, role, "model") for index, (nbytes, role) in enumerate(blocks) if nbytes]
     tape = Tape((events[0], Begin(Phase.FORWARD, 0), *events[1:]), versions={"torch": "2.13.0"})
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
-    return Predicted(job, resolve_model(job.model), held, prediction_of(held, id=job.id))
+    return Predicted(job, model, held, prediction_of(held, id=job.id))
 
 
 @pytest.fixture
@@ -45,6 +49,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         return code, out, err
 
     monkeypatch.setattr(engines, "predicted", needed)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return run
 
@@ -90,7 +95,8 @@ def test_for_a_person(shell: Any) -> None:
     code, out, err = shell("gpt2", "--method", "lora", "--to", "micro_batch=4", "--to", "lora.rank=32", "--gpu", "h200")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0] == "gpt2 → with micro_batch=4, lora.rank=32"
+    assert lines[0] == "gpt2, LoRA, 8 x 1,024 tokens on 1 x H200 SXM 141 GB → with micro_batch=4, lora.rank=32"
+    assert lines[1] == "both fit; 3.00 GiB less on the card"
     assert "+1.00 GiB lora.rank: 16 → 32 mostly adapters (+1.00 GiB)" in lines
     assert "-4.00 GiB micro_batch: 8 → 4 mostly activations (-4.00 GiB)" in lines
     assert "-3.00 GiB all together" in lines
@@ -116,6 +122,62 @@ def test_what_cannot_be_predicted_on_the_way_is_stepped_over(shell: Any) -> None
     b = job_file("b.json", method="lora", weights_dtype="bfloat16", lora={"adapter_dtype": "bfloat16"}, micro_batch=1)
     told = json.loads(shell(a, b, "--json")[1])
     assert steps(told) == [(["lora.adapter_dtype", "weights_dtype"], 0), (["micro_batch"], -7)]
+
+
+@pytest.fixture
+def real(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """With the closed form, and the bundled offers."""
+
+    def run(*argv: str) -> str:
+        assert cli.main(["compare", *argv]) == 0
+        return capsys.readouterr().out
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    return run
+
+
+LORA = ("llama-3.2-1b", "--method", "lora", "--micro-batch", "2", "--gpu", "h100", "--samples", "5000")
+
+
+def test_time_and_money_beside_memory(real: Any) -> None:
+    told = json.loads(real(*LORA, "--to", "rank=128", "--to", "seq-len=2048", "--json"))
+    before, after = told["before"]["time"], told["after"]["time"]
+    assert [[each["field"] for each in step["fields"]] for step in told["steps"]] == [["lora.rank"], ["seq_len"]]
+    assert told["difference_time"]["total_s"] == pytest.approx(after["total_s"] - before["total_s"])
+    assert sum(step["more_s"] for step in told["steps"]) == pytest.approx(told["difference_time"]["total_s"])
+    product = math.prod(1 + step["more_time_fraction"] for step in told["steps"])
+    assert product == pytest.approx(1 + told["difference_time"]["more_time_fraction"])
+    assert product == pytest.approx(before["tokens_per_s"] / after["tokens_per_s"])
+    cost = told["cost"]
+    assert cost["before"]["offer"]["gpu"] == cost["after"]["offer"]["gpu"] == "h100-sxm-80gb"
+    assert told["difference_usd"] == pytest.approx(cost["after"]["total_usd"] - cost["before"]["total_usd"]) != 0
+
+
+def test_time_and_money_for_a_person(real: Any) -> None:
+    out = real(*LORA, "--to", "gpus=8")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert "times as fast" in lines[1] and "more on the card" in lines[1]
+    for name in ("time per step", "tokens per second", "whole run", "80 % range", "cost of the run", "price per hour"):
+        assert any(line.startswith(name) for line in lines), name
+    assert any(line.startswith("a step trains 2 rows before and 16 after") for line in lines)
+    assert any(line.startswith("cost after: 8 x h100-sxm-80gb at ") for line in lines)
+
+
+def test_without_data_a_million_tokens(real: Any) -> None:
+    out = real(*LORA[:-2], "--to", "gpus=8")
+    assert "cost per million tokens" in out and "--samples or --tokens" in out
+    assert "whole run   " not in out
+
+
+def test_in_one_line(real: Any) -> None:
+    out = real(*LORA, "--to", "rank=64", "--short")
+    assert out.count("\n") == 1
+    assert "→ with rank=64: both fit; " in out
+
+
+def test_two_names_of_one_card_are_no_difference(real: Any) -> None:
+    out = real("gpt2", "--gpu", "h100", "--to", "gpu=h100-sxm-80gb")
+    assert "the jobs do not differ" in out
 
 
 def test_equal_jobs(shell: Any) -> None:
@@ -153,6 +215,7 @@ def test_differences_are_in_the_contracts_order() -> None:
 
 
 def test_an_end_that_cannot_be_predicted_is_an_error() -> None:
-    bad = job_from_dict({"model": "gpt2", "method": "lora", "lora": {"adapter_dtype": "bfloat16"}})
+    lora = {"adapter_dtype": "bfloat16"}
+    bad = job_from_dict({"model": "gpt2", "method": "lora", "weights_dtype": "float32", "lora": lora})
     with pytest.raises(UsageError):
         compared(Job("gpt2"), bad, needed)

@@ -74,7 +74,8 @@ def test_what_filled_the_card_and_what_to_change(shell: Any) -> None:
     assert out.index("1. other processes hold 5.00 GiB: 999 (5.00 GiB) (enough by itself)") < out.index(
         "2. the training itself holds 16.50 GiB"
     )
-    assert out.index("2. the training") < out.index("3. 1.00 GiB are cached")
+    assert out.index("2. the training") < out.index("3. fragmentation: 1.00 GiB are cached")
+    assert "What to change, most effective first" in out
     assert "\x1b" not in out
 
 
@@ -82,13 +83,16 @@ def test_with_its_job_every_change_is_priced(shell: Any) -> None:
     # 8 + 8 x 2.5 = 28 GiB; PyTorch could have had 24 - 0.5 - 5 = 18.5. Eight rows never ask for 4 GiB
     code, out, err = shell(MESSAGE, "llama-3.1-8b", "--method", "lora", "--micro-batch", "8")
     assert (code, err) == (0, "")
-    assert "28.00 GiB at the peak" in out
-    assert "PyTorch could have 18.50 GiB" in " ".join(out.split())
+    assert "peak 28.00 GiB in use" in out
+    assert "needs at least 28.00 GiB, PyTorch could use 18.50 GiB" in " ".join(out.split())
     assert "stops in forward of step 0: mm asks for 12.00 GiB" in out
-    assert "attack activations first" in out
-    lines = [" ".join(line.split()) for line in out.splitlines() if "saves" in line]
+    assert "largest part: activations" in out
+    lines = [" ".join(line.split()) for line in out.splitlines() if "frees" in line]
     # 4 rows: 8 + 10 = 18 GiB fit; qlora alone: 2 + 20 = 22 do not
-    assert lines == ["micro_batch: 4, grad_accum: 2 saves 10.00 GiB and fits", "method: qlora saves 6.00 GiB"]
+    assert lines == [
+        "--micro-batch 4 --grad-accum 2 frees 10.00 GiB, fits then",
+        "--method qlora frees 6.00 GiB, not enough alone",
+    ]
     assert "liger" not in out, "what cannot be predicted is left out"
 
 
@@ -110,7 +114,7 @@ def test_a_log_of_another_run_is_told_apart(shell: Any) -> None:
     assert "another run" not in shell(same, *job)[1]
     assert json.loads(shell(same, *job, "--json")[1])["same_run"] is True
     for other in (log(in_use=14, pieces=1, others=5, requested=3.6), log(in_use=11, pieces=4, others=5, requested=4)):
-        assert "the log is of another run: this job never asks for" in " ".join(shell(other, *job)[1].split())
+        assert "the log is from another run: this job never asks for" in " ".join(shell(other, *job)[1].split())
         assert json.loads(shell(other, *job, "--json")[1])["same_run"] is False
     assert json.loads(shell(same, "--json")[1])["same_run"] is None
 
@@ -183,7 +187,39 @@ def test_a_terminal_is_no_log(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr("sys.stdin", terminal)
     assert cli.main(["explain-oom"]) == 2
-    assert "there is no log on stdin" in capsys.readouterr().err
+    assert "there is no log: neither a file nor stdin" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["train.log", "slurm-4711.out", "train"])
+def test_the_log_may_be_a_file(name: str, shell: Any) -> None:
+    Path(name).write_text(f"epoch 1\n{MESSAGE}\n")
+    Path("job.yaml").write_text("model: llama-3.1-8b\nmethod: lora\n")
+    alone = shell(MESSAGE)
+    assert alone == shell("nothing here", name) == shell(MESSAGE, "-")
+    with_job = shell(MESSAGE, "job.yaml")
+    assert with_job[0] == 0 and "The job, predicted" in with_job[1] and "micro_batch: 4, grad_accum: 2" in with_job[1]
+    assert with_job == shell("", "job.yaml", name) == shell("", name, "job.yaml") == shell(MESSAGE, "-", "job.yaml")
+    assert "--micro-batch 4 --grad-accum 2" in shell("", "llama-3.1-8b", "--method", "lora", name)[1]
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "told"),
+    [
+        (["missing.log"], 5, "missing.log: No such file"),
+        (["a.log", "b.log"], 2, "got 2 logs: a.log, b.log; allowed: one each"),
+        (["gpt2", "llama-3.2-1b"], 2, "got 2 jobs: gpt2, llama-3.2-1b; allowed: one each"),
+    ],
+)
+def test_one_job_and_one_log(argv: list[str], code: int, told: str, shell: Any) -> None:
+    got, out, err = shell(MESSAGE, *argv)
+    assert (got, out) == (code, "")
+    assert told in err
+
+
+def test_a_file_without_a_message_is_named(shell: Any) -> None:
+    Path("train.log").write_text("all went well")
+    code, _, err = shell(MESSAGE, "train.log")
+    assert code == 5 and "train.log holds no out-of-memory message" in err
 
 
 def test_flags_without_a_job_belong_to_nothing(shell: Any) -> None:

@@ -56,7 +56,14 @@ def predicted(job: Job, **_: Any) -> Predicted:
 
 def job(capacity_gib: float, **fields: Any) -> Job:
     """4 + 8 + 4 + 2 = 18 GiB."""
-    plain = {"model": "gpt2", "micro_batch": 1, "seq_len": 1024, "gradient_checkpointing": False, **fields}
+    plain = {
+        "model": "gpt2",
+        "weights_dtype": "float32",
+        "micro_batch": 1,
+        "seq_len": 1024,
+        "gradient_checkpointing": False,
+        **fields,
+    }
     return job_from_dict({**plain, "hardware": {"capacity_bytes": int(capacity_gib * GIB), "gpu": "h200"}})
 
 
@@ -100,7 +107,7 @@ def test_rounding_where_mathematics_alone_do_not_do() -> None:
     assert found.chosen is not None
     assert found.chosen.harm is Harm.ROUNDED
     assert chosen(found) == {"optimizer": "adamw_8bit"}
-    assert found.chosen.quality(found.before.job)[0].startswith("8-bit states")
+    assert found.chosen.quality[0].startswith("8-bit states")
 
 
 def test_a_price_nobody_knows_comes_last() -> None:

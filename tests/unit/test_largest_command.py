@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,18 @@ from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict import engines
-from tunecast.predict.largest import Candidate, largest_fitting, largest_item, of_model, positions_of
+from tunecast.predict.largest import (
+    Boundary,
+    Candidate,
+    Reach,
+    largest_fitting,
+    largest_item,
+    of_model,
+    positions_of,
+    reach,
+)
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.records import replace
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import GIB, MIB
 
@@ -65,6 +76,8 @@ def test_the_longest_sequence_and_the_largest_batch(shell: Any) -> None:
     assert told["schema"] == "tunecast.largest/1"
     (length,) = told["longest_sequence"]
     assert (length["seq_len"], length["beyond_seq_len"], length["micro_batch"]) == (1024, None, 1)
+    assert length["surely"]["seq_len"] == 1024
+    assert length["surely"]["range_bytes"][1] <= 20 * GIB
     (batch,) = told["largest_batch"]
     assert (batch["micro_batch"], batch["beyond_micro_batch"], batch["seq_len"]) == (9, 10, 1024)
     assert told["positions"] == 1024
@@ -79,15 +92,58 @@ def test_a_length_is_verified_on_both_sides(shell: Any) -> None:
     assert {7872, 7936} <= {job.seq_len for job in ASKED if job.micro_batch == 1}
 
 
+def test_what_fits_for_sure_comes_first(shell: Any) -> None:
+    """No run on a 4090 was measured, so its range is wider than the figure: the last lengths may not fit."""
+    told = json.loads(shell("llama-3.2-1b", "--method", "lora", *CARD, "--json")[1])
+    (length,), (batch,) = told["longest_sequence"], told["largest_batch"]
+    sure = length["surely"]
+    assert sure["seq_len"] < length["seq_len"] and sure["range_bytes"][1] <= 20 * GIB < length["range_bytes"][1]
+    longer = needed(replace(ASKED[0], seq_len=sure["seq_len"] + 64, micro_batch=1))
+    assert longer.held.fits and not longer.held.room.surely, "the next step up is not sure any more"
+    assert batch["surely"]["micro_batch"] <= batch["micro_batch"]
+    assert told["measured_runs"] == 0
+    _, out, _ = shell("llama-3.2-1b", "--method", "lora", *CARD)
+    words = " ".join(out.split())
+    assert f"lora {sure['seq_len']:,} tokens fit for sure (" in words
+    assert "up to 7,872 may fit, 7,936 do not" in words
+    assert "rtx-4090 was not measured" in words
+    assert "adapters of rank 16 on q_proj, v_proj" in words
+
+
+def test_a_safe_length_has_safe_lengths_below_it() -> None:
+    """Sizes that are cut up well may fit where smaller ones do not."""
+    fine = {1, 2, 3, 4, 5, 8, 16}
+
+    def question(value: int) -> Any:
+        room = SimpleNamespace(surely=value in fine)
+        return SimpleNamespace(held=SimpleNamespace(fits=value in fine, room=room))
+
+    found = reach(question, 100, unbroken=3)
+    assert (found.likely.most, found.surely, found.jagged) == (16, 5, True)
+    assert reach(question, 100).surely == 16
+    assert reach(question, 4, unbroken=8) == Reach(4, Boundary(4, None, 3)), "all there are"
+
+
+def test_in_a_line_for_each_method(shell: Any) -> None:
+    code, out, _ = shell("llama-3.2-1b", *CARD, "--short")
+    assert code == 0
+    full, lora, qlora = out.splitlines()
+    assert full.startswith("llama-3.2-1b on rtx-4090, full: ")
+    assert "tokens at micro-batch 1 for sure, perhaps 7,872" in lora
+    assert "rows of 1,024 tokens for sure" in qlora
+    models = shell(*CARD, "--seq-len", "128", "--short")[1].splitlines()
+    assert len(models) == 3 and all("fits for sure" in line for line in models)
+
+
 def test_all_methods_unless_one_is_named(shell: Any) -> None:
     code, out, err = shell("llama-3.2-1b", *CARD)
     assert (code, err) == (0, "")
-    assert out.startswith("llama-3.2-1b on rtx-4090 · PyTorch may hold 20.00 GiB\n")
+    assert out.startswith("llama-3.2-1b on rtx-4090: PyTorch can use 20.00 GiB\n")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "Longest sequence" in out and "Largest micro-batch" in out
     # 16 x 1.2358e9 bytes are 18.415 GiB: 1,622 MiB are 811 tokens
-    assert any(line.startswith("full 768 tokens needs") and "832 do not fit" in line for line in lines)
-    assert any(line.startswith("full none of 1024 tokens") for line in lines)
+    assert any(line.startswith("full ") and "up to 768 may fit, 832 do not" in line for line in lines)
+    assert "full none fits" in lines
     assert [line.split()[0] for line in lines if " rows " in line] == ["lora", "qlora"]
 
 
@@ -112,9 +168,10 @@ def test_the_largest_bundled_model_by_method(shell: Any) -> None:
 def test_a_model_without_an_answer_is_told_not_passed_over(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: bundled_models()[name] for name in ("gpt2", "phi-3-mini", "llama-3.2-1b", "llama-3.1-8b")}
     monkeypatch.setattr(command, "bundled_models", lambda: few)
-    _, out, _ = shell(*CARD, "--method", "lora", "--seq-len", "64", "--json")
+    _, out, _ = shell(*CARD, "--method", "lora", "--weights-dtype", "float32", "--seq-len", "64", "--json")
     (row,) = json.loads(out)["models"]
     assert row["model"] == "llama-3.2-1b"
+    assert row["surely"]["model"] == "llama-3.2-1b"
     assert row["beyond"] is None, "32 GB of weights need no prediction"
     assert row["unanswered"] == [{"model": "phi-3-mini", "message": "model: an architecture without an answer"}]
     _, out, _ = shell(*CARD, "--method", "lora", "--seq-len", "64")
@@ -155,7 +212,7 @@ def test_flags_of_one_method_do_not_disturb_the_others(shell: Any) -> None:
     ("argv", "code", "told"),
     [
         (["lama-3.1-8b"], 5, "nearest: llama-3.1-8b"),
-        (["gpt2", "--gpu", "rtx-4080"], 2, "nearest: rtx-4090"),
+        (["gpt2", "--gpu", "rtx-4081"], 2, "nearest: rtx-4080"),
         (["gpt2", "--gpu", "gaudi2"], 2, "only NVIDIA and AMD cards are modelled yet"),
         (["gpt2", "--engine", "guess"], 2, "--engine"),
         (["gpt2", "--micro-batch", "none"], 2, "micro_batch"),
@@ -222,11 +279,12 @@ def test_the_largest_item_is_asked_from_above() -> None:
 @pytest.mark.parametrize(
     ("fields", "parameters", "all_used", "least"),
     [
-        ({"method": "full"}, 10, True, 160),  # float32: weights, gradients, two moments
+        ({"method": "full", "weights_dtype": "float32"}, 10, True, 160),  # float32: weights, gradients, two moments
         ({"method": "full", "weights_dtype": "bfloat16"}, 10, True, 80),
-        ({"method": "full"}, 10, False, 40),
-        ({"method": "full", "optimizer": "adamw_8bit"}, 10, True, 40),
-        ({"method": "lora"}, 10, True, 40),
+        ({"method": "full", "weights_dtype": "float32"}, 10, False, 40),
+        ({"method": "full", "optimizer": "adamw_8bit", "weights_dtype": "float32"}, 10, True, 40),
+        ({"method": "lora", "weights_dtype": "float32"}, 10, True, 40),
+        ({"method": "lora"}, 10, True, 20),  # the checkpoint's dtype: 16 bits at least
         ({"method": "qlora"}, 10, True, 5),
     ],
 )

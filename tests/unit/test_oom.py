@@ -291,15 +291,26 @@ def test_another_process_comes_first() -> None:
     assert first.enough
     assert "--reserve 64" in first.how
     # 205.65 MiB in pieces would have held the 148 MiB too
-    assert second.what.startswith("205.65 MiB are cached")
+    assert second.what.startswith("fragmentation: 205.65 MiB are cached")
     assert second.enough
 
 
 def test_fragmentation_is_named_with_its_cure() -> None:
     first = advice_for(read(TORCH_2_1))[0]
-    assert first.what.startswith("4.84 GiB are cached but cut into pieces")
+    assert first.what.startswith("fragmentation: 4.84 GiB are cached in pieces")
     assert first.enough and first.frees_bytes == gib(4.84)
-    assert "expandable_segments:True" in first.how
+    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in first.how
+
+
+def test_each_platform_is_answered_in_its_own_words() -> None:
+    for word, others in (("HIP", ("nvidia-smi", "CUDA")), ("XPU", ("nvidia-smi", "rocm-smi", "CUDA", "HIP"))):
+        message = read(TORCH_2_1.replace("CUDA out of memory", f"{word} out of memory"))
+        words = " ".join(f"{each.what} {each.how}" for each in advice_for(message))
+        assert message.platform.name == word
+        assert message.platform.settings in words and message.platform.lists_processes.split()[0] in words
+        assert not any(other in words for other in others), words
+    bare = advice_for(read("HIP error: out of memory"))[0]
+    assert "HIP itself ran out" in bare.what and "rocm-smi" in bare.how
 
 
 def test_a_full_card_is_the_trainings_own() -> None:
@@ -318,7 +329,7 @@ def test_what_is_not_enough_comes_after_the_training() -> None:
 
 def test_a_limit_is_named() -> None:
     first = advice_for(read(A_FRACTION))[0]
-    assert first.what == "a limit: this process may use 800.55 MiB of 47.37 GiB"
+    assert first.what == "a limit is set: this process may use 800.55 MiB of 47.37 GiB"
     assert first.enough
 
 
@@ -335,4 +346,4 @@ def test_room_that_was_there_is_said() -> None:
 
 
 def test_host_memory_lent_by_windows_is_said() -> None:
-    assert any("11.15 GiB of it are not on the card" in what for what in told(BEYOND_THE_CARD))
+    assert any("11.15 GiB of it are in host memory" in what for what in told(BEYOND_THE_CARD))

@@ -23,7 +23,7 @@ CONFIG = {
     "tie_word_embeddings": True,
 }  # fmt: skip
 BASE = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 512, "micro_batch": 2, "grad_accum": 1}
-LORA = {"method": "lora", "lora": {"targets": "all-linear", "rank": 8}}
+LORA = {"method": "lora", "lora": {"targets": "all-linear", "rank": 8, "dropout": 0.05}}
 SHARDED = {"hardware": {"gpus": 4}, "parallel": {"data": "fsdp"}}
 JOBS: dict[str, dict[str, Any]] = {
     "full": {"method": "full", "autocast": None, "gradient_checkpointing": True},

@@ -16,14 +16,15 @@ from tunecast.plan.bounds import memory_floor_bytes
 from tunecast.plan.estimate import Estimator
 from tunecast.plan.search import Search
 from tunecast.plan.space import Freedom, Rig, Setting, Space, Spread, freed, space_of
+from tunecast.tape.build.fill_in import fill_in
 
 DAY = date(2026, 11, 1)
 CARDS = ("rtx-4090", "l4", "a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
 JOBS = {
     "lora in 16 bits": {"model": "qwen3-0.6b", "method": "lora", "weights_dtype": "bfloat16"},
-    "lora in 32 bits": {"model": "llama-3.2-1b", "method": "lora"},
+    "lora in 32 bits": {"model": "llama-3.2-1b", "method": "lora", "weights_dtype": "float32"},
     "full in 16 bits": {"model": "gemma-3-1b", "weights_dtype": "bfloat16"},
-    "full in 32 bits": {"model": "llama-3.2-1b"},
+    "full in 32 bits": {"model": "llama-3.2-1b", "weights_dtype": "float32"},
     "gradients summed after each micro-batch": {"model": "llama-3.2-1b", "parallel": {"sync_each_batch": True}},
     "qlora": {"model": "llama-3.2-1b", "method": "qlora", "weights_dtype": "bfloat16"},
     "mixture of experts": {"model": "qwen3-30b-a3b", "method": "lora", "lora": {"targets": "attention"}},
@@ -43,7 +44,8 @@ def offer(gpu: str, gpus: int, **fields: object) -> Offer:
 def space(fields: dict[str, object], *allowed: str) -> Space:
     given = {"data": {"tokens": 2_000_000}, "micro_batch": 4, "grad_accum": 2, **fields}
     offers = [offer(gpu, gpus, vcpus=8 * gpus, max_nodes=2 if gpus == 4 else 1) for gpu in CARDS for gpus in (1, 2, 4)]
-    return space_of(job_from_dict(given), Freedom(allow=freed(allowed)), offers)
+    config = resolve_model(str(fields["model"])).raw
+    return space_of(fill_in(job_from_dict(given), config), Freedom(allow=freed(allowed)), offers, config)
 
 
 def settings(of: Space) -> list[tuple[Rig, Setting]]:

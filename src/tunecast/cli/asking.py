@@ -28,15 +28,20 @@ def add_asking_flags(parser: argparse.ArgumentParser) -> None:
 
 
 class Asking:
-    """`predict(job)` for as long as the `with` lasts. Jobs are values, so each is asked for once."""
+    """`predict(job)` for as long as the `with` lasts. Jobs are values, so each is asked for once.
 
-    def __init__(self, arguments: argparse.Namespace, label: str) -> None:
+    `timed`: time is asked for too, with the prices measured on this machine unless the command was told not to.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, label: str, *, timed: bool = False) -> None:
         require_engine(arguments.engine)
         self.engine: str = arguments.engine
         self._how: Mapping[str, Any] = {} if arguments.python is None else {"python": arguments.python}
         self._progress = Progress(label)
         self._began_s = time.monotonic()
         self._known: dict[Job, Predicted] = {}
+        self._timed = timed
+        self._calibrated = timed and not arguments.no_calibration
 
     @property
     def asked(self) -> int:
@@ -47,8 +52,15 @@ class Asking:
             passed_s = time.monotonic() - self._began_s
             if passed_s >= QUIET_S:
                 self._progress(passed_s)
-            self._known[job] = engines.predicted(job, engine=self.engine, **self._how)
+            self._known[job] = engines.predicted(job, engine=self.engine, **self._how, **self._clock(job))
         return self._known[job]
+
+    def _clock(self, job: Job) -> dict[str, Any]:
+        if not self._timed or self.engine != engines.DEFAULT_ENGINE:
+            return {}
+        from tunecast.cli.predict import own_prices
+
+        return {"timed": True, "calibration": own_prices(job) if self._calibrated else None}
 
     def __enter__(self) -> Asking:
         self._progress.__enter__()

@@ -1,4 +1,4 @@
-"""`tunecast explain-oom [JOB] < log`: what filled the card, and what to change."""
+"""`tunecast explain-oom [JOB] train.log`: what filled the card, and what to change."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import BinaryIO
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.terminal import terminal_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
+from tunecast.job.readers import FORMATS, is_job_file
 from tunecast.predict.changes import changes_tried, with_fields
 from tunecast.predict.engines import the_job
 from tunecast.predict.oom import OomMessage, filled, messages, the_message
@@ -24,27 +27,36 @@ from tunecast.predict.oom_job import advice_for_job, is_same_run
 from tunecast.report.oom import Explained, Foreseen, oom_dict, oom_text
 from tunecast.units import MIB, gib
 
-USAGE = "tunecast explain-oom [JOB] [options] < train.log"
+USAGE = "tunecast explain-oom [JOB] [train.log] [options]"
 DESCRIPTION = """\
-Reads PyTorch's out-of-memory message from a log on stdin (any PyTorch since 1.0; CUDA, HIP, XPU) and says what filled
-the card, which request failed, and what to change. With the JOB that ran (a file, or a model with flags): where its
-memory goes at the peak, and what each change would save."""
+Reads PyTorch's out-of-memory message from a log, a file or stdin (any PyTorch since 1.0; CUDA, HIP, XPU), and says what
+filled the card, which request failed, and what to change. With the JOB that ran (a file, or a model with flags): where
+its memory goes at the peak, and what each change would free."""
 EPILOG = """\
 examples:
-  tunecast explain-oom < train.log
+  tunecast explain-oom train.log
+  tunecast explain-oom job.yaml train.log
   python train.py 2>&1 | tee /dev/stderr | tunecast explain-oom job.yaml
   tunecast explain-oom llama-3.1-8b --method lora --micro-batch 8 < train.log
 
-Of several messages the last is explained. Exit code 5 where the log holds none.
+A file that is no job is the log, in either order; - is stdin. Of several messages the last is explained. Exit code 5
+where the log holds none.
 """
+LOGS = (".log", ".txt", ".out", ".err")
+"""Endings of files that are logs also where they are not there: the message then is about the file."""
 PIECE_BYTES = MIB
 MOST_LOG_BYTES = 512 * MIB
 """Of a file the last so much is read, of a pipe the first; the error ends most logs."""
 
+SHORT = (*COMMON, "--set", "--json", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("explain-oom", USAGE, DESCRIPTION, EPILOG)
-    made.add_argument("source", metavar="JOB", nargs="?", help="the job that ran: a file, or a model")
+    made = Parser("explain-oom", USAGE, DESCRIPTION, EPILOG, SHORT)
+    made.add_argument(
+        "sources", metavar="JOB|LOG", nargs="*", help="the job that ran: a file, or a model; and the log, - for stdin"
+    )
     add_asking_flags(made)
     add_job_flags(made)
     return made
@@ -53,22 +65,23 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     overrides = overrides_from(arguments)
-    if arguments.source is None and overrides:
+    source, log = job_and_log(arguments.sources)
+    if source is None and overrides:
         given = next(iter(overrides))
         raise UsageError(f"{given}: given without a JOB it would belong to. To fix: {USAGE}", field=given)
-    job = None if arguments.source is None else the_job(arguments.source, overrides)
-    if sys.stdin is None or sys.stdin.isatty():
-        raise UsageError(f"there is no log on stdin. To fix: {USAGE}", field="stdin")
-    message, count = the_message(messages(pieces(sys.stdin.buffer)))
+    job = None if source is None else the_job(source, overrides)
+    with opened(log) as stream:
+        message, count = the_message(messages(pieces(stream)))
     if message is None:
         raise NotResolved(
-            "the log holds no out-of-memory message of PyTorch (such as 'CUDA out of memory. Tried to allocate ...'). "
+            f"{log or 'the log'} holds no out-of-memory message of PyTorch (such as 'CUDA out of memory. Tried to "
+            "allocate ...'). "
             "To fix: give the whole log, stderr included: python train.py > train.log 2>&1",
-            field="stdin",
+            field=log or "stdin",
         )
     foreseen, advice = None, advice_for(message)
     if job is not None:
-        with Asking(arguments, f"predicting {arguments.source}") as asking:
+        with Asking(arguments, f"predicting {source}") as asking:
             on_this_card = with_room_of(job, message)
             before = asking.predict(on_this_card)
             changes = tuple(changes_tried(on_this_card, before, asking.predict))
@@ -78,8 +91,42 @@ def run(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps(oom_dict(told)))
     else:
-        print(oom_text(told, terminal_of(sys.stdout)), end="")
+        print(oom_text(told, terminal_of(sys.stdout), flags=source is not None and not is_job_file(source)), end="")
     return 0
+
+
+def job_and_log(sources: Sequence[str]) -> tuple[str | None, str | None]:
+    """What of the arguments is the job and what the log's file, in either order; None: not given, or stdin."""
+    logs = [source for source in sources if is_log(source)]
+    jobs = [source for source in sources if source not in logs]
+    if len(logs) > 1 or len(jobs) > 1:
+        got = f"got {len(jobs)} jobs" if len(jobs) > 1 else f"got {len(logs)} logs"
+        raise UsageError(f"{got}: {', '.join(jobs if len(jobs) > 1 else logs)}; allowed: one each. To fix: {USAGE}")
+    log = logs[0] if logs and logs[0] != "-" else None
+    return jobs[0] if jobs else None, log
+
+
+def is_log(source: str) -> bool:
+    """A file that is no job's and no model's, or is called as logs are; `-`."""
+    path = Path(source)
+    if source == "-" or path.suffix.lower() in LOGS:
+        return True
+    return path.is_file() and path.suffix.lower() not in FORMATS
+
+
+@contextlib.contextmanager
+def opened(log: str | None) -> Iterator[BinaryIO]:
+    if log is not None:
+        try:
+            stream = open(log, "rb")  # noqa: SIM115  closed below, and only what opening it raises is told
+        except OSError as error:
+            raise NotResolved(f"{log}: {error.strerror}", field=log) from None
+        with stream:
+            yield stream
+        return
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError(f"there is no log: neither a file nor stdin. To fix: {USAGE}", field="stdin")
+    yield sys.stdin.buffer
 
 
 def with_room_of(job: Job, message: OomMessage) -> Job:

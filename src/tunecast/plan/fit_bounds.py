@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunecast.errors import NotResolved, UsageError
-from tunecast.hardware.catalog import gpus
+from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.plan.bounds import memory_floor_bytes, tensors_of
@@ -18,7 +18,7 @@ from tunecast.plan.space import Rig, Spread
 from tunecast.predict.changes import with_fields
 from tunecast.predict.outside import tensors_on_paper
 from tunecast.predict.prediction import context_of
-from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.fill_in import fill_in_of
 
 ACTIVATIONS = {
     *("allocator", "attention", "gradient_checkpointing", "grad_accum", "kernels", "loss", "micro_batch"),
@@ -32,11 +32,12 @@ def lasting_bytes(job: Job) -> int:
     hardware, parts = job.hardware, job.parallel
     try:
         model = resolve_model(job.model)
-        job = fill_in(job, model.raw, model.dtype)
+        job = fill_in_of(job, model)
         parameters = tensors_on_paper(job, model.raw).parameters
     except NotResolved:
         return 0
-    rig = Rig(hardware.gpu, hardware.gpus, hardware.nodes, hardware.interconnect, hardware.inter_node_gbps)
+    card = gpu(hardware.gpu).name
+    rig = Rig(card, hardware.gpus, hardware.nodes, hardware.interconnect, hardware.inter_node_gbps)
     held = tensors_of(job, model, parameters)._replace(layer_inputs=0)
     return memory_floor_bytes(held, job, rig, Spread(parts.data, parts.layers), 1)
 
@@ -66,5 +67,5 @@ def _capacity_bytes(job: Job) -> int:
     hardware = job.hardware
     if hardware.capacity_bytes is not None:
         return hardware.capacity_bytes
-    card = gpus()[hardware.gpu]
+    card = gpu(hardware.gpu)
     return card.memory_bytes - context_of(card).nbytes - hardware.reserve_bytes

@@ -43,7 +43,7 @@ from tunecast.plan.space import Freedom, Rig, Space, space_of
 from tunecast.predict.culprit import require_architecture
 from tunecast.predict.evidence import evidence_for, evidence_of
 from tunecast.records import dataclass, replace
-from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.units import GIB, HOUR_S
 
 ASSUMED_TOKENS = 10_000_000
@@ -83,7 +83,7 @@ def plan_of(
     """
     assumed: list[str] = []
     model = model or resolve_model(job.model)
-    job = fill_in(with_data(job, assumed), model.raw, model.dtype)
+    job = fill_in_of(with_data(job, assumed), model)
     require_architecture(job, model)
     planner = _Planner(job, offers, question, model, progress, bounds)
     limits = question.limits

@@ -10,7 +10,7 @@ are the question) and the split of the batch. Nothing here is predicted, and blo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isqrt
 from typing import Any, NamedTuple
@@ -196,13 +196,7 @@ class Space:
 
     @cached_property
     def least_ram_bytes(self) -> Mapping[tuple[str, int], int]:
-        """Of machines with these cards, by those offers that say it: what one that does not is taken to have."""
-        found: dict[tuple[str, int], int] = {}
-        for offer in (*bundled(), *(each for of in self.offers.values() for each in of)):
-            if offer.ram_bytes is not None:
-                key = offer.gpu, offer.gpus
-                found[key] = min(offer.ram_bytes, found.get(key, offer.ram_bytes))
-        return found
+        return least_ram_bytes(each for of in self.offers.values() for each in of)
 
     @cached_property
     def recipes(self) -> tuple[Recipe, ...]:
@@ -342,6 +336,17 @@ def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer], config: Mappin
             elif nodes == 1 or freedom.is_fixed("hardware.nodes"):
                 refused[rig] = why
     return Space(job, freedom, {rig: tuple(of) for rig, of in rigs.items()}, refused, tuple(alone), config)
+
+
+def least_ram_bytes(offers: Iterable[Offer]) -> dict[tuple[str, int], int]:
+    """Of machines by card and count, by those bundled and given offers that say it: what one that does not say it is
+    taken to have."""
+    found: dict[tuple[str, int], int] = {}
+    for offer in (*bundled(), *offers):
+        if offer.ram_bytes is not None:
+            key = offer.gpu, offer.gpus
+            found[key] = min(offer.ram_bytes, found.get(key, offer.ram_bytes))
+    return found
 
 
 def joined_up_to(offer: Offer) -> int | None:

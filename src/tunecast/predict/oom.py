@@ -69,6 +69,37 @@ _OTHER = re.compile(rf"\bProcess ([0-9]{{1,10}}) has {_SIZE} memory in use")
 _GPU = re.compile(r"\bGPU ([0-9]{1,4})\b|on device ([0-9]{1,4})\b")
 
 
+class Platform(NamedTuple):
+    """What people of this vendor's cards call things."""
+
+    name: str
+    lists_processes: str
+    """The command that shows who holds memory."""
+    settings: str
+    """The environment variable that configures the allocator."""
+    libraries: str
+    """That hold memory of their own."""
+    defragment: str
+    """What to set against fragmentation."""
+
+
+PLATFORMS: Mapping[str, Platform] = {
+    "CUD": Platform(
+        "CUDA", "nvidia-smi", "PYTORCH_CUDA_ALLOC_CONF", "NCCL, TensorRT, JAX, cupy", "expandable_segments:True"
+    ),
+    "HIP": Platform(
+        "HIP",
+        "rocm-smi --showpids",
+        "PYTORCH_HIP_ALLOC_CONF",
+        "RCCL, MIOpen, JAX",
+        "expandable_segments:True (torch 2.12 or newer with ROCm 7; older builds warn and ignore it: there "
+        "max_split_size_mb:512)",
+    ),
+    "XPU": Platform("XPU", "xpu-smi ps", "PYTORCH_ALLOC_CONF", "oneCCL, oneDNN", "expandable_segments:True"),
+}
+"""By the first letters of a message. Expandable segments on ROCm: pytorch/pytorch#177974 and #179930 (2026)."""
+
+
 class Process(NamedTuple):
     pid: int
     nbytes: int
@@ -96,6 +127,11 @@ class OomMessage:
     """This process on the card, what is not PyTorch's included."""
     processes: tuple[Process, ...] = ()
     """Processes named by their number. In a container this one is among them, under the number it has outside."""
+
+    @property
+    def platform(self) -> Platform:
+        """Whose build of PyTorch printed it, by its first word; CUDA where that says nothing."""
+        return PLATFORMS.get(self.text[:3], PLATFORMS["CUD"])
 
     @property
     def has_figures(self) -> bool:

@@ -69,6 +69,7 @@ from tunecast.predict.zero_files import (
     zero_saving,
 )
 from tunecast.records import dataclass, replace
+from tunecast.tape.build.fill_in import fill_in_of
 
 __all__ = ["Outside", "machine_ram_bytes", "outside", "outside_of", "tensors_on_paper"]
 
@@ -145,6 +146,7 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
              quantised. What a job has no field for follows the Trainer's defaults. Of a card that holds part of a
              model (`in_parts`) only files and host memory are known.
     """
+    job = fill_in_of(job, model)
     if job.stack in OTHER_FILES:
         raise Unsupported(f"stack: what {job.stack} loads and saves is not written down", field="stack")
     if prediction is not None and is_by_fsdp(job) and not is_fully_sharded(job):
@@ -174,6 +176,7 @@ def outside_of(job: Job, model: ModelConfig, prediction: Prediction | None = Non
 def machine_ram_bytes(job: Job, model: ModelConfig) -> int | None:
     """Host memory that one machine of a job needs, all its ranks together: `machine_bytes` of `outside_of`, for whoever
     asks of many jobs. None where the files of the job's stack or model are not known."""
+    job = fill_in_of(job, model)
     parts, hardware = job.parallel, job.hardware
     asked = replace(
         job,

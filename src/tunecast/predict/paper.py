@@ -27,7 +27,7 @@ class Tensors(NamedTuple):
 UNDECISIVE = frozenset(
     (
         *("id", "seq_len", "lengths", "micro_batch", "grad_accum", "optimizer", "max_grad_norm", "allocator"),
-        *("data", "run", "hardware", "parallel"),
+        *("data", "run", "hardware", "parallel", "given"),
     )
 )
 """Fields that change no tensor of a model; its tables of positions have room for the longest row (`with_room`)."""
@@ -59,6 +59,7 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
     it is built with the layers that stand for all, where there are such: the others are like them but for their names.
     """
     from tunecast.tape.build.adapters import insert_adapters
+    from tunecast.tape.build.fill_in import fill_in
     from tunecast.tape.build.gptq import packed_bytes
     from tunecast.tape.build.modules import Buffer, Linear
     from tunecast.tape.build.short import repeating
@@ -67,6 +68,7 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> Tensors:
     from tunecast.tape.card import Card
     from tunecast.tape.shorten import stand_in, with_layers
 
+    job = fill_in(job, config)
     packed_as = job.quantization.format
     adapted = job.method != "full"
     plain = replace(job, method="lora" if adapted else "full", quantization=Quantization(), kernels=())

@@ -1,33 +1,57 @@
-"""Two jobs side by side, for the terminal and for programs."""
+"""Two jobs side by side, for the terminal and for programs: memory, time and money."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
-from tunecast.predict.compare import MEASURES, Comparison, Difference, Step, measure
-from tunecast.predict.prediction import Predicted
+from tunecast.job.job import Job
+from tunecast.offers.offer import OWNED
+from tunecast.plan.choice import DOLLARS
+from tunecast.plan.price import Rent
+from tunecast.predict.compare import MEASURES, Comparison, Difference, Step, measure, more_s, more_time
 from tunecast.report.columns import columns, signed
 from tunecast.report.figures import shown
-from tunecast.report.text import DEFAULT, Terminal, words
-from tunecast.units import gib
+from tunecast.report.plan_words import amount, amounts
+from tunecast.report.price import offer_words
+from tunecast.report.text import DEFAULT, Terminal, words, wrapped
+from tunecast.report.time import duration, span
+from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.units import gib, percent
 
 SCHEMA = "tunecast.compare/1"
 LONGEST_VALUE = 40
+LEAST_TIME = 0.0005
+"""A smaller difference of time is told as none."""
 _ROWS = {
-    "allocated_bytes": "peak allocated",
+    "allocated_bytes": "peak in use",
     "reserved_bytes": "reserved by PyTorch",
     "device_bytes": "on the card",
-    "smallest_capacity_bytes": "least capacity",
+    "smallest_capacity_bytes": "least it runs with",
 }
 
 
-def compare_dict(found: Comparison) -> dict[str, Any]:
-    """The two predictions as the contract has them, and the steps between."""
+class Rents(NamedTuple):
+    """What each costs on its own machines; None where no offer has them, or nobody asked."""
+
+    before: Rent | None = None
+    after: Rent | None = None
+
+
+NO_RENTS = Rents()
+
+
+def compare_dict(found: Comparison, rents: Rents = NO_RENTS) -> dict[str, Any]:
+    """The two predictions as the contract has them, what they cost, and the steps between."""
+    before, after = found.before.prediction, found.after.prediction
     return {
         "schema": SCHEMA,
-        "before": found.before.prediction.to_dict(),
-        "after": found.after.prediction.to_dict(),
-        "difference_bytes": _difference(found),
+        "before": before.to_dict(),
+        "after": after.to_dict(),
+        "cost": {side: None if rent is None else rent.to_dict() for side, rent in rents._asdict().items()},
+        "difference_bytes": {name: measure(after, name) - measure(before, name) for name in MEASURES},
+        "difference_time": {"more_time_fraction": more_time(before, after), "total_s": more_s(before, after)},
+        "difference_usd": more_usd(rents),
         "steps": [
             {
                 "fields": [
@@ -36,52 +60,198 @@ def compare_dict(found: Comparison) -> dict[str, Any]:
                 ],
                 "costs_bytes": dict(step.costs_bytes),
                 "breakdown_bytes": dict(step.breakdown_bytes),
+                "more_time_fraction": step.more_time,
+                "more_s": step.more_s,
                 "fits": step.fits,
+                "fits_surely": step.fits_surely,
             }
             for step in found.steps
         ],
     }
 
 
-def compare_text(found: Comparison, names: tuple[str, str], terminal: Terminal = DEFAULT) -> str:
-    """Totals, then a line a step with what it costs on the card, and where."""
+def compare_short(found: Comparison, names: tuple[str, str], rents: Rents = NO_RENTS) -> str:
+    """One line."""
+    return f"{shown(names[0])} → {shown(names[1])}: {summary(found, rents)}\n"
+
+
+def compare_text(
+    found: Comparison, names: tuple[str, str], rents: Rents = NO_RENTS, terminal: Terminal = DEFAULT
+) -> str:
+    """The verdict; the totals; a line for each step with what it costs, and where."""
     title = f"{shown(names[0])} → {shown(names[1])}"
-    parts = [terminal.paint(title, "bold"), *_totals(found, terminal), ""]
-    if found.steps:
-        head = "What each difference costs on the card, one after the other"
-        parts += [terminal.paint(head, "bold"), *_step_lines(found.steps, terminal)]
-        parts += ["", terminal.paint("Where", "bold"), *_where(found, terminal)]
-    else:
+    parts = [terminal.paint(title, "bold")]
+    if not found.steps:
         parts.append("  the jobs do not differ")
+        return terminal.plain("\n".join(parts)) + "\n"
+    style = {"fits": "good", "may not fit": "warn", "does not fit": "bad"}[found.after.held.room.verdict]
+    parts += [terminal.paint(f"  {summary(found, rents)}", style), "", *_totals(found, rents, terminal)]
+    parts += [line for note in _notes(found, rents) for line in wrapped([note], "  ", terminal)]
+    head = "What each difference costs, one after the other"
+    parts += ["", terminal.paint(head, "bold"), *_step_lines(found, terminal)]
+    where = _where(found, terminal)
+    if where:
+        parts += ["", terminal.paint("Where the memory differs", "bold"), *where]
     return terminal.plain("\n".join(parts)) + "\n"
 
 
-def _totals(found: Comparison, terminal: Terminal) -> list[str]:
+def summary(found: Comparison, rents: Rents) -> str:
+    """`both fit; 312.00 MiB more on the card, 1 % slower, $0.07 more`."""
+    before, after = found.before.prediction, found.after.prediction
+    more = after.memory.device_bytes - before.memory.device_bytes
+    parts = [f"{gib(abs(more))} {'more' if more > 0 else 'less'} on the card" if more else "the same memory"]
+    slower = more_time(before, after)
+    if slower is not None:
+        parts.append(_slower(slower))
+    usd = more_usd(rents)
+    if usd is not None:
+        unit = "" if _are_whole(rents) else " per million tokens"
+        told = f"{amount(abs(usd), DOLLARS)} {'more' if usd > 0 else 'less'}{unit}"
+        parts.append("the same cost" if amount(usd, DOLLARS) == amount(0, DOLLARS) else told)
+    return f"{_verdicts(found)}; {', '.join(parts)}"
+
+
+def _verdicts(found: Comparison) -> str:
+    old, new = found.before.held.room.verdict, found.after.held.room.verdict
+    if old != new:
+        return f"{old} before, {new} after"
+    return {"fits": "both fit", "may not fit": "both may not fit", "does not fit": "neither fits"}[old]
+
+
+def _slower(more: float) -> str:
+    """Of the time for the same tokens: `2.4 times as fast`, `12 % slower`."""
+    if abs(more) < LEAST_TIME:
+        return "the same speed"
+    times = 1 + more if more > 0 else 1 / (1 + more)
+    if times >= 2:
+        return f"{times:.1f} times as {'slow' if more > 0 else 'fast'}"
+    return f"{percent(abs(more), 0 if abs(more) >= 0.02 else 1)} {'slower' if more > 0 else 'less time'}"
+
+
+def more_usd(rents: Rents) -> float | None:
+    """Of the whole run; of a million tokens where that is not known of both; None where nothing is."""
+    if rents.before is None or rents.after is None:
+        return None
+    if rents.before.total_usd is not None and rents.after.total_usd is not None:
+        return rents.after.total_usd - rents.before.total_usd
+    old, new = rents.before.usd_per_million_tokens, rents.after.usd_per_million_tokens
+    return None if old is None or new is None else new - old
+
+
+def _are_whole(rents: Rents) -> bool:
+    return all(rent is not None and rent.total_usd is not None for rent in rents)
+
+
+def _totals(found: Comparison, rents: Rents, terminal: Terminal) -> list[str]:
+    before, after = found.before.prediction, found.after.prediction
     rows = [("", "before", "after", "difference")]
+    rows.append(("", found.before.held.room.verdict, found.after.held.room.verdict, ""))
     for name in MEASURES:
-        old, new = measure(found.before.prediction, name), measure(found.after.prediction, name)
+        old, new = measure(before, name), measure(after, name)
         rows.append((_ROWS[name], gib(old), gib(new), signed(new - old, gib(new - old))))
-    rows.append(("", _verdict(found.before), _verdict(found.after), ""))
+    rows += [*_time_rows(found), *_cost_rows(rents)]
     lines = columns(rows)
     lines[0] = terminal.paint(lines[0], "dim")
     return lines
 
 
-def _verdict(side: Predicted) -> str:
-    return "fits" if side.prediction.fits else "does not fit"
+def _time_rows(found: Comparison) -> Iterator[tuple[str, str, str, str]]:
+    old, new = found.before.prediction.time, found.after.prediction.time
+    if old is None or new is None:
+        return
+    yield "time per step", duration(old["step_s"]), duration(new["step_s"]), _share(old["step_s"], new["step_s"])
+    slow, fast = old["tokens_per_s"], new["tokens_per_s"]
+    yield "tokens per second", f"{slow:,.0f}", f"{fast:,.0f}", _share(slow, fast)
+    if old["total_s"] is None or new["total_s"] is None:
+        return
+    yield "whole run", duration(old["total_s"]), duration(new["total_s"]), _share(old["total_s"], new["total_s"])
+    yield "  80 % range", span(*old["total_range_s"]), span(*new["total_range_s"]), ""
 
 
-def _step_lines(steps: tuple[Step, ...], terminal: Terminal) -> list[str]:
+def _cost_rows(rents: Rents) -> Iterator[tuple[str, str, str, str]]:
+    old, new = rents
+    if old is None and new is None:
+        return
+    if any(rent is not None and rent.bill is not None for rent in rents):
+        yield "cost of the run", *_cells(rents, lambda rent: _usd(rent.total_usd)), _more(rents, "total_usd")
+        ranges = _cells(rents, lambda rent: "" if rent.usd_range is None else amounts(*rent.usd_range, DOLLARS))
+        yield "  80 % range", *ranges, ""
+    else:
+        told = _cells(rents, lambda rent: _usd(rent.usd_per_million_tokens))
+        yield "cost per million tokens", *told, _more(rents, "usd_per_million_tokens")
+    if old is not None and new is not None and old.usd_per_hour == new.usd_per_hour:
+        return
+    yield "price per hour", *_cells(rents, lambda rent: _usd(rent.usd_per_hour)), _more(rents, "usd_per_hour")
+
+
+def _cells(rents: Rents, cell: Callable[[Rent], str]) -> tuple[str, str]:
+    before, after = ("no offer" if rent is None else cell(rent) for rent in rents)
+    return before, after
+
+
+def _usd(usd: float | None) -> str:
+    return "" if usd is None else amount(usd, DOLLARS)
+
+
+def _more(rents: Rents, name: str) -> str:
+    old, new = (None if rent is None else getattr(rent, name) for rent in rents)
+    return "" if old is None or new is None else _share(old, new)
+
+
+def _share(old: float, new: float) -> str:
+    """`+12 %`; twice and more as a factor, `x 7.9`."""
+    more = new / old - 1 if old else 0.0
+    if abs(more) < LEAST_TIME:
+        return "0"
+    if more >= 1:
+        return f"x {new / old:.1f}"
+    return f"{more:+.0%}".replace("%", " %") if abs(more) >= 0.02 else f"{more:+.1%}".replace("%", " %")
+
+
+def _notes(found: Comparison, rents: Rents) -> Iterator[str]:
+    rows = [_rows_per_step(side.job) for side in (found.before, found.after)]
+    if rows[0] != rows[1]:
+        yield f"a step trains {rows[0]:,} rows before and {rows[1]:,} after: compare tokens per second, not steps"
+    if not (found.before.prediction.fits and found.after.prediction.fits):
+        yield "time and cost of what does not fit are as if it did"
+    told = [None if rent is None else offer_words(rent) + _start(rent) for rent in rents]
+    if told[0] is not None and told[0] == told[1]:
+        yield f"cost: {told[0]}"
+    else:
+        yield from (f"cost {side}: {each}" for side, each in zip(("before", "after"), told, strict=True) if each)
+    if any(rent is not None and rent.bill is None for rent in rents):
+        yield "the whole run's time and cost need an amount of data: --samples or --tokens"
+
+
+def _start(rent: Rent) -> str:
+    return "" if rent.bill is None or rent.offer.kind == OWNED else ", the machine's start included"
+
+
+def _rows_per_step(job: Job) -> int:
+    return job.micro_batch * job.grad_accum * ranks_of(job)
+
+
+def _step_lines(found: Comparison, terminal: Terminal) -> list[str]:
     rows = []
-    for step in steps:
+    for step in found.steps:
         cost = step.costs_bytes["device_bytes"]
         first, *more = step.differences
-        fits = "" if step.fits else "does not fit"
-        rows.append((signed(cost, gib(cost)), _change(first), _mostly(step), fits))
-        rows += [("with", _change(each), "", "") for each in more]
-    total = sum(step.costs_bytes["device_bytes"] for step in steps)
-    rows.append((signed(total, gib(total)), "all together", "", ""))
-    return columns(rows, left=(1, 2, 3))
+        fits = "" if step.fits_surely else "may not fit" if step.fits else "does not fit"
+        rows.append((signed(cost, gib(cost)), _step_time(step.more_time), _change(first), _mostly(step), fits))
+        rows += [("with", "", _change(each), "", "") for each in more]
+    if len(found.steps) > 1:
+        total = sum(step.costs_bytes["device_bytes"] for step in found.steps)
+        whole = more_time(found.before.prediction, found.after.prediction)
+        rows.append((signed(total, gib(total)), _step_time(whole), "all together", "", ""))
+    is_timed = any(step.more_time is not None for step in found.steps)
+    rows.insert(0, ("memory", "time" if is_timed else "", "", "", ""))
+    lines = columns(rows, left=(2, 3, 4))
+    lines[0] = terminal.paint(lines[0], "dim")
+    return lines
+
+
+def _step_time(more: float | None) -> str:
+    return "" if more is None else _share(1.0, 1.0 + more)
 
 
 def _change(difference: Difference) -> str:
@@ -95,20 +265,18 @@ def _mostly(step: Step) -> str:
 
 
 def _where(found: Comparison, terminal: Terminal) -> list[str]:
-    """Part by part: it sums to the difference on the card."""
+    """The parts that differ; the differences sum to that on the card."""
     old, new = found.before.prediction.memory.breakdown_bytes, found.after.prediction.memory.breakdown_bytes
     rows = [("", "before", "after", "difference")]
     for part in {**old, **new}:
         a, b = old.get(part, 0), new.get(part, 0)
-        if a or b:
+        if a != b:
             rows.append((words(part), gib(a), gib(b), signed(b - a, gib(b - a))))
+    if len(rows) == 1:
+        return []
     lines = columns(rows)
     lines[0] = terminal.paint(lines[0], "dim")
     return lines
-
-
-def _difference(found: Comparison) -> dict[str, int]:
-    return {name: measure(found.after.prediction, name) - measure(found.before.prediction, name) for name in MEASURES}
 
 
 def _value(value: Any) -> str:

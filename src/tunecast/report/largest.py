@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tunecast.report.columns import columns
+from tunecast.predict.evidence import Evidence
 from tunecast.report.figures import shown
-from tunecast.report.text import DEFAULT, Terminal
-from tunecast.units import gib
+from tunecast.report.text import DEFAULT, Terminal, wrapped
+from tunecast.units import GIB, billions, gib, percent
 
 SCHEMA = "tunecast.largest/1"
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -25,38 +27,73 @@ class Settings:
     autocast: str | None
     optimizer: str
     gradient_checkpointing: bool
+    adapters: str | None = None
+    """Rank and targets; None where only full training was asked about."""
+    quantization: str | None = None
+    """Of qlora; None where it was not asked about."""
+    evidence: Evidence | None = None
+    """What was measured of such runs."""
 
     def words(self) -> str:
-        cast = f", autocast {self.autocast}" if self.autocast else ", no autocast"
-        checkpointing = "with" if self.gradient_checkpointing else "without"
-        return f"{self.weights_dtype} weights{cast}, {self.optimizer}, {checkpointing} gradient checkpointing"
+        """`bfloat16 weights (qlora: nf4), autocast bfloat16, adamw_torch_fused, gradient checkpointing`."""
+        dtype = "the checkpoint's dtype for weights" if self.weights_dtype == AUTO else f"{self.weights_dtype} weights"
+        four_bit = f" (qlora: {self.quantization})" if self.quantization else ""
+        cast = f"autocast {self.autocast}" if self.autocast else "no autocast"
+        checkpointing = f"{'' if self.gradient_checkpointing else 'no '}gradient checkpointing"
+        adapters = f"; adapters of {self.adapters}" if self.adapters else ""
+        return f"{dtype}{four_bit}, {cast}, {self.optimizer}, {checkpointing}{adapters}"
+
+
+class Top(NamedTuple):
+    """A model, and what it needs."""
+
+    model: str
+    parameters: int
+    needs_bytes: int
+    """The least capacity it completes with."""
+    range_bytes: tuple[int, int]
+    """80 %, of what PyTorch holds."""
 
 
 class TopModel(NamedTuple):
     """The largest bundled model of a method."""
 
     method: str
-    model: str | None
-    parameters: int | None
-    needs_bytes: int | None
-    """The least capacity it completes with."""
+    surely: Top | None
+    """At the high end of its range too."""
+    likely: Top | None
+    """By the prediction itself."""
     beyond: str | None
     """The next larger one that was predicted not to fit; None: the larger ones exceed the card by themselves."""
     unanswered: tuple[tuple[str, str], ...] = ()
 
 
+class Figure(NamedTuple):
+    """So many tokens or rows, and what they need."""
+
+    most: int
+    needs_bytes: int
+    """The least capacity it completes with."""
+    range_bytes: tuple[int, int]
+    """80 %, of what PyTorch holds."""
+
+
 class Most(NamedTuple):
-    """The most tokens a row, or rows at a time."""
+    """The most tokens per row, or rows at a time."""
 
     method: str
     at: int
     """The other of the two, which was held."""
-    most: int | None
+    surely: Figure | None
+    """At the high end of its range too."""
+    likely: Figure | None
+    """By the prediction itself."""
     beyond: int | None
-    """Predicted not to fit; None where `most` is as far as the search goes."""
-    needs_bytes: int | None
+    """Predicted not to fit; None where `likely` is as far as the search goes."""
     why: str | None = None
     """Why there is no answer, where there is none."""
+    jagged: bool = False
+    """Of those between `surely` and `likely` some fit for sure, and some smaller ones do not fit."""
 
 
 @dataclass(frozen=True)
@@ -73,88 +110,178 @@ class Largest:
 
     @property
     def any(self) -> bool:
-        return any(row.model for row in self.models) or any(row.most for row in (*self.sequences, *self.batches))
+        rows: tuple[TopModel | Most, ...] = (*self.models, *self.sequences, *self.batches)
+        return any(row.likely for row in rows)
 
 
 def largest_dict(found: Largest) -> dict[str, Any]:
+    """What fits by the prediction itself under the plain names, what fits for sure under `surely`."""
+
     def most(rows: tuple[Most, ...], name: str, at: str) -> list[dict[str, Any]]:
+        def figure(of: Figure | None) -> dict[str, Any]:
+            needs, ends = (None, None) if of is None else (of.needs_bytes, list(of.range_bytes))
+            return {name: None if of is None else of.most, "needs_bytes": needs, "range_bytes": ends}
+
         return [
-            {"method": row.method, name: row.most, f"beyond_{name}": row.beyond, at: row.at,
-             "needs_bytes": row.needs_bytes, "error": row.why}
+            {"method": row.method, **figure(row.likely), f"beyond_{name}": row.beyond, at: row.at,
+             "surely": None if row.surely is None else figure(row.surely), "error": row.why}
             for row in rows
         ]  # fmt: skip
 
+    settings = vars(found.settings)
+    evidence = found.settings.evidence
     return {
         "schema": SCHEMA,
         "engine": found.engine,
-        **asdict(found.settings),
+        **{name: value for name, value in settings.items() if name != "evidence"},
+        "measured_runs": None if evidence is None else evidence.memory_runs,
         "model": found.model,
         "positions": found.positions,
-        "models": [
-            {**row._asdict(), "unanswered": [{"model": name, "message": why} for name, why in row.unanswered]}
-            for row in found.models
-        ],
+        "models": [_model_dict(row) for row in found.models],
         "longest_sequence": most(found.sequences, "seq_len", "micro_batch"),
         "largest_batch": most(found.batches, "micro_batch", "seq_len"),
         "predictions": found.asked,
     }
 
 
+def _model_dict(row: TopModel) -> dict[str, Any]:
+    none = dict.fromkeys(Top._fields)
+    return {
+        "method": row.method,
+        **(none if row.likely is None else row.likely._asdict()),
+        "beyond": row.beyond,
+        "surely": None if row.surely is None else row.surely._asdict(),
+        "unanswered": [{"model": name, "message": why} for name, why in row.unanswered],
+    }
+
+
+def largest_short(found: Largest) -> str:
+    """One line for each method."""
+    lines = [f"{row.method}: {_model_words(row)}" for row in found.models]
+    for length, batch in zip(found.sequences, found.batches, strict=True):
+        told = [
+            _brief(length, "tokens", f"at micro-batch {length.at}"),
+            _brief(batch, "rows", f"of {batch.at:,} tokens"),
+        ]
+        lines.append(f"{length.method}: {f'no answer: {length.why}' if length.why else '; '.join(told)}")
+    where = f"{shown(found.model)} on " if found.model else ""
+    return "".join(f"{where}{found.settings.gpu}, {shown(line)}\n" for line in lines)
+
+
+def _brief(row: Most, what: str, held: str) -> str:
+    """`6,336 tokens at micro-batch 1 for sure, perhaps 6,784`."""
+    if row.likely is None:
+        return f"no {what} {held}"
+    sure = (
+        f"{row.surely.most:,} {_one(row.surely.most, what)} {held} for sure"
+        if row.surely
+        else f"no {what} {held} for sure"
+    )
+    more = row.surely is None or row.surely.most < row.likely.most
+    return f"{sure}, perhaps {row.likely.most:,}" if more else sure
+
+
 def largest_text(found: Largest, terminal: Terminal = DEFAULT) -> str:
     settings = found.settings
     name = f"{shown(found.model)} on {settings.gpu}" if found.model else settings.gpu
     parts = [
-        f"{terminal.paint(name, 'bold')} · PyTorch may hold {gib(settings.capacity_bytes)}",
-        terminal.paint(f"  {settings.words()}", "dim"),
+        terminal.paint(f"{name}: PyTorch can use {gib(settings.capacity_bytes)}", "bold"),
+        *(terminal.paint(line, "dim") for line in wrapped([settings.words()], "  ", terminal)),
     ]
     if found.models:
         title = f"Largest bundled model, {settings.micro_batch} x {settings.seq_len} tokens"
         parts += ["", terminal.paint(title, "bold"), *_model_lines(found, terminal)]
-    if found.sequences:
-        parts += ["", terminal.paint("Longest sequence", "bold"), *_most_lines(found.sequences, found, "tokens")]
-    if found.batches:
-        parts += ["", terminal.paint("Largest micro-batch", "bold"), *_most_lines(found.batches, found, "rows")]
+    for title, rows, what in (
+        ("Longest sequence, at micro-batch {at}", found.sequences, "tokens"),
+        ("Largest micro-batch, of {at:,} tokens each", found.batches, "rows"),
+    ):
+        if rows:
+            head = title.format(at=rows[0].at)
+            parts += ["", terminal.paint(head, "bold"), *_most_lines(rows, found, what, terminal)]
+    parts += ["", *(terminal.paint(line, "dim") for note in _notes(found) for line in wrapped([note], "  ", terminal))]
     return terminal.plain("\n".join(parts)) + "\n"
 
 
+def _notes(found: Largest) -> Iterator[str]:
+    if any(row.jagged for row in found.sequences):
+        yield (
+            "some lengths in between fit and some do not, because of fragmentation: try --allocator expandable_segments"
+        )
+    yield "in brackets: the memory it needs, and the high end of its 80 % range; for sure: that fits too"
+    settings, evidence = found.settings, found.settings.evidence
+    if evidence is None:
+        return
+    own, like = evidence.memory, evidence.like_memory
+    if own.median is not None:
+        yield f"{settings.gpu}: memory of {own.runs} runs was measured, predictions {_near(own.median)} at the median"
+    elif like.median is None or like.p90 is None:
+        yield f"{settings.gpu} was not measured, and no run of {evidence.stack} on another card either"
+    else:
+        far = f"{_near(like.median)} at the median and {_near(like.p90)} for nine in ten"
+        yield f"{settings.gpu} was not measured; on other cards predictions are {far} ({like.runs} runs)"
+
+
+def _near(error: float) -> str:
+    return "exact" if round(error, 3) == 0 else f"within {percent(error, 1)}"
+
+
 def _model_lines(found: Largest, terminal: Terminal) -> list[str]:
-    rows = [("method", "model", "parameters", "needs", "")]
-    notes = []
+    lines = _sentences([(row.method, _model_words(row)) for row in found.models], terminal)
     for row in found.models:
-        beyond = f"{row.beyond} does not fit" if row.beyond else "larger ones exceed the card by their weights"
-        if row.model is None or row.parameters is None or row.needs_bytes is None:
-            rows.append((row.method, "none", "", "", beyond if row.beyond else ""))
-        else:
-            rows.append((row.method, row.model, _billions(row.parameters), gib(row.needs_bytes), beyond))
         if row.unanswered:
             names = ", ".join(name for name, _ in row.unanswered[:5])
             more = f" and {len(row.unanswered) - 5} more" if len(row.unanswered) > 5 else ""
-            notes.append(f"  {row.method}: no answer for {names}{more}, which may be larger")
-    lines = columns(rows, left=(0, 1, 4))
-    lines[0] = terminal.paint(lines[0], "dim")
-    return [*lines, *(["", *notes] if notes else [])]
+            lines += wrapped([f"{row.method}: no answer for {names}{more}, which may be larger"], "  ", terminal)
+    return lines
 
 
-def _most_lines(rows: tuple[Most, ...], found: Largest, what: str) -> list[str]:
-    held = "at micro-batch {at}" if what == "tokens" else "of {at} tokens"
-    table = []
-    for row in rows:
-        if row.why is not None:
-            table.append((row.method, "?", "", f"no answer: {row.why}"))
-        elif row.most is None:
-            table.append((row.method, "none", "", held.format(at=row.at)))
-        else:
-            told = f"{row.beyond:,} do not fit" if row.beyond is not None else _end(row, found, what)
-            need = f"needs {gib(row.needs_bytes)}" if row.needs_bytes is not None else ""
-            table.append((row.method, f"{row.most:,} {what}", need, f"{held.format(at=row.at)}; {told}"))
-    return columns(table, left=(0, 3))
+def _model_words(row: TopModel) -> str:
+    beyond = f"{row.beyond} does not fit" if row.beyond else "larger ones exceed the card by their weights alone"
+    sure, likely = row.surely, row.likely
+    if likely is None:
+        return f"none fits{f'; {beyond}' if row.beyond else ''}"
+    may = f"{likely.model} ({billions(likely.parameters)}) may fit {_needs(likely)}"
+    if sure is None:
+        return f"none fits for sure; {may}; {beyond}"
+    fits = f"{sure.model} ({billions(sure.parameters)}) fits for sure {_needs(sure)}"
+    return f"{fits}; {beyond}" if sure.model == likely.model else f"{fits}; {may}; {beyond}"
 
 
-def _end(row: Most, found: Largest, what: str) -> str:
-    if what == "tokens" and row.most == found.positions:
+def _most_lines(rows: Sequence[Most], found: Largest, what: str, terminal: Terminal) -> list[str]:
+    return _sentences([(row.method, _most_words(row, found, what)) for row in rows], terminal)
+
+
+def _most_words(row: Most, found: Largest, what: str) -> str:
+    """`6,336 tokens fit for sure (21.4 GiB, 21.2 to 22.7); up to 6,784 may fit, 6,848 do not`."""
+    if row.why is not None:
+        return f"no answer: {row.why}"
+    sure, likely = row.surely, row.likely
+    if likely is None:
+        return "none fits"
+    end = f"{row.beyond:,} do not" if row.beyond is not None else _end(likely.most, found, what)
+    if sure is None:
+        return f"none fits for sure; up to {likely.most:,} {_one(likely.most, what)} may fit {_needs(likely)}; {end}"
+    verb = "fits" if sure.most == 1 else "fit"
+    fits = f"{sure.most:,} {_one(sure.most, what)} {verb} for sure {_needs(sure)}"
+    return f"{fits}; {end}" if sure.most == likely.most else f"{fits}; up to {likely.most:,} may fit, {end}"
+
+
+def _needs(of: Top | Figure) -> str:
+    """`(21.4 GiB, up to 22.7)`."""
+    return f"({of.needs_bytes / GIB:.1f} GiB, up to {of.range_bytes[1] / GIB:.1f})"
+
+
+def _one(count: int | None, what: str) -> str:
+    return what[:-1] if count == 1 else what
+
+
+def _end(most: int, found: Largest, what: str) -> str:
+    if what == "tokens" and most == found.positions:
         return "the model has no more positions"
-    return "more were not asked for"
+    return "more were not tried"
 
 
-def _billions(parameters: int) -> str:
-    return f"{parameters / 1e9:.2f} B" if parameters >= 10**8 else f"{parameters / 1e6:.1f} M"
+def _sentences(rows: Sequence[tuple[str, str]], terminal: Terminal) -> list[str]:
+    """Each method's, below the others; what is too long goes on beside its method."""
+    width = max(len(name) for name, _ in rows)
+    return [line for name, told in rows for line in wrapped([told], f"  {name:<{width}}  ", terminal)]

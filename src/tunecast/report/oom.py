@@ -12,6 +12,7 @@ from tunecast.predict.memory import op_before
 from tunecast.predict.oom import Filling, OomMessage, filled, short_bytes
 from tunecast.predict.oom_advice import Advice
 from tunecast.predict.prediction import Predicted
+from tunecast.report.advice import change_words, effect_words
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal, when, words
@@ -55,14 +56,15 @@ def oom_dict(told: Explained) -> dict[str, Any]:
     }
 
 
-def oom_text(told: Explained, terminal: Terminal = DEFAULT) -> str:
+def oom_text(told: Explained, terminal: Terminal = DEFAULT, *, flags: bool = False) -> str:
+    """`flags`: the job was given by them, not by a file."""
     message, filling = told.message, filled(told.message)
     lines = [_headline(told, terminal)]
     if filling is not None:
         lines += ["", terminal.paint("What filled the card", "bold"), *_filling_lines(message, filling)]
     if told.foreseen is not None:
         lines += ["", terminal.paint("The job, predicted", "bold"), *_foreseen_lines(told, told.foreseen, terminal)]
-    lines += ["", terminal.paint("What to change, worst first", "bold"), *_advice_lines(told, terminal)]
+    lines += ["", terminal.paint("What to change, most effective first", "bold"), *_advice_lines(told, terminal, flags)]
     return terminal.plain("\n".join(lines)) + "\n"
 
 
@@ -93,10 +95,11 @@ def _parts(filling: Filling) -> list[tuple[str, int]]:
 
 
 def _filling_lines(message: OomMessage, filling: Filling) -> list[str]:
-    outside = "this process outside PyTorch (context)" if filling.split else "outside PyTorch: context, other processes"
+    context = f"{message.platform.name} context"
+    outside = f"this process outside PyTorch ({context})" if filling.split else f"outside PyTorch: {context}, others"
     names = {
         "allocated": "in use by PyTorch",
-        "unallocated": "cached by PyTorch, in pieces",
+        "unallocated": "cached by PyTorch, fragmented",
         "outside_pytorch": outside,
         "other_processes": "other processes" if filling.others else "other processes and the driver",
         "free": "free",
@@ -109,7 +112,7 @@ def _filling_lines(message: OomMessage, filling: Filling) -> list[str]:
     if message.private_bytes:
         rows.insert(1, ("  of it in private pools", gib(message.private_bytes), ""))
     if filling.spilled_bytes:
-        rows.append(("less what is not on the card", gib(-filling.spilled_bytes), ""))
+        rows.append(("less what is in host memory", gib(-filling.spilled_bytes), ""))
     rows.append(("= the card", gib(filling.total_bytes), ""))
     return columns(rows)
 
@@ -118,8 +121,8 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
     held, said = foreseen.predicted.held, foreseen.predicted.prediction
     memory = said.memory
     verdict = (
-        f"{gib(memory.allocated_bytes)} at the peak, {when(memory.peak_phase, held.at_peak.step)}; completes with "
-        f"{gib(said.smallest_capacity_bytes)}, PyTorch could have {gib(said.capacity_bytes)}"
+        f"peak {gib(memory.allocated_bytes)} in use, {when(memory.peak_phase, held.at_peak.step)}; needs at least "
+        f"{gib(said.smallest_capacity_bytes)}, PyTorch could use {gib(said.capacity_bytes)}"
     )
     lines = _another_run(told, terminal) if foreseen.same_run is False else []
     lines += _wrapped(verdict, "  ", terminal)
@@ -130,21 +133,22 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
         where = f"stops {when(stop.phase.value, stop.step)}: {op} asks for {gib(stop.requested_bytes)}"
         lines += _wrapped(where, "  ", terminal)
     elif said.fits:
-        why = "so the run was not this job (a longer row, an evaluation, a leak), or memory was held elsewhere"
-        lines += _wrapped(f"it is predicted to fit, {why}", "  ", terminal)
+        why = "so the run was not this job (longer rows, an evaluation, a leak), or something else held memory"
+        verdict = "it is predicted to fit" if said.fits_surely else "it is predicted to fit, though not for sure"
+        lines += _wrapped(f"{verdict}, {why}", "  ", terminal)
     parts = sorted(_roles(memory.breakdown_bytes).items(), key=lambda each: -each[1])
     whole = memory.allocated_bytes
     lines += columns([(words(part), gib(nbytes), f"{100 * nbytes / whole:.0f} %") for part, nbytes in parts if nbytes])
     if parts and parts[0][1]:
-        lines += _wrapped(f"attack {words(parts[0][0])} first", "  ", terminal)
+        lines += _wrapped(f"largest part: {words(parts[0][0])}", "  ", terminal)
     return lines
 
 
 def _another_run(told: Explained, terminal: Terminal) -> list[str]:
     message = told.message
     request, held = gib(message.requested_bytes or 0), gib(message.allocated_bytes or 0)
-    what = f"the log is of another run: this job never asks for {request} while it holds about {held}"
-    check = "compare model, batch, row lengths and versions; what follows is of the job, not of the log"
+    what = f"the log is from another run: this job never asks for {request} while it holds about {held}"
+    check = "check model, batch, row lengths and versions; what follows is about the job, not the log"
     return _wrapped(f"{what}; {check}", "  ", terminal)
 
 
@@ -153,13 +157,13 @@ def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     return {part: nbytes for part, nbytes in breakdown.items() if part not in ("allocator", "context", "communication")}
 
 
-def _advice_lines(told: Explained, terminal: Terminal) -> list[str]:
+def _advice_lines(told: Explained, terminal: Terminal, flags: bool) -> list[str]:
     lines: list[str] = []
     for number, each in enumerate(told.advice, start=1):
         enough = _enough(each, told.foreseen)
         lines += _wrapped(f"{each.what}{enough}", f"  {number}. ", terminal)
         changes = told.foreseen.changes if told.foreseen is not None and each.training else ()
-        lines += _change_lines(changes) if changes else _wrapped(each.how, "     ", terminal)
+        lines += _change_lines(changes, flags) if changes else _wrapped(each.how, "     ", terminal)
     return lines
 
 
@@ -172,24 +176,13 @@ def _enough(advice: Advice, foreseen: Foreseen | None) -> str:
     return " (enough for this request)" if foreseen is not None and not advice.enough_for_job else " (enough by itself)"
 
 
-def _change_lines(changes: Sequence[Change]) -> list[str]:
-    rows = [
-        (", ".join(f"{field}: {_value(value)}" for field, value in each.overrides.items()),
-         f"saves {gib(each.saves_bytes)}" if each.saves_bytes > 0 else "",
-         "and fits" if each.fits else "")
-        for each in changes
-    ]  # fmt: skip
-    return columns(rows, left=(0, 2), indent="     ")
+def _change_lines(changes: Sequence[Change], flags: bool) -> list[str]:
+    rows = [(change_words(each.overrides, flags), effect_words(each, "does not fit")) for each in changes]
+    return columns(rows, left=(0, 1), indent="     ")
 
 
 def _change_dict(change: Change) -> dict[str, Any]:
     return {"set": dict(change.overrides), "saves_bytes": change.saves_bytes, "fits": change.fits}
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _wrapped(text: str, mark: str, terminal: Terminal) -> list[str]:

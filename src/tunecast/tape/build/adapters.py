@@ -112,13 +112,7 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     given = job.lora.targets
     if given == "all-linear":
         return None
-    if given is None:
-        if model.model_type not in USUAL_TARGETS:
-            raise UsageError(
-                f"lora.targets: PEFT knows no usual targets of {model.model_type}; name them, or say all-linear",
-                field="lora.targets",
-            )
-        return USUAL_TARGETS[model.model_type]
+    assert given is not None, "targets follow from the model: fill_in comes first"
     present = {name for module in model.modules() for name in module.children}
     names = ATTENTION & present if given == "attention" else set(given)
     if not names or names - present:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunecast.job.job import Job, Lora
-from tunecast.job.model import language_part
+from tunecast.job.model import ModelConfig, language_part
 from tunecast.job.names import DTYPES
 from tunecast.records import replace
 from tunecast.tape.build.adapters import USUAL_TARGETS
@@ -32,21 +32,50 @@ DTYPE_OF_STACK: Mapping[str, str] = {
 }
 """Where a stack has a dtype of its own; the others load the checkpoint's, as transformers 5 does (dtype="auto")."""
 
+TARGETS_OF_STACK: Mapping[str, str | tuple[str, ...]] = {
+    "unsloth": "all-linear",  # FastLanguageModel.get_peft_model, target_modules
+    "torchtune": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # its configurations
+    "litgpt": ("q_proj", "v_proj"),  # lora_query, lora_value
+    "megatron": "attention",  # linear_qkv, linear_proj
+    "nemo": "attention",
+}
+"""Where a stack puts adapters by its own default; with the others PEFT chooses."""
+
+MANY_FROM_A_ROUTER = frozenset({"llama4_text"})
+"""Architectures whose router is a linear layer that returns several tensors: PEFT adapts it with `all-linear`, and the
+forward pass fails."""
+
 
 def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> Job:
     """`stored`: the dtype of most of the checkpoint's values, where config.json says nothing and its headers were read.
 
     Idempotent: a job without such a field is given back as it is.
     """
+    if _is_filled_in(job):
+        return job
     changes: dict[str, Any] = {}
     if job.weights_dtype == "auto":
         named = (_stack_dtype(job), dtype_of(config), stored if stored in DTYPES else None)
         changes["weights_dtype"] = next(filter(None, named), "float32")
     if job.method != "full":
-        lora = _filled_lora(job, _model_type(config))
-        if lora is not job.lora:
-            changes["lora"] = lora
-    return replace(job, **changes) if changes else job
+        changes["lora"] = _filled_lora(job, _model_type(config))
+    return replace(job, **changes)
+
+
+def fill_in_of(job: Job, model: ModelConfig) -> Job:
+    """The same; config.json is read only where something is open."""
+    return job if _is_filled_in(job) else fill_in(job, model.raw, model.dtype)
+
+
+def _is_filled_in(job: Job) -> bool:
+    lora = job.lora
+    adapted = job.method == "full" or (lora.dropout is not None and lora.targets is not None)
+    return adapted and job.weights_dtype != "auto"
+
+
+def has_own_dtype(job: Job) -> bool:
+    """Whether its stack loads weights in a dtype of its own, not the checkpoint's."""
+    return _stack_dtype(job) is not None
 
 
 def _stack_dtype(job: Job) -> str | None:
@@ -65,24 +94,20 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
 
 def _filled_lora(job: Job, model_type: str) -> Lora:
     lora = job.lora
-    if lora.targets is None and _takes_pefts_targets(job) and model_type not in USUAL_TARGETS:
-        lora = replace(lora, targets="all-linear")
+    if lora.targets is None:
+        chosen = USUAL_TARGETS.get(model_type, "attention" if model_type in MANY_FROM_A_ROUTER else "all-linear")
+        lora = replace(lora, targets=TARGETS_OF_STACK.get(job.stack, chosen))
     if lora.dropout is None:
         lora = replace(lora, dropout=0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT)
     return lora
 
 
-def _takes_pefts_targets(job: Job) -> bool:
-    return job.stack in ("transformers", "trl")
-
-
 def _adapts_experts(job: Job, targets: str | tuple[str, ...] | None, model_type: str) -> bool:
     """Whether parameters of experts or routers get adapters, for which PEFT 0.21.0 refuses dropout."""
     moved = moved_names(model_type)
-    if not moved or not _takes_pefts_targets(job):
+    if not moved or job.stack in TARGETS_OF_STACK:
         return False
-    wanted = USUAL_TARGETS.get(model_type, ()) if targets is None else targets
-    return wanted == "all-linear" or (wanted != "attention" and any(name in moved for name in wanted))
+    return targets == "all-linear" or (targets not in (None, "attention") and any(name in moved for name in targets))
 
 
 def _model_type(config: Mapping[str, Any]) -> str:

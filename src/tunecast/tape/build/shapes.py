@@ -30,7 +30,7 @@ MOST_KINDS = 1000
 MARKS = sorted((BEGIN, EMPTY_CACHE, FREE))
 NAMES = "batch, length, longest, rank, sms, capability, card_bytes, gpus, nodes"
 """The symbols: `length` is the rows', `longest` what the job says the longest are; `gpus` of each of `nodes`."""
-APART = ("allocator", "data", "hardware", "id", "lora", "micro_batch", "run", "seq_len")
+APART = ("allocator", "data", "given", "hardware", "id", "lora", "micro_batch", "run", "seq_len")
 """What a job's program does not depend on, or not alone: see `key_of`."""
 
 

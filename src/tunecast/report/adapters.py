@@ -1,0 +1,19 @@
+"""What a job's adapters are, in a few words: `rank 16 on q_proj, v_proj`."""
+
+from __future__ import annotations
+
+from tunecast.job.job import Job
+
+
+def adapters_words(job: Job) -> str:
+    """Of a job whose targets `fill_in` has settled; else whose choice they are."""
+    return f"rank {job.lora.rank} on {_targets(job)}"
+
+
+def _targets(job: Job) -> str:
+    given = job.lora.targets
+    if given == "all-linear":
+        return "all linear layers"
+    if given is None:
+        return f"the default targets of {'PEFT' if job.stack in ('transformers', 'trl') else job.stack}"
+    return given if isinstance(given, str) else ", ".join(given)
