@@ -49,6 +49,8 @@ SOURCES = (
     ".", "nobody",
     "meta-llama/Llama-3.2-1B",
 )  # fmt: skip
+UNNAMED = tuple(name for name in COMMANDS if name != "calibrate")
+"""Commands that may stand alone: one would look for a GPU."""
 NEVER = frozenset(("-h", "--help"))
 """Long texts, each the same every time; asked for rarely."""
 
@@ -71,7 +73,7 @@ def _fields() -> dict[str, str]:
 
 def flag_input(rng: Random, number: int) -> Input:
     command = rng.choice(SEARCHING) if rng.random() < 0.02 else rng.choice(QUICK)
-    words = [command] if command else [rng.choice((*TEXTS[:30], *COMMANDS, "-h", "--version"))]
+    words = [command or rng.choice((*TEXTS[:30], *UNNAMED, "-h", "--version"))]
     if command:
         words += _words(rng, command)
     words = [word.replace("\x00", "") for word in words]

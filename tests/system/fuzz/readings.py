@@ -136,7 +136,7 @@ def text_input(rng: Random, number: int) -> Input:
 
 
 def config_input(rng: Random, number: int) -> Input:
-    config = spoiled_config(rng, number)
+    config = plain(spoiled_config(rng, number))
     if rng.random() < 0.1:
         return Input(shown(config), _answer(lambda: resolve_model(config_folder(config))))
     return Input(shown(config), _answer(lambda: model_config("fuzz", config, "config.json")))
