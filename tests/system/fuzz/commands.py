@@ -76,11 +76,16 @@ def flag_input(rng: Random, number: int) -> Input:
     words = [command or rng.choice((*TEXTS[:30], *UNNAMED, "-h", "--version"))]
     if command:
         words += _words(rng, command)
-    words = [word.replace("\x00", "") for word in words]
+    words = [_of_the_system(word) for word in words]
     if rng.random() < 0.05:
         words.append(rng.choice(("--help", "-h", "--", "--json", "-x")))
     stdin = rng.choice((b"", OOM_LOG.encode(), b"\xff\x00")) if command == "explain-oom" else b""
     return Input(shown(words), lambda: said_by_main(words, stdin))
+
+
+def _of_the_system(word: str) -> str:
+    """As a command line or an environment can hold it: no NUL, and of half characters only bytes that are no UTF-8."""
+    return word.replace("\x00", "").replace("\ud800", "\udcff")
 
 
 def _words(rng: Random, command: str) -> list[str]:
@@ -213,7 +218,7 @@ def environment_input(rng: Random, number: int) -> Input:
         "https://[::1",
         "0.0",
     )
-    told = {name: rng.choice(values).replace("\x00", "") for name in rng.sample(VARIABLES, rng.randint(1, 3))}
+    told = {name: _of_the_system(rng.choice(values)) for name in rng.sample(VARIABLES, rng.randint(1, 3))}
     words = list(rng.choice(ASKED_OF_ENVIRONMENT))
 
     def ask() -> Said:
