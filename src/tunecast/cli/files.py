@@ -9,8 +9,9 @@ from tunecast.errors import NotResolved, UsageError
 from tunecast.job.knob import shown
 from tunecast.job.writer import write_file
 from tunecast.predict import memory
-from tunecast.predict.prediction import OnCard, Prediction
+from tunecast.predict.prediction import OnCard
 from tunecast.report.figures import Figures
+from tunecast.report.html import Beside, timeline_html
 
 
 def require_writable(flag: str, name: str | None) -> None:
@@ -32,18 +33,13 @@ def require_writable(flag: str, name: str | None) -> None:
         raise NotResolved(f"{flag}: {shown(name)} cannot be written", field=flag)
 
 
-def write_asked(
-    figures: Figures, held: OnCard, html: str | None, snapshot: str | None, said: Prediction | None = None
-) -> None:
+def write_asked(figures: Figures, held: OnCard, html: str | None, snapshot: str | None, beside: Beside) -> None:
     """The page and the pickle, where asked for. That of a run that does not fit ends with the allocation that fails."""
     if html is not None:
-        from tunecast.report.html import timeline_html
-        from tunecast.report.time_page import time_panel
         from tunecast.report.traced import SAMPLES, traced_timeline
 
         samples = memory.timeline(held.tape, held.settings, SAMPLES)
-        time = None if said is None else time_panel(said.time, said.utilization, said.energy)
-        page = timeline_html(figures, traced_timeline(held.tape, samples, held.peak.event), time)
+        page = timeline_html(figures, traced_timeline(held.tape, samples, held.peak.event), beside)
         write_file(Path(html), page, flag="--html")
     if snapshot is not None:
         from tunecast.report.snapshot import pickled_snapshot

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeGuard
 
 from tunecast import __version__
-from tunecast.errors import NotResolved, TunecastError, UsageError, nearest, printable
+from tunecast.errors import NotResolved, TunecastError, UsageError, printable
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -92,6 +92,11 @@ COMMANDS: Mapping[str, Command] = {
         "measure this machine's GPU; predictions for it then use its own figures",
         "tunecast calibrate",
     ),
+    "completion": Command(
+        "tunecast.cli.completion",
+        "a script that completes commands, flags, models and cards in bash, zsh or fish",
+        "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",
+    ),
 }
 
 
@@ -103,8 +108,8 @@ def help_text() -> str:
         lines += ["", f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
     lines += [
         "",
-        "  tunecast COMMAND --help   everything a command can be told",
-        "  tunecast --version        the version",
+        "  tunecast COMMAND --help       what it is mostly told; --help-all: everything, with defaults",
+        "  tunecast --version            the version",
         "",
         "Exit codes: 0 done and it fits, 1 internal error, 2 wrong usage, 3 it does not fit or nothing satisfies what",
         "was asked, 4 over the budget or the deadline, 5 a model, file or configuration could not be resolved, the",
@@ -185,14 +190,18 @@ def _run(arguments: list[str]) -> int:
         print(help_text(), file=sys.stderr)
         return UsageError.exit_code
     name, rest = arguments[0], arguments[1:]
+    if name == "help" and rest and rest[0] in COMMANDS:
+        name, rest = rest[0], ["--help"]
     if name in ("-h", "--help", "help"):
         print(help_text())
         return 0
-    if name in ("-V", "--version"):
+    if name in ("-V", "-v", "--version", "version"):
         print(f"tunecast {__version__}")
         return 0
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
+        from tunecast.cli.hints import command_hint
+
+        near = command_hint(name, COMMANDS)
         hint = f"; nearest: {near}" if near else ""
         raise UsageError(f"got {name!r}; allowed: {', '.join(COMMANDS)}{hint}. See tunecast --help", field="command")
     from importlib import import_module

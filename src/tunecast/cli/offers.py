@@ -56,10 +56,15 @@ SCHEMA = "tunecast.offers/1"
 SHOWN = 30
 NAMED = 5
 """Of one's own offers, in a message."""
+SHORT = (
+    *("--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot", "--country", "--eu", "--no-cloud-act"),
+    *("--max-usd", "--max-age", "--available", "--eur", "--all", "--json", "--md", "--help-all"),
+)
+"""Flags that --help shows."""
 
 
 def parser() -> Parser:
-    made = Parser("offers", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("offers", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a card, provider, machine or region")
     add_filter_flags(made)
     made.add_argument("--spot", action="store_true", help="as --kind spot")

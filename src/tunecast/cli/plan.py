@@ -29,6 +29,7 @@ from tunecast.plan.choice import Limits, Money, Plan
 from tunecast.plan.constraints import relaxations, verdict
 from tunecast.plan.plan import Question, plan_of
 from tunecast.plan.space import ALLOWABLE, KEEPABLE, Freedom, freed, kept
+from tunecast.plan.taken import with_taken
 from tunecast.predict.engines import the_job
 from tunecast.records import replace
 from tunecast.tape.build.shapes import undisturbed
@@ -84,8 +85,16 @@ def names(text: str) -> list[str]:
     return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
 
 
+SHORT = (
+    *("--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--gpu", "--gpus", "--runs", "--json", "--html"),
+    *("--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
+    *("--gradient-checkpointing", "--optimizer", "--stack", "--samples", "--tokens", "--epochs", "--set", "--help-all"),
+)
+"""Flags that --help shows."""
+
+
 def parser() -> Parser:
-    made = Parser("plan", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("plan", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     wanted = made.add_argument_group("what is wanted")
     wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
@@ -136,7 +145,7 @@ def run(argv: Sequence[str]) -> int:
     for flag, name in (("--html", arguments.html), ("--md", arguments.md)):
         require_writable(flag, name)
     plan, failed = answer(arguments)
-    tell(plan, arguments)
+    tell(plan, arguments, argv)
     if failed is None:
         return 0
     if arguments.json or not plan.choices:  # else the first line of the text says it, in the same words
@@ -182,6 +191,8 @@ def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
     failed = verdict(plan)
     if isinstance(failed, DoesNotFit):
         failed = verdict(plan, asking.nearest(offers, is_known=_is_known(plan)))
+    if not arguments.json or arguments.html:
+        plan = with_taken(plan, terms)
     return _with_availability(plan) if arguments.available else plan, failed
 
 
@@ -267,7 +278,7 @@ def told_of(arguments: argparse.Namespace) -> list[str]:
     return told + ([] if arguments.nodes_up_to is None else [f"--nodes-up-to {arguments.nodes_up_to}"])
 
 
-def tell(plan: Plan, arguments: argparse.Namespace) -> None:
+def tell(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None:
     if arguments.json:
         print(json.dumps(plan.to_dict()), flush=True)
     elif plan.choices:
@@ -276,9 +287,10 @@ def tell(plan: Plan, arguments: argparse.Namespace) -> None:
         terminal = terminal_of(sys.stdout)
         print(text(plan, terminal, details=arguments.details), end="", flush=True)
     if arguments.html is not None:
+        from tunecast.cli.pages import provenance
         from tunecast.report.plan_html import page
 
-        write_file(Path(arguments.html), page(plan), flag="--html")
+        write_file(Path(arguments.html), page(plan, provenance("plan", argv, plan.job)), flag="--html")
     if arguments.md is not None:
         from tunecast.report.plan_md import markdown
 

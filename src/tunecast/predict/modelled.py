@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tunecast.errors import UsageError, nearest
+from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.grids import FIELD as COUNTRY
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
@@ -15,7 +16,7 @@ from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.predict.spreading import RULES as SPREADING
-from tunecast.tape.build.fill_in import DTYPE_OF_STACK
+from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.card import Card
 from tunecast.units import gib
 
@@ -128,6 +129,9 @@ def job_assumptions(job: Job, followed: Job) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
     as many micro-batches as its tape has."""
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
+    taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
+    if taken is not None:
+        told.insert(0, taken)
     if job.hardware.reserve_bytes:
         told.append(others_hold(job.hardware.reserve_bytes))
     if followed.grad_accum < job.grad_accum:
@@ -173,7 +177,7 @@ def unused_fields(job: Job) -> list[str]:
 
 def dtype_assumption(job: Job, model: ModelConfig) -> list[str]:
     """Of a job that loads the checkpoint's dtype, where nothing says what that is."""
-    if job.weights_dtype != "auto" or model.dtype is not None or job.stack in DTYPE_OF_STACK:
+    if job.weights_dtype != "auto" or model.dtype is not None or has_own_dtype(job):
         return []
     return ["neither config.json nor weight files say the checkpoint's dtype: float32 (--weights-dtype)"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from tunecast.errors import printable
-from tunecast.predict.room import Room
+from tunecast.predict.room import Room, Verdict
 from tunecast.records import dataclass, field
 from tunecast.units import gib
 
@@ -102,6 +102,11 @@ class Figures:
     @property
     def word(self) -> str:
         return "estimate" if self.guesses else "exact"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None when no card was named."""
+        return None if self.room is None else self.room.verdict
 
     @property
     def fits(self) -> bool | None:

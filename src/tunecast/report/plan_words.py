@@ -9,10 +9,11 @@ from tunecast.offers.offer import LISTED, OWNED, Offer
 from tunecast.offers.provider import provider
 from tunecast.plan.choice import Choice, Money, Plan
 from tunecast.plan.constraints import unreachable
+from tunecast.report.adapters import adapters_words
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
-from tunecast.units import GIB, percent
+from tunecast.units import GIB, digits, percent
 
 UNPLACED = "country not known"
 PLACES = 2
@@ -105,12 +106,8 @@ def job_told(plan: Plan) -> str:
 
 
 def _method(job: Job) -> str:
-    """`lora (rank 16, all-linear)`."""
-    if job.method == "full":
-        return job.method
-    targets = job.lora.targets
-    named = "PEFT's usual targets" if targets is None else targets if isinstance(targets, str) else ", ".join(targets)
-    return f"{job.method} (rank {job.lora.rank}, {named})"
+    """`lora (rank 16 on q_proj, v_proj)`."""
+    return job.method if job.method == "full" else f"{job.method} ({adapters_words(job)})"
 
 
 def _batch(job: Job) -> str:
@@ -121,7 +118,7 @@ def _batch(job: Job) -> str:
 def _count(tokens: float) -> str:
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if tokens >= size:
-            return f"{tokens / size:.3g} {name}"
+            return f"{digits(tokens / size)} {name}"
     return f"{tokens:,.0f}"
 
 
@@ -171,8 +168,7 @@ def cost_told(choice: Choice, money: Money) -> str:
 def with_range(usd: float, usd_range: tuple[float, float], money: Money) -> str:
     """`$14.31 (12.90 to 15.90)`; the figure alone where the ends of its range read the same."""
     between = amounts(*usd_range, money)
-    low, _, high = between.partition(" to ")
-    return amount(usd, money) if low == high else f"{amount(usd, money)} ({between})"
+    return f"{amount(usd, money)} ({between})" if between else amount(usd, money)
 
 
 def amount(usd: float, money: Money) -> str:
@@ -181,8 +177,9 @@ def amount(usd: float, money: Money) -> str:
 
 
 def amounts(low_usd: float, high_usd: float, money: Money) -> str:
-    """`12.90 to 15.90`: the sign stands with the figure it goes around."""
-    return f"{_number(_shown_in(low_usd, money))} to {_number(_shown_in(high_usd, money))}"
+    """`12.90 to 15.90`: the sign stands with the figure it goes around. '' where both ends read the same."""
+    low, high = _number(_shown_in(low_usd, money)), _number(_shown_in(high_usd, money))
+    return "" if low == high else f"{low} to {high}"
 
 
 def _shown_in(usd: float, money: Money) -> float:
