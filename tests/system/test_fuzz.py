@@ -9,7 +9,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from fuzz import workers
 from fuzz.doors import DOORS
 from fuzz.outcomes import BROKEN, ENDED, HANG, INTERNAL, MEMORY, RAW, TRACEBACK, Input, Said
 from fuzz.workers import Door, Part, run, the_input
@@ -70,12 +69,10 @@ FOUND = {
 
 @pytest.mark.parametrize("name", FOUND)
 def test_what_may_not_happen_is_found_and_what_comes_after_is_asked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "MOST_CPU_S", 1)
-
     def make(rng: object, number: int) -> Input:
         return Input(f"input {number}", FOUND[name] if number == 1 else lambda: Said(0))
 
-    done = list(run([Part(Door("door", 1.0, 3, make), range(3), SEED)]))
+    done = list(run([Part(Door("door", 1.0, 3, make, most_cpu_s=1), range(3), SEED)]))
     (failure,) = [row for each in done for row in each.failures]
     assert (failure.number, failure.outcome, failure.input) == (1, name, "input 1")
     assert sum(each.outcomes["answered"] for each in done) == 2

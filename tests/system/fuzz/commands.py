@@ -128,15 +128,11 @@ def _value(rng: Random, flag: str) -> str:
 # real answers
 
 
-def _json_or_text(rng: Random) -> list[str]:
-    return ["--json"] if rng.random() < 0.95 else ["--details"]
-
-
 def prediction_input(rng: Random, number: int) -> Input:
-    models = SMALL_MODELS if rng.random() < 0.8 else sorted(bundled_names())
+    as_text = rng.random() < 0.05
+    models = SMALL_MODELS if as_text or rng.random() < 0.8 else sorted(bundled_names())
     job = any_job(rng) | {"model": "./small"} if rng.random() < 0.2 else legal_job(rng, rng.choice(models))
-    words = ["predict", "fuzz.json", *_json_or_text(rng)]
-    return _with_file(job, words)
+    return _with_file(job, ["predict", "fuzz.json", "--details" if as_text else "--json"])
 
 
 def _with_file(job: Any, words: list[str], stdin: bytes = b"") -> Input:
@@ -172,9 +168,9 @@ def config_prediction_input(rng: Random, number: int) -> Input:
 
 
 def search_input(rng: Random, number: int) -> Input:
-    """Plans, fits, the largest that fits, comparisons, explained logs: each makes many predictions."""
-    job = legal_job(rng, rng.choice(SMALL_MODELS))
-    command = rng.choice(("plan", "plan", "fit", "fit", "largest", "compare", "explain-oom"))
+    """Plans, fits, the largest that fits, comparisons, explained logs, advice: each makes many predictions."""
+    command = rng.choice(("plan", "plan", "fit", "fit", "largest", "compare", "explain-oom", "predict"))
+    job = legal_job(rng, rng.choice(sorted(bundled_names()) if command == "predict" else SMALL_MODELS))
     if command == "plan":
         more = rng.choice(
             ([], ["--within", "6h"], ["--max-usd", "5"], ["--eu"], ["--spot"], ["--gpu", "l40s"], ["--runs", "3"])
@@ -186,7 +182,7 @@ def search_input(rng: Random, number: int) -> Input:
         )
     if command == "compare":
         return _with_file(job, ["compare", "fuzz.json", "--to", f"seq_len={rng.randint(1, 5000)}", "--json"])
-    words = [command, "fuzz.json", *(["--json"] if rng.random() < 0.7 else [])]
+    words = [command, "fuzz.json", *(["--json"] if command != "predict" and rng.random() < 0.7 else [])]
     return _with_file(job, words, OOM_LOG.encode())
 
 

@@ -162,11 +162,11 @@ def spoiled_config(rng: Random, number: int) -> Any:
         old = part.get(key)
         if kind < 0.15:
             part.pop(key, None)
-        elif kind < 0.4 and isinstance(old, (int, float)) and abs(old) < 2**53:
+        elif kind < 0.6 and isinstance(old, (int, float)) and abs(old) < 2**53:
             part[key] = rng.choice(
                 (old + 1, old - 1, -old, old * 2, old // 2, 0, 1, 3, float(old), str(old), [old], old / 3)
             )
-        elif kind < 0.5 and isinstance(old, list):
+        elif kind < 0.6 and isinstance(old, list):
             part[key] = rng.choice((old[:1], old * 2, old[1:], [*old, None], dict.fromkeys(map(str, old))))
         else:
             part[key] = rng.choice(JUNK)
