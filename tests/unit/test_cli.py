@@ -149,7 +149,8 @@ def test_the_page_of_a_job(shell: Any) -> None:
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "gpt2, full fine-tune, 8 x 1,024 tokens on 1 x RTX 4090: fits, 22.64 GiB to spare"
-    assert lines[1].startswith("  needs 130.00 MiB (0 to 264 MiB) of the 22.77 GiB PyTorch can use; smallest GPU")
+    assert lines[1] == "  needs 130.00 MiB (0 to 264 MiB) of the 22.77 GiB PyTorch can use"
+    assert lines[2].startswith("  smallest GPU that fits: ")
     titles = ("Memory: ", "Host: ", "How far to trust this: ")
     assert [line.partition(": ")[0] + ": " for line in lines if line.startswith(titles)] == list(titles)
     for title in ("Peak by module", "Largest blocks", "What the peak is made of", "Outside the step", "Assumed"):
@@ -171,6 +172,33 @@ def test_a_name_of_several_cards_says_which_was_taken(shell: Any) -> None:
     assert "on 1 x H100 SXM 80 GB: fits" in out and "  h100 is taken as h100-sxm-80gb; others: h100-pcie-80gb" in out
     for plain in ("4090", "h100-sxm-80gb"):
         assert "is taken as" not in shell("predict", "gpt2", "--gpu", plain)[1]
+
+
+def test_several_home_cards_say_what_joins_them_and_what_the_host_needs(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict.engines, "predicted", real_predicted)
+    cards = ("--gpu", "3090", "--gpus", "2", "--parallel-data", "fsdp", "--offload", "parameters")
+    code, out, _ = shell("predict", "qwen2.5-0.5b", "--method", "lora", *cards, "--no-advice")
+    assert code == 0
+    assert out.startswith("qwen2.5-0.5b, LoRA, 8 x 1,024 tokens per GPU on 2 x RTX 3090: fits, ")
+    assert " of host RAM per machine (offload: parameters)\n" in out
+    told = " ".join(out.split())
+    assert "links: RTX 3090s exchange data through host memory, 15 GB/s per GPU; with an NVLink bridge: " in told
+
+
+def test_a_program_that_reads_the_answer_does_not_wait_for_the_text(tmp_path: Path) -> None:
+    loaded = "print(*(name for name in sys.modules if name.startswith(('tunecast.report', 'tunecast.plan'))))"
+    code = f"import sys; from tunecast.cli.main import main; main(['predict', 'gpt2', '--json']); {loaded}"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
+    answer, modules = told.stdout.splitlines()
+    assert json.loads(answer)["fits"] is True and modules == ""
 
 
 def test_details_are_asked_for(shell: Any) -> None:

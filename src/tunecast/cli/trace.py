@@ -85,7 +85,7 @@ def parser() -> Parser:
         "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
         help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
     )  # fmt: skip
-    made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one a card")
+    made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
     made.add_argument("--nnodes", metavar="N", type=count, help="machines")
     made.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
     made.add_argument(
@@ -93,7 +93,7 @@ def parser() -> Parser:
     )
     made.add_argument(
         "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
-        help="pretend that the card has this much for the allocator",
+        help="give PyTorch this much of the card, whatever the card has",
     )  # fmt: skip
     made.add_argument(
         "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"

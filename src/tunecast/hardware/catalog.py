@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError, nearest
+from tunecast.hardware.names import is_geforce
 from tunecast.hardware.spec import Gpu
 from tunecast.tables import Tables, text_beside
 from tunecast.units import GB, GIB, MIB, TERA, gib
@@ -29,7 +30,6 @@ _NOISE = frozenset(
 )
 _TO_BE_SAID = frozenset(("ti", "super", "laptop", "max"))
 _SIZE = re.compile(r"(\d{1,4})gb")
-_GEFORCE = re.compile(r"rtx-[2-9]0[5-9]0")
 # neither in the table nor typing errors
 _OTHER_VENDORS = re.compile(r"\b(mi\d{3}[ax]?|gaudi\d?|hl-?\d+|tpu\S*|trn\d|m[1-4](?: (?:max|ultra|pro))?)\b")
 MODELLED = ("NVIDIA", "AMD")
@@ -117,7 +117,7 @@ def _of_size(name: str, gb: int) -> Meant:
     nvidia = [card for card in alike if card.vendor == "NVIDIA" and card.dense_flop_per_s]
     usual = [card for card in nvidia if "bf16" in card.dense_flop_per_s] or nvidia or alike
     usual = [card for card in usual if "laptop" not in card.name] or usual
-    geforce = [card for card in usual if _GEFORCE.match(card.name)]
+    geforce = [card for card in usual if is_geforce(card.name)]
     if not usual:
         sizes = sorted({int((card.nominal_bytes or 0) / GB) for card in gpus().values() if card.vendor in MODELLED})
         told = f"got {_shown(name)}; allowed: a card's name, or a size there is: {', '.join(map(str, sizes))} GB"
