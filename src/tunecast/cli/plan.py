@@ -94,7 +94,7 @@ def parser() -> Parser:
     )
     wanted.add_argument("--runs", metavar="N", type=count, default=1, help="variants, one after another on one machine")
     wanted.add_argument("--validated", action="store_true", help="only cards and stacks whose runs were measured")
-    wanted.add_argument("--weekly", action="store_true", help="it runs every week: say what a year costs")
+    wanted.add_argument("--weekly", action="store_true", help="it runs every week: also say what a year costs")
     wanted.add_argument(
         "--keep", metavar="FIELD,…", type=names, action="extend", default=[], help=f"fix too: {', '.join(KEEPABLE)}"
     )
@@ -124,6 +124,7 @@ def parser() -> Parser:
     output.add_argument("--json", action="store_true", help="JSON instead of text")
     output.add_argument("--html", metavar="FILE", help="write the plan as a page of its own")
     output.add_argument("--md", metavar="FILE", help="write the plan as Markdown, for a pull request")
+    output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     output.add_argument("--details", action="store_true", help="the plot, every line of the bill, all that was assumed")
     output.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_job_flags(made, without=FILTERS)
@@ -266,10 +267,10 @@ def tell(plan: Plan, arguments: argparse.Namespace) -> None:
     if arguments.json:
         print(json.dumps(plan.to_dict()), flush=True)
     elif plan.choices:
-        from tunecast.report.plan import text
+        from tunecast.report.plan import short, text
 
-        terminal = terminal_of(sys.stdout)
-        print(text(plan, terminal, details=arguments.details), end="", flush=True)
+        told = short(plan) if arguments.short else text(plan, terminal_of(sys.stdout), details=arguments.details)
+        print(told, end="", flush=True)
     if arguments.html is not None:
         from tunecast.report.plan_html import page
 

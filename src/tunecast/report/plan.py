@@ -76,6 +76,12 @@ SPOKEN = ("billed", "per run", "per epoch", "energy")
 """Measures of the cost shown without --details."""
 
 
+def short(plan: Plan) -> str:
+    """One line."""
+    chosen = picks(plan)
+    return f"{answer(plan, chosen[0].choice) if chosen else nothing(plan)}\n"
+
+
 def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
     """The whole answer, ending with a newline."""
     chosen = picks(plan)
@@ -102,7 +108,7 @@ def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
     said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
     kept = "".join(f", {limit}" for limit in limits_told(plan))
-    told = f"the {chosen[0].spoken} pick{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
+    told = f"the {chosen[0].spoken} option{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
     return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
 
 
@@ -150,7 +156,7 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bo
 
 def _told(choice: Choice, money: Money, terminal: Terminal, details: bool) -> list[str]:
     changed = changes(choice)
-    said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are", choice.why]
+    said = [f"set {', '.join(changed)}" if changed else "with the job's settings unchanged", choice.why]
     said += [interrupted(choice, money)] if choice.machine.offer.kind == SPOT else []
     said += [choice.evidence] if choice.validated else []
     if details:
@@ -184,7 +190,7 @@ def _front(plan: Plan, terminal: Terminal, *, details: bool) -> str:
         table = columns([[row[index] for index in kept] for row in cells], left=_LEFT[shortened])
         if max(map(len, table)) <= terminal.width:
             break
-    title = "To choose from: no other is both cheaper and faster"
+    title = "Options: no other is both cheaper and faster"
     rows = [terminal.paint(table[0], "dim"), *table[1:]]
     if not details:
         return section(title, rows, terminal)
@@ -224,7 +230,7 @@ def _bill(plan: Plan, pick: Pick, terminal: Terminal, *, details: bool) -> str:
     ]
     used = energy(choice)
     measures = [*also(choice, money), *([("energy", used)] if used else [])]
-    title = f"What the {pick.names[0]} pick costs{', line by line' if details else ''}{' (EUR)' if money.eur else ''}"
+    title = f"What the {pick.names[0]} option costs{', line by line' if details else ''}{' (EUR)' if money.eur else ''}"
     if details:
         return section(title, [*fitted, "", *columns(measures, left=(0, 1))], terminal)
     spoken = "; ".join(f"{name}: {value}" for name, value in measures if name in SPOKEN)
@@ -241,9 +247,7 @@ def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) ->
         told.append(f"{of.name}: {of.company}; {of.law if details else LEVELS[of.level]}{doubt}")
         told += [f"source of that and of its terms: {of.source}"] if details else []
     needs = conditions(choice)
-    return section(
-        "Who rents it out", bullets([*told, *needs] if details else ["; ".join(told), *needs], terminal), terminal
-    )
+    return section("Provider", bullets([*told, *needs] if details else ["; ".join(told), *needs], terminal), terminal)
 
 
 def _refused(plan: Plan, terminal: Terminal) -> str:
@@ -251,10 +255,10 @@ def _refused(plan: Plan, terminal: Terminal) -> str:
     lines: list[str] = []
     for one in found[:MOST_REFUSED]:
         lines += wrapped([f"{_names(one)}: {one.reason}"], "  ", terminal)
-        lines += wrapped([f"to fix: {one.remedy}"] if one.remedy else [], "      ", terminal)
+        lines += wrapped([f"what would help: {one.remedy}"] if one.remedy else [], "      ", terminal)
     if len(found) > MOST_REFUSED:
         lines += wrapped([f"{len(found) - MOST_REFUSED} more reasons; --html and --json have them all"], "  ", terminal)
-    return section("Not to be had for this job", lines, terminal)
+    return section("Ruled out", lines, terminal)
 
 
 def _names(one: Refused) -> str:
@@ -268,7 +272,7 @@ def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details
     end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
     if not details:
         warnings = _first_of([each for each in warnings if not each.startswith(MINOR)])
-        taken = [each for each in taken if each.startswith("there is no data")]
+        taken = [each for each in taken if each.startswith("no amount of data")]
         end = [price_note(plan), f"{plan.searched.configurations:,} configurations searched. {MORE}"]
     return [
         section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),

@@ -287,7 +287,7 @@ def _renters(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         "tr", *(tag("th", name) for name in ("Provider", "Reach of US law", "Source of that and of its terms", "Price"))
     )
     distinct = list(dict.fromkeys(rows))
-    return _panel("Who rents it out", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
+    return _panel("Provider", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
 
 
 def _choices(plan: Plan) -> Markup:
@@ -331,7 +331,7 @@ def _refused(plan: Plan) -> Markup:
     if not rows:
         return Markup()
     head = tag("tr", *(tag("th", name) for name in ("Hardware", "Why not", "What would help")))
-    return _panel("Not to be had for this job", tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks"))
+    return _panel("Ruled out", tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks"))
 
 
 def _notes(plan: Plan, choices: Sequence[Choice]) -> Markup:

@@ -24,7 +24,7 @@ RENTED = ("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconn
 """Changes the machine's name already tells."""
 SHARE_SHOWN = 0.02
 """Of the total, from which on a line of the bill is shown by itself."""
-RANGES = "Ranges hold in four of five cases. Costs are from the order of the machine to the saved model."
+RANGES = "Ranges are 80 % ranges. Time and cost run from ordering the machine to the saved model."
 
 
 class Pick(NamedTuple):
@@ -80,14 +80,14 @@ def answer(plan: Plan, choice: Choice) -> str:
     if not choice.fits_surely:
         what += ", though it may not fit"
     if not choice.validated:
-        what += ", not validated by a run"
+        what += ", not validated by measured runs"
     return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
 
 
 def nothing(plan: Plan) -> str:
     """Why there is no pick: nothing runs the job, or nothing keeps to the limits; with what comes nearest."""
     if not plan.pareto:
-        return "Nothing to rent was found for this job"
+        return "No machine to rent was found for this job"
     return shown(unreachable(plan, lambda usd: amount(usd, plan.money)))
 
 
@@ -168,8 +168,7 @@ def cost_told(choice: Choice, money: Money) -> str:
 def with_range(usd: float, usd_range: tuple[float, float], money: Money) -> str:
     """`$14.31 (12.90 to 15.90)`; the figure alone where the ends of its range read the same."""
     between = amounts(*usd_range, money)
-    low, _, high = between.partition(" to ")
-    return amount(usd, money) if low == high else f"{amount(usd, money)} ({between})"
+    return f"{amount(usd, money)} ({between})" if between else amount(usd, money)
 
 
 def amount(usd: float, money: Money) -> str:
@@ -178,8 +177,9 @@ def amount(usd: float, money: Money) -> str:
 
 
 def amounts(low_usd: float, high_usd: float, money: Money) -> str:
-    """`12.90 to 15.90`: the sign stands with the figure it goes around."""
-    return f"{_number(_shown_in(low_usd, money))} to {_number(_shown_in(high_usd, money))}"
+    """`12.90 to 15.90`: the sign stands with the figure it goes around. '' where both ends read the same."""
+    low, high = _number(_shown_in(low_usd, money)), _number(_shown_in(high_usd, money))
+    return "" if low == high else f"{low} to {high}"
 
 
 def _shown_in(usd: float, money: Money) -> float:
@@ -263,7 +263,7 @@ def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
         rows.append(("per epoch", amount(epoch, money)))
     if (million := choice.usd_per_million_tokens) is not None:
         rows.append(("per million tokens", amount(million, money)))
-    rows.append(("per year, weekly", amount(cost.usd_per_year(), money)))
+    rows.append(("weekly for a year", amount(cost.usd_per_year(), money)))
     return rows
 
 
@@ -301,7 +301,7 @@ def searched_told(plan: Plan) -> str:
 
 
 def ruled_out_told(plan: Plan) -> str:
-    return f"Ruled out by a proven bound, since a choice is cheaper and faster: {', '.join(plan.ruled_out)}."
+    return f"Ruled out by a proven bound, since an option is both cheaper and faster: {', '.join(plan.ruled_out)}."
 
 
 def limits_told(plan: Plan) -> list[str]:
