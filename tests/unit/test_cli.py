@@ -100,9 +100,9 @@ def test_an_unknown_command_names_the_nearest(shell: Any) -> None:
 
 
 def test_an_unknown_flag_names_the_nearest(shell: Any) -> None:
-    code, _, err = shell("predict", "gpt2", "--sequence-len", "4")
+    code, _, err = shell("predict", "gpt2", "--sequnce-len", "4")
     assert code == 2
-    assert "--sequence-len: unknown flag; nearest: --seq-len" in err
+    assert "--sequnce-len: unknown flag; nearest: --seq-len" in err
 
 
 def test_a_flag_is_not_shortened(shell: Any) -> None:
@@ -404,3 +404,42 @@ def test_a_terminal_without_unicode(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert (told.returncode, told.stderr) == (0, b"")
+
+
+JOB_COMMANDS = ("plan", "predict", "fit", "largest", "compare", "explain-oom")
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_help_fits_on_a_screen(shell: Any, command: str) -> None:
+    _, out, _ = shell(command, "--help")
+    assert len(out.splitlines()) <= 45
+    assert shell("help", command)[1] == shell(command, "-h")[1] == out
+
+
+@pytest.mark.parametrize("command", JOB_COMMANDS)
+def test_help_all_has_every_flag_in_groups_with_its_default(shell: Any, command: str) -> None:
+    from tunecast.job.flags import _GROUPS
+
+    code, out, err = shell(command, "--help-all")
+    assert (code, err) == (0, "")
+    for group in _GROUPS:
+        assert f"\n{group} (of the job; wins over its file):\n" in out
+    assert "(default: 8, transformers)" in out
+    short = shell(command, "--help")[1]
+    assert "--micro-batch N" in short and "--micro-batch N" in out
+    assert "--pue" in out and "--pue" not in short
+    assert f"tunecast {command} --help-all" in short
+
+
+def test_defaults_in_help_are_the_fields_own() -> None:
+    """Not typed anywhere: another default in the knob is another default in --help."""
+    from tunecast.cli.usage import _default
+    from tunecast.job.job import all_knobs
+
+    assert _default("job:micro_batch") == f"{all_knobs()['micro_batch'].default}, transformers"
+    assert _default("job:hardware.gpu") == all_knobs()["hardware.gpu"].default
+    assert _default("job:model") == _default("json") == _default("job:hardware.capacity_bytes") == ""
+
+
+def test_the_version_by_any_of_its_flags(shell: Any) -> None:
+    assert shell("-v") == shell("-V") == shell("--version") == shell("version")

@@ -12,7 +12,8 @@ from pathlib import Path
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
+from tunecast.cli.usage import COMMON
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
 from tunecast.job.flags import add_job_flags, job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
@@ -45,9 +46,12 @@ does to the result is told where somebody published it, and by whom.
 Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which hardware would do.
 """
 
+SHORT = ("--allow", "--patch", "--write", "--json", *COMMON, "--set", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("fit", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("fit", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     made.add_argument(
         "--allow",
@@ -95,7 +99,7 @@ def run(argv: Sequence[str]) -> int:
         if arguments.short:
             print(fit_short(found, title_of(job), flags=by_flags), end="")
         else:
-            told = how_to(chosen, patch, source, masked(chosen, flags))
+            told = printable_lines(how_to(chosen, patch, source, masked(chosen, flags)))
             terminal, details = terminal_of(sys.stdout), arguments.details
             print(fit_text(found, title_of(job), told, terminal, flags=by_flags, details=details), end="")
     return 0 if found.fits else DoesNotFit.exit_code
@@ -179,4 +183,4 @@ def changed(found: Fit, patch: Patch | None, source: str, allow: Sequence[str], 
         return
     backup = write(patch)
     print(patch.diff, end="")
-    print(f"tunecast: {source} changed; as it was: {backup.name} beside it", file=sys.stderr)
+    print(printable(f"tunecast: {source} changed; as it was: {backup.name} beside it"), file=sys.stderr)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.terminal import terminal_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.flags import add_job_flags, overrides_from
@@ -61,9 +62,12 @@ micro-batch that is not given is 1, not trainers' 8.
 
 Overrides = Mapping[str, object]
 
+SHORT = (*COMMON, "--reserve", "--set", "--short", "--json", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("largest", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("largest", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", nargs="?", help="a model, or a job file")
     made.add_argument("--short", action="store_true", help="one line for each method instead of the whole answer")
     add_asking_flags(made)

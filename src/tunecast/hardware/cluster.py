@@ -198,8 +198,10 @@ def too_many_for_a_machine(gpu: Gpu, gpus: int, machines: int) -> tuple[str, ...
 
 def pcie_link(gpu: Gpu) -> Link:
     """Peer to peer over the card's slot. No card reaches more than generation 5 yet (ml-engineering, 2026-07)."""
-    found = re.search(r"Gen(\d)", gpu.pcie)
-    return links()[f"pcie{min(5, int(found[1])) if found else 5}-x16"]
+    found = re.search(r"Gen(\d)(?: x(\d+))?", gpu.pcie)
+    generation = min(5, int(found[1])) if found else 5
+    lanes = (found[2] if found else None) or "16"
+    return links().get(f"pcie{generation}-x{lanes}") or links()[f"pcie{generation}-x16"]
 
 
 def reference_node(gpu: Gpu) -> Node | None:

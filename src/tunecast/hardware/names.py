@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 _WORDS: Mapping[str, str] = {
     **{"pcie": "PCIe", "ada": "Ada", "workstation": "Workstation", "server": "Server"},
+    **{"ti": "Ti", "super": "Super", "laptop": "Laptop", "titan": "Titan", "quadro": "Quadro", "max": "Max"},
     **{"gaudi2": "Gaudi 2", "gaudi3": "Gaudi 3"},
 }
 _SIZE = re.compile(r"(\d+)gb")

@@ -13,7 +13,7 @@ from tunecast.report.adapters import adapters_words
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
-from tunecast.units import GIB, percent
+from tunecast.units import GIB, digits, percent
 
 UNPLACED = "country not known"
 PLACES = 2
@@ -118,7 +118,7 @@ def _batch(job: Job) -> str:
 def _count(tokens: float) -> str:
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if tokens >= size:
-            return f"{tokens / size:.3g} {name}"
+            return f"{digits(tokens / size)} {name}"
     return f"{tokens:,.0f}"
 
 
