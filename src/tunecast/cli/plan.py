@@ -18,6 +18,7 @@ from tunecast.cli.terminal import Bar, terminal_of
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
+from tunecast.job.readers import is_job_file
 from tunecast.job.readers.given import fields_given
 from tunecast.job.writer import write_file
 from tunecast.offers import store
@@ -87,7 +88,7 @@ def names(text: str) -> list[str]:
 
 SHORT = (
     *("--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--gpu", "--gpus", "--runs", "--json", "--html"),
-    *("--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
+    *("--short", "--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
     *("--gradient-checkpointing", "--optimizer", "--stack", "--samples", "--tokens", "--epochs", "--set", "--help-all"),
 )
 """Flags that --help shows."""
@@ -285,8 +286,11 @@ def tell(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None
     elif plan.choices:
         from tunecast.report.plan import short, text
 
-        told = short(plan) if arguments.short else text(plan, terminal_of(sys.stdout), details=arguments.details)
-        print(told, end="", flush=True)
+        if arguments.short:
+            print(short(plan), end="", flush=True)
+        else:
+            by_flags, terminal = not is_job_file(arguments.source), terminal_of(sys.stdout)
+            print(text(plan, terminal, details=arguments.details, flags=by_flags), end="", flush=True)
     if arguments.html is not None:
         from tunecast.cli.pages import provenance
         from tunecast.report.plan_html import page

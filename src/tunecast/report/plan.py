@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from tunecast.offers.offer import OWNED, SPOT
 from tunecast.plan.choice import Choice, Money, Plan
@@ -77,21 +78,28 @@ SPOKEN = ("billed", "per run", "per epoch", "energy")
 """Measures of the cost shown without --details."""
 
 
+class How(NamedTuple):
+    details: bool
+    flags: bool
+    """Whether settings are said as flags, not as fields of a file."""
+
+
 def short(plan: Plan) -> str:
     """One line."""
     chosen = picks(plan)
     return f"{answer(plan, chosen[0].choice) if chosen else nothing(plan)}\n"
 
 
-def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
-    """The whole answer, ending with a newline."""
+def text(plan: Plan, terminal: Terminal, *, details: bool = False, flags: bool = False) -> str:
+    """The whole answer, ending with a newline. `flags`: the job was given by them, not by a file."""
+    how = How(details, flags)
     chosen = picks(plan)
     parts = [_headline(plan, chosen, terminal)]
     if chosen:
         first = chosen[0]
         parts += [
             taken_text(plan.taken, plan.effects, "fits", terminal),
-            _picks(plan, chosen, terminal, details),
+            _picks(plan, chosen, terminal, how),
             _beside(plan, terminal, details),
             _front(plan, terminal, details=details),
             _bill(plan, first, terminal, details=details),
@@ -114,7 +122,7 @@ def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
     return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
 
 
-def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
+def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> str:
     """Columns of two or three lines a pick, then what to set and why in full width."""
     for offer_lines in (1, 2):
         cells = [_cells(plan, pick, offer_lines) for pick in chosen]
@@ -123,11 +131,11 @@ def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool
         if max(map(len, rest)) <= terminal.width:
             break
     else:
-        return _stacked(plan, chosen, terminal, details)
+        return _stacked(plan, chosen, terminal, how)
     out = [terminal.paint(head, "dim")]
     for pick, each in zip(chosen, cells, strict=True):
         count = max(map(len, each))
-        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, plan.money, terminal, details), ""]
+        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, plan.money, terminal, how), ""]
         rest = rest[count:]
     return "\n".join(out[:-1])
 
@@ -144,7 +152,7 @@ def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
     ]
 
 
-def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
+def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> str:
     """For names too long for columns: a line each."""
     lines = []
     for pick in chosen:
@@ -152,16 +160,17 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bo
         lines.append(terminal.paint(", ".join(names), "bold"))
         for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
             lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
-        lines += [*_told(pick.choice, plan.money, terminal, details), ""]
+        lines += [*_told(pick.choice, plan.money, terminal, how), ""]
     return "\n".join(lines[:-1])
 
 
-def _told(choice: Choice, money: Money, terminal: Terminal, details: bool) -> list[str]:
-    changed = changes(choice)
-    said = [f"set {', '.join(changed)}" if changed else "with the job's settings unchanged", choice.why]
+def _told(choice: Choice, money: Money, terminal: Terminal, how: How) -> list[str]:
+    changed = changes(choice, flags=how.flags)
+    joined = (" " if how.flags else ", ").join(changed)
+    said = [f"set {joined}" if changed else "with the job's settings unchanged", choice.why]
     said += [interrupted(choice, money)] if choice.machine.offer.kind == SPOT else []
     said += [choice.evidence] if choice.validated else []
-    if details:
+    if how.details:
         said += [f"run {launcher(choice)}"] if launcher(choice) else []
         said += [", ".join(arguments(choice))]
     lines = wrapped(filter(None, said), "    ", terminal)

@@ -10,7 +10,7 @@ from tunecast.offers.provider import provider
 from tunecast.plan.choice import Choice, Money, Plan
 from tunecast.plan.constraints import unreachable
 from tunecast.report.adapters import adapters_words
-from tunecast.report.advice import value_in_yaml
+from tunecast.report.advice import change_words
 from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
 from tunecast.units import GIB, digits, percent
@@ -219,9 +219,9 @@ def room(choice: Choice) -> Room:
     )
 
 
-def changes(choice: Choice) -> list[str]:
-    """What differs from the user's job, as a job's file has it, but for the machine itself."""
-    return [f"{shown(name)}: {value_in_yaml(_plain(v))}" for name, v in choice.changes.items() if name not in RENTED]
+def changes(choice: Choice, *, flags: bool = False) -> list[str]:
+    """What differs from the user's job, as its file has it or as it is typed, but for the machine itself."""
+    return [change_words({name: _plain(v)}, flags) for name, v in choice.changes.items() if name not in RENTED]
 
 
 def _plain(value: object) -> object:
