@@ -87,7 +87,8 @@ def interrupted(choice: Choice, money: Money) -> str:
     if rough is None:
         return told
     worse = f"{amount(rough.total_usd, money)} and {duration(rough.wall_s)}"
-    return f"{told}; at the worst rate measured, {digits(rough.interruptions, 2)} interruptions: {worse}"
+    often = digits(rough.interruptions, 2)
+    return f"{told}; at the worst rate measured, {often} interruption{'' if often == '1' else 's'}: {worse}"
 
 
 def saved(plan: Plan) -> list[str]:

@@ -39,8 +39,8 @@ class Pick(NamedTuple):
 
     @property
     def spoken(self) -> str:
-        """`cheapest, fastest and balanced`."""
-        *rest, last = self.names
+        """`cheapest, fastest and balanced`; that the cheapest makes the deadline is said with the deadline."""
+        *rest, last = [name for name in self.names if name != "deadline" or "cheapest" not in self.names]
         return f"{', '.join(rest)} and {last}" if rest else last
 
 
