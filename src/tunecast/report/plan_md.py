@@ -53,7 +53,7 @@ def markdown(plan: Plan) -> str:
     parts = [f"**{plain(said)}**", plain(f"{_which(plan, chosen)}{job_told(plan)}")]
     if chosen:
         parts += [_picks(plan, chosen), _settings(chosen), _beside(plan), _front(plan)]
-        parts += [folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
+        parts += [folded(f"What the {pick.names[0]} option costs, line by line", _bill(plan, pick)) for pick in chosen]
         parts.append(folded("Provider", _renters(plan, chosen)))
     else:
         parts += [_beside(plan), _front(plan)]
