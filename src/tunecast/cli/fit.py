@@ -46,7 +46,7 @@ does to the result is told where somebody published it, and by whom.
 Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which hardware would do.
 """
 
-SHORT = ("--allow", "--patch", "--write", "--json", *COMMON, "--set", "--help-all")
+SHORT = ("--allow", "--patch", "--write", "--short", "--details", "--json", *COMMON, "--set", "--help-all")
 """Flags that --help shows."""
 
 

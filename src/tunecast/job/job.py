@@ -180,8 +180,8 @@ class Job(Section):
         "choice",
         None,
         OURS,
-        "with gradient_checkpointing: all of a layer, or all but its dear operations (torchtitan's per-op selective "
-        "checkpointing); null: as the stack does",
+        "with gradient_checkpointing: all of a layer, or all but its expensive operations (torchtitan's per-op "
+        "selective checkpointing); null: as the stack does",
         choices=("all", "selective"),
         nullable=True,
     )

@@ -229,7 +229,7 @@ def _bills(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         )
         for pick in rest
     )
-    return panel(f"What the {first.names[0]} pick costs, line by line", _bill(plan, first.choice), *more)
+    return panel(f"What the {first.names[0]} option costs, line by line", _bill(plan, first.choice), *more)
 
 
 def _bill(plan: Plan, choice: Choice) -> Markup:
