@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from tunecast.errors import UsageError
+from tunecast.job.knob import shown
 from tunecast.tape.trace.limits import Limits
 from tunecast.units import GIB, bytes_from
 
@@ -51,7 +52,7 @@ class Parser(argparse.ArgumentParser):
             told = [f"{flag}: {flag_hint(flag, known)}" for flag in flags]
             raise UsageError("; ".join(told) + f". See {self.prog} --help", field=flags[0])
         if unknown:
-            raise UsageError(f"got {unknown[0]!r}, which belongs to nothing. See {self.prog} --help")
+            raise UsageError(f"got {shown(unknown[0])}, which belongs to nothing. See {self.prog} --help")
         return arguments
 
     def format_help(self) -> str:
@@ -131,23 +132,31 @@ def number(low: float, high: float, unit: str = "") -> Callable[[str], float]:
             value = float("nan")
         if not low < value <= high:
             allowed = f"a number{' of ' + unit if unit else ''} above {low:g}, at most {high:g}"
-            raise argparse.ArgumentTypeError(f"got {text!r}; allowed: {allowed}")
+            raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: {allowed}")
         return value
 
     return read
 
 
+def positive(given: object) -> int | None:
+    """The whole number from 1 on that was given, as text or not; None where it is none, or has ten digits and more."""
+    if isinstance(given, str):
+        given = int(given) if given.isdecimal() and len(given) < 10 else None
+    return given if isinstance(given, int) and not isinstance(given, bool) and 1 <= given < 10**9 else None
+
+
 def count(text: str) -> int:
-    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number from 1 to 100000")
-    return int(text)
+    number = positive(text)
+    if number is None or number > 100_000:
+        raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: a whole number from 1 to 100000")
+    return number
 
 
 def size(text: str) -> int:
     """`2GiB`; 0 for none."""
     nbytes = 0 if text == "0" else bytes_from(text[:64])
     if nbytes is None:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a size such as 2GiB or 2GB")
+        raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: a size such as 2GiB or 2GB")
     return nbytes
 
 

@@ -12,7 +12,7 @@ from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.cli.usage import COMMON
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
 from tunecast.job.flags import add_job_flags, job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
@@ -89,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
         from tunecast.cli.told import title_of
 
         told = how_to(chosen, patch, source, masked(chosen, flags))
-        print(fit_text(found, title_of(job), told, terminal_of(sys.stdout)), end="")
+        print(fit_text(found, title_of(job), printable_lines(told), terminal_of(sys.stdout)), end="")
     return 0 if found.fits else DoesNotFit.exit_code
 
 
@@ -165,4 +165,4 @@ def changed(found: Fit, patch: Patch | None, source: str, allow: Sequence[str], 
         return
     backup = write(patch)
     print(patch.diff, end="")
-    print(f"tunecast: {source} changed; as it was: {backup.name} beside it", file=sys.stderr)
+    print(printable(f"tunecast: {source} changed; as it was: {backup.name} beside it"), file=sys.stderr)

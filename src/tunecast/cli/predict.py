@@ -11,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.main import DEBUG, internal_error, without_traceback
+from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
 from tunecast.cli.usage import COMMON
-from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
+from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError, printable
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
 from tunecast.job.readers import JobError, job_error, read_jobs
@@ -46,6 +46,8 @@ code itself, in your versions, on tensors without contents: seconds instead of a
 
 Extra = TypeVar("Extra")
 
+LONGEST_ID = 80
+"""Characters of a job's id before what is wrong with it; JSON echoes all of it."""
 FEWEST_SHARED = 8
 """Jobs to be worth further processes."""
 
@@ -94,6 +96,8 @@ class How:
     overrides: Mapping[str, object]
     sources: tuple[str, ...]
     """Of each job the model or file it was read from; '' where that holds other jobs too."""
+    argv: tuple[str, ...]
+    """As it was typed, for a page that tells where it comes from."""
 
     @property
     def total(self) -> int:
@@ -125,12 +129,14 @@ def run(argv: Sequence[str]) -> int:
         arguments.details,
         arguments.details or arguments.engine == "traced" or arguments.html is not None,
         # A traced change takes as long as the job itself.
-        not (arguments.no_advice or arguments.json or arguments.short or arguments.engine == "traced"),
+        not (arguments.no_advice or arguments.engine == "traced")
+        and (arguments.html is not None or not (arguments.json or arguments.short)),
         arguments.html,
         arguments.snapshot,
         not arguments.no_calibration,
         overrides,
         tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
+        tuple(argv),
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
         # Loaded once, before there are several processes.
@@ -162,12 +168,12 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
         except (BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
-            if os.environ.get(DEBUG):
+            if is_unwritable(error) or os.environ.get(DEBUG):
                 raise
             job = JobError(job.id, TunecastError.code, None, internal_error(error), TunecastError.exit_code)
     if how.json:
         print(json.dumps(job.to_dict()), flush=True)
-    which = f"{job.id}: " if job.id is not None and how.total > 1 else ""
+    which = f"{printable(str(job.id), LONGEST_ID)}: " if job.id is not None and how.total > 1 else ""
     print(f"tunecast: error: {which}{job.message}", file=sys.stderr, flush=True)
     return job.exit_code
 
@@ -193,16 +199,23 @@ def predicted(job: Job, number: int, how: How) -> int:
     figures = None
     if how.json:
         print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
-    else:
+    if how.json and not how.html and not how.snapshot:
+        return 0 if held.fits else DoesNotFit.exit_code
+    from tunecast.cli.trials import NOTHING, try_around
+
+    tried = try_around(done, how.engine, place) if how.advice else NOTHING
+    if not how.json:
         from tunecast.cli.told import tell
 
-        figures = tell(done, outside, number, how, place)
+        figures = tell(done, outside, tried, number, how)
     if how.html or how.snapshot:
         from tunecast.cli.files import write_asked
-        from tunecast.cli.told import title_of
+        from tunecast.cli.pages import beside_of
+        from tunecast.cli.told import smallest, title_of
         from tunecast.report.traced import card_figures
 
-        write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot, said)
+        figures = figures or card_figures(held, said, title_of(job), least_card=smallest(done))
+        write_asked(figures, held, how.html, how.snapshot, beside_of(done, job, outside, tried, how))
     return 0 if held.fits else DoesNotFit.exit_code
 
 

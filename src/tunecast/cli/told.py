@@ -4,44 +4,39 @@ from __future__ import annotations
 
 import shlex
 import sys
-import time
 from typing import TYPE_CHECKING
 
-from tunecast.cli.asking import QUIET_S
-from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.cli.terminal import terminal_of
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.names import card_name
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
-from tunecast.predict import engines
-from tunecast.predict.changes import changes_tried, reserved
 from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
-from tunecast.records import replace
-from tunecast.report.advice import MOST, advice_text, as_flags, best_of
+from tunecast.report.advice import advice_text, as_flags
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
 from tunecast.report.outside import host_text, outside_text, outside_warnings
+from tunecast.report.price import rent_words
+from tunecast.report.taken import taken_text
 from tunecast.report.text import Terminal
 from tunecast.report.time import host_words, time_text
 from tunecast.report.traced import card_figures
 from tunecast.report.verdict import short_line
-from tunecast.tape.build.shapes import only_numbers
 from tunecast.units import gib
 
 if TYPE_CHECKING:
     from tunecast.cli.predict import How
+    from tunecast.cli.trials import Tried
 
-FEW = 3
-"""Changes to a job that fits anyway."""
 METHODS = {"full": "full fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
 
 
-def tell(done: Predicted, outside: Outside | None, number: int, how: How, place: str) -> Figures:
+def tell(done: Predicted, outside: Outside | None, tried: Tried, number: int, how: How) -> Figures:
     """Print the how-manieth job's answer; what it is made of."""
     figures = card_figures(
         done.held, done.prediction, title_of(done.job), details=how.with_blocks, least_card=smallest(done)
@@ -50,7 +45,7 @@ def tell(done: Predicted, outside: Outside | None, number: int, how: How, place:
         print(short_line(figures, done.prediction.time), end="", flush=True)
         return figures
     terminal = terminal_of(sys.stdout)
-    sections = sections_of(done, outside, how, how.sources[number - 1], terminal, place)
+    sections = sections_of(done, outside, tried, how, how.sources[number - 1], terminal)
     if number > 1:
         print()
     text = details_text if how.details else answer_text
@@ -58,20 +53,39 @@ def tell(done: Predicted, outside: Outside | None, number: int, how: How, place:
     return figures
 
 
+def is_by_flags(source: str) -> bool:
+    """Whether the job was given by flags, not by a file. `source`: the model or file that holds it alone, else ''."""
+    return bool(source) and not is_job_file(source)
+
+
+def warnings_on(done: Predicted, outside: Outside | None, source: str) -> list[str]:
+    """Where the training itself does not fit, that loading or evaluation do not either is no news."""
+    if outside is None or not done.held.fits:
+        return []
+    evaluates = done.job.run.eval_strategy != "no"
+    return outside_warnings(outside, done.held.capacity_bytes, evaluates=evaluates, flags=is_by_flags(source))
+
+
+def cost_of(tried: Tried) -> str:
+    """Of the whole run, where it says how much data it trains on and its machines are for rent."""
+    return "" if tried.rent is None or tried.rent.bill is None else rent_words(tried.rent)
+
+
+def trust_in(done: Predicted) -> str:
+    return trust(evidence_of(done.job, done.held.gpu.name), timed=done.prediction.time is not None)
+
+
 def sections_of(
-    done: Predicted, outside: Outside | None, how: How, source: str, terminal: Terminal, place: str
+    done: Predicted, outside: Outside | None, tried: Tried, how: How, source: str, terminal: Terminal
 ) -> Sections:
     """What is said besides the memory. `source`: the model or file that holds this job alone, else ''."""
-    from tunecast.cli.predict import extra
-
     said, held, job = done.prediction, done.held, done.job
-    by_flags = bool(source) and not is_job_file(source)
-    advice = extra("changes to the job", lambda: advice_on(done, terminal, how, source, place)) if how.advice else None
-    # Where the training itself does not fit, that loading or evaluation do not either is no news.
-    warnings: list[str] = []
-    if outside is not None and held.fits:
-        evaluates = job.run.eval_strategy != "no"
-        warnings = outside_warnings(outside, held.capacity_bytes, evaluates=evaluates, flags=by_flags)
+    by_flags = is_by_flags(source)
+    advice = (
+        advice_text(tried.changes, terminal, verdict=held.verdict, fit=fit_command(source, how), flags=by_flags)
+        if how.advice
+        else ""
+    )
     amount = "--samples N or --tokens N" if by_flags else "data.samples or data.tokens"
     clock = time_text(
         said.time,
@@ -87,12 +101,14 @@ def sections_of(
     links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
     return Sections(
         remarks=remarks_on(done),
-        warnings=warnings,
+        taken=taken_text(tried.taken, tried.effects, held.verdict, terminal),
+        warnings=warnings_on(done, outside, source),
         time=clock,
+        cost=cost_of(tried),
         host=host_text(outside, needs, terminal, links=links),
-        advice=advice or "",
+        advice=advice,
         outside="" if outside is None else outside_text(outside, terminal),
-        trust=trust(evidence_of(job, held.gpu.name), timed=said.time is not None),
+        trust=trust_in(done),
     )
 
 
@@ -128,31 +144,6 @@ def smallest(done: Predicted) -> LeastCard:
     return LeastCard(card.name, card.memory_bytes - context.nbytes - outside_bytes, context.measured)
 
 
-def advice_on(done: Predicted, terminal: Terminal, how: How, source: str, place: str) -> str:
-    """The changes that help most, each predicted; and the command that tries them together."""
-    began_s = time.monotonic()
-    with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
-
-        def predict(job: Job) -> Predicted:
-            passed_s = time.monotonic() - began_s
-            if passed_s >= QUIET_S:
-                progress(passed_s)
-            if is_resized(job, done.job):  # what was built for the job serves it
-                return engines.predicted(job, engine=how.engine, timed=True)
-            with only_numbers():
-                return engines.predicted(job, engine=how.engine)
-
-        tried = changes_tried(done.job, done, predict, reserved)
-    verdict = done.held.verdict
-    return advice_text(
-        best_of(tried, reserved(done), verdict, most=FEW if verdict == "fits" else MOST),
-        terminal,
-        verdict=verdict,
-        fit=fit_command(source, how),
-        flags=bool(source) and not is_job_file(source),
-    )
-
-
 def fit_command(source: str, how: How) -> str:
     """The same job as it was given; '' where its file holds others too."""
     return (
@@ -160,12 +151,6 @@ def fit_command(source: str, how: How) -> str:
         if source
         else ""
     )
-
-
-def is_resized(job: Job, of: Job) -> bool:
-    """Whether it runs the same program, with other sizes."""
-    lora = replace(job.lora, rank=of.lora.rank, alpha=of.lora.alpha)
-    return replace(job, allocator=of.allocator, seq_len=of.seq_len, lora=lora) == of
 
 
 def title_of(job: Job) -> str:

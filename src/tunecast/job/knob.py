@@ -111,8 +111,8 @@ class Knob:
     def _bool(self, given: object) -> bool:
         if isinstance(given, bool):
             return given
-        text = str(given).strip().lower() if isinstance(given, (str, int)) else ""
-        if text in BOOLS:
+        text = given.strip().lower() if isinstance(given, str) else shown(given)
+        if isinstance(given, (str, int)) and text in BOOLS:
             return BOOLS[text]
         raise self._wrong(given, nearest(text[:64], ("true", "false")))
 

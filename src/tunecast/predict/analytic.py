@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled
+from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled, unused_fields
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.build.short import fold_job
@@ -28,11 +28,12 @@ def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None =
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
     held = job_on_card(job, gpu, folded)
     assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
+    warnings = (*model.notes, *unused_fields(job))
 
     def said() -> Prediction:
         from tunecast.predict.timing import with_time
 
-        memory = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
+        memory = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=warnings)
         return with_time(memory, job, model, gpu, folded, calibration)
 
     return Predicted(job, model, held, said)

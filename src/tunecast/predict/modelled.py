@@ -9,12 +9,14 @@ from collections.abc import Callable, Mapping
 
 from tunecast.errors import UsageError, nearest
 from tunecast.hardware.catalog import meant_by
+from tunecast.hardware.grids import FIELD as COUNTRY
+from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
-from tunecast.job.job import Job
+from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.predict.spreading import RULES as SPREADING
-from tunecast.tape.build.fill_in import DTYPE_OF_STACK
+from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.card import Card
 from tunecast.units import gib
 
@@ -94,7 +96,22 @@ def _adapter_dtype(job: Job) -> str | None:
     return f"got {job.lora.adapter_dtype} with weights_dtype {job.weights_dtype}; allowed: float32, or the weights' own"
 
 
-RULES: Mapping[str, Callable[[Job], str | None]] = {**SPREADING, "lora.adapter_dtype": _adapter_dtype}
+def _country(job: Job) -> str | None:
+    """Asked for only where energy is told, but a name that is none is wrong anywhere."""
+    if job.hardware.country is None:
+        return None
+    try:
+        grid(job.hardware.country)
+    except UsageError as error:
+        return error.message.removeprefix(f"{COUNTRY}: ")
+    return None
+
+
+RULES: Mapping[str, Callable[[Job], str | None]] = {
+    **SPREADING,
+    "lora.adapter_dtype": _adapter_dtype,
+    COUNTRY: _country,
+}
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _one_card,
     "matmul_dtype": _elsewhere_only(lambda job: job.matmul_dtype, None),
@@ -133,9 +150,34 @@ def job_assumptions(job: Job, followed: Job) -> list[str]:
     return told
 
 
+_BY_FSDP = "parallel.data", lambda job: job.parallel.data in ("fsdp", "hsdp")
+BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
+    "parallel.fsdp_version": _BY_FSDP,
+    "parallel.reshard_after_forward": _BY_FSDP,
+    "parallel.state_dict_type": _BY_FSDP,
+    "parallel.cpu_ram_efficient_loading": _BY_FSDP,
+    "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
+    "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
+    "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
+    "run.save_steps": ("run.save_strategy", lambda job: job.run.save_strategy == "steps"),
+}
+"""Fields that say how to do what another has to ask for, and whether it does. They are not refused: a plan chooses the
+cards and how the job is spread over them, and then some of them come to count."""
+
+
+def unused_fields(job: Job) -> list[str]:
+    """What was said and changes nothing, each in a line."""
+    values = job.flat()
+    return [
+        f"{field} {shown(values[field])} changes nothing, as {other} is {shown(values[other])}"
+        for field, (other, counts) in BELONGS_TO.items()
+        if values[field] != all_knobs()[field].default and not counts(job)
+    ]
+
+
 def dtype_assumption(job: Job, model: ModelConfig) -> list[str]:
     """Of a job that loads the checkpoint's dtype, where nothing says what that is."""
-    if job.weights_dtype != "auto" or model.dtype is not None or job.stack in DTYPE_OF_STACK:
+    if job.weights_dtype != "auto" or model.dtype is not None or has_own_dtype(job):
         return []
     return ["neither config.json nor weight files say the checkpoint's dtype: float32 (--weights-dtype)"]
 

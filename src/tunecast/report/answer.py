@@ -1,6 +1,6 @@
 """What `predict` and `trace` print of a run: about a screen, or with details all of it. Pure: whoever calls it prints.
 
-verdict ─ not given, so taken ─ warnings ─ memory ─ time ─ host ─ what to change ─ how far to trust it
+verdict ─ not given, so taken ─ warnings ─ memory ─ time ─ cost ─ host ─ what to change ─ how far to trust it
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Sections(NamedTuple):
     warnings: Sequence[str] = ()
     """Beside those of the figures."""
     time: str = ""
+    cost: str = ""
     host: str = ""
     advice: str = ""
     outside: str = ""
@@ -48,6 +49,7 @@ def answer_text(figures: Figures, terminal: Terminal = DEFAULT, sections: Sectio
             memory_text(figures, terminal),
             block_table(figures, terminal, FEW_BLOCKS) if any(block.source for block in figures.blocks) else "",
             sections.time,
+            _cost(sections.cost, terminal),
             sections.host,
             sections.advice,
             _trust(sections.trust, terminal, MORE),
@@ -69,6 +71,7 @@ def details_text(
             phases_text(figures, terminal),
             composition(figures, terminal),
             sections.time,
+            _cost(sections.cost, terminal),
             sections.host,
             sections.advice,
             module_table(figures, terminal, rows),
@@ -89,6 +92,10 @@ def _warnings(figures: Figures, sections: Sections, terminal: Terminal) -> str:
     guessed = [f"guessed: {guess}" for guess in figures.guesses]
     lines = bullets([*guessed, *figures.warnings, *sections.warnings], terminal)
     return section("Warnings", [terminal.paint(line, "warn") for line in lines], terminal, "warn")
+
+
+def _cost(cost: str, terminal: Terminal) -> str:
+    return "\n".join(wrapped([f"Cost: {cost}"], "", terminal)) if cost else ""
 
 
 def _trust(trust: str, terminal: Terminal, more: str = "") -> str:

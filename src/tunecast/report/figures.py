@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from tunecast.predict.room import Room
+from tunecast.errors import printable
+from tunecast.predict.room import Room, Verdict
 from tunecast.records import dataclass, field
 from tunecast.units import gib
 
@@ -101,6 +102,11 @@ class Figures:
     @property
     def word(self) -> str:
         return "estimate" if self.guesses else "exact"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None when no card was named."""
+        return None if self.room is None else self.room.verdict
 
     @property
     def fits(self) -> bool | None:
@@ -201,12 +207,9 @@ def _pattern(name: str) -> str:
     return ".".join("*" if _NUMBER.fullmatch(part) else part for part in name.split("."))
 
 
-_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-
-
 def shown(text: str) -> str:
-    """Names come from scripts that are not ours: none may move the cursor, colour the screen or reverse a line."""
-    return _UNSHOWN.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Names come from scripts that are not ours."""
+    return printable(text)
 
 
 def short_source(source: str, length: int = 0) -> str:
