@@ -443,3 +443,20 @@ def test_defaults_in_help_are_the_fields_own() -> None:
 
 def test_the_version_by_any_of_its_flags(shell: Any) -> None:
     assert shell("-v") == shell("-V") == shell("--version") == shell("version")
+
+
+def test_a_size_says_which_card_it_was_taken_for(shell: Any) -> None:
+    code, out, err = shell("predict", "gpt2", "--gpu", "24gb")
+    assert (code, err) == (0, "")
+    assert " on 1 x RTX 3090" in out
+    assert "24gb is taken as rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090" in " ".join(out.split())
+
+
+def test_a_size_is_told_in_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpt2", "--method", "lora", "--seq-len", "64", "--gpu", "24gb"]
+    assert cli.main(["predict", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["assumptions"]
+    assert any(each.startswith("24gb is taken as rtx-3090 ") for each in told)
+    for command, more in (("compare", ["--to", "rank=8"]), ("largest", ["--short"]), ("fit", ["--json"])):
+        assert cli.main([command, *words, *more]) == 0
+        assert capsys.readouterr().err.startswith("tunecast: 24gb is taken as rtx-3090 ")
