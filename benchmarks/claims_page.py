@@ -41,6 +41,7 @@ REMARKS: Mapping[str, str] = {
     "links": "Collectives on two streams (FSDP gathers weights while it scatters gradients) are priced as if each had\n"
     "the link to itself, so where a step waits for PCIe it is rather longer than told here.",
 }
+FURTHEST = 10
 SAID_FIRST = ("up to", "at least", "at most", "more than", "less than")
 """Rules that a number claimed is told with."""
 GUIDES: Mapping[str, str] = {
@@ -52,15 +53,16 @@ GUIDES: Mapping[str, str] = {
     "https://lyceum.technology/magazine/hardware-recommendation-llm-fine-tuning",
     "Best GPU for Fine Tuning (guide, March 2026)": "https://deploybase.ai/articles/best-gpu-for-fine-tuning",
 }  # fmt: skip
-HEAD = """# What guides claim, computed
-
-Widely read guides to fine-tuning assert what it takes. Here is each assertion beside what tunecast computes for it, and
-a verdict that follows from the numbers by [rules](#how-a-verdict-comes-about) written down once. Written by
-`benchmarks/claims.py` from [claims.csv](../benchmarks/data/claims.csv); only the claims and the remarks on them were
-written by hand. Nothing was measured for it: how far predictions are off is told [for memory](accuracy.md) and
-[for time](accuracy_time.md). What the guides recommend to rent is beside our picks in [decisions.md](decisions.md).
-
-"""
+TOP = ["# What guides claim, computed", "", "Widely read guides to fine-tuning assert what it takes. Here is each "
+       "assertion beside what tunecast computes for it.", ""]  # fmt: skip
+ABOUT = [
+    "A verdict follows from the numbers by [rules](#how-a-verdict-comes-about) written down once. Written by",
+    "`benchmarks/claims.py` from [claims.csv](../benchmarks/data/claims.csv); only the claims and the remarks on them",
+    "were written by hand. Nothing was measured for it: how far predictions are off is told [for memory](accuracy.md)",
+    "and [for time](accuracy_time.md). What the guides recommend to rent is beside our picks in",
+    "[decisions.md](decisions.md). The guides:",
+    "",
+]
 METHOD = f"""## How a verdict comes about
 
 A claim leaves settings open; each that is tried is a case. Where nothing is said: one row of 512 tokens (the least
@@ -88,8 +90,9 @@ on demand, the median over providers, without VAT."""
 
 def page(results: Mapping[str, Row]) -> str:
     claims = read_claims()
-    lines = [HEAD + "\n".join(f"- [{name}]({address})" for name, address in GUIDES.items()), ""]
-    lines += [*summary(claims, results)]
+    guides = [f"- [{name}]({address})" for name, address in GUIDES.items()]
+    lines = [*TOP, *summary(claims, results), *ABOUT, *guides, ""]
+    lines += ["## Every claim", "", *every_claim(claims, results)]
     lines += [METHOD]
     lines += table(["rule", "a case agrees where"], [[name, told] for name, told in RULES.items()])
     lines += [TOLERANCES, ""]
@@ -103,19 +106,59 @@ def page(results: Mapping[str, Row]) -> str:
 
 
 def summary(claims: list[Claim], results: Mapping[str, Row]) -> Iterator[str]:
-    """How many of each verdict; then every claim with its verdict and its number."""
-    counts = {verdict: sum(results[claim.id]["verdict"] == verdict for claim in claims) for verdict in VERDICTS}
+    """How many of each verdict, by topic; then the refuted numbers that are furthest off."""
+    counts = _counts(claims, results)
     yield from (f"**{len(claims)} claims:** " + ", ".join(f"{n} {name}" for name, n in counts.items() if n) + ".", "")
+    rows = []
+    for topic, name in TOPICS.items():
+        counts = _counts([claim for claim in claims if claim.topic == topic], results)
+        link = f"[{name}](#{name.lower().replace(' ', '-')})"
+        rows.append([link, str(sum(counts.values())), *(str(n) if n else "" for n in counts.values())])
+    yield from table(["of", "claims", *VERDICTS], rows)
+    yield from (f"The {FURTHEST} refuted numbers that are furthest off:", "")
+    off = sorted(claims, key=lambda claim: (-times_off(claim, results[claim.id]), claim.id))[:FURTHEST]
+    yield from table(
+        ["claim", "claimed", "tunecast", "off by"],
+        [
+            [link_to(claim), claimed(claim), ours(claim, found), number(times_off(claim, found), "x")]
+            for claim in off
+            for found in [results[claim.id]]
+        ],
+    )
+
+
+def _counts(claims: list[Claim], results: Mapping[str, Row]) -> dict[str, int]:
+    return {verdict: sum(results[claim.id]["verdict"] == verdict for claim in claims) for verdict in VERDICTS}
+
+
+def times_off(claim: Claim, found: Row) -> float:
+    """Of a refuted number the factor to the nearest case, in the part that is furthest off; 0 where there is none."""
+    if found["verdict"] != REFUTED or not claim.value or claim.rule in YES_OR_NO:
+        return 0.0
+    factors = []
+    for part, (low, high) in enumerate(claim.intervals):
+        cases = [case for case in found["cases"] if case["part"] == part and not case["aside"]]
+        values = [float(case["value"]) for case in cases if case["value"] is not None and case["value"] > 0]
+        if values and low > 0:
+            factors.append(min(max(low / value, value / high, 1.0) for value in values))
+    return max(factors, default=0.0)
+
+
+def link_to(claim: Claim) -> str:
+    return f"[{claim.claim}](#{claim.id.replace('.', '')})"
+
+
+def every_claim(claims: list[Claim], results: Mapping[str, Row]) -> Iterator[str]:
+    """Each with its verdict and its number."""
     yield from ("† rests on predicted times of cards or stacks nobody timed ([rules](#how-a-verdict-comes-about)).", "")
     rows = []
     for topic, name in TOPICS.items():
         for claim in claims:
             if claim.topic == topic:
                 found = results[claim.id]
-                link = f"[{claim.claim}](#{claim.id.replace('.', '')})"
                 word = found["verdict"] + (" †" if found["unvalidated"] else "")
                 said = claimed(claim) if claim.value else ""
-                rows.append([name, link, word, said, "" if found["why"] else ours(claim, found)])
+                rows.append([name, link_to(claim), word, said, "" if found["why"] else ours(claim, found)])
     yield from table(["", "claim", "verdict", "claimed", "tunecast"], rows)
 
 

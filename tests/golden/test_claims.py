@@ -16,7 +16,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import claims  # noqa: E402
 from claims_jobs import command  # noqa: E402
-from claims_page import page  # noqa: E402
+from claims_page import page, times_off  # noqa: E402
 from claims_rule import RULES, VERDICTS, YES_OR_NO, Case, Claim, at_odds, read_claims, verdict  # noqa: E402
 
 from tunecast.cli.predict import parser  # noqa: E402
@@ -67,6 +67,14 @@ def test_a_verdict_follows_from_its_numbers(name: str) -> None:
 
 def test_the_page_is_what_the_results_say() -> None:
     assert claims.PAGE.read_text("utf-8") == page(FOUND), "run benchmarks/claims.py"
+
+
+def test_how_far_off_a_number_is_by_hand() -> None:
+    """40 to 50 claimed, 100 and 200 computed: the nearer is twice the upper end."""
+    claim = CLAIMS["full-70b-160gb"]._replace(value="40-50")
+    cases = [{"part": 0, "aside": False, "value": value} for value in (100.0, 200.0)]
+    assert times_off(claim, {"verdict": "refuted", "cases": cases}) == 2.0
+    assert times_off(claim, {"verdict": "depends", "cases": cases}) == 0.0
 
 
 @pytest.mark.parametrize("name", SAMPLE)

@@ -9,6 +9,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
 import evidence as benchmark  # noqa: E402
+import report_summary  # noqa: E402
 from figures import load  # noqa: E402
 
 from tunecast.hardware import known_gpu  # noqa: E402
@@ -46,3 +47,11 @@ def test_medians_of_cards_and_families_in_16_bits() -> None:
     medians = [found.median for group in pairs.values() if (found := spread(group)).runs >= FEWEST]  # type: ignore[arg-type]
     assert len(medians) == 13
     assert all(median is not None and 0.02 <= median < 0.115 for median in medians)
+
+
+def test_the_summary_of_the_accuracy_pages_counts_every_run_once() -> None:
+    cards = [card for group in report_summary.CARDS.values() for card in group]
+    assert sorted(cards) == sorted({runs.card for runs in table()})
+    assert set(report_summary.STACKS) == {runs.family for runs in table()}
+    everything = [f"| **all** | {spread([runs for runs in table() if runs.kind == MEMORY]).runs} |"]
+    assert any(line.startswith(everything[0]) for line in report_summary.by_stack())

@@ -13,6 +13,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import figures  # noqa: E402
 import report_time  # noqa: E402
+import scaling  # noqa: E402
 import sharded_memory  # noqa: E402
 import time_promises  # noqa: E402
 import timing  # noqa: E402
@@ -27,6 +28,21 @@ RESULTS = {
 @pytest.mark.parametrize("path", report_time.written(), ids=lambda path: path.name)
 def test_a_page_is_what_the_results_say(path: Path) -> None:
     assert path.read_text() == report_time.written()[path], "run benchmarks/report_time.py"
+
+
+def test_the_page_of_scaling_is_what_the_results_say() -> None:
+    assert scaling.PAGE.read_text() == scaling.page(figures.load("scaling.json")), "run benchmarks/scaling.py"
+
+
+def test_what_a_family_loses_by_hand() -> None:
+    """0.81 measured where 1 was predicted, from 8 to 32 cards: a tenth is lost each of the two times."""
+    assert scaling.Family("", "", 8, 32, 0.81, 1.0).missed_per_doubling == pytest.approx(0.1)
+
+
+def test_families_differ_in_the_number_of_cards_alone() -> None:
+    found = scaling.families()
+    assert len(found) >= 30
+    assert all(family.fewest < family.most and 0.5 < family.measured < 1.5 for family in found)
 
 
 @pytest.mark.parametrize("name", RESULTS)

@@ -1,4 +1,4 @@
-"""What the documents tell can be done: links lead somewhere, commands parse, files named are there."""
+"""What the documents tell can be done: links lead somewhere, commands parse, files are there, output is compared."""
 
 from __future__ import annotations
 
@@ -15,17 +15,33 @@ from tunecast.cli.launchers import launch_from
 from tunecast.cli.main import COMMANDS
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "examples").glob("*.md")),
+]
+FENCES = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+FILE = re.compile(r"[\w./-]+\.(?:yaml|yml|jsonl|json|py|toml|txt|log)")
+GENERATED = ("claims.md",)
+"""Pages a program writes: their commands are made with the figures beside them."""
+
+
+def fences() -> Iterator[tuple[Path, str, str]]:
+    for page in PAGES:
+        for kind, body in FENCES.findall(page.read_text(encoding="utf-8")):
+            yield page, kind, body.replace("\\\n", " ")
 
 
 def commands() -> Iterator[tuple[str, str]]:
     """(page, command) of every line of a code block that calls tunecast."""
-    for page in PAGES:
-        for block in re.findall(r"```\w*\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
-            for line in block.replace("\\\n", " ").splitlines():
-                plain = re.sub(r"\s#.*|[|<>].*", "", line.strip().removeprefix("$ ").removeprefix("if ")).split(";")[0]
-                if plain.startswith("tunecast "):
-                    yield page.name, plain
+    for page, kind, body in fences():
+        for line in body.splitlines():
+            if kind == "console" and not line.startswith("$ "):
+                continue
+            plain = re.sub(r"\s#.*|[|<>].*", "", line.strip().removeprefix("$ ").removeprefix("if ")).split(";")[0]
+            if plain.startswith("tunecast "):
+                yield page.name, plain
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -35,18 +51,60 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors GitHub makes of a page's headings, and those a page names itself."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", FENCES.sub("", text), re.MULTILINE)
+    made = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return made | set(re.findall(r'<a (?:id|name)="([^"]+)"', text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_a_heading_find_it(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    wanted = [(page.parent / name if name else page, anchor) for name, anchor in links]
+    assert not [anchor for target, anchor in wanted if target.suffix == ".md" and anchor not in anchors(target)]
+
+
 @pytest.mark.parametrize(("page", "command"), list(commands()))
 def test_commands_parse(page: str, command: str) -> None:
     _, name, *argv = shlex.split(command)
     if name != "trace":
-        read = import_module(COMMANDS[name].module).parser().read(argv)
-        jobs = getattr(read, "jobs", None) or []
-        assert all((ROOT / job).exists() for job in jobs if job.startswith("examples/"))
+        import_module(COMMANDS[name].module).parser().read(argv)
     else:
         options, script = trace.split_command(argv)
         trace.parser().read(options)
         if "--config_file" not in script:
             launch_from(script)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page.name not in GENERATED], ids=lambda page: page.name)
+def test_files_that_commands_read_are_there(page: Path) -> None:
+    """A command can be copied as it stands: what it reads is in examples/, or made on the same page."""
+    text = page.read_text(encoding="utf-8")
+    made = set(re.findall(r"(?:> |--\w+ |open\(\")([\w./-]+)", text)) - set(re.findall(r"< ([\w./-]+)", text))
+    missing = {
+        file
+        for name, command in commands()
+        if name == page.name
+        for file in FILE.findall(command)
+        if not (ROOT / file).exists() and file not in made
+    }
+    assert not missing
+
+
+def test_output_stands_in_blocks_that_are_run() -> None:
+    """A prompt outside ```console and ```pycon would be output that nothing compares."""
+    for page, kind, body in fences():
+        if kind not in ("console", "pycon"):
+            assert not re.search(r"^(\$|>>>) ", body, re.MULTILINE), f"{page.name}:\n{body}"
+
+
+def test_output_does_not_change_with_the_day() -> None:
+    for page, kind, body in fences():
+        if kind == "console":
+            for command in re.findall(r"^\$ (tunecast (?:plan|offers) .*)", body, re.MULTILINE):
+                assert "--as-of" in command, f"{page.name}: {command}"
 
 
 def test_there_are_commands_to_check() -> None:

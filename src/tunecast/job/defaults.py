@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from tunecast.job.fields import REQUIRED
 from tunecast.job.flags import job_flags
 from tunecast.job.job import VERSIONS, all_knobs
@@ -9,34 +11,111 @@ from tunecast.job.knob import Knob, shown
 
 _HEAD = """# A job's fields and their defaults
 
-Only `model` is required. A default is TRL's where TRL has one, then transformers', PEFT's, accelerate's, at these
-releases: {versions}. "tunecast" marks a field that none of them has.
+Only `model` is required. What you leave out is what the training code itself would take: TRL's default where TRL has
+one, then transformers', PEFT's, accelerate's, at these releases:
+{versions}. So a job that says no more than `model: llama-3.1-8b` means
 
-Made by `python -m tunecast.job.defaults`. One test compares this page with the code, another the code with the
-packages, where these releases are installed.
+```yaml
+{minimal}
+```
 
-| field | flag | default | whose | there | may be | meaning |
-|---|---|---|---|---|---|---|
+In a file, a name with a dot is a section (`lora: {{rank: 16}}`). On the command line every field has a flag, and
+`--set lora.rank=16` reaches it by its name. *From* says whose default it is and where it stands; where it is empty,
+the field is tunecast's own.
+
+Made by `python -m tunecast.job.defaults`, which `./dev docs` runs. One test compares this page with the code, another
+the code with the packages, where these releases are installed.
+
 """
+_MINIMAL = (
+    "model", "method", "stack", "weights_dtype", "autocast", "optimizer", "micro_batch", "grad_accum", "seq_len",
+    "gradient_checkpointing", "attention", "data.epochs", "run.save_steps", "hardware.gpu", "hardware.gpus",
+)  # fmt: skip
+"""The fields that decide most of an answer."""
+_BATCH, _PRECISION, _MODEL = "Batch, length and memory", "Precision and kernels", "Model and method"
+_SECTIONS: Mapping[str, str] = {
+    "lora": "Adapters (`lora`)", "quantization": "Quantized weights (`quantization`)", "data": "Data (`data`)",
+    "run": "Evaluation and checkpoints (`run`)", "hardware": "Hardware (`hardware`)",
+    "parallel": "Several cards (`parallel`)",
+}  # fmt: skip
+_GROUPS: Mapping[str, str] = {
+    **dict.fromkeys(("model", "id", "task", "method", "stack", "transformers_version", "stack_version"), _MODEL),
+    **dict.fromkeys(("weights_dtype", "autocast", "matmul_dtype", "attention", "kernels"), _PRECISION),
+    **dict.fromkeys(("loss", "compile"), _PRECISION),
+    **dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing"), _BATCH),
+    **dict.fromkeys(("checkpoint_reentrant", "recompute", "offload_activations", "allocator"), _BATCH),
+    **dict.fromkeys(("optimizer", "optimizer_in_backward", "max_grad_norm"), "Optimizer"),
+}
+ORDER = (
+    _MODEL, _SECTIONS["lora"], _SECTIONS["quantization"], _BATCH, _PRECISION, "Optimizer", _SECTIONS["data"],
+    _SECTIONS["run"], _SECTIONS["hardware"], _SECTIONS["parallel"],
+)  # fmt: skip
+_PLAIN_KINDS = ("a whole number", "a number", "true or false", "text", "bytes")
+_LONG = 200
+"""Characters of allowed values beyond which they stand below their table."""
 
 
 def defaults_markdown() -> str:
-    head = _HEAD.format(versions=", ".join(f"{package} {version}" for package, version in VERSIONS.items()))
+    knobs = all_knobs()
+    versions = ", ".join(f"{package} {version}" for package, version in VERSIONS.items())
+    head = _HEAD.format(versions=versions, minimal="\n".join(_minimal_lines(knobs)))
+    groups: dict[str, dict[str, Knob]] = {name: {} for name in ORDER}
+    for name, knob in knobs.items():
+        groups[group_of(name)][name] = knob
+    return head + "\n".join(_section(title, of) for title, of in groups.items())
+
+
+def group_of(name: str) -> str:
+    """The table a field stands in."""
+    section, dot, _ = name.partition(".")
+    return _SECTIONS[section] if dot else _GROUPS[name]
+
+
+def _minimal_lines(knobs: Mapping[str, Knob]) -> Iterator[str]:
+    section = ""
+    for name in _MINIMAL:
+        inside, dot, last = name.partition(".")
+        if dot and inside != section:
+            yield f"{inside}:"
+        section = inside if dot else ""
+        given = knobs[name].default is REQUIRED
+        yield f"{'  ' if dot else ''}{last or inside}: {'llama-3.1-8b' if given else _plain(knobs[name].default)}"
+
+
+def _section(title: str, knobs: Mapping[str, Knob]) -> str:
     flags = {flag.field: flag.flag for flag in job_flags()}
-    return head + "".join(_row(name, flags[name], knob) for name, knob in all_knobs().items())
+    rows = "".join(_row(name, flags[name], knob) for name, knob in knobs.items())
+    long = [
+        f"\n`{name}` may be one of: {', '.join(f'`{one}`' for one in knob.allowed().split(', '))}.\n"
+        for name, knob in knobs.items()
+        if len(knob.allowed()) > _LONG
+    ]
+    return f"## {title}\n\n| field, flag | default | meaning | from |\n|---|---|---|---|\n{rows}{''.join(long)}"
 
 
 def _row(name: str, flag: str, knob: Knob) -> str:
-    origin = knob.origin
-    whose = f"{origin.package} {VERSIONS[origin.package]}" if origin.package in VERSIONS else origin.package
-    there = f"`{origin.name}` = {_shown(origin.value)}" if origin.package in VERSIONS else origin.name
-    default = "required" if knob.default is REQUIRED else _shown(knob.default)
-    cells = (f"`{name}`", f"`{flag}`", default, whose, there, knob.allowed(), knob.help)
+    default = "required" if knob.default is REQUIRED else f"`{_plain(knob.default)}`"
+    cells = (f"`{name}`<br>`{flag}`", default, knob.help + _choices(knob), _from(knob))
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 
-def _shown(value: object) -> str:
-    return f"`{value}`" if isinstance(value, str) else f"`{shown(list(value) if isinstance(value, tuple) else value)}`"
+def _choices(knob: Knob) -> str:
+    """The names a field takes; that a number is a number needs no words."""
+    allowed = knob.allowed()
+    if allowed.startswith(_PLAIN_KINDS):
+        return ""
+    return f". *One of:* {'those below' if len(allowed) > _LONG else allowed}"
+
+
+def _from(knob: Knob) -> str:
+    origin = knob.origin
+    if origin.package not in VERSIONS:
+        return origin.name
+    return f"{origin.package}: `{origin.name}` = `{_plain(origin.value)}`"
+
+
+def _plain(value: object) -> str:
+    return value if isinstance(value, str) else shown(list(value) if isinstance(value, tuple) else value)
 
 
 if __name__ == "__main__":
