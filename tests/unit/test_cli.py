@@ -418,12 +418,12 @@ def test_help_fits_on_a_screen(shell: Any, command: str) -> None:
 
 @pytest.mark.parametrize("command", JOB_COMMANDS)
 def test_help_all_has_every_flag_in_groups_with_its_default(shell: Any, command: str) -> None:
-    from tunecast.job.flags import _GROUPS
+    from tunecast.job.groups import ORDER
 
     code, out, err = shell(command, "--help-all")
     assert (code, err) == (0, "")
-    for group in _GROUPS:
-        assert f"\n{group} (of the job; wins over its file):\n" in out
+    for group in ORDER:
+        assert f"\njob: {group}:\n".replace("`", "") in out
     assert "(default: 8, transformers)" in out
     short = shell(command, "--help")[1]
     assert "--micro-batch N" in short and "--micro-batch N" in out
