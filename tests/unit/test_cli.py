@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tunecast.cli import main as cli
-from tunecast.cli import predict, told
+from tunecast.cli import predict, trials
 from tunecast.cli.told import title_of
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware import gpu
@@ -180,7 +180,7 @@ def test_details_are_asked_for(shell: Any) -> None:
 
 
 def test_a_traced_job_has_its_lines_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "changes_tried", lambda *_: pytest.fail("each would be traced"))
+    monkeypatch.setattr(trials, "changes_tried", lambda *_: pytest.fail("each would be traced"))
     code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--engine", "traced")
     assert (code, err) == (0, "")
     assert "Largest blocks alive at the peak" in out and "frees" not in out
@@ -223,7 +223,7 @@ def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch
     def broken(*_: object) -> None:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(told, "changes_tried", broken)
+    monkeypatch.setattr(trials, "changes_tried", broken)
     monkeypatch.setattr(predict, "outside_of", broken)
     code, out, err = shell("predict", "gpt2", "--gpu", "4090")
     assert code == 0 and "fits, " in out and "disk" not in out

@@ -121,9 +121,15 @@ def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool
     out = [terminal.paint(head, "dim")]
     for pick, each in zip(chosen, cells, strict=True):
         count = max(map(len, each))
-        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, plan.money, terminal, details), ""]
+        why = details or pick is chosen[0]
+        out += [
+            terminal.paint(rest[0], "bold"),
+            *rest[1:count],
+            *_told(pick.choice, plan.money, terminal, details, why),
+        ]
+        out += [""] if details else []
         rest = rest[count:]
-    return "\n".join(out[:-1])
+    return "\n".join(out[:-1] if details else out)
 
 
 def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
@@ -146,15 +152,17 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bo
         lines.append(terminal.paint(", ".join(names), "bold"))
         for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
             lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
-        lines += [*_told(pick.choice, plan.money, terminal, details), ""]
+        lines += [*_told(pick.choice, plan.money, terminal, details, details or pick is chosen[0]), ""]
     return "\n".join(lines[:-1])
 
 
-def _told(choice: Choice, money: Money, terminal: Terminal, details: bool) -> list[str]:
+def _told(choice: Choice, money: Money, terminal: Terminal, details: bool, why: bool) -> list[str]:
+    """What to set, what may go wrong; and `why` it was picked."""
     changed = changes(choice)
-    said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are", choice.why]
+    said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are"]
+    said += [choice.why] if why else []
     said += [interrupted(choice, money)] if choice.machine.offer.kind == SPOT else []
-    said += [choice.evidence] if choice.validated else []
+    said += [choice.evidence] if choice.validated and why else []
     if details:
         said += [f"run {launcher(choice)}"] if launcher(choice) else []
         said += [", ".join(arguments(choice))]
@@ -217,20 +225,29 @@ def _front_row(plan: Plan, point: Point, *, short: bool, marked: bool) -> tuple[
 
 def _bill(plan: Plan, pick: Pick, terminal: Terminal, *, details: bool) -> str:
     choice, money = pick.choice, plan.money
-    billed = bill(choice, money) if details else short_bill(choice, money)
-    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in billed]
+    if not details:
+        return "\n".join(wrapped([f"What the {pick.names[0]} pick costs: {_in_short(choice, money)}"], "", terminal))
+    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in bill(choice, money)]
     lines = columns(rows, left=(0, 3))
     lines[-1] = terminal.paint(lines[-1], "bold")
     fitted = [
         part for line in lines for part in (wrapped([line], "", terminal) if len(line) > terminal.width else [line])
     ]
+    title = f"What the {pick.names[0]} pick costs, line by line{' (EUR)' if money.eur else ''}"
+    return section(title, [*fitted, "", *columns(_measures(choice, money), left=(0, 1))], terminal)
+
+
+def _in_short(choice: Choice, money: Money) -> str:
+    """`$13.24 = training 10.23 + checkpoints 1.20 + the rest 0.45; billed: 5 h of one machine at $2.60 per hour`."""
+    *lines, total = short_bill(choice, money)
+    parts = " + ".join(f"{line.name} {line.amount}{f' ({line.told})' if line.told else ''}" for line in lines)
+    spoken = [f"{name}: {value}" for name, value in _measures(choice, money) if name in SPOKEN]
+    return "; ".join([f"{total.amount} = {parts}", *spoken])
+
+
+def _measures(choice: Choice, money: Money) -> list[tuple[str, str]]:
     used = energy(choice)
-    measures = [*also(choice, money), *([("energy", used)] if used else [])]
-    title = f"What the {pick.names[0]} pick costs{', line by line' if details else ''}{' (EUR)' if money.eur else ''}"
-    if details:
-        return section(title, [*fitted, "", *columns(measures, left=(0, 1))], terminal)
-    spoken = "; ".join(f"{name}: {value}" for name, value in measures if name in SPOKEN)
-    return section(title, [*fitted, *wrapped([spoken], "  ", terminal)], terminal)
+    return [*also(choice, money), *([("energy", used)] if used else [])]
 
 
 def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) -> str:
