@@ -87,7 +87,6 @@ class Job(Section):
         "mixed precision; null for none",
         choices=("bfloat16", "float16"),
         nullable=True,
-        aka=("amp", "compute_dtype"),
     )
     matmul_dtype: str | None = field(
         "choice",
