@@ -446,12 +446,12 @@ def test_help_fits_on_a_screen(shell: Any, command: str) -> None:
 
 @pytest.mark.parametrize("command", JOB_COMMANDS)
 def test_help_all_has_every_flag_in_groups_with_its_default(shell: Any, command: str) -> None:
-    from tunecast.job.flags import _GROUPS
+    from tunecast.job.groups import ORDER
 
     code, out, err = shell(command, "--help-all")
     assert (code, err) == (0, "")
-    for group in _GROUPS:
-        assert f"\n{group} (of the job; wins over its file):\n" in out
+    for group in ORDER:
+        assert f"\njob: {group}:\n".replace("`", "") in out
     assert "(default: 8, transformers)" in out
     short = shell(command, "--help")[1]
     assert "--micro-batch N" in short and "--micro-batch N" in out
@@ -471,3 +471,20 @@ def test_defaults_in_help_are_the_fields_own() -> None:
 
 def test_the_version_by_any_of_its_flags(shell: Any) -> None:
     assert shell("-v") == shell("-V") == shell("--version") == shell("version")
+
+
+def test_a_size_says_which_card_it_was_taken_for(shell: Any) -> None:
+    code, out, err = shell("predict", "gpt2", "--gpu", "24gb")
+    assert (code, err) == (0, "")
+    assert " on 1 x RTX 3090" in out
+    assert "24gb is taken as rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090" in " ".join(out.split())
+
+
+def test_a_size_is_told_in_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpt2", "--method", "lora", "--seq-len", "64", "--gpu", "24gb"]
+    assert cli.main(["predict", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["assumptions"]
+    assert any(each.startswith("24gb is taken as rtx-3090 ") for each in told)
+    for command, more in (("compare", ["--to", "rank=8"]), ("largest", ["--short"]), ("fit", ["--json"])):
+        assert cli.main([command, *words, *more]) == 0
+        assert capsys.readouterr().err.startswith("tunecast: 24gb is taken as rtx-3090 ")

@@ -29,6 +29,8 @@ _NOISE = frozenset(
     )
 )
 _TO_BE_SAID = frozenset(("ti", "super", "laptop", "max"))
+MOST_OTHERS = 6
+"""Named beside the card that was taken; the rest is counted."""
 _SIZE = re.compile(r"(\d{1,4})gb")
 # neither in the table nor typing errors
 _OTHER_VENDORS = re.compile(r"\b(mi\d{3}[ax]?|gaudi\d?|hl-?\d+|tpu\S*|trn\d|m[1-4](?: (?:max|ultra|pro))?)\b")
@@ -62,7 +64,9 @@ class Meant(NamedTuple):
         """What was taken, where the name leaves others open."""
         if not self.others:
             return None
-        others = ", ".join(self.others)
+        others = ", ".join(self.others[:MOST_OTHERS])
+        if len(self.others) > MOST_OTHERS:
+            others += f" and {len(self.others) - MOST_OTHERS} more (tunecast gpus {name})"
         if not self.is_size:
             return f"{name} is taken as {self.card.name}; others: {others}"
         least = min((gpus()[other] for other in self.others), key=lambda card: card.memory_bytes)
@@ -137,7 +141,12 @@ def matching(texts: Iterable[str]) -> list[Gpu]:
     Where the words are one card's name or alias, it alone.
     """
     words = [word for text in texts for word in text[:_LONGEST_NAME].lower().split()]
-    named = _named(_words(" ".join(words)))
+    spelled = _words(" ".join(words))
+    if len(spelled) == 1 and (size := _SIZE.fullmatch(spelled[0])):
+        alike = [known for known in gpus().values() if known.nominal_bytes == int(size[1]) * GB]
+        if alike:
+            return alike
+    named = _named(spelled)
     if len(named) == 1:
         return [gpus()[named[0]]]
     return [known for known in gpus().values() if all(_is_told_by(word, known) for word in words)]
