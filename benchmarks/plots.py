@@ -12,8 +12,36 @@ WIDTH, HEIGHT, ERRORS_HEIGHT = 640, 520, 340
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 40, 52
 LINEAR = 1e-4
 """Errors up to this size are drawn on a linear axis, so that none at all has its place too."""
-COLOURS = ("#1f6feb", "#d29922", "#2da44e", "#cf222e", "#8250df", "#0a7d91", "#bf3989", "#57606a")
-"""Apart from each other on white and on dark grey alike; a ninth series starts again with a hollow mark."""
+OTHERS = "#57606a"
+"""Of a series without a mark of its own."""
+PUBLISHED = "published: "
+POINTERS = (
+    "GitHub shows the pictures as they are; opened from a checkout in a browser, they name each point's run and error "
+    "under the pointer."
+)
+"""What a page says of them."""
+
+
+class Mark(NamedTuple):
+    colour: str
+    hollow: bool = False
+
+
+MARKS = {
+    **{"tunecast": Mark("#1f6feb"), "H200, benchmark": Mark("#1f6feb"), "H200, predicted first": Mark("#1f6feb", True)},
+    **{"fitcheck-llm": Mark("#d29922"), "vramcalc": Mark("#d29922", True)},
+    **{"torchtune": Mark("#2da44e"), "litgpt": Mark("#cf222e"), "transformers": Mark("#8250df")},
+    **{"trl": Mark("#0a7d91"), "trl, fms-acceleration": Mark("#0a7d91", True), "llm-foundry": Mark("#bf3989")},
+    **{
+        "torchtitan": Mark("#9a6700"),
+        "torchtitan, torchao": Mark("#9a6700", True),
+        "fsdp_qlora": Mark("#8250df", True),
+    },
+    **{"megatron": Mark("#116329"), "nemo": Mark("#116329", True), "fms-fsdp": Mark("#e16f24")},
+    **{"MLPerf, NVIDIA": Mark("#74a402"), "MLPerf, AMD": Mark("#74a402", True)},
+}
+"""One meaning each in every picture: tunecast's own runs, other tools, and whose training code ran. Apart from each
+other on white and on dark grey alike."""
 
 
 class Unit(NamedTuple):
@@ -53,13 +81,13 @@ class Confusion(NamedTuple):
 def scatter_svg(points: Sequence[Point], title: str, *, band: float = 0.1) -> str:
     """Predicted against measured on logarithmic axes, with the line of equality and a band of `band` either way.
 
-    Every point has a tooltip (its label, both sizes, the signed error); colours by series, in order of appearance.
+    Every point has a tooltip (its label, both sizes, the signed error); a series looks the same in every picture.
     """
     if not points:
         raise ValueError("a scatter plot needs a point")
     place = _Scale(*_range(points))
     axes = [*_axes(place, points[0].unit), *_band(place, band)]
-    return _drawn(title, HEIGHT, axes, points, place, legend_y=TOP + 16)
+    return _drawn(title, HEIGHT, axes, points, place, Legend(LEFT + 14, TOP + 16))
 
 
 def errors_svg(points: Sequence[Point], title: str) -> str:
@@ -69,16 +97,28 @@ def errors_svg(points: Sequence[Point], title: str) -> str:
         raise ValueError("a plot of errors needs a point")
     low, high = _range(points)
     place = _ErrorScale(low, high, max(abs(error_of(point)) for point in points))
-    return _drawn(title, ERRORS_HEIGHT, _error_axes(place, points[0].unit), points, place, legend_y=None)
+    rows = -(-len({point.series for point in points}) // LEGEND_COLUMNS)
+    height = ERRORS_HEIGHT + rows * LEGEND_LINE + 6
+    legend = Legend(LEFT + 6, ERRORS_HEIGHT + 12, LEGEND_COLUMNS)
+    return _drawn(title, height, _error_axes(place, points[0].unit), points, place, legend)
 
 
 def error_of(point: Point) -> float:
     return point.predicted / point.measured - 1
 
 
-def _drawn(
-    title: str, height: int, axes: list[str], points: Sequence[Point], place: _Placing, legend_y: int | None
-) -> str:
+LEGEND_LINE, LEGEND_COLUMNS = 18, 2
+
+
+class Legend(NamedTuple):
+    """Where the first entry stands, and how many stand side by side."""
+
+    x: int
+    y: int
+    columns: int = 1
+
+
+def _drawn(title: str, height: int, axes: list[str], points: Sequence[Point], place: _Placing, legend: Legend) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="12" fill="#57606a">',
@@ -88,15 +128,14 @@ def _drawn(
         *axes,
     ]
     for number, name in enumerate(dict.fromkeys(point.series for point in points)):
-        colour = COLOURS[number % len(COLOURS)]
-        hollow = number >= len(COLOURS)
+        colour, hollow = MARKS.get(name.removeprefix(PUBLISHED), Mark(OTHERS))
         style = f'fill="none" stroke="{colour}"' if hollow else f'fill="{colour}" fill-opacity="0.65"'
         chosen = [point for point in points if point.series == name]
         parts += [_mark(place, point, style) for point in chosen]
-        if legend_y is not None:
-            y = legend_y + 18 * number
-            parts.append(f'<circle cx="{LEFT + 14}" cy="{y - 4}" r="4" {style}/>')
-            parts.append(f'<text x="{LEFT + 24}" y="{y}">{escape(name)} ({len(chosen)})</text>')
+        row, column = divmod(number, legend.columns)
+        x, y = legend.x + column * (WIDTH - LEFT - RIGHT) // legend.columns, legend.y + row * LEGEND_LINE
+        parts.append(f'<circle cx="{x}" cy="{y - 4}" r="4" {style}/>')
+        parts.append(f'<text x="{x + 10}" y="{y}">{escape(name)} ({len(chosen)})</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 

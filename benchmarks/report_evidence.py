@@ -16,7 +16,17 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import ranges  # noqa: E402
 from figures import load, table  # noqa: E402
-from plots import Point, confusion, confusion_table, errors_svg, public_points, run_points, scatter_svg  # noqa: E402
+from plots import (  # noqa: E402
+    POINTERS,
+    PUBLISHED,
+    Point,
+    confusion,
+    confusion_table,
+    errors_svg,
+    public_points,
+    run_points,
+    scatter_svg,
+)
 from public_figures import promises  # noqa: E402
 from report_rows import lines_of  # noqa: E402
 
@@ -69,7 +79,7 @@ def all_points() -> list[Point]:
         if "predicted" in row and row["measured"].get("completed")
     ]
     runs = [point._replace(series="H200, benchmark") for point in run_points(load("memory_analytic.json")["rows"])]
-    published = [point._replace(series=f"published: {point.series}") for point in public_points(_public()["rows"])]
+    published = [point._replace(series=f"{PUBLISHED}{point.series}") for point in public_points(_public()["rows"])]
     return [*runs, *first, *published]
 
 
@@ -82,7 +92,7 @@ def plot_section() -> list[str]:
         "![Their signed errors](img/errors.svg)",
         "",
         "Each run in the kind of memory its source measured (allocated on the H200). *Predicted first*: committed "
-        "before it ran, half of them by tracing. In the pictures themselves every point names its run and error.",
+        f"before it ran, half of them by tracing. {POINTERS}",
         "",
     ]
 

@@ -14,7 +14,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 import sharded_memory  # noqa: E402
 from figures import load, table  # noqa: E402
-from plots import SECONDS, Point, scatter_svg  # noqa: E402
+from plots import POINTERS, SECONDS, Point, scatter_svg  # noqa: E402
 from report_rows import promise_rows  # noqa: E402
 from report_summary import as_appendix, summary  # noqa: E402
 from time_promises import promises, whole_runs  # noqa: E402
@@ -284,7 +284,7 @@ def points(made: Row) -> list[Point]:
 
 
 def picture(made: Row, name: str, title: str) -> list[str]:
-    return [f"![{title}](img/{name})", ""] if points(made) else []
+    return [f"![{title}](img/{name})", "", POINTERS, ""] if points(made) else []
 
 
 def page() -> str:

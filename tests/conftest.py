@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +63,48 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a developer's shell may have set changes no answer."""
     for name in ("TUNECAST_DEBUG", "NO_COLOR", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
+
+
+class Broken(dict[str, Any]):
+    """Answers that never came: the first test that looks fails and says why, those after it are left out."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__()
+        self.reason, self.is_told = reason, False
+
+    def __getitem__(self, name: str) -> Any:
+        if self.is_told:
+            pytest.skip("the programs it needs ended early, as the first test that needs them says")
+        self.is_told = True
+        pytest.fail(self.reason, pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def traced_by_two() -> Callable[..., dict[str, Any]]:
+    """Cases traced by a program, half of them each in two processes beside each other. None of them outlives this."""
+
+    def traced(program: Path, cases: Sequence[Any], folder: Path, limit_s: float) -> dict[str, Any]:
+        source = str(Path(__file__).parents[1] / "src")
+        environment = {**os.environ, "PYTHONPATH": source, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        running: list[tuple[subprocess.Popen[str], Path]] = []
+        answers: dict[str, Any] = {}
+        try:
+            for part in range(2):
+                asked, told = folder / f"cases{part}.json", folder / f"told{part}.json"
+                asked.write_text(json.dumps(cases[part::2]))
+                command = [sys.executable, str(program), str(asked), str(told)]
+                running.append((subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True), told))
+            for process, told in running:
+                _, said = process.communicate(timeout=limit_s)
+                if process.returncode != 0:
+                    return Broken(said[-3000:])
+                answers |= json.loads(told.read_text())
+        except subprocess.TimeoutExpired:
+            return Broken(f"{program.name} took longer than {limit_s:.0f} s, and was ended")
+        finally:
+            for process, _ in running:
+                process.kill()
+                process.communicate()
+        return answers
+
+    return traced

@@ -4,7 +4,7 @@ TunecastError                 exit 1
 ├── UsageError                exit 2   a field, flag or file's content is wrong: names the field and the remedy
 ├── DoesNotFit                exit 3   the run does not fit, or nothing satisfies the constraints
 ├── OverBudget                exit 4   over the budget or the deadline
-└── NotResolved               exit 5   a model, file or configuration could not be found or read, a limit was hit
+└── NotResolved               exit 5   a model, file or configuration not found, read or written, or a limit was hit
     └── Unsupported           exit 5   the installed torch (or another package) cannot be traced
 """
 
@@ -12,14 +12,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+LONGEST_LINE = 4000
+"""Characters of a line that is shown. The longest of our own lists what is allowed, in half of them."""
+_UNSHOWN = "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+
+
+def printable(text: str, longest: int = LONGEST_LINE) -> str:
+    """The one way of a word that is not ours (a user's, a file's, the environment's, a server's) to a terminal: in it
+    nothing moves the cursor, colours the screen or reverses a line, and it ends."""
+    if len(text) > longest:
+        text = f"{text[: longest - 1]}…"
+    if text.isprintable():
+        return text
+    import re  # hardly any text needs it
+
+    return re.sub(_UNSHOWN, "\N{REPLACEMENT CHARACTER}", text)
+
+
+def printable_lines(text: str) -> str:
+    """Line by line: a message may have several."""
+    return "\n".join(printable(line) for line in text.split("\n"))
+
 
 class TunecastError(Exception):
     exit_code = 1
     code = "internal"
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
+        self.message = message if message.isprintable() and len(message) <= LONGEST_LINE else printable_lines(message)
+        super().__init__(self.message)
         self.field = field
 
 

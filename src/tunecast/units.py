@@ -49,6 +49,11 @@ def hours(seconds: float) -> str:
     return f"{seconds / HOUR_S:.1f} h" if seconds >= HOUR_S else f"{seconds / 60:.0f} min"
 
 
+def digits(value: float, count: int = 3) -> str:
+    """So many significant digits, and all before the point: `0.21`, `4.2`, `3,330`; a large one has no exponent."""
+    return f"{value:,.0f}" if abs(value) >= 10 ** (count - 1) else f"{value:.{count}g}"
+
+
 def percent(fraction: float, digits: int = 0) -> str:
     """`57.8 %`."""
     return f"{100 * fraction:.{digits}f} %"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ sys.path.insert(0, str(BENCHMARKS))
 import figures  # noqa: E402
 import report  # noqa: E402
 import report_evidence  # noqa: E402
-from plots import Confusion, Point, confusion, errors_svg, scatter_svg, ticks  # noqa: E402
+import report_time  # noqa: E402
+from plots import MARKS, PUBLISHED, Confusion, Point, confusion, errors_svg, scatter_svg, ticks  # noqa: E402
 from public_figures import promises  # noqa: E402
 
 CLOSED = figures.load("memory_analytic.json")
@@ -79,4 +81,21 @@ def test_a_plot_shows_every_run_once_and_escapes_its_name() -> None:
     for svg in (scatter_svg(points, "sizes"), errors_svg(points, "errors")):
         assert "a&lt;b: measured 1.00 GiB, predicted 1.00 (+0.00%)" in svg
         assert "c: measured 2.00 GiB, predicted 1.00 (-50.00%)" in svg
-    assert "two &amp; more (1)" in scatter_svg(points, "sizes")
+        assert "two &amp; more (1)" in svg and "one (1)" in svg
+
+
+def test_a_series_looks_the_same_in_every_picture_and_like_no_other() -> None:
+    shown: dict[str, set[tuple[str, str]]] = {}
+    for svg in (*report_evidence.pictures().values(), *_pictures_of_times()):
+        for style, name in re.findall(r'r="4" (fill="[^/]*)/>\n<text [^>]*>(.*) \([0-9]+\)</text>', svg):
+            colours = re.findall(r"#[0-9a-f]{6}", style)
+            shown.setdefault(name.removeprefix(PUBLISHED), set()).add((colours[0], str("none" in style)))
+    assert len(shown) == len(MARKS), "every series has a mark, and every mark a series"
+    assert all(len(looks) == 1 for looks in shown.values())
+    own = {"tunecast", "H200, benchmark"}  # both are tunecast's predictions of the same runs
+    looks = [next(iter(look)) for name, look in shown.items() if name not in own]
+    assert len(set(looks)) == len(looks)
+
+
+def _pictures_of_times() -> list[str]:
+    return [text for path, text in report_time.written().items() if path.suffix == ".svg"]

@@ -8,6 +8,7 @@ import pytest
 
 import tunecast
 from tunecast.cli import compare, explain_oom, fit, gpus, largest, main, offers, plan, predict, trace
+from tunecast.job.foreign import MEANINGS, called
 from tunecast.predict.prediction import SCHEMA
 
 PUBLIC = [
@@ -16,8 +17,11 @@ PUBLIC = [
 ]  # fmt: skip
 
 OUTPUT_AND_TRACING = {
-    "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit",
+    "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit", "--short",
+    "--details",
 }  # fmt: skip
+HELP_ALL = {"--help-all"}
+"""Of commands with more flags than a screen has lines."""
 TRACE = {
     "--gpu", "--steps", "--nproc-per-node", "--nnodes", "--accelerate-config", "--allocator", "--capacity", "--model",
     "--reserve",
@@ -65,16 +69,16 @@ def test_public_names_survive_the_import_of_their_rooms() -> None:
 
 
 def test_commands() -> None:
-    named = {"plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "gpus", "offers"}
+    named = {"plan", "predict", "fit", "trace", "largest", "compare", "explain-oom", "gpus", "offers", "completion"}
     assert named <= set(main.COMMANDS)
 
 
 def test_flags_of_predict() -> None:
-    own = {"--engine", "--exact", "--details", "--no-advice", "--no-calibration"}
-    assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | JOB | own
+    own = {"--engine", "--exact", "--no-advice", "--no-calibration"}
+    assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | HELP_ALL | JOB | own
 
 
-ASKING = {"-h", "--help", "--engine", "--python", "--json"}
+ASKING = {"-h", "--help", "--help-all", "--engine", "--python", "--json"}
 
 
 def test_flags_of_the_commands_that_ask_many_times() -> None:
@@ -85,12 +89,27 @@ def test_flags_of_the_commands_that_ask_many_times() -> None:
     assert set(explain_oom.parser()._option_string_actions) == ASKING | JOB
 
 
+def test_names_of_other_trainers() -> None:
+    """Accepted in flags, --set and --to: a name that is taken back breaks somebody's script."""
+    for name in (
+        "batch_size", "per_device_train_batch_size", "gradient_accumulation_steps", "max_seq_length", "max_length",
+        "num_train_epochs", "lora_r", "lora_alpha", "lora_dropout", "target_modules", "optim", "torch_dtype", "dtype",
+        "attn_implementation", "use_dora", "use_rslora", "torch_compile", "num_gpus", "nnodes", "sample_packing",
+    ):  # fmt: skip
+        assert name in called()
+    for name in (
+        "load_in_4bit", "load_in_8bit", "use_peft", "bf16", "fp16", "mixed_precision", "flash_attn",
+        "flash_attention", "use_liger_kernel", "quantization_bit", "train_sampling_strategy",
+    ):  # fmt: skip
+        assert name in MEANINGS
+
+
 def test_flags_of_gpus() -> None:
     assert set(gpus.parser()._option_string_actions) == {"-h", "--help", "--vendor", "--min-memory", "--json"}
 
 
 def test_flags_of_offers() -> None:
-    assert set(offers.parser()._option_string_actions) == {
+    assert set(offers.parser()._option_string_actions) == HELP_ALL | {
         "-h", "--help", "--json", "--all", "--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot",
         "--country", "--eu", "--no-cloud-act", "--certified", "--interconnect", "--vendor", "--max-usd", "--max-age",
         "--eur", "--usd-per-eur", "--vat", "--exclude-provider", "--md", "--available",
@@ -99,7 +118,7 @@ def test_flags_of_offers() -> None:
 
 
 def test_flags_of_plan() -> None:
-    assert set(plan.parser()._option_string_actions) == JOB | {
+    assert set(plan.parser()._option_string_actions) == JOB | HELP_ALL | {
         "-h", "--help", "--json", "--html", "--md", "--quiet", "--within", "--max-usd", "--nodes-up-to", "--keep",
         "--allow", "--provider", "--kind", "--spot", "--no-spot", "--eu", "--no-cloud-act", "--certified", "--vendor",
         "--eur", "--usd-per-eur", "--vat", "--storage", "--egress", "--interruptions", "--marketplace", "--reserved",
@@ -109,7 +128,7 @@ def test_flags_of_plan() -> None:
 
 def test_flags_of_fit() -> None:
     own = {"-h", "--help", "--json", "--allow", "--patch", "--write", "--no-calibration"}
-    assert set(fit.parser()._option_string_actions) == JOB | own
+    assert set(fit.parser()._option_string_actions) == JOB | HELP_ALL | own
 
 
 def test_flags_of_trace() -> None:

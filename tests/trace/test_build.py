@@ -6,10 +6,7 @@ Every case is two layers of a small model, two steps. A difference names the fir
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -54,22 +51,9 @@ CASES = cases()
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All cases, in two processes beside each other."""
-    folder = tmp_path_factory.mktemp("build")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    running = []
-    for part in range(2):
-        asked, told = folder / f"cases{part}.json", folder / f"told{part}.json"
-        asked.write_text(json.dumps([[name, *case] for name, case in list(CASES.items())[part::2]]))
-        command = [sys.executable, str(HERE / "trace_all.py"), str(asked), str(told)]
-        running.append((subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True), told))
-    answers: dict[str, Any] = {}
-    for process, told in running:
-        _, said = process.communicate(timeout=1500)
-        assert process.returncode == 0, said[-3000:]
-        answers |= json.loads(told.read_text())
-    return answers
+def traced(tmp_path_factory: pytest.TempPathFactory, traced_by_two: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    cases = [[name, *case] for name, case in CASES.items()]
+    return traced_by_two(HERE / "trace_all.py", cases, tmp_path_factory.mktemp("build"), limit_s=1500)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -75,14 +75,21 @@ def test_trace_a_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_it_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
-    process = started("trace", "--", "train.py", folder=tmp_path)
-    assert process.stderr is not None
-    while "begun" not in (line := process.stderr.readline()):
-        assert line, "the script never began"
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    assert children
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    before = signal.signal(number, signal.SIG_DFL)  # what is ignored, as under nohup, is so by its children
+    try:
+        process = started("trace", "--", "train.py", folder=tmp_path)
+    finally:
+        signal.signal(number, before)
+    try:
+        assert process.stderr is not None
+        while "begun" not in (line := process.stderr.readline()):
+            assert line, "the script never began"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert children
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 128 + number
     assert (out, err) == ("", "tunecast: interrupted\n" if number is signal.SIGINT else "")
     time.sleep(0.2)

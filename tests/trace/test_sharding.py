@@ -7,10 +7,7 @@ rank of a process group that is not there. Two layers, two steps. A difference n
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -44,22 +41,9 @@ TRACING = loaded("trace_all")
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All cases, in two processes beside each other."""
-    folder = tmp_path_factory.mktemp("sharding")
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    running = []
-    for part in range(2):
-        asked, told = folder / f"cases{part}.json", folder / f"told{part}.json"
-        asked.write_text(json.dumps([[name, *CASES.case(name)] for name in list(CASES.CASES)[part::2]]))
-        command = [sys.executable, str(HERE / "trace_all.py"), str(asked), str(told)]
-        running.append((subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True), told))
-    answers: dict[str, Any] = {}
-    for process, told in running:
-        _, said = process.communicate(timeout=600)
-        assert process.returncode == 0, said[-3000:]
-        answers |= json.loads(told.read_text())
-    return answers
+def traced(tmp_path_factory: pytest.TempPathFactory, traced_by_two: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    cases = [[name, *CASES.case(name)] for name in CASES.CASES]
+    return traced_by_two(HERE / "trace_all.py", cases, tmp_path_factory.mktemp("sharding"), limit_s=600)
 
 
 def parted(events: list[Any]) -> tuple[list[Any], list[Any]]:

@@ -294,6 +294,13 @@ def test_expandable_capacity_by_fraction_may_be_passed_by_part_of_a_page() -> No
         physical.malloc(2, 25 * MIB)
 
 
+def test_a_block_wider_than_a_range_is_out_of_memory_on_the_card_and_counted_without_an_end() -> None:
+    card = replace(EXPANDABLE, device_total_bytes=64 * MIB, capacity_is_physical=True)  # ranges of 72, so of 80 MiB
+    with pytest.raises(OutOfMemory):
+        with_blocks(CachingAllocator(card, 60 * MIB), 100)
+    assert held(with_blocks(CachingAllocator(card), 100, 10)) == (110, 120)
+
+
 # PYTORCH_ALLOC_CONF
 
 

@@ -17,9 +17,11 @@ from tunecast.cli.told import title_of
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
+from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.predict.engines import predicted as real_predicted
 from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
@@ -41,6 +43,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
 
     def predicted(job: Job, *, engine: str, **how: Any) -> Predicted:
         model = resolve_model(job.model)
+        job = fill_in(job, model.raw, model.dtype)
         if job.id == "breaks":
             raise KeyError("a bug of ours")
         if job.id == "fails":
@@ -97,9 +100,9 @@ def test_an_unknown_command_names_the_nearest(shell: Any) -> None:
 
 
 def test_an_unknown_flag_names_the_nearest(shell: Any) -> None:
-    code, _, err = shell("predict", "gpt2", "--sequence-len", "4")
+    code, _, err = shell("predict", "gpt2", "--sequnce-len", "4")
     assert code == 2
-    assert "--sequence-len: unknown flag; nearest: --seq-len" in err
+    assert "--sequnce-len: unknown flag; nearest: --seq-len" in err
 
 
 def test_a_flag_is_not_shortened(shell: Any) -> None:
@@ -141,19 +144,33 @@ def test_a_job_that_fits(shell: Any) -> None:
 
 
 def test_the_page_of_a_job(shell: Any) -> None:
-    """What it takes, where it goes, whether it fits, on which card at least, what lies outside the step."""
+    """Whether it fits, where its memory goes, what the machine must have, how far to trust it: about a screen."""
     code, out, _ = shell("predict", "gpt2", "--gpu", "4090")
     assert code == 0
-    titles = ("Where it goes: ", "What the peak is made of", "Outside the step", "Assumed", "Versions")
-    assert [line for line in out.splitlines() if line.startswith(titles)] == [
-        "Where it goes: 896.81 MiB against 23.52 GiB of rtx-4090",
-        "What the peak is made of, in forward of step 0",
-        "Outside the step",
-        "Assumed",
-        "Versions",
-    ]
-    assert "least card" in out
-    assert "Peak by module" not in out and "Largest blocks" not in out
+    lines = out.splitlines()
+    assert lines[0] == "gpt2, full fine-tune, 8 x 1,024 tokens on 1 x RTX 4090: fits, 22.64 GiB to spare"
+    assert lines[1].startswith("  needs 130.00 MiB (0 to 264 MiB) of the 22.77 GiB PyTorch can use; smallest GPU")
+    titles = ("Memory: ", "Host: ", "How far to trust this: ")
+    assert [line.partition(": ")[0] + ": " for line in lines if line.startswith(titles)] == list(titles)
+    for title in ("Peak by module", "Largest blocks", "What the peak is made of", "Outside the step", "Assumed"):
+        assert title not in out
+    assert len(lines) < 35
+
+
+def test_one_line_each(shell: Any) -> None:
+    code, out, err = shell("predict", "gpt2", "qwen2.5-0.5b", "--gpu", "4090", "--short")
+    assert (code, err) == (0, "")
+    first, second = out.splitlines()
+    assert first.startswith("gpt2, full fine-tune, 8 x 1,024 tokens on 1 x RTX 4090: fits, 22.64 GiB to spare; needs ")
+    assert second.startswith("qwen2.5-0.5b, ")
+    assert shell("predict", "gpt2", "--short", "--details")[0] == 2
+
+
+def test_a_name_of_several_cards_says_which_was_taken(shell: Any) -> None:
+    out = shell("predict", "gpt2", "--gpu", "h100")[1]
+    assert "on 1 x H100 SXM 80 GB: fits" in out and "  h100 is taken as h100-sxm-80gb; others: h100-pcie-80gb" in out
+    for plain in ("4090", "h100-sxm-80gb"):
+        assert "is taken as" not in shell("predict", "gpt2", "--gpu", plain)[1]
 
 
 def test_details_are_asked_for(shell: Any) -> None:
@@ -162,29 +179,44 @@ def test_details_are_asked_for(shell: Any) -> None:
     assert "train.py:7" in out
 
 
-def test_a_traced_job_has_its_details_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_traced_job_has_its_lines_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(told, "changes_tried", lambda *_: pytest.fail("each would be traced"))
     code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--engine", "traced")
     assert (code, err) == (0, "")
-    assert "Peak by module" in out and "attack" not in out
+    assert "Largest blocks alive at the peak" in out and "frees" not in out
 
 
 def smaller(job: Job, *, engine: str, **how: Any) -> Predicted:
     """Half the micro-batch holds half the activations; nothing else helps."""
     events = [e._replace(nbytes=e.nbytes * job.micro_batch // 8) if e == TAPE.events[-1] else e for e in TAPE.events]
+    model = resolve_model(job.model)
+    job = fill_in(job, model.raw, model.dtype)
     held = job_on_card(job, gpu(job.hardware.gpu), TAPE.with_events(events))
-    return Predicted(job, resolve_model(job.model), held, prediction_of(held, id=job.id, engine=engine))
+    return Predicted(job, model, held, prediction_of(held, id=job.id, engine=engine))
 
 
-def test_the_line_to_attack_first(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_to_change_first(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """30 MiB of activations, then 15 of 16 reserved in segments of 2. As flags where the job was given by flags."""
     monkeypatch.setattr(predict.engines, "predicted", smaller)
     argv = ("predict", "gpt2", "--capacity-bytes", str(120 * MIB))
     code, out, err = shell(*argv)
     assert (code, err) == (3, "")
-    told = "Which line to attack first\n  micro_batch: 4, grad_accum: 2  frees 14.00 MiB, fits then\n"
-    assert told in out, "30 MiB of activations, then 15 of 16 reserved in segments of 2"
-    assert "attack" not in shell(*argv, "--no-advice")[1]
-    assert "attack" not in shell(*argv, "--json")[1]
+    assert "What to change first\n  --micro-batch 4 --grad-accum 2  frees 14.00 MiB, fits then\n" in out
+    assert f"\n    tunecast fit gpt2 --capacity-bytes {120 * MIB}\n" in out
+    for quiet in ("--no-advice", "--json", "--short"):
+        assert "frees" not in shell(*argv, quiet)[1]
+
+
+def test_where_no_single_change_is_enough_fit_is_the_next_command(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict.engines, "predicted", smaller)
+    Path("my job.yaml").write_text(f"model: gpt2\nhardware: {{capacity_bytes: {90 * MIB}}}\n")
+    out = shell("predict", "my job.yaml", "--set", "lora.rank=8", "--method", "lora")[1]
+    assert "\n  micro_batch: 4, grad_accum: 2  frees 14.00 MiB, not enough alone\n" in out
+    assert (
+        "\n  no single change is enough; for the smallest combination that fits:\n"
+        "    tunecast fit 'my job.yaml' --method lora --rank 8\n"
+    ) in out
+    assert "tunecast fit" not in shell("predict", jobs_file({"model": "gpt2"}, {"model": "gpt2"}))[1]
 
 
 def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +226,7 @@ def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch
     monkeypatch.setattr(told, "changes_tried", broken)
     monkeypatch.setattr(predict, "outside_of", broken)
     code, out, err = shell("predict", "gpt2", "--gpu", "4090")
-    assert code == 0 and "fits:" in out and "Outside" not in out
+    assert code == 0 and "fits, " in out and "disk" not in out
     assert err.count("internal error: KeyError: 'a bug of ours'") == 2
     code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--json")
     assert (code, json.loads(out)["outside"]) == (0, None)
@@ -216,8 +248,10 @@ def test_what_lies_outside_the_step(shell: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_evaluation_that_does_not_fit_is_told_where_training_does(shell: Any) -> None:
     room = ("--capacity-bytes", str(200 * MIB))
-    assert "evaluation does not fit" in shell("predict", "gpt2", *room)[1]
-    assert "evaluation does not fit" not in shell("predict", "gpt2", "--capacity-bytes", str(100 * MIB))[1]
+    assert "evaluation is off; if you evaluate, it runs out of memory: " in shell("predict", "gpt2", *room)[1]
+    evaluated = shell("predict", "gpt2", *room, "--eval-strategy", "epoch")[1]
+    assert " evaluation runs out of memory: 8 x 1,024 tokens take " in evaluated
+    assert "evaluat" not in shell("predict", "gpt2", "--capacity-bytes", str(100 * MIB))[1]
 
 
 def test_a_job_that_does_not_fit(shell: Any) -> None:
@@ -347,7 +381,11 @@ def test_files_are_written_where_asked(shell: Any) -> None:
 
 def test_title_says_what_is_predicted() -> None:
     job = Job("gpt2", id="mine", lengths=(64, 128), micro_batch=2)
-    assert title_of(job) == "mine: gpt2, full, 2 x up to 128 tokens on h200-sxm-141gb"
+    assert title_of(job) == "mine: gpt2, full fine-tune, 2 x up to 128 tokens on 1 x H200 SXM 141 GB"
+    several = job_from_dict({
+        "model": "gpt2", "method": "qlora", "grad_accum": 4, "hardware": {"gpu": "3090", "gpus": 2, "nodes": 2},
+    })  # fmt: skip
+    assert title_of(several) == ("gpt2, QLoRA, 8 x 1,024 tokens x 4 accumulated per GPU on 4 x RTX 3090 in 2 machines")
 
 
 def test_a_closed_pipe_is_no_error(tmp_path: Path) -> None:
@@ -366,3 +404,42 @@ def test_a_terminal_without_unicode(tmp_path: Path) -> None:
         env={"PYTHONPATH": str(ROOT / "src"), "PYTHONIOENCODING": "ascii"},
     )  # fmt: skip
     assert (told.returncode, told.stderr) == (0, b"")
+
+
+JOB_COMMANDS = ("plan", "predict", "fit", "largest", "compare", "explain-oom")
+
+
+@pytest.mark.parametrize("command", list(cli.COMMANDS))
+def test_help_fits_on_a_screen(shell: Any, command: str) -> None:
+    _, out, _ = shell(command, "--help")
+    assert len(out.splitlines()) <= 45
+    assert shell("help", command)[1] == shell(command, "-h")[1] == out
+
+
+@pytest.mark.parametrize("command", JOB_COMMANDS)
+def test_help_all_has_every_flag_in_groups_with_its_default(shell: Any, command: str) -> None:
+    from tunecast.job.flags import _GROUPS
+
+    code, out, err = shell(command, "--help-all")
+    assert (code, err) == (0, "")
+    for group in _GROUPS:
+        assert f"\n{group} (of the job; wins over its file):\n" in out
+    assert "(default: 8, transformers)" in out
+    short = shell(command, "--help")[1]
+    assert "--micro-batch N" in short and "--micro-batch N" in out
+    assert "--pue" in out and "--pue" not in short
+    assert f"tunecast {command} --help-all" in short
+
+
+def test_defaults_in_help_are_the_fields_own() -> None:
+    """Not typed anywhere: another default in the knob is another default in --help."""
+    from tunecast.cli.usage import _default
+    from tunecast.job.job import all_knobs
+
+    assert _default("job:micro_batch") == f"{all_knobs()['micro_batch'].default}, transformers"
+    assert _default("job:hardware.gpu") == all_knobs()["hardware.gpu"].default
+    assert _default("job:model") == _default("json") == _default("job:hardware.capacity_bytes") == ""
+
+
+def test_the_version_by_any_of_its_flags(shell: Any) -> None:
+    assert shell("-v") == shell("-V") == shell("--version") == shell("version")

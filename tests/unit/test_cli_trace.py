@@ -73,7 +73,8 @@ def test_a_script_and_its_arguments(shell: Any, asked: dict[str, Any]) -> None:
     assert (asked["script"], asked["args"]) == ("train.py", ("--gpu", "none", "--", "x"))
     assert (asked["steps"], asked["nproc_per_node"], asked["nnodes"], asked["as_module"]) == (3, 1, 1, False)
     assert asked["card"].capability == (8, 9)
-    assert out.startswith("train.py --gpu none -- x · exact\n")
+    assert out.startswith("train.py --gpu none -- x on 1 x RTX 4090: fits, ")
+    assert "How far to trust this: RTX 4090: not measured; like cases: peak in use ± " in out
     assert "train.py:7" in out
 
 
@@ -158,8 +159,16 @@ def test_json_adds_what_a_script_has(shell: Any, answer: dict[str, Any]) -> None
 def test_untraced_parts_make_an_estimate(shell: Any, answer: dict[str, Any]) -> None:
     answer["untraced"] = ("a kernel without a formula",)
     _, out, _ = shell("--", "train.py")
-    assert "· estimate" in out
-    assert "a kernel without a formula" in out
+    assert "Warnings\n  • guessed: a kernel without a formula\n" in out
+
+
+def test_one_line_or_all_of_it(shell: Any) -> None:
+    code, out, _ = shell("--gpu", "4090", "--short", "--", "train.py")
+    assert code == 0 and out.count("\n") == 1 and out.startswith("train.py on 1 x RTX 4090: fits, ")
+    whole = shell("--gpu", "4090", "--details", "--", "train.py")[1]
+    for title in ("What the peak is made of", "Peak by module", "Assumed", "Versions"):
+        assert title in whole and title not in shell("--gpu", "4090", "--", "train.py")[1]
+    assert "  no --gpu was given: H200 SXM 141 GB is taken\n" in shell("--", "train.py")[1]
 
 
 def test_capacity_decides_the_exit_code(shell: Any) -> None:
@@ -173,7 +182,7 @@ def test_what_others_hold_is_taken_off_the_card(shell: Any, asked: dict[str, Any
     capacity = json.loads(shell("--json", "--", "train.py")[1])["capacity_bytes"]
     said = json.loads(shell("--json", "--reserve", "2GiB", "--", "train.py")[1])
     assert said["capacity_bytes"] == capacity - 2 * 2**30
-    assert "others hold 2.00 GiB of the card (--reserve)" in said["assumptions"]
+    assert "other processes hold 2.00 GiB of the card (--reserve)" in said["assumptions"]
     asked.clear()
     code, _, err = shell("--reserve", "2GiB", "--capacity", "8", "--", "train.py")
     assert code == 2 and "--reserve: got a size with --capacity" in err

@@ -118,7 +118,7 @@ def test_what_the_job_says_is_taken():
 
 def test_what_nobody_says_is_said():
     said = cluster(nodes=2).assumptions
-    assert any("400 Gb/s a card over infiniband-ndr" in text and "hardware.inter_node_gbps" in text for text in said)
+    assert any("400 Gb/s per GPU over infiniband-ndr" in text and "hardware.inter_node_gbps" in text for text in said)
     home = cluster("rtx-4090", 2, 2)
     assert home.between.peak_bytes_per_s == 10e9 / 8 / 2
     assert cluster("l4", 8, 2).between.peak_bytes_per_s == 100e9 / 8 / 8

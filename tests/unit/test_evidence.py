@@ -95,9 +95,20 @@ def test_a_family_is_known_by_its_stacks() -> None:
 
 
 def test_trust_of_what_was_measured_and_of_what_was_not() -> None:
+    """The middle of the errors, and what nine in ten are within, of the runs that are most alike."""
     measured = evidence_for("a100-sxm-80gb", "trl")
-    assert trust(measured) == measured.words
+    time, memory = measured.time, measured.memory
+    assert time.median and time.p90 and memory.p90 is not None
+    told = trust(measured)
+    assert told.startswith("A100 SXM 80 GB: peak in use ± 0.0 % (9 in 10 of 125 runs within ")
+    assert told.endswith(f", time ± {time.median:.0%} (9 in 10 of 125 runs within {time.p90:.0%})".replace("%", " %"))
+    assert "time" not in trust(measured, timed=False)
     told = trust(evidence_for("rtx-5090", "trl"))
-    assert told.startswith("not validated. rtx-5090: no run was measured. Like cases: time ± ")
-    assert "each as if it had not been measured" in told and "memory ± 0.0 % at the median" in told
-    assert "memory was never measured" in trust(evidence_for("l4", "nemo"))
+    assert told.startswith("RTX 5090: not measured; like cases: peak in use ± 0.0 % (9 in 10 of ")
+    assert "runs on other GPUs within" in told
+    assert "peak in use never measured" in trust(evidence_for("l4", "nemo"))
+
+
+def test_trust_of_a_card_timed_with_other_jobs() -> None:
+    assert "103 runs of other jobs within" in trust(evidence_for("h100-sxm-80gb", "trl", "lora"))
+    assert trust(evidence_for("h200-sxm-141gb", "unsloth", "qlora")).startswith("H200 SXM 141 GB: not validated; like")

@@ -59,7 +59,7 @@ def test_what_to_change_and_the_patch(shell: Any) -> None:
     code, out, err = shell("job.yaml", *capacity(10))
     assert (code, err) == (0, "")
     assert out.splitlines() == [
-        "gpt2, full, 1 x 1024 tokens on h200",
+        "gpt2, full fine-tune, 1 x 1,024 tokens on 1 x H200 SXM 141 GB",
         "  does not fit as it is: needs 12.00 GiB of 10.00 GiB; a step 1 s",
         "",
         "Smallest change that makes it fit: the same mathematics",

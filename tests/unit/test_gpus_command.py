@@ -55,7 +55,7 @@ def test_one_card_tells_its_sources(shell: Any) -> None:
     [
         (["hopper"], {"h100-pcie-80gb", "h100-sxm-80gb", "h100-sxm-96gb", "h100-nvl-94gb", "h200-sxm-141gb",
                       "h200-nvl-141gb", "gh200-96gb"}),
-        (["ada", "--min-memory", "40GB"], {"rtx-6000-ada", "l40", "l40s"}),
+        (["ada", "--min-memory", "40GB"], {"rtx-6000-ada", "rtx-5880-ada", "l40", "l40s"}),
         (["--vendor", "amd", "--min-memory", "200GiB"], {"mi325x", "mi350x", "mi355x"}),
         (["h100", "sxm"], {"h100-sxm-80gb"}),
         (["4090"], {"rtx-4090"}),
@@ -80,7 +80,7 @@ def test_json_is_for_programs(shell: Any) -> None:
 @pytest.mark.parametrize(
     ("argv", "code", "told"),
     [
-        (["rtx-4080"], 2, "nearest: rtx-4090"),
+        (["rtx-4081"], 2, "nearest: rtx-4080"),
         (["--vendor", "nvida"], 2, "nearest: NVIDIA"),
         (["--min-memory", "40G"], 2, "such as 40GB or 40GiB"),
         (["--min-memory", "1TB"], 3, "the largest of the others has 287.98 GiB"),

@@ -4,6 +4,7 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.hardware import gpu, gpus, known_gpu
+from tunecast.hardware.catalog import Meant, meant_by
 from tunecast.units import GIB
 
 
@@ -78,7 +79,8 @@ def test_every_card_goes_by_its_own_name():
         ("A100", "a100-pcie-40gb or a100-pcie-80gb or a100-sxm-40gb or a100-sxm-80gb"),
         ("a100-80gb", "a100-pcie-80gb or a100-sxm-80gb"),
         ("V100", "v100-sxm-16gb or v100-sxm-32gb"),
-        ("rtx 6000", "rtx-6000-ada or rtx-pro-6000-workstation or rtx-pro-6000-server"),
+        ("rtx 6000", "rtx-6000-ada or rtx-pro-6000-workstation or rtx-pro-6000-server or quadro-rtx-6000"),
+        ("4060 ti", "rtx-4060-ti-8gb or rtx-4060-ti-16gb"),
     ],
 )
 def test_an_ambiguous_name_is_answered_with_the_candidates(spelled, candidates):
@@ -89,12 +91,13 @@ def test_an_ambiguous_name_is_answered_with_the_candidates(spelled, candidates):
 
 
 @pytest.mark.parametrize(
-    ("spelled", "near"), [("h100-smx-80gb", "h100-sxm-80gb"), ("rtx-4080", "rtx-4090"), ("l40ss", "l40s")]
+    ("spelled", "near"), [("h100-smx-80gb", "h100-sxm-80gb"), ("rtx-4081", "rtx-4080"), ("l40ss", "l40s")]
 )
 def test_an_unknown_name_is_answered_with_the_nearest(spelled, near):
     with pytest.raises(UsageError) as caught:
         gpu(spelled)
-    assert caught.value.message.startswith(f"hardware.gpu: got '{spelled}'; allowed: t4, ")
+    allowed = "a card of `tunecast gpus`, or a size such as 24gb"
+    assert caught.value.message.startswith(f"hardware.gpu: got '{spelled}'; allowed: {allowed}")
     assert caught.value.message.endswith(f"; nearest: {near}")
 
 
@@ -129,3 +132,48 @@ def test_what_a_card_can_do():
     assert card.link_bytes_per_s == 450e9  # 900 GB/s both ways
     assert (card.memory_type, card.tdp_w, card.nominal_bytes) == ("HBM3", 700, 80 * 10**9)
     assert "bf16" not in known_gpu("t4").dense_flop_per_s
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("2080ti", "rtx-2080-ti"),
+        ("4070tisuper", "rtx-4070-ti-super"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "rtx-4070-ti-super"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+        ("4090", "rtx-4090"),  # a laptop's, a Ti or a Super has to be said
+        ("4080", "rtx-4080"),
+        ("Tesla P100-PCIE-16GB", "p100-pcie-16gb"),
+        ("Quadro RTX 6000", "quadro-rtx-6000"),
+        ("NVIDIA RTX 4000 Ada Generation", "rtx-4000-ada"),
+    ],
+)
+def test_home_and_workstation_cards_by_their_usual_names(spelled, name):
+    assert meant_by(spelled) == Meant(gpus()[name])
+
+
+def test_what_a_short_name_is_taken_for_is_told():
+    meant = meant_by("h100")
+    assert (meant.card.name, meant.is_size) == ("h100-sxm-80gb", False)
+    assert meant.note("h100") == (
+        "h100 is taken as h100-sxm-80gb; others: h100-pcie-80gb, h100-sxm-96gb, h100-nvl-94gb"
+    )
+    assert meant_by("3060").card.name == "rtx-3060-12gb"
+    assert meant_by("h100-sxm-80gb").note("h100-sxm-80gb") is None
+
+
+def test_a_size_is_the_slowest_geforce_of_it_and_names_the_others():
+    meant = meant_by("24gb")
+    assert meant.card.name == "rtx-3090"
+    assert {"rtx-4090", "a10", "l4", "titan-rtx"} <= set(meant.others)
+    note = meant.note("24gb")
+    assert note.startswith("24gb is taken as rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090, ")
+    assert note.endswith("; least for PyTorch: a10, 22.03 GiB")
+    assert meant_by("24 GB").card is meant_by("24GiB").card is meant.card
+    assert meant_by("80gb").card.name == "a100-pcie-80gb"
+    for size in (8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 80, 96, 141):
+        card = meant_by(f"{size}gb").card
+        assert card.nominal_bytes == size * 10**9
+        assert "bf16" in card.dense_flop_per_s or size == 11  # the 2080 Ti alone
+    with pytest.raises(UsageError, match=r"got '23gb'; allowed: .*; nearest: 24gb, or hardware.capacity_bytes: 23GB"):
+        meant_by("23gb")

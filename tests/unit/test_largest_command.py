@@ -212,7 +212,7 @@ def test_flags_of_one_method_do_not_disturb_the_others(shell: Any) -> None:
     ("argv", "code", "told"),
     [
         (["lama-3.1-8b"], 5, "nearest: llama-3.1-8b"),
-        (["gpt2", "--gpu", "rtx-4080"], 2, "nearest: rtx-4090"),
+        (["gpt2", "--gpu", "rtx-4081"], 2, "nearest: rtx-4080"),
         (["gpt2", "--gpu", "gaudi2"], 2, "only NVIDIA and AMD cards are modelled yet"),
         (["gpt2", "--engine", "guess"], 2, "--engine"),
         (["gpt2", "--micro-batch", "none"], 2, "micro_batch"),

@@ -64,7 +64,7 @@ def test_a_model_is_a_value_and_its_configuration_a_copy():
         ({"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 9,
           "num_kv_heads": 2, "new_decoder_architecture": True, "multi_query": True}, (64, 2, 4, 2, 16, 256)),
         ({**LLAMA, "head_dim": 32}, (64, 2, 8, 4, 32, 128)),
-        ({**LLAMA, "intermediate_size": [100, 200]}, (64, 2, 8, 4, 8, 200)),
+        ({**LLAMA, "model_type": "gemma3n_text", "intermediate_size": [100, 200]}, (64, 2, 8, 4, 8, 200)),
     ],
 )  # fmt: skip
 def test_names_differ_between_architectures(raw, sizes):
@@ -93,8 +93,11 @@ def test_the_language_part_of_a_model_that_also_sees():
         ({"num_hidden_layers": 10**6}, "num_hidden_layers: got 1000000; allowed: a whole number from 1 to 2048"),
         ({"vocab_size": 10**9}, "vocab_size: got 1000000000; allowed: a whole number from 1 to 10000000"),
         ({"vocab_size": None}, "vocab_size: missing (looked for vocab_size, n_vocab)"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads: got 3; allowed: a divisor of 8 heads"),
-        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "head_dim: missing"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads: got 3; allowed: a divisor of num_attention_heads, 8"),
+        (
+            {"num_attention_heads": 7, "num_key_value_heads": 7},
+            "num_attention_heads: got 7; allowed: a divisor of hidden_size",
+        ),
         ({"num_experts": 10**6}, "num_experts: got 1000000; allowed: at most 16384"),
         (
             {"rope_scaling": {"factor": 10**13}},
@@ -104,7 +107,8 @@ def test_the_language_part_of_a_model_that_also_sees():
         ({"torch_dtype": "int3"}, "torch_dtype: got 'int3'; allowed: float32, bfloat16"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings: got 'no'; allowed: true or false"),
         ({"is_encoder_decoder": True}, "is_encoder_decoder: got true; allowed: decoder-only language models"),
-        ({"intermediate_size": []}, "intermediate_size: got 0"),
+        ({"intermediate_size": [128]}, "intermediate_size: got [128]; allowed: a whole number"),
+        ({"model_type": "gemma3n_text", "intermediate_size": []}, "intermediate_size: got 0"),
     ],
 )
 def test_absurd_or_missing_values_are_named(change, message):

@@ -12,7 +12,7 @@ from tunecast.job.parallel import Parallel
 from tunecast.job.sections import Hardware
 from tunecast.predict.nccl import LIBRARY_BYTES, NONE, Buffers, nccl_bytes
 from tunecast.predict.prediction import job_on_card, memory_of, prediction_from_tape, prediction_of
-from tunecast.report.text import headline
+from tunecast.report.memory import figures_text
 from tunecast.report.traced import card_figures
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import MIB
@@ -90,7 +90,7 @@ def test_it_lies_on_the_card_beside_the_context():
     assert sum(many.memory.breakdown_bytes.values()) == many.memory.device_bytes
     low, high = many.memory.range_bytes["device"]
     assert low < many.memory.device_bytes < high
-    assert any("NCCL holds" in text for text in many.assumptions)
+    assert any("NCCL's buffers take" in text for text in many.assumptions)
     assert any("nvlink4" in text for text in many.assumptions)
 
 
@@ -100,4 +100,4 @@ def test_the_report_draws_it():
     figures = card_figures(held, prediction_of(held), "8 cards")
     assert figures.device_bytes == memory_of(held).device_bytes
     assert figures.others_bytes == 0
-    assert "of NCCL" in headline(figures)
+    assert "of NCCL" in figures_text(figures)

@@ -247,6 +247,18 @@ def test_a_server_that_wants_our_time_or_memory_gets_neither(server, environ, mo
     assert sum(each.source == "skypilot/verda" for each in store.kept(store.FETCHED, environ)) == 5
 
 
+def test_all_lists_together_have_an_end(server, environ):
+    """Ten servers that drip: each is waited for a second, but all of them no longer than two."""
+    server.pages = {f"/sky/{cloud}/vms.csv": slow for cloud in skypilot.CLOUDS} | {"/hunt/version": slow}
+    begun = time.monotonic()
+    url = f"http://127.0.0.1:{server.server_port}"
+    updated = update.update(TODAY, Feeds(f"{url}/sky", f"{url}/hunt", 0.5, whole_s=2.0), environ)
+    assert time.monotonic() - begun < 4
+    told = [each.why for each in updated.outcomes]
+    assert len(told) == 10 and all(told) and updated.path is None
+    assert told[-1] == "not asked for: those before it took the 2 s there are for all lists"
+
+
 def test_nobody_there_writes_nothing(environ):
     updated = update.update(TODAY, Feeds("http://127.0.0.1:9/sky", "http://127.0.0.1:9/hunt", 1.0), environ)
     assert updated.path is None

@@ -147,8 +147,6 @@ def test_a_deadline_is_made_at_the_high_end(capsys):
         ((*SMALL, *ONE, "--keep", "model"), 2, "--keep: got 'model'"),
         ((*SMALL, "--gpu", "l5"), 2, "l5"),
         ((*SMALL, "--gpu", "gaudi3", "--eu"), 3, "no offer is left after --gpu gaudi3, --eu: --gpu leaves none"),
-        ((*SMALL, *ONE, "--max-usd", "0.001"), 4, "Nothing costs at most 0.00 USD: the cheapest, 1 x l4 at aws, costs"),
-        ((*SMALL, *ONE, "--within", "60s"), 4, "Nothing finishes within 1 min: the soonest for sure, 1 x l4"),
         (("no-such-model", *ONE), 5, "model: got 'no-such-model'"),
     ],
 )
@@ -156,6 +154,23 @@ def test_exit_codes(capsys, argv, code, words):
     got, _, err = run(capsys, *argv)
     assert got == code
     assert words in err
+
+
+@pytest.mark.parametrize(
+    ("limit", "words"),
+    [
+        (("--max-usd", "0.001"), "Nothing costs at most $0.001: the cheapest, 1 x l4 at aws, costs $"),
+        (("--within", "60s"), "Nothing finishes within 1 min: the soonest for sure, 1 x l4"),
+    ],
+    ids=["budget", "deadline"],
+)
+def test_a_limit_nothing_keeps_to_is_told_once(capsys, limit, words):
+    """On stdout in the text's first line, on stderr beside JSON: in the same words."""
+    code, out, err = run(capsys, *SMALL, *ONE, *limit)
+    assert (code, err) == (4, "")
+    assert out.startswith(words)
+    code, _, err = run(capsys, *SMALL, *ONE, *limit, "--json")
+    assert code == 4 and " ".join(out.split()).startswith(err.removeprefix("tunecast: error: ").strip())
 
 
 def test_a_job_nothing_runs_says_what_would(capsys):

@@ -130,7 +130,7 @@ def test_a_guess_widens_the_range_and_is_told() -> None:
 def test_a_card_nobody_measured_is_said_to_be_one() -> None:
     said = prediction_from_tape(job(hardware={"gpu": "rtx-4090"}), UNMEASURED, TAPE)
     (warning,) = said.warnings
-    assert "the CUDA context of the rtx-4090 was not measured" in warning
+    assert "the CUDA context of the RTX 4090 was not measured" in warning
     low, high = said.memory.range_bytes["device"]
     assert low < said.memory.device_bytes < high
     assert high - low > 600 * MIB
@@ -221,7 +221,7 @@ def test_few_micro_batches_stand_for_many(given: int, traced: int) -> None:
 
 def test_micro_batches_that_were_not_followed_are_told_by_both_engines() -> None:
     many = job(grad_accum=16)
-    assert "the last 12 micro-batches of a step repeat those before" in job_assumptions(
+    assert "the last 12 micro-batches of a step are like those before" in job_assumptions(
         many, with_few_micro_batches(many)
     )
     assert not [told for told in job_assumptions(many, many) if "micro-batches" in told], "--exact follows them all"

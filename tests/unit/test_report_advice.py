@@ -4,56 +4,85 @@ from __future__ import annotations
 
 from tunecast.job.job import Job
 from tunecast.predict.changes import Change
-from tunecast.report.advice import advice_text, best_of
+from tunecast.predict.room import Verdict
+from tunecast.report.advice import advice_text, as_flags, best_of
 from tunecast.report.text import Terminal
 from tunecast.units import GIB, MIB
 
 JOB = Job("gpt2")
 
 
-def change(saves_bytes: int, fits: bool = True, **overrides: object) -> Change:
-    return Change(overrides, JOB, saves_bytes, fits)
+def change(saves_bytes: int, verdict: Verdict = "fits", **overrides: object) -> Change:
+    return Change(overrides, JOB, saves_bytes, verdict)
+
+
+CHANGES = [
+    change(12 * GIB + 300 * MIB, gradient_checkpointing=True),
+    change(0, kernels=["liger"]),
+    change(2 * GIB, "may not fit", seq_len=512),
+    change(GIB, "does not fit", micro_batch=4, grad_accum=2),
+]
 
 
 def test_a_line_a_change() -> None:
-    changes = [
-        change(12 * GIB + 300 * MIB, gradient_checkpointing=True),
-        change(GIB, fits=False, micro_batch=4, grad_accum=2),
-        change(0, kernels=["liger"]),
-    ]
-    assert advice_text(changes, fitted=False).splitlines() == [
-        "Which line to attack first",
+    """Of a job's file its fields, of a job given by flags its flags."""
+    assert advice_text(CHANGES, verdict="does not fit").splitlines() == [
+        "What to change first",
         "  gradient_checkpointing: true   frees 12.29 GiB, fits then",
-        "  micro_batch: 4, grad_accum: 2  frees 1.00 GiB, not enough by itself",
-        "  kernels: [liger]               cuts memory up better, fits then",
+        "  kernels: [liger]               fragments memory less, fits then",
+        "  seq_len: 512                   frees 2.00 GiB, may fit then",
+        "  micro_batch: 4, grad_accum: 2  frees 1.00 GiB, not enough alone",
     ]
+    assert advice_text(CHANGES, verdict="does not fit", flags=True).splitlines()[1:] == [
+        "  --gradient-checkpointing        frees 12.29 GiB, fits then",
+        "  --kernels liger                 fragments memory less, fits then",
+        "  --seq-len 512                   frees 2.00 GiB, may fit then",
+        "  --micro-batch 4 --grad-accum 2  frees 1.00 GiB, not enough alone",
+    ]
+
+
+def test_where_no_change_is_enough_the_next_command_is_printed() -> None:
+    command = "tunecast fit gpt2 --gpu l4"
+    *_, told, last = advice_text(CHANGES[2:], verdict="does not fit", fit=command).splitlines()
+    assert told == "  no single change is enough; for the smallest combination that fits:" and last == f"    {command}"
+    *_, told, last = advice_text(CHANGES, verdict="does not fit", fit=command).splitlines()
+    assert "no single change" not in told and last == f"    {command}"
+    assert advice_text([], verdict="does not fit", fit=command).splitlines()[0] == "What to change first"
 
 
 def test_of_a_job_that_fits_nothing_is_said_of_fitting() -> None:
-    assert advice_text([change(GIB, seq_len=512)], fitted=True).splitlines()[1] == "  seq_len: 512  frees 1.00 GiB"
+    title, line = advice_text([change(GIB, seq_len=512)], verdict="fits").splitlines()
+    assert (title, line) == ("What would free memory", "  seq_len: 512  frees 1.00 GiB")
+
+
+def test_flags_are_quoted_for_the_shell() -> None:
+    given = {"model": "./my model", "hardware.gpu": "4090", "lora.dora": False, "lora": None}
+    assert as_flags(given) == "--model './my model' --gpu 4090 --no-dora --set lora=null"
 
 
 def test_nothing_helps() -> None:
-    assert advice_text([], fitted=False) == ""
+    assert advice_text([], verdict="does not fit") == ""
 
 
 def test_the_best_of_each_field() -> None:
     eight = change(8 * GIB, optimizer="adamw_8bit")
     paged = change(9 * GIB, optimizer="paged_adamw_8bit")
     shorter = change(4 * GIB, seq_len=512)
-    assert best_of([paged, eight, shorter], 100 * GIB, fitted=True) == [paged, shorter]
-    assert best_of([paged, eight, shorter], 100 * GIB, fitted=True, most=1) == [paged]
+    assert best_of([paged, eight, shorter], 100 * GIB, verdict="fits") == [paged, shorter]
+    assert best_of([paged, eight, shorter], 100 * GIB, verdict="fits", most=1) == [paged]
 
 
 def test_what_frees_next_to_nothing_is_left_out_unless_it_makes_the_job_fit() -> None:
-    little = change(GIB // 2, fits=True, allocator="expandable_segments")
-    assert best_of([little], 100 * GIB, fitted=True) == []
-    assert best_of([little], 100 * GIB, fitted=False) == [little]
-    assert best_of([change(GIB // 2, fits=False, seq_len=9)], 100 * GIB, fitted=False) == []
+    little = change(GIB // 2, allocator="expandable_segments")
+    assert best_of([little], 100 * GIB, "fits") == []
+    assert best_of([little], 100 * GIB, verdict="does not fit") == [little]
+    assert best_of([change(GIB // 2, "does not fit", seq_len=9)], 100 * GIB, verdict="does not fit") == []
 
 
 def test_long_changes_take_two_lines_in_a_narrow_terminal() -> None:
     names = {"quantization.prepare_kbit": False, "gradient_checkpointing": True, "optimizer": "paged_adamw_8bit"}
-    text = advice_text([change(GIB, fits=False, **names)], Terminal(width=72, unicode=False), fitted=False)
+    text = advice_text(
+        [change(GIB, "does not fit", **names)], Terminal(width=72, unicode=False), verdict="does not fit"
+    )
     assert len(text.splitlines()) == 3
     assert text.isascii()

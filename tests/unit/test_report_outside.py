@@ -8,7 +8,7 @@ from tunecast.predict.evaluation import Evaluation
 from tunecast.predict.loading import Loading
 from tunecast.predict.outside import Outside
 from tunecast.predict.saving import Disk, Resuming, Saving
-from tunecast.report.outside import outside_lines, outside_text
+from tunecast.report.outside import host_text, outside_lines, outside_text, outside_warnings
 from tunecast.report.text import Terminal
 from tunecast.units import GIB, MIB
 
@@ -38,21 +38,21 @@ def test_host_figures_hold_the_process() -> None:
 def test_the_most_of_all_phases() -> None:
     assert SAID.host_bytes == 17 * GIB
     told = outside_text(SAID)
-    assert "host memory: 17.00 GiB at most\n" in told  # resuming; loading with its mapped file is less
+    assert "host memory: 17.00 GiB\n" in told  # resuming; loading with its mapped file is less
     mapped = replace(SAID, loading=replace(SAID.loading, host_mapped_bytes=30 * GIB))
-    assert "17.00 GiB at most, 32.00 GiB with mapped pages" in outside_text(mapped)
+    assert "17.00 GiB, 32.00 GiB counting mapped pages" in outside_text(mapped)
 
 
 def test_a_machine_of_several_processes_comes_first() -> None:
     told = outside_text(replace(SAID, machine_bytes=130 * GIB), Terminal(width=200))
-    assert "host memory: 130.00 GiB of a machine, all its processes together; of the first 17.00 GiB at most" in told
+    assert "host memory: 130.00 GiB per machine, all its processes together; the first has 17.00 GiB" in told
     assert "host, first process" in told
     alone = outside_text(replace(SAID, machine_bytes=17 * GIB))
-    assert "host memory: 17.00 GiB at most" in alone and "first" not in alone
+    assert "host memory: 17.00 GiB" in alone and "first" not in alone
 
 
 def test_evaluation_is_compared_with_training() -> None:
-    assert "evaluation: 8 x 1024 tokens, 2.00 GiB less than training\n" in outside_text(SAID)
+    assert "evaluation: 8 x 1,024 tokens, 2.00 GiB less than training\n" in outside_text(SAID)
     more = replace(SAID, evaluation=replace(SAID.evaluation, above_training_bytes=GIB, cache_growth_bytes=3 * GIB))
     assert "1.00 GiB more than training; reserved grows by 3.00 GiB" in outside_text(more)
     alone = replace(SAID, evaluation=replace(SAID.evaluation, above_training_bytes=None))
@@ -60,18 +60,38 @@ def test_evaluation_is_compared_with_training() -> None:
 
 
 def test_disk_by_the_number_of_checkpoints() -> None:
-    assert "24.00 GiB a checkpoint (weights 8.00 GiB, optimizer 16.00 GiB); 3 at once: 72.00 GiB" in outside_text(SAID)
+    told = outside_text(SAID, Terminal(width=200))
+    assert "24.00 GiB of disk per checkpoint (weights 8.00 GiB, optimizer 16.00 GiB), 72.00 GiB for the 3 kept" in told
     once = replace(SAID, disk=replace(SAID.disk, saves=1, kept=1, most=1))
-    assert outside_text(once).endswith("; one is written")
+    assert outside_text(once).endswith(", one is written")
     unknown = replace(SAID, disk=replace(SAID.disk, saves=None, kept=None, most=None))
     assert "unless save_total_limit is set" in outside_text(unknown, Terminal(width=200))
 
 
+def test_what_the_machine_must_have_in_one_paragraph() -> None:
+    told = host_text(SAID, "needs 17.00 GiB of RAM and 1 CPU core", Terminal(width=200), links=["links: slow"])
+    assert told.splitlines() == [
+        "Host: needs 17.00 GiB of RAM and 1 CPU core; 24.00 GiB of disk per checkpoint, 72.00 GiB for the 3 kept at "
+        "once",
+        "  links: slow",
+    ]
+    assert host_text(None, "") == ""
+
+
 def test_what_does_not_fit_says_what_to_change() -> None:
-    assert "does not fit" not in outside_text(SAID, capacity_bytes=20 * GIB)
-    told = outside_text(SAID, Terminal(width=200), capacity_bytes=8 * GIB)
-    assert "loading does not fit: the card has 8.00 GiB for PyTorch" in told
-    assert "20.00 GiB of 8.00 GiB. To fix: a smaller per_device_eval_batch_size than 8" in told
+    """Evaluation: 16 GiB stay, 4 come with 8 rows. 1 GiB for them is 2 rows; in 8 GiB not even the weights lie."""
+    assert outside_warnings(SAID, 20 * GIB, evaluates=True, flags=True) == []
+    assert outside_warnings(SAID, 17 * GIB, evaluates=True, flags=True) == [
+        "evaluation runs out of memory: 8 x 1,024 tokens take 20.00 GiB of 17.00 GiB; --eval-batch 2 fits"
+    ]
+    [told] = outside_warnings(SAID, 17 * GIB, evaluates=False, flags=False)
+    assert told.startswith("evaluation is off; if you evaluate, it runs out") and told.endswith(
+        "run.eval_batch: 2 fits"
+    )
+    loading, evaluation = outside_warnings(SAID, 8 * GIB, evaluates=True, flags=True)
+    assert loading == "loading does not fit: it takes 9.00 GiB of the 8.00 GiB PyTorch can use"
+    assert evaluation.endswith("no batch is small enough")
+    assert outside_warnings(replace(SAID, in_parts=True), 8 * GIB, evaluates=True, flags=True) == []
 
 
 def test_lines_keep_to_the_terminal_and_colours_are_asked_for() -> None:

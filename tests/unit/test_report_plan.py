@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import re
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -16,13 +19,15 @@ from tunecast.offers.cost import Cost, Line
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import Offer
 from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, PriceList, Refusal, Searched
+from tunecast.report.document import Provenance
 from tunecast.report.markdown import plain
 from tunecast.report.plan import text
 from tunecast.report.plan_html import page
 from tunecast.report.plan_md import markdown
 from tunecast.report.plan_notes import price_age, refusals
 from tunecast.report.plan_plot import money_axis, plot, points, time_axis
-from tunecast.report.plan_words import amount, answer, bill, changes
+from tunecast.report.plan_svg import SCREENS
+from tunecast.report.plan_words import amount, amounts, answer, bill, changes
 from tunecast.report.text import Terminal
 from tunecast.report.time import span
 from tunecast.units import GIB
@@ -297,11 +302,14 @@ def outline(html: str) -> Outline:
     return parsed
 
 
-def test_the_page_is_whole_and_runs_nothing():
+def test_the_page_is_whole_and_runs_only_its_own_script():
     html = page(plan())
     parsed = outline(html)
-    assert "script" not in parsed.seen
-    assert "default-src 'none'; style-src 'unsafe-inline'\"" in html
+    assert parsed.seen.count("script") == 1
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.S)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'\"" in html
+    assert not re.search(r"url\(|@import", html)
     assert "Rent 1 x l4 at lambda (US), on demand" in html
     for told in ("A price is not availability", "10,000,000 tokens are taken", "too small", "us controlled", "23.28"):
         assert told in html
@@ -311,6 +319,82 @@ def test_each_point_of_the_picture_tells_what_it_is():
     titles = outline(page(plan())).titles
     assert len(titles) == 4
     assert "1 x l4 (cheapest)\nlambda, on demand, US\n40 h (36 to 44 h)\n$24.00 (21.60 to 26.40)\n" in "".join(titles)
+
+
+def test_the_page_says_how_to_make_it_again():
+    made = Provenance("tunecast plan job.yaml --html p.html", "9.9", TODAY, "model: gpt2\nmethod: lora")
+    html = page(plan(), made)
+    assert "tunecast 9.9, 2026-11-15" in html
+    assert '<pre class="mono">tunecast plan job.yaml --html p.html\n</pre>' in html
+    assert '<pre class="mono">model: gpt2\nmethod: lora\n</pre>' in html
+    assert "Make this page again" not in page(plan())
+
+
+def test_settings_can_be_copied_into_a_file():
+    assert '<pre class="mono">hardware:\n  gpu: l4\nmicro_batch: 2\nkernels: [liger]\n</pre>' in page(plan())
+
+
+def test_refusals_are_folded_unless_they_are_all_there_is():
+    assert "<details><summary>Ruled out: 1 x t4, 2 x t4</summary>" in page(plan())
+    none = plan(picks=dict.fromkeys(("cheapest", "fastest", "balanced", "deadline")), pareto=(), choices=())
+    assert '<details open=""><summary>Ruled out: 1 x t4, 2 x t4</summary>' in page(none)
+    many = tuple(Refusal(f"{n} x t4", "too small", "none") for n in range(1, 12))
+    assert "Ruled out: 1 x t4, 2 x t4, 3 x t4, 4 x t4 and 7 more" in page(plan(refused=many))
+
+
+def test_tables_sort_by_what_they_mean():
+    """`9 h` stands after `40 min` as text, and `$9.00` after `$24.00`."""
+    html = page(plan())
+    rows = html.partition('class="blocks all sortable"')[2].partition("</table>")[0].split("<tr>")[2:]
+    assert [re.findall(r'data-value="([^"]*)"', row)[:2] for row in rows] == [
+        ["24", "144000"], ["30", "15120"], ["60", "2160"], ["70", "32400"],
+    ]  # fmt: skip
+
+
+def test_a_range_that_shows_no_range_is_left_out():
+    fixed = replace(CHEAP, usd_range=(24.0, 24.001))
+    assert answer(plan(), fixed).endswith("$24.00")
+    assert amounts(16.0, 16.0, Money()) == "" and amounts(16.0, 16.01, Money()) == "16.00 to 16.01"
+
+
+def labels(html: str, style: str) -> list[tuple[str, dict[str, str]]]:
+    """(text, attributes) of those of one range of widths."""
+    group = re.search(rf'<g class="labels {style}"[^>]*>(.*?)</g>', html, re.S)
+    assert group is not None
+    return [
+        (label, dict(re.findall(r'([a-z-]+)="([^"]*)"', attributes)))
+        for attributes, label in re.findall(r"<text ([^>]*)>([^<]*)</text>", group[1])
+    ]
+
+
+@pytest.mark.parametrize("screen", SCREENS, ids=lambda screen: screen.style)
+@pytest.mark.parametrize("apart", [1.001, 1.02, 1.1, 1.3])
+def test_labels_never_cover_each_other(screen, apart):
+    """Thirty choices, each a little faster and dearer than the one before."""
+    crowd = [choice("h100-sxm-80gb", 1 + n % 8, 30 / apart**n, 20 * apart**n) for n in range(30)]
+    names = {"cheapest": crowd[0], "fastest": crowd[-1], "balanced": crowd[15], "deadline": crowd[1]}
+    found = labels(page(plan(picks=names, pareto=tuple(crowd), choices=tuple(crowd))), screen.style)
+    assert found
+    for width in screen.widths:
+        boxes = []
+        for label, at in found:
+            long = 6.0 * len(label)  # an 11 px sans serif is narrower on average
+            left = float(at["x"].rstrip("%")) * width / 100 + float(at["dx"])
+            left -= long * {"start": 0, "middle": 0.5, "end": 1}[at["text-anchor"]]
+            top = float(at["y"].rstrip("%")) * screen.height / 100 + float(at["dy"]) - 11
+            assert left >= 0 and left + long <= width
+            boxes.append((left, top, left + long, top + 14))
+        for one, other in combinations(boxes, 2):
+            assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
+
+
+def test_every_point_of_the_front_is_named_below_the_picture():
+    html = page(plan())
+    listed = re.findall(r'<li><i class="letter">(.)</i>(.*?)</li>', html)
+    assert [letter for letter, _ in listed] == ["a", "b", "c"]
+    assert "cheapest: " in listed[0][1] and "1 x l4" in listed[0][1] and "40 h (36 to 44 h), $24.00" in listed[0][1]
+    for title in ("cost in USD, logarithmic", "time from the order to the saved model, logarithmic"):
+        assert title in html
 
 
 def test_names_from_price_lists_stay_text():
@@ -323,8 +407,9 @@ def test_names_from_price_lists_stay_text():
         refused=(Refusal(HOSTILE, HOSTILE, HOSTILE),), assumptions=(HOSTILE,),
         warnings=(HOSTILE,), notes=(HOSTILE,), asked=(HOSTILE,),
     )  # fmt: skip
-    assert "script" not in outline(page(made)).seen
-    assert "\x1b" not in told(made) + markdown(made) + page(made)
+    html = page(made, Provenance(HOSTILE, HOSTILE, TODAY, HOSTILE, HOSTILE))
+    assert outline(html).seen.count("script") == html.count("<script") == 1
+    assert "\x1b" not in html and "\x1b" not in told(made) + markdown(made)
     written = markdown(made)
     assert "<script" not in written
     assert not re.search(r"(?<!\\)[\[`|]", re.sub(r"^\|.*\|$", "", "\n".join(_prose(written)), flags=re.MULTILINE))

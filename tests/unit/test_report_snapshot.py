@@ -5,13 +5,12 @@ from __future__ import annotations
 import pickle
 import pickletools
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
-from tunecast.report.snapshot import snapshot, write_snapshot
+from tunecast.report.snapshot import pickled_snapshot, snapshot
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 
@@ -231,9 +230,8 @@ VIEWER_OPCODES = set(
 
 
 @pytest.mark.parametrize("settings", [NATIVE, EXPANDABLE, AllocatorSettings(roundup_power2_divisions=(4,) * 16)])
-def test_the_viewer_can_read_the_file(tmp_path: Path, settings: AllocatorSettings) -> None:
-    write_snapshot(tmp_path / "snapshot.pickle", TAPE, settings)
-    content = (tmp_path / "snapshot.pickle").read_bytes()
+def test_the_viewer_can_read_the_file(settings: AllocatorSettings) -> None:
+    content = pickled_snapshot(TAPE, settings)
     opcodes = [(opcode.name, argument) for opcode, argument, _ in pickletools.genops(content)]
     assert opcodes[0] == ("PROTO", 4)
     assert {name for name, _ in opcodes} <= VIEWER_OPCODES

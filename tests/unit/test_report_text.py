@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from tunecast.predict.room import Room
+from tunecast.report.answer import NOTHING, Sections, answer_text, details_text
 from tunecast.report.figures import (
     OUTSIDE,
     Alike,
@@ -22,8 +24,10 @@ from tunecast.report.figures import (
     tail,
     top,
 )
-from tunecast.report.text import Terminal, bars, composition, headline, module_table, report
-from tunecast.units import GIB, MIB
+from tunecast.report.memory import composition, figures_text, memory_text, module_table, phases_text
+from tunecast.report.text import DEFAULT, Terminal
+from tunecast.report.verdict import between, headline, short_line
+from tunecast.units import GIB, KIB, MIB
 
 LOGITS = LiveBlock(2 * GIB, "logits_and_loss", "lm_head", "aten._to_copy", "/home/me/train.py:31", "forward", 1)
 RESIDUAL = LiveBlock(64 * MIB, "activations", "model.layers.*", "aten.add", "", "forward", 1)
@@ -43,44 +47,108 @@ FIGURES = Figures(
     blocks=(LOGITS, *(RESIDUAL._replace(module=f"model.layers.{n}") for n in range(32))),
     context_bytes=GIB // 2,
     gpu="a100-sxm-40gb",
-    capacity_bytes=40 * GIB,
-    fits=True,
+    room=Room(21 * GIB, 20 * GIB + GIB // 2, 22 * GIB, 40 * GIB, fits=True),
     smallest_capacity_bytes=20 * GIB + 512 * MIB,
     assumptions=("data sets are used as they are",),
     versions={"torch": "2.13.0"},
 )
-TOO_SMALL = dataclasses.replace(FIGURES, gpu="l4", capacity_bytes=16 * GIB, fits=False, stopped_by=LOGITS)
+NEEDS = Room(20 * GIB + GIB // 2, 20 * GIB, 21 * GIB + GIB // 2, 16 * GIB, fits=False)
+TOO_SMALL = dataclasses.replace(FIGURES, gpu="l4", room=NEEDS, stopped_by=LOGITS)
+TIGHT = dataclasses.replace(FIGURES, gpu="l4", room=Room(21 * GIB, 20 * GIB, 23 * GIB, 22 * GIB, fits=True))
 
 
-def test_the_headline_says_what_people_ask() -> None:
-    text = headline(FIGURES)
-    assert text.splitlines()[0] == "train.py · exact"
-    assert re.search(r"peak allocated +20\.00 GiB  in backward of step 1", text)
-    assert re.search(r"reserved by PyTorch +21\.00 GiB  1\.00 GiB more", text)
-    assert re.search(r"on the card +21\.50 GiB  with 512\.00 MiB of CUDA context", text)
-    assert re.search(r"least capacity +20\.50 GiB", text)
+def report(figures: Figures, terminal: Terminal = DEFAULT, sections: Sections = NOTHING) -> str:
+    return details_text(figures, terminal, sections)
 
 
-def test_room_is_measured_against_the_least_capacity() -> None:
-    """40 - 20.5 to spare, 49 % of 40; 20.5 - 16 short."""
-    assert "fits: 19.50 GiB (49 %) to spare; PyTorch may hold 40.00 GiB on a100-sxm-40gb" in headline(FIGURES)
-    text = headline(TOO_SMALL, Terminal(width=120))
-    assert "does not fit: 4.50 GiB short; PyTorch may hold 16.00 GiB on l4" in text
-    asks = "aten._to_copy asks for 2.00 GiB of logits and loss at /home/me/train.py:31"
-    assert f"stops in forward of step 1: {asks}" in text
+def test_the_verdict_comes_first_and_with_its_range() -> None:
+    """40 - 21 to spare; 20.5 - 16 over."""
+    assert headline(FIGURES).splitlines() == [
+        "train.py: fits, 19.00 GiB to spare",
+        "  needs 21.00 GiB (20.5 to 22.0) of the 40.00 GiB PyTorch can use",
+    ]
+    assert headline(TOO_SMALL, Terminal(width=120)).splitlines() == [
+        "train.py: does not fit, 4.50 GiB over",
+        "  needs 20.50 GiB (20.0 to 21.5); PyTorch can use 16.00 GiB of the card",
+        "  runs out of memory in forward of step 1: aten._to_copy asks for 2.00 GiB of logits and loss at "
+        "/home/me/train.py:31",
+    ]
+
+
+def test_what_fits_only_in_the_middle_of_its_range_may_not_fit() -> None:
+    assert headline(TIGHT).splitlines() == [
+        "train.py: may not fit",
+        "  needs 21.00 GiB (20.0 to 23.0) of the 22.00 GiB PyTorch can use",
+    ]
+    assert "\x1b[33mmay not fit\x1b[0m" in headline(TIGHT, Terminal(colour=True))
+    assert "exact" not in report(TIGHT) + answer_text(TIGHT)
 
 
 def test_a_margin_that_contradicts_the_verdict_is_not_told() -> None:
     """The least capacity is one boundary of several; the verdict is a replay with the very capacity."""
-    lucky = dataclasses.replace(FIGURES, capacity_bytes=20 * GIB)
-    assert "fits: 0 B (0 %) to spare" in headline(lucky)
-    unlucky = dataclasses.replace(TOO_SMALL, capacity_bytes=21 * GIB)
-    assert "does not fit: fragmented; PyTorch may hold 21.00 GiB on l4" in headline(unlucky)
+    unlucky = dataclasses.replace(TOO_SMALL, room=NEEDS._replace(capacity_bytes=21 * GIB))
+    assert headline(unlucky).splitlines()[0] == "train.py: does not fit, too fragmented"
+
+
+def test_a_pretended_capacity_is_not_the_cards() -> None:
+    pretended = dataclasses.replace(TOO_SMALL, pretended=True)
+    assert "needs 20.50 GiB (20.0 to 21.5) of the 16.00 GiB given as capacity" in headline(pretended)
+
+
+def test_a_verdict_is_not_broken_between_lines() -> None:
+    long = dataclasses.replace(FIGURES, title="train.py --epochs 3 --learning-rate 1e-4 on 1 x A100 SXM 40 GB")
+    first, second, *_ = headline(long, Terminal(width=72)).splitlines()
+    assert first.endswith("40 GB:") and second == "  fits, 19.00 GiB to spare"
+
+
+def test_ranges_are_told_in_the_unit_of_their_middle() -> None:
+    assert between(30 * GIB, 33 * GIB, 31 * GIB) == "30.0 to 33.0"
+    assert between(31 * GIB, 31 * GIB + 20 * MIB, 31 * GIB) == "31.00 to 31.02"
+    assert between(500 * MIB, GIB, 600 * MIB) == "500 to 1024 MiB"
+    assert between(2 * KIB, 3 * KIB, 2 * KIB) == "2 to 3 KiB"
+
+
+def test_one_line_says_all_that_decides() -> None:
+    time = {"step_s": 1.25, "low_s": 1.1, "high_s": 1.4, "total_s": 7300.0, "total_range_s": [6500.0, 8100.0]}
+    assert short_line(FIGURES, time, "$4.20") == (
+        "train.py: fits, 19.00 GiB to spare; needs 21.00 GiB (20.5 to 22.0) of the 40.00 GiB PyTorch can use; "
+        "1.25 s per step (1.1 s to 1.4 s); 2 h 1 min in all (1 h 48 min to 2 h 15 min); $4.20\n"
+    )
+    assert short_line(FIGURES).count("\n") == 1
+
+
+def test_the_figures_a_run_is_known_by() -> None:
+    text = figures_text(FIGURES)
+    assert re.search(r"peak allocated +20\.00 GiB  in backward of step 1", text)
+    assert re.search(r"reserved by PyTorch +21\.00 GiB  1\.00 GiB more", text)
+    assert re.search(r"on the card +21\.50 GiB  with 512\.00 MiB of CUDA context", text)
+    assert re.search(r"minimum for PyTorch +20\.50 GiB  with less it runs out of memory", text)
+
+
+def test_the_short_text_has_one_bar_with_the_size_of_every_part() -> None:
+    """82 columns of 40.5 GiB: as in the long text."""
+    assert memory_text(FIGURES, Terminal(width=84)).splitlines() == [
+        "Memory: 20.00 GiB in use at the peak in backward of step 1, 21.50 GiB with cache and",
+        "    CUDA context",
+        "  " + "W" * 30 + "A" * 10 + "cc" + "x" + "·" * 38 + "|",
+        "  W weights 15.00 GiB   A activations 5.00 GiB   c cached by the allocator 1.00 GiB",
+        "  x CUDA context 512.00 MiB   | end of the card, 40.50 GiB",
+    ]
+
+
+def test_the_short_text_is_about_a_screen() -> None:
+    sections = Sections(time="Time\n  t", host="Host: h", advice="What to change first\n  a", trust="not measured")
+    text = answer_text(TOO_SMALL, Terminal(), sections)
+    assert text.splitlines()[0] == "train.py: does not fit, 4.50 GiB over"
+    assert len(text.splitlines()) < 35
+    for told in ("  role ", "phase  ", "Peak by module", "Assumed", "Versions"):
+        assert told not in text and told in report(TOO_SMALL, Terminal(), sections)
 
 
 def test_without_a_card_nothing_is_said_of_one() -> None:
     bare = Figures("t", 512, 2 * MIB, "load", 0, {"weights": 512})
     text = report(bare)
+    assert answer_text(bare).splitlines()[0] == "t"
     assert "fit" not in text and "card" not in text and "None" not in text
     assert "while loading" in text
 
@@ -97,9 +165,9 @@ def test_the_composition_adds_up_to_the_byte() -> None:
 def test_one_bar_against_the_card_and_one_a_phase() -> None:
     """A card of 40.5 GiB; 82 columns less one for its end are 2 a GiB: 30 weights, 10 activations, 2 cached, 1 context
     leave 38. Beside a phase's figures there is less room, to the same scale."""
-    text = bars(FIGURES, Terminal(width=84))
+    text = phases_text(FIGURES, Terminal(width=84))
     lines = text.splitlines()
-    assert lines[0] == "Where it goes: 21.50 GiB against 40.50 GiB of a100-sxm-40gb"
+    assert lines[0] == "Where it goes: 21.50 GiB against 40.50 GiB of the A100 SXM 40 GB"
     assert lines[1] == "  " + "W" * 30 + "A" * 10 + "cc" + "x" + "·" * 38 + "|"
     assert lines[3].split() == ["phase", "allocated", "reserved"]
     assert [line.split()[0] for line in lines[4:6]] == ["load", "backward"], "what lies between phases is not the peak"
@@ -112,7 +180,7 @@ def test_one_bar_against_the_card_and_one_a_phase() -> None:
 
 
 def test_what_is_more_than_the_card_stands_behind_its_end() -> None:
-    bar = bars(TOO_SMALL, Terminal(width=89)).splitlines()[1].strip()
+    bar = phases_text(TOO_SMALL, Terminal(width=89)).splitlines()[1].strip()
     inside, end, beyond = bar.partition("|")
     assert end and len(inside) == 66 and len(beyond) == 20, "16.5 GiB of 21.5, in 86 columns"
     assert "·" not in bar
@@ -121,44 +189,63 @@ def test_what_is_more_than_the_card_stands_behind_its_end() -> None:
 def test_what_others_hold_is_not_free() -> None:
     display = dataclasses.replace(FIGURES, others_bytes=8 * GIB)
     assert display.card_bytes == 48 * GIB + GIB // 2
-    text = bars(display, Terminal(width=100))
+    text = phases_text(display, Terminal(width=100))
     assert "xoooo" in text and "o held by others" in text
 
 
 def test_a_phase_says_its_step_where_there_is_room() -> None:
-    assert "highest in" not in bars(FIGURES, Terminal(width=80))
-    assert "backward  step 1      20.00 GiB" in bars(FIGURES, Terminal(width=100))
+    assert "highest in" not in phases_text(FIGURES, Terminal(width=80))
+    assert "backward  step 1      20.00 GiB" in phases_text(FIGURES, Terminal(width=100))
 
 
 def test_bars_without_unicode_and_without_a_card() -> None:
     assert "A" * 10 + "cc" + "x" + "-" * 38 + "|" in report(FIGURES, Terminal(width=84, unicode=False))
-    bare = dataclasses.replace(FIGURES, context_bytes=None, gpu=None, capacity_bytes=None, fits=None)
-    text = bars(bare, Terminal(width=86))
+    bare = dataclasses.replace(FIGURES, context_bytes=None, gpu=None, room=None)
+    text = phases_text(bare, Terminal(width=86))
     assert text.splitlines()[:2] == ["Where it goes: 21.00 GiB", "  " + "W" * 60 + "A" * 20 + "c" * 4]
 
 
 def test_letters_are_painted_on_their_own_ground() -> None:
-    text = bars(FIGURES, Terminal(width=84, colour=True))
+    text = phases_text(FIGURES, Terminal(width=84, colour=True))
     assert f"\x1b[30;44m{'W' * 30}\x1b[0m\x1b[30;42m{'A' * 10}\x1b[0m" in text
     assert "\x1b[30;44mW\x1b[0m weights" in text
 
 
-def test_the_least_card() -> None:
-    small = dataclasses.replace(TOO_SMALL, least_card=LeastCard("rtx-3090", 24 * GIB, measured=False))
-    assert re.search(r"least card +24\.00 GiB  rtx-3090, by its memory\n", headline(small))
-    assert "the rtx-3090 is the least card by its memory alone: no run on it was measured" in report(small)
-    measured = dataclasses.replace(TOO_SMALL, least_card=LeastCard("rtx-3090", 24 * GIB, measured=True))
+def test_the_smallest_gpu_that_fits() -> None:
+    small = dataclasses.replace(TOO_SMALL, least_card=LeastCard("rtx-3090", 23 * GIB, measured=False))
+    assert "; smallest GPU that fits: RTX 3090 (23.00 GiB usable)" in headline(small, Terminal(width=140))
+    told = "the RTX 3090 is the smallest GPU that fits by its memory alone: no run on it was measured"
+    assert told in report(small, Terminal(width=140))
+    measured = dataclasses.replace(TOO_SMALL, least_card=LeastCard("rtx-3090", 23 * GIB, measured=True))
     assert "was measured" not in report(measured)
     own = dataclasses.replace(FIGURES, least_card=LeastCard("a100-sxm-40gb", 40 * GIB, measured=False))
-    assert "a100-sxm-40gb, as named" in headline(own) and "by its memory" not in report(own)
+    assert "smallest" not in report(own)
     none = dataclasses.replace(TOO_SMALL, least_card=LeastCard(None, 276 * GIB, measured=False))
-    assert "no card is large enough: the largest known has 276.00 GiB" in headline(none)
+    assert "no GPU is large enough, the largest has 276.00 GiB usable" in headline(none, Terminal(width=140))
+
+
+def test_a_gpu_smaller_than_what_it_takes_here_says_why_it_fits() -> None:
+    """21 GiB with all the room it wants, 20.5 with as little as it can."""
+    lucky = dataclasses.replace(FIGURES, least_card=LeastCard("rtx-3090", 20 * GIB + 768 * MIB, measured=False))
+    told = "smallest GPU that fits: RTX 3090 (20.75 GiB usable, where it caches less and needs 20.50 GiB)"
+    assert told in headline(lucky, Terminal(width=200))
 
 
 def test_sections_made_elsewhere_have_their_places() -> None:
-    text = report(FIGURES, advice="Which line\n  a: b", outside="Outside\n  c")
-    places = [text.index(part) for part in ("What the peak", "Which line", "Peak by module", "Outside\n", "Assumed")]
-    assert places == sorted(places)
+    sections = Sections(
+        remarks=["h100 is taken as x"], taken="Not given", warnings=["evaluation"], time="Time\n  s", host="Host",
+        advice="Which line\n  a: b", outside="Outside\n  c", trust="not measured",
+    )  # fmt: skip
+    places = ["train.py: ", "h100 is", "Not given", "evaluation", "In use", "Time\n", "Host", "Which line", "How far"]
+    for text, found in (
+        (answer_text(FIGURES, Terminal(), sections), [place.replace("In use", "Memory: ") for place in places]),
+        (report(FIGURES, Terminal(), sections), [place.replace("In use", "What the peak") for place in places]),
+    ):
+        order = [text.index(part) for part in found]
+        assert order == sorted(order)
+    text = report(FIGURES, Terminal(), sections)
+    places = ["Which line", "Peak by module", "Outside\n", "How far to trust this: not measured", "Assumed"]
+    assert [text.index(part) for part in places] == sorted(text.index(part) for part in places)
 
 
 def test_parts_that_do_not_add_up_are_a_bug() -> None:
@@ -197,15 +284,16 @@ def test_equal_blocks_of_equal_layers_are_one_row() -> None:
 def test_a_guess_makes_an_estimate() -> None:
     guessed = dataclasses.replace(FIGURES, guesses=("flash_attn is modelled",))
     text = report(guessed)
-    assert "train.py · estimate" in text and "exact" not in text
-    assert "Estimate: this was guessed or could not be traced\n  • flash_attn is modelled" in text
-    assert "Estimate" not in report(FIGURES)
+    assert "Warnings\n  • guessed: flash_attn is modelled" in text and "exact" not in text
+    assert "Warnings\n  • guessed: flash_attn is modelled" in answer_text(guessed)
+    assert "guessed" not in report(FIGURES)
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 160, 200])
 @pytest.mark.parametrize("figures", [FIGURES, TOO_SMALL])
 def test_lines_keep_to_the_width(figures: Figures, width: int) -> None:
-    assert max(map(len, report(figures, Terminal(width=width)).splitlines())) <= width
+    for text in (report, answer_text):
+        assert max(map(len, text(figures, Terminal(width=width)).splitlines())) <= width
 
 
 def test_colour_only_when_asked_for() -> None:
@@ -217,7 +305,7 @@ def test_colour_only_when_asked_for() -> None:
 
 def test_a_terminal_without_unicode_gets_ascii() -> None:
     text = report(dataclasses.replace(TOO_SMALL, title="größer.py"), Terminal(unicode=False))
-    assert text.isascii() and "####" in text and "gr??er.py - exact" in text
+    assert text.isascii() and "####" in text and "gr??er.py: does not fit" in text
 
 
 def test_names_cannot_steer_the_terminal() -> None:

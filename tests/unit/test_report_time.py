@@ -11,7 +11,7 @@ from tunecast.job import Job, job_from_dict
 from tunecast.predict.reasons import host_needs, parts_told, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime
 from tunecast.report.text import Terminal
-from tunecast.report.time import duration, time_text
+from tunecast.report.time import duration, host_words, time_text
 from tunecast.report.time_page import time_panel
 
 TIME: dict[str, Any] = {
@@ -27,8 +27,8 @@ TIME: dict[str, Any] = {
     "breakdown_s": {"products": 1.25},
     "phases_s": {"download": 53.0, "load": 0.0, "training": 7247.0},
     "padding_fraction": 0.31,
-    "why": ["compute-bound: matrix products 100 %"],
-    "missing": ["evaluation: data.eval_samples is not given"],
+    "why": ["compute-bound: matmuls 100 %"],
+    "missing": ["evaluation (data.eval_samples is not given)"],
 }
 UTILIZATION = {
     "mfu": 0.41, "hfu": 0.55, "gpu_busy_fraction": 0.98, "memory_fraction": 0.3,
@@ -57,32 +57,48 @@ def test_durations(seconds, told):
 
 
 def test_the_whole_section():
-    text = time_text(TIME, UTILIZATION, ENERGY, Terminal(width=100))
+    text = time_text(TIME, UTILIZATION, ENERGY, Terminal(width=100), details=True)
     assert text.splitlines() == [
         "Time",
-        "  a step              1.25 s  1.1 s to 1.4 s",
-        "  tokens a second     26,214  3,277 a card, 31 % of a batch is padding",
-        "  the whole job    2 h 1 min  1 h 48 min to 2 h 15 min; 5,600 steps",
+        "  per step      1.25 s  1.1 s to 1.4 s",
+        "  tokens/s      26,214  3,277 per GPU, 31 % of a batch is padding",
+        "  whole job  2 h 1 min  1 h 48 min to 2 h 15 min; 5,600 steps",
         "",
         "  phase                  time   share",
         "  downloading the model  53 s   0.7 %",
         "  training                2 h  99.3 %",
         "",
-        "  compute-bound: matrix products 100 %",
-        "  MFU: 41 % of the card's arithmetic is used (55 % with what is computed again), the card is busy",
-        "    98 % of the time, 30 % of its bandwidth",
-        "  a machine needs 8 CPU cores and 16.00 GiB of memory to keep its cards fed",
+        "  compute-bound: matmuls 100 %",
+        "  MFU 41 % (55 % counting recomputation), GPU busy 98 % of the time, memory bandwidth 30 % used",
         "  energy: 12.3 kWh (8 to 150), 4.2 kg of CO2 in DE",
-        "  not counted: evaluation: data.eval_samples is not given",
+        "  not included: evaluation (data.eval_samples is not given)",
     ]
+
+
+def test_the_short_section_names_only_the_phases_that_take_long():
+    slow = TIME | {"phases_s": {"preparation": 700.0, "load": 9.0, "training": 6600.0}}
+    told = time_text(slow, UTILIZATION, ENERGY | {"co2_kg": None}, hint="--samples N")
+    assert "  of the whole job: preparing the data 11 min 40 s" in told.splitlines()
+    assert "phase  " not in told and "energy" not in told and "--samples" not in told
+    assert "of the whole job" not in time_text(TIME)
+    unknown = time_text(TIME | {"total_s": None}, hint="--samples N", fits=False)
+    assert unknown.startswith("Time, if it had the memory\n") and unknown.endswith("\n  --samples N")
+
+
+def test_what_a_host_needs_in_words():
+    assert host_words(UTILIZATION) == ["host needs 16.00 GiB of RAM and 8 CPU cores"]
+    assert host_words({"host": {"cpu_cores": 1, "ram_bytes": None}}) == ["host needs 1 CPU core"]
+    drives = {"host": {"cpu_cores": 2, "ram_bytes": 2**30, "nvme_bytes": 2**40}}
+    assert host_words(drives) == ["host needs 1.00 GiB of RAM and 2 CPU cores, and 1024.00 GiB on NVMe drives"]
+    assert host_words(None) == []
 
 
 def test_what_was_not_computed_is_not_shown():
     assert time_text(None) == ""
     bare = {name: TIME[name] for name in ("step_s", "low_s", "high_s", "bound_by", "breakdown_s")}
     text = time_text(bare | {"total_s": None, "tokens_per_s": None})
-    assert text.splitlines() == ["Time", "  a step  1.25 s  1.1 s to 1.4 s"]
-    assert "CO2" in time_text(bare, None, ENERGY | {"co2_kg": None, "country": None})
+    assert text.splitlines() == ["Time", "  per step  1.25 s  1.1 s to 1.4 s"]
+    assert "CO2" in time_text(bare, None, ENERGY | {"co2_kg": None, "country": None}, details=True)
 
 
 def test_small_jobs_have_small_units():
@@ -92,15 +108,15 @@ def test_small_jobs_have_small_units():
 
 def test_parts_of_a_step():
     assert parts_told({"matrix_products": 6.0, "memory_bound": 3.0, "launch": 0.9, "optimizer": 0.1}) == (
-        "matrix products 60 %, moving memory 30 %, the card waits for the host 9 %"
+        "matmuls 60 %, memory-bound ops 30 %, GPU waiting for the host 9 %"
     )
 
 
 def test_a_launch_bound_step_says_which_batch_is_free():
     told = reasons(job(micro_batch=1), step("launch", cpu_s=0.2, gpu_busy_s=0.05, kernels=10_464), 32)
     assert told == [
-        "launch-bound: the host needs 0.20 s to launch 10,464 kernels a step (327 a layer), the card 0.05 s to run "
-        "them; micro_batch 4 takes about as long; compile lowers it"
+        "launch-bound: the host needs 0.20 s to launch 10,464 kernels per step (327 per layer), the GPU 0.05 s to run "
+        "them; micro_batch 4 would take about as long; torch.compile lowers it"
     ]
 
 
@@ -110,26 +126,26 @@ def test_why_lora_is_not_much_faster():
     [_, why] = reasons(job(method="lora", gradient_checkpointing=False), step("compute"))
     assert "4 of 6 FLOPs" in why
     assert len(reasons(job(), step("compute"))) == 1
-    assert any("unpacked three times" in why for why in reasons(job(method="qlora"), step("memory")))
+    assert any("dequantized 3 x per micro-batch" in why for why in reasons(job(method="qlora"), step("memory")))
 
 
 def test_padding_and_waiting_are_told():
     [_, why] = reasons(job(), step("compute"), None, 0.4)
-    assert why == "40 % of what is computed is padding: group_by_length or packing saves most of it"
+    assert why == "40 % of the compute is padding: group_by_length or packing saves most of it"
     [_, why] = reasons(job(data={"group_by_length": True}), step("compute", breakdown_s={"a": 0.7, "waiting": 0.3}))
-    assert why == "30 % of a step the cards wait for the one whose rows are longest: packing evens them out"
+    assert why == "GPUs wait 30 % of a step for the one with the longest rows: packing evens them out"
 
 
 def test_many_new_lengths_are_told():
     spent = {"new_lengths": 10.0, "training": 90.0}
     [why] = whole_reasons(job(), spent)
-    assert why.startswith("10 % of the job goes to lengths that are new to cuDNN")
+    assert why.startswith("10 % of the job goes to cuDNN planning attention for new sequence lengths")
     assert whole_reasons(job(data={"pad_to_multiple_of": 64}), spent) == []
     assert whole_reasons(job(), {"new_lengths": 1.0, "training": 99.0}) == []
 
 
 def test_an_idle_card_is_told():
-    assert reasons(job(), step("compute", gpu_busy_s=0.7))[0].endswith("; the card is idle 30 % of the step")
+    assert reasons(job(), step("compute", gpu_busy_s=0.7))[0].endswith("; the GPU is idle 30 % of the step")
     assert reasons(job(), step("communication", communication_s=0.5))[0].startswith("communication-bound: 0.50 s")
 
 

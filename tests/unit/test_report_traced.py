@@ -10,10 +10,10 @@ from tunecast.hardware import gpu
 from tunecast.predict import memory
 from tunecast.predict.allocator import AllocatorSettings
 from tunecast.predict.prediction import OnCard, on_card, prediction_of
+from tunecast.report.answer import details_text
 from tunecast.report.figures import Figures, LiveBlock, PhasePeak
 from tunecast.report.html import timeline_html
 from tunecast.report.moments import Band, Moment
-from tunecast.report.text import report
 from tunecast.report.traced import card_figures, traced_timeline
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
@@ -76,7 +76,7 @@ def test_figures_of_the_run() -> None:
         30 * MIB, "gradients", "model.layers.0", "aten.mm", "/home/me/train.py:32", phase="backward", step=0
     )
     assert gradient in figures.blocks and len(figures.blocks) == 5
-    text = report(figures)
+    text = details_text(figures)
     assert "model.layers.*  x2  130.00 MiB" in text
     assert "60.00 MiB  gradients, 2 x 30.00 MiB, aten.mm in backward of step 0\n" in text
 
@@ -115,13 +115,15 @@ def test_a_card_that_is_too_small() -> None:
         assert figures.smallest_capacity_bytes == 130 * MIB
         assert figures.fits is fits
         assert figures.reserved_bytes == (130 if fits else 140) * MIB
-        text = report(figures)
-        assert ("fits: 5.00 MiB (4 %) to spare" in text) is fits
-        assert ("does not fit: 5.00 MiB short" in text) is not fits
-        asks = "stops in backward of step 0: aten.mm asks for 30.00 MiB of gradients at /home/me/train.py:32"
+        text = details_text(figures)
+        assert ("train.py: fits, 5.00 MiB to spare\n" in text) is fits
+        assert ("train.py: does not fit, 5.00 MiB over\n" in text) is not fits
+        asks = (
+            "runs out of memory in backward of step 0: aten.mm asks for 30.00 MiB of gradients at /home/me/train.py:32"
+        )
         assert (asks in " ".join(text.split())) is not fits
-        asks = "stops in backward of step 0: no room for 30.00 MiB of gradients"
-        assert (asks in report(figures_of(run, details=False))) is not fits
+        asks = "runs out of memory in backward of step 0: no room for 30.00 MiB of gradients"
+        assert (asks in details_text(figures_of(run, details=False))) is not fits
 
 
 def test_the_course_of_the_run() -> None:

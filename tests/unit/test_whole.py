@@ -217,7 +217,7 @@ def test_what_is_not_known_is_named():
     made = job(data={"samples": 10}, run={"eval_strategy": "steps"})
     told = whole_job(made, epoch_of(made), {100: step(0.5)})
     assert told is not None
-    assert [reason.split(":")[0] for reason in told.missing] == ["download, load and saving", "evaluation"]
+    assert [reason.partition(" (")[0] for reason in told.missing] == ["download, loading and saving", "evaluation"]
     assert told.phases_s["checkpoints"] == 0
     assert whole_job(job(), None, {100: step(0.5)}) is None
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from tunecast.cli.arguments import positive
 from tunecast.errors import UsageError
+from tunecast.job.knob import shown
 from tunecast.job.readers import yaml
 from tunecast.job.readers.bounds import MOST_YAML_BYTES, bounded_text
 from tunecast.records import dataclass, field
@@ -103,9 +105,9 @@ def _whole(given: Mapping[str, object], name: str) -> int:
     value = given.get(name)
     if value is None:
         return 1
-    if str(value).isdecimal() and int(str(value)):
-        return int(str(value))
-    raise UsageError(f"accelerate's {name}: got {value!r}; allowed: a whole number from 1 on", field=name)
+    if (number := positive(value)) is not None:
+        return number
+    raise UsageError(f"accelerate's {name}: got {shown(value)}; allowed: a whole number from 1 on", field=name)
 
 
 def _fsdp_environment(given: Mapping[str, object]) -> dict[str, str]:

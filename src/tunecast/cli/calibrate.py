@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tunecast.cli.arguments import Parser
-from tunecast.errors import NotResolved, TunecastError
+from tunecast.errors import NotResolved, TunecastError, printable
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.learn.calibrate import measured
 from tunecast.learn.store import keep
@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> int:
     name = named(arguments.gpu or calibration.device)
     path = keep(name, found)
     print(told(name, calibration))
-    print(f"kept in {path}")
+    print(f"kept in {printable(str(path))}")
     return 0
 
 

@@ -12,6 +12,7 @@ from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.predict import extra
 from tunecast.cli.terminal import terminal_of
 from tunecast.cli.told import title_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import UsageError
 from tunecast.job.flags import add_job_flags, assignments, overrides_from
 from tunecast.job.job import Job
@@ -37,16 +38,19 @@ does not. Fields that only make a job together change together. The cost is that
 exactly these machines (tunecast plan looks at others too). Exit code 0, whether they fit or not.
 """
 
+SHORT = ("--to", *COMMON, "--set", "--short", "--json", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("compare", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("compare", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("sources", metavar="A B", nargs="+", help="job files, or models")
     made.add_argument(
         "--to",
         metavar="FIELD=VALUE",
         action="append",
         default=[],
-        help="of B: a field, by its name: lora.rank, or as its flag is called, rank",
+        help="of B: a field, by its name: lora.rank, as its flag is called, rank, or as trainers call it",
     )
     made.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     made.add_argument(
@@ -60,7 +64,7 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     overrides = overrides_from(arguments)
-    changes = assignments(arguments.to)
+    changes = assignments(arguments.to, "--to")
     if len(arguments.sources) > 2 or (len(arguments.sources) == 1 and not changes):
         got = f"got {len(arguments.sources)} job{'s' if len(arguments.sources) > 1 else ' and no --to'}"
         raise UsageError(f"{got}; allowed: two jobs, or one with --to FIELD=VALUE. See tunecast compare --help")

@@ -14,6 +14,7 @@ from typing import BinaryIO
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.terminal import terminal_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
@@ -47,9 +48,12 @@ PIECE_BYTES = MIB
 MOST_LOG_BYTES = 512 * MIB
 """Of a file the last so much is read, of a pipe the first; the error ends most logs."""
 
+SHORT = (*COMMON, "--set", "--json", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("explain-oom", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("explain-oom", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument(
         "sources", metavar="JOB|LOG", nargs="*", help="the job that ran: a file, or a model; and the log, - for stdin"
     )

@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 
 from tunecast.errors import NotResolved, UsageError
+from tunecast.job.knob import shown
+from tunecast.job.writer import write_file
 from tunecast.predict import memory
-from tunecast.predict.prediction import OnCard, Prediction
+from tunecast.predict.prediction import OnCard
 from tunecast.report.figures import Figures
+from tunecast.report.html import Beside, timeline_html
 
 
 def require_writable(flag: str, name: str | None) -> None:
@@ -16,31 +19,30 @@ def require_writable(flag: str, name: str | None) -> None:
         return
     path = Path(name)
     folder = path.parent
-    if not name.strip() or path.is_dir():
-        raise UsageError(f"{flag}: got {name!r}; allowed: the name of a file", field=flag)
-    if not folder.is_dir():
-        raise NotResolved(f"{flag}: there is no folder {str(folder)!r}", field=flag)
-    if not os.access(path if path.exists() else folder, os.W_OK):
-        raise NotResolved(f"{flag}: {name!r} cannot be written", field=flag)
-
-
-def write_asked(
-    figures: Figures, held: OnCard, html: str | None, snapshot: str | None, said: Prediction | None = None
-) -> None:
-    """The page and the pickle, where asked for. That of a run that does not fit ends with the allocation that fails."""
     try:
-        if html is not None:
-            from tunecast.report.html import timeline_html
-            from tunecast.report.time_page import time_panel
-            from tunecast.report.traced import SAMPLES, traced_timeline
+        if not name.strip() or path.is_dir():
+            raise UsageError(f"{flag}: got {shown(name)}; allowed: the name of a file", field=flag)
+        if not folder.is_dir():
+            raise NotResolved(f"{flag}: there is no folder {shown(str(folder))}", field=flag)
+        able = os.access(path if path.exists() else folder, os.W_OK)
+    except OSError as error:  # a name too long, a folder one may not look into
+        raise NotResolved(f"{flag}: {shown(name)} cannot be written: {error.strerror}", field=flag) from None
+    except ValueError:
+        raise UsageError(f"{flag}: got {shown(name)}; allowed: the name of a file", field=flag) from None
+    if not able:
+        raise NotResolved(f"{flag}: {shown(name)} cannot be written", field=flag)
 
-            samples = memory.timeline(held.tape, held.settings, SAMPLES)
-            time = None if said is None else time_panel(said.time, said.utilization, said.energy)
-            page = timeline_html(figures, traced_timeline(held.tape, samples, held.peak.event), time)
-            Path(html).write_text(page, encoding="utf-8")
-        if snapshot is not None:
-            from tunecast.report.snapshot import write_snapshot
 
-            write_snapshot(snapshot, held.tape, held.settings, held.capacity_bytes)
-    except OSError as error:
-        raise NotResolved(f"{error.filename} could not be written: {error.strerror}") from None
+def write_asked(figures: Figures, held: OnCard, html: str | None, snapshot: str | None, beside: Beside) -> None:
+    """The page and the pickle, where asked for. That of a run that does not fit ends with the allocation that fails."""
+    if html is not None:
+        from tunecast.report.traced import SAMPLES, traced_timeline
+
+        samples = memory.timeline(held.tape, held.settings, SAMPLES)
+        page = timeline_html(figures, traced_timeline(held.tape, samples, held.peak.event), beside)
+        write_file(Path(html), page, flag="--html")
+    if snapshot is not None:
+        from tunecast.report.snapshot import pickled_snapshot
+
+        content = pickled_snapshot(held.tape, held.settings, held.capacity_bytes)
+        write_file(Path(snapshot), content, flag="--snapshot")

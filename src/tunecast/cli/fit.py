@@ -10,17 +10,19 @@ from pathlib import Path
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import QUIET_S
-from tunecast.cli.largest import is_job_file
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
+from tunecast.cli.usage import COMMON
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
 from tunecast.job.flags import add_job_flags, job_flags, overrides_from
 from tunecast.job.job import Job
+from tunecast.job.readers import is_job_file
 from tunecast.plan.fit import Fit, Solution, fitted
 from tunecast.plan.fit_patch import Patch, patch_of, write
 from tunecast.predict import engines
 from tunecast.predict.ladder import ALLOWED, Harm
 from tunecast.predict.prediction import Predicted
-from tunecast.report.fit import as_flags, fit_dict, fit_text, in_yaml
+from tunecast.report.advice import as_flags, in_yaml
+from tunecast.report.fit import fit_dict, fit_text
 
 USAGE = "tunecast fit JOB [options]"
 DESCRIPTION = """\
@@ -42,9 +44,12 @@ result is told where somebody published it, and by whom.
 Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which card would do.
 """
 
+SHORT = ("--allow", "--patch", "--write", "--json", *COMMON, "--set", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("fit", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("fit", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     made.add_argument(
         "--allow", metavar="WHAT,…", default="", help=f"other training that may be chosen: {', '.join(ALLOWED)}"
@@ -84,7 +89,7 @@ def run(argv: Sequence[str]) -> int:
         from tunecast.cli.told import title_of
 
         told = how_to(chosen, patch, source, masked(chosen, flags))
-        print(fit_text(found, title_of(job), told, terminal_of(sys.stdout)), end="")
+        print(fit_text(found, title_of(job), printable_lines(told), terminal_of(sys.stdout)), end="")
     return 0 if found.fits else DoesNotFit.exit_code
 
 
@@ -160,4 +165,4 @@ def changed(found: Fit, patch: Patch | None, source: str, allow: Sequence[str], 
         return
     backup = write(patch)
     print(patch.diff, end="")
-    print(f"tunecast: {source} changed; as it was: {backup.name} beside it", file=sys.stderr)
+    print(printable(f"tunecast: {source} changed; as it was: {backup.name} beside it"), file=sys.stderr)

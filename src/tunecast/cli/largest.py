@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.terminal import terminal_of
+from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.flags import add_job_flags, overrides_from
@@ -17,7 +17,7 @@ from tunecast.job.job import Job
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.model import ModelConfig, bundled_models, resolve_model
 from tunecast.job.names import METHODS
-from tunecast.job.readers import FORMATS
+from tunecast.job.readers import is_job_file
 from tunecast.predict.engines import the_job
 from tunecast.predict.evidence import evidence_of
 from tunecast.predict.largest import (
@@ -62,9 +62,12 @@ micro-batch that is not given is 1, not trainers' 8.
 
 Overrides = Mapping[str, object]
 
+SHORT = (*COMMON, "--reserve", "--set", "--short", "--json", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("largest", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("largest", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", nargs="?", help="a model, or a job file")
     made.add_argument("--short", action="store_true", help="one line for each method instead of the whole answer")
     add_asking_flags(made)
@@ -186,11 +189,6 @@ def by_method(overrides: Overrides, methods: Sequence[str]) -> Iterator[dict[str
 
 def job_with(model: str, overrides: Overrides) -> Job:
     return job_from_dict(with_overrides({"model": model}, overrides))
-
-
-def is_job_file(source: str) -> bool:
-    path = Path(source)
-    return path.suffix.lower() in FORMATS and path.name != "config.json"
 
 
 def settings_of(jobs: Sequence[Job], model: ModelConfig | None = None) -> Settings:

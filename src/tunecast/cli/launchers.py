@@ -11,7 +11,9 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tunecast.cli.accelerate import Accelerate, accelerate_from
+from tunecast.cli.arguments import positive
 from tunecast.errors import UsageError
+from tunecast.job.knob import shown
 from tunecast.records import dataclass, field, replace
 from tunecast.tape.trace.launch import rank_zero
 
@@ -131,10 +133,10 @@ def _options(words: list[str], alone: set[str]) -> tuple[dict[str, str], list[st
 
 
 def _processes(text: str) -> int:
-    if text.isdecimal() and int(text):
-        return int(text)
+    if (number := positive(text)) is not None:
+        return number
     raise UsageError(
-        f"the launcher's --nproc-per-node is {text!r}, and there is no GPU here to count. "
+        f"the launcher's --nproc-per-node is {shown(text)}, and there is no GPU here to count. "
         "To fix: tunecast trace --nproc-per-node N",
         field="--nproc-per-node",
     )
@@ -143,6 +145,6 @@ def _processes(text: str) -> int:
 def _nodes(text: str) -> int:
     """`4`, or `1:4` of an elastic run, which is taken at its largest."""
     most = text.rpartition(":")[2]
-    if most.isdecimal() and int(most):
-        return int(most)
-    raise UsageError(f"the launcher's --nnodes is {text!r}; allowed: a whole number, or MIN:MAX", field="--nnodes")
+    if (number := positive(most)) is not None:
+        return number
+    raise UsageError(f"the launcher's --nnodes is {shown(text)}; allowed: a whole number, or MIN:MAX", field="--nnodes")

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import io
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeGuard
 
 from tunecast import __version__
-from tunecast.errors import TunecastError, UsageError, nearest
+from tunecast.errors import NotResolved, TunecastError, UsageError, printable
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 DEBUG = "TUNECAST_DEBUG"
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO)
+"""A full disk or quota, a file at its limit, a device that fails, a stream that is closed."""
 GARBAGE_OBJECTS = 100_000
 """New ones before Python looks for cycles among them. A command builds what it keeps: at Python's own 700 it looked 56
 times in a prediction of an 8B job and gave back 2,700 objects, for a twelfth of the time."""
@@ -88,6 +92,11 @@ COMMANDS: Mapping[str, Command] = {
         "measure this machine's GPU; predictions for it then use its own figures",
         "tunecast calibrate",
     ),
+    "completion": Command(
+        "tunecast.cli.completion",
+        "a script that completes commands, flags, models and cards in bash, zsh or fish",
+        "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",
+    ),
 }
 
 
@@ -99,12 +108,13 @@ def help_text() -> str:
         lines += ["", f"  {name:<{width}}  {command.summary}", f"  {'':<{width}}  $ {command.example}"]
     lines += [
         "",
-        "  tunecast COMMAND --help   everything a command can be told",
-        "  tunecast --version        the version",
+        "  tunecast COMMAND --help       what it is mostly told; --help-all: everything, with defaults",
+        "  tunecast --version            the version",
         "",
         "Exit codes: 0 done and it fits, 1 internal error, 2 wrong usage, 3 it does not fit, 4 over the budget or the",
-        "deadline, 5 a model, file or configuration could not be resolved, or tracing reached its time or memory",
-        "limit. Results go to stdout, the rest to stderr.",
+        "deadline, 5 a model, file or configuration could not be resolved, the answer or a file could not be written,",
+        "or tracing reached its time or memory limit, 130 interrupted, 141 nobody reads the answer any more, 143",
+        "terminated. Results go to stdout, the rest to stderr.",
     ]
     return "\n".join(lines)
 
@@ -117,14 +127,19 @@ def command() -> NoReturn:
     code = main()
     if sys.getprofile() is not None or sys.gettrace() is not None:
         sys.exit(code)
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and give its exit code; nothing but that leaves this function."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed by whoever started us: what would be said there is said to nobody
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
     try:
+        if sys.stdout is None:
+            raise NotResolved("could not write the answer: stdout is closed")
         signal.signal(signal.SIGTERM, _terminate)
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a name the terminal cannot show is no reason to fail
@@ -140,10 +155,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say("interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone. Python flushes once more on its way out; let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read our output has gone.
+        _write_no_more()
         return BROKEN_PIPE
     except Exception as error:
+        if is_unwritable(error):
+            _write_no_more()
+            _say(f"error: could not write the answer: {os.strerror(error.errno or 0)}")
+            return NotResolved.exit_code
         _say(internal_error(error))
         if os.environ.get(DEBUG):
             raise
@@ -162,7 +181,7 @@ def without_traceback(message: str) -> str:
 
 def internal_error(error: BaseException) -> str:
     """One line, whatever the message holds."""
-    told = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+    told = printable(" ".join(f"{type(error).__name__}: {error}".split()), 500)
     return f"internal error: {told}. Please report this, with the traceback that {DEBUG}=1 shows."
 
 
@@ -171,14 +190,18 @@ def _run(arguments: list[str]) -> int:
         print(help_text(), file=sys.stderr)
         return UsageError.exit_code
     name, rest = arguments[0], arguments[1:]
+    if name == "help" and rest and rest[0] in COMMANDS:
+        name, rest = rest[0], ["--help"]
     if name in ("-h", "--help", "help"):
         print(help_text())
         return 0
-    if name in ("-V", "--version"):
+    if name in ("-V", "-v", "--version", "version"):
         print(f"tunecast {__version__}")
         return 0
     if name not in COMMANDS:
-        near = nearest(name, COMMANDS)
+        from tunecast.cli.hints import command_hint
+
+        near = command_hint(name, COMMANDS)
         hint = f"; nearest: {near}" if near else ""
         raise UsageError(f"got {name!r}; allowed: {', '.join(COMMANDS)}{hint}. See tunecast --help", field="command")
     from importlib import import_module
@@ -193,5 +216,17 @@ def _terminate(number: int, frame: object) -> NoReturn:
     raise SystemExit(128 + number)
 
 
+def is_unwritable(error: BaseException) -> TypeGuard[OSError]:
+    """Whether what was printed found no room, or no place. Files tell their own failures, by name (job/writer.py)."""
+    return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
+
+
+def _write_no_more() -> None:
+    """Python writes what is left once more on its way out; let that go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _say(text: str) -> None:
-    print(f"tunecast: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # where nobody can be told, the exit code is all there is
+        print(f"tunecast: {text}", file=sys.stderr)

@@ -13,8 +13,9 @@ from tunecast.cli.arguments import Parser, count, number
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import add_filter_flags, add_money_flags, asked_from, rate_from
 from tunecast.cli.terminal import terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable
 from tunecast.hardware.catalog import gpus
+from tunecast.job.writer import write_file
 from tunecast.offers import store
 from tunecast.offers.asked import Asked, Left, asked
 from tunecast.offers.availability import availability, doors
@@ -55,10 +56,15 @@ SCHEMA = "tunecast.offers/1"
 SHOWN = 30
 NAMED = 5
 """Of one's own offers, in a message."""
+SHORT = (
+    *("--gpu", "--gpus", "--provider", "--kind", "--spot", "--no-spot", "--country", "--eu", "--no-cloud-act"),
+    *("--max-usd", "--max-age", "--available", "--eur", "--all", "--json", "--md", "--help-all"),
+)
+"""Flags that --help shows."""
 
 
 def parser() -> Parser:
-    made = Parser("offers", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("offers", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a card, provider, machine or region")
     add_filter_flags(made)
     made.add_argument("--spot", action="store_true", help="as --kind spot")
@@ -145,7 +151,7 @@ def _add(path: Path, today: date, rate: Rate) -> int:
     after = joined(old, new)
     kept_at = store.keep(store.OWN, after)
     replaced = len(old) + len(new) - len(after)
-    print(f"{_counted(len(new))} added: {kept_at}")
+    print(f"{_counted(len(new))} added: {printable(str(kept_at))}")
     _tell(new)
     if replaced:
         print(f"{_counted(replaced)} of before of the same machine replaced")
@@ -168,7 +174,7 @@ def _remove(wanted: Asked, today: date, *, all_of_them: bool) -> int:
             f"offers remove: {len(chosen)} of your own match: {_named(chosen)}. Say more of it, or --all", field="TEXT"
         )
     path = store.keep(store.OWN, (offer for offer in own if offer not in chosen))
-    print(f"{_counted(len(chosen))} removed: {path}")
+    print(f"{_counted(len(chosen))} removed: {printable(str(path))}")
     _tell(chosen)
     return 0
 
@@ -202,10 +208,7 @@ def _write_page(name: str, offers: Sequence[Offer], known: Sequence[Offer], toda
     (offer,) = offers
     where = store.sources().get(offer.source, offer.source)
     page = offer_markdown(offer, where, today, outliers(offers, known).get(offer, ""))
-    try:
-        Path(name).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise NotResolved(f"--md: {name!r} could not be written: {error.strerror}", field="--md") from None
+    write_file(Path(name), page, flag="--md")
 
 
 def _update(rest: Sequence[str], today: date, *, as_json: bool) -> int:

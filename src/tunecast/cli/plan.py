@@ -15,10 +15,11 @@ from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, asked_from, flags_told, rate_from
 from tunecast.cli.terminal import Bar, terminal_of
-from tunecast.errors import DoesNotFit, TunecastError
+from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers.given import fields_given
+from tunecast.job.writer import write_file
 from tunecast.offers import store
 from tunecast.offers.asked import Asked
 from tunecast.offers.offer import RESERVED, SPOT
@@ -83,8 +84,16 @@ def names(text: str) -> list[str]:
     return [name.strip().replace("-", "_") for name in text.split(",") if name.strip()]
 
 
+SHORT = (
+    *("--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--gpu", "--gpus", "--runs", "--json", "--html"),
+    *("--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
+    *("--gradient-checkpointing", "--optimizer", "--stack", "--samples", "--tokens", "--epochs", "--set", "--help-all"),
+)
+"""Flags that --help shows."""
+
+
 def parser() -> Parser:
-    made = Parser("plan", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("plan", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     wanted = made.add_argument_group("what is wanted")
     wanted.add_argument("--within", metavar="TIME", type=duration, help="deadline, such as 6h, from order to model")
@@ -135,11 +144,15 @@ def run(argv: Sequence[str]) -> int:
     for flag, name in (("--html", arguments.html), ("--md", arguments.md)):
         require_writable(flag, name)
     plan, failed = answer(arguments)
-    tell(plan, arguments)
-    if failed is not None:
-        print(f"tunecast: error: {failed.message}", file=sys.stderr)
-        return failed.exit_code
-    return 0
+    tell(plan, arguments, argv)
+    if failed is None:
+        return 0
+    if arguments.json or not plan.choices:  # else the first line of the text says it, in the same words
+        from tunecast.report.plan_words import nothing
+
+        told = nothing(plan) if isinstance(failed, OverBudget) else failed.message
+        print(f"tunecast: error: {told}", file=sys.stderr)
+    return failed.exit_code
 
 
 def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
@@ -262,7 +275,7 @@ def told_of(arguments: argparse.Namespace) -> list[str]:
     return told + ([] if arguments.nodes_up_to is None else [f"--nodes-up-to {arguments.nodes_up_to}"])
 
 
-def tell(plan: Plan, arguments: argparse.Namespace) -> None:
+def tell(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None:
     if arguments.json:
         print(json.dumps(plan.to_dict()), flush=True)
     elif plan.choices:
@@ -271,10 +284,11 @@ def tell(plan: Plan, arguments: argparse.Namespace) -> None:
         terminal = terminal_of(sys.stdout)
         print(text(plan, terminal, details=arguments.details), end="", flush=True)
     if arguments.html is not None:
+        from tunecast.cli.pages import provenance
         from tunecast.report.plan_html import page
 
-        Path(arguments.html).write_text(page(plan), encoding="utf-8")
+        write_file(Path(arguments.html), page(plan, provenance("plan", argv, plan.job)), flag="--html")
     if arguments.md is not None:
         from tunecast.report.plan_md import markdown
 
-        Path(arguments.md).write_text(markdown(plan), encoding="utf-8")
+        write_file(Path(arguments.md), markdown(plan), flag="--md")

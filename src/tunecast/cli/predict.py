@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.main import DEBUG, internal_error, without_traceback
-from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError
+from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
+from tunecast.cli.usage import COMMON
+from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError, printable
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
 from tunecast.job.readers import JobError, job_error, read_jobs
@@ -45,23 +46,25 @@ code itself, in your versions, on tensors without contents: seconds instead of a
 
 Extra = TypeVar("Extra")
 
+LONGEST_ID = 80
+"""Characters of a job's id before what is wrong with it; JSON echoes all of it."""
 FEWEST_SHARED = 8
 """Jobs to be worth further processes."""
 
 SEVERITY = (0, DoesNotFit.exit_code, OverBudget.exit_code, 2, 5, 1)
 """Exit codes from good to bad: a job without an answer is worse than an answer that says no."""
 
+SHORT = (*COMMON, "--set", "--short", "--details", "--json", "--html", "--engine", "--help-all")
+"""Flags that --help shows."""
+
 
 def parser() -> Parser:
-    made = Parser("predict", USAGE, DESCRIPTION, EPILOG)
+    made = Parser("predict", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("jobs", metavar="JOB", nargs="+", help="a job file, or a model")
     made.add_argument(
         "--engine", metavar="NAME", default=DEFAULT_ENGINE,
         help="analytic (the default): the closed form, in a moment; traced: the real training code, in seconds",
     )  # fmt: skip
-    made.add_argument(
-        "--details", action="store_true", help="also the modules and the largest blocks at the peak (always if traced)"
-    )
     made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
     made.add_argument(
         "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
@@ -82,12 +85,23 @@ class How:
     exact: bool
     limits: Limits
     json: bool
+    short: bool
     details: bool
+    with_blocks: bool
+    """Modules and the largest blocks of the peak are shown: the tape is written out for them."""
     advice: bool
     html: str | None
     snapshot: str | None
-    total: int
     calibrated: bool
+    overrides: Mapping[str, object]
+    sources: tuple[str, ...]
+    """Of each job the model or file it was read from; '' where that holds other jobs too."""
+    argv: tuple[str, ...]
+    """As it was typed, for a page that tells where it comes from."""
+
+    @property
+    def total(self) -> int:
+        return len(self.sources)
 
 
 def run(argv: Sequence[str]) -> int:
@@ -98,7 +112,9 @@ def run(argv: Sequence[str]) -> int:
             from tunecast.cli.files import require_writable
 
             require_writable(flag, name)
-    jobs = jobs_of(arguments.jobs, overrides_from(arguments))
+    overrides = overrides_from(arguments)
+    by_source = [(source, list(read_jobs(source, overrides))) for source in arguments.jobs]
+    jobs = [job for _, found in by_source for job in found]
     if len(jobs) > 1 and (arguments.html or arguments.snapshot):
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
     how = How(
@@ -109,13 +125,18 @@ def run(argv: Sequence[str]) -> int:
         arguments.exact,
         limits_from(arguments),
         arguments.json,
+        arguments.short,
+        arguments.details,
         arguments.details or arguments.engine == "traced" or arguments.html is not None,
         # A traced change takes as long as the job itself.
-        not (arguments.no_advice or arguments.json or arguments.engine == "traced"),
+        not (arguments.no_advice or arguments.engine == "traced")
+        and (arguments.html is not None or not (arguments.json or arguments.short)),
         arguments.html,
         arguments.snapshot,
-        len(jobs),
         not arguments.no_calibration,
+        overrides,
+        tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
+        tuple(argv),
     )
     if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
         # Loaded once, before there are several processes.
@@ -133,10 +154,6 @@ def python_of(given: str | None) -> str:
     return tracing_python(given)
 
 
-def jobs_of(sources: Iterable[str], overrides: Mapping[str, object]) -> list[Job | JobError]:
-    return [job for source in sources for job in read_jobs(source, overrides)]
-
-
 def worst(codes: Iterable[int]) -> int:
     return max(codes, key=SEVERITY.index, default=0)
 
@@ -151,12 +168,12 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
         except (BrokenPipeError, KeyboardInterrupt):
             raise
         except Exception as error:
-            if os.environ.get(DEBUG):
+            if is_unwritable(error) or os.environ.get(DEBUG):
                 raise
             job = JobError(job.id, TunecastError.code, None, internal_error(error), TunecastError.exit_code)
     if how.json:
         print(json.dumps(job.to_dict()), flush=True)
-    which = f"{job.id}: " if job.id is not None and how.total > 1 else ""
+    which = f"{printable(str(job.id), LONGEST_ID)}: " if job.id is not None and how.total > 1 else ""
     print(f"tunecast: error: {which}{job.message}", file=sys.stderr, flush=True)
     return job.exit_code
 
@@ -182,16 +199,23 @@ def predicted(job: Job, number: int, how: How) -> int:
     figures = None
     if how.json:
         print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
-    else:
+    if how.json and not how.html and not how.snapshot:
+        return 0 if held.fits else DoesNotFit.exit_code
+    from tunecast.cli.trials import NOTHING, try_around
+
+    tried = try_around(done, how.engine, place) if how.advice else NOTHING
+    if not how.json:
         from tunecast.cli.told import tell
 
-        figures = tell(done, outside, number, how, place)
+        figures = tell(done, outside, tried, number, how)
     if how.html or how.snapshot:
         from tunecast.cli.files import write_asked
-        from tunecast.cli.told import title_of
+        from tunecast.cli.pages import beside_of
+        from tunecast.cli.told import smallest, title_of
         from tunecast.report.traced import card_figures
 
-        write_asked(figures or card_figures(held, said, title_of(job)), held, how.html, how.snapshot, said)
+        figures = figures or card_figures(held, said, title_of(job), least_card=smallest(done))
+        write_asked(figures, held, how.html, how.snapshot, beside_of(done, job, outside, tried, how))
     return 0 if held.fits else DoesNotFit.exit_code
 
 

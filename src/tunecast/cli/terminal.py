@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import TextIO
 
+from tunecast.errors import printable
 from tunecast.report.text import Terminal
 
 NARROWEST, WIDEST = 72, 140
+LONGEST_LABEL = 60
+"""Of a line that is written over: one that wraps is not wiped."""
 
 
 def terminal_of(stream: TextIO, environ: Mapping[str, str] | None = None) -> Terminal:
@@ -36,7 +39,7 @@ class Bar:
     WIDTH = 24
 
     def __init__(self, label: str, *, after_s: float, live: bool = True, stream: TextIO | None = None) -> None:
-        self._label, self._after_s = label, after_s
+        self._label, self._after_s = printable(label, LONGEST_LABEL), after_s
         self._stream = sys.stderr if stream is None else stream
         self._live = live and self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._shown = -1
@@ -67,7 +70,7 @@ class Progress:
     """
 
     def __init__(self, label: str, stream: TextIO | None = None, *, aside: bool = False) -> None:
-        self._label = label
+        self._label = printable(label, LONGEST_LABEL)
         self._aside = aside
         self._stream = sys.stderr if stream is None else stream
         self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"

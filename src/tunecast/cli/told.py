@@ -2,88 +2,165 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
-import time
 from typing import TYPE_CHECKING
 
-from tunecast.cli.asking import QUIET_S
-from tunecast.cli.terminal import Progress, terminal_of
+from tunecast.cli.terminal import terminal_of
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.catalog import meant_by
+from tunecast.hardware.names import card_name
 from tunecast.job.job import Job
-from tunecast.predict import engines
-from tunecast.predict.changes import changes_tried, reserved
+from tunecast.job.readers import is_job_file
+from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
-from tunecast.records import replace
-from tunecast.report.advice import advice_text, best_of
+from tunecast.report.advice import advice_text, as_flags
+from tunecast.report.answer import Sections, answer_text, details_text
+from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
-from tunecast.report.outside import outside_text
-from tunecast.report.text import Terminal, report
-from tunecast.report.time import time_text
+from tunecast.report.outside import host_text, outside_text, outside_warnings
+from tunecast.report.price import rent_words
+from tunecast.report.taken import taken_text
+from tunecast.report.text import Terminal
+from tunecast.report.time import host_words, time_text
 from tunecast.report.traced import card_figures
-from tunecast.tape.build.shapes import only_numbers
+from tunecast.report.verdict import short_line
+from tunecast.units import gib
 
 if TYPE_CHECKING:
     from tunecast.cli.predict import How
+    from tunecast.cli.trials import Tried
+
+METHODS = {"full": "full fine-tune", "lora": "LoRA", "qlora": "QLoRA"}
 
 
-def tell(done: Predicted, outside: Outside | None, number: int, how: How, place: str) -> Figures:
+def tell(done: Predicted, outside: Outside | None, tried: Tried, number: int, how: How) -> Figures:
     """Print the how-manieth job's answer; what it is made of."""
-    from tunecast.cli.predict import extra
-
-    said, held = done.prediction, done.held
-    figures = card_figures(held, said, title_of(done.job), details=how.details, least_card=smallest(done))
+    figures = card_figures(
+        done.held, done.prediction, title_of(done.job), details=how.with_blocks, least_card=smallest(done)
+    )
+    if how.short:
+        print(short_line(figures, done.prediction.time), end="", flush=True)
+        return figures
     terminal = terminal_of(sys.stdout)
-    advice = extra("changes to the job", lambda: advice_on(done, terminal, how, place)) if how.advice else None
-    # Where the training itself does not fit, that loading or evaluation do not either is no news.
-    capacity_bytes = held.capacity_bytes if held.fits else None
-    around = "" if outside is None else outside_text(outside, terminal, capacity_bytes=capacity_bytes)
+    sections = sections_of(done, outside, tried, how, how.sources[number - 1], terminal)
     if number > 1:
         print()
-    clock = time_text(said.time, said.utilization, said.energy, terminal)
-    print(report(figures, terminal, time=clock, advice=advice or "", outside=around), end="", flush=True)
+    text = details_text if how.details else answer_text
+    print(text(figures, terminal, sections), end="", flush=True)
     return figures
 
 
+def is_by_flags(source: str) -> bool:
+    """Whether the job was given by flags, not by a file. `source`: the model or file that holds it alone, else ''."""
+    return bool(source) and not is_job_file(source)
+
+
+def warnings_on(done: Predicted, outside: Outside | None, source: str) -> list[str]:
+    """Where the training itself does not fit, that loading or evaluation do not either is no news."""
+    if outside is None or not done.held.fits:
+        return []
+    evaluates = done.job.run.eval_strategy != "no"
+    return outside_warnings(outside, done.held.capacity_bytes, evaluates=evaluates, flags=is_by_flags(source))
+
+
+def cost_of(tried: Tried) -> str:
+    """Of the whole run, where it says how much data it trains on and its machines are for rent."""
+    return "" if tried.rent is None or tried.rent.bill is None else rent_words(tried.rent)
+
+
+def trust_in(done: Predicted) -> str:
+    return trust(evidence_of(done.job, done.held.gpu.name), timed=done.prediction.time is not None)
+
+
+def sections_of(
+    done: Predicted, outside: Outside | None, tried: Tried, how: How, source: str, terminal: Terminal
+) -> Sections:
+    """What is said besides the memory. `source`: the model or file that holds this job alone, else ''."""
+    said, held, job = done.prediction, done.held, done.job
+    by_flags = is_by_flags(source)
+    advice = (
+        advice_text(tried.changes, terminal, verdict=held.verdict, fit=fit_command(source, how), flags=by_flags)
+        if how.advice
+        else ""
+    )
+    amount = "--samples N or --tokens N" if by_flags else "data.samples or data.tokens"
+    clock = time_text(
+        said.time,
+        said.utilization,
+        said.energy,
+        terminal,
+        fits=held.fits,
+        details=how.details,
+        hint=f"{amount} adds the time of the whole job",
+    )
+    each = " per machine" if job.hardware.nodes > 1 else ""
+    needs = "".join(f"{told.removeprefix('host ')}{each}" for told in host_words(said.utilization))
+    links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
+    return Sections(
+        remarks=remarks_on(done),
+        taken=taken_text(tried.taken, tried.effects, held.verdict, terminal),
+        warnings=warnings_on(done, outside, source),
+        time=clock,
+        cost=cost_of(tried),
+        host=host_text(outside, needs, terminal, links=links),
+        advice=advice,
+        outside="" if outside is None else outside_text(outside, terminal),
+        trust=trust_in(done),
+    )
+
+
+def remarks_on(done: Predicted) -> list[str]:
+    """What belongs to the verdict: which card a name was taken for, and host memory where that decides."""
+    job, card = done.job, done.held.gpu
+    told = []
+    taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
+    if taken is not None:
+        told.append(taken)
+    needs = (done.prediction.utilization or {}).get("host")
+    ram_bytes = None if needs is None else needs.get("ram_bytes")
+    offloads = job.parallel.offload != "none"
+    # Machines have as much RAM as their cards have memory, as a rule and more: what needs more has to be looked for.
+    if ram_bytes is not None and (offloads or ram_bytes > job.hardware.gpus * card.memory_bytes):
+        why = f", where the offloaded {job.parallel.offload.replace('_', ' ')} stay" if offloads else ""
+        told.append(f"also needs {gib(ram_bytes)} of host RAM per machine{why}")
+    return told
+
+
 def smallest(done: Predicted) -> LeastCard:
+    """Large enough at the high end of the range too."""
+    room, needs_bytes = done.held.room, done.prediction.smallest_capacity_bytes
+    if room.needs_bytes:
+        needs_bytes = max(needs_bytes, int(needs_bytes * room.high_bytes / room.needs_bytes))
     # A capacity the job pretends is no card's: what fits into it says nothing about the card it names.
-    tried = {done.held.gpu.name: done.held.fits} if done.job.hardware.capacity_bytes is None else {}
-    card = least_card(done.job, done.prediction.smallest_capacity_bytes, tried)
+    tried = {done.held.gpu.name: room.surely} if done.job.hardware.capacity_bytes is None else {}
+    outside_bytes = done.held.communication.nbytes + done.job.hardware.reserve_bytes
+    card = least_card(done.job, needs_bytes + done.held.communication.nbytes, tried)
     if card is None:
-        return LeastCard(None, largest_memory_bytes(), measured=False)
-    return LeastCard(card.name, card.memory_bytes, context_of(card).measured)
+        return LeastCard(None, largest_memory_bytes() - done.held.context.nbytes - outside_bytes, measured=False)
+    context = context_of(card)
+    return LeastCard(card.name, card.memory_bytes - context.nbytes - outside_bytes, context.measured)
 
 
-def advice_on(done: Predicted, terminal: Terminal, how: How, place: str) -> str:
-    """The changes that help most, each predicted."""
-    began_s = time.monotonic()
-    with Progress(f"trying changes to {done.job.id or done.job.model}{place}") as progress:
-
-        def predict(job: Job) -> Predicted:
-            passed_s = time.monotonic() - began_s
-            if passed_s >= QUIET_S:
-                progress(passed_s)
-            if is_resized(job, done.job):  # what was built for the job serves it
-                return engines.predicted(job, engine=how.engine, timed=True)
-            with only_numbers():
-                return engines.predicted(job, engine=how.engine)
-
-        tried = changes_tried(done.job, done, predict, reserved)
-    fitted = done.held.fits
-    return advice_text(best_of(tried, reserved(done), fitted), terminal, fitted=fitted)
-
-
-def is_resized(job: Job, of: Job) -> bool:
-    """Whether it runs the same program, with other sizes."""
-    lora = replace(job.lora, rank=of.lora.rank, alpha=of.lora.alpha)
-    return replace(job, allocator=of.allocator, seq_len=of.seq_len, lora=lora) == of
+def fit_command(source: str, how: How) -> str:
+    """The same job as it was given; '' where its file holds others too."""
+    return (
+        " ".join(filter(None, ["tunecast fit", source and shlex.quote(source), as_flags(how.overrides)]))
+        if source
+        else ""
+    )
 
 
 def title_of(job: Job) -> str:
-    """`my-run: llama-3.1-8b, qlora, 1 x 2048 tokens on rtx-4090`."""
+    """`my-run: llama-3.1-8b, QLoRA, 1 x 2,048 tokens on 1 x RTX 4090`."""
     name = f"{job.id}: " if job.id is not None else ""
     length = max(job.lengths) if job.lengths else job.seq_len
-    tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length} tokens"
-    cards = job.hardware.gpus * job.hardware.nodes
-    several = f"{cards} " if cards > 1 else ""
-    return f"{name}{job.model}, {job.method}, {tokens}{' each' if several else ''} on {several}{job.hardware.gpu}"
+    tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length:,} tokens"
+    accumulated = f" x {job.grad_accum} accumulated" if job.grad_accum > 1 else ""
+    cards, machines = job.hardware.gpus * job.hardware.nodes, job.hardware.nodes
+    each = " per GPU" if cards > 1 else ""
+    card = f"{cards} x {card_name(gpu_named(job.hardware.gpu).name)}"
+    several = f" in {machines} machines" if machines > 1 else ""
+    return f"{name}{job.model}, {METHODS.get(job.method, job.method)}, {tokens}{accumulated}{each} on {card}{several}"

@@ -13,23 +13,40 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.cli.accelerate import accelerate_config
-from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number, size
+from tunecast.cli.arguments import (
+    Parser,
+    add_output_flags,
+    add_tracing_flags,
+    count,
+    limits_from,
+    number,
+    positive,
+    size,
+)
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.launchers import Launch, launch_from, with_accelerate
 from tunecast.cli.main import DEBUG
+from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError
+from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError, printable_lines
 from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.cluster import Cluster, cards_of
+from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
+from tunecast.job.knob import shown
 from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
+from tunecast.predict.evidence import evidence_for
 from tunecast.predict.modelled import card_of, others_hold
 from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
 from tunecast.records import replace
+from tunecast.report.answer import Sections, answer_text, details_text
+from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, grouped_blocks
-from tunecast.report.text import report
+from tunecast.report.html import Beside
 from tunecast.report.traced import card_figures
+from tunecast.report.verdict import short_line
 from tunecast.tape.op import Tape
 from tunecast.tape.trace.interpreter import has_torch, tracing_python
 from tunecast.tape.trace.request import Answer
@@ -92,9 +109,10 @@ def steps(text: str) -> int:
     """0 stands for all."""
     if text == "all":
         return 0
-    if not text.isdecimal() or not 1 <= int(text) <= 100_000:
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number from 1 to 100000, or all")
-    return int(text)
+    number = positive(text)
+    if number is None or number > 100_000:
+        raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: a whole number from 1 to 100000, or all")
+    return number
 
 
 def run(argv: Sequence[str]) -> int:
@@ -116,14 +134,24 @@ def run(argv: Sequence[str]) -> int:
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
     held = held_of(whole, gpu, arguments, configured, others_of(launch, gpu))
     said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
-    figures = card_figures(held, said, title_of(launch))
+    figures = card_figures(held, said, title_of(launch, gpu))
+    sections = sections_of(held, arguments)
     if arguments.json:
         print(json.dumps(said.to_dict() | {"trace": details(figures, answer)}), flush=True)
+    elif arguments.short:
+        print(short_line(figures), end="", flush=True)
     else:
-        print(report(figures, terminal_of(sys.stdout)), end="", flush=True)
-    write_asked(figures, held, arguments.html, arguments.snapshot)
+        text = details_text if arguments.details else answer_text
+        print(text(figures, terminal_of(sys.stdout), sections), end="", flush=True)
+    beside = Beside(
+        provenance("trace", argv, versions=held.versions, traced=True),
+        said,
+        remarks=tuple(sections.remarks),
+        trust=sections.trust,
+    )
+    write_asked(figures, held, arguments.html, arguments.snapshot, beside)
     if answer.error is not None:
-        print(f"tunecast: {script_stopped(answer)}", file=sys.stderr)
+        print(f"tunecast: {printable_lines(script_stopped(answer))}", file=sys.stderr)
     return 0 if held.fits else DoesNotFit.exit_code
 
 
@@ -133,7 +161,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     if "--" in words:
         at = words.index("--")
         return words[:at], words[at + 1 :]
-    if not any(word in ("-h", "--help") for word in words):
+    if not any(word in ("-h", "--help", "--help-all") for word in words):
         raise UsageError(f"there is no -- before the script. To fix: {USAGE}", field="script")
     return words, []
 
@@ -238,7 +266,9 @@ def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace
     if arguments.reserve:
         told.append(others_hold(arguments.reserve))
     if arguments.gpu is None:
-        told.append(f"no --gpu was named: the {DEFAULT_GPU} is pretended")
+        told.append(f"no --gpu was given: {DEFAULT_GPU} is taken")
+    elif (taken := meant_by(arguments.gpu).note(arguments.gpu)) is not None:
+        told.append(taken)
     if arguments.allocator is None and (conf := alloc_conf()):
         told.append(f"the allocator is configured by the environment: {conf}")
     return told
@@ -270,8 +300,23 @@ def in_short(message: str) -> str:
     return f"{first} ({own[-1][0]}:{own[-1][1]}; {DEBUG}=1 shows more)" if own else first
 
 
-def title_of(launch: Launch) -> str:
-    return " ".join(filter(None, ("-m" if launch.as_module else "", launch.script, *launch.args)))[:200]
+def title_of(launch: Launch, gpu: Gpu) -> str:
+    """`train.py --epochs 3 on 8 x H100 SXM 80 GB`."""
+    words = ("-m" if launch.as_module else "", launch.script, *without_secrets(launch.args))
+    command = " ".join(filter(None, words))[:200]
+    cards = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
+    return f"{command} on {cards} x {card_name(gpu.name)}"
+
+
+def sections_of(held: OnCard, arguments: argparse.Namespace) -> Sections:
+    named = [] if arguments.gpu is not None else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
+    links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
+    several = held.cluster is not None
+    return Sections(
+        remarks=[*named, *links],
+        trust=f"{trust(evidence_for(held.gpu.name, held.stack, None, several), timed=False)}; your script's own "
+        "allocations are followed one by one",
+    )
 
 
 def details(figures: Figures, answer: Answer) -> dict[str, Any]:

@@ -13,11 +13,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tunecast.hardware.links import Link, Node, interconnect, links, network, nodes
+from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.records import dataclass
+from tunecast.units import percent
 
 GEFORCE = ("rtx-3090", "rtx-4090", "rtx-5090")
+BRIDGED = {"rtx-3090": "nvlink3-bridge-ga102"}
+"""GeForce cards that can have an NVLink bridge, which is bought apart: it has to be named."""
 HOME_GBIT_PER_S = 10.0
 """Of a machine of GeForce cards: the Ethernet port of a workstation's board."""
 OFFICE_GBIT_PER_S = 100.0
@@ -184,7 +188,7 @@ def too_many_for_a_machine(gpu: Gpu, gpus: int, machines: int) -> tuple[str, ...
         return ()
     each = next(count for count in range(own.joins, 0, -1) if gpus % count == 0)
     link = own_link(gpu, gpus)
-    told = f"{own.name} joins {own.joins} of them, so {link.name} ({link.bytes_per_s / 1e9:.0f} GB/s a card) is taken"
+    told = f"{own.name} joins {own.joins} of them, so {link.name} ({link.bytes_per_s / 1e9:.0f} GB/s per GPU) is taken"
     fix = f"hardware.nodes: {machines * gpus // each} with hardware.gpus: {each}"
     return (
         f"hardware.gpus: {gpus} {gpu.name} cards in one machine, but {told} between all. To fix: {fix}; or, of a "
@@ -194,8 +198,10 @@ def too_many_for_a_machine(gpu: Gpu, gpus: int, machines: int) -> tuple[str, ...
 
 def pcie_link(gpu: Gpu) -> Link:
     """Peer to peer over the card's slot. No card reaches more than generation 5 yet (ml-engineering, 2026-07)."""
-    found = re.search(r"Gen(\d)", gpu.pcie)
-    return links()[f"pcie{min(5, int(found[1])) if found else 5}-x16"]
+    found = re.search(r"Gen(\d)(?: x(\d+))?", gpu.pcie)
+    generation = min(5, int(found[1])) if found else 5
+    lanes = (found[2] if found else None) or "16"
+    return links().get(f"pcie{generation}-x{lanes}") or links()[f"pcie{generation}-x16"]
 
 
 def reference_node(gpu: Gpu) -> Node | None:
@@ -211,37 +217,41 @@ def _inside(gpu: Gpu, gpus: int, named: str | None) -> tuple[Link, str]:
     if named is not None:
         return interconnect(named), ""
     link = own_link(gpu, gpus)
-    rate = f"{link.bytes_per_s / 1e9:.0f} GB/s a card"
+    rate = f"{link.bytes_per_s / 1e9:.0f} GB/s per GPU"
+    card = card_name(gpu.name)
+    other = "hardware.interconnect says otherwise"
     if link.kind == "host":
-        how = f"{gpu.name} cards reach each other only through host memory"
+        how = f"{card}s exchange data through host memory"
+        if gpu.name in BRIDGED:
+            other = f"with an NVLink bridge: hardware.interconnect: {BRIDGED[gpu.name]}"
     elif link.kind == "pcie":
-        how = f"{gpu.name} cards reach each other peer to peer over PCIe"
+        how = f"{card}s exchange data peer to peer over PCIe"
     elif "bridge" in link.name:
-        how = f"the {gpu.name} cards are joined by NVLink bridges"
+        how = f"{card}s are taken to have NVLink bridges"
     else:
-        how = f"the cards of a machine are joined by {link.name}"
-    return link, f"{how} ({rate}); say otherwise with hardware.interconnect"
+        how = f"the GPUs of a machine are joined by {link.name}"
+    return link, f"{how}, {rate}; {other}"
 
 
 def _between(gpu: Gpu, gpus: int, given: float | None) -> tuple[Link, str]:
     node = reference_node(gpu)
-    say = "clusters differ 40-fold: say yours with hardware.inter_node_gbps"
+    say = "clusters differ 40-fold: set yours with hardware.inter_node_gbps"
     if node is not None and node.fabric is not None and node.inter_node_gbit_per_s is not None:
         fabric, gbit, like = node.fabric, node.inter_node_gbit_per_s / node.gpus, f"{node.name}, a reference design"
     elif gpu.name in GEFORCE:
-        fabric, gbit, like = "ethernet-tcp", HOME_GBIT_PER_S / gpus, "one 10 Gb/s port a machine"
+        fabric, gbit, like = "ethernet-tcp", HOME_GBIT_PER_S / gpus, "one 10 Gb/s port per machine"
     else:
-        fabric, gbit, like = "ethernet-tcp", OFFICE_GBIT_PER_S / gpus, "100 Gb/s a machine"
+        fabric, gbit, like = "ethernet-tcp", OFFICE_GBIT_PER_S / gpus, "100 Gb/s per machine"
     if given is not None:
         link = network(fabric, given)
-        return link, f"of the {given:g} Gb/s a card between machines {_share(link)} is reached, as by {fabric}"
+        return link, f"of the {given:g} Gb/s per GPU between machines {_share(link)} is reached, as by {fabric}"
     link = network(fabric, gbit)
-    told = f"between machines {gbit:g} Gb/s a card over {fabric} ({like}), of which {_share(link)} is reached; {say}"
+    told = f"between machines {gbit:g} Gb/s per GPU over {fabric} ({like}), of which {_share(link)} is reached; {say}"
     return link, told
 
 
 def _share(link: Link) -> str:
-    return f"{link.bytes_per_s / (link.peak_bytes_per_s or link.bytes_per_s):.0%}"
+    return percent(link.bytes_per_s / (link.peak_bytes_per_s or link.bytes_per_s))
 
 
 def _has(gpu: Gpu, link: Link) -> bool:

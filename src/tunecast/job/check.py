@@ -209,6 +209,29 @@ def one_measure_of_data(v: Values) -> str | None:
     return None
 
 
+@rule("run.eval_steps", "run.eval_strategy")
+def steps_between_evaluations(v: Values) -> str | None:
+    if v["run.eval_steps"] is None or v["run.eval_strategy"] == "steps":
+        return None
+    got = f"got {v['run.eval_steps']} with eval_strategy {shown(v['run.eval_strategy'])}"
+    return f"{got}; allowed: null, or with eval_strategy steps; nearest: null"
+
+
+@rule("parallel.virtual_stages", "parallel.pipeline")
+def virtual_stages_of_a_pipeline(v: Values) -> str | None:
+    if v["parallel.virtual_stages"] == 1 or v["parallel.pipeline"] > 1:
+        return None
+    return f"got {v['parallel.virtual_stages']} without a pipeline; allowed: 1, or with pipeline 2 or more; nearest: 1"
+
+
+@rule("parallel.context_kind", "parallel.context")
+def kind_of_a_split_sequence(v: Values) -> str | None:
+    kind = v["parallel.context_kind"]
+    if kind == "ring" or v["parallel.context"] > 1:
+        return None
+    return f"got {kind}, but no sequence is split; allowed: ring, or with context 2 or more; nearest: ring"
+
+
 @rule("hardware.reserve_bytes", "hardware.capacity_bytes")
 def capacity_is_what_is_left(v: Values) -> str | None:
     if not v["hardware.reserve_bytes"] or v["hardware.capacity_bytes"] is None:

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
 from tunecast.errors import UsageError
+from tunecast.job.foreign import fields_meant, plain
 from tunecast.job.job import all_knobs, sections
 from tunecast.job.knob import Kind, shown
 
-_PREFIX = "job:"
+PREFIX = "job:"
 """Of an argument's name in the namespace, so that no command's own argument is taken for a field of the job."""
 
 METAVARS: Mapping[str, str] = {
@@ -26,7 +27,26 @@ METAVARS: Mapping[str, str] = {
     "ints": "N,N,…",
     "ints or text": "N,N,…|…",
     "names": "NAME,…",
+    "choice": "NAME",
 }
+
+
+_GROUPS: Mapping[str, tuple[str, ...]] = {
+    "model and method": ("model", "id", "task", "method", "stack", "transformers_version", "stack_version", "lora.",
+                         "quantization."),
+    "batch and length": ("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing",
+                         "checkpoint_reentrant", "recompute", "offload_activations"),
+    "precision, optimizer and kernels": ("",),
+    "data and run": ("data.", "run."),
+    "hardware": ("hardware.",),
+    "parallel": ("parallel.",),
+}  # fmt: skip
+"""What a field is about: sections by their dot, others by name, and the one that takes the rest."""
+
+
+def group_of(field: str) -> str:
+    named = [title for title, names in _GROUPS.items() if field in names or f"{field.partition('.')[0]}." in names]
+    return named[0] if named else next(title for title, names in _GROUPS.items() if "" in names)
 
 
 class Flag(NamedTuple):
@@ -37,6 +57,8 @@ class Flag(NamedTuple):
     kind: Kind
     help: str
     choices: tuple[str, ...]
+    group: str
+    """Of --help-all and docs/defaults.md."""
 
 
 @cache
@@ -48,7 +70,7 @@ def job_flags() -> tuple[Flag, ...]:
         leaf = name.rpartition(".")[2]
         own = "." not in name or taken[leaf] == 1
         spelled = knob.flag or (leaf if own else name.replace(".", "-"))
-        flags.append(Flag(f"--{spelled.replace('_', '-')}", name, knob.kind, knob.help, knob.choices))
+        flags.append(Flag(f"--{spelled.replace('_', '-')}", name, knob.kind, knob.help, knob.choices, group_of(name)))
     return tuple(flags)
 
 
@@ -57,58 +79,48 @@ def add_job_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()
 
     `without`: flags the command has for its own; `--set` reaches those fields all the same.
     """
-    group = parser.add_argument_group("the job (these win over the file)")
+    groups = {title: parser.add_argument_group(f"{title} (of the job; wins over its file)") for title in _GROUPS}
     for flag in job_flags():
         if flag.flag in without:
             continue
+        group = groups[flag.group]
         help = flag.help.replace("%", "%%")
-        dest = _PREFIX + flag.field
+        dest = PREFIX + flag.field
         if flag.kind == "bool":
             group.add_argument(
                 flag.flag, dest=dest, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=help
             )
             continue
-        metavar = METAVARS.get(flag.kind, "…")
+        metavar = METAVARS.get(flag.kind, "TEXT")
         if flag.kind == "choice" and len(flag.choices) <= 8:
             metavar = "|".join(flag.choices)
         group.add_argument(flag.flag, dest=dest, metavar=metavar, default=argparse.SUPPRESS, help=help)
-    group.add_argument(
-        "--set", dest=_PREFIX, metavar="FIELD=VALUE", action="append", default=[], help="any field, by its name"
-    )
+    parser.add_argument(
+        "--set", dest=PREFIX, metavar="FIELD=VALUE", action="append", default=[],
+        help="any field of the job, by its dotted name or what trainers call it",
+    )  # fmt: skip
 
 
 def overrides_from(arguments: argparse.Namespace) -> dict[str, object]:
     """What the flags set, by dotted name; `--set` comes last and wins."""
     given = vars(arguments)
-    flags = {
-        name.removeprefix(_PREFIX): value
+    flags = [
+        (name.removeprefix(PREFIX), value)
         for name, value in given.items()
-        if name.startswith(_PREFIX) and name != _PREFIX
-    }
-    return flags | assignments(given.get(_PREFIX, []))
+        if name.startswith(PREFIX) and name != PREFIX
+    ]
+    return fields_meant([*flags, *_pairs(given.get(PREFIX, []), "--set")])
 
 
-def field_named(name: str) -> str:
-    """The dotted name of the field that is meant: by that name, by what its flag is called (`rank`, `seq-len`), or by
-    the last part of its name where no other field shares it. As it was given where it means none."""
-    spelled = name.lstrip("-").replace("-", "_")
-    if spelled in all_knobs():
-        return spelled
-    flag = f"--{spelled.replace('_', '-')}"
-    found = [each.field for each in job_flags() if each.flag == flag]
-    found = found or [field for field in all_knobs() if field.rpartition(".")[2] == spelled]
-    return found[0] if len(found) == 1 else spelled
+def assignments(texts: Iterable[str], flag: str = "--set") -> dict[str, object]:
+    """`lora.dropout=0.1` and its like, by dotted name; also `rank=8` and `lora_r=8`. `lora=null` empties a section."""
+    return fields_meant(_pairs(texts, flag))
 
 
-def assignments(texts: Iterable[str]) -> dict[str, object]:
-    """`lora.dropout=0.1`, `rank=64` and their like, by dotted name. `lora=null` empties a section."""
-    found: dict[str, object] = {}
+def _pairs(texts: Iterable[str], flag: str) -> Iterator[tuple[str, object]]:
     for text in texts:
-        name, equals, value = (part.strip() for part in text.partition("="))
-        if not equals or not name:
-            raise UsageError(f"--set: got {shown(text)}; allowed: FIELD=VALUE, such as lora.dropout=0.1", field="--set")
-        if name in sections() and value.lower() in ("null", "none", ""):
-            found[name] = None
-        else:
-            found[field_named(name)] = value
-    return found
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise UsageError(f"{flag}: got {shown(text)}; allowed: FIELD=VALUE, such as lora.dropout=0.1", field=flag)
+        empty = plain(name) in sections() and value.strip().lower() in ("null", "none", "")
+        yield name, None if empty else value.strip()

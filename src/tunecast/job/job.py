@@ -47,7 +47,7 @@ class Job(Section):
         trl("ModelConfig.use_peft", False),
         "what is trained: all, or adapters",
         choices=METHODS,
-        aka=("finetuning_type", "adapter", "use_peft"),
+        aka=("finetuning_type", "adapter", "peft_method"),
     )
     stack: str = field("choice", "transformers", OURS, "whose kernels, casts and loss", choices=STACKS)
     transformers_version: str | None = field(
@@ -78,7 +78,7 @@ class Job(Section):
         "dtype the base weights that are not quantised load in; auto: as the stack does, with transformers and TRL the "
         "checkpoint's own",
         choices=("auto", *DTYPES),
-        aka=("dtype", "torch_dtype"),
+        aka=("dtype", "torch_dtype", "model_dtype"),
     )
     autocast: str | None = field(
         "choice",
@@ -87,7 +87,7 @@ class Job(Section):
         "mixed precision; null for none",
         choices=("bfloat16", "float16"),
         nullable=True,
-        aka=("bf16", "fp16", "mixed_precision"),
+        aka=("amp", "compute_dtype"),
     )
     matmul_dtype: str | None = field(
         "choice",
@@ -96,7 +96,6 @@ class Job(Section):
         "dtype linear layers compute in, where it is lower still",
         choices=("float8", "float4"),
         nullable=True,
-        aka=("fp8",),
     )
     optimizer: str = field(
         "choice",
@@ -104,7 +103,7 @@ class Job(Section):
         transformers("TrainingArguments.optim", "adamw_torch_fused"),
         "transformers' `optim`, or muon; its default holds from torch 2.8 on",
         choices=(*OPTIMIZERS, *OWN_OPTIMIZERS),
-        aka=("optim",),
+        aka=("optim", "optimiser"),
     )
     optimizer_in_backward: bool = field(
         "bool",
@@ -121,13 +120,13 @@ class Job(Section):
         low=0,
         high=1e9,
         null_is=0.0,
-        aka=("grad_clip", "clip_grad_norm"),
+        aka=("grad_clip", "clip_grad_norm", "gradient_clipping"),
     )
     seq_len: int = field(
         "int",
         1024,
         trl("SFTConfig.max_length", 1024),
-        "tokens a row is padded or packed to; the longest of lengths where only those are given",
+        "tokens a row is padded or packed to, 4k for 4096; the longest of lengths where only those are given",
         low=1,
         high=10_000_000,
         aka=(
@@ -138,7 +137,11 @@ class Job(Section):
             "cutoff_len",
             "model_max_length",
             "sequence_length",
+            "seq_length",
+            "context_length",
+            "block_size",
         ),
+        kilo=1024,
     )
     micro_batch: int = field(
         "int",
@@ -147,7 +150,7 @@ class Job(Section):
         "rows a device takes at a time",
         low=1,
         high=1_000_000,
-        aka=("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch"),
+        aka=("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch", "per_device_batch_size", "bs"),
     )
     grad_accum: int = field(
         "int",
@@ -156,14 +159,14 @@ class Job(Section):
         "micro-batches a step",
         low=1,
         high=1_000_000,
-        aka=("gradient_accumulation_steps", "accum"),
+        aka=("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accum"),
     )
     gradient_checkpointing: bool = field(
         "bool",
         True,
         trl("SFTConfig.gradient_checkpointing", True),
         "recompute activations in the backward pass",
-        aka=("activation_checkpointing", "use_gradient_checkpointing"),
+        aka=("activation_checkpointing", "use_gradient_checkpointing", "enable_activation_checkpointing"),
     )
     checkpoint_reentrant: bool | None = field(
         "bool",
@@ -195,7 +198,7 @@ class Job(Section):
         transformers("PreTrainedModel.get_correct_attn_implementation", "sdpa"),
         "attention implementation",
         choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"),
-        aka=("attn_implementation", "flash_attention", "flash_attn"),
+        aka=("attn_implementation", "attn", "attn_impl"),
     )
     kernels: tuple[str, ...] = field(
         "names",
@@ -203,7 +206,6 @@ class Job(Section):
         trl("SFTConfig.use_liger_kernel", False),
         "fused kernels in use",
         choices=("liger", "foak"),
-        aka=("use_liger_kernel", "liger"),
     )
     loss: str | None = field(
         "choice",
@@ -230,6 +232,7 @@ class Job(Section):
         "padded length of each successive micro-batch, cycled; null: always seq_len",
         low=1,
         high=10_000_000,
+        kilo=1024,
         nullable=True,
     )
     data: Data = records.field(

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 from tunecast.errors import UsageError, nearest
+from tunecast.job.names import SAME
 from tunecast.records import dataclass
 from tunecast.units import bytes_from
 
@@ -26,8 +27,11 @@ _NUMBERS = re.compile(r"[0-9 ]+(?:,[0-9 ]+)*")
 _SHORT_SIZE = re.compile(r"[0-9.]{1,15}[kKmMgGtT]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,255}")
 _NULLS = frozenset({"null", "none", "~"})
-_BOOLS = {"true": True, "false": False}
-_NEARLY_BOOLS = {"yes": "true", "on": "true", "1": "true", "no": "false", "off": "false", "0": "false"}
+BOOLS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+"""As YAML, shells and transformers' HfArgumentParser spell them."""
+_SCALED = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([kKmMbBgGtT])")
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:[,_][0-9]{3})+")
+_POWERS = {"k": 1, "m": 2, "b": 3, "g": 3, "t": 4}
 
 
 class Origin(NamedTuple):
@@ -68,7 +72,9 @@ class Knob:
     null_is: Any = None
     """What null stands for, where that is a value of the field's own kind."""
     aka: tuple[str, ...] = ()
-    """What other tools call it: never accepted, only used to point at the right name."""
+    """What other tools call it, with the same values: flags, --set and --to take these names too; files are told."""
+    kilo: int = 0
+    """What k stands for: 1024 of lengths (4k is 4096), 1000 of amounts (20M samples); 0 where none does."""
     flag: str = ""
     """Of the command line, where the field's own name would not do."""
 
@@ -105,13 +111,15 @@ class Knob:
     def _bool(self, given: object) -> bool:
         if isinstance(given, bool):
             return given
-        text = str(given).lower() if isinstance(given, (str, int)) else ""
-        if isinstance(given, str) and text in _BOOLS:
-            return _BOOLS[text]
-        raise self._wrong(given, _NEARLY_BOOLS.get(text[:8]) or nearest(text[:64], _BOOLS))
+        text = given.strip().lower() if isinstance(given, str) else shown(given)
+        if isinstance(given, (str, int)) and text in BOOLS:
+            return BOOLS[text]
+        raise self._wrong(given, nearest(text[:64], ("true", "false")))
 
     def _int(self, given: object) -> int:
         number = _whole(given)
+        if number is None and isinstance(given, str):
+            number = _scaled(given[:64].strip(), self.kilo)
         if number is None:
             raise self._wrong(given, _rounded(given, self.low, self.high))
         return int(self._bounded(given, number))
@@ -150,21 +158,33 @@ class Knob:
         return self._text(given)
 
     def _choice(self, given: object) -> str:
-        if isinstance(given, str) and given in self.choices:
-            return given
+        word = self._word(given)
+        if word is not None:
+            return word
         raise self._wrong(given, nearest(shown(given).strip("'"), self.choices))
+
+    def _word(self, given: object) -> str | None:
+        """One of the choices, in any case, with - or _, or by another name of `SAME`."""
+        if not isinstance(given, str):
+            return None
+        if given in self.choices:
+            return given
+        spelled = given.strip().lower().replace("-", "_").removeprefix("torch.")
+        named = SAME.get(spelled, spelled)
+        return next((choice for choice in self.choices if choice.replace("-", "_") in (spelled, named)), None)
 
     def _names(self, given: object) -> str | tuple[str, ...]:
         """Names in a list, or separated by commas as in a flag, or (where null is the default) one of the words."""
         closed = self.default is not None
         if isinstance(given, str):
-            if not closed and given in self.choices:
-                return given
+            word = self._word(given)
+            if not closed and word is not None:
+                return word
             near = nearest(given[:64], self.choices)
             if not closed and "," not in given and near is not None:
                 raise self._wrong(given, near)
             given = [part.strip() for part in given.split(",")] if given.strip() else []
-        names = self._listed(given)
+        names = [(self._word(name) if closed else None) or name for name in self._listed(given)]
         for name in names:
             if not isinstance(name, str) or not _NAME.fullmatch(name):
                 raise self._wrong(name)
@@ -261,6 +281,17 @@ def _whole(given: object) -> int | None:
     if number is None or not number.is_integer() or abs(number) >= 2**53:
         return None
     return int(number)
+
+
+def _scaled(text: str, kilo: int) -> int | None:
+    """`4k`, `1.5B` (`kilo` says what k is), `20,000`: a whole number, None where it is none."""
+    if _THOUSANDS.fullmatch(text):
+        return int(text.replace(",", "").replace("_", ""))
+    found = _SCALED.fullmatch(text) if kilo else None
+    if found is None:
+        return None
+    number = float(found[1]) * kilo ** _POWERS[found[2].lower()]
+    return int(number) if number.is_integer() and number < 2**53 else None
 
 
 def _rounded(given: object, low: float, high: float) -> str | None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunecast.errors import UsageError, nearest
+from tunecast.errors import UsageError
 from tunecast.job.check import contradictions, settled
 from tunecast.job.fields import REQUIRED
+from tunecast.job.foreign import called, fields_of_meaning, plain, remark, spelling
 from tunecast.job.job import Job, all_knobs, sections
-from tunecast.job.knob import Knob, Problem, Wrong, raise_if_any, shown
+from tunecast.job.knob import Problem, Wrong, raise_if_any, shown
 
 MOST_UNKNOWN_FIELDS = 20
 """Told one by one; a file with more is not a job, and the rest is counted."""
@@ -144,18 +145,18 @@ def job_from_flat(values: Mapping[str, Any], given: frozenset[str] = frozenset()
 
 
 def _unknown(name: str, section: str) -> Problem:
-    """Points at the field meant: one spelled alike, or the one other tools call by this name."""
+    """Points at the field meant: the one other tools call by this name, or one spelled alike."""
     dotted = f"{section}.{name}" if section else name
     leaf = name.rpartition(".")[2]
-    called = next((known for known, knob in all_knobs().items() if leaf in _names(known, knob)), None)
+    idle = remark(leaf)
+    if idle is not None:
+        return Problem(dotted, f"unknown field: {idle}")
     places = [f"{section}.{leaf}" for leaf in _leaves(section)] if section else list(all_knobs()) + list(sections())
-    meant = called or nearest(dotted[:64], places) or nearest(leaf[:64], places)
+    own = next((known for known in all_knobs() if leaf == known.rpartition(".")[2]), None)
+    spelled = spelling(dotted, places) or spelling(leaf, places) or spelling(leaf, called())
+    meant = own or called().get(plain(leaf)) or fields_of_meaning(leaf) or called().get(spelled or "", spelled)
     allowed = ", ".join(_leaves(section)) if section else ", ".join(_leaves(""))
     return Problem(dotted, f"unknown field; allowed: {allowed}" + (f"; nearest: {meant}" if meant else ""))
-
-
-def _names(dotted: str, knob: Knob) -> tuple[str, ...]:
-    return (dotted.rpartition(".")[2], *knob.aka)
 
 
 def _leaves(section: str) -> list[str]:

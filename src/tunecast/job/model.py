@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from tunecast.job.safetensors import Weights
 
 MOST_CONFIG_BYTES = MIB
+BUNDLED = "bundled ("
+"""How the source of a model begins that came with this package."""
 
 # the name in ModelConfig, the names in config.json (the first is the one messages use), the bounds
 _SIZES: Mapping[str, tuple[tuple[str, ...], int, int]] = {
@@ -51,6 +53,8 @@ _MOST_INTEGER = 10**12
 _TEXT_PARTS = ("text_config", "llm_config", "language_config")
 # no intermediate_size, or null: four times the hidden size (transformers, the configurations of these types)
 _FOURFOLD = frozenset({"gpt2", "gptj", "gpt_neo", "gpt_bigcode", "bloom", "falcon", "codegen", "mpt"})
+# one width per layer is allowed (transformers 5.17.0, Gemma3nTextConfig)
+_WIDTHS = frozenset({"gemma3n_text", "gemma3n"})
 _DTYPES = ("float32", "bfloat16", "float16", "float64", "float8_e4m3fn", "float8_e5m2")
 
 
@@ -118,6 +122,10 @@ def model_config(
     whole = _without_code(raw)
     prefix, text = language_part(whole)
     problems = _absurd(whole)
+    if not source.startswith(BUNDLED):
+        from tunecast.job.config_keys import wrong_kinds  # those that come along are checked by a test
+
+        problems += wrong_kinds(whole)
     model_type = text.get("model_type") or whole.get("model_type")
     if not isinstance(model_type, str) or not 0 < len(model_type) <= 64 or not model_type.isprintable():
         problems.append(Problem("model_type", f"got {shown(model_type)}; allowed: the name of an architecture"))
@@ -133,7 +141,8 @@ def model_config(
     tied = _tied(whole, text, model_type, problems)
     dtype = _dtype(whole, text, problems) or _stored_dtype(weights)
     if problems:
-        raise NotResolved("\n".join(f"{source}: {problem}" for problem in problems), field="model")
+        first = {problem.field: problem for problem in reversed(problems)}  # of each key
+        raise NotResolved("\n".join(f"{source}: {problem}" for problem in reversed(first.values())), field="model")
     quantised = whole.get("quantization_config")
     if isinstance(quantised, Mapping):
         notes = (*notes, f"{source}: the checkpoint is stored quantised ({shown(quantised.get('quant_method'))})")
@@ -189,8 +198,8 @@ def _sizes(text: Mapping[str, Any], prefix: str, model_type: str, problems: list
     wrong = set()
     for name, (spellings, low, high) in _SIZES.items():
         key, value = _spelled(text, spellings)
-        if isinstance(value, list) and name == "intermediate_size":
-            value = max((n for n in value if isinstance(n, int)), default=0)  # one width a layer
+        if isinstance(value, list) and name == "intermediate_size" and model_type in _WIDTHS:
+            value = max((n for n in value if _is_whole(n)), default=0)
         sizes[name] = value
         if value is not None and not (_is_whole(value) and low <= value <= high):
             allowed = f"a whole number from {low} to {high}"
@@ -198,13 +207,18 @@ def _sizes(text: Mapping[str, Any], prefix: str, model_type: str, problems: list
             wrong.add(name)
             sizes[name] = None
     _fill(sizes, text, model_type)
+    hidden, heads, kv_heads = sizes["hidden_size"], sizes["heads"], sizes["kv_heads"]
+    if sizes["head_dim"] is None and hidden and heads:
+        given = f"got {heads}; allowed: a divisor of hidden_size, {hidden}, where no head_dim is given"
+        problems.append(Problem(f"{prefix}num_attention_heads", given))
+        wrong.add("head_dim")
     for name in [name for name, value in sizes.items() if value is None and name not in wrong]:
         spellings = _SIZES[name][0]
         if not wrong or name not in ("kv_heads", "head_dim"):  # those follow from others, perhaps the wrong ones
             problems.append(Problem(f"{prefix}{spellings[0]}", f"missing (looked for {', '.join(spellings)})"))
-    heads, kv_heads = sizes["heads"], sizes["kv_heads"]
     if heads and kv_heads and heads % kv_heads:
-        problems.append(Problem(f"{prefix}num_key_value_heads", f"got {kv_heads}; allowed: a divisor of {heads} heads"))
+        given = f"got {kv_heads}; allowed: a divisor of num_attention_heads, {heads}"
+        problems.append(Problem(f"{prefix}num_key_value_heads", given))
     return {name: value or 0 for name, value in sizes.items()}
 
 
@@ -278,7 +292,7 @@ def _local(name: str) -> Path | None:
 
 @lru_cache(maxsize=256)
 def _bundled(name: str, key: str) -> ModelConfig:
-    return model_config(name, bundled_config(key), f"bundled ({key})")
+    return model_config(name, bundled_config(key), f"{BUNDLED}{key})")
 
 
 def _from_hub(name: str, settings: Settings) -> ModelConfig:

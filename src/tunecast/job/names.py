@@ -65,3 +65,26 @@ OPTIMIZERS = (
 )
 OWN_OPTIMIZERS = ("muon",)
 """What transformers has no `optim` name for. muon: torch.optim.Muon for the matrices, AdamW for the rest."""
+
+SAME = {
+    # torch's own short names; `half` and `float` are torch.float16 and torch.float32 (torch/_tensor_docs.py)
+    **{"bf16": "bfloat16", "fp16": "float16", "f16": "float16", "half": "float16"},
+    **{"fp32": "float32", "f32": "float32", "float": "float32", "fp8": "float8", "fp4": "float4", "nvfp4": "float4"},
+    # transformers' attn_implementation, and what its users call it
+    **dict.fromkeys(("fa2", "flash", "flash_attn", "flash_attn_2", "flash_attention", "flash2"), "flash_attention_2"),
+    **dict.fromkeys(("fa3", "flash_attn_3", "flash3"), "flash_attention_3"),
+    # Both adamw_torch and adamw_torch_fused are torch.optim.AdamW; the fused one is what transformers' `optim` is
+    # when nobody says (TrainingArguments.default_optim). The others: the names of OptimizerNames' members.
+    **dict.fromkeys(("adamw", "adamw_fused"), "adamw_torch_fused"),
+    **{"adamw_bnb": "adamw_bnb_8bit", "adamw8bit": "adamw_8bit", "lion": "lion_32bit", "lion8bit": "lion_8bit"},
+    **{"paged_adamw": "paged_adamw_32bit", "paged_adamw8bit": "paged_adamw_8bit", "paged_lion": "paged_lion_32bit"},
+    **{"paged_ademamix": "paged_ademamix_32bit", "rmsprop_8bit": "rmsprop_bnb_8bit"},
+    **dict.fromkeys(("full_finetune", "full_finetuning", "full_parameter", "fft"), "full"),
+    **{"pt": "pretrain", "rm": "reward", "hf": "transformers", "huggingface": "transformers"},
+    **{"llamafactory": "llama_factory", "foundry": "llm_foundry", "all": "all_linear"},
+    # accelerate's fsdp_state_dict_type, fsdp's strategies
+    **{"full_state_dict": "full", "sharded_state_dict": "sharded", "full_shard": "fsdp"},
+    **{"zero_1": "zero1", "zero_2": "zero2", "zero_3": "zero3"},
+    **{"4bit": "nf4", "8bit": "int8"},
+}
+"""Other spellings of a value, in lower case and with _; one counts where the field has what it stands for."""

@@ -47,7 +47,7 @@ class Lora(Section):
         "all-linear where it has no choice of its own",
         choices=("all-linear", "attention"),
         nullable=True,
-        aka=("target_modules", "lora_target", "lora_target_modules"),
+        aka=("target_modules", "lora_target", "lora_target_modules", "lora_modules"),
     )
     dora: bool = field(
         "bool",
@@ -91,7 +91,7 @@ class Quantization(Section):
         choices=("nf4", "fp4", "int8", "gptq"),
         nullable=True,
         flag="quantization",
-        aka=("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "quantization_bit", "quant"),
+        aka=("bnb_4bit_quant_type", "quant", "quant_type", "quantize"),
     )
     double_quant: bool = field(
         "bool",
@@ -117,9 +117,18 @@ class Quantization(Section):
 
 @dataclass(frozen=True)
 class Data(Section):
-    tokens: int | None = field("int", None, OURS, "tokens of the data set", low=1, high=10**16, nullable=True)
+    tokens: int | None = field(
+        "int", None, OURS, "tokens of the data set, 20M for 20 million", low=1, high=10**16, nullable=True, kilo=1000
+    )
     samples: int | None = field(
-        "int", None, OURS, "samples of the data set, instead of tokens", low=1, high=10**13, nullable=True
+        "int",
+        None,
+        OURS,
+        "samples of the data set, instead of tokens",
+        low=1,
+        high=10**13,
+        nullable=True,
+        kilo=1000,
     )
     lengths: tuple[int, ...] | str | None = field(
         "ints or text",
@@ -139,7 +148,7 @@ class Data(Section):
         low=0,
         high=1e6,
         above_low=True,
-        aka=("num_train_epochs", "num_epochs"),
+        aka=("num_train_epochs", "num_epochs", "epoch", "train_epochs"),
     )
     packing: bool = field(
         "bool", False, trl("SFTConfig.packing", False), "samples packed into rows of seq_len", aka=("sample_packing",)
@@ -156,7 +165,6 @@ class Data(Section):
         False,
         transformers("TrainingArguments.train_sampling_strategy", "random"),
         "samples of like length in one batch: train_sampling_strategy group_by_length",
-        aka=("train_sampling_strategy",),
     )
     pad_to_multiple_of: int | None = field(
         "int",
@@ -176,6 +184,7 @@ class Data(Section):
         high=10**9,
         nullable=True,
         aka=("max_tokens",),
+        kilo=1024,
     )
     drop_last: bool = field(
         "bool",
@@ -210,7 +219,14 @@ class Data(Section):
         aka=("dataset_num_proc", "preprocessing_num_workers", "dataset_processes"),
     )
     eval_samples: int | None = field(
-        "int", None, OURS, "samples evaluated on, as long as those trained on", low=1, high=10**13, nullable=True
+        "int",
+        None,
+        OURS,
+        "samples evaluated on, as long as those trained on",
+        low=1,
+        high=10**13,
+        nullable=True,
+        kilo=1000,
     )
 
     def __post_init__(self) -> None:
@@ -296,14 +312,20 @@ class Hardware(Section):
         "h200-sxm-141gb",
         OURS,
         "card, such as h100-sxm-80gb, rtx-4090 or l40s",
-        aka=("device", "accelerator", "gpu_type"),
+        aka=("gpu_type", "gpu_name", "card"),
     )
     gpus: int = field(
-        "int", 1, OURS, "cards of one node", low=1, high=1024, aka=("num_gpus", "nproc_per_node", "gpus_per_node")
+        "int",
+        1,
+        OURS,
+        "cards of one node",
+        low=1,
+        high=1024,
+        aka=("num_gpus", "n_gpus", "gpu_count", "nproc_per_node", "gpus_per_node"),
     )
     nodes: int = field("int", 1, OURS, "machines", low=1, high=100_000, aka=("num_nodes", "nnodes"))
     capacity_bytes: int | None = field(
-        "int", None, OURS, "pretend that the card has this much for the allocator", low=1, high=2**50, nullable=True
+        "bytes", None, OURS, "pretend that the card has this much for the allocator", low=1, high=2**50, nullable=True
     )
     reserve_bytes: int = field(
         "bytes",
@@ -321,7 +343,7 @@ class Hardware(Section):
         OURS,
         "link between the cards of a node, such as nvlink4 or host-pcie4-x16; null: the card's own",
         nullable=True,
-        aka=("nvlink", "intra_node_interconnect"),
+        aka=("intra_node_interconnect",),
     )
     inter_node_gbps: float | None = field(
         "float",

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from os.path import expanduser, join
 from typing import TYPE_CHECKING, Any
 
-from tunecast.errors import NotResolved
+from tunecast.errors import NotResolved, TunecastError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,29 +34,29 @@ def _place(gpu: str, environ: Mapping[str, str]) -> str:
 
 
 def keep(gpu: str, found: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> Path:
-    """Whole or not at all: a reader never sees half a file."""
-    import tempfile
+    from tunecast.job.writer import write_file
 
     path = path_of(gpu, environ)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-        json.dump(found, file, indent=1)
-    os.replace(file.name, path)
+    write_file(path, json.dumps(found, indent=1), folder_too=True)
     return path
 
 
 def kept(gpu: str, environ: Mapping[str, str] = os.environ) -> Calibration | None:
     """None where this machine was never calibrated."""
-    path = _place(gpu, environ)
     try:
-        if os.stat(path).st_size > MOST_BYTES:
-            raise NotResolved(f"{path}: larger than a calibration can be. To fix: tunecast calibrate")
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-    except FileNotFoundError:
+        os.stat(_place(gpu, environ))
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:
-        raise NotResolved(f"{path}: {error}. To fix: tunecast calibrate, or delete it") from error
+    except (OSError, ValueError):  # whoever reads it says why
+        pass
+    from tunecast.job.readers.bounds import bounded_text
+    from tunecast.job.readers.json import parsed
     from tunecast.predict.calibration import calibration_from
 
-    return calibration_from(found, str(found.get("measured", "")) if isinstance(found, dict) else "")
+    path = path_of(gpu, environ)
+    try:
+        found = parsed(bounded_text(path, MOST_BYTES), str(path))
+        return calibration_from(found, str(found.get("measured", "")) if isinstance(found, dict) else "")
+    except TunecastError as error:
+        told = error.message if str(path) in error.message else f"{path}: {error.message}"
+        raise NotResolved(f"{told}. To fix: tunecast calibrate, or delete it") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import date
 
 from tunecast.errors import UsageError, nearest
-from tunecast.hardware.catalog import gpus, known_gpu
+from tunecast.hardware.catalog import gpus, meant_by
 from tunecast.hardware.cluster import own_link
 from tunecast.hardware.links import Link, inside_names, links
 from tunecast.offers.clean import order
@@ -89,8 +89,9 @@ def _tests(wanted: Asked, offers: Iterable[Offer], today: date) -> Iterator[tupl
     if wanted.words:
         yield "TEXT", lambda offer: _is(all(word in _words_of(offer) for word in wanted.words))
     if wanted.gpu is not None:
-        card = known_gpu(wanted.gpu).name
-        yield "--gpu", lambda offer: _is(offer.gpu == card)
+        meant = meant_by(wanted.gpu)
+        cards = {meant.card.name, *(meant.others if meant.is_size else ())}
+        yield "--gpu", lambda offer: _is(offer.gpu in cards)
     if wanted.vendor is not None:
         vendor = _one_of("--vendor", wanted.vendor, {card.vendor for card in gpus().values()})
         yield "--vendor", lambda offer: _is(gpus()[offer.gpu].vendor == vendor)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from tunecast.offers.offer import OWNED, RESERVED, SPOT, Offer
 from tunecast.offers.provider import Provider
-from tunecast.units import GB, HOUR_S
+from tunecast.units import GB, HOUR_S, digits
 
 LONGEST_STEP_S = 3600
 """Taken where a provider does not say how it bills: the longest step any of providers.toml has."""
@@ -126,7 +126,7 @@ def total_cost(
     if offer.kind == SPOT:
         rate = INTERRUPTIONS_PER_HOUR if interruptions_per_hour is None else interruptions_per_hour
         spot = expected_interruptions(phases_s, rate * nodes, checkpoint_every_s, free)
-        lines.append(Line("interruptions", spot.billed_s * usd_per_s, f"{spot.interruptions:.2g} expected"))
+        lines.append(Line("interruptions", spot.billed_s * usd_per_s, f"{digits(spot.interruptions, 2)} expected"))
         if interruptions_per_hour is None:
             between = f"{1 / ROUGH_PER_HOUR:.0f} and {1 / CALM_PER_HOUR:.0f} hours"
             assumptions.append(
@@ -221,14 +221,14 @@ def _add_storage(
     if usd is None:
         usd = STORAGE_USD_PER_GB_MONTH
         assumptions.append(f"what {of.name} takes for storage is not known: {usd} USD per GB and month, as S3")
-    kept = "a month" if seconds == MONTH_S else f"{seconds / HOUR_S:.3g} hours"
+    kept = "a month" if seconds == MONTH_S else f"{digits(seconds / HOUR_S)} hours"
     kept = f"{seconds / 60:.0f} minutes" if seconds < HOUR_S else kept
     told = f"{_size(nbytes)} for {kept}"
     lines.append(Line("storage", nbytes / GB * usd * seconds / MONTH_S, told))
 
 
 def _size(nbytes: float) -> str:
-    return f"{nbytes / GB:,.0f} GB" if nbytes >= 100 * GB else f"{nbytes / GB:.3g} GB"
+    return f"{digits(nbytes / GB)} GB"
 
 
 def _add_egress(lines: list[Line], assumptions: list[str], of: Provider, nbytes: float) -> None:

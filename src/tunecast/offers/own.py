@@ -28,6 +28,7 @@ from tunecast.errors import NotResolved, UsageError, nearest
 from tunecast.hardware.catalog import known_gpu
 from tunecast.hardware.links import interconnect
 from tunecast.hardware.spec import Gpu
+from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.offers.jurisdiction import country
 from tunecast.offers.listing import MOST_GPUS, MOST_USD_PER_HOUR, words
@@ -56,8 +57,12 @@ def own_offers(path: Path, today: date, rate: Rate) -> tuple[Offer, ...]:
         return offers_from(text, str(path))
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: not TOML: {words(str(error), 200)}") from None
+    except RecursionError:
+        raise UsageError(f"{path}: nested too deep") from None
+    except ValueError:  # int() refuses thousands of digits, datetime a day that is none
+        raise UsageError(f"{path}: holds a number or a date that cannot be") from None
     rows = table.get("offer")
     if not isinstance(rows, list) or not rows or not all(isinstance(row, dict) for row in rows) or len(table) > 1:
         raise UsageError(f"{path}: allowed: one [[offer]] or more, and nothing else. See tunecast offers --help")
@@ -154,21 +159,21 @@ def _text(row: Mapping[str, Any], name: str, where: str, default: str | None = N
     value = row.get(name, default)
     if not isinstance(value, str) or (default is None and not value) or ";" in value or ":" in value:
         allowed = "a text without ; and :"
-        raise UsageError(f"{where}: {name}: got {words(repr(value))}; allowed: {allowed}", field=name)
+        raise UsageError(f"{where}: {name}: got {shown(value)}; allowed: {allowed}", field=name)
     return words(value)
 
 
 def _number(row: Mapping[str, Any], name: str, where: str) -> float:
     value = row[name]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
-        raise UsageError(f"{where}: {name}: got {words(repr(value))}; allowed: a number above 0", field=name)
+        raise UsageError(f"{where}: {name}: got {shown(value)}; allowed: a number above 0", field=name)
     return float(value)
 
 
 def _whole(row: Mapping[str, Any], name: str, where: str, most: int, default: int | None) -> int | None:
     value = row.get(name, default)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
-        told = f"got {words(repr(value))}; allowed: a whole number from 1 to {most}"
+        told = f"got {shown(value)}; allowed: a whole number from 1 to {most}"
         raise UsageError(f"{where}: {name}: {told}", field=name)
     return value
 
@@ -176,5 +181,5 @@ def _whole(row: Mapping[str, Any], name: str, where: str, most: int, default: in
 def _day(row: Mapping[str, Any], where: str, today: date) -> date:
     value = row.get("dated", today)
     if not isinstance(value, date) or type(value) is not date:
-        raise UsageError(f"{where}: dated: got {words(repr(value))}; allowed: a day as 2026-11-15", field="dated")
+        raise UsageError(f"{where}: dated: got {shown(value)}; allowed: a day as 2026-11-15", field="dated")
     return value

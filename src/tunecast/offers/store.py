@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import csv
 import os
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from tunecast.errors import NotResolved
 from tunecast.job.readers.bounds import bounded_text
+from tunecast.job.writer import write_file
 from tunecast.offers.clean import order
 from tunecast.offers.offer import Offer
 from tunecast.offers.table import MOST_BYTES, offers_from, text_from
@@ -70,10 +70,12 @@ def is_listed(offer: Offer) -> bool:
 def kept(name: str, environ: Mapping[str, str] = os.environ) -> tuple[Offer, ...]:
     """Of the user's folder; none where there is no such file."""
     path = folder(environ) / name
-    if not path.exists():
-        return ()
     try:
+        if not path.exists():
+            return ()
         return offers_from(bounded_text(path, MOST_BYTES), str(path))
+    except (OSError, ValueError):  # a folder one may not look into, a name too long, a NUL in it
+        raise NotResolved(f"{path}: cannot be read. To fix: XDG_DATA_HOME, or the folder's permissions") from None
     except NotResolved as error:
         raise NotResolved(f"{error.message}. To fix: delete it, or tunecast offers update") from None
 
@@ -83,8 +85,5 @@ def keep(name: str, rows: Iterable[Offer], environ: Mapping[str, str] = os.envir
     text = text_from(sorted(rows, key=order))
     offers_from(text, name)
     path = folder(environ) / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False, encoding="utf-8") as file:
-        file.write(text)
-    os.replace(file.name, path)
+    write_file(path, text, folder_too=True)
     return path

@@ -1,7 +1,8 @@
 """`tunecast offers update`: newer prices, where there is a network. What cannot be trusted leaves the old data whole.
 
-    list by list: fetched (bounded in bytes and seconds) ► read ► cleaned, its prices compared with the other lists' and
-                  with its own of before ► kept if it is not suddenly half as long, and most of its prices are near
+    list by list: fetched (bounded in bytes and seconds, and all of them together in seconds) ► read ► cleaned, its
+                  prices compared with the other lists' and with its own of before ► kept if it is not suddenly half as
+                  long, and most of its prices are near
     then all of them written at once, or nothing
 
 TUNECAST_SKYPILOT_CATALOG and TUNECAST_GPUHUNT_CATALOG name mirrors of the two.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -30,6 +32,8 @@ from tunecast.units import MIB
 SKYPILOT = "https://raw.githubusercontent.com/skypilot-org/skypilot-catalog/master/catalogs/v8"
 GPUHUNT = "https://dstack-gpu-pricing.s3.eu-west-1.amazonaws.com/v2"
 TIMEOUT_S = 30.0
+WHOLE_S = 180.0
+"""For all lists together, however slow the servers: they are some ten megabytes, so half a megabit a second will do."""
 MOST_BYTES = 32 * MIB
 """The longest list at hand, SkyPilot's of AWS, has four megabytes."""
 LEAST_SHARE = 0.5
@@ -43,6 +47,7 @@ class Feeds(NamedTuple):
     skypilot: str = SKYPILOT
     gpuhunt: str = GPUHUNT
     timeout_s: float = TIMEOUT_S
+    whole_s: float = WHOLE_S
 
 
 class Outcome(NamedTuple):
@@ -87,7 +92,7 @@ def update(
     begins: Callable[[str], None] = lambda source: None,
 ) -> Updated:
     """Raises `NotResolved` only where the user's own folder cannot be read or written. `begins` is told each list."""
-    ask = fetch or fetched
+    ask = within(where.whole_s, fetch or fetched)
     old = store.kept(store.FETCHED, environ)
     known = store.with_fetched(old)
     taken: dict[str, tuple[Offer, ...]] = {}
@@ -114,6 +119,19 @@ def update(
         rest = (offer for offer in old if offer.source not in taken)
         path = store.keep(store.FETCHED, (*rest, *(offer for rows in taken.values() for offer in rows)), environ)
     return Updated(tuple(outcomes), path)
+
+
+def within(whole_s: float, ask: Fetch) -> Fetch:
+    """The same with one end for all that is asked. A reply is waited for twice its timeout at most (job/fetch.py)."""
+    ends_s = time.monotonic() + whole_s
+
+    def bounded(url: str, timeout_s: float) -> bytes:
+        left_s = ends_s - time.monotonic()
+        if left_s <= 0:
+            raise NotResolved(f"not asked for: those before it took the {whole_s:.0f} s there are for all lists")
+        return ask(url, min(timeout_s, left_s / 2))
+
+    return bounded
 
 
 def _refusal(offers: int, had: int, prices: int, far_off: int) -> str:

@@ -40,6 +40,7 @@ from tunecast.plan.bounds import (
 from tunecast.plan.recipe import Recipe
 from tunecast.plan.space import Rig, Setting, Space, Split, Spread, ranks_on
 from tunecast.predict import engines
+from tunecast.predict.culprit import config_errors
 from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
@@ -401,14 +402,20 @@ class Estimator:
             while len(self._folds) >= MOST_FOLDS:
                 del self._folds[next(iter(self._folds))]
             try:
-                short = with_few_micro_batches(job)
-                self._folds[key] = fold_job(short, self.config, card_of(rig.card), keeps_ops=not job.lengths)
+                self._folds[key] = self._folded(rig, with_few_micro_batches(job))
             except TunecastError as error:
                 self._folds[key] = error
         found = self._folds[key]
         if isinstance(found, TunecastError):
             raise found
         return found
+
+    def _folded(self, rig: Rig, short: Job) -> Folded:
+        def fold(of: ModelConfig) -> Folded:
+            return fold_job(short, of.raw, card_of(rig.card), keeps_ops=not short.lengths)
+
+        with config_errors(self.model, fold):
+            return fold(self.model)
 
 
 def _plainly_loaded(setting: Setting) -> Setting:

@@ -20,6 +20,7 @@ from tunecast.errors import NotResolved, TunecastError
 from tunecast.job.job import Job
 from tunecast.job.readers import read_jobs
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes
+from tunecast.job.writer import write_file
 
 Overrides = Mapping[str, object]
 SUFFIXES = (".yaml", ".yml", ".json", ".jsonl")
@@ -213,28 +214,11 @@ def write(patch: Patch) -> Path:
     if bounded_bytes(path, MOST_FILE_BYTES) != patch.before.encode("utf-8"):
         raise NotResolved(f"{patch.path}: changed while it was read. To fix: ask again")
     backup = next(name for name in _backups(path) if not name.exists())
-    try:
-        _written(backup, patch.before, path)
-        _written(path, patch.after, path)
-    except OSError as error:
-        raise NotResolved(f"{patch.path}: could not be written: {error.strerror}") from None
+    write_file(backup, patch.before, like=path)
+    write_file(path, patch.after)
     return backup
 
 
 def _backups(path: Path) -> Iterator[Path]:
     yield path.with_name(path.name + BACKUP)
     yield from (path.with_name(f"{path.name}{BACKUP}.{number}") for number in range(1, 10_000))
-
-
-def _written(target: Path, text: str, like: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, like.stat().st_mode & 0o7777)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

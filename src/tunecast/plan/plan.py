@@ -40,6 +40,7 @@ from tunecast.plan.pareto import Point
 from tunecast.plan.savings import savings
 from tunecast.plan.search import FRONT, Found, Outcome, Progress, Search
 from tunecast.plan.space import Freedom, Rig, Space, space_of
+from tunecast.predict.culprit import require_architecture
 from tunecast.predict.evidence import evidence_for, evidence_of
 from tunecast.records import dataclass, replace
 from tunecast.tape.build.fill_in import fill_in_of
@@ -83,6 +84,7 @@ def plan_of(
     assumed: list[str] = []
     model = model or resolve_model(job.model)
     job = fill_in_of(with_data(job, assumed), model)
+    require_architecture(job, model)
     planner = _Planner(job, offers, question, model, progress, bounds)
     limits = question.limits
     outcome, several = planner.widened(limits.within_s)

@@ -200,11 +200,11 @@ static int32_t room_for(Allocator *a, int32_t of, int64_t size) {
             found += a->blocks[at].size;
         if (found >= size) return start;
     }
-    int64_t page = page_of(a, of), length = (a->device_total + a->device_total / 8 + page - 1) / page * page;
+    int64_t page = page_of(a, of), wide = a->device_total + a->device_total / 8;
+    int64_t length = ((wide > size ? wide : size) + page - 1) / page * page;
     int64_t start = (a->next_address + page - 1) / page * page;
     int32_t number = new_block(a);
     if (number == NONE || start > FARTHEST) { PyErr_NoMemory(); return NONE; }
-    if (size > length) { PyErr_SetString(PyExc_OverflowError, "a block larger than the card"); return NONE; }
     a->next_address = start + length + page;
     a->blocks[number] = (Block){start, length, NONE, NONE, of, 0};
     if (put_hole(a, number)) { PyErr_NoMemory(); return NONE; }

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
-from tunecast.job.model import resolve_model
-from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled
+from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
+from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled, unused_fields
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.build.short import fold_job
@@ -20,6 +20,23 @@ if TYPE_CHECKING:
 def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None = None) -> Predicted:
     """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
     model = resolve_model(job.model)
+    if model.source.startswith(BUNDLED):
+        return _analytic(job, model, timed, calibration)
+    from tunecast.predict.culprit import config_errors
+
+    def whole(model: ModelConfig) -> Prediction:
+        return _analytic(job, model, timed, calibration).prediction
+
+    def said() -> Prediction:
+        with config_errors(model, whole):
+            return done.prediction
+
+    with config_errors(model, whole):
+        done = _analytic(job, model, timed, calibration)
+    return Predicted(done.job, model, done.held, said)
+
+
+def _analytic(job: Job, model: ModelConfig, timed: bool, calibration: Calibration | None) -> Predicted:
     unsaid = dtype_assumption(job, model)
     job = fill_in_of(job, model)
     require_modelled(job)
@@ -27,12 +44,13 @@ def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None =
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
     held = job_on_card(job, gpu, folded)
-    assumptions = [f"architecture from {model.source}", *unsaid, *job_assumptions(job, short)]
+    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
+    warnings = (*model.notes, *unused_fields(job))
 
     def said() -> Prediction:
         from tunecast.predict.timing import with_time
 
-        memory = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=model.notes)
+        memory = prediction_of(held, id=job.id, engine="analytic", assumptions=assumptions, warnings=warnings)
         return with_time(memory, job, model, gpu, folded, calibration)
 
     return Predicted(job, model, held, said)

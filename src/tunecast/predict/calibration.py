@@ -93,9 +93,7 @@ def calibration_from(found: Mapping[str, Any], measured: str) -> Calibration:
             start_s=_start(found.get("starts", ())),
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
-        raise NotResolved(
-            f"this is no calibration: {type(error).__name__}: {error}. To fix: tunecast calibrate"
-        ) from error
+        raise NotResolved(f"this is no calibration: {type(error).__name__}: {error}") from error
 
 
 def _sane(value: float, most: float, least: float | None = None) -> float:

@@ -9,9 +9,11 @@ from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict, with_overrides
 from tunecast.predict.ladder import LESS_MEMORY, Overrides
 from tunecast.predict.prediction import Predicted
+from tunecast.predict.room import Verdict
 from tunecast.records import dataclass, replace
 
 Predict = Callable[[Job], Predicted]
+WORST_LAST: tuple[Verdict, ...] = ("fits", "may not fit", "does not fit")
 
 
 @dataclass(frozen=True)
@@ -24,9 +26,14 @@ class Change:
     saves_bytes: int
     """Of what was measured: the least capacity the job completes with, unless asked otherwise; negative where it
     needs more."""
-    fits: bool
+    verdict: Verdict
     group: str = ""
     """Changes of one group are rivals: a job takes one of them."""
+
+    @property
+    def fits(self) -> bool:
+        """By the prediction itself."""
+        return self.verdict != "does not fit"
 
 
 def with_fields(job: Job, overrides: Overrides) -> Job:
@@ -66,7 +73,7 @@ def changes_tried(
             saves = need - measure(after)
         except (UsageError, NotResolved):
             continue
-        fits = after.held.fits
-        if saves > 0 or (fits and not before.held.fits):
-            found.append(Change(overrides, other, saves, fits, rung.group))
-    return sorted(found, key=lambda change: (not change.fits, -change.saves_bytes))
+        verdict = after.held.verdict
+        if saves > 0 or WORST_LAST.index(verdict) < WORST_LAST.index(before.held.verdict):
+            found.append(Change(overrides, other, saves, verdict, rung.group))
+    return sorted(found, key=lambda change: (WORST_LAST.index(change.verdict), -change.saves_bytes))

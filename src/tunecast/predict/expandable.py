@@ -143,6 +143,9 @@ class ExpandableSegments:
     def _room(self, pool: Pool, size: int) -> int:
         """Lowest address with `size` bytes of free blocks and holes in a row; a new range if there is none.
 
+        A request that is wider than a range is out of memory on the card, whose pages end first; without an end
+        (`physical_bytes`) it gets a range of its own width, so that what it would take can be told.
+
         Source   find_expandable_block, 2814-2859. A range is 1 1/8 of the card, in whole pages (ExpandableSegment's
                  constructor, 382-385).
         """
@@ -154,7 +157,7 @@ class ExpandableSegments:
             if end - start >= size:
                 return start
         page = self._page_bytes(pool)
-        length = -(-(self._device_total_bytes + self._device_total_bytes // 8) // page) * page
+        length = -(-max(self._device_total_bytes + self._device_total_bytes // 8, size) // page) * page
         start = -(-self._next_address // page) * page
         self._next_address = start + length + page  # the spare page keeps two ranges from merging
         self._ranges[start] = length

@@ -57,9 +57,8 @@ STEP_MODULE_S, MICRO_BATCH_MODULE_S = 5.6e-6, 5.1e-6
 model.train(), floating_point_ops, zero_grad, clipping and the optimizer's groups all do. CPU time of loops that compute
 nothing, with models of 215 to 2,389 modules, 1 and 4 micro-batches a step, on an AMD EPYC (benchmarks/trainer_loop.py);
 taken to be that of a host which launches every 33 us."""
-LAYER_MODULES, ADAPTER_MODULES, ADAPTED, USUALLY_ADAPTED = 13, 10, 7, 2
-"""Of a Llama's layer; of an adapter beside a projection (PEFT 0.21); projections of a layer, where all are adapted, and
-where PEFT chooses (queries and values)."""
+LAYER_MODULES, ADAPTER_MODULES, ADAPTED = 13, 10, 7
+"""Of a Llama's layer; of an adapter beside a projection (PEFT 0.21); projections of a layer, where all are adapted."""
 
 
 def loop_s(job: Job, layers: int, host: Host) -> float:
@@ -70,7 +69,7 @@ def loop_s(job: Job, layers: int, host: Host) -> float:
     adapters = 0
     if job.method in ("lora", "qlora"):
         targets = job.lora.targets
-        adapters = USUALLY_ADAPTED if targets is None else ADAPTED if isinstance(targets, str) else len(targets)
+        adapters = len(targets) if isinstance(targets, tuple) else ADAPTED
     modules = layers * (LAYER_MODULES + ADAPTER_MODULES * adapters)
     once, each = STEP_S + STEP_MODULE_S * modules, MICRO_BATCH_S + MICRO_BATCH_MODULE_S * modules
     return (once + job.grad_accum * each) * host.launch_s / DEFAULT_HOST.launch_s

@@ -51,7 +51,7 @@ ASSUMED = {
     "every rank and then fills it with zeros on all but the first of a machine. To fix: parallel.load_on_rank_0",
     "fsdp, quantised": "host memory: cpu_ram_efficient_loading leaves quantised weights alone: every rank loads them",
     "fsdp, on rank 0": "host memory: rank 0 alone loads the model; the script makes it of untouched memory on the "
-    "others, and they are sent their parts (cpu_ram_efficient_loading)",
+    "others, which are sent their shards (cpu_ram_efficient_loading)",
     "zero2": "host memory: every rank loads the whole model before DeepSpeed has it",
     "zero3": "host memory: the model is loaded under DeepSpeed's zero.Init, so that no rank holds it whole",
 }
@@ -60,7 +60,7 @@ ON_DRIVES = (
     "(DeepSpeed's buffer_count; buffer_size as large as the largest weight's part needs); {rate}"
 )
 ONE_DRIVE = "read at {:g} and written at {:g} GB/s, as one drive of PCIe 4 (hardware.nvme_bytes_per_s)"
-OFFLOADED = "; with offload, the machine's share of what waits there: {}"
+OFFLOADED = "; plus the machine's share of what is offloaded: {}"
 
 
 class Ranks(NamedTuple):

@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tunecast.errors import UsageError, nearest
+from tunecast.hardware.catalog import meant_by
+from tunecast.hardware.grids import FIELD as COUNTRY
+from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
-from tunecast.job.job import Job
+from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.predict.spreading import RULES as SPREADING
-from tunecast.tape.build.fill_in import DTYPE_OF_STACK
+from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.card import Card
 from tunecast.units import gib
 
@@ -93,7 +96,22 @@ def _adapter_dtype(job: Job) -> str | None:
     return f"got {job.lora.adapter_dtype} with weights_dtype {job.weights_dtype}; allowed: float32, or the weights' own"
 
 
-RULES: Mapping[str, Callable[[Job], str | None]] = {**SPREADING, "lora.adapter_dtype": _adapter_dtype}
+def _country(job: Job) -> str | None:
+    """Asked for only where energy is told, but a name that is none is wrong anywhere."""
+    if job.hardware.country is None:
+        return None
+    try:
+        grid(job.hardware.country)
+    except UsageError as error:
+        return error.message.removeprefix(f"{COUNTRY}: ")
+    return None
+
+
+RULES: Mapping[str, Callable[[Job], str | None]] = {
+    **SPREADING,
+    "lora.adapter_dtype": _adapter_dtype,
+    COUNTRY: _country,
+}
 RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "hardware.gpus": _one_card,
     "matmul_dtype": _elsewhere_only(lambda job: job.matmul_dtype, None),
@@ -110,34 +128,62 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
 def job_assumptions(job: Job, followed: Job) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
     as many micro-batches as its tape has."""
-    told = [f"the figures are the most of {max(6, len(job.lengths or ()))} optimizer steps, from an empty cache on"]
+    told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
+    taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
+    if taken is not None:
+        told.insert(0, taken)
     if job.hardware.reserve_bytes:
         told.append(others_hold(job.hardware.reserve_bytes))
     if followed.grad_accum < job.grad_accum:
-        told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step repeat those before")
+        told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
     if job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
-        told.append("the loss scaler's own few hundred bytes are left out")
+        told.append("the loss scaler's few hundred bytes are left out")
     if job.optimizer.startswith(("galore", "apollo")):
         told.append("optim_target_modules: every linear layer but the head; rank 128")
     if job.matmul_dtype is not None:
-        scales = "one scale a tensor" if job.matmul_dtype == "float8" else "NVFP4"
+        scales = "one scale per tensor" if job.matmul_dtype == "float8" else "NVFP4"
         told.append(f"{job.matmul_dtype}: torchao's linear layers ({scales}), all but the first and the last")
     if job.loss == "chunked" and job.stack == "transformers":
         told.append("chunked loss: the fused head of TRL 1.16, with no label masked out")
     return told
 
 
+_BY_FSDP = "parallel.data", lambda job: job.parallel.data in ("fsdp", "hsdp")
+BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
+    "parallel.fsdp_version": _BY_FSDP,
+    "parallel.reshard_after_forward": _BY_FSDP,
+    "parallel.state_dict_type": _BY_FSDP,
+    "parallel.cpu_ram_efficient_loading": _BY_FSDP,
+    "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
+    "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
+    "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
+    "run.save_steps": ("run.save_strategy", lambda job: job.run.save_strategy == "steps"),
+}
+"""Fields that say how to do what another has to ask for, and whether it does. They are not refused: a plan chooses the
+cards and how the job is spread over them, and then some of them come to count."""
+
+
+def unused_fields(job: Job) -> list[str]:
+    """What was said and changes nothing, each in a line."""
+    values = job.flat()
+    return [
+        f"{field} {shown(values[field])} changes nothing, as {other} is {shown(values[other])}"
+        for field, (other, counts) in BELONGS_TO.items()
+        if values[field] != all_knobs()[field].default and not counts(job)
+    ]
+
+
 def dtype_assumption(job: Job, model: ModelConfig) -> list[str]:
     """Of a job that loads the checkpoint's dtype, where nothing says what that is."""
-    if job.weights_dtype != "auto" or model.dtype is not None or job.stack in DTYPE_OF_STACK:
+    if job.weights_dtype != "auto" or model.dtype is not None or has_own_dtype(job):
         return []
     return ["neither config.json nor weight files say the checkpoint's dtype: float32 (--weights-dtype)"]
 
 
 def others_hold(reserve_bytes: int) -> str:
-    return f"others hold {gib(reserve_bytes)} of the card (--reserve)"
+    return f"other processes hold {gib(reserve_bytes)} of the card (--reserve)"
 
 
 def card_of(gpu: Gpu) -> Card:

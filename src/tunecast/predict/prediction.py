@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
+from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
@@ -22,7 +23,7 @@ from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
 from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
-from tunecast.predict.room import Room, room_within
+from tunecast.predict.room import Room, Verdict, room_within
 from tunecast.records import dataclass
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
@@ -201,7 +202,7 @@ class OnCard:
     @cached_property
     def room(self) -> Room:
         outside_bytes = self.context.nbytes + self.communication.nbytes
-        low_bytes, high_bytes = (end - outside_bytes for end in self._device.range_bytes)
+        low_bytes, high_bytes = (max(0, end - outside_bytes) for end in self._device.range_bytes)
         shown = self.shown
         return room_within(
             (shown.reserved_bytes, low_bytes, high_bytes),
@@ -210,6 +211,11 @@ class OnCard:
             self.fits,
             lambda: self.smallest_capacity_bytes,
         )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The room's, without the search for the least capacity where the replay alone decides."""
+        return self.room.verdict if self.fits else "does not fit"
 
     @cached_property
     def tape(self) -> Tape:
@@ -375,7 +381,7 @@ def _cluster(held: OnCard) -> tuple[str, ...]:
     if held.cluster is None:
         return ()
     low, value, high = held.communication
-    buffers = f"NCCL holds about {gib(value)} beside PyTorch ({gib(low)} to {gib(high)} by its version)"
+    buffers = f"NCCL's buffers take about {gib(value)} outside PyTorch ({gib(low)} to {gib(high)}, by version)"
     return (*held.cluster.assumptions, buffers)
 
 
@@ -388,16 +394,21 @@ def _versions(versions: Mapping[str, str], engine: str) -> list[str]:
 
 def card_warnings(held: OnCard) -> list[str]:
     """What is not known of the card."""
+    unlike = []
+    if held.gpu.vendor == "AMD" and not held.context.measured:
+        unlike.append(
+            "guessed: no AMD GPU was measured; torch's ROCm build has the same allocator, but which kernels run and "
+            "what they borrow is taken from CUDA"
+        )
+    return [*unlike, *context_warnings(held)]
+
+
+def context_warnings(held: OnCard) -> list[str]:
+    """Its bounds are in the range of the prediction."""
     if held.context.measured:
         return []
-    others = []
-    if held.gpu.vendor == "AMD":
-        others.append(
-            "guessed: no AMD card was measured; torch's ROCm build has the same allocator, but its kernels' choices "
-            "and workspaces are taken from CUDA's"
-        )
+    low, high = gib(held.context.low_bytes), gib(held.context.high_bytes)
     return [
-        *others,
-        f"the CUDA context of the {held.gpu.name} was not measured: taken to be the H200's "
-        f"({gib(held.context.nbytes)}; cards hold {gib(held.context.low_bytes)} to {gib(held.context.high_bytes)})",
+        f"the CUDA context of the {card_name(held.gpu.name)} was not measured: taken as the H200's "
+        f"({gib(held.context.nbytes)}; GPUs hold {low} to {high})"
     ]

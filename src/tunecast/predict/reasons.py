@@ -1,4 +1,4 @@
-"""Why a step takes as long as it does, in sentences; and what the host must have to keep the cards fed."""
+"""Why a step takes as long as it does, in sentences; and what the host must have."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from tunecast.predict.runtime import StepTime
 
 NAMES: Mapping[str, str] = {
-    "memory_bound": "moving memory",
-    "recomputation": "computing again",
-    "optimizer": "the optimizer",
-    "launch": "the card waits for the host",
-    "offload": "copies to the host and its optimizer",
-    "nvme": "reading and writing NVMe drives",
-    "communication": "the card waits for other cards",
-    "waiting": "waiting for longer rows",
+    "matrix_products": "matmuls",
+    "memory_bound": "memory-bound ops",
+    "recomputation": "recomputation (gradient checkpointing)",
+    "launch": "GPU waiting for the host",
+    "offload": "offload copies and the optimizer on the CPU",
+    "nvme": "NVMe reads and writes",
+    "communication": "GPU waiting for other GPUs",
+    "waiting": "waiting for the longest rows",
 }
 """Of a step's breakdown, where the name alone does not tell."""
 SHOWN_FROM = 0.02
@@ -59,7 +59,7 @@ def host_needs(job: Job, outside: Outside | None) -> HostNeeds:
 
 
 def parts_told(breakdown_s: Mapping[str, float]) -> str:
-    """`matrix products 61 %, moving memory 29 %, attention 8 %`."""
+    """`matmuls 61 %, memory-bound ops 29 %, attention 8 %`."""
     total = sum(breakdown_s.values())
     shown = sorted(((spent / total, name) for name, spent in breakdown_s.items() if spent > 0), reverse=True)
     return ", ".join(
@@ -73,21 +73,19 @@ def reasons(job: Job, step: StepTime, layers: int | None = None, padding_fractio
     waiting = step.breakdown_s.get("waiting", 0.0) / step.step_s if step.step_s else 0.0
     evens = "packing" if job.data.group_by_length else "group_by_length or packing"
     if waiting >= TOLD_FROM:
-        told.append(
-            f"{percent(waiting)} of a step the cards wait for the one whose rows are longest: {evens} evens them out"
-        )
+        told.append(f"GPUs wait {percent(waiting)} of a step for the one with the longest rows: {evens} evens them out")
     elif padding_fraction >= TOLD_FROM:
-        told.append(f"{percent(padding_fraction)} of what is computed is padding: {evens} saves most of it")
+        told.append(f"{percent(padding_fraction)} of the compute is padding: {evens} saves most of it")
     if job.method != "full" and step.bound_by == "compute":
         done, of = (6, 8) if job.gradient_checkpointing else (4, 6)
         told.append(
-            f"adapters save little time: the frozen weights are multiplied all the same, {done} of {of} FLOPs a "
-            "parameter and token; only their own gradients are not made"
+            f"LoRA saves little time: frozen weights still run forward and backward ({done} of {of} FLOPs per "
+            "parameter per token); only their weight gradients are skipped"
         )
     if job.quantization.format in ("nf4", "fp4") and step.bound_by in ("compute", "memory"):
-        times = "three times" if job.gradient_checkpointing else "twice"
+        times = "3 x" if job.gradient_checkpointing else "2 x"
         told.append(
-            f"4-bit weights are unpacked {times} a micro-batch and computed with in 16 bits: smaller, not faster"
+            f"4-bit weights are dequantized {times} per micro-batch, matmuls run in 16 bits: saves memory, not time"
         )
     return told
 
@@ -98,27 +96,27 @@ def whole_reasons(job: Job, phases_s: Mapping[str, float]) -> list[str]:
     if not total or planning / total < PLANNING_FROM or (job.data.pad_to_multiple_of or 1) >= FEW_LENGTHS:
         return []
     return [
-        f"{percent(planning / total)} of the job goes to lengths that are new to cuDNN's attention, which plans for "
-        f"each: data.pad_to_multiple_of: {FEW_LENGTHS} makes them few"
+        f"{percent(planning / total)} of the job goes to cuDNN planning attention for new sequence lengths: "
+        f"data.pad_to_multiple_of: {FEW_LENGTHS} leaves few of them"
     ]
 
 
 def _bound(job: Job, step: StepTime, layers: int | None) -> str:
     parts = parts_told(step.breakdown_s)
     if step.bound_by == "launch":
-        count = f"{step.kernels:,} kernels a step" if step.kernels else "the step's kernels"
-        each = f" ({step.kernels // (layers * job.grad_accum):,} a layer)" if step.kernels and layers else ""
+        count = f"{step.kernels:,} kernels per step" if step.kernels else "the step's kernels"
+        each = f" ({step.kernels // (layers * job.grad_accum):,} per layer)" if step.kernels and layers else ""
         free = _free_batch(job, step)
-        more = f"; micro_batch {free} takes about as long" if free > job.micro_batch else ""
+        more = f"; micro_batch {free} would take about as long" if free > job.micro_batch else ""
         return (
-            f"launch-bound: the host needs {step.cpu_s:.2f} s to launch {count}{each}, the card "
-            f"{step.gpu_busy_s:.2f} s to run them{more}; compile lowers it"
+            f"launch-bound: the host needs {step.cpu_s:.2f} s to launch {count}{each}, the GPU "
+            f"{step.gpu_busy_s:.2f} s to run them{more}; torch.compile lowers it"
         )
     if step.bound_by == "communication":
-        hidden = ", not all hidden" if step.breakdown_s.get("communication") else ""
-        return f"communication-bound: {step.communication_s:.2f} s of collectives a step{hidden}: {parts}"
+        hidden = ", not all of it hidden" if step.breakdown_s.get("communication") else ""
+        return f"communication-bound: {step.communication_s:.2f} s of collectives per step{hidden}: {parts}"
     idle = 1 - step.gpu_busy_s / step.step_s
-    spare = f"; the card is idle {percent(idle)} of the step" if 1 - idle < IDLE_BELOW else ""
+    spare = f"; the GPU is idle {percent(idle)} of the step" if 1 - idle < IDLE_BELOW else ""
     return f"{step.bound_by}-bound: {parts}{spare}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_traceable
+from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_traceable, unused_fields
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in_of
@@ -41,12 +41,13 @@ def traced(
     short = job if exact else with_few_micro_batches(job)
     tape = trace_job(short, model.raw, card_of(gpu), exact=exact, python=interpreter, limits=limits, progress=progress)
     held = job_on_card(job, gpu, tape)
-    assumptions = [f"architecture from {model.source}", *unsaid, *job_assumptions(job, short)]
+    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
+    warnings = (*model.notes, *unused_fields(job))
 
     def said() -> Prediction:
         from tunecast.predict.timing import with_time
 
-        memory = prediction_of(held, id=job.id, assumptions=assumptions, warnings=model.notes)
+        memory = prediction_of(held, id=job.id, assumptions=assumptions, warnings=warnings)
         # The closed form has the same operations, and what of them a trace does not see: layouts, saved tensors' hooks.
         told = with_time(memory, job, model, gpu)
         if told.time is not None:

@@ -192,7 +192,7 @@ def whole_job(
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
     if outside is None:
-        missing.append("download, load and saving: the files of this job are not known")
+        missing.append("download, loading and saving (the files of this job are not known)")
     else:
         if job.hardware.download_bytes_per_s is not None:
             spans["download"] = _download(outside.loading.host_mapped_bytes, job)
@@ -201,7 +201,7 @@ def whole_job(
         if not writes_parts(job):  # else save_model writes nothing, and the last checkpoint is the result
             spans["final_save"] = _saved(outside.disk.weights_bytes, job, 1)
     if evaluations and job.data.eval_samples is None:
-        missing.append("evaluation: data.eval_samples is not given")
+        missing.append("evaluation (data.eval_samples is not given)")
     elif evaluations and evaluation_s is not None:
         spent = evaluations * evaluation_s
         first = _first_evaluation(job, planning)
@@ -209,7 +209,7 @@ def whole_job(
             spent + first.likely_s, spent * low / mean + first.low_s, spent * high / mean + first.high_s
         )
     elif evaluations:
-        missing.append("evaluation: its forward pass was not priced")
+        missing.append("evaluation (its forward pass was not priced)")
     phases = {name: spans[name].likely_s if name in spans else 0.0 for name in PHASES}
     total = sum(phases.values())
     share = count / epoch.steps
@@ -333,16 +333,16 @@ def _saved(nbytes: int, job: Job, times: int, writers: int = 1) -> Spread:
 def _assumed(job: Job, outside: Outside | None, prepared: Spread) -> list[str]:
     told = []
     if not job.hardware.provisioning_s:
-        told.append("the machine is there: hardware.provisioning_s adds what it takes to get one")
+        told.append("provisioning time not included (hardware.provisioning_s)")
     if outside is not None and job.hardware.download_bytes_per_s is not None:
         rate = job.hardware.download_bytes_per_s / MB
-        told.append(
-            f"the model is downloaded at {rate:.0f} MB/s: hardware.download_bytes_per_s, null where it is there"
-        )
+        told.append(f"model download at {rate:.0f} MB/s (hardware.download_bytes_per_s; null if already on disk)")
     if prepared.likely_s:
         rate, many = TOKENS_PER_S[0], job.data.num_proc
         by = "one process" if many == 1 else f"each of {many} processes"
-        told.append(f"the data is tokenised first, {rate:,.0f} tokens/s by {by}: data.num_proc, data.prepared")
+        told.append(
+            f"tokenization before training at {rate:,.0f} tokens/s by {by} (data.num_proc; data.prepared skips it)"
+        )
     if job.hardware.disk_bytes_per_s is None:
-        told.append("model and checkpoints pass through the page cache: hardware.disk_bytes_per_s for a slower disk")
+        told.append("model and checkpoints go through the page cache (hardware.disk_bytes_per_s for a slower disk)")
     return told

@@ -1,51 +1,94 @@
-"""Which line of a job to attack first: the changes that were tried, the best of each kind, for the terminal."""
+"""What to change first: the changes that were tried, the best of each kind, for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 
+from tunecast.job.flags import job_flags
 from tunecast.predict.changes import Change
+from tunecast.predict.room import Verdict
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
-from tunecast.report.text import DEFAULT, Terminal
+from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.units import gib
 
-TITLE = "Which line to attack first"
+TITLE, TITLE_OF_ONE_THAT_FITS = "What to change first", "What would free memory"
 MOST = 4
 WORTHWHILE_FRACTION = 0.01
 """Of what the job holds: a change that frees less is not worth a line, unless it makes the job fit."""
+EFFECTS: Mapping[Verdict, str] = {
+    "fits": "fits then",
+    "may not fit": "may fit then",
+    "does not fit": "not enough alone",
+}
 
 
-def best_of(changes: Iterable[Change], held_bytes: int, fitted: bool, most: int = MOST) -> list[Change]:
+def best_of(changes: Iterable[Change], held_bytes: int, verdict: Verdict, most: int = MOST) -> list[Change]:
     """The first that matter of changes in the order of their worth, one of each group: the others are its rivals."""
     best: dict[str, Change] = {}
     for change in changes:
-        if change.saves_bytes >= held_bytes * WORTHWHILE_FRACTION or (change.fits and not fitted):
+        helps = verdict != "fits" and change.verdict == "fits"
+        if change.saves_bytes >= held_bytes * WORTHWHILE_FRACTION or helps:
             best.setdefault(change.group or next(iter(change.overrides)), change)
     return list(best.values())[:most]
 
 
-def advice_text(changes: Sequence[Change], terminal: Terminal = DEFAULT, *, fitted: bool) -> str:
-    """`gradient_checkpointing: true   frees 12.30 GiB, fits then`. '' where nothing helps."""
-    if not changes:
-        return ""
-    rows = [(change_in_yaml(change), effect_words(change, fitted=fitted)) for change in changes]
+def advice_text(
+    changes: Sequence[Change], terminal: Terminal = DEFAULT, *, verdict: Verdict, fit: str = "", flags: bool = False
+) -> str:
+    """`--gradient-checkpointing   frees 12.30 GiB, fits then`. '' where nothing helps and nothing is to be asked.
+
+    `fit`: the command that searches for changes together; `flags`: the job was given by flags, not by a file.
+    """
+    rows = [(change_words(change.overrides, flags), effect_words(change, verdict)) for change in changes]
     lines = columns(rows, left=(0, 1))
-    if max(map(len, lines)) > terminal.width:
+    if lines and max(map(len, lines)) > terminal.width:
         lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]
-    return terminal.plain("\n".join([terminal.paint(TITLE, "bold"), *lines]))
+    if fit:
+        lines += [*wrapped([_next(changes, verdict)], "  ", terminal), f"    {shown(fit)}"]
+    title = TITLE_OF_ONE_THAT_FITS if verdict == "fits" and rows else TITLE
+    return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines])) if lines else ""
 
 
-def change_in_yaml(change: Change) -> str:
-    """As it is written into the job's file."""
-    return ", ".join(f"{shown(field)}: {value_in_yaml(value)}" for field, value in change.overrides.items())
+def _next(changes: Sequence[Change], verdict: Verdict) -> str:
+    if verdict == "fits":
+        return "for what makes it faster:"
+    if any(change.verdict == "fits" for change in changes):
+        return "which harms the training least, and what it costs in time:"
+    alone = "no single change is enough; " if changes else ""
+    return f"{alone}for the smallest combination that fits:"
 
 
-def effect_words(change: Change, *, fitted: bool) -> str:
-    frees = f"frees {gib(change.saves_bytes)}" if change.saves_bytes > 0 else "cuts memory up better"
-    if fitted:
-        return frees
-    return f"{frees}, {'fits then' if change.fits else 'not enough by itself'}"
+def effect_words(change: Change, verdict: Verdict) -> str:
+    frees = f"frees {gib(change.saves_bytes)}" if change.saves_bytes > 0 else "fragments memory less"
+    return frees if verdict == "fits" else f"{frees}, {EFFECTS[change.verdict]}"
+
+
+def change_words(overrides: Mapping[str, object], flags: bool) -> str:
+    """As it is typed, or written into the job's file."""
+    return as_flags(overrides) if flags else in_yaml(overrides)
+
+
+def in_yaml(overrides: Mapping[str, object]) -> str:
+    return ", ".join(f"{shown(field)}: {value_in_yaml(value)}" for field, value in overrides.items())
+
+
+def as_flags(overrides: Mapping[str, object]) -> str:
+    """`--gradient-checkpointing --kernels liger`: what the command line takes for the same."""
+    flags = {flag.field: flag for flag in job_flags()}
+    words = []
+    for field, value in overrides.items():
+        if field not in flags:  # a whole section
+            words.append(f"--set {field}=null")
+            continue
+        flag = flags[field].flag
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
+            words.append(f"{flag} {shlex.quote(text)}")
+    return " ".join(words)
 
 
 def value_in_yaml(value: object) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
 from tunecast.records import replace
 from tunecast.report.figures import Figures, short_source, shown
 from tunecast.report.markup import Markup, joined, json_script, tag
-from tunecast.report.moments import Band, Moment, Timeline, steps
+from tunecast.report.moments import AFTER, Band, Moment, Timeline, steps
 from tunecast.report.text import when, words
 from tunecast.units import GIB, KIB, MIB, gib
 
@@ -42,9 +42,7 @@ def colour(role: str) -> str:
 def chart(figures: Figures, timeline: Timeline) -> Markup:
     top_bytes, unit_bytes, ticks = _scale(figures, timeline.moments)
     unit = {GIB: "GiB", MIB: "MiB", KIB: "KiB"}.get(unit_bytes, "B")
-    axis = [
-        tag("span", f"{tick / unit_bytes:g} {unit}", style=f"top:{100 - 100 * tick / top_bytes:.2f}%") for tick in ticks
-    ]
+    axis = [tag("span", f"{tick / unit_bytes:g}", style=f"top:{100 - 100 * tick / top_bytes:.2f}%") for tick in ticks]
     window = tag(
         "div",
         tag(
@@ -61,18 +59,51 @@ def chart(figures: Figures, timeline: Timeline) -> Markup:
         role="img",
         aria_label=f"Memory over the run; the peak is {gib(figures.allocated_bytes)}",
     )
+    across = tag(
+        "div",
+        tag("span", "event 0"),
+        tag("span", "events in order: operations, allocations and releases; not to scale with time"),
+        tag("span", f"{timeline.events:,}"),
+        class_="across",
+    )
     return tag(
         "section",
         tag("h2", "Memory over the run"),
         _zoom(timeline),
         tag(
             "div",
-            tag("div", tag("div", *axis, class_="axis"), window, class_="frame"),
+            tag(
+                "div",
+                tag("div", tag("em", f"{unit} on one GPU"), *axis, class_="axis"),
+                window,
+                across,
+                _phase_key(timeline),
+                class_="frame",
+            ),
             _readout(timeline),
             class_="chart",
         ),
         class_="panel",
     )
+
+
+PHASES: Mapping[str, str] = {
+    "load": "L loading",
+    "forward": "F forward",
+    "backward": "B backward",
+    "clip": "C gradient clipping",
+    "optimizer": "O optimizer",
+    "other": "– in between",
+}
+"""In the strip over the picture: where a phase is too narrow for its name, its letter stands there."""
+
+
+def _phase_key(timeline: Timeline) -> Markup:
+    drawn = {band.phase for band in timeline.bands}
+    key = [tag("span", meaning) for phase, meaning in PHASES.items() if phase in drawn]
+    if any(not band.phase for band in steps(timeline.bands)):
+        key.append(tag("span", "steps are counted from 0: step 0 is the first optimizer step"))
+    return tag("div", *key, class_="key phase-key")
 
 
 def _scale(figures: Figures, moments: Sequence[Moment]) -> tuple[int, int, list[int]]:
@@ -93,10 +124,14 @@ def _scale(figures: Figures, moments: Sequence[Moment]) -> tuple[int, int, list[
 def _strip(name: str, bands: Iterable[Band], events: int) -> Markup:
     spans = []
     for band in bands:
-        label = band.phase or f"step {band.step}"
+        label = "after the last step" if band.phase == AFTER else band.phase or f"step {band.step}"
+        short = PHASES[band.phase][0] if name == "phases" and band.phase in PHASES else str(band.step)
+        if name == "steps" and band.phase:
+            short = ""
         place = f"left:{100 * band.begin / events:.4f}%;width:{100 * (band.end - band.begin) / events:.4f}%"
-        title = when(band.phase, band.step) if band.phase else label
-        spans.append(tag("span", tag("b", label), class_=label.partition(" ")[0], style=place, title=title))
+        title = when(band.phase, band.step) if band.phase not in ("", AFTER) else label
+        inside = (tag("b", label), tag("i", short, aria_hidden="true"))
+        spans.append(tag("span", *inside, class_=label.partition(" ")[0], style=place, title=title))
     return tag("div", *spans, class_=f"strip {name}")
 
 
@@ -169,7 +204,7 @@ def _capacity_label(figures: Figures, top_bytes: int) -> Markup:
 
 
 def _zoom(timeline: Timeline) -> Markup:
-    wholes = steps(timeline.bands)
+    wholes = [band for band in steps(timeline.bands) if band.phase != AFTER]
     if len(wholes) < 2:
         return Markup()
     choices = [("Whole run", 0, timeline.events)]

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from tunecast.errors import printable
+from tunecast.predict.room import Room, Verdict
 from tunecast.records import dataclass, field
 from tunecast.units import gib
 
@@ -37,12 +39,12 @@ class LiveBlock(NamedTuple):
 
 
 class LeastCard(NamedTuple):
-    """The smallest card that is large enough."""
+    """The smallest card that is large enough, at the high end of the prediction's range too."""
 
     name: str | None
     """None where no card is."""
-    memory_bytes: int
-    """Of that card; of the largest one where no card is large enough."""
+    usable_bytes: int
+    """What PyTorch can use of that card; of the largest one where no card is large enough."""
     measured: bool
     """Whether any run was measured on it."""
 
@@ -75,16 +77,19 @@ class Figures:
     communication_bytes: int = 0
     """Held by NCCL, where there are several ranks."""
     gpu: str | None = None
-    capacity_bytes: int | None = None
-    """What the caching allocator may hold on that card."""
+    room: Room | None = None
+    """What it needs of what PyTorch can use on that card: the verdict."""
+    pretended: bool = False
+    """The capacity was given, and is not the card's."""
     others_bytes: int = 0
     """Of that card, held by a display or other processes."""
-    fits: bool | None = None
     smallest_capacity_bytes: int | None = None
     least_card: LeastCard | None = None
     stopped_by: LiveBlock | None = None
     """The allocation that found no room, when it does not fit."""
     assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    """What may make the figures wrong, or keep the run from them."""
     guesses: tuple[str, ...] = ()
     """What had to be guessed or could not be traced. With any, the figures are an estimate."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -97,6 +102,20 @@ class Figures:
     @property
     def word(self) -> str:
         return "estimate" if self.guesses else "exact"
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """None when no card was named."""
+        return None if self.room is None else self.room.verdict
+
+    @property
+    def fits(self) -> bool | None:
+        return None if self.room is None else self.room.fits
+
+    @property
+    def capacity_bytes(self) -> int | None:
+        """What the caching allocator may hold on that card."""
+        return None if self.room is None else self.room.capacity_bytes
 
     @property
     def device_bytes(self) -> int | None:
@@ -116,18 +135,6 @@ class Figures:
         """What lies on the card besides PyTorch's memory, in words."""
         nccl = f" and {gib(self.communication_bytes)} of NCCL" if self.communication_bytes else ""
         return f"with {gib(self.context_bytes or 0)} of CUDA context{nccl}"
-
-    @property
-    def margin_bytes(self) -> int | None:
-        """Room to spare, or missing when negative.
-
-        Measured against the least capacity that completes: what PyTorch keeps cached on a large card it gives back
-        on a small one. Whether the run fits is `fits`, which was replayed with this very capacity.
-        """
-        if self.capacity_bytes is None:
-            return None
-        need_bytes = self.reserved_bytes if self.smallest_capacity_bytes is None else self.smallest_capacity_bytes
-        return self.capacity_bytes - need_bytes
 
 
 OUTSIDE = "(outside any module)"
@@ -200,12 +207,9 @@ def _pattern(name: str) -> str:
     return ".".join("*" if _NUMBER.fullmatch(part) else part for part in name.split("."))
 
 
-_UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-
-
 def shown(text: str) -> str:
-    """Names come from scripts that are not ours: none may move the cursor, colour the screen or reverse a line."""
-    return _UNSHOWN.sub("\N{REPLACEMENT CHARACTER}", text)
+    """Names come from scripts that are not ours."""
+    return printable(text)
 
 
 def short_source(source: str, length: int = 0) -> str:

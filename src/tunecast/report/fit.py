@@ -6,11 +6,10 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunecast.job.flags import job_flags
 from tunecast.job.job import Job
 from tunecast.plan.fit import Effect, Fit, Frugal, Solution, State, Wanting
 from tunecast.predict.ladder import Harm, Overrides
-from tunecast.report.advice import value_in_yaml
+from tunecast.report.advice import in_yaml
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal
@@ -242,24 +241,6 @@ def state_words(state: State) -> str:
     if room.fits and not room.surely:
         told += ", which does not fit"
     return told + ("" if state.step_s is None else f"; a step {duration(state.step_s)}")
-
-
-def in_yaml(overrides: Overrides) -> str:
-    return ", ".join(f"{shown(field)}: {value_in_yaml(value)}" for field, value in overrides.items())
-
-
-def as_flags(overrides: Overrides) -> str:
-    """`--gradient-checkpointing --kernels liger`: what the command line takes for the same."""
-    flags = {flag.field: flag for flag in job_flags()}
-    words = []
-    for field, value in overrides.items():
-        flag = flags[field]
-        if isinstance(value, bool):
-            words.append(flag.flag if value else flag.flag.replace("--", "--no-", 1))
-        else:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            words.append(f"{flag.flag} {text}")
-    return " ".join(words)
 
 
 def _table(rows: Sequence[tuple[str, str]], terminal: Terminal) -> list[str]:

@@ -1,4 +1,4 @@
-"""One page that shows a run's memory over time: no server, no network, no library, nothing loaded from anywhere.
+"""One page that shows a job's memory over its run: no server, no network, no library, nothing loaded from anywhere.
 
 The picture is drawn here, as SVG, so the page is whole in a viewer that runs no scripts; `page/timeline.js` only adds
 what the pointer tells and the zoom to a step. Every name on it comes from somebody's script: `markup` escapes them, and
@@ -7,119 +7,72 @@ the page's own policy forbids any script but ours, by its hash, should that ever
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from pathlib import Path
-
+from tunecast.predict.changes import Change
+from tunecast.predict.outside import Outside
+from tunecast.predict.prediction import Prediction
+from tunecast.records import dataclass
+from tunecast.report.advice_page import advice_panel, taken_panel
 from tunecast.report.chart import chart, chart_data, colour, stacked, swatch
+from tunecast.report.document import Provenance, document, panel, reproduction
 from tunecast.report.figures import Alike, Figures, grouped_blocks, grouped_modules, short_source, top
 from tunecast.report.markup import Markup, breakable, tag
 from tunecast.report.moments import Timeline
-from tunecast.report.text import verdict_lines, when, words
+from tunecast.report.outside_page import outside_panel
+from tunecast.report.text import when, words
+from tunecast.report.time_page import time_panel
+from tunecast.report.verdict_page import header, verdict_panel
 from tunecast.units import gib
 
-FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Drawn by tunecast, allocation by allocation."
+FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Ranges hold in four of five cases. Drawn by tunecast."
 
 
-def timeline_html(figures: Figures, timeline: Timeline, time: Markup | None = None) -> str:
-    """The page, as text to write to a file in UTF-8. `time` is a panel made elsewhere (report/time_page.py)."""
-    drawn = stacked(timeline)
-    script = asset("timeline.js")
+@dataclass(frozen=True)
+class Beside:
+    """What a page shows beside its memory, as far as it is known."""
+
+    made: Provenance | None = None
+    said: Prediction | None = None
+    """For time, utilization and energy."""
+    outside: Outside | None = None
+    changes: tuple[Change, ...] = ()
+    """The best of each kind, each predicted."""
+    fit_command: str = ""
+    """What finds the smallest set of changes."""
+    by_flags: bool = False
+    """The job was given by flags, not by a file: so are changes to it."""
+    taken: tuple[str, ...] = ()
+    """What the job does not say, and what other values of it would change."""
+    cost: str = ""
+    """Of the whole run."""
+    remarks: tuple[str, ...] = ()
+    """Sentences that belong to the verdict."""
+    warnings: tuple[str, ...] = ()
+    """Beside those of the figures."""
+    trust: str = ""
+    """How far the figures are to be trusted."""
+
+
+def timeline_html(figures: Figures, timeline: Timeline, beside: Beside | None = None) -> str:
+    """The page, as text to write to a file in UTF-8."""
+    beside = beside or Beside()
+    said, drawn = beside.said, stacked(timeline)
     body = tag(
         "body",
-        _header(figures),
-        _headline(figures),
+        header(figures, beside.made),
+        verdict_panel(figures, beside.remarks, beside.warnings, beside.trust),
+        taken_panel(beside.taken, beside.cost),
+        advice_panel(beside.changes, beside.fit_command, figures.verdict, flags=beside.by_flags),
         chart(figures, drawn),
         tag("div", _composition(figures), _modules(figures), class_="halves"),
+        Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.fits),
+        outside_panel(beside.outside),
         _blocks(figures),
-        time or Markup(),
         _notes(figures),
+        reproduction(beside.made),
         tag("footer", FOOTER),
         chart_data(drawn),
-        Markup(f"<script>{script}</script>"),
     )
-    return document(f"{figures.title} · memory", asset("timeline.css"), body, script)
-
-
-def document(title: str, style: str, body: Markup, script: str = "") -> str:
-    """A whole page. Its policy lets no script run but this one, and loads nothing."""
-    allowed = f"; script-src '{_hash(script)}'" if script else ""
-    policy = f"default-src 'none'; style-src 'unsafe-inline'{allowed}"
-    head = tag(
-        "head",
-        Markup('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
-        Markup(f'<meta http-equiv="Content-Security-Policy" content="{policy}">'),
-        tag("title", title),
-        Markup(f"<style>\n{style}</style>"),
-    )
-    return f'<!doctype html>\n<html lang="en">{head}{body}</html>\n'
-
-
-def asset(name: str) -> str:
-    return (Path(__file__).parent / "page" / name).read_text(encoding="utf-8")
-
-
-def _hash(script: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-
-
-def _header(figures: Figures) -> Markup:
-    versions = " · ".join(f"{name} {version}" for name, version in sorted(figures.versions.items()))
-    word = tag("span", figures.word, class_="pill good" if figures.word == "exact" else "pill warn")
-    return tag("header", tag("h1", figures.title), word, tag("p", versions) if versions else Markup())
-
-
-def _headline(figures: Figures) -> Markup:
-    more_bytes = figures.reserved_bytes - figures.allocated_bytes
-    cards = [
-        ("Peak allocated", figures.allocated_bytes, when(figures.peak_phase, figures.peak_step)),
-        ("Reserved by PyTorch", figures.reserved_bytes, f"{gib(more_bytes)} more than the peak in use"),
-    ]
-    if figures.device_bytes is not None and figures.context_bytes is not None:
-        cards.append(("On the card", figures.device_bytes, figures.outside))
-    if figures.smallest_capacity_bytes is not None:
-        cards.append(("Least capacity", figures.smallest_capacity_bytes, "with less the run does not complete"))
-    items = (
-        tag("div", tag("dt", name), tag("dd", gib(nbytes), tag("small", note), class_="number"))
-        for name, nbytes, note in cards
-    )
-    return tag("section", tag("dl", *items, class_="cards"), _meter(figures), class_="panel")
-
-
-def _meter(figures: Figures) -> Markup:
-    """The card as a bar: in use at the peak, cached, context, free; where the card ends when it does not fit."""
-    verdict = verdict_lines(figures)
-    if not verdict or figures.capacity_bytes is None:
-        return Markup()
-    context_bytes = (figures.context_bytes or 0) + figures.communication_bytes
-    card_bytes = figures.capacity_bytes + context_bytes
-    parts = [
-        ("context", context_bytes, "CUDA context, NCCL" if figures.communication_bytes else "CUDA context"),
-        ("allocated", figures.allocated_bytes, "in use at the peak"),
-        ("allocator", figures.reserved_bytes - figures.allocated_bytes, "kept by the allocator"),
-    ]
-    whole_bytes = max(card_bytes, sum(nbytes for _, nbytes, _ in parts))
-    bars = [tag("i", class_=name, style=f"width:{100 * nbytes / whole_bytes:.3f}%") for name, nbytes, _ in parts]
-    if whole_bytes > card_bytes:
-        bars.append(tag("i", class_="beyond", style=f"width:{100 - 100 * card_bytes / whole_bytes:.3f}%"))
-    pill = tag("span", "fits" if figures.fits else "does not fit", class_="pill good" if figures.fits else "pill bad")
-    sentence = verdict[0].partition(": ")[2]
-    if not figures.fits:
-        parts.append(("beyond", whole_bytes - card_bytes, "beyond the card"))
-    key = (
-        tag("span", tag("i", class_=f"swatch {name}"), f"{label} {gib(nbytes)}")
-        for name, nbytes, label in parts
-        if nbytes
-    )
-    stops = tag("p", verdict[1][0].upper() + verdict[1][1:], class_="muted") if verdict[1:] else Markup()
-    return tag(
-        "div",
-        tag("p", pill, " " + sentence),
-        stops,
-        tag("div", *bars, class_="track"),
-        tag("div", *key, class_="key"),
-        class_="meter",
-    )
+    return document(f"{figures.title} · memory", ["timeline.css"], body, ["common.js", "timeline.js"])
 
 
 def _composition(figures: Figures) -> Markup:
@@ -185,28 +138,32 @@ def _times(count: int) -> str:
 
 
 def _blocks(figures: Figures, count: int = 16) -> Markup:
-    rows = [_block_row(alike) for alike in grouped_blocks(figures.blocks)[:count]]
+    """With the lines of code that made them, where there are any: the closed form runs no code that has some."""
+    has_lines = any(block.source for block in figures.blocks)
+    rows = [_block_row(alike, has_lines) for alike in grouped_blocks(figures.blocks)[:count]]
     if not rows:
         return Markup()
-    names = (tag("th", name) for name in ("Memory", "For", "Made by", "At"))
+    names = (tag("th", name) for name in ("Memory", "For", "Made by", "Line, module" if has_lines else "Module"))
     table = tag("table", tag("thead", tag("tr", *names)), tag("tbody", *rows), class_="blocks")
-    return tag("section", tag("h2", "Largest blocks alive at the peak"), table, class_="panel")
+    return panel("Largest blocks alive at the peak", table)
 
 
-def _block_row(alike: Alike) -> Markup:
+def _block_row(alike: Alike, has_lines: bool) -> Markup:
     block, times = alike
     each = tag("small", f"{times} x {gib(block.nbytes)}") if times > 1 else Markup()
-    source = breakable(short_source(block.source)) or "line not known"
+    module = breakable(block.module)
+    if has_lines:
+        source = breakable(short_source(block.source)) or "line not known"
+        line = tag("span", source, title=block.source or None, class_="mono")
+        where = tag("td", line, tag("small", module, class_="mono"))
+    else:
+        where = tag("td", module, class_="mono")
     return tag(
         "tr",
         tag("td", gib(alike.nbytes), each, class_="number"),
         tag("td", swatch(block.role), words(block.role), class_="role"),
         tag("td", tag("span", block.op or "allocated", class_="mono"), tag("small", when(block.phase, block.step))),
-        tag(
-            "td",
-            tag("span", source, title=block.source or None, class_="mono"),
-            tag("small", breakable(block.module), class_="mono"),
-        ),
+        where,
     )
 
 

@@ -44,6 +44,12 @@ def escaped(text: str) -> str:
     return html.escape(shown(text), quote=True)
 
 
+def copyable(text: str) -> Markup:
+    """Text to be typed elsewhere; `page/common.js` shows the button, since without it there is nothing to press."""
+    button = tag("button", "Copy", type="button", hidden="", class_="copy")
+    return tag("div", tag("pre", *lines(text.splitlines()), class_="mono"), button, class_="copyable")
+
+
 def json_script(identity: str, data: Any) -> Markup:
     """Data for the page's script. `<` cannot appear, so no string can end the element or begin a comment."""
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=True).replace("<", "\\u003c")

@@ -49,13 +49,22 @@ class Timeline:
         return max(0, bisect_right([moment.event for moment in self.moments], self.peak_event) - 1)
 
 
+AFTER = "after"
+
+
 def steps(bands: Sequence[Band]) -> list[Band]:
-    """Neighbouring bands of one step as one, loading apart. The phase is 'load' or ''."""
+    """Neighbouring bands of one step as one. The phase is '' for a step, 'load' for loading, which is none, and `AFTER`
+    for what a script does between its last step and the end of the trace, where no other step begins."""
     whole: list[Band] = []
+    phases: list[set[str]] = []
     for band in bands:
         phase = "load" if band.phase == "load" else ""
         if whole and (whole[-1].phase, whole[-1].step) == (phase, band.step):
             whole[-1] = whole[-1]._replace(end=band.end)
+            phases[-1].add(band.phase)
         else:
             whole.append(Band(phase, band.step, band.begin, band.end))
+            phases.append({band.phase})
+    if len(whole) > 1 and phases[-1] == {"other"} and "optimizer" in phases[-2]:
+        whole[-1] = whole[-1]._replace(phase=AFTER)
     return whole

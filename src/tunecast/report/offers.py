@@ -8,6 +8,7 @@ from datetime import date
 from types import MappingProxyType
 from typing import Any
 
+from tunecast.errors import printable
 from tunecast.offers.asked import inside
 from tunecast.offers.availability import Availability
 from tunecast.offers.cost import break_even_hours
@@ -221,7 +222,11 @@ def update_text(updated: Updated, terminal: Terminal = DEFAULT) -> str:
     rows = [("list", "offers", "before", ""), *(_outcome(each) for each in updated.outcomes)]
     lines = columns(rows, left=(0, 3))
     lines[0] = terminal.paint(lines[0], "dim")
-    end = "nothing was written: the old offers stand" if updated.path is None else f"written: {updated.path}"
+    end = (
+        "nothing was written: the old offers stand"
+        if updated.path is None
+        else f"written: {printable(str(updated.path))}"
+    )
     return terminal.plain("\n".join([*lines, "", end])) + "\n"
 
 

@@ -178,7 +178,7 @@ def _enough(advice: Advice, foreseen: Foreseen | None) -> str:
 def _change_lines(changes: Sequence[Change]) -> list[str]:
     rows = [
         (", ".join(f"{field}: {_value(value)}" for field, value in each.overrides.items()),
-         effect_words(each, fitted=False))
+         effect_words(each, "does not fit"))
         for each in changes
     ]  # fmt: skip
     return columns(rows, left=(0, 1), indent="     ")

@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
-import textwrap
+from collections.abc import Sequence
 
 from tunecast.predict.evaluation import Evaluation
 from tunecast.predict.outside import Outside
 from tunecast.predict.saving import Disk, Resuming
+from tunecast.report.advice import change_words
 from tunecast.report.columns import columns
-from tunecast.report.text import DEFAULT, Terminal
+from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.units import MIB, gib
 
 TITLE = "Outside the step"
+HOST_TITLE = "Host"
 SHOWN_FROM_BYTES = MIB
 """Less on top of what the card holds anyway is not worth a reader's time."""
 
 
-def outside_text(said: Outside, terminal: Terminal = DEFAULT, *, capacity_bytes: int | None = None) -> str:
-    """A table of what happens around the step, and a sentence each about what its figures leave open.
-
-    `capacity_bytes`: what PyTorch may hold on the card; an evaluation or a load that needs more is told.
-    """
-    return terminal.plain("\n".join(outside_lines(said, terminal, capacity_bytes=capacity_bytes)))
+def outside_text(said: Outside, terminal: Terminal = DEFAULT) -> str:
+    """A table of what happens around the step, and a sentence each about what its figures leave open."""
+    return terminal.plain("\n".join(outside_lines(said, terminal)))
 
 
-def outside_lines(said: Outside, terminal: Terminal = DEFAULT, *, capacity_bytes: int | None = None) -> list[str]:
+def outside_lines(said: Outside, terminal: Terminal = DEFAULT) -> list[str]:
     head, *rows = columns(_rows(said))
     on_card = [] if said.in_parts else [_evaluation(said.evaluation), *_resuming(said.resuming)]
-    sentences = [*on_card, _host(said), _disk(said.disk)]
-    warnings = _warnings(said, capacity_bytes)
     return [
         terminal.paint(TITLE, "bold"),
         terminal.paint(head, "dim"),
         *rows,
-        *(line for sentence in sentences for line in _wrapped(sentence, terminal)),
-        *(terminal.paint(line, "warn") for sentence in warnings for line in _wrapped(sentence, terminal)),
+        *wrapped([*on_card, _host(said), _disk(said.disk)], "  ", terminal),
     ]
+
+
+def host_text(said: Outside | None, needs: str, terminal: Terminal = DEFAULT, *, links: Sequence[str] = ()) -> str:
+    """`Host: needs 5.27 GiB of RAM and 1 CPU core; ...`. `needs`: '' where not known; `links`: what joins its GPUs."""
+    machine = "; ".join(filter(None, [needs, "" if said is None else _disk(said.disk, parts=False)]))
+    lines = [*wrapped([f"{HOST_TITLE}: {machine}"] if machine else [], "", terminal), *wrapped(links, "  ", terminal)]
+    return terminal.plain("\n".join(line.replace(HOST_TITLE, terminal.paint(HOST_TITLE, "bold"), 1) for line in lines))
 
 
 def _rows(said: Outside) -> list[tuple[str, str, str, str]]:
@@ -66,7 +69,7 @@ def _more(nbytes: int) -> str:
 
 def _evaluation(held: Evaluation) -> str:
     over = held.above_training_bytes
-    told = f"evaluation: {held.batch} x {held.seq_len} tokens"
+    told = f"evaluation: {held.batch} x {held.seq_len:,} tokens"
     if over is not None:
         told += f", {gib(abs(over))} {'more' if over > 0 else 'less'} than training"
     return told + (f"; reserved grows by {gib(held.cache_growth_bytes)}" if held.cache_growth_bytes else "")
@@ -79,11 +82,11 @@ def _resuming(held: Resuming) -> list[str]:
 
 def _host(said: Outside) -> str:
     resident = said.host_resident_bytes
-    mapped = f", {gib(resident)} with mapped pages, which Linux takes back" if resident > said.host_bytes else ""
-    most = f"{gib(said.host_bytes)} at most{mapped}"
+    mapped = f", {gib(resident)} counting mapped pages, which Linux can take back" if resident > said.host_bytes else ""
+    most = f"{gib(said.host_bytes)}{mapped}"
     if not _has_several(said):
         return f"host memory: {most}"
-    return f"host memory: {gib(said.machine_bytes or 0)} of a machine, all its processes together; of the first {most}"
+    return f"host memory: {gib(said.machine_bytes or 0)} per machine, all its processes together; the first has {most}"
 
 
 def _has_several(said: Outside) -> bool:
@@ -91,29 +94,41 @@ def _has_several(said: Outside) -> bool:
     return said.machine_bytes is not None and said.machine_bytes > said.host_bytes
 
 
-def _disk(space: Disk) -> str:
-    each = f"weights {gib(space.weights_bytes)}, optimizer {gib(space.optimizer_bytes)}"
-    told = f"disk: {gib(space.checkpoint_bytes)} a checkpoint ({each})"
+def _disk(space: Disk, *, parts: bool = True) -> str:
+    each = f" (weights {gib(space.weights_bytes)}, optimizer {gib(space.optimizer_bytes)})" if parts else ""
+    told = f"{gib(space.checkpoint_bytes)} of disk per checkpoint{each}"
     if space.most is None or space.peak_bytes is None:
-        return f"{told}; every one is kept unless save_total_limit is set"
+        return f"{told}, all kept unless save_total_limit is set"
     if space.most <= 1:
-        return f"{told}; {'one' if space.most else 'none'} is written"
-    return f"{told}; {space.most} at once: {gib(space.peak_bytes)}"
+        return f"{told}, {'one' if space.most else 'none'} is written"
+    return f"{told}, {gib(space.peak_bytes)} for the {space.most} kept at once"
 
 
-def _warnings(said: Outside, capacity_bytes: int | None) -> list[str]:
-    if capacity_bytes is None or said.in_parts:
+def outside_warnings(said: Outside, capacity_bytes: int, *, evaluates: bool, flags: bool) -> list[str]:
+    """What runs out of memory before or between the steps of a run that fits, and what to change.
+
+    `capacity_bytes`: what PyTorch can use; `flags`: the job was given by flags, not by a file.
+    """
+    if said.in_parts:
         return []
     told = []
-    if said.loading.card_allocated_bytes > capacity_bytes:
-        told.append(f"loading does not fit: the card has {gib(capacity_bytes)} for PyTorch")
-    if (need := said.evaluation.card_allocated_bytes) > capacity_bytes:
-        told.append(
-            f"evaluation does not fit: {gib(need)} of {gib(capacity_bytes)}. To fix: a smaller "
-            f"per_device_eval_batch_size than {said.evaluation.batch}"
+    if (need := said.loading.card_allocated_bytes) > capacity_bytes:
+        told.append(f"loading does not fit: it takes {gib(need)} of the {gib(capacity_bytes)} PyTorch can use")
+    held = said.evaluation
+    if held.card_allocated_bytes > capacity_bytes:
+        needs = f"{held.batch} x {held.seq_len:,} tokens take {gib(held.card_allocated_bytes)} of {gib(capacity_bytes)}"
+        batch = _evaluation_batch(held, capacity_bytes)
+        fix = f"{change_words({'run.eval_batch': batch}, flags)} fits" if batch else "no batch is small enough"
+        what = (
+            "evaluation runs out of memory"
+            if evaluates
+            else "evaluation is off; if you evaluate, it runs out of memory"
         )
+        told.append(f"{what}: {needs}; {fix}")
     return told
 
 
-def _wrapped(sentence: str, terminal: Terminal) -> list[str]:
-    return textwrap.wrap(sentence, max(40, terminal.width), initial_indent="  ", subsequent_indent="    ")
+def _evaluation_batch(held: Evaluation, capacity_bytes: int) -> int:
+    """The largest that fits, at most: what does not grow with the batch is counted as if it did."""
+    left_bytes = capacity_bytes - (held.card_allocated_bytes - held.transient_bytes)
+    return max(0, left_bytes * held.batch // held.transient_bytes) if held.transient_bytes else 0

@@ -1,18 +1,21 @@
-"""A plan as one page: no server, no network, no script. What the pointer tells is in the SVG's own titles.
+"""A plan as one page: no server, no network. What the pointer tells is in the SVG's own titles; `page/plan.js` shows
+them at once, and `page/common.js` sorts tables and copies settings. Without scripts the page is whole.
 
-Names come from price lists, job files and the Hub: `markup` escapes them, and the page's policy lets no script run.
+Names come from price lists, job files and the Hub: `markup` escapes them, and the page's policy lets no other script
+run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tunecast.offers.jurisdiction import exposure
 from tunecast.offers.offer import NOT_AVAILABILITY
 from tunecast.plan.choice import Choice, Plan
-from tunecast.report.chart import STACK, colour, swatch
-from tunecast.report.html import asset, document
-from tunecast.report.markup import Markup, breakable, joined, lines, tag
+from tunecast.report.card_bar import card_bar, card_key
+from tunecast.report.document import Provenance, byline, document, panel, reproduction
+from tunecast.report.job_yaml import settings_in_yaml
+from tunecast.report.markup import Markup, breakable, copyable, joined, tag
 from tunecast.report.offers import LAW
 from tunecast.report.plan_notes import (
     assumed,
@@ -49,31 +52,35 @@ from tunecast.report.plan_words import (
     searched_told,
     tax,
 )
-from tunecast.report.text import words
 from tunecast.report.time import duration, span
 from tunecast.units import gib, percent
 
+NAMED = 4
+"""Kinds of hardware a folded table names."""
 
-def page(plan: Plan) -> str:
+
+def page(plan: Plan, made: Provenance | None = None) -> str:
     """The page, as text to write to a file in UTF-8."""
     chosen = picks(plan)
     seen = _distinct([*(pick.choice for pick in chosen), *plan.pareto])
     body = tag(
         "body",
-        _header(plan, chosen),
+        _header(plan, chosen, made),
         _headline(plan, chosen),
         _picks(plan, chosen),
         _beside(plan),
-        _panel("Cost against time", pareto_plot(plan)),
+        panel("Cost against time", pareto_plot(plan)),
         _memory(plan, seen),
         _bills(plan, chosen),
         _renters(plan, chosen),
         _choices(plan),
         _refused(plan),
         _notes(plan, [pick.choice for pick in chosen]),
+        reproduction(made),
         tag("footer", *(tag("p", sentence) for sentence in _end(plan))),
     )
-    return document(f"{job_told(plan)} · plan", asset("timeline.css") + asset("plan.css"), body)
+    styles, scripts = ("timeline.css", "plan.css"), ("common.js", "plan.js")
+    return document(f"{job_told(plan)} · plan", styles, body, scripts)
 
 
 def _end(plan: Plan) -> list[str]:
@@ -81,22 +88,16 @@ def _end(plan: Plan) -> list[str]:
     return [text for text in (price_list(plan), f"{NOT_AVAILABILITY} {tax(plan.money)}", RANGES, planned) if text]
 
 
-def _panel(title: str, *inside: str, style: str = "") -> Markup:
-    """'' inside leaves it out."""
-    if not any(inside):
-        return Markup()
-    return tag("section", tag("h2", title), *inside, class_=f"panel {style}".strip())
-
-
 def _distinct(choices: Iterable[Choice]) -> list[Choice]:
     return list({id(one): one for one in choices}.values())
 
 
-def _header(plan: Plan, chosen: Sequence[Pick]) -> Markup:
+def _header(plan: Plan, chosen: Sequence[Pick], made: Provenance | None) -> Markup:
     said = answer(plan, chosen[0].choice).rpartition(": ")[0] if chosen else nothing(plan)
     pills = [tag("span", plan.best_name, class_="pill good")] if chosen else []
     pills += [tag("span", limit, class_="pill plain") for limit in limits_told(plan)]
-    return tag("header", tag("h1", said), *pills, tag("p", job_told(plan)))
+    by = byline(made)
+    return tag("header", tag("h1", said), *pills, tag("p", job_told(plan)), tag("p", by) if by else Markup())
 
 
 def _headline(plan: Plan, chosen: Sequence[Pick]) -> Markup:
@@ -130,10 +131,9 @@ def _picks(plan: Plan, chosen: Sequence[Pick]) -> Markup:
 
 def _pick(plan: Plan, pick: Pick) -> Markup:
     choice, held = pick.choice, room(pick.choice)
-    changed = changes(choice)
     settings = (
-        tag("pre", *lines(changed), class_="mono")
-        if changed
+        joined(tag("small", "to change in the job's file"), copyable(settings_in_yaml(choice.changes)))
+        if changes(choice)
         else tag("p", "the job's settings as they are", class_="muted")
     )
     return tag(
@@ -169,29 +169,18 @@ def _pick(plan: Plan, pick: Pick) -> Markup:
 def _beside(plan: Plan) -> Markup:
     rows = [tag("tr", tag("td", tag("b", kind)), tag("td", told)) for kind, told in beside(plan)]
     rows += [tag("tr", tag("td", tag("b", "cheaper still")), tag("td", told)) for told in saved(plan)]
-    return _panel("Not picked unless asked for", tag("table", *rows, class_="blocks beside")) if rows else Markup()
+    return panel("Not picked unless asked for", tag("table", *rows, class_="blocks beside")) if rows else Markup()
+
+
+def _parts(choice: Choice) -> Mapping[str, int]:
+    """By role where a prediction says so."""
+    told = None if choice.prediction is None else choice.prediction.memory.breakdown_bytes
+    return told or {"device": choice.device_bytes}
 
 
 def _track(choice: Choice) -> Markup:
-    """The card as a bar, by role where a prediction says so, with the range of the whole as two marks."""
-    parts = {} if choice.prediction is None else dict(choice.prediction.memory.breakdown_bytes)
-    parts = parts or {"device": choice.device_bytes}
-    order = sorted(parts, key=lambda role: STACK.index(role) if role in STACK else len(STACK))
-    whole = max(choice.capacity_bytes, choice.device_range_bytes[1])
-    bars = [
-        tag(
-            "i",
-            class_=None if role in STACK else f"part {role}",
-            style=f"width:{100 * parts[role] / whole:.3f}%" + (f";background:{colour(role)}" if role in STACK else ""),
-            title=f"{words(role)} {gib(parts[role])}",
-        )
-        for role in order
-        if parts[role]
-    ]
-    marks = [tag("b", style=f"left:{100 * end / whole:.3f}%") for end in choice.device_range_bytes]
-    if whole > choice.capacity_bytes:
-        marks.append(tag("b", class_="end", style=f"left:{100 * choice.capacity_bytes / whole:.3f}%"))
-    return tag("div", *bars, *marks, class_="track", role="img", aria_label=f"{room(choice).used} of a card")
+    label = f"{room(choice).used} of a card"
+    return card_bar(_parts(choice), choice.capacity_bytes, choice.device_range_bytes, label)
 
 
 def _memory(plan: Plan, seen: Sequence[Choice]) -> Markup:
@@ -199,32 +188,30 @@ def _memory(plan: Plan, seen: Sequence[Choice]) -> Markup:
         tag(
             "tr",
             tag("td", breakable(one.hardware), tag("small", marks(plan, one) or offer_told(one.machine.offer))),
-            tag("td", _track(one), class_="wide"),
-            tag("td", room(one).used, tag("small", room(one).between), class_="number"),
-            tag("td", room(one).left.replace(" free", ""), class_="number muted bytes"),
+            tag("td", _track(one), class_="wide", data_value=f"{one.device_bytes / one.capacity_bytes:.9g}"),
+            tag(
+                "td",
+                room(one).used,
+                tag("small", room(one).between),
+                class_="number",
+                data_value=f"{one.device_bytes:.9g}",
+            ),
+            tag(
+                "td",
+                room(one).left.replace(" free", ""),
+                class_="number muted bytes",
+                data_value=f"{one.capacity_bytes - one.device_bytes:.9g}",
+            ),
         )
         for one in seen
     ]
     if not rows:
         return Markup()
-    known = [one.prediction.memory.breakdown_bytes for one in seen if one.prediction is not None]
-    roles = {role for parts in known for role, nbytes in parts.items() if nbytes}
-    key = [tag("span", swatch(role), words(role)) for role in STACK if role in roles]
-    key += [
-        tag("span", tag("i", class_=f"swatch part {role}"), name)
-        for role, name in (
-            ("allocator", "kept by the allocator"),
-            ("context", "CUDA context"),
-            ("communication", "NCCL"),
-        )
-        if role in roles
-    ]
-    if len(known) < len(seen):
-        key.append(tag("span", tag("i", class_="swatch part device"), "not told apart"))
-    key.append(tag("span", tag("i", class_="swatch ends"), "range"))
-    head = tag("tr", *(tag("th", name) for name in ("", "each bar is one card, whole", "used", "free")))
-    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="bars memory")
-    return _panel("Memory of the picks and the front, against the card", table, tag("div", *key, class_="key"))
+    parts = {role: nbytes for one in seen for role, nbytes in _parts(one).items() if nbytes}
+    key = card_key(parts, sizes=False, ends=any(not one.fits_surely for one in seen))
+    head = tag("tr", *(tag("th", name) for name in ("Machine", "Memory, each bar one whole card", "Used", "Free")))
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="bars memory sortable")
+    return panel("Memory of the picks and the front, against the card", table, key)
 
 
 def _bills(plan: Plan, chosen: Sequence[Pick]) -> Markup:
@@ -239,7 +226,7 @@ def _bills(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         )
         for pick in rest
     )
-    return _panel(f"What the {first.names[0]} pick costs, line by line", _bill(plan, first.choice), *more)
+    return panel(f"What the {first.names[0]} pick costs, line by line", _bill(plan, first.choice), *more)
 
 
 def _bill(plan: Plan, choice: Choice) -> Markup:
@@ -287,7 +274,7 @@ def _renters(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         "tr", *(tag("th", name) for name in ("Provider", "Reach of US law", "Source of that and of its terms", "Price"))
     )
     distinct = list(dict.fromkeys(rows))
-    return _panel("Who rents it out", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
+    return panel("Who rents it out", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
 
 
 def _choices(plan: Plan) -> Markup:
@@ -302,13 +289,21 @@ def _choices(plan: Plan) -> Markup:
                 amount(one.total_usd, plan.money),
                 tag("small", amounts(*one.usd_range, plan.money)),
                 class_="number",
+                data_value=f"{one.total_usd:.9g}",
             ),
-            tag("td", duration(one.total_s), tag("small", span(*one.total_range_s)), class_="number"),
+            tag(
+                "td",
+                duration(one.total_s),
+                tag("small", span(*one.total_range_s)),
+                class_="number",
+                data_value=f"{one.total_s:.9g}",
+            ),
             tag(
                 "td",
                 room(one).used,
                 tag("small", room(one).left if one.fits_surely else "may not fit"),
                 class_="number",
+                data_value=f"{one.device_bytes:.9g}",
             ),
             tag("td", ", ".join(changes(one)) or "as it is", class_="mono"),
             tag("td", LAW[exposure(one.machine.offer)], class_="muted"),
@@ -317,21 +312,27 @@ def _choices(plan: Plan) -> Markup:
     )
     names = ("Machine", "Cost", "Time", "Memory per card", "Settings changed", "US law")
     head = tag("tr", *(tag("th", name) for name in names))
-    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks all")
-    summary = tag("summary", f"The best of each of {len(plan.choices)} kinds of hardware, the cheapest first")
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks all sortable")
+    summary = tag("summary", f"The best of each of {len(plan.choices)} kinds of hardware, cheapest first")
     rest = tag("p", ruled_out_told(plan), class_="muted") if plan.ruled_out else Markup()
     return tag("section", tag("details", summary, tag("div", table, class_="scroll"), rest), class_="panel")
 
 
 def _refused(plan: Plan) -> Markup:
-    rows = [
-        tag("tr", tag("td", ", ".join(one.hardware)), tag("td", one.reason), tag("td", one.remedy))
-        for one in refusals(plan)
-    ]
-    if not rows:
+    """Folded: where something runs the job, what does not is for who asks."""
+    found = refusals(plan)
+    if not found:
         return Markup()
+    rows = (
+        tag("tr", tag("td", ", ".join(one.hardware)), tag("td", one.reason), tag("td", one.remedy)) for one in found
+    )
     head = tag("tr", *(tag("th", name) for name in ("Hardware", "Why not", "What would help")))
-    return _panel("Not to be had for this job", tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks"))
+    table = tag("table", tag("thead", head), tag("tbody", *rows), class_="blocks sortable")
+    kinds = list(dict.fromkeys(name for one in found for name in one.hardware))
+    more = f" and {len(kinds) - NAMED} more" if len(kinds) > NAMED else ""
+    summary = tag("summary", f"Ruled out: {', '.join(kinds[:NAMED])}{more}")
+    unfolded = None if plan.choices else ""
+    return tag("section", tag("details", summary, table, open=unfolded), class_="panel")
 
 
 def _notes(plan: Plan, choices: Sequence[Choice]) -> Markup:

@@ -17,7 +17,7 @@ from tunecast.report.figures import shown
 from tunecast.report.offers import NOT_KNOWN, TENANCY_TOLD, company
 from tunecast.report.plan_words import amount, place, seller, tax
 from tunecast.report.time import duration
-from tunecast.units import GB, gib, percent
+from tunecast.units import GB, digits, gib, percent
 
 STALE_DAYS = 14
 """Of a whole list, from when on it is said that there are newer ones: spot prices move within days."""
@@ -83,11 +83,11 @@ def interrupted(choice: Choice, money: Money) -> str:
     cost, rough = choice.cost, choice.rough
     few = cost.interruptions < FEW_INTERRUPTIONS
     chance = f"{percent(cost.interruptions, 1)} chance of an interruption"
-    told = chance if few else f"expect {cost.interruptions:.2g} interruptions"
+    told = chance if few else f"expect {digits(cost.interruptions, 2)} interruptions"
     if rough is None:
         return told
     worse = f"{amount(rough.total_usd, money)} and {duration(rough.wall_s)}"
-    return f"{told}; at the worst rate measured, {rough.interruptions:.2g} interruptions: {worse}"
+    return f"{told}; at the worst rate measured, {digits(rough.interruptions, 2)} interruptions: {worse}"
 
 
 def saved(plan: Plan) -> list[str]:
@@ -106,13 +106,13 @@ def energy(choice: Choice) -> str:
     """`2.8 kWh, 0.21 kg CO2 (FI)`; '' where it is not known."""
     if choice.kwh is None or choice.machine.offer.kind == OWNED:
         return ""
-    told = f"{choice.kwh:.3g} kWh"
+    told = f"{digits(choice.kwh)} kWh"
     if choice.co2_kg is None:
         return f"{told}; CO2 not known, since the country is not"
     low, high = choice.co2_kg
     countries = sorted(choice.machine.offer.known_countries)
     where = countries[0] if len(countries) == 1 else f"{len(countries)} countries"
-    between = f"{low:.2g}" if high - low < 0.05 * high else f"{low:.2g} to {high:.2g}"
+    between = digits(low, 2) if high - low < 0.05 * high else f"{digits(low, 2)} to {digits(high, 2)}"
     return f"{told}, {between} kg CO2 ({where})"
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tunecast.plan.choice import Choice, Plan
 from tunecast.report.text import Terminal
-from tunecast.units import HOUR_S
+from tunecast.units import HOUR_S, digits
 
 MARKS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 """Of the front's points, the cheapest first."""
@@ -98,7 +98,7 @@ def _evenly(low: float, high: float) -> list[float]:
 
 def _time_label(seconds: float) -> str:
     unit_s, name = next((unit for unit in reversed(_UNITS) if seconds >= unit[0]), _UNITS[0])
-    return f"{seconds / unit_s:.3g} {name}"
+    return f"{digits(seconds / unit_s)} {name}"
 
 
 class Point(NamedTuple):

@@ -1,6 +1,8 @@
 """The picture of a plan's page: cost against time with the front, as SVG in percent, so that it fits any width.
 
-Circles stay round and letters stay legible on a phone, since nothing is scaled; axis labels are HTML beside it.
+Circles stay round and letters stay legible on a phone, since nothing is scaled; axis labels are HTML beside it. Names
+beside the dots are placed three times, for three ranges of widths, and shown by the page's style; the list below the
+picture has them all.
 """
 
 from __future__ import annotations
@@ -12,12 +14,27 @@ from typing import NamedTuple
 from tunecast.plan.choice import Choice, Plan
 from tunecast.report.markup import Markup, lines, tag
 from tunecast.report.plan_plot import Axis, Point, axes, points
-from tunecast.report.plan_words import cost_told, offer_told, picked_as, room, time_told
+from tunecast.report.plan_words import cost_told, marks, offer_told, picked_as, room, time_told
 
-_WIDE, _HIGH = 1000, 420
-"""Of the plot on a wide screen, in pixels: what labels are kept apart by."""
-_LETTER, _LINE = 6.4, 16
+_LETTER, _LINE = 6.6, 16
 """Pixels of a label's letter, and of its line."""
+_RADIUS = {"pick": 8, "front": 7, "other": 3.5}
+
+
+class Screen(NamedTuple):
+    """How wide the plot is, in pixels, on the screens a style is for: at least, in between, at most; and how high."""
+
+    style: str
+    widths: tuple[int, ...]
+    height: int
+
+
+SCREENS = (
+    Screen("on-wide", (850, 950, 1060), 420),
+    Screen("on-middle", (540, 690, 850), 420),
+    Screen("on-narrow", (230, 310, 420, 540), 320),
+)
+"""As `page/plan.css` has them: from 1,000 pixels on, from 640 on, below."""
 
 
 class Place(NamedTuple):
@@ -44,39 +61,61 @@ def pareto_plot(plan: Plan) -> Markup:
     unit = 1 / plan.money.rate.usd_per_eur if plan.money.eur else 1.0
     drawn = [_drawn(point, across, up, unit) for point in found]
     front = [each for each in drawn if each.point.mark]
+    others = [each for each in drawn if not each.point.mark]
     shapes = [
         *(tag("line", x1=_pc(across.place(t.value)), x2=_pc(across.place(t.value)), y1="0", y2="100%", class_="grid")
           for t in across.ticks),
         *(tag("line", x1="0", x2="100%", y1=_pc(1 - up.place(t.value)), y2=_pc(1 - up.place(t.value)), class_="grid")
           for t in up.ticks),
         *_steps(front),
-        *(_dot(plan, each) for each in drawn if not each.point.mark),
-        *(_dot(plan, each) for each in front),
-        *_labels(plan, drawn),
+        *(_dot(plan, each) for each in others),
+        *(_dot(plan, each) for each in sorted(front, key=lambda each: bool(picked_as(plan, each.point.choice)))),
+        *(tag("g", *_labels(plan, drawn, screen), class_=f"labels {screen.style}", aria_hidden="true")
+          for screen in SCREENS),
     ]  # fmt: skip
     rows = (tag("span", t.label, style=f"top:{100 - 100 * up.place(t.value):.2f}%") for t in up.ticks)
     feet = (tag("span", t.label, style=f"left:{100 * across.place(t.value):.2f}%") for t in across.ticks)
     money = "EUR" if plan.money.eur else "USD"
-    others = len(drawn) - len(front)
     return tag(
         "div",
         tag(
             "div",
-            tag("div", *rows, class_="axis"),
-            tag("div", tag("svg", *shapes, role="img", aria_label=_spoken(plan, front)), class_="plot"),
-            tag("div", *feet, class_="feet"),
+            tag("div", tag("em", f"cost in {money}, logarithmic"), *rows, class_="axis"),
+            tag(
+                "div",
+                tag("svg", *shapes, role="group", aria_label="Cost against time"),
+                tag("div", class_="tip", hidden="", role="status"),
+                class_="plot",
+            ),
+            tag("div", *feet, tag("em", "time from the order to the saved model, logarithmic"), class_="feet"),
             class_="frame pareto",
         ),
-        tag(
-            "div",
-            tag("span", tag("i", class_="swatch front"), "front: no other is both cheaper and faster"),
-            tag("span", tag("i", class_="swatch other"), f"the best of other hardware that was predicted ({others})")
-            if others
-            else "",
-            tag("span", tag("i", class_="swatch range"), "range of time and cost"),
-            tag("span", f"cost in {money}, up, against time; both axes logarithmic"),
-            class_="key",
-        ),
+        _key(others),
+        tag("ol", *(_entry(plan, each) for each in front), class_="letters"),
+    )
+
+
+def _key(others: Sequence[Drawn]) -> Markup:
+    rest = f"the best of other hardware that was predicted ({len(others)})"
+    return tag(
+        "div",
+        tag("span", tag("i", class_="swatch front"), "front: no other is both cheaper and faster"),
+        tag("span", tag("i", class_="swatch other"), rest) if others else "",
+        tag("span", tag("i", class_="swatch range"), "80 % range of time and cost, of the picks"),
+        class_="key",
+    )
+
+
+def _entry(plan: Plan, each: Drawn) -> Markup:
+    """`a cheapest: 2 x b200-sxm-180gb, 1 h 16 min (60 to 108 min), $5.87 (4.55 to 8.39)`."""
+    choice = each.point.choice
+    named = marks(plan, choice)
+    return tag(
+        "li",
+        tag("i", each.point.mark, class_="letter"),
+        tag("b", named + ": ") if named else "",
+        f"{choice.hardware}, {offer_told(choice.machine.offer)}: ",
+        tag("span", f"{time_told(choice)}, {cost_told(choice, plan.money)}", class_="muted"),
     )
 
 
@@ -114,94 +153,115 @@ def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> Markup:
 
 
 def _dot(plan: Plan, each: Drawn) -> Markup:
-    """With what the pointer tells, and of the front its ranges."""
+    """With what the pointer tells, its ranges, which only picks show unasked, and the letter of the front."""
     choice, at = each.point.choice, each.at
-    named = picked_as(plan, choice)
-    style = "pick" if named else "front" if each.point.mark else "other"
+    style = _style(plan, each)
     ranges = (
-        (_line(each.low.x, at.y, each.high.x, at.y, "range"), _line(at.x, each.low.y, at.x, each.high.y, "range"))
-        if each.point.mark or named
-        else ()
+        _line(each.low.x, at.y, each.high.x, at.y, "range"),
+        _line(at.x, each.low.y, at.x, each.high.y, "range"),
     )
-    size = {"pick": "7", "front": "5", "other": "3.5"}[style]
-    circle = tag("circle", cx=f"{at.x:.2f}%", cy=f"{at.y:.2f}%", r=size)
-    return tag("g", tag("title", *lines(told(plan, choice))), *ranges, circle, class_=f"dot {style}")
+    place = {"x": f"{at.x:.2f}%", "y": f"{at.y:.2f}%"}
+    circle = tag("circle", cx=place["x"], cy=place["y"], r=f"{_RADIUS[style]:g}")
+    letter = tag("text", each.point.mark, **place, dy="3.5", text_anchor="middle", class_="mark-letter")
+    return tag(
+        "g",
+        tag("title", *lines(told(plan, choice))),
+        *ranges,
+        circle,
+        letter if each.point.mark else Markup(),
+        class_=f"dot {style}{'' if choice.fits_surely else ' unsure'}",
+        tabindex="0",
+        role="img",
+    )
+
+
+def _style(plan: Plan, each: Drawn) -> str:
+    return "pick" if picked_as(plan, each.point.choice) else "front" if each.point.mark else "other"
 
 
 def told(plan: Plan, choice: Choice) -> list[str]:
-    named = picked_as(plan, choice)
+    named = marks(plan, choice)
     held = room(choice)
     return [
         f"{choice.hardware}{f' ({named})' if named else ''}",
         offer_told(choice.machine.offer),
         time_told(choice),
         cost_told(choice, plan.money),
-        f"{held.used} of a card",
+        f"{held.used} per card",
     ]
 
 
 _ASIDE = (
-    ("start", 12, -9),
-    ("end", -12, -9),
-    ("start", 12, 19),
-    ("end", -12, 19),
-    ("middle", 0, -14),
-    ("middle", 0, 24),
+    ("start", 13, -9),
+    ("end", -13, -9),
+    ("start", 13, 19),
+    ("end", -13, 19),
+    ("middle", 0, -15),
+    ("middle", 0, 25),
 )
 """Where a label may stand, from its point on: (anchor, pixels to the right, pixels down)."""
 
 
-def _labels(plan: Plan, drawn: Sequence[Drawn]) -> Iterator[Markup]:
-    """Picks by what they are, then the rest of the front by its hardware, where there is room."""
+def _labels(plan: Plan, drawn: Sequence[Drawn], screen: Screen) -> Iterator[Markup]:
+    """Picks by what they are, then the rest of the front by its hardware, where there is room. Every point has its
+    letter in any case."""
     named = [each for each in drawn if picked_as(plan, each.point.choice)]
     front = [each for each in drawn if each.point.mark and each not in named]
-    taken = [_around(each) for each in (*named, *front)]
+    taken = [[_around(plan, each, width, screen.height) for each in drawn] for width in screen.widths]
     for each in named:
-        choice = each.point.choice
-        yield from _label(each, (picked_as(plan, choice), f": {choice.hardware}"), "named", taken)
-    taken += [_around(each) for each in drawn]
+        names, hardware = picked_as(plan, each.point.choice), each.point.choice.hardware
+        for label in (f"{names}: {hardware}", names):
+            if found := _label(each, label, "named", taken, screen):
+                yield found
+                break
     for each in front:
-        yield from _label(each, (each.point.choice.hardware, ""), "minor", taken)
+        yield _label(each, f"{each.point.mark}: {each.point.choice.hardware}", "minor", taken, screen)
 
 
-Box = tuple[float, float, float, float]
-"""Left, top, width and height, in pixels."""
+class Box(NamedTuple):
+    """In pixels."""
+
+    left: float
+    top: float
+    width: float
+    height: float
+
+    def overlaps(self, other: Box) -> bool:
+        return (
+            self.left < other.left + other.width
+            and other.left < self.left + self.width
+            and self.top < other.top + other.height
+            and other.top < self.top + self.height
+        )
 
 
-def _around(each: Drawn) -> Box:
-    return (each.at.x * _WIDE / 100 - 8, each.at.y * _HIGH / 100 - 8, 16, 16)
+def _around(plan: Plan, each: Drawn, width: int, height: int) -> Box:
+    size = _RADIUS[_style(plan, each)] + 1
+    return Box(each.at.x * width / 100 - size, each.at.y * height / 100 - size, 2 * size, 2 * size)
 
 
-def _label(each: Drawn, label: tuple[str, str], style: str, taken: list[Box]) -> Iterator[Markup]:
-    """At the first place where it covers nothing; nowhere where there is none: the titles have all.
-
-    Its second part is left out on a small screen.
-    """
-    width = sum(map(len, label)) * _LETTER
+def _label(each: Drawn, label: str, style: str, taken: list[list[Box]], screen: Screen) -> Markup:
+    """At the first place where it covers nothing, whatever the screen's width; nowhere where there is none."""
+    long = len(label) * _LETTER
     for anchor, dx, dy in _ASIDE:
-        left = each.at.x * _WIDE / 100 + dx - width * {"start": 0, "middle": 0.5, "end": 1}[anchor]
-        box = (left, each.at.y * _HIGH / 100 + dy - 12, width, _LINE)
-        inside = left >= 0 and left + width <= _WIDE and 0 <= box[1] <= _HIGH - _LINE
-        if inside and not any(_overlap(box, other) for other in taken):
-            taken.append(box)
+        boxes = [
+            Box(
+                each.at.x * width / 100 + dx - long * {"start": 0, "middle": 0.5, "end": 1}[anchor],
+                each.at.y * screen.height / 100 + dy - 12,
+                long,
+                _LINE,
+            )
+            for width in screen.widths
+        ]
+        if all(
+            box.left >= 0
+            and box.left + long <= width
+            and 0 <= box.top <= screen.height - _LINE
+            and not any(box.overlaps(other) for other in others)
+            for width, box, others in zip(screen.widths, boxes, taken, strict=True)
+        ):
+            for box, others in zip(boxes, taken, strict=True):
+                others.append(box)
             at = {"x": f"{each.at.x:.2f}%", "y": f"{each.at.y:.2f}%", "dx": str(dx), "dy": str(dy)}
-            yield tag("text", label[0], tag("tspan", label[1], class_="long"), **at, text_anchor=anchor, class_=style)
-            return
-
-
-def _overlap(one: Box, other: Box) -> bool:
-    return (
-        one[0] < other[0] + other[2]
-        and other[0] < one[0] + one[2]
-        and one[1] < other[1] + other[3]
-        and other[1] < one[1] + one[3]
-    )
-
-
-def _spoken(plan: Plan, front: Sequence[Drawn]) -> str:
-    """For who cannot see it."""
-    each = "; ".join(
-        f"{one.point.choice.hardware}: {time_told(one.point.choice)}, {cost_told(one.point.choice, plan.money)}"
-        for one in front
-    )
-    return f"Cost against time. The front, the cheapest first: {each}"
+            return tag("text", label, **at, text_anchor=anchor, class_=style)
+    return Markup()

@@ -12,7 +12,7 @@ from tunecast.plan.constraints import unreachable
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
-from tunecast.units import GIB, percent
+from tunecast.units import GIB, digits, percent
 
 UNPLACED = "country not known"
 PLACES = 2
@@ -121,7 +121,7 @@ def _batch(job: Job) -> str:
 def _count(tokens: float) -> str:
     for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if tokens >= size:
-            return f"{tokens / size:.3g} {name}"
+            return f"{digits(tokens / size)} {name}"
     return f"{tokens:,.0f}"
 
 
@@ -171,8 +171,7 @@ def cost_told(choice: Choice, money: Money) -> str:
 def with_range(usd: float, usd_range: tuple[float, float], money: Money) -> str:
     """`$14.31 (12.90 to 15.90)`; the figure alone where the ends of its range read the same."""
     between = amounts(*usd_range, money)
-    low, _, high = between.partition(" to ")
-    return amount(usd, money) if low == high else f"{amount(usd, money)} ({between})"
+    return f"{amount(usd, money)} ({between})" if between else amount(usd, money)
 
 
 def amount(usd: float, money: Money) -> str:
@@ -181,8 +180,9 @@ def amount(usd: float, money: Money) -> str:
 
 
 def amounts(low_usd: float, high_usd: float, money: Money) -> str:
-    """`12.90 to 15.90`: the sign stands with the figure it goes around."""
-    return f"{_number(_shown_in(low_usd, money))} to {_number(_shown_in(high_usd, money))}"
+    """`12.90 to 15.90`: the sign stands with the figure it goes around. '' where both ends read the same."""
+    low, high = _number(_shown_in(low_usd, money)), _number(_shown_in(high_usd, money))
+    return "" if low == high else f"{low} to {high}"
 
 
 def _shown_in(usd: float, money: Money) -> float:

@@ -11,7 +11,6 @@ Source   torch 2.11's torch/cuda/memory.py (`_snapshot`) and torch/csrc/cuda/Mod
 
 from __future__ import annotations
 
-import os
 import pickle
 import re
 from bisect import bisect_right
@@ -53,12 +52,8 @@ def snapshot(tape: Tape, settings: AllocatorSettings, capacity_bytes: int | None
     }
 
 
-def write_snapshot(
-    path: str | os.PathLike[str], tape: Tape, settings: AllocatorSettings, capacity_bytes: int | None = None
-) -> None:
-    content = pickle.dumps(snapshot(tape, settings, capacity_bytes), protocol=PROTOCOL)
-    with open(path, "wb") as file:
-        file.write(content)
+def pickled_snapshot(tape: Tape, settings: AllocatorSettings, capacity_bytes: int | None = None) -> bytes:
+    return pickle.dumps(snapshot(tape, settings, capacity_bytes), protocol=PROTOCOL)
 
 
 class _Block(NamedTuple):

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
-from tunecast.report.text import DEFAULT, Terminal
+from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.units import HOUR_S, KILO, gib, percent
 
 TITLE = "Time"
 PHASES: Mapping[str, str] = {
-    "provisioning": "getting the machine",
+    "provisioning": "provisioning the machine",
     "image": "pulling the image",
     "download": "downloading the model",
     "start": "starting Python",
     "load": "loading the model",
     "preparation": "preparing the data",
-    "first_step": "first step's extra",
-    "new_lengths": "lengths not seen before",
+    "first_step": "first step's warm-up",
+    "new_lengths": "planning for new lengths",
     "training": "training",
     "evaluation": "evaluation",
     "checkpoints": "checkpoints",
     "final_save": "saving the model",
 }
 SHOWN_FROM_S = 0.05
+TOLD_FROM = 0.05
+"""Of a whole job: a phase besides training that is worth a word in the short text."""
 MINUTE_S = 60
 DAY_S = 24 * HOUR_S
 MOST_HOURS_S = 48 * HOUR_S
@@ -65,43 +66,70 @@ def time_text(
     utilization: Mapping[str, Any] | None = None,
     energy: Mapping[str, Any] | None = None,
     terminal: Terminal = DEFAULT,
+    *,
+    fits: bool = True,
+    details: bool = False,
+    hint: str = "",
 ) -> str:
-    """Of a prediction's `time`, `utilization` and `energy`; '' where no time was computed."""
+    """Of a prediction's `time`, `utilization` and `energy`; '' where no time was computed.
+
+    `hint`: what to give for the time of the whole job, where that is not known.
+    """
     if time is None:
         return ""
-    lines = [*columns(figure_rows(time), left=(0, 2)), *_phases(time, terminal)]
-    return terminal.plain(
-        "\n".join(
-            [
-                terminal.paint(TITLE, "bold"),
-                *lines,
-                *(line for told in sentences(time, utilization, energy) for line in _wrapped(told, terminal)),
-            ]
-        )
-    )
+    phases = _phases(time, terminal) if details else []
+    told = [*([] if details else _longest_phases(time)), *_why(time, utilization)]
+    if details or (energy is not None and energy.get("co2_kg") is not None):
+        told += _energy(energy)
+    told += [*_missing(time), *([hint] if hint and time.get("total_s") is None else [])]
+    lines = [*columns(figure_rows(time), left=(0, 2)), *phases]
+    title = TITLE if fits else f"{TITLE}, if it had the memory"
+    return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines, *wrapped(told, "  ", terminal)]))
 
 
 def sentences(
     time: Mapping[str, Any], utilization: Mapping[str, Any] | None, energy: Mapping[str, Any] | None
 ) -> list[str]:
-    return [*time.get("why", ()), *_utilised(utilization), *_energy(energy), *_missing(time)]
+    """All that is said beside the figures."""
+    return [*_why(time, utilization), *host_words(utilization), *_energy(energy), *_missing(time)]
+
+
+def _why(time: Mapping[str, Any], utilization: Mapping[str, Any] | None) -> list[str]:
+    """What bounds the step, how well the card is used, and what follows from it."""
+    bound, *rest = [*time.get("why", ())] or [""]
+    return [*filter(None, [bound]), *_utilised(utilization), *rest]
 
 
 def figure_rows(time: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(name, figure, what goes with it)."""
-    rows = [("a step", duration(time["step_s"]), _between(time["low_s"], time["high_s"]))]
+    rows = [("per step", duration(time["step_s"]), _between(time["low_s"], time["high_s"]))]
     if time.get("tokens_per_s") is not None:
         each = time.get("tokens_per_s_per_gpu")
-        per_card = f"{each:,.0f} a card" if each is not None and round(each) != round(time["tokens_per_s"]) else ""
-        rows.append(
-            ("tokens a second", f"{time['tokens_per_s']:,.0f}", ", ".join(filter(None, [per_card, *_pad(time)])))
-        )
+        per_card = f"{each:,.0f} per GPU" if each is not None and round(each) != round(time["tokens_per_s"]) else ""
+        rows.append(("tokens/s", f"{time['tokens_per_s']:,.0f}", ", ".join(filter(None, [per_card, *_pad(time)]))))
     if time.get("total_s") is not None:
         told = [f"{time['steps']:,} steps"] if time.get("steps") else []
         if time.get("total_range_s"):
             told.insert(0, _between(*time["total_range_s"]))
-        rows.append(("the whole job", duration(time["total_s"]), "; ".join(filter(None, told))))
+        rows.append(("whole job", duration(time["total_s"]), "; ".join(filter(None, told))))
     return rows
+
+
+def per_step(time: Mapping[str, Any]) -> str:
+    """`3.52 s per step (2.71 s to 4.33 s)`."""
+    return _with_range(f"{duration(time['step_s'])} per step", time["low_s"], time["high_s"])
+
+
+def whole_job(time: Mapping[str, Any]) -> list[str]:
+    """`3 h 35 min in all (3 h 30 min to 3 h 51 min)`, where the amount of data is known."""
+    if time.get("total_s") is None:
+        return []
+    low_s, high_s = time.get("total_range_s") or (time["total_s"], time["total_s"])
+    return [_with_range(f"{duration(time['total_s'])} in all", low_s, high_s)]
+
+
+def _with_range(told: str, low_s: float, high_s: float) -> str:
+    return f"{told} ({between})" if (between := _between(low_s, high_s)) else told
 
 
 def _between(low_s: float, high_s: float) -> str:
@@ -112,6 +140,15 @@ def _between(low_s: float, high_s: float) -> str:
 def _pad(time: Mapping[str, Any]) -> list[str]:
     fraction = time.get("padding_fraction")
     return [f"{percent(fraction)} of a batch is padding"] if fraction is not None and fraction >= 0.01 else []
+
+
+def _longest_phases(time: Mapping[str, Any]) -> list[str]:
+    """What takes a noticeable part of the job besides training."""
+    phases = time.get("phases_s") or {}
+    total = sum(phases.values())
+    long = [(name, spent) for name, spent in phases.items() if name != "training" and spent >= TOLD_FROM * total > 0]
+    told = ", ".join(f"{PHASES.get(name, shown(name))} {duration(spent)}" for name, spent in long)
+    return [f"of the whole job: {told}"] if told else []
 
 
 def _phases(time: Mapping[str, Any], terminal: Terminal) -> list[str]:
@@ -132,22 +169,25 @@ def _utilised(utilization: Mapping[str, Any] | None) -> list[str]:
     told = []
     mfu, hfu = utilization.get("mfu"), utilization.get("hfu")
     if mfu is not None:
-        more = f" ({percent(hfu)} with what is computed again)" if hfu is not None and hfu - mfu >= 0.01 else ""
-        told.append(f"{percent(mfu, 0 if mfu >= 0.095 else 1)} of the card's arithmetic is used{more}")
-    for name, words in (("gpu_busy_fraction", "the card is busy"), ("memory_fraction", "of its bandwidth")):
-        if (fraction := utilization.get(name)) is not None:
-            part = percent(fraction)
-            told.append(f"{words} {part} of the time" if name == "gpu_busy_fraction" else f"{part} {words}")
-    sentences = [f"MFU: {', '.join(told)}"] if told else []
-    host = utilization.get("host")
-    if host is not None:
-        ram = f" and {gib(host['ram_bytes'])} of memory" if host.get("ram_bytes") is not None else ""
-        drives = f", and {gib(host['nvme_bytes'])} on NVMe drives," if host.get("nvme_bytes") else ""
-        cores = host["cpu_cores"]
-        sentences.append(
-            f"a machine needs {cores} CPU core{'s' if cores > 1 else ''}{ram}{drives} to keep its cards fed"
-        )
-    return sentences
+        more = f" ({percent(hfu)} counting recomputation)" if hfu is not None and hfu - mfu >= 0.01 else ""
+        told.append(f"MFU {percent(mfu, 0 if mfu >= 0.095 else 1)}{more}")
+    if (busy := utilization.get("gpu_busy_fraction")) is not None:
+        told.append(f"GPU busy {percent(busy)} of the time")
+    if (moved := utilization.get("memory_fraction")) is not None:
+        told.append(f"memory bandwidth {percent(moved)} used")
+    return [", ".join(told)] if told else []
+
+
+def host_words(utilization: Mapping[str, Any] | None) -> list[str]:
+    """`host needs 75.08 GiB of RAM and 2 CPU cores`, of one machine."""
+    host = None if utilization is None else utilization.get("host")
+    if host is None:
+        return []
+    count = host["cpu_cores"]
+    cores = f"{count} CPU core{'s' if count > 1 else ''}"
+    ram = f"{gib(host['ram_bytes'])} of RAM and " if host.get("ram_bytes") is not None else ""
+    drives = f", and {gib(host['nvme_bytes'])} on NVMe drives" if host.get("nvme_bytes") else ""
+    return [f"host needs {ram}{cores}{drives}"]
 
 
 def _energy(energy: Mapping[str, Any] | None) -> list[str]:
@@ -159,20 +199,12 @@ def _energy(energy: Mapping[str, Any] | None) -> list[str]:
     if (co2_kg := energy.get("co2_kg")) is not None:
         mass = f"{_number(co2_kg)} kg" if co2_kg >= 0.1 else f"{_number(KILO * co2_kg)} g"
         return [f"{told}, {mass} of CO2 in {shown(energy['country'])}"]
-    return [f"{told}; with hardware.country also its CO2"]
+    return [f"{told}; hardware.country adds the CO2"]
 
 
 def _missing(time: Mapping[str, Any]) -> list[str]:
-    return [f"not counted: {reason}" for reason in time.get("missing", ())]
+    return [f"not included: {reason}" for reason in time.get("missing", ())]
 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _wrapped(sentence: str, terminal: Terminal) -> Iterable[str]:
-    whole = shown(sentence).replace(" %", "\N{NO-BREAK SPACE}%")  # a number and its sign stay together
-    lines = textwrap.wrap(
-        whole, max(40, terminal.width), initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False
-    )
-    return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]

@@ -1,43 +1,70 @@
-"""How long a job takes, for the page: the same figures as `report/time.py`, as one panel."""
+"""How long a job takes, for the page: the same figures as `report/time.py`, with two bars of where the time goes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from tunecast.report.markup import Markup, tag
-from tunecast.report.time import PHASES, SHOWN_FROM_S, duration, figure_rows, sentences
+from tunecast.predict.reasons import NAMES
+from tunecast.report.document import panel
+from tunecast.report.markup import Markup, joined, tag
+from tunecast.report.text import words
+from tunecast.report.time import PHASES, TITLE, duration, figure_rows, sentences
+from tunecast.report.verdict_page import number_cards
 from tunecast.units import percent
+
+SHOWN_FROM = 0.001
+"""Of the whole: smaller parts are one, together."""
+REST = "the rest"
+COLOURS: Mapping[str, str] = {
+    **{"matrix_products": "#2f6690", "attention": "#81c3d7", "memory_bound": "#3a9679", "recomputation": "#16425b"},
+    **{"optimizer": "#c89b3c", "launch": "#d1603d", "communication": "#8e4162", "waiting": "#b08ea2"},
+    **{"offload": "#7d5ba6", "nvme": "#55428b"},
+    **{"training": "#2f6690", "evaluation": "#81c3d7", "checkpoints": "#c89b3c", "final_save": "#8d6e2c"},
+    **{"provisioning": "#8e4162", "image": "#b08ea2", "download": "#d1603d", "start": "#e0a58f", "load": "#7d5ba6"},
+    **{"preparation": "#3a9679", "first_step": "#16425b", "new_lengths": "#55428b"},
+}
+"""By the part of a step or of a job; none is a colour that memory has on the same page."""
 
 
 def time_panel(
-    time: Mapping[str, Any] | None, utilization: Mapping[str, Any] | None, energy: Mapping[str, Any] | None
+    time: Mapping[str, Any] | None,
+    utilization: Mapping[str, Any] | None,
+    energy: Mapping[str, Any] | None,
+    *,
+    fits: bool = True,
 ) -> Markup:
     """Nothing where no time was computed."""
     if time is None:
         return Markup()
-    figures = (
-        tag("div", tag("dt", name.capitalize()), tag("dd", value, tag("small", note), class_="number"))
-        for name, value, note in figure_rows(time)
+    figures = [(name.capitalize(), value, note) for name, value, note in figure_rows(time)]
+    told = tag("ul", *(tag("li", sentence) for sentence in sentences(time, utilization, energy)), class_="muted")
+    return panel(
+        TITLE if fits else f"{TITLE}, if it had the memory",
+        number_cards(figures),
+        stacked_time("Where the time of a step goes", time.get("breakdown_s") or {}, NAMES),
+        stacked_time("Where the time of the job goes", time.get("phases_s") or {}, PHASES),
+        told,
+        style="time",
     )
-    told = (tag("p", sentence, class_="muted") for sentence in sentences(time, utilization, energy))
-    return tag("section", tag("h2", "Time"), tag("dl", *figures, class_="cards"), _phases(time), *told, class_="panel")
 
 
-def _phases(time: Mapping[str, Any]) -> Markup:
-    phases: Mapping[str, float] = time.get("phases_s") or {}
-    kept = {name: spent for name, spent in phases.items() if spent >= SHOWN_FROM_S}
-    if len(kept) < 2:
+def stacked_time(title: str, parts_s: Mapping[str, float], names: Mapping[str, str]) -> Markup:
+    """One bar; nothing where it would have but one part."""
+    total_s = sum(parts_s.values())
+    large = {name: spent for name, spent in parts_s.items() if spent and spent >= SHOWN_FROM * total_s}
+    if len(large) < 2:
         return Markup()
-    total, most = sum(kept.values()), max(kept.values())
-    rows = (
-        tag(
-            "tr",
-            tag("td", PHASES.get(name, name)),
-            tag("td", tag("i", style=f"width:{100 * spent / most:.2f}%;background:var(--faint)"), class_="bar"),
-            tag("td", percent(spent / total, 1), class_="number muted"),
-            tag("td", duration(spent), class_="number"),
-        )
-        for name, spent in kept.items()
+    rest_s = total_s - sum(large.values())
+    parts = large | ({REST: rest_s} if rest_s > SHOWN_FROM * total_s else {})
+    bars, key = [], []
+    for name, spent in parts.items():
+        label, colour = names.get(name) or words(name), COLOURS.get(name, "var(--faint)")
+        told = f"{label} {duration(spent)}, {percent(spent / total_s, 1)}"
+        bars.append(tag("i", style=f"width:{100 * spent / total_s:.3f}%;background:{colour}", title=told))
+        key.append(tag("span", tag("i", class_="swatch", style=f"background:{colour}"), told))
+    return joined(
+        tag("h3", f"{title}: {duration(total_s)}"),
+        tag("div", *bars, class_="track", role="img", aria_label=title),
+        tag("div", *key, class_="key"),
     )
-    return tag("table", *rows, class_="bars")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from tunecast.predict import memory, replay
-from tunecast.predict.prediction import OnCard, Prediction
+from tunecast.predict.prediction import OnCard, Prediction, context_warnings
 from tunecast.report.figures import Figures, LeastCard, LiveBlock, PhasePeak
 from tunecast.report.moments import Band, Moment, Timeline
 from tunecast.tape.op import Begin, Event, Op, Phase, Role, Tape
@@ -22,7 +22,8 @@ def card_figures(
     Without `details` the tape need not be written out: no modules, no blocks, no operation that found no room.
     """
     apart = {f"guessed: {guess}" for guess in held.guesses}
-    told = [text for text in (*said.assumptions, *said.warnings) if text not in apart]
+    context = context_warnings(held)
+    assumed = [text for text in said.assumptions if not text.startswith(("traced with ", "follows "))]
     most = held.peak if details else held.at_peak
     free_for_us = held.capacity_bytes + held.context.nbytes + held.communication.nbytes
     pretended = not held.settings.capacity_is_physical
@@ -39,13 +40,14 @@ def card_figures(
         context_bytes=held.context.nbytes,
         communication_bytes=held.communication.nbytes,
         gpu=held.gpu.name,
-        capacity_bytes=held.capacity_bytes,
+        room=held.room,
+        pretended=pretended,
         others_bytes=0 if pretended else max(0, held.gpu.memory_bytes - free_for_us),
-        fits=held.fits,
         smallest_capacity_bytes=said.smallest_capacity_bytes,
         least_card=least_card,
         stopped_by=_stopped_by(held, details),
-        assumptions=tuple(text for text in told if not text.startswith(("traced with ", "follows "))),
+        assumptions=(*assumed, *context),
+        warnings=tuple(text for text in said.warnings if text not in apart and text not in context),
         guesses=held.guesses,
         versions=held.versions,
     )

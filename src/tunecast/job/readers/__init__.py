@@ -6,7 +6,7 @@ A new format is one file with `documents(path) -> Iterator[Found]` and a line in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from os.path import isfile
+from os.path import basename, isfile, splitext
 from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import NotResolved, TunecastError, UsageError
@@ -46,6 +46,12 @@ class JobError:
 
 def job_error(error: TunecastError, id: str | int | None = None) -> JobError:
     return JobError(id, error.code, error.field, error.message, error.exit_code)
+
+
+def is_job_file(source: str) -> bool:
+    """Whether a source is read as a file of jobs, and not as a model."""
+    _, ending = splitext(source)
+    return ending.lower() in FORMATS and basename(source) != "config.json"
 
 
 def read_jobs(source: str, overrides: Mapping[str, object] | None = None) -> Iterator[Job | JobError]:

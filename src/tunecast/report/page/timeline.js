@@ -1,8 +1,8 @@
-'use strict';
 // The page is whole without this script; it adds what the pointer tells and the zoom to one step.
 const data = JSON.parse(document.getElementById('data').textContent);
 const view = document.querySelector('.window');
 const inner = document.querySelector('.inner');
+const across = document.querySelector('.across');
 const cursor = document.querySelector('.cursor');
 const running = deltas => { let sum = 0; return deltas.map(delta => sum += delta); };
 const event = running(data.event);
@@ -23,7 +23,7 @@ function put(name, text) {
 function show(index, pointed) {
   at = index;
   const band = data.bands.find(([, , begin, end]) => begin <= event[index] && event[index] < end);
-  put('title', pointed ? `Event ${event[index].toLocaleString('en')}` : 'At the peak');
+  put('title', pointed ? `At event ${event[index].toLocaleString('en')} of ${data.events.toLocaleString('en')}` : 'At the peak');
   put('phase', band ? band[4] : '');
   for (const name of ['op', 'module', 'source']) put(name, data.text[data[name][index]]);
   let allocated = 0;
@@ -61,6 +61,8 @@ for (const button of document.querySelectorAll('.zoom button')) button.addEventL
   [first, last] = [Number(button.dataset.begin), Number(button.dataset.end)];
   inner.style.width = 100 * data.events / (last - first) + '%';
   inner.style.left = -100 * first / (last - first) + '%';
+  across.firstChild.textContent = 'event ' + first.toLocaleString('en');
+  across.lastChild.textContent = last.toLocaleString('en');
   for (const other of button.parentNode.children) other.setAttribute('aria-pressed', other === button);
   show(data.peak, false);
 });

@@ -32,6 +32,15 @@ DTYPE_OF_STACK: Mapping[str, str] = {
 }
 """Where a stack has a dtype of its own; the others load the checkpoint's, as transformers 5 does (dtype="auto")."""
 
+TARGETS_OF_STACK: Mapping[str, str | tuple[str, ...]] = {
+    "unsloth": "all-linear",  # FastLanguageModel.get_peft_model, target_modules
+    "torchtune": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # its configurations
+    "litgpt": ("q_proj", "v_proj"),  # lora_query, lora_value
+    "megatron": "attention",  # linear_qkv, linear_proj
+    "nemo": "attention",
+}
+"""Where a stack puts adapters by its own default; with the others PEFT chooses."""
+
 
 def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> Job:
     """`stored`: the dtype of most of the checkpoint's values, where config.json says nothing and its headers were read.
@@ -56,8 +65,13 @@ def fill_in_of(job: Job, model: ModelConfig) -> Job:
 
 def _is_filled_in(job: Job) -> bool:
     lora = job.lora
-    adapted = job.method == "full" or (lora.dropout is not None and (lora.targets or not _takes_pefts_targets(job)))
-    return bool(adapted) and job.weights_dtype != "auto"
+    adapted = job.method == "full" or (lora.dropout is not None and lora.targets is not None)
+    return adapted and job.weights_dtype != "auto"
+
+
+def has_own_dtype(job: Job) -> bool:
+    """Whether its stack loads weights in a dtype of its own, not the checkpoint's."""
+    return _stack_dtype(job) is not None
 
 
 def _stack_dtype(job: Job) -> str | None:
@@ -76,22 +90,18 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
 
 def _filled_lora(job: Job, model_type: str) -> Lora:
     lora = job.lora
-    if lora.targets is None and _takes_pefts_targets(job):
-        lora = replace(lora, targets=USUAL_TARGETS.get(model_type, "all-linear"))
+    if lora.targets is None:
+        chosen = USUAL_TARGETS.get(model_type, "all-linear")
+        lora = replace(lora, targets=TARGETS_OF_STACK.get(job.stack, chosen))
     if lora.dropout is None:
         lora = replace(lora, dropout=0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT)
     return lora
 
 
-def _takes_pefts_targets(job: Job) -> bool:
-    """The other stacks have their own."""
-    return job.stack in ("transformers", "trl", "axolotl", "llama-factory", "fsdp_qlora")
-
-
 def _adapts_experts(job: Job, targets: str | tuple[str, ...] | None, model_type: str) -> bool:
     """Whether parameters of experts or routers get adapters, for which PEFT 0.21.0 refuses dropout."""
     moved = moved_names(model_type)
-    if not moved or not _takes_pefts_targets(job):
+    if not moved or job.stack in TARGETS_OF_STACK:
         return False
     return targets == "all-linear" or (targets not in (None, "attention") and any(name in moved for name in targets))
 

@@ -152,9 +152,15 @@ ACTIVATIONS: dict[str, Any] = {
 """transformers/activations.py."""
 
 
+class NoActivation(Exception):
+    """A config.json names a function that is not written down; its argument is the name."""
+
+
 class Activation(Module):
     def __init__(self, machine: Machine, name: str) -> None:
         super().__init__(machine)
+        if name not in ACTIVATIONS:
+            raise NoActivation(name)
         self.function = ACTIVATIONS[name]
 
     def forward(self, x: Tensor) -> Tensor:

@@ -9,7 +9,10 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from tunecast.errors import Unsupported
+from tunecast.job.knob import shown
 from tunecast.tape.build.families.unknown import nearest
+from tunecast.tape.build.modules import ACTIVATIONS, NoActivation
 from tunecast.tape.build.tensor import Machine
 
 FAMILIES: dict[str, str] = {
@@ -70,7 +73,28 @@ TEXT_ALONE = frozenset({"llama4", "mllama"})
 
 def model_of(machine: Machine, config: Mapping[str, Any]) -> Any:
     """The model of a config.json: all its parts where they are written down, else its text part, else that of the
-    nearest known architecture, which is a guess. None where there is nothing near."""
+    nearest known architecture, which is a guess. None where there is nothing near. Raises `Unsupported` for an
+    activation function that is not written down."""
+    try:
+        return _model_of(machine, config)
+    except NoActivation as error:
+        (word,) = error.args
+        known = f"which the closed form does not know; known: {', '.join(ACTIVATIONS)}. To fix: --engine traced"
+        told = f"model: config.json: {_activation_key(word, config)}: got {shown(word)}, {known}"
+        raise Unsupported(told, field="model") from None
+
+
+def _activation_key(word: object, config: Mapping[str, Any]) -> str:
+    """Where a config.json names this function."""
+    for key, value in config.items():
+        if value == word and "act" in key:
+            return key
+        if isinstance(value, Mapping) and (inner := _activation_key(word, value)):
+            return f"{key}.{inner}"
+    return ""
+
+
+def _model_of(machine: Machine, config: Mapping[str, Any]) -> Any:
     name = config["model_type"]
     family = causal_lm(name)
     if family is not None:

@@ -21,7 +21,9 @@ from tunecast.tape.build.sharding.host import HOST_ASSUMED, OnHost, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
 
-STORED = "4-bit weights are stored under the other weights' dtype (bnb_4bit_quant_storage), as FSDP needs to cut them"
+STORED = (
+    "4-bit weights are stored under the other weights' dtype (bnb_4bit_quant_storage), which FSDP needs to shard them"
+)
 
 
 class AccelerateFsdp2(Scheme):

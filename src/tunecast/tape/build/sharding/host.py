@@ -10,7 +10,7 @@ from tunecast.tape.build.tensor import FLOAT32, HOST, Machine, Tensor
 from tunecast.tape.op import FROM_HOST, HOST_LOOP, HOST_STEP, MANY, Role
 
 HOST_ASSUMED = (
-    "offload: copies from pinned memory, and an optimizer that has all of the host's cores (OMP_NUM_THREADS, "
+    "offload: copies from pinned memory, and a CPU optimizer that uses all cores of the host (OMP_NUM_THREADS, "
     "which torchrun sets to 1)"
 )
 

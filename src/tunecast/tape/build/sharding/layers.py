@@ -30,7 +30,7 @@ from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.shorten import LAYER_COUNTS, PER_LAYER, with_layers
 
-SPREAD = 'device_map="auto": of its cards the fullest is told'
+SPREAD = 'device_map="auto": the figures are of the fullest of its GPUs'
 ENDS = "ends_held"
 """Where a card's config.json says which ends of the model it holds (`Ends`)."""
 ModelOf = Callable[[Machine, Mapping[str, Any]], Any]

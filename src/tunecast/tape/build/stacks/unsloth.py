@@ -109,7 +109,8 @@ def refuse(job: Job, config: Mapping[str, Any], longest: int) -> None:
     if job.lora.dora:
         raise not_known("lora.dora", True)
     wanted = job.lora.targets
-    if wanted not in (None, "all-linear") and set(wanted) != set(TARGETS):
+    assert wanted is not None, "targets follow from the stack: fill_in comes first"
+    if wanted != "all-linear" and set(wanted) != set(TARGETS):
         raise not_known("lora.targets", wanted if isinstance(wanted, str) else ", ".join(wanted))
     dtype = "bfloat16" if job.weights_dtype == "float32" else job.weights_dtype
     if job.autocast not in (None, dtype):

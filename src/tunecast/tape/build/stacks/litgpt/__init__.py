@@ -164,9 +164,8 @@ def make_ropes(gpt: GPT, job: Job, longest: int) -> None:
 
 def lora_of(job: Job) -> Lora:
     given = job.lora.targets
-    if given is None:  # litgpt's defaults
-        kinds = {"query", "value"}
-    elif given == "all-linear":
+    assert given is not None, "targets follow from the stack: fill_in comes first"
+    if given == "all-linear":
         kinds = set(KINDS) - {"head"}
     elif given == "attention":
         kinds = {"query", "key", "value", "projection"}

@@ -104,7 +104,8 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
 
 def adapters_of(job: Job) -> dict[str, int]:
     given = job.lora.targets
-    if given is None or given == "attention":
+    assert given is not None, "targets follow from the stack: fill_in comes first"
+    if given == "attention":
         names = {"linear_qkv", "linear_proj"}
     elif given == "all-linear":
         names = set(LORA_TARGETS)

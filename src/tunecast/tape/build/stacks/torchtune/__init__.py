@@ -42,7 +42,6 @@ from tunecast.tape.op import Phase, Role
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
-USUAL_TARGETS = ("q_proj", "v_proj", "o_proj", *MLP)
 """recipes/configs/*/*_lora_single_device.yaml."""
 
 OLDEST = (0, 3)
@@ -159,8 +158,7 @@ def targets(job: Job) -> Collection[str]:
     given = job.lora.targets
     if job.lora.dora:
         raise Unsupported("lora.dora: torchtune's DoRALinear is not written down", field="lora.dora")
-    if given is None:
-        return USUAL_TARGETS
+    assert given is not None, "targets follow from the stack: fill_in comes first"
     if given == "attention":
         return ATTENTION
     if given == "all-linear":

@@ -1,0 +1,146 @@
+"""What a job does not say and was taken for it, and what another common value would change.
+
+    job ──► `taken(job)` ──► each with another value ──► predict ──► `Effect`
+
+Only fields that decide memory, time or cost are told, in the order in which they usually do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from tunecast.errors import NotResolved, Unsupported, UsageError
+from tunecast.job.job import Job, all_knobs
+from tunecast.predict.changes import with_fields
+from tunecast.predict.ladder import Overrides
+from tunecast.predict.prediction import Predicted
+from tunecast.predict.room import Verdict
+from tunecast.tape.build.fill_in import TARGETS_OF_STACK, has_own_dtype
+
+Predict = Callable[[Job], Predicted]
+Price = Callable[[Predicted], float | None]
+
+
+class Taken(NamedTuple):
+    """A field nobody gave, and a value others would take."""
+
+    field: str
+    value: Any
+    whose: str
+    """`TRL's default`, `the checkpoint's`; '' where it is ours."""
+    instead: Overrides
+    """Another value, by dotted name; empty where there is none to try."""
+
+    def to_dict(self) -> dict[str, Any]:
+        value = list(self.value) if isinstance(self.value, tuple) else self.value
+        return {"field": self.field, "value": value, "whose": self.whose or None}
+
+
+class Effect(NamedTuple):
+    """What the other value would change."""
+
+    taken: Taken
+    more_bytes: int
+    """On the fullest card; negative: less."""
+    verdict: Verdict
+    time_ratio: float | None
+    """Of the time for the same number of tokens, or of the whole job where it is known."""
+    total_s: float | None
+    usd: float | None
+    """Of the whole job."""
+
+
+def taken(job: Job) -> list[Taken]:
+    """`job` with what follows from its model filled in."""
+    values = job.flat()
+    return [
+        Taken(field, values[field], _whose(field, job), dict(instead))
+        for field, instead in _decisive(job)
+        if not job.is_given(field)
+    ]
+
+
+def _whose(field: str, job: Job) -> str:
+    if field == "weights_dtype":
+        return f"{job.stack}'s own" if has_own_dtype(job) else "the checkpoint's"
+    if field == "lora.targets":
+        return f"{job.stack}'s own" if job.stack in TARGETS_OF_STACK else "PEFT's choice"
+    package = all_knobs()[field].origin.package
+    return "" if package == "tunecast" else f"{package}' default" if package.endswith("s") else f"{package}'s default"
+
+
+def _decisive(job: Job) -> Iterator[tuple[str, Overrides]]:
+    yield "hardware.gpu", {}
+    yield "method", {"method": "lora"} if job.method == "full" else {}
+    if job.micro_batch > 1:  # the batch of a step stays what it is
+        yield "micro_batch", {"micro_batch": 1, "grad_accum": job.micro_batch * job.grad_accum}
+    if job.lengths is None:
+        yield "seq_len", {"seq_len": 2 * job.seq_len}
+    if job.quantization.format is None:
+        yield "weights_dtype", {"weights_dtype": "bfloat16" if job.weights_dtype == "float32" else "float32"}
+    if job.method != "full":
+        yield "lora.targets", {} if job.lora.targets == "all-linear" else {"lora.targets": "all-linear"}
+        yield "lora.rank", {"lora.rank": 4 * job.lora.rank}
+    else:
+        yield "optimizer", {"optimizer": "paged_adamw_8bit"}
+    yield "gradient_checkpointing", {"gradient_checkpointing": not job.gradient_checkpointing}
+    if has_data(job) and job.run.max_steps is None:
+        yield "data.epochs", {"data.epochs": 1.0}
+    if has_data(job) and job.run.save_strategy == "steps":
+        yield "run.save_steps", {"run.save_strategy": "epoch"}
+
+
+def has_data(job: Job) -> bool:
+    return (job.data.samples or job.data.tokens or job.data.lengths) is not None
+
+
+def effects(done: Predicted, predict: Predict, price: Price | None = None) -> list[Effect]:
+    """Of each that has another value and could be predicted with it. `price`: what a whole run costs."""
+    found = []
+    for each in taken(done.job):
+        if not each.instead:
+            continue
+        try:
+            other = predict(with_fields(done.job, each.instead))
+        except (UsageError, NotResolved, Unsupported):
+            continue
+        found.append(_effect(each, done, other, price))
+    return found
+
+
+def _effect(each: Taken, done: Predicted, other: Predicted, price: Price | None) -> Effect:
+    total_s = _time(other, "total_s")
+    return Effect(
+        each,
+        other.held.device.nbytes - done.held.device.nbytes,
+        other.held.room.verdict,
+        _time_ratio(done, other),
+        total_s,
+        None if price is None or total_s is None else price(other),
+    )
+
+
+def _time_ratio(done: Predicted, other: Predicted) -> float | None:
+    for name, upside_down in (("total_s", False), ("tokens_per_s", True)):
+        before, after = _time(done, name), _time(other, name)
+        if before and after:
+            return before / after if upside_down else after / before
+    return None
+
+
+def _time(of: Predicted, name: str) -> float | None:
+    time = of.prediction.time
+    return None if time is None else time[name]
+
+
+def worth_telling(found: Sequence[Effect], done: Predicted) -> list[Effect]:
+    """Those that move memory or time by a hundredth, or the verdict."""
+    whole = done.held.device.nbytes
+    return [
+        each
+        for each in found
+        if abs(each.more_bytes) >= whole / 100
+        or each.verdict != done.held.room.verdict
+        or (each.time_ratio is not None and abs(each.time_ratio - 1) >= 0.01)
+    ]

@@ -1,0 +1,34 @@
+"""Every door, with its share of the inputs: a million of them take two cores about half an hour."""
+
+from __future__ import annotations
+
+# Loaded once, before there are processes.
+import tunecast.cli.fit
+import tunecast.cli.largest
+import tunecast.cli.plan
+import tunecast.cli.predict
+import tunecast.predict.analytic
+import tunecast.predict.timing
+import tunecast.tape.build  # noqa: F401
+
+from . import commands, readings
+from .workers import Door
+
+DOORS = {
+    door.name: door
+    for door in (
+        Door("fields", 0.40, 4000, readings.field_input),
+        Door("job files", 0.13, 1000, readings.text_input),
+        Door("config.json", 0.174, 2000, readings.config_input),
+        Door("lengths", 0.05, 1000, readings.length_input),
+        Door("OOM logs", 0.06, 1000, readings.log_input),
+        Door("calibrations", 0.05, 1000, readings.calibration_input),
+        Door("price lists", 0.05, 500, readings.feed_input),
+        Door("command lines", 0.03, 200, commands.flag_input),
+        Door("environment", 0.006, 100, commands.environment_input),
+        Door("servers", 0.014, 100, commands.reply_input),
+        Door("predictions", 0.018, 25, commands.prediction_input),
+        Door("config.json, predicted", 0.0176, 25, commands.config_prediction_input),
+        Door("plans and other searches", 0.0004, 1, commands.search_input),
+    )
+}
