@@ -127,7 +127,7 @@ def test_flags_of_plan() -> None:
 
 
 def test_flags_of_fit() -> None:
-    own = {"-h", "--help", "--json", "--allow", "--patch", "--write", "--no-calibration"}
+    own = {"-h", "--help", "--json", "--allow", "--patch", "--write", "--no-calibration", "--short", "--details"}
     assert set(fit.parser()._option_string_actions) == JOB | HELP_ALL | own
 
 

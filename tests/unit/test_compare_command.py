@@ -95,7 +95,7 @@ def test_for_a_person(shell: Any) -> None:
     code, out, err = shell("gpt2", "--method", "lora", "--to", "micro_batch=4", "--to", "lora.rank=32", "--gpu", "h200")
     assert (code, err) == (0, "")
     lines = [" ".join(line.split()) for line in out.splitlines()]
-    assert lines[0] == "gpt2, lora, 8 x 1024 tokens on h200 → with micro_batch=4, lora.rank=32"
+    assert lines[0] == "gpt2, LoRA, 8 x 1,024 tokens on 1 x H200 SXM 141 GB → with micro_batch=4, lora.rank=32"
     assert lines[1] == "both fit; 3.00 GiB less on the card"
     assert "+1.00 GiB lora.rank: 16 → 32 mostly adapters (+1.00 GiB)" in lines
     assert "-4.00 GiB micro_batch: 8 → 4 mostly activations (-4.00 GiB)" in lines

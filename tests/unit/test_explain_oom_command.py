@@ -90,8 +90,8 @@ def test_with_its_job_every_change_is_priced(shell: Any) -> None:
     lines = [" ".join(line.split()) for line in out.splitlines() if "frees" in line]
     # 4 rows: 8 + 10 = 18 GiB fit; qlora alone: 2 + 20 = 22 do not
     assert lines == [
-        "micro_batch: 4, grad_accum: 2 frees 10.00 GiB, fits then",
-        "method: qlora frees 6.00 GiB, not enough by itself",
+        "--micro-batch 4 --grad-accum 2 frees 10.00 GiB, fits then",
+        "--method qlora frees 6.00 GiB, not enough alone",
     ]
     assert "liger" not in out, "what cannot be predicted is left out"
 
@@ -197,9 +197,9 @@ def test_the_log_may_be_a_file(name: str, shell: Any) -> None:
     alone = shell(MESSAGE)
     assert alone == shell("nothing here", name) == shell(MESSAGE, "-")
     with_job = shell(MESSAGE, "job.yaml")
-    assert with_job[0] == 0 and "The job, predicted" in with_job[1]
+    assert with_job[0] == 0 and "The job, predicted" in with_job[1] and "micro_batch: 4, grad_accum: 2" in with_job[1]
     assert with_job == shell("", "job.yaml", name) == shell("", name, "job.yaml") == shell(MESSAGE, "-", "job.yaml")
-    assert shell("", "llama-3.1-8b", "--method", "lora", name) == with_job
+    assert "--micro-batch 4 --grad-accum 2" in shell("", "llama-3.1-8b", "--method", "lora", name)[1]
 
 
 @pytest.mark.parametrize(

@@ -107,7 +107,7 @@ def test_rounding_where_mathematics_alone_do_not_do() -> None:
     assert found.chosen is not None
     assert found.chosen.harm is Harm.ROUNDED
     assert chosen(found) == {"optimizer": "adamw_8bit"}
-    assert found.chosen.quality(found.before.job)[0].startswith("8-bit states")
+    assert found.chosen.quality[0].startswith("8-bit states")
 
 
 def test_a_price_nobody_knows_comes_last() -> None:

@@ -56,23 +56,23 @@ def capacity(gib: float) -> tuple[str, str]:
 
 
 def test_what_to_change_and_the_patch(shell: Any) -> None:
-    code, out, err = shell("job.yaml", *capacity(10))
+    code, out, err = shell("job.yaml", *capacity(10), "--details")
     assert (code, err) == (0, "")
     assert out.splitlines() == [
         "gpt2, full fine-tune, 1 x 1,024 tokens on 1 x H200 SXM 141 GB",
-        "  does not fit as it is: needs 12.00 GiB of 10.00 GiB; a step 1 s",
+        "  does not fit as it is: needs 12.00 of 10.00 GiB (up to 12.01); 1 s per step",
         "",
-        "Smallest change that makes it fit: the same mathematics",
-        "  gradient_checkpointing: true  frees 3.00 GiB, costs 25 % time",
-        "  then it needs 9.00 GiB of 10.00 GiB, 9.01 GiB at the high end; a step 1.25 s",
+        "Smallest change that makes it fit (same mathematics)",
+        "  gradient_checkpointing: true  frees 3.00 GiB, 25 % more time",
+        "  then it fits: needs 9.00 of 10.00 GiB (up to 9.01); 1.25 s per step",
         "",
-        "Other training, each by itself; not needed (--allow lets it be chosen)",
-        "  method: lora   frees 7.00 GiB, the same time, fits then",
-        "  method: qlora  frees 7.00 GiB, the same time, fits then",
+        "Changes what is trained (not needed; enable with --allow)",
+        "  method: lora   frees 7.00 GiB, same time, fits then",
+        "  method: qlora  frees 7.00 GiB, same time, fits then",
         "  LoRA at usual ranks learned less than full finetuning in programming and mathematics, and forgot",
-        "  less (Biderman et al., LoRA Learns Less and Forgets Less, TMLR 2024, arXiv:2405.09673)",
+        "    less (Biderman et al., LoRA Learns Less and Forgets Less, TMLR 2024, arXiv:2405.09673)",
         "  4-bit weights under adapters kept the results of 16-bit finetuning in its authors' tests (Dettmers",
-        "  et al., QLoRA, 2023, arXiv:2305.14314)",
+        "    et al., QLoRA, 2023, arXiv:2305.14314)",
         "",
         "--- job.yaml",
         "+++ job.yaml",
@@ -90,6 +90,27 @@ def test_a_model_gets_flags(shell: Any) -> None:
     code, out, _ = shell("gpt2", "--micro-batch", "1", "--no-gradient-checkpointing", "--gpu", "h200", *capacity(10))
     assert code == 0
     assert out.endswith("\nAdd\n  --gradient-checkpointing\n")
+
+
+def test_advice_is_in_flags_for_flags_and_in_yaml_for_a_file(shell: Any) -> None:
+    by_flags = shell("gpt2", "--micro-batch", "1", "--no-gradient-checkpointing", "--gpu", "h200", *capacity(10))[1]
+    assert "  --gradient-checkpointing  frees 3.00 GiB" in by_flags and "  --method lora " in by_flags
+    by_file = shell("job.yaml", *capacity(10))[1]
+    assert "  gradient_checkpointing: true  frees 3.00 GiB" in by_file and "  method: lora " in by_file
+
+
+def test_in_one_line(shell: Any) -> None:
+    code, out, _ = shell("job.yaml", *capacity(10), "--short")
+    assert (code, out.count("\n")) == (0, 1)
+    title = "gpt2, full fine-tune, 1 x 1,024 tokens on 1 x H200 SXM 141 GB"
+    verdict = f"{title}: does not fit, 12.00 of 10.00 GiB (up to 12.01); "
+    assert out == f"{verdict}fits with gradient_checkpointing: true: 9.00 of 10.00 GiB (up to 9.01), 25 % more time\n"
+    assert "no change makes it fit" in shell("job.yaml", *capacity(1.5), "--short")[1]
+
+
+def test_what_was_published_is_a_detail(shell: Any) -> None:
+    assert "arXiv" in shell("job.yaml", *capacity(10), "--details")[1]
+    assert "arXiv" not in shell("job.yaml", *capacity(10))[1]
 
 
 def test_only_the_patch(shell: Any) -> None:
@@ -151,9 +172,9 @@ def test_json(shell: Any) -> None:
 def test_one_that_fits_is_made_faster(shell: Any) -> None:
     code, out, _ = shell("job.yaml", "--gradient-checkpointing", *capacity(40))
     assert code == 0
-    assert "  fits as it is: needs 9.00 GiB of 40.00 GiB; a step 1.25 s\n" in out
-    assert "What makes it faster: the same mathematics\n" in out
-    assert "  gradient_checkpointing: false  takes 3.00 GiB more, saves 20 % time\n" in out
+    assert "  fits as it is: needs 9.00 of 40.00 GiB (up to 9.01); 1.25 s per step\n" in out
+    assert "What makes it faster (same mathematics)\n" in out
+    assert "  gradient_checkpointing: false  takes 3.00 GiB more, 20 % less time\n" in out
 
 
 def test_nothing_to_change(shell: Any) -> None:
@@ -165,8 +186,8 @@ def test_nothing_to_change(shell: Any) -> None:
 def test_nothing_fits(shell: Any) -> None:
     code, out, _ = shell("job.yaml", *capacity(1.5))
     assert code == 3
-    assert "Nothing makes it fit. What would\n" in out
-    assert " is the least card for 12.00 GiB, as it is\n" in out
+    assert "No change makes it fit this hardware\n" in out
+    assert " is the smallest card with the 12.00 GiB it needs as it is\n" in out
     code, out, _ = shell("job.yaml", *capacity(1.5), "--json")
     said = json.loads(out)
     assert (code, said["fits"], said["chosen"]) == (3, False, None)

@@ -18,7 +18,7 @@ from tunecast.cli.usage import COMMON
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
-from tunecast.job.readers import FORMATS
+from tunecast.job.readers import FORMATS, is_job_file
 from tunecast.predict.changes import changes_tried, with_fields
 from tunecast.predict.engines import the_job
 from tunecast.predict.oom import OomMessage, filled, messages, the_message
@@ -91,7 +91,7 @@ def run(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps(oom_dict(told)))
     else:
-        print(oom_text(told, terminal_of(sys.stdout)), end="")
+        print(oom_text(told, terminal_of(sys.stdout), flags=source is not None and not is_job_file(source)), end="")
     return 0
 
 

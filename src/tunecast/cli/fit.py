@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser
@@ -22,12 +23,13 @@ from tunecast.predict import engines
 from tunecast.predict.ladder import ALLOWED, Harm
 from tunecast.predict.prediction import Predicted
 from tunecast.report.advice import as_flags, in_yaml
-from tunecast.report.fit import fit_dict, fit_text
+from tunecast.report.fit import fit_dict, fit_short, fit_text
 
 USAGE = "tunecast fit JOB [options]"
 DESCRIPTION = """\
-The smallest changes, least harm first, after which a job fits its card; of a job that fits, what makes it faster. Each
-is predicted, memory and time. A JOB is a file, which gets a patch, or a model with flags, which gets flags to add."""
+The smallest changes, least harm first, after which a job fits its card, and other hardware that holds it as it is; of a
+job that fits, what makes it faster. Each is predicted, memory and time. A JOB is a file, which gets a patch, or a model
+with flags, which gets flags to add."""
 EPILOG = """\
 examples:
   tunecast fit job.yaml --gpu rtx-4090                 what to change, and the patch
@@ -37,11 +39,11 @@ examples:
   tunecast fit llama-3.1-8b --method lora --seq-len 16384 --gpu l40s
 
 First what keeps the mathematics (checkpointing, fused kernels, a smaller micro-batch with more accumulation, sharding),
-then what only rounds (8-bit optimizer states, 16-bit weights), and other training (LoRA, QLoRA, a lower rank, shorter
-rows) only where nothing else fits or --allow names it. The global batch stays as it is. What a change does to the
-result is told where somebody published it, and by whom.
+then what only rounds (8-bit optimizer states, 16-bit weights), and what trains something else (LoRA, QLoRA, a lower
+rank, shorter rows) only where nothing else fits or --allow names it. The global batch stays as it is. What a change
+does to the result is told where somebody published it, and by whom.
 
-Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which card would do.
+Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which hardware would do.
 """
 
 SHORT = ("--allow", "--patch", "--write", "--json", *COMMON, "--set", "--help-all")
@@ -52,12 +54,17 @@ def parser() -> Parser:
     made = Parser("fit", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("source", metavar="JOB", help="a job file, or a model")
     made.add_argument(
-        "--allow", metavar="WHAT,…", default="", help=f"other training that may be chosen: {', '.join(ALLOWED)}"
+        "--allow",
+        metavar="WHAT,…",
+        default="",
+        help=f"changes of what is trained that may be chosen: {', '.join(ALLOWED)}",
     )
     output = made.add_mutually_exclusive_group()
     output.add_argument("--patch", action="store_true", help="print only the patch to the job's file")
     output.add_argument("--write", action="store_true", help="change the job's file; keeps the old one as .orig")
     output.add_argument("--json", action="store_true", help="JSON instead of text")
+    output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
+    made.add_argument("--details", action="store_true", help="every combination, and what was published of each change")
     made.add_argument(
         "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
     )
@@ -88,8 +95,13 @@ def run(argv: Sequence[str]) -> int:
     else:
         from tunecast.cli.told import title_of
 
-        told = how_to(chosen, patch, source, masked(chosen, flags))
-        print(fit_text(found, title_of(job), printable_lines(told), terminal_of(sys.stdout)), end="")
+        by_flags = not is_job_file(source)
+        if arguments.short:
+            print(fit_short(found, title_of(job), flags=by_flags), end="")
+        else:
+            told = printable_lines(how_to(chosen, patch, source, masked(chosen, flags)))
+            terminal, details = terminal_of(sys.stdout), arguments.details
+            print(fit_text(found, title_of(job), told, terminal, flags=by_flags, details=details), end="")
     return 0 if found.fits else DoesNotFit.exit_code
 
 
@@ -104,9 +116,10 @@ def allowed(text: str) -> tuple[str, ...]:
 
 
 def answer(job: Job, allow: Sequence[str], *, calibrated: bool) -> Fit:
-    from tunecast.cli.predict import own_prices
+    from tunecast.cli.predict import extra, own_prices
+    from tunecast.plan.fit_hardware import other_hardware
 
-    own = own_prices(job) if calibrated else None
+    own, today = own_prices(job) if calibrated else None, date.today()
     began_s = time.monotonic()
     with Progress(f"trying changes to {job.id or job.model}") as progress:
 
@@ -123,7 +136,12 @@ def answer(job: Job, allow: Sequence[str], *, calibrated: bool) -> Fit:
             seen()
             return engines.predicted(job, timed=True, calibration=own)
 
-        return fitted(job, quick, full, allow)
+        found = fitted(job, quick, full, allow)
+        if found.faster:
+            return found
+        return found._replace(
+            elsewhere=extra("other hardware", lambda: other_hardware(found, quick, full, today)) or ()
+        )
 
 
 def masked(chosen: Solution | None, flags: Mapping[str, object]) -> str:

@@ -206,7 +206,7 @@ def settings_of(jobs: Sequence[Job], model: ModelConfig | None = None) -> Settin
         autocast=job.autocast,
         optimizer=job.optimizer,
         gradient_checkpointing=job.gradient_checkpointing,
-        adapters=None if adapted is None else adapters_words(adapted, None if model is None else model.raw),
+        adapters=None if adapted is None else adapters_words(adapted),
         quantization=next((each.quantization.format for each in jobs if each.quantization.format), None),
         evidence=evidence_of(job, card),
     )

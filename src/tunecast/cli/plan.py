@@ -29,6 +29,7 @@ from tunecast.plan.choice import Limits, Money, Plan
 from tunecast.plan.constraints import relaxations, verdict
 from tunecast.plan.plan import Question, plan_of
 from tunecast.plan.space import ALLOWABLE, KEEPABLE, Freedom, freed, kept
+from tunecast.plan.taken import with_taken
 from tunecast.predict.engines import the_job
 from tunecast.records import replace
 from tunecast.tape.build.shapes import undisturbed
@@ -190,6 +191,8 @@ def answer(arguments: argparse.Namespace) -> tuple[Plan, TunecastError | None]:
     failed = verdict(plan)
     if isinstance(failed, DoesNotFit):
         failed = verdict(plan, asking.nearest(offers, is_known=_is_known(plan)))
+    if not arguments.json or arguments.html:
+        plan = with_taken(plan, terms)
     return _with_availability(plan) if arguments.available else plan, failed
 
 

@@ -16,7 +16,7 @@ from tunecast.job.job import Job
 from tunecast.predict import engines
 from tunecast.predict.changes import Change, changes_tried, reserved
 from tunecast.predict.prediction import Predicted
-from tunecast.predict.taken import Effect, Taken, effects, has_data, taken, worth_telling
+from tunecast.predict.taken import Effect, Spent, Taken, effects, has_data, taken, without_price, worth_telling
 from tunecast.records import replace
 from tunecast.report.advice import MOST, best_of
 from tunecast.tape.build.shapes import only_numbers
@@ -88,7 +88,7 @@ def changes_worth(done: Predicted, trials: Trials, name: str) -> list[Change]:
 def effects_worth(done: Predicted, trials: Trials, name: str) -> list[Effect]:
     with Progress(f"trying what {name} does not say") as progress:
         predict = counting(partial(trials.predict, timed=True), progress)
-        return worth_telling(effects(done, predict, usd_of_run if has_data(done.job) else None), done)
+        return worth_telling(effects(done, taken(done.job), predict, spent_on_run), done)
 
 
 def rent_of_run(done: Predicted) -> Rent | None:
@@ -97,9 +97,9 @@ def rent_of_run(done: Predicted) -> Rent | None:
     return rent_of(done, date.today()) if has_data(done.job) else None
 
 
-def usd_of_run(done: Predicted) -> float | None:
+def spent_on_run(done: Predicted) -> Spent:
     rent = rent_of_run(done)
-    return None if rent is None else rent.total_usd
+    return without_price(done)._replace(usd=None if rent is None else rent.total_usd)
 
 
 def counting(predict: Callable[[Job], Predicted], progress: Progress) -> Callable[[Job], Predicted]:

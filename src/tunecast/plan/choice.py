@@ -14,6 +14,7 @@ from tunecast.offers.money import RATE, Rate
 from tunecast.offers.offer import Offer
 from tunecast.offers.provider import tenancy
 from tunecast.predict.prediction import Prediction
+from tunecast.predict.taken import Effect, Taken
 from tunecast.records import dataclass, field, replace
 from tunecast.units import KILO
 
@@ -346,6 +347,10 @@ class Plan:
     """Worth knowing of the picks: what a reservation would have to be used for."""
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    taken: tuple[Taken, ...] = ()
+    """What the job does not say, of the choice the answer begins with."""
+    effects: tuple[Effect, ...] = ()
+    """What other values of that would change there."""
 
     @property
     def best_name(self) -> str:

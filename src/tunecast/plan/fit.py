@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
-from tunecast.errors import NotResolved, UsageError
+from tunecast.errors import UsageError
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.job.model import ModelConfig
 from tunecast.plan.fit_bounds import is_out_of_reach
 from tunecast.plan.fit_search import (
     ALLOCATOR,
@@ -27,13 +28,14 @@ from tunecast.plan.fit_search import (
     smallest_sets,
     strongest,
 )
+from tunecast.plan.price import Rent
 from tunecast.predict.changes import with_fields
 from tunecast.predict.compare import more_time
 from tunecast.predict.ladder import LESS_MEMORY, LESS_TIME, Harm, Overrides, Rung
 from tunecast.predict.least_card import least_card
+from tunecast.predict.outside import machine_ram_bytes
 from tunecast.predict.prediction import Predicted, Prediction
 from tunecast.predict.room import Room
-from tunecast.predict.spreading import DATA, cards
 
 Predict = Callable[[Job], Predicted]
 MOST_OTHERS = 3
@@ -44,16 +46,20 @@ LEAST_SAVING = 0.01
 MICRO_BATCH = "micro_batch"
 AT_NO_COST = ("loss", "attention", "prepare_kbit")
 """Groups of the ladder that free memory and take no time: fused losses and attention, norms that stay in 16 bits."""
-SEVERAL = (2, 4, 8)
-"""Cards of one machine, as they are sold."""
 
 
 class State(NamedTuple):
     """A job as predicted."""
 
     job: Job
+    model: ModelConfig
     prediction: Prediction
     room: Room
+
+    @property
+    def ram_bytes(self) -> int | None:
+        """Of its host, for all ranks of a machine; None where it is not known."""
+        return machine_ram_bytes(self.job, self.model)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -107,9 +113,10 @@ class Solution(NamedTuple):
     def notes(self) -> list[str]:
         return list(dict.fromkeys(told for option in self.options if (told := option.rung.note) is not None))
 
-    def quality(self, job: Job) -> list[str]:
-        """What was published about it."""
-        return list(dict.fromkeys(told for option in self.options for told in option.rung.quality(job)))
+    @property
+    def quality(self) -> list[str]:
+        """What was published about it, of the job with all of it: 16-bit weights under adapters are not updated."""
+        return list(dict.fromkeys(told for option in self.options for told in option.rung.quality(self.state.job)))
 
 
 class Frugal(NamedTuple):
@@ -127,8 +134,15 @@ class Wanting(NamedTuple):
 
     frugal: tuple[Frugal, ...]
     """The job as it is, with what keeps its training, with other training."""
-    more_cards: Overrides | None
-    """Several of the card that was asked about; None where that was not found."""
+
+
+class Elsewhere(NamedTuple):
+    """Other hardware on which the job fits (`fit_hardware.py`)."""
+
+    overrides: Overrides
+    state: State
+    rent: Rent | None
+    """What it costs; None where nobody at hand rents it out."""
 
 
 class Fit(NamedTuple):
@@ -144,6 +158,7 @@ class Fit(NamedTuple):
     """Other training was chosen because nothing else fits, not because it was allowed."""
     quicker: tuple[Solution, ...] = ()
     """Larger sets that keep the training and take less time than the chosen one: least harm first."""
+    elsewhere: tuple[Elsewhere, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -158,7 +173,7 @@ class Fit(NamedTuple):
 def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ()) -> Fit:
     """`quick` is asked for memory only, `full` for time too. `allow`: groups of `Harm.OTHER` that may be chosen too."""
     first = full(job)
-    job, begun = first.job, _state(first)
+    job, begun = first.job, state_of(first)
     full_trials = Trials(job, full)
     if begun.room.surely:
         return Fit(begun, _faster(job, begun, full_trials), (), (), None, full_trials.asked)
@@ -174,7 +189,7 @@ def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ())
         offered = tuple(_offers(begun, full_trials))
     wanting = None
     if not found and not begun.room.fits:
-        wanting = _wanting(trials, quick, begun)
+        wanting = _wanting(trials, begun)
     chosen = found[0] if found else None
     others = tuple(found[1 : 1 + MOST_OTHERS])
     quicker = () if chosen is None or forced else tuple(_quicker(chosen, begun, trials, full_trials))
@@ -182,10 +197,10 @@ def fitted(job: Job, quick: Predict, full: Predict, allow: Collection[str] = ())
     return Fit(begun, chosen, others, offered, wanting, asked, forced and chosen is not None, quicker)
 
 
-def _state(done: Predicted) -> State:
+def state_of(done: Predicted) -> State:
     said, room = done.prediction, done.held.room
     # What is said of the least capacity is always the least capacity.
-    return State(done.job, said, room._replace(needs_bytes=said.smallest_capacity_bytes))
+    return State(done.job, done.model, said, room._replace(needs_bytes=said.smallest_capacity_bytes))
 
 
 def _rungs(most: Harm, allow: Collection[str], *, priced: bool) -> list[Rung]:
@@ -194,6 +209,11 @@ def _rungs(most: Harm, allow: Collection[str], *, priced: bool) -> list[Rung]:
         for rung in LESS_MEMORY
         if (rung.harm <= most or rung.group in allow) and not (priced and rung.unpriced is not None)
     ]
+
+
+def harmless_rungs() -> list[Rung]:
+    """What keeps the training, at a known price."""
+    return _rungs(Harm.ROUNDED, (), priced=True)
 
 
 def _sets_in_passes(trials: Trials, allow: Collection[str], *, only_surely: bool = False) -> list[Options]:
@@ -265,14 +285,14 @@ def solved(options: Options, begun: State, trials: Trials) -> Solution | None:
     last: State | None = begun
     for count in range(1, len(options) + 1):
         step = trials.with_options(options[:count])
-        state = None if step is None else _state(step)
+        state = None if step is None else state_of(step)
         if last is None or state is None:
             effects.append(Effect(options[count - 1], None, None))
         else:
             frees = last.room.needs_bytes - state.room.needs_bytes
             effects.append(Effect(options[count - 1], frees, state.more_time_than(last)))
         last = state
-    state = _state(done)
+    state = state_of(done)
     frees = begun.room.needs_bytes - state.room.needs_bytes
     return Solution(tuple(effects), state, frees, state.more_time_than(begun))
 
@@ -298,9 +318,9 @@ def _quicker(chosen: Solution, begun: State, trials: Trials, full_trials: Trials
         options = next((each for each in sets if trials.fits_surely(each)), ()) if free and free != tried else ()
         tried = free
         done = full_trials.with_options(options) if options else None
-        more_time = None if done is None else _state(done).more_time_than(begun)
+        more_time = None if done is None else state_of(done).more_time_than(begun)
         if done is not None and more_time is not None and more_time <= slower - WORTHWHILE_GAIN:
-            state, slower = _state(done), more_time
+            state, slower = state_of(done), more_time
             effects = tuple(Effect(option, None, None) for option in options)
             yield Solution(effects, state, begun.room.needs_bytes - state.room.needs_bytes, more_time)
 
@@ -323,7 +343,7 @@ def _faster(job: Job, begun: State, trials: Trials) -> Solution | None:
             done = trials.with_options(options)
             if done is None or not done.held.fits:
                 continue
-            state = _state(done)
+            state = state_of(done)
             more = state.more_time_than(now)
             if state.room.surely and more is not None and -more >= WORTHWHILE_GAIN and (best is None or more < best[0]):
                 best = more, options, state
@@ -349,7 +369,7 @@ def _faster_sets(job: Job, taken: Options, trials: Trials) -> Iterator[Options]:
             yield last
 
 
-def _wanting(trials: Trials, quick: Predict, begun: State) -> Wanting:
+def _wanting(trials: Trials, begun: State) -> Wanting:
     job = begun.job
     as_it_is = begun.room.needs_bytes
     frugal = [Frugal(Harm.SAME, {}, as_it_is, least_card(job, as_it_is, {}))]
@@ -358,28 +378,4 @@ def _wanting(trials: Trials, quick: Predict, begun: State) -> Wanting:
         done = trials.with_options(options)
         if options and done is not None and (needs := done.held.smallest_capacity_bytes) < frugal[-1].needs_bytes:
             frugal.append(Frugal(harm, overrides_of(options), needs, least_card(done.job, needs, {})))
-    return Wanting(tuple(frugal), _more_cards(job, quick))
-
-
-def _more_cards(job: Job, quick: Predict) -> Overrides | None:
-    """The fewest cards of this kind in one machine that hold it together, with what is harmless."""
-    if cards(job) > 1 or "fsdp" not in DATA.get(job.stack, ()):
-        return None
-    rows = job.micro_batch * job.grad_accum
-    for count in SEVERAL:
-        each = max(1, rows // count)  # of a card; fewer rows than cards make a larger global batch, as the caller says
-        micro_batch = next(size for size in range(min(job.micro_batch, each), 0, -1) if each % size == 0)
-        split = {"micro_batch": micro_batch, "grad_accum": each // micro_batch}
-        known = {"micro_batch": job.micro_batch, "grad_accum": job.grad_accum}
-        spread: Overrides = {"hardware.gpus": count, "parallel.data": "fsdp", **(split if split != known else {})}
-        try:
-            trials = Trials(with_fields(job, spread), quick)
-            options = tuple(strongest(trials.job, _rungs(Harm.ROUNDED, (), priced=True)))
-            if is_out_of_reach(trials.job, options):
-                continue
-            options = most_frugal(trials, options, trials.fits)
-        except (UsageError, NotResolved):
-            continue
-        if trials.fits(options):
-            return {**spread, **overrides_of(options)}
-    return None
+    return Wanting(tuple(frugal))

@@ -7,7 +7,7 @@ Only fields that decide memory, time or cost are told, in the order in which the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from tunecast.errors import NotResolved, Unsupported, UsageError
@@ -19,7 +19,6 @@ from tunecast.predict.room import Verdict
 from tunecast.tape.build.fill_in import TARGETS_OF_STACK, has_own_dtype
 
 Predict = Callable[[Job], Predicted]
-Price = Callable[[Predicted], float | None]
 
 
 class Taken(NamedTuple):
@@ -35,6 +34,17 @@ class Taken(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         value = list(self.value) if isinstance(self.value, tuple) else self.value
         return {"field": self.field, "value": value, "whose": self.whose or None}
+
+
+class Spent(NamedTuple):
+    """On a whole job; None where that is not known."""
+
+    total_s: float | None
+    usd: float | None
+
+
+def without_price(done: Predicted) -> Spent:
+    return Spent(_time(done, "total_s"), None)
 
 
 class Effect(NamedTuple):
@@ -95,30 +105,25 @@ def has_data(job: Job) -> bool:
     return (job.data.samples or job.data.tokens or job.data.lengths) is not None
 
 
-def effects(done: Predicted, predict: Predict, price: Price | None = None) -> list[Effect]:
-    """Of each that has another value and could be predicted with it. `price`: what a whole run costs."""
+def effects(
+    done: Predicted, every: Iterable[Taken], predict: Predict, spent: Callable[[Predicted], Spent] = without_price
+) -> list[Effect]:
+    """Of each that has another value and could be predicted with it."""
     found = []
-    for each in taken(done.job):
+    for each in every:
         if not each.instead:
             continue
         try:
             other = predict(with_fields(done.job, each.instead))
         except (UsageError, NotResolved, Unsupported):
             continue
-        found.append(_effect(each, done, other, price))
+        found.append(_effect(each, done, other, spent(other)))
     return found
 
 
-def _effect(each: Taken, done: Predicted, other: Predicted, price: Price | None) -> Effect:
-    total_s = _time(other, "total_s")
-    return Effect(
-        each,
-        other.held.device.nbytes - done.held.device.nbytes,
-        other.held.room.verdict,
-        _time_ratio(done, other),
-        total_s,
-        None if price is None or total_s is None else price(other),
-    )
+def _effect(each: Taken, done: Predicted, other: Predicted, spent: Spent) -> Effect:
+    more_bytes = other.held.device.nbytes - done.held.device.nbytes
+    return Effect(each, more_bytes, other.held.room.verdict, _time_ratio(done, other), *spent)
 
 
 def _time_ratio(done: Predicted, other: Predicted) -> float | None:

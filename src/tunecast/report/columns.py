@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 
@@ -19,13 +18,6 @@ def columns(rows: Sequence[Sequence[str]], left: Sequence[int] = (0,), indent: s
         )
         lines.append((indent + "  ".join(cells)).rstrip())
     return lines
-
-
-def wrapped(text: str, width: int, mark: str = "  ") -> list[str]:
-    """Lines of so many characters at most; `mark` begins the first, and the others stand below what follows it."""
-    room = max(40, width) - len(mark)
-    lines = textwrap.wrap(text, room, break_on_hyphens=False, break_long_words=False)
-    return [f"{' ' * len(mark) if number else mark}{line}" for number, line in enumerate(lines)]
 
 
 def signed(nbytes: int, shown: str) -> str:

@@ -10,11 +10,11 @@ from tunecast.offers.offer import OWNED
 from tunecast.plan.choice import DOLLARS
 from tunecast.plan.price import Rent
 from tunecast.predict.compare import MEASURES, Comparison, Difference, Step, measure, more_s, more_time
-from tunecast.report.columns import columns, signed, wrapped
+from tunecast.report.columns import columns, signed
 from tunecast.report.figures import shown
 from tunecast.report.plan_words import amount, amounts
 from tunecast.report.price import offer_words
-from tunecast.report.text import DEFAULT, Terminal, words
+from tunecast.report.text import DEFAULT, Terminal, words, wrapped
 from tunecast.report.time import duration, span
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import gib, percent
@@ -86,7 +86,7 @@ def compare_text(
         return terminal.plain("\n".join(parts)) + "\n"
     style = {"fits": "good", "may not fit": "warn", "does not fit": "bad"}[found.after.held.room.verdict]
     parts += [terminal.paint(f"  {summary(found, rents)}", style), "", *_totals(found, rents, terminal)]
-    parts += [line for note in _notes(found, rents) for line in wrapped(note, terminal.width)]
+    parts += [line for note in _notes(found, rents) for line in wrapped([note], "  ", terminal)]
     head = "What each difference costs, one after the other"
     parts += ["", terminal.paint(head, "bold"), *_step_lines(found, terminal)]
     where = _where(found, terminal)

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tunecast.hardware.catalog import gpu
+from tunecast.hardware.names import card_name
 from tunecast.job.job import Job
-from tunecast.plan.fit import Effect, Fit, Frugal, Solution, State, Wanting
-from tunecast.predict.ladder import Harm, Overrides
-from tunecast.report.advice import in_yaml
+from tunecast.plan.choice import DOLLARS
+from tunecast.plan.fit import Effect, Elsewhere, Fit, Frugal, Solution, State, Wanting
+from tunecast.predict.ladder import ON_THE_HOST, Harm, Overrides
+from tunecast.report.advice import EFFECTS, change_words
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
-from tunecast.report.text import DEFAULT, Terminal
+from tunecast.report.plan_words import hourly, seller
+from tunecast.report.price import cost_words
+from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.report.time import duration
-from tunecast.units import gib, percent
+from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.units import GIB, gib, percent
 
 SCHEMA = "tunecast.fit/1"
 HARM: Mapping[Harm, str] = {
-    Harm.SAME: "the same mathematics",
-    Harm.ROUNDED: "the same but for rounding",
-    Harm.OTHER: "other training",
+    Harm.SAME: "same mathematics",
+    Harm.ROUNDED: "equivalent up to rounding",
+    Harm.OTHER: "changes what is trained",
 }
 LEAST_TIME = 0.005
 """A smaller difference is told as none."""
+MOST_ROWS = 3
+"""Of each list, unless details are asked for."""
 
 
 def fit_dict(found: Fit, patch: str | None) -> dict[str, Any]:
@@ -34,11 +41,12 @@ def fit_dict(found: Fit, patch: str | None) -> dict[str, Any]:
         "question": "faster" if found.faster else "fits surely" if found.before.room.fits else "fits",
         "before": _state_dict(found.before),
         "forced": found.forced,
-        "chosen": None if found.chosen is None else _solution_dict(found.chosen, found.before),
-        "others": [_solution_dict(each, found.before) for each in found.others],
-        "quicker": [_solution_dict(each, found.before) for each in found.quicker],
-        "offered": [_solution_dict(each, found.before) for each in found.offered],
+        "chosen": None if found.chosen is None else _solution_dict(found.chosen),
+        "others": [_solution_dict(each) for each in found.others],
+        "quicker": [_solution_dict(each) for each in found.quicker],
+        "offered": [_solution_dict(each) for each in found.offered],
         "would_do": None if found.wanting is None else _wanting_dict(found.wanting),
+        "elsewhere": [_elsewhere_dict(each) for each in found.elsewhere],
         "patch": patch,
         "predictions": found.asked,
     }
@@ -55,11 +63,12 @@ def _state_dict(state: State) -> dict[str, Any]:
         "capacity_bytes": room.capacity_bytes,
         "step_s": state.step_s,
         "tokens_per_s": state.tokens_per_s,
+        "machine_ram_bytes": state.ram_bytes,
         "prediction": state.prediction.to_dict(),
     }
 
 
-def _solution_dict(solution: Solution, before: State) -> dict[str, Any]:
+def _solution_dict(solution: Solution) -> dict[str, Any]:
     return {
         "harm": solution.harm.name.lower(),
         "changes": [
@@ -70,7 +79,7 @@ def _solution_dict(solution: Solution, before: State) -> dict[str, Any]:
                 "more_time_fraction": effect.more_time,
                 "unpriced": effect.option.rung.unpriced,
                 "note": effect.option.rung.note,
-                "quality": list(effect.option.rung.quality(before.job)),
+                "quality": list(effect.option.rung.quality(solution.state.job)),
             }
             for effect in solution.effects
         ],
@@ -92,73 +101,155 @@ def _wanting_dict(wanting: Wanting) -> dict[str, Any]:
             }
             for each in wanting.frugal
         ],
-        "more_cards": None if wanting.more_cards is None else dict(wanting.more_cards),
     }
 
 
-def fit_text(found: Fit, title: str, how_to: str, terminal: Terminal = DEFAULT) -> str:
-    """`how_to`: the patch, or the flags to add."""
-    parts = ["\n".join([terminal.paint(shown(title), "bold"), *_before(found.before, terminal)])]
+def _elsewhere_dict(each: Elsewhere) -> dict[str, Any]:
+    return {
+        "set": dict(each.overrides),
+        **_state_dict(each.state),
+        "cost": None if each.rent is None else each.rent.to_dict(),
+    }
+
+
+def fit_short(found: Fit, title: str, *, flags: bool = True) -> str:
+    """One line: the verdict, and what to do."""
+    before, chosen = found.before, found.chosen
+    parts = [f"{shown(title)}: {before.room.verdict}, {_needs(before)}"]
+    if chosen is not None:
+        verb = "faster with" if found.faster else f"{chosen.state.room.verdict} with"
+        what = change_words(chosen.overrides, flags)
+        parts.append(f"{verb} {what}: {_needs(chosen.state)}, {_time(chosen.more_time)}{_ram(chosen.state)}")
+    elif found.faster:
+        parts.append("nothing harmless makes it 2 % faster")
+    for each in [] if found.faster else found.elsewhere[:1]:
+        parts.append(f"{'or ' if chosen is not None else ''}{_where(each, found.before.job)}: {_needs(each.state)}")
+    if len(parts) == 1:
+        parts.append("no change makes it fit")
+    return "; ".join(parts) + "\n"
+
+
+def fit_text(
+    found: Fit, title: str, how_to: str, terminal: Terminal = DEFAULT, *, flags: bool = True, details: bool = False
+) -> str:
+    """`how_to`: the patch, or the flags to add. `flags`: the job was given by them, not by a file."""
+    words = _Words(terminal, flags, details)
+    parts = ["\n".join([terminal.paint(shown(title), "bold"), *words.before(found.before)])]
     chosen = found.chosen
     if chosen is not None:
-        parts.append(_chosen(found, chosen, terminal))
+        parts.append(words.chosen(found, chosen))
     elif found.faster:
         parts.append("Nothing that keeps the mathematics and still fits makes it 2 % faster or more.")
     elif found.before.room.fits:
-        parts.append("No change that keeps the training makes it fit at the high end too.")
+        parts.append("No change that keeps the training makes it fit for sure.")
     if found.others:
-        lines = _table([(in_yaml(each.overrides), _whole(each)) for each in found.others], terminal)
-        parts.append("\n".join([terminal.paint("Enough as well", "bold"), *lines]))
+        rows = [(words.spelled(each.overrides), _whole(each)) for each in found.others]
+        parts.append(words.section("Other combinations that fit", rows))
     if found.quicker:
-        rows = [(in_yaml(each.overrides), f"{_whole(each)}; {HARM[each.harm]}") for each in found.quicker]
-        parts.append("\n".join([terminal.paint("Faster, with more changes", "bold"), *_table(rows, terminal)]))
+        rows = [(words.spelled(each.overrides), f"{_whole(each)} ({HARM[each.harm]})") for each in found.quicker]
+        parts.append(words.section("Faster, with more changes", rows))
     if found.offered:
-        head = f"{HARM[Harm.OTHER].capitalize()}, each by itself; not needed (--allow lets it be chosen)"
-        parts.append("\n".join([terminal.paint(head, "bold"), *_offers(found, terminal)]))
+        parts.append(words.offered(found))
     if found.wanting is not None:
-        parts.append(_wanting(found.wanting, found.before, terminal))
+        parts.append(words.wanting(found.wanting, has_other=bool(found.elsewhere)))
+    if found.elsewhere:
+        parts.append(words.elsewhere(found))
     if chosen is not None and how_to:
         parts.append(how_to.rstrip("\n"))
     return terminal.plain("\n\n".join(parts)) + "\n"
 
 
-def _before(state: State, terminal: Terminal) -> list[str]:
-    room, step = state.room, state.step_s
-    clock = "" if step is None else f"; a step {duration(step)}"
-    told = f"needs {gib(room.needs_bytes)} of {gib(room.capacity_bytes)}"
-    if room.surely:
-        verdict, style = f"fits as it is: {told}{clock}", "good"
-    elif room.fits:
-        verdict = f"fits as it is: {told}, but not at the high end of its range, {gib(room.high_bytes)}{clock}"
-        style = "warn"
-    else:
-        low = f"; at the low end of its range ({gib(room.low_bytes)}) it would" if room.perhaps else ""
-        verdict, style = f"does not fit as it is: {told}{low}{clock}", "bad"
-    return [terminal.paint(line, style) for line in _wrapped(verdict, terminal)]
+class _Words:
+    """How it is said: how wide, as flags or YAML, and how much of it."""
 
+    def __init__(self, terminal: Terminal, flags: bool, details: bool) -> None:
+        self.terminal, self.flags, self.details = terminal, flags, details
 
-def _chosen(found: Fit, chosen: Solution, terminal: Terminal) -> str:
-    if found.faster:
-        head = f"What makes it faster: {HARM[chosen.harm]}"
-    else:
-        what = "at the high end of its range too" if found.before.room.fits else ""
-        word = "change that makes" if len(chosen.effects) == 1 else "changes that make"
-        head = f"Smallest {word} it fit{' ' if what else ''}{what}: {HARM[chosen.harm]}"
-    rows = [(in_yaml(effect.option.overrides), effect_words(effect)) for effect in chosen.effects]
-    if len(rows) > 1:
-        rows.append(("together", _whole(chosen)))
-    lines = _table(rows, terminal)
-    lines += _wrapped(state_words(chosen.state), terminal)
-    if found.forced:
-        lines += _wrapped("nothing that keeps the training fits", terminal)
-    for told in [
-        *chosen.notes,
-        *chosen.unpriced,
-        *chosen.quality(found.before.job),
-        *_guesses(chosen.state, found.before),
-    ]:
-        lines += [terminal.paint(line, "dim") for line in _wrapped(told, terminal)]
-    return "\n".join([terminal.paint(head, "bold"), *lines])
+    def spelled(self, overrides: Overrides) -> str:
+        return change_words(overrides, self.flags)
+
+    def section(self, title: str, rows: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> str:
+        most = len(rows) if self.details else MOST_ROWS
+        left = len(rows) - most
+        lines = [self.terminal.paint(title, "bold"), *self.table(rows[:most])]
+        lines += [f"  and {left} more (--details)"] if left > 0 else []
+        return "\n".join([*lines, *self.dim(notes)])
+
+    def table(self, rows: Sequence[tuple[str, str]]) -> list[str]:
+        lines = columns(rows, left=(0, 1))
+        if lines and max(map(len, lines)) > self.terminal.width:
+            lines = [line for what, effect in rows for line in (f"  {what}", *self.lines(effect, "      "))]
+        return lines
+
+    def lines(self, text: str, mark: str = "  ") -> list[str]:
+        return wrapped([text], mark, self.terminal)
+
+    def dim(self, notes: Sequence[str]) -> list[str]:
+        return [self.terminal.paint(line, "dim") for note in notes for line in self.lines(note)]
+
+    def before(self, state: State) -> list[str]:
+        """The verdict; where it needs most of the card, up to where it may go."""
+        room, step = state.room, state.step_s
+        clock = "" if step is None else f"; {duration(step)} per step"
+        style = {"fits": "good", "may not fit": "warn", "does not fit": "bad"}[room.verdict]
+        verdict = f"{room.verdict} as it is: needs {_needs(state)}{clock}"
+        return [self.terminal.paint(line, style) for line in self.lines(verdict)]
+
+    def chosen(self, found: Fit, chosen: Solution) -> str:
+        if found.faster:
+            head = f"What makes it faster ({HARM[chosen.harm]})"
+        else:
+            word = "change that makes" if len(chosen.effects) == 1 else "changes that make"
+            sure = " for sure" if found.before.room.fits else ""
+            head = f"Smallest {word} it fit{sure} ({HARM[chosen.harm]})"
+        rows = [(self.spelled(effect.option.overrides), effect_words(effect)) for effect in chosen.effects]
+        if len(rows) > 1:
+            rows.append(("together", _whole(chosen)))
+        lines = self.table(rows)
+        if found.forced:
+            lines += self.lines("nothing that keeps the training fits")
+        lines += self.lines(state_words(chosen.state))
+        notes = [*chosen.notes, *chosen.unpriced, *chosen.quality, *_guesses(chosen.state, found.before)]
+        if "offload" in " ".join(chosen.overrides):
+            notes = [note for note in notes if note != ON_THE_HOST]
+            lines += self.lines(_host(chosen.state))
+        return "\n".join([self.terminal.paint(head, "bold"), *lines, *self.dim(notes)])
+
+    def offered(self, found: Fit) -> str:
+        """A line each; with details what was published about them, once."""
+        rows = []
+        for each in found.offered:
+            enough = "" if found.before.room.fits else f", {EFFECTS[each.state.room.verdict]}"
+            rows.append((self.spelled(each.overrides), f"{_whole(each)}{enough}"))
+        published = dict.fromkeys(told for each in found.offered for told in each.quality)
+        title = "Changes what is trained (not needed; enable with --allow)"
+        return self.section(title, rows, list(published) if self.details else ())
+
+    def wanting(self, wanting: Wanting, *, has_other: bool) -> str:
+        lines = [self.terminal.paint("No change makes it fit this hardware", "bold")]
+        cards: list[object] = []
+        for each in wanting.frugal:
+            as_it_is = has_other and not each.overrides  # that is told with its price
+            if each.least_card not in cards and not as_it_is:  # the same card with less harm was told
+                lines += self.lines(self._frugal(each))
+            cards.append(each.least_card)
+        return "\n".join(lines)
+
+    def _frugal(self, each: Frugal) -> str:
+        card = (
+            "no card has" if each.least_card is None else f"{card_name(each.least_card.name)} is the smallest card with"
+        )
+        how = f"with {self.spelled(each.overrides)}" if each.overrides else "as it is"
+        word = f" ({HARM[each.harm]})" if each.harm is not Harm.SAME else ""
+        return f"{card} the {gib(each.needs_bytes)} it needs {how}{word}"
+
+    def elsewhere(self, found: Fit) -> str:
+        """A line for each machine, and below it what to write for it."""
+        lines = [self.terminal.paint("Other hardware that fits for sure", "bold")]
+        for each in found.elsewhere:
+            lines += self.lines(f"{_where(each, found.before.job)}: {_on(each, found.before)}")
+            lines += self.lines(self.spelled(each.overrides), "      ")
+        return "\n".join([*lines, *self.lines("the cheapest that can be rented: tunecast plan")])
 
 
 def _guesses(state: State, before: State) -> list[str]:
@@ -170,47 +261,37 @@ def _guesses(state: State, before: State) -> list[str]:
     ]
 
 
-def _offers(found: Fit, terminal: Terminal) -> list[str]:
-    """A line each, and below them what was published about them, once."""
-    rows = []
-    for each in found.offered:
-        enough = "" if found.before.room.fits else ", fits then" if each.state.room.fits else ", not enough by itself"
-        rows.append((in_yaml(each.overrides), f"{_whole(each)}{enough}"))
-    published = dict.fromkeys(told for each in found.offered for told in each.quality(found.before.job))
-    notes = (line for told in published for line in _wrapped(told, terminal))
-    return [*_table(rows, terminal), *(terminal.paint(line, "dim") for line in notes)]
+def _where(each: Elsewhere, job: Job) -> str:
+    """`2 x RTX 4090 (ddp)`, `1 x L40S`."""
+    hardware, data = each.state.job.hardware, each.state.job.parallel.data
+    shared = f" ({data})" if hardware.gpus > 1 and hardware.gpus != job.hardware.gpus else ""
+    return f"{hardware.gpus} x {card_name(gpu(hardware.gpu).name)}{shared}"
 
 
-def _wanting(wanting: Wanting, before: State, terminal: Terminal) -> str:
-    lines = [terminal.paint("Nothing makes it fit. What would", "bold")]
-    cards: list[object] = []
-    for each in wanting.frugal:
-        if each.least_card not in cards:  # the same card with less harm was told
-            lines += _wrapped(_frugal(each), terminal)
-        cards.append(each.least_card)
-    if wanting.more_cards is not None:
-        lines += _wrapped(_several(wanting.more_cards, before.job), terminal)
-    return "\n".join(lines)
+def _on(each: Elsewhere, before: State) -> str:
+    return ", ".join(_facts(each, before))
 
 
-def _several(overrides: Overrides, job: Job) -> str:
-    cards, rows = int(str(overrides["hardware.gpus"])), job.micro_batch * job.grad_accum
-    after = {"micro_batch": job.micro_batch, "grad_accum": job.grad_accum, **overrides}
-    grown = cards * int(str(after["micro_batch"])) * int(str(after["grad_accum"]))
-    batch = "" if grown == rows else f" (a step takes {grown} rows then, not {rows})"
-    return f"{cards} of this card, with {in_yaml(overrides)}{batch}"
+def _facts(each: Elsewhere, before: State) -> Iterator[str]:
+    yield _needs(each.state)
+    yield _time(each.state.more_time_than(before))
+    rows, grown = rows_per_step(before.job), rows_per_step(each.state.job)
+    if rows != grown:
+        yield f"{grown} rows per step instead of {rows}"
+    if each.rent is not None:
+        offer = f"{hourly(each.rent.usd_per_hour, DOLLARS)} at {seller(each.rent.offer)}"
+        yield offer if each.rent.bill is None else f"{cost_words(each.rent)} for the run ({offer})"
+    else:
+        yield "no offer at hand"
 
 
-def _frugal(each: Frugal) -> str:
-    card = "no card there is" if each.least_card is None else f"{each.least_card.name} is the least card"
-    how = f"with {in_yaml(each.overrides)}" if each.overrides else "as it is"
-    word = f" ({HARM[each.harm]})" if each.harm is not Harm.SAME else ""
-    return f"{card} for {gib(each.needs_bytes)}, {how}{word}"
+def rows_per_step(job: Job) -> int:
+    return job.micro_batch * job.grad_accum * ranks_of(job)
 
 
 def effect_words(effect: Effect) -> str:
     if effect.frees_bytes is None:
-        return "makes a job only with the others"
+        return "valid only with the others"
     return _words(effect.frees_bytes, effect.more_time)
 
 
@@ -219,37 +300,48 @@ def _whole(solution: Solution) -> str:
 
 
 def _words(frees_bytes: int, more_time: float | None) -> str:
-    """`frees 41.20 GiB, costs 27 % time`."""
+    """`frees 41.20 GiB, 27 % more time`."""
     memory = f"frees {gib(frees_bytes)}" if frees_bytes > 0 else f"takes {gib(-frees_bytes)} more"
-    parts = [memory] if frees_bytes else []
+    return ", ".join([*([memory] if frees_bytes else []), _time(more_time)])
+
+
+def _time(more_time: float | None) -> str:
+    """For the same tokens: `27 % more time`, `2.4 times the time`."""
     if more_time is None:
-        parts.append("its time is not known")
-    elif more_time > LEAST_TIME:
-        parts.append(f"costs {percent(more_time)} time")
-    elif more_time < -LEAST_TIME:
-        parts.append(f"saves {percent(-more_time)} time")
-    else:
-        parts.append("the same time")
-    return ", ".join(parts)
+        return "time not known"
+    if abs(more_time) <= LEAST_TIME:
+        return "same time"
+    if more_time >= 1:
+        return f"{1 + more_time:.1f} times the time"
+    return f"{percent(abs(more_time))} {'more' if more_time > 0 else 'less'} time"
+
+
+def _needs(state: State) -> str:
+    """`17.50 of 22.77 GiB (up to 18.41)`."""
+    room = state.room
+    up_to = f" (up to {room.high_bytes / GIB:.2f})" if room.high_bytes > room.needs_bytes else ""
+    return f"{room.needs_bytes / GIB:.2f} of {room.capacity_bytes / GIB:.2f} GiB{up_to}"
 
 
 def state_words(state: State) -> str:
-    """`then it needs 62.36 GiB of 78.35 GiB (up to 66.30 GiB); a step 1.85 s`."""
-    room = state.room
-    of = f"{gib(room.needs_bytes)} of {gib(room.capacity_bytes)}"
-    told = f"then it needs {of}, {gib(room.high_bytes)} at the high end"
-    if room.fits and not room.surely:
-        told += ", which does not fit"
-    return told + ("" if state.step_s is None else f"; a step {duration(state.step_s)}")
+    """`then it fits: needs 62.36 of 78.35 GiB (up to 66.30); 1.85 s per step`."""
+    clock = "" if state.step_s is None else f"; {duration(state.step_s)} per step"
+    verdict = {
+        "fits": "then it fits",
+        "may not fit": "then it may still not fit",
+        "does not fit": "then it does not fit",
+    }
+    return f"{verdict[state.room.verdict]}: needs {_needs(state)}{clock}"
 
 
-def _table(rows: Sequence[tuple[str, str]], terminal: Terminal) -> list[str]:
-    lines = columns(rows, left=(0, 1))
-    if max(map(len, lines)) > terminal.width:
-        lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]
-    return lines
+def _host(state: State) -> str:
+    ram = state.ram_bytes
+    if ram is None:
+        return "part of the job is offloaded to the host: how much RAM that takes is not known"
+    return f"needs {ram / GIB:.0f} GiB of host RAM: part of the job is offloaded to it"
 
 
-def _wrapped(text: str, terminal: Terminal, indent: str = "  ") -> list[str]:
-    room = terminal.width - len(indent)
-    return [indent + line for line in textwrap.wrap(shown(text), room, break_on_hyphens=False, break_long_words=False)]
+def _ram(state: State) -> str:
+    ram = state.ram_bytes
+    is_offloaded = state.job.parallel.offload != "none" or state.job.offload_activations
+    return f", {ram / GIB:.0f} GiB of host RAM" if is_offloaded and ram is not None else ""

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tunecast.predict.evidence import Evidence
-from tunecast.report.columns import wrapped
 from tunecast.report.figures import shown
-from tunecast.report.text import DEFAULT, Terminal
+from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.units import GIB, billions, gib, percent
 
 SCHEMA = "tunecast.largest/1"
@@ -187,7 +186,7 @@ def largest_text(found: Largest, terminal: Terminal = DEFAULT) -> str:
     name = f"{shown(found.model)} on {settings.gpu}" if found.model else settings.gpu
     parts = [
         terminal.paint(f"{name}: PyTorch can use {gib(settings.capacity_bytes)}", "bold"),
-        *(terminal.paint(line, "dim") for line in wrapped(shown(settings.words()), terminal.width)),
+        *(terminal.paint(line, "dim") for line in wrapped([settings.words()], "  ", terminal)),
     ]
     if found.models:
         title = f"Largest bundled model, {settings.micro_batch} x {settings.seq_len} tokens"
@@ -199,7 +198,7 @@ def largest_text(found: Largest, terminal: Terminal = DEFAULT) -> str:
         if rows:
             head = title.format(at=rows[0].at)
             parts += ["", terminal.paint(head, "bold"), *_most_lines(rows, found, what, terminal)]
-    parts += ["", *(terminal.paint(line, "dim") for note in _notes(found) for line in wrapped(note, terminal.width))]
+    parts += ["", *(terminal.paint(line, "dim") for note in _notes(found) for line in wrapped([note], "  ", terminal))]
     return terminal.plain("\n".join(parts)) + "\n"
 
 
@@ -232,7 +231,7 @@ def _model_lines(found: Largest, terminal: Terminal) -> list[str]:
         if row.unanswered:
             names = ", ".join(name for name, _ in row.unanswered[:5])
             more = f" and {len(row.unanswered) - 5} more" if len(row.unanswered) > 5 else ""
-            lines += wrapped(f"{row.method}: no answer for {names}{more}, which may be larger", terminal.width)
+            lines += wrapped([f"{row.method}: no answer for {names}{more}, which may be larger"], "  ", terminal)
     return lines
 
 
@@ -285,4 +284,4 @@ def _end(most: int, found: Largest, what: str) -> str:
 def _sentences(rows: Sequence[tuple[str, str]], terminal: Terminal) -> list[str]:
     """Each method's, below the others; what is too long goes on beside its method."""
     width = max(len(name) for name, _ in rows)
-    return [line for name, told in rows for line in wrapped(shown(told), terminal.width, f"  {name:<{width}}  ")]
+    return [line for name, told in rows for line in wrapped([told], f"  {name:<{width}}  ", terminal)]

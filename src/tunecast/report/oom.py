@@ -12,7 +12,7 @@ from tunecast.predict.memory import op_before
 from tunecast.predict.oom import Filling, OomMessage, filled, short_bytes
 from tunecast.predict.oom_advice import Advice
 from tunecast.predict.prediction import Predicted
-from tunecast.report.advice import effect_words
+from tunecast.report.advice import change_words, effect_words
 from tunecast.report.columns import columns
 from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal, when, words
@@ -56,14 +56,15 @@ def oom_dict(told: Explained) -> dict[str, Any]:
     }
 
 
-def oom_text(told: Explained, terminal: Terminal = DEFAULT) -> str:
+def oom_text(told: Explained, terminal: Terminal = DEFAULT, *, flags: bool = False) -> str:
+    """`flags`: the job was given by them, not by a file."""
     message, filling = told.message, filled(told.message)
     lines = [_headline(told, terminal)]
     if filling is not None:
         lines += ["", terminal.paint("What filled the card", "bold"), *_filling_lines(message, filling)]
     if told.foreseen is not None:
         lines += ["", terminal.paint("The job, predicted", "bold"), *_foreseen_lines(told, told.foreseen, terminal)]
-    lines += ["", terminal.paint("What to change, most effective first", "bold"), *_advice_lines(told, terminal)]
+    lines += ["", terminal.paint("What to change, most effective first", "bold"), *_advice_lines(told, terminal, flags)]
     return terminal.plain("\n".join(lines)) + "\n"
 
 
@@ -156,13 +157,13 @@ def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     return {part: nbytes for part, nbytes in breakdown.items() if part not in ("allocator", "context", "communication")}
 
 
-def _advice_lines(told: Explained, terminal: Terminal) -> list[str]:
+def _advice_lines(told: Explained, terminal: Terminal, flags: bool) -> list[str]:
     lines: list[str] = []
     for number, each in enumerate(told.advice, start=1):
         enough = _enough(each, told.foreseen)
         lines += _wrapped(f"{each.what}{enough}", f"  {number}. ", terminal)
         changes = told.foreseen.changes if told.foreseen is not None and each.training else ()
-        lines += _change_lines(changes) if changes else _wrapped(each.how, "     ", terminal)
+        lines += _change_lines(changes, flags) if changes else _wrapped(each.how, "     ", terminal)
     return lines
 
 
@@ -175,23 +176,13 @@ def _enough(advice: Advice, foreseen: Foreseen | None) -> str:
     return " (enough for this request)" if foreseen is not None and not advice.enough_for_job else " (enough by itself)"
 
 
-def _change_lines(changes: Sequence[Change]) -> list[str]:
-    rows = [
-        (", ".join(f"{field}: {_value(value)}" for field, value in each.overrides.items()),
-         effect_words(each, "does not fit"))
-        for each in changes
-    ]  # fmt: skip
+def _change_lines(changes: Sequence[Change], flags: bool) -> list[str]:
+    rows = [(change_words(each.overrides, flags), effect_words(each, "does not fit")) for each in changes]
     return columns(rows, left=(0, 1), indent="     ")
 
 
 def _change_dict(change: Change) -> dict[str, Any]:
     return {"set": dict(change.overrides), "saves_bytes": change.saves_bytes, "fits": change.fits}
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _wrapped(text: str, mark: str, terminal: Terminal) -> list[str]:

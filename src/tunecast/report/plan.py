@@ -51,6 +51,7 @@ from tunecast.report.plan_words import (
     short_bill,
     short_offer,
 )
+from tunecast.report.taken import taken_text
 from tunecast.report.text import Terminal, bullets, section, wrapped
 from tunecast.report.time import duration, span
 from tunecast.units import percent
@@ -83,6 +84,7 @@ def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
     if chosen:
         first = chosen[0]
         parts += [
+            taken_text(plan.taken, plan.effects, "fits", terminal),
             _picks(plan, chosen, terminal, details),
             _beside(plan, terminal, details),
             _front(plan, terminal, details=details),

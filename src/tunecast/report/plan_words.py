@@ -9,6 +9,7 @@ from tunecast.offers.offer import LISTED, OWNED, Offer
 from tunecast.offers.provider import provider
 from tunecast.plan.choice import Choice, Money, Plan
 from tunecast.plan.constraints import unreachable
+from tunecast.report.adapters import adapters_words
 from tunecast.report.advice import value_in_yaml
 from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
@@ -105,12 +106,8 @@ def job_told(plan: Plan) -> str:
 
 
 def _method(job: Job) -> str:
-    """`lora (rank 16, all-linear)`."""
-    if job.method == "full":
-        return job.method
-    targets = job.lora.targets
-    named = "PEFT's usual targets" if targets is None else targets if isinstance(targets, str) else ", ".join(targets)
-    return f"{job.method} (rank {job.lora.rank}, {named})"
+    """`lora (rank 16 on q_proj, v_proj)`."""
+    return job.method if job.method == "full" else f"{job.method} ({adapters_words(job)})"
 
 
 def _batch(job: Job) -> str:

@@ -1,0 +1,34 @@
+"""What a plan's job does not say, and what other values would change on the machine the answer begins with."""
+
+from __future__ import annotations
+
+from tunecast.plan.bill import Biller, Terms
+from tunecast.plan.choice import Plan
+from tunecast.plan.price import timed_of
+from tunecast.predict.analytic import analytic
+from tunecast.predict.prediction import Predicted
+from tunecast.predict.taken import Spent, effects, taken, worth_telling
+from tunecast.records import replace
+
+CHOSEN = frozenset({"hardware.gpu", "micro_batch", "gradient_checkpointing"})
+"""What a plan chooses itself."""
+
+
+def with_taken(plan: Plan, terms: Terms) -> Plan:
+    """The plan with what its job leaves open, each tried with another value on the best choice's own machine."""
+    best = plan.best
+    if best is None:
+        return plan
+    every = tuple(each for each in taken(best.job) if each.field not in CHOSEN and each.field not in best.changes)
+    biller, machine = Biller(best.job, terms), best.machine
+
+    def spent(done: Predicted) -> Spent:
+        timed = timed_of(done)
+        if timed is None:
+            return Spent(None, None)
+        bill = biller.bill(timed, machine.offer, machine.nodes)
+        return Spent(bill.total_s, bill.cost.total_usd)
+
+    done = analytic(best.job, timed=True)
+    found = effects(done, every, lambda job: analytic(job, timed=True), spent)
+    return replace(plan, taken=every, effects=tuple(worth_telling(found, done)))
