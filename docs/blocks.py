@@ -29,8 +29,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +46,7 @@ PIECE = re.compile(
 )
 LEFT_OUT = "…"
 COLUMNS = 100
-SECONDS = 300
+SECONDS = 600
 SESSION = """
 import code, contextlib, io, sys
 shell = code.InteractiveInterpreter({"__name__": "__main__"})
@@ -56,6 +57,8 @@ for statement in sys.stdin.read().split("\\0"):
             raise SystemExit("not a whole statement: " + statement)
     sys.stdout.write(out.getvalue() + "\\0")
 """
+_PRINTED: dict[str, Future[subprocess.CompletedProcess[str]]] = {}
+_STARTING = threading.Lock()
 
 
 class BlockError(Exception):
@@ -166,6 +169,8 @@ def _line_with(lines: Sequence[str], text: str, after: int) -> int:
 
 
 def _new_text(block: Block, folder: Path, environment: dict[str, str]) -> str | BlockError:
+    if not block.commands:
+        return BlockError(f"{block.name}: no command; a line that begins with a prompt is one")
     selections = block.notes.get("lines", "").split(";")
     selections += [""] * (len(block.commands) - len(selections))
     run = _session_prints if block.kind == "pycon" else _shell_prints
@@ -183,15 +188,34 @@ def _new_text(block: Block, folder: Path, environment: dict[str, str]) -> str | 
 def _shell_prints(block: Block, folder: Path, environment: dict[str, str]) -> Iterator[str]:
     for number, command in enumerate(block.commands, 1):
         plain = command.removeprefix("$ ")
-        told = subprocess.run(
-            ["bash", "-c", plain], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-            text=True, encoding="utf-8", timeout=SECONDS,
-        )  # fmt: skip
+        told = _run_once(plain, folder, environment)
         refused = "exits" in block.notes and number == len(block.commands)
         allowed = (int(block.notes["exits"]),) if refused else (0, 3, 4)
         if told.returncode not in allowed or "Traceback (most recent call last)" in told.stdout:
             raise BlockError(f"{plain} ended with {told.returncode}:\n{told.stdout}{told.stderr}")
         yield told.stdout + (told.stderr if refused else "")
+
+
+def _run_once(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """A command that several blocks show runs once, where nothing but the examples is in its page's folder."""
+    if any(path.name != "examples" for path in folder.iterdir()):
+        return _run(command, folder, environment)
+    with _STARTING:
+        mine = command not in _PRINTED
+        future = _PRINTED.setdefault(command, Future())
+    if mine:
+        try:
+            future.set_result(_run(command, folder, environment))
+        except subprocess.TimeoutExpired as error:
+            future.set_exception(error)
+    return future.result()
+
+
+def _run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-c", command], cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+        text=True, encoding="utf-8", timeout=SECONDS,
+    )  # fmt: skip
 
 
 def _session_prints(block: Block, folder: Path, environment: dict[str, str]) -> list[str]:

@@ -110,6 +110,11 @@ def test_a_command_that_fails_is_an_error_not_a_block() -> None:
     assert isinstance(new, blocks.BlockError) and "ended with 5" in str(new)
 
 
+def test_a_block_without_a_command_is_an_error_not_emptied() -> None:
+    (empty,) = blocks.blocks("PAGE.md", "```console\ntunecast gpus\n```\n")
+    assert isinstance(blocks.new_texts([empty])[0], blocks.BlockError)
+
+
 def test_a_refusal_is_shown_where_it_is_meant() -> None:
     page = "<!-- exits: 5 -->\n```console\n$ tunecast predict examples/none.yaml\n```\n"
     (refused,) = blocks.blocks("PAGE.md", page)

@@ -19,6 +19,7 @@ from tunecast.offers.cost import Cost, Line
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import Offer
 from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, PriceList, Refusal, Searched
+from tunecast.predict.taken import Taken
 from tunecast.report.document import Provenance
 from tunecast.report.markdown import plain
 from tunecast.report.plan import short, text
@@ -328,6 +329,12 @@ def test_the_page_says_how_to_make_it_again():
     assert '<pre class="mono">tunecast plan job.yaml --html p.html\n</pre>' in html
     assert '<pre class="mono">model: gpt2\nmethod: lora\n</pre>' in html
     assert "Make this page again" not in page(plan())
+
+
+def test_the_page_tells_what_was_not_given():
+    made = plan(taken=(Taken("lora.rank", 16, "TRL's default", {}),))
+    assert "<h2>Not given, so taken</h2><ul><li>rank 16 (TRL&#x27;s default)</li></ul>" in page(made)
+    assert "Not given, so taken" not in page(plan())
 
 
 def test_settings_can_be_copied_into_a_file():

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import QUIET_S
+from tunecast.cli.asking import QUIET_S, say_card
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
@@ -81,6 +81,7 @@ def run(argv: Sequence[str]) -> int:
     if wants_file and not is_job_file(source):
         raise UsageError(f"{wants_file}: {source} is no job file; allowed: with one", field=wants_file)
     job = engines.the_job(source, flags)
+    say_card(job)
     found = answer(job, allow, calibrated=not arguments.no_calibration)
     chosen = found.chosen
     patch = None

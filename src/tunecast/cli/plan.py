@@ -14,7 +14,7 @@ from tunecast.cli.arguments import Parser, count, number, size
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, asked_from, flags_told, rate_from
-from tunecast.cli.terminal import Bar, terminal_of
+from tunecast.cli.terminal import Counting, terminal_of
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
@@ -240,8 +240,8 @@ class Asking:
     def plan(self, offers: Selection, question: Question) -> Plan:
         given = self.arguments
         title = f"planning {self.job.id or self.job.model}"
-        with undisturbed(), Bar(title, after_s=QUIET_S, live=not given.quiet) as bar:
-            return plan_of(self.job, offers, question, progress=bar, front_in_full=given.html is not None)
+        with undisturbed(), Counting(title, "settings looked at", after_s=QUIET_S, live=not given.quiet) as counting:
+            return plan_of(self.job, offers, question, progress=counting, front_in_full=given.html is not None)
 
     def nearest(self, offers: Selection, *, is_known: bool) -> list[str]:
         """What would run the job: each of these is a plan that was made. Where no setting of it is known at all, only
