@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "img" / "memory_page.png"
 JOB = ["examples/llama-3.2-1b-full.yaml", "--gpu", "l40s", "--no-advice"]
-WIDTH, HEIGHT = 1200, 980
+WIDTH, HEIGHT = 1200, 1012
 """Pixels: from the verdict to the end of the chart."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (

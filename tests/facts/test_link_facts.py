@@ -9,8 +9,9 @@ from importlib.resources import files
 import pytest
 
 from tunecast.hardware.catalog import gpus
-from tunecast.hardware.cluster import own_link
+from tunecast.hardware.cluster import BRIDGED, own_link
 from tunecast.hardware.links import inside_names, links, nodes
+from tunecast.hardware.names import is_geforce
 
 LINKS = tomllib.loads((files("tunecast.hardware") / "links.toml").read_text("utf-8"))
 NODES = tomllib.loads((files("tunecast.hardware") / "nodes.toml").read_text("utf-8"))
@@ -36,7 +37,14 @@ def test_a_link_has_a_history_and_is_slower_than_its_vendor_says(name):
 )
 def test_a_cards_own_link_has_the_peak_the_card_is_sold_with(name):
     card = gpus()[name]
-    assert own_link(card, 2).peak_bytes_per_s == card.link_bytes_per_s
+    link = links()[BRIDGED[name]] if name in BRIDGED else own_link(card, 2)
+    assert link.peak_bytes_per_s == card.link_bytes_per_s
+
+
+@pytest.mark.parametrize("name", [name for name in gpus() if is_geforce(name)])
+def test_a_geforce_has_no_bridge_unless_one_is_named(name):
+    """Bought apart; without it the driver lets no GeForce read another's memory."""
+    assert own_link(gpus()[name], 2).kind == "host"
 
 
 @pytest.mark.parametrize("name", [name for name, card in gpus().items() if not card.link_bytes_per_s])

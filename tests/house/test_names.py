@@ -123,6 +123,7 @@ def test_flags_of_plan() -> None:
         "--allow", "--provider", "--kind", "--spot", "--no-spot", "--eu", "--no-cloud-act", "--certified", "--vendor",
         "--eur", "--usd-per-eur", "--vat", "--storage", "--egress", "--interruptions", "--marketplace", "--reserved",
         "--max-age", "--as-of", "--exclude-provider", "--available", "--validated", "--runs", "--weekly", "--details",
+        "--short",
     }  # fmt: skip
 
 

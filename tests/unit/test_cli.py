@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tunecast.cli import main as cli
-from tunecast.cli import predict, told
+from tunecast.cli import predict, trials
 from tunecast.cli.told import title_of
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware import gpu
@@ -149,7 +149,8 @@ def test_the_page_of_a_job(shell: Any) -> None:
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "gpt2, full fine-tune, 8 x 1,024 tokens on 1 x RTX 4090: fits, 22.64 GiB to spare"
-    assert lines[1].startswith("  needs 130.00 MiB (0 to 264 MiB) of the 22.77 GiB PyTorch can use; smallest GPU")
+    assert lines[1] == "  needs 130.00 MiB (0 to 264 MiB) of the 22.77 GiB PyTorch can use"
+    assert lines[2].startswith("  smallest GPU that fits: ")
     titles = ("Memory: ", "Host: ", "How far to trust this: ")
     assert [line.partition(": ")[0] + ": " for line in lines if line.startswith(titles)] == list(titles)
     for title in ("Peak by module", "Largest blocks", "What the peak is made of", "Outside the step", "Assumed"):
@@ -173,6 +174,33 @@ def test_a_name_of_several_cards_says_which_was_taken(shell: Any) -> None:
         assert "is taken as" not in shell("predict", "gpt2", "--gpu", plain)[1]
 
 
+def test_several_home_cards_say_what_joins_them_and_what_the_host_needs(
+    shell: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predict.engines, "predicted", real_predicted)
+    cards = ("--gpu", "3090", "--gpus", "2", "--parallel-data", "fsdp", "--offload", "parameters")
+    code, out, _ = shell("predict", "qwen2.5-0.5b", "--method", "lora", *cards, "--no-advice")
+    assert code == 0
+    assert out.startswith("qwen2.5-0.5b, LoRA, 8 x 1,024 tokens per GPU on 2 x RTX 3090: fits, ")
+    assert " of host RAM per machine (offload: parameters)\n" in out
+    told = " ".join(out.split())
+    assert "links: RTX 3090s exchange data through host memory, 15 GB/s per GPU; with an NVLink bridge: " in told
+
+
+def test_a_program_that_reads_the_answer_does_not_wait_for_the_text(tmp_path: Path) -> None:
+    loaded = "print(*(name for name in sys.modules if name.startswith(('tunecast.report', 'tunecast.plan'))))"
+    code = f"import sys; from tunecast.cli.main import main; main(['predict', 'gpt2', '--json']); {loaded}"
+    told = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT / "src")},
+    )
+    answer, modules = told.stdout.splitlines()
+    assert json.loads(answer)["fits"] is True and modules == ""
+
+
 def test_details_are_asked_for(shell: Any) -> None:
     out = shell("predict", "gpt2", "--gpu", "4090", "--details")[1]
     assert "Peak by module" in out and "Largest blocks" in out
@@ -180,7 +208,7 @@ def test_details_are_asked_for(shell: Any) -> None:
 
 
 def test_a_traced_job_has_its_lines_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "changes_tried", lambda *_: pytest.fail("each would be traced"))
+    monkeypatch.setattr(trials, "changes_tried", lambda *_: pytest.fail("each would be traced"))
     code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--engine", "traced")
     assert (code, err) == (0, "")
     assert "Largest blocks alive at the peak" in out and "frees" not in out
@@ -223,7 +251,7 @@ def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch
     def broken(*_: object) -> None:
         raise KeyError("a bug of ours")
 
-    monkeypatch.setattr(told, "changes_tried", broken)
+    monkeypatch.setattr(trials, "changes_tried", broken)
     monkeypatch.setattr(predict, "outside_of", broken)
     code, out, err = shell("predict", "gpt2", "--gpu", "4090")
     assert code == 0 and "fits, " in out and "disk" not in out
@@ -418,12 +446,12 @@ def test_help_fits_on_a_screen(shell: Any, command: str) -> None:
 
 @pytest.mark.parametrize("command", JOB_COMMANDS)
 def test_help_all_has_every_flag_in_groups_with_its_default(shell: Any, command: str) -> None:
-    from tunecast.job.flags import _GROUPS
+    from tunecast.job.groups import ORDER
 
     code, out, err = shell(command, "--help-all")
     assert (code, err) == (0, "")
-    for group in _GROUPS:
-        assert f"\n{group} (of the job; wins over its file):\n" in out
+    for group in ORDER:
+        assert f"\njob: {group}:\n".replace("`", "") in out
     assert "(default: 8, transformers)" in out
     short = shell(command, "--help")[1]
     assert "--micro-batch N" in short and "--micro-batch N" in out
@@ -443,3 +471,20 @@ def test_defaults_in_help_are_the_fields_own() -> None:
 
 def test_the_version_by_any_of_its_flags(shell: Any) -> None:
     assert shell("-v") == shell("-V") == shell("--version") == shell("version")
+
+
+def test_a_size_says_which_card_it_was_taken_for(shell: Any) -> None:
+    code, out, err = shell("predict", "gpt2", "--gpu", "24gb")
+    assert (code, err) == (0, "")
+    assert " on 1 x RTX 3090" in out
+    assert "24gb is taken as rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090" in " ".join(out.split())
+
+
+def test_a_size_is_told_in_every_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["gpt2", "--method", "lora", "--seq-len", "64", "--gpu", "24gb"]
+    assert cli.main(["predict", *words, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["assumptions"]
+    assert any(each.startswith("24gb is taken as rtx-3090 ") for each in told)
+    for command, more in (("compare", ["--to", "rank=8"]), ("largest", ["--short"]), ("fit", ["--json"])):
+        assert cli.main([command, *words, *more]) == 0
+        assert capsys.readouterr().err.startswith("tunecast: 24gb is taken as rtx-3090 ")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from tunecast.cli.terminal import NARROWEST, Progress, terminal_of
+from tunecast.cli.terminal import NARROWEST, Counting, Progress, terminal_of
 from tunecast.errors import NotResolved
 from tunecast.tape.trace import interpreter
 
@@ -74,6 +76,50 @@ def test_progress_into_a_pipe_is_nothing() -> None:
     with Progress("tracing gpt2", pipe) as progress:
         progress(3.0)
     assert pipe.getvalue() == ""
+
+
+def test_counts_are_shown_as_they_are_and_the_seconds_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    screen = Screen()
+    counting = Counting("planning gpt2", "settings", after_s=1.0, stream=screen)
+    counting.show(0.9)
+    assert screen.getvalue() == "", "short work needs no line"
+    counting.show(1.2)
+    counting(1.3, 143, 1204)
+    counting.show(1.9)
+    counting.show(1.95)
+    counting.show(2.0)
+    shown = [text for text in screen.getvalue().split("\r") if text]
+    assert shown == [
+        "\x1b[Kplanning gpt2  1 s",
+        "\x1b[Kplanning gpt2  1 s  143 of 1,204 settings",
+        "\x1b[Kplanning gpt2  2 s  143 of 1,204 settings",
+    ]
+
+
+def test_counting_ticks_by_itself_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(Counting, "EVERY_S", 0.01)
+    screen = Screen()
+    with Counting("planning gpt2", "settings", after_s=0.0, stream=screen) as counting:
+        for _ in range(500):
+            if "3 of 9" in screen.getvalue():
+                break
+            counting(0.0, 3, 9)
+            time.sleep(0.01)
+    assert "\x1b[Kplanning gpt2  0 s  3 of 9 settings\r" in screen.getvalue()
+    assert screen.getvalue().endswith("\r\x1b[K")
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("Thread") and thread.daemon]
+
+
+def test_counting_into_a_pipe_is_nothing() -> None:
+    pipe = Pipe()
+    with Counting("planning gpt2", "settings", after_s=0.0, stream=pipe) as counting:
+        counting(3.0, 1, 2)
+    quiet = Screen()
+    with Counting("planning gpt2", "settings", after_s=0.0, live=False, stream=quiet) as counting:
+        counting(3.0, 1, 2)
+    assert pipe.getvalue() == quiet.getvalue() == ""
 
 
 def test_our_own_interpreter_if_it_has_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,8 @@ from tunecast.job.writer import write_file
 from tunecast.learn import store as calibrations
 from tunecast.offers import store
 from tunecast.offers.own import own_offers
+from tunecast.offers.table import COLUMNS, offers_from, text_from
+from tunecast.predict.calibration import SCHEMA, calibration_from
 
 OWN = '[[offer]]\nprovider = "lab"\ngpu = "rtx-4090"\ngpus = 2\nusd_per_hour = 1.5\n'
 
@@ -312,3 +314,17 @@ def test_a_country_that_is_none_is_refused_without_data_too(capsys: pytest.Captu
     assert main(["predict", "gpt2", "--country", "Atlantis", "--json"]) == 2
     assert "hardware.country: got 'Atlantis'" in capsys.readouterr().err
     assert main(["predict", "gpt2", "--country", "Germany", "--json"]) == 0
+
+
+def test_a_list_where_a_calibration_has_a_number() -> None:
+    row = {"dtype": "bfloat16", "m": [0] * 1000, "n": 10**6, "k": 10**6, "seconds": 1.0}
+    with pytest.raises(NotResolved, match="list, where a number is needed"):
+        calibration_from({"schema": SCHEMA, "device": "x", "products": [row]}, "")
+
+
+def test_an_offer_with_more_memory_than_there_is() -> None:
+    row = text_from(store.bundled()[:1]).splitlines()
+    cells = row[1].split(",")
+    cells[COLUMNS.index("ram_gib")] = "1e308"
+    with pytest.raises(NotResolved, match="ram_gib: got '1e308'; allowed: a number above 0, at most 1e"):
+        offers_from("\n".join([row[0], ",".join(cells)]) + "\n", "own.csv")

@@ -89,7 +89,7 @@ def test_what_to_change_and_the_patch(shell: Any) -> None:
 def test_a_model_gets_flags(shell: Any) -> None:
     code, out, _ = shell("gpt2", "--micro-batch", "1", "--no-gradient-checkpointing", "--gpu", "h200", *capacity(10))
     assert code == 0
-    assert out.endswith("\nAdd\n  --gradient-checkpointing\n")
+    assert "per step\n\nAdd\n  --gradient-checkpointing\n\nChanges what is trained" in out
 
 
 def test_advice_is_in_flags_for_flags_and_in_yaml_for_a_file(shell: Any) -> None:

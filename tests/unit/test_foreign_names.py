@@ -40,6 +40,7 @@ def refusal(*flags: str) -> str:
         ("--num-train-epochs 2", {"data.epochs": "2"}),
         ("--lora-r 8 --lora-alpha 16", {"lora.rank": "8", "lora.alpha": "16"}),
         ("--target-modules q_proj,v_proj", {"lora.targets": "q_proj,v_proj"}),
+        ("--lora_target_modules q_proj k_proj v_proj", {"lora.targets": "q_proj,k_proj,v_proj"}),
         ("--optim adamw", {"optimizer": "adamw_torch_fused"}),
         ("--torch-dtype bf16", {"weights_dtype": "bfloat16"}),
         ("--dtype torch.float16", {"weights_dtype": "float16"}),

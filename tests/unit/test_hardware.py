@@ -4,7 +4,7 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.hardware import gpu, gpus, known_gpu
-from tunecast.hardware.catalog import Meant, meant_by
+from tunecast.hardware.catalog import Meant, matching, meant_by
 from tunecast.units import GIB
 
 
@@ -168,7 +168,9 @@ def test_a_size_is_the_slowest_geforce_of_it_and_names_the_others():
     assert {"rtx-4090", "a10", "l4", "titan-rtx"} <= set(meant.others)
     note = meant.note("24gb")
     assert note.startswith("24gb is taken as rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090, ")
+    assert f" and {len(meant.others) - 6} more (tunecast gpus 24gb); " in note
     assert note.endswith("; least for PyTorch: a10, 22.03 GiB")
+    assert {card.name for card in matching(["24gb"])} == {meant.card.name, *meant.others}
     assert meant_by("24 GB").card is meant_by("24GiB").card is meant.card
     assert meant_by("80gb").card.name == "a100-pcie-80gb"
     for size in (8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 80, 96, 141):

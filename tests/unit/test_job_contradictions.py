@@ -19,7 +19,8 @@ def problems(**fields: object) -> list[str]:
 @pytest.mark.parametrize("task", ["dpo", "orpo", "kto", "reward", "grpo"])
 def test_a_task_not_modelled_yet_says_which_are(task):
     assert problems(task=task) == [
-        f"task: got {task}, known but not modelled yet; allowed: sft, pretrain; nearest: sft"
+        f"task: got {task}, known but not modelled yet; allowed: sft, pretrain. "
+        "To fix: trace your own script, `tunecast trace -- train.py`"
     ]
 
 

@@ -106,7 +106,7 @@ def test_what_fits_for_sure_comes_first(shell: Any) -> None:
     words = " ".join(out.split())
     assert f"lora {sure['seq_len']:,} tokens fit for sure (" in words
     assert "up to 7,872 may fit, 7,936 do not" in words
-    assert "rtx-4090 was not measured" in words
+    assert "RTX 4090 was not measured" in words
     assert "adapters of rank 16 on q_proj, v_proj" in words
 
 
@@ -128,7 +128,7 @@ def test_in_a_line_for_each_method(shell: Any) -> None:
     code, out, _ = shell("llama-3.2-1b", *CARD, "--short")
     assert code == 0
     full, lora, qlora = out.splitlines()
-    assert full.startswith("llama-3.2-1b on rtx-4090, full: ")
+    assert full.startswith("llama-3.2-1b on RTX 4090, full: ")
     assert "tokens at micro-batch 1 for sure, perhaps 7,872" in lora
     assert "rows of 1,024 tokens for sure" in qlora
     models = shell(*CARD, "--seq-len", "128", "--short")[1].splitlines()
@@ -138,7 +138,7 @@ def test_in_a_line_for_each_method(shell: Any) -> None:
 def test_all_methods_unless_one_is_named(shell: Any) -> None:
     code, out, err = shell("llama-3.2-1b", *CARD)
     assert (code, err) == (0, "")
-    assert out.startswith("llama-3.2-1b on rtx-4090: PyTorch can use 20.00 GiB\n")
+    assert out.startswith("llama-3.2-1b on RTX 4090: PyTorch can use 20.00 GiB\n")
     lines = [" ".join(line.split()) for line in out.splitlines()]
     assert "Longest sequence" in out and "Largest micro-batch" in out
     # 16 x 1.2358e9 bytes are 18.415 GiB: 1,622 MiB are 811 tokens

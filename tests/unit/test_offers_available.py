@@ -230,7 +230,7 @@ def test_the_command_shows_it(server, told):
     assert lines["vast.ai"].endswith("none free")
     assert lines["lyceum"].endswith("not known")
     page = told("runpod", "h200", "--gpus", "2")
-    assert "free now, from 7.98 USD an hour (" in page
+    assert "free now, from 7.98 USD per hour (" in page
     (row,) = json.loads(told("runpod", "h200", "--gpus", "2", "--json"))["offers"]
     assert (row["availability"]["answer"], row["availability"]["usd_per_hour"]) == ("free now", 7.98)
 

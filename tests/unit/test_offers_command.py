@@ -38,6 +38,13 @@ def test_a_table_the_cheapest_card_hour_first(capsys):
     assert [row["usd_per_gpu_hour"] for row in rows] == sorted(row["usd_per_gpu_hour"] for row in rows)
 
 
+def test_what_a_plan_counts_on_comes_before_old_and_odd_prices(capsys):
+    _, out, _ = run(capsys, "t4")
+    rows = [line for line in out.splitlines() if " x t4 " in line]
+    doubtful = ["spot*" in row or "months!" in row for row in rows]
+    assert doubtful == sorted(doubtful) and not doubtful[0]
+
+
 def test_json_has_the_source_and_the_age_of_each(capsys):
     answer = told(capsys, "--gpu", "l40s")
     assert answer["schema"] == "tunecast.offers/1"
@@ -122,7 +129,7 @@ def test_lyceums_cards_are_there_with_what_was_assumed(capsys):
 def test_reservations_say_when_they_pay(capsys):
     _, out, _ = run(capsys, "--kind", "reserved")
     # 9,950 USD a year at RunPod, 2.89 an hour on demand
-    assert "h100-pcie-80gb at runpod pays from 3,443 of its 8,760 hours on, against 2.89 USD" in out
+    assert "h100-pcie-80gb at runpod pays off from 3,443 of its 8,760 hours, compared with 2.89 USD" in out
 
 
 def test_what_joins_the_cards_and_the_machines(capsys):
@@ -135,7 +142,7 @@ def test_outliers_are_named(capsys):
     assert "spot*" in out
     assert "do not count on it" in out
     (row,) = told(capsys, "vast", "h100-pcie", "--spot", "--gpus", "2", "--country", "GB")["offers"]
-    assert row["outlier"] == "17 % of its own on-demand price of 4.00 USD an hour"
+    assert row["outlier"] == "17 % of its own on-demand price of 4.00 USD per hour"
     assert "17 % of its own" in run(capsys, "vast", "h100-pcie", "--spot", "--gpus", "2")[1]
     assert {row["outlier"] for row in told(capsys, "nebius")["offers"]} == {None}
 
@@ -218,7 +225,7 @@ def three(capsys, tmp_path):
 def test_add_says_what_it_added(three, capsys, tmp_path):
     assert three.startswith("3 offers added: ")
     # 2 x 450 W and half of that besides: 1.35 kW at 0.20 USD
-    assert "  2 x rtx-4090 at lab, owned, 0.27 USD an hour, FR\n" in three
+    assert "  2 x rtx-4090 at lab, owned, 0.27 USD per hour, FR\n" in three
     assert "replaced" not in three
     assert "3 offers of before of the same machine replaced" in run(capsys, "add", str(tmp_path / "lab.toml"))[1]
 
@@ -227,7 +234,7 @@ def test_remove_takes_one_away_and_says_which(three, capsys):
     code, out, err = run(capsys, "remove", "lab", "rtx-4090", "--gpus", "2")
     assert (code, err) == (0, "")
     assert out.startswith("1 offer removed: ")
-    assert "  2 x rtx-4090 at lab, owned, 0.27 USD an hour, FR\n" in out
+    assert "  2 x rtx-4090 at lab, owned, 0.27 USD per hour, FR\n" in out
     assert sorted((each.provider, each.gpus) for each in store.kept(store.OWN)) == [("acme", 1), ("lab", 4)]
 
 

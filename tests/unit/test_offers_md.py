@@ -48,7 +48,7 @@ def test_what_no_source_confirms_is_among_what_is_not_known():
     page = offer_markdown(OFFER, "a list", TODAY)
     assert row(page, "certificates") == ["iso27001", "no source at hand confirms it"]
     unknown = section(page, "Not known")
-    assert row(page, "egress") == ["0 USD a GB", "no source at hand confirms it"]
+    assert row(page, "egress") == ["0 USD per GB", "no source at hand confirms it"]
     for part in ("certificates: iso27001, but no source", "parent: not known", "sub-processors: not known", "driver"):
         assert part in unknown
 
@@ -94,7 +94,7 @@ def test_nobody_is_known_of_a_seller_nobody_looked_up():
 def test_ones_own_machine():
     page = offer_markdown(replace(OFFER, provider="lab", kind="owned", source="own"), "own", TODAY)
     assert row(page, "company") == ["your own machine", "you"]
-    assert row(page, "tenancy")[0] == "the host is yours alone"
+    assert row(page, "tenancy")[0] == "dedicated host"
 
 
 def test_names_stay_text():

@@ -20,7 +20,7 @@ def offer(provider="p", kind="on-demand", usd=4.0, gpus=1, **more):
 
 def test_a_spot_price_below_a_fifth_of_its_own_price_on_demand():
     dear, cheap, fair = offer(), offer(kind="spot", usd=0.68), offer(kind="spot", usd=0.8)
-    assert outliers([dear, cheap, fair]) == {cheap: "17 % of its own on-demand price of 4.00 USD an hour"}
+    assert outliers([dear, cheap, fair]) == {cheap: "17 % of its own on-demand price of 4.00 USD per hour"}
 
 
 def test_it_is_compared_with_the_same_machine_in_the_same_region_first():
@@ -66,7 +66,7 @@ def test_the_catalogues_own():
     found = outliers(bundled())
     told = {(each.provider, each.gpu, each.gpus, each.kind, each.usd_per_hour): why for each, why in found.items()}
     vast = told["vast.ai", "h100-pcie-80gb", 2, "spot", 0.6826]
-    assert vast == "17 % of its own on-demand price of 4.00 USD an hour"
+    assert vast == "17 % of its own on-demand price of 4.00 USD per hour"
     google = [why for key, why in told.items() if key[:2] == ("gcp", "h100-sxm-80gb")]
     assert sum(why.startswith("9 %") for why in google) == 8
     assert told["vast.ai", "a100-sxm-80gb", 1, "on-demand", 0.7348].startswith(

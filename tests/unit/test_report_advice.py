@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunecast.job.job import Job
 from tunecast.predict.changes import Change
 from tunecast.predict.room import Verdict
-from tunecast.report.advice import advice_text, as_flags, best_of
+from tunecast.report.advice import advice_text, as_flags, best_of, with_flags
 from tunecast.report.text import Terminal
 from tunecast.units import GIB, MIB
 
@@ -53,6 +53,16 @@ def test_where_no_change_is_enough_the_next_command_is_printed() -> None:
 def test_of_a_job_that_fits_nothing_is_said_of_fitting() -> None:
     title, line = advice_text([change(GIB, seq_len=512)], verdict="fits").splitlines()
     assert (title, line) == ("What would free memory", "  seq_len: 512  frees 1.00 GiB")
+    faster = advice_text([], verdict="fits", fit="tunecast fit gpt2")
+    assert faster == "What would make it faster\n  tunecast fit gpt2"
+
+
+def test_sentences_name_flags_to_somebody_who_types() -> None:
+    assert with_flags("with a bridge: hardware.interconnect: nvlink4") == "with a bridge: --interconnect nvlink4"
+    assert with_flags("set yours with hardware.inter_node_gbps") == "set yours with --inter-node-gbps"
+    assert with_flags("(data.num_proc; data.prepared skips it)") == "(--num-proc; --prepared skips it)"
+    for other in ("transformers.Trainer: 5.17", "config.json", "torch.compile lowers it"):
+        assert with_flags(other) == other
 
 
 def test_flags_are_quoted_for_the_shell() -> None:

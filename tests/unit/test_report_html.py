@@ -88,12 +88,12 @@ def test_the_headline_numbers_are_there() -> None:
 
 
 def test_the_picture_has_an_area_a_role_and_the_two_lines() -> None:
-    """Top of the chart: 12 GiB and 7 % more. So reserved ends at 1000 - 1000 x 10 / 12.84 = 221.2."""
+    """Top of the chart: 12 GiB and 7 % more. So reserved ends at 2000 - 2000 x 10 / 12.84 = 442."""
     outline = Outline(timeline_html(FIGURES, TIMELINE))
     fills = [value for name, key, value in outline.attributes if name == "path" and key == "fill"]
     assert fills == ["var(--temporaries)", "var(--activations)", "var(--weights)"]
     reserved = [value for name, key, value in outline.attributes if name == "path" and key == "d"][-1]
-    assert reserved == "M0,1000H1000V610.6H3500V454.8H6000V221.2H10000"
+    assert reserved == "M0,2000h6000v-779h15000v-311h15000v-468H60000"
     assert ("line", "class", "capacity") in outline.attributes
 
 
@@ -104,16 +104,17 @@ def test_a_card_far_above_the_run_does_not_flatten_it() -> None:
         )
     )
     assert ("line", "class", "capacity") not in outline.attributes
-    assert "↑ l4: 100.00 GiB" in outline.all_text()
+    assert "↑ L4: 100.00 GiB" in outline.all_text()
 
 
 def test_the_pointer_gets_the_values_back() -> None:
     data = data_of(timeline_html(FIGURES, TIMELINE))
 
-    def sums(differences: list[int]) -> list[int]:
-        return [sum(differences[: n + 1]) for n in range(len(differences))]
+    def sums(differences: list[int], unit: int = data["unit"]) -> list[int]:
+        return [unit * sum(differences[: n + 1]) for n in range(len(differences))]
 
-    assert sums(data["event"]) == [2, 7, 12, 18]
+    assert sums(data["event"], 1) == [2, 7, 12, 18]
+    assert data["unit"] == GIB
     assert sums(data["reserved"]) == [5 * GIB, 7 * GIB, 10 * GIB, 10 * GIB]
     assert sums(data["roles"][2]) == [0, 0, 3 * GIB, 0]
     assert data["text"][data["op"][1]] == "aten.mm" and data["text"][data["source"][1]] == "/home/me/train.py:8"

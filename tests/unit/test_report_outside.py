@@ -61,18 +61,20 @@ def test_evaluation_is_compared_with_training() -> None:
 
 def test_disk_by_the_number_of_checkpoints() -> None:
     told = outside_text(SAID, Terminal(width=200))
-    assert "24.00 GiB of disk per checkpoint (weights 8.00 GiB, optimizer 16.00 GiB), 72.00 GiB for the 3 kept" in told
+    assert (
+        "checkpoint: weights 8.00 GiB, optimizer 16.00 GiB; 24.00 GiB of disk per checkpoint (3 kept: 72.00 GiB)"
+        in told
+    )
     once = replace(SAID, disk=replace(SAID.disk, saves=1, kept=1, most=1))
-    assert outside_text(once).endswith(", one is written")
+    assert outside_text(once).endswith(" (one written)")
     unknown = replace(SAID, disk=replace(SAID.disk, saves=None, kept=None, most=None))
-    assert "unless save_total_limit is set" in outside_text(unknown, Terminal(width=200))
+    assert "per checkpoint (all kept)" in outside_text(unknown, Terminal(width=200))
 
 
 def test_what_the_machine_must_have_in_one_paragraph() -> None:
-    told = host_text(SAID, "needs 17.00 GiB of RAM and 1 CPU core", Terminal(width=200), links=["links: slow"])
+    told = host_text(SAID, "needs 17.00 GiB of RAM, 1 CPU core", Terminal(width=200), links=["links: slow"])
     assert told.splitlines() == [
-        "Host: needs 17.00 GiB of RAM and 1 CPU core; 24.00 GiB of disk per checkpoint, 72.00 GiB for the 3 kept at "
-        "once",
+        "Host: needs 17.00 GiB of RAM, 1 CPU core, 24.00 GiB of disk per checkpoint (3 kept: 72.00 GiB)",
         "  links: slow",
     ]
     assert host_text(None, "") == ""

@@ -6,11 +6,13 @@ import re
 from dataclasses import replace
 from datetime import date
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tunecast.cli import predict
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
@@ -105,6 +107,13 @@ def test_what_belongs_to_the_verdict_stands_with_it() -> None:
     assert "Also needs RAM" in top and "warning Evaluation does not fit" in top and "12 runs measured" in top
 
 
+def test_what_was_taken_is_told() -> None:
+    page = text(timeline_html(FIGURES, TIMELINE, Beside(taken=("batch 8; batch 1: 12 GiB less", "rank 16"))))
+    assert "Not given, so takenbatch 8; batch 1: 12 GiB lessrank 16" in page
+    assert "Not given" not in timeline_html(FIGURES, TIMELINE)
+    assert "Cost: $5.00" in text(timeline_html(FIGURES, TIMELINE, Beside(cost="$5.00")))
+
+
 def change(**overrides: object) -> Change:
     return Change(overrides, JOB, 3 * GIB, "fits")
 
@@ -114,7 +123,7 @@ def test_the_smallest_gpu_and_the_advice_are_there() -> None:
     tried = change(gradient_checkpointing=True, kernels=["liger"])
     page = text(timeline_html(figures, TIMELINE, Beside(changes=(tried,), fit_command="tunecast fit x --gpu l4")))
     for told in (
-        "Smallest GPU that fitsA1022.00 GiB usable",
+        "smallest GPU that fits: A10 (22.00 GiB usable)",
         "What to change first",
         "gradient_checkpointing: true, kernels: [liger]frees 3.00 GiBfits then",
         "tunecast fit x --gpu l4",
@@ -184,6 +193,21 @@ def test_what_comes_after_the_last_step_is_no_step() -> None:
     assert re.findall(r"<button type=\"button\" data-begin[^>]*>([^<]*)", page) == []  # but one step: nothing to choose
 
 
+def test_a_picture_of_many_moments_is_drawn_to_its_end() -> None:
+    moments = tuple(Moment(event, ((1 + event % 7) * GIB, 0), 8 * GIB) for event in range(3000))
+    page = timeline_html(FIGURES, Timeline(3000, ("weights", "activations"), (), moments, 6))
+    (area,) = re.findall(r'<path d="([^"]*)" fill="var\(--weights\)"', page)
+    assert area.count("v") == 3000 and area.endswith("H60000V2000Z")
+
+
+def test_the_page_of_a_large_run_stays_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Llama 3.1 70B over 8 cards: 80 layers, gathered and freed one by one in six steps."""
+    job = ["llama-3.1-70b", "--method", "lora", "--gpu", "h100-sxm-80gb", "--gpus", "8", "--parallel-data", "fsdp"]
+    assert predict.run([*job, "--no-advice", "--short", "--html", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").stat().st_size < 300_000
+    assert "fits" in capsys.readouterr().out
+
+
 def test_axes_and_phases_have_names() -> None:
     page = text(timeline_html(FIGURES, TIMELINE))
     for told in ("GiB on one GPU", "events in order", "F forward", "B backward", "step 0 is the first optimizer step"):
@@ -220,7 +244,7 @@ def test_the_command_is_told_without_its_secrets() -> None:
 def test_nothing_beside_becomes_markup() -> None:
     made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, EVIL)
     tried = Change({EVIL: EVIL}, JOB, GIB, "fits")
-    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), (EVIL,), EVIL)
+    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), EVIL, (EVIL,), (EVIL,), EVIL)
     figures = replace(TOO_LARGE, least_card=LeastCard(EVIL, GIB, measured=False), warnings=(EVIL,))
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]

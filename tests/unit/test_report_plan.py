@@ -19,9 +19,10 @@ from tunecast.offers.cost import Cost, Line
 from tunecast.offers.money import Rate
 from tunecast.offers.offer import Offer
 from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, PriceList, Refusal, Searched
+from tunecast.predict.taken import Taken
 from tunecast.report.document import Provenance
 from tunecast.report.markdown import plain
-from tunecast.report.plan import text
+from tunecast.report.plan import short, text
 from tunecast.report.plan_html import page
 from tunecast.report.plan_md import markdown
 from tunecast.report.plan_notes import price_age, refusals
@@ -100,7 +101,7 @@ def test_a_deadline_is_answered_first():
     )
     lines = told(made).splitlines()
     assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
-    assert lines[1].startswith("  the deadline and balanced pick, within 6 h, for mine: gpt2, lora")
+    assert lines[1].startswith("  the deadline and balanced option, within 6 h, for mine: gpt2, lora")
 
 
 def test_the_picks_as_a_table():
@@ -158,7 +159,7 @@ def test_every_line_of_the_cost_and_its_sum():
     for line in ("training   23.28   97.0 %", "storage     0.72    3.0 %  2 GB", "total     $24.00  100.0 %"):
         assert line in shown
     # 30 million tokens in 3 epochs
-    for line in ("per epoch           $8.00", "per million tokens  $0.80", "per year, weekly    $1,248"):
+    for line in ("per epoch           $8.00", "per million tokens  $0.80", "weekly for a year   $1,248"):
         assert line in shown
 
 
@@ -221,7 +222,7 @@ def test_axes_have_ticks_in_order_and_within(low, factor):
 
 def test_refusals_with_one_reason_are_one():
     assert refusals(plan()) == [(("1 x t4", "2 x t4"), "too small", "method: qlora")]
-    assert "1 x t4, 2 x t4: too small\n      to fix: method: qlora" in told(plan())
+    assert "1 x t4, 2 x t4: too small\n      what would help: method: qlora" in told(plan())
 
 
 def test_what_is_not_shown_is_counted():
@@ -250,13 +251,13 @@ def test_ones_own_machine_is_not_rented():
     own = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="lab", kind="owned", gpu="l4")))
     made = plan(picks={"cheapest": own}, pareto=(own,), choices=(own,))
     assert answer(made, own).startswith("Use 1 x l4, your own: 40 h")
-    assert "Who rents it out" not in told(made)
+    assert "Provider" not in told(made)
 
 
 def test_nothing_found_is_said_with_the_reasons():
     none = plan(picks=dict.fromkeys(("cheapest", "fastest", "balanced", "deadline")), pareto=(), choices=())
     for shown in (told(none), page(none), markdown(none)):
-        assert "Nothing to rent was found" in shown
+        assert "No machine to rent was found" in shown
         assert "too small" in shown
 
 
@@ -328,6 +329,12 @@ def test_the_page_says_how_to_make_it_again():
     assert '<pre class="mono">tunecast plan job.yaml --html p.html\n</pre>' in html
     assert '<pre class="mono">model: gpt2\nmethod: lora\n</pre>' in html
     assert "Make this page again" not in page(plan())
+
+
+def test_the_page_tells_what_was_not_given():
+    made = plan(taken=(Taken("lora.rank", 16, "TRL's default", {}),))
+    assert "<h2>Not given, so taken</h2><ul><li>rank 16 (TRL&#x27;s default)</li></ul>" in page(made)
+    assert "Not given, so taken" not in page(plan())
 
 
 def test_settings_can_be_copied_into_a_file():
@@ -445,3 +452,9 @@ def test_markdown_says_the_answer_first():
     assert "| **fastest** | 8 x h100-sxm-80gb, lambda, on demand, US | 20.0 of 25.0 GiB, 5.0 free (20 %) |" in written
     assert "set `micro_batch: 2`, `kernels: [liger]`. Why it." in written
     assert written.count("<details>") == written.count("</details>") == 7
+
+
+def test_in_one_line():
+    line = short(plan())
+    assert line.startswith("Rent 1 x l4 at lambda (US), on demand: 40 h (36 to 44 h), $24.00 (21.60 to 26.40)")
+    assert line.count("\n") == 1

@@ -213,7 +213,7 @@ def test_letters_are_painted_on_their_own_ground() -> None:
 
 def test_the_smallest_gpu_that_fits() -> None:
     small = dataclasses.replace(TOO_SMALL, least_card=LeastCard("rtx-3090", 23 * GIB, measured=False))
-    assert "; smallest GPU that fits: RTX 3090 (23.00 GiB usable)" in headline(small, Terminal(width=140))
+    assert headline(small).splitlines()[-1] == "  smallest GPU that fits: RTX 3090 (23.00 GiB usable)"
     told = "the RTX 3090 is the smallest GPU that fits by its memory alone: no run on it was measured"
     assert told in report(small, Terminal(width=140))
     measured = dataclasses.replace(TOO_SMALL, least_card=LeastCard("rtx-3090", 23 * GIB, measured=True))
@@ -221,7 +221,7 @@ def test_the_smallest_gpu_that_fits() -> None:
     own = dataclasses.replace(FIGURES, least_card=LeastCard("a100-sxm-40gb", 40 * GIB, measured=False))
     assert "smallest" not in report(own)
     none = dataclasses.replace(TOO_SMALL, least_card=LeastCard(None, 276 * GIB, measured=False))
-    assert "no GPU is large enough, the largest has 276.00 GiB usable" in headline(none, Terminal(width=140))
+    assert "no GPU is large enough, the largest has 276.00 GiB usable" in headline(none)
 
 
 def test_a_gpu_smaller_than_what_it_takes_here_says_why_it_fits() -> None:

@@ -86,10 +86,10 @@ def test_the_short_section_names_only_the_phases_that_take_long():
 
 
 def test_what_a_host_needs_in_words():
-    assert host_words(UTILIZATION) == ["host needs 16.00 GiB of RAM and 8 CPU cores"]
+    assert host_words(UTILIZATION) == ["host needs 16.00 GiB of RAM, 8 CPU cores"]
     assert host_words({"host": {"cpu_cores": 1, "ram_bytes": None}}) == ["host needs 1 CPU core"]
     drives = {"host": {"cpu_cores": 2, "ram_bytes": 2**30, "nvme_bytes": 2**40}}
-    assert host_words(drives) == ["host needs 1.00 GiB of RAM and 2 CPU cores, and 1024.00 GiB on NVMe drives"]
+    assert host_words(drives) == ["host needs 1.00 GiB of RAM, 2 CPU cores, 1024.00 GiB of NVMe"]
     assert host_words(None) == []
 
 
@@ -127,6 +127,12 @@ def test_why_lora_is_not_much_faster():
     assert "4 of 6 FLOPs" in why
     assert len(reasons(job(), step("compute"))) == 1
     assert any("dequantized 3 x per micro-batch" in why for why in reasons(job(method="qlora"), step("memory")))
+
+
+def test_a_step_that_waits_for_the_host_is_bound_by_no_figure_of_the_card():
+    parts = {"offload": 0.8, "matrix_products": 0.2}
+    [told] = reasons(job(), step("memory", breakdown_s=parts))
+    assert told == "offload-bound: offload copies and the optimizer on the CPU 80 %, matmuls 20 %"
 
 
 def test_padding_and_waiting_are_told():

@@ -6,7 +6,10 @@
     gpus.py         tunecast gpus                     explain_oom.py  tunecast explain-oom < log
     models.py       tunecast models [TEXT...]
     asking.py       what commands share that ask an engine many times
-    arguments.py    parsers whose refusals name the nearest right thing
+    arguments.py    parsers that take other trainers' names, and whose refusals name the nearest right thing
+    hints.py        what an unknown command or flag means here
+    usage.py        --help on one screen, --help-all
+    completion.py   tunecast completion bash|zsh|fish
     launchers.py    what stands before the script: python, torchrun, accelerate launch
     accelerate.py   accelerate's configuration as the environment its launcher sets
     files.py        files asked for with --html and --snapshot

@@ -77,6 +77,8 @@ class Parser(argparse.ArgumentParser):
                     continue
             if isinstance(known.get(flag), argparse.BooleanOptionalAction):
                 yield _switch(flag, value if equals else _bool_word(words))
+            elif flag == "--targets" and not equals and words:
+                yield from (flag, ",".join([words.pop(0), *_modules(words)]))
             else:
                 yield f"{flag}{equals}{value}"
 
@@ -111,6 +113,12 @@ class HelpAll(argparse.Action):
 
 def _bool_word(words: list[str]) -> str:
     return words.pop(0) if words and words[0].lower() in BOOLS else ""
+
+
+def _modules(words: list[str]) -> Iterator[str]:
+    """Further ones as TRL takes them: `--lora_target_modules q_proj v_proj`. No model is called so."""
+    while words and words[0].endswith("_proj"):
+        yield words.pop(0)
 
 
 def _switch(flag: str, value: str) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from tunecast.cli.terminal import Progress
+from tunecast.hardware.catalog import meant_by
 from tunecast.job.job import Job
 from tunecast.predict import engines
 from tunecast.predict.modelled import require_engine
@@ -25,6 +27,14 @@ def add_asking_flags(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--python", metavar="PATH", help="with --engine traced: the interpreter that has your torch")
     group.add_argument("--json", action="store_true", help="JSON instead of text")
+
+
+def say_card(job: Job) -> None:
+    """Which card a size was taken for, where the answer has no place for it."""
+    given = job.hardware.gpu
+    meant = meant_by(given)
+    if meant.is_size and (taken := meant.note(given)) is not None:
+        print(f"tunecast: {taken}", file=sys.stderr)
 
 
 class Asking:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import date
 
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import Asking, add_asking_flags
+from tunecast.cli.asking import Asking, add_asking_flags, say_card
 from tunecast.cli.predict import extra
 from tunecast.cli.terminal import terminal_of
 from tunecast.cli.told import title_of
@@ -70,6 +70,7 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"{got}; allowed: two jobs, or one with --to FIELD=VALUE. See tunecast compare --help")
     first, last = arguments.sources[0], arguments.sources[-1]
     before, after = the_job(first, overrides), the_job(last, {**overrides, **changes})
+    say_card(before)
     with Asking(arguments, f"comparing {first} and {last}", timed=True) as asking:
         found = compared(before, after, asking.predict)
         rents = Rents(rent(found.before), rent(found.after))

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import QUIET_S
+from tunecast.cli.asking import QUIET_S, say_card
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
@@ -46,7 +46,7 @@ does to the result is told where somebody published it, and by whom.
 Exit code 0 where it fits or can be made to, 3 where nothing does: then it says which hardware would do.
 """
 
-SHORT = ("--allow", "--patch", "--write", "--json", *COMMON, "--set", "--help-all")
+SHORT = ("--allow", "--patch", "--write", "--short", "--details", "--json", *COMMON, "--set", "--help-all")
 """Flags that --help shows."""
 
 
@@ -81,6 +81,7 @@ def run(argv: Sequence[str]) -> int:
     if wants_file and not is_job_file(source):
         raise UsageError(f"{wants_file}: {source} is no job file; allowed: with one", field=wants_file)
     job = engines.the_job(source, flags)
+    say_card(job)
     found = answer(job, allow, calibrated=not arguments.no_calibration)
     chosen = found.chosen
     patch = None

@@ -23,6 +23,7 @@ EPILOG = """\
 examples:
   tunecast gpus                              all of them
   tunecast gpus hopper                       an architecture
+  tunecast gpus 24gb                         of that size
   tunecast gpus --min-memory 40GB            at least this much for torch
   tunecast gpus "NVIDIA A100-SXM4-80GB"      one card, by any usual spelling
   tunecast gpus --json | jq '.gpus[].name'

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import Asking, add_asking_flags
+from tunecast.cli.asking import Asking, add_asking_flags, say_card
 from tunecast.cli.terminal import terminal_of
 from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError
@@ -120,6 +120,7 @@ def models_that_fit(overrides: Overrides, asking: Asking) -> Largest:
         raise NotResolved(
             f"no bundled model could be predicted: {next(r for r in rows if r.unanswered).unanswered[0][1]}"
         )
+    say_card(told[0])
     return Largest(settings_of(told), asking.engine, asking.asked, models=tuple(rows))
 
 
@@ -152,6 +153,7 @@ def most_that_fits(source: str, overrides: Overrides, asking: Asking) -> Largest
 
         sequences.append(most_of(job.method, job.micro_batch, length, at_length, asking))
         batches.append(most_of(job.method, job.seq_len, rows, at_rows, asking))
+    say_card(jobs[0])
     return Largest(
         settings_of(jobs, model), asking.engine, asking.asked, sequences=tuple(sequences), batches=tuple(batches),
         model=jobs[0].model, positions=positions,

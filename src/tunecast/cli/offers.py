@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -24,15 +24,16 @@ from tunecast.offers.offer import NOT_AVAILABILITY, Offer
 from tunecast.offers.outliers import outliers
 from tunecast.offers.own import joined, own_offers, same_price
 from tunecast.offers.provider import terms
+from tunecast.offers.selection import Rules, is_fresh
 from tunecast.offers.update import feeds, update
 from tunecast.records import replace
 from tunecast.report.offers import break_even_text, offer_dict, offer_line, offer_page, offer_table, update_text
 
 USAGE = "tunecast offers [TEXT...] [options] | offers update | offers add FILE | offers remove TEXT..."
 DESCRIPTION = """\
-What machines with GPUs cost, the cheapest card-hour first: on demand, spot, reserved, and one's own. Each price has the
-day it was seen and its source. A price is not availability. TEXT narrows them down by card, provider, machine or
-region; of a single offer all is shown.
+What machines with GPUs cost, the cheapest GPU-hour first (old and suspiciously low prices after the others): on demand,
+spot, reserved, and one's own. Each price has its date and source. A price is not availability. TEXT narrows them down
+by card, provider, machine or region; of a single offer all is shown.
 
   update      fetches newer prices (SkyPilot's catalogue, gpuhunt's feed); what cannot be trusted changes nothing
   add FILE    takes your own prices or machines, from TOML:
@@ -69,7 +70,7 @@ def parser() -> Parser:
     add_filter_flags(made)
     made.add_argument("--spot", action="store_true", help="as --kind spot")
     made.add_argument("--no-spot", action="store_true", help="all but spot")
-    made.add_argument("--max-usd", metavar="N", type=number(0, 1e6, "dollars"), help="an hour, of the machine")
+    made.add_argument("--max-usd", metavar="N", type=number(0, 1e6, "dollars"), help="per hour, of the machine")
     made.add_argument("--max-age", metavar="DAYS", type=count, help="leave out older prices")
     add_money_flags(made)
     made.add_argument(
@@ -77,7 +78,7 @@ def parser() -> Parser:
     )
     made.add_argument("--json", action="store_true", help="JSON instead of text")
     made.add_argument(
-        "--available", action="store_true", help="ask who tells without an account whether one is free now"
+        "--available", action="store_true", help="ask providers that answer without an account whether one is free now"
     )
     made.add_argument("--md", metavar="FILE", help="write what compliance asks of one offer, as Markdown")
     return made
@@ -113,8 +114,9 @@ def run(argv: Sequence[str]) -> int:
     if arguments.md is not None:
         _write_page(arguments.md, left.offers, known, today)
     terminal = terminal_of(sys.stdout)
-    shown = left.offers if arguments.all or arguments.json else left.offers[:SHOWN]
-    named = outliers(shown, known)
+    named = outliers(left.offers, known)
+    shown = left.offers if arguments.json else current_first(left.offers, named, arguments.max_age)
+    shown = shown if arguments.all or arguments.json else shown[:SHOWN]
     free = availability(shown, datetime.now(UTC), doors()) if arguments.available else {}
     if arguments.json:
         rows = [offer_dict(each, today, store.sources(), named.get(each, ""), free.get(each)) for each in shown]
@@ -143,6 +145,18 @@ def run(argv: Sequence[str]) -> int:
         for why, n in left.unknown.items():
             print(terminal.plain(f"{n} left out: {why}."))
     return 0
+
+
+def current_first(offers: Sequence[Offer], odd: Mapping[Offer, str], max_age_days: int | None) -> tuple[Offer, ...]:
+    """What a plan counts on, the cheapest card-hour first; then prices that are too old or too low for that."""
+    own = frozenset(store.kept(store.OWN))
+    listed = max((offer.dated for offer in offers if offer not in own), default=None)
+    rules = Rules(max_age_days=max_age_days)
+
+    def is_doubtful(offer: Offer) -> bool:
+        return offer in odd or not (offer in own or is_fresh(offer, rules, listed))
+
+    return tuple(sorted(offers, key=is_doubtful))
 
 
 def _add(path: Path, today: date, rate: Rate) -> int:

@@ -74,5 +74,5 @@ def beside_of(done: Predicted, job: Job, outside: Outside | None, tried: Tried, 
         cost_of(tried),
         tuple(remarks_on(done)),
         tuple(warnings_on(done, outside, source)),
-        trust_in(done),
+        trust=trust_in(done),
     )

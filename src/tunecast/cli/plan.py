@@ -14,10 +14,11 @@ from tunecast.cli.arguments import Parser, count, number, size
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, asked_from, flags_told, rate_from
-from tunecast.cli.terminal import Bar, terminal_of
+from tunecast.cli.terminal import Counting, terminal_of
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError
 from tunecast.job.flags import add_job_flags, overrides_from
 from tunecast.job.job import Job
+from tunecast.job.readers import is_job_file
 from tunecast.job.readers.given import fields_given
 from tunecast.job.writer import write_file
 from tunecast.offers import store
@@ -87,7 +88,7 @@ def names(text: str) -> list[str]:
 
 SHORT = (
     *("--within", "--max-usd", "--eu", "--no-cloud-act", "--spot", "--gpu", "--gpus", "--runs", "--json", "--html"),
-    *("--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
+    *("--short", "--details", "--method", "--rank", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
     *("--gradient-checkpointing", "--optimizer", "--stack", "--samples", "--tokens", "--epochs", "--set", "--help-all"),
 )
 """Flags that --help shows."""
@@ -104,7 +105,7 @@ def parser() -> Parser:
     )
     wanted.add_argument("--runs", metavar="N", type=count, default=1, help="variants, one after another on one machine")
     wanted.add_argument("--validated", action="store_true", help="only cards and stacks whose runs were measured")
-    wanted.add_argument("--weekly", action="store_true", help="it runs every week: say what a year costs")
+    wanted.add_argument("--weekly", action="store_true", help="it runs every week: also say what a year costs")
     wanted.add_argument(
         "--keep", metavar="FIELD,…", type=names, action="extend", default=[], help=f"fix too: {', '.join(KEEPABLE)}"
     )
@@ -134,6 +135,7 @@ def parser() -> Parser:
     output.add_argument("--json", action="store_true", help="JSON instead of text")
     output.add_argument("--html", metavar="FILE", help="write the plan as a page of its own")
     output.add_argument("--md", metavar="FILE", help="write the plan as Markdown, for a pull request")
+    output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     output.add_argument("--details", action="store_true", help="the plot, every line of the bill, all that was assumed")
     output.add_argument("--quiet", action="store_true", help="no progress on stderr")
     add_job_flags(made, without=FILTERS)
@@ -238,8 +240,8 @@ class Asking:
     def plan(self, offers: Selection, question: Question) -> Plan:
         given = self.arguments
         title = f"planning {self.job.id or self.job.model}"
-        with undisturbed(), Bar(title, after_s=QUIET_S, live=not given.quiet) as bar:
-            return plan_of(self.job, offers, question, progress=bar, front_in_full=given.html is not None)
+        with undisturbed(), Counting(title, "settings looked at", after_s=QUIET_S, live=not given.quiet) as counting:
+            return plan_of(self.job, offers, question, progress=counting, front_in_full=given.html is not None)
 
     def nearest(self, offers: Selection, *, is_known: bool) -> list[str]:
         """What would run the job: each of these is a plan that was made. Where no setting of it is known at all, only
@@ -282,10 +284,13 @@ def tell(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None
     if arguments.json:
         print(json.dumps(plan.to_dict()), flush=True)
     elif plan.choices:
-        from tunecast.report.plan import text
+        from tunecast.report.plan import short, text
 
-        terminal = terminal_of(sys.stdout)
-        print(text(plan, terminal, details=arguments.details), end="", flush=True)
+        if arguments.short:
+            print(short(plan), end="", flush=True)
+        else:
+            by_flags, terminal = not is_job_file(arguments.source), terminal_of(sys.stdout)
+            print(text(plan, terminal, details=arguments.details, flags=by_flags), end="", flush=True)
     if arguments.html is not None:
         from tunecast.cli.pages import provenance
         from tunecast.report.plan_html import page

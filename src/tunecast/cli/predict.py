@@ -31,14 +31,15 @@ if TYPE_CHECKING:
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
 The GPU memory each job needs, whether it fits its card, and how long it takes. A JOB is a file (.yaml, .yml, .json;
-.jsonl holds one job a line), or a model: a bundled name, a Hub id, or a folder with config.json. Flags win over the
+.jsonl holds one job per line), or a model: a bundled name, a Hub id, or a folder with config.json. Flags win over the
 file."""
 EPILOG = """\
 examples:
   tunecast predict job.yaml                                    a job file
   tunecast predict job.yaml --gpu rtx-4090 --micro-batch 2     the same on another card, with a smaller batch
   tunecast predict llama-3.1-8b --method lora --set lora.dropout=0.1
-  tunecast predict jobs.jsonl --json > predictions.jsonl       many jobs, one answer a line
+  tunecast predict llama-3.1-8b --gpu 4090 --short             one line; --details: everything
+  tunecast predict jobs.jsonl --json > predictions.jsonl       many jobs, one answer per line
 
 The closed form follows the real training code allocation by allocation and needs no torch. --engine traced runs that
 code itself, in your versions, on tensors without contents: seconds instead of a moment, and no GPU either.

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from _thread import allocate_lock
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from tunecast.errors import printable
 from tunecast.report.text import Terminal
+
+if TYPE_CHECKING:
+    import threading
 
 NARROWEST, WIDEST = 72, 140
 LONGEST_LABEL = 60
@@ -33,31 +37,55 @@ def columns_of_terminal(otherwise: int = 80) -> int:
     return get_terminal_size((otherwise, 24)).columns
 
 
-class Bar:
-    """`planning llama-3.1-8b  ########........  52 %`, once it has taken a while; where stderr is a terminal."""
+class Counting:
+    """`planning llama-3.1-8b  7 s  143 of 1,204 settings looked at`: the seconds go on by themselves, whatever takes
+    them, and the counts are what was reported last. No share of the whole: most settings are ruled out at a glance, the
+    others take a hundred times as long, and nobody knows beforehand which. Where stderr is a terminal, after a while.
+    """
 
-    WIDTH = 24
+    EVERY_S = 0.25
 
-    def __init__(self, label: str, *, after_s: float, live: bool = True, stream: TextIO | None = None) -> None:
-        self._label, self._after_s = printable(label, LONGEST_LABEL), after_s
+    def __init__(
+        self, label: str, what: str, *, after_s: float, live: bool = True, stream: TextIO | None = None
+    ) -> None:
+        self._label, self._what, self._after_s = printable(label, LONGEST_LABEL), what, after_s
         self._stream = sys.stderr if stream is None else stream
         self._live = live and self._stream.isatty() and os.environ.get("TERM") != "dumb"
-        self._shown = -1
+        self._counts, self._shown = (0, 0), ""
+        self._began_s = 0.0
+        self._over: threading.Event | None = None
+        self._thread: threading.Thread | None = None
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Counting:
+        if self._live:
+            import threading
+
+            self._began_s, self._over = time.monotonic(), threading.Event()
+            self._thread = threading.Thread(target=self._tick, args=(self._over,), daemon=True)
+            self._thread.start()
         return self
 
     def __call__(self, passed_s: float, done: int, of: int) -> None:
-        share = done / of if of else 1.0
-        percent = int(100 * share)
-        if not self._live or passed_s < self._after_s or percent <= self._shown:
-            return
-        self._shown, full = percent, int(self.WIDTH * share)
-        self._stream.write(f"\r\x1b[K{self._label}  {'#' * full}{'.' * (self.WIDTH - full)}  {percent} %\r")
-        self._stream.flush()
+        self._counts = (done, of)
+
+    def show(self, passed_s: float) -> None:
+        done, of = self._counts
+        counts = f"  {done:,} of {of:,} {self._what}" if of else ""
+        text = f"{self._label}  {int(passed_s)} s{counts}"
+        if passed_s >= self._after_s and text != self._shown:
+            self._shown = text
+            self._stream.write(f"\r\x1b[K{text}\r")
+            self._stream.flush()
+
+    def _tick(self, over: threading.Event) -> None:
+        while not over.wait(self.EVERY_S):
+            self.show(time.monotonic() - self._began_s)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self._live and self._shown >= 0:
+        if self._over is not None and self._thread is not None:
+            self._over.set()
+            self._thread.join()
+        if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()
 

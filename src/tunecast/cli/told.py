@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from tunecast.cli.terminal import terminal_of
+from tunecast.cli.trials import rent_of_run
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.catalog import meant_by
 from tunecast.hardware.names import card_name
@@ -16,17 +17,20 @@ from tunecast.predict.evidence import evidence_of
 from tunecast.predict.least_card import largest_memory_bytes, least_card
 from tunecast.predict.outside import Outside
 from tunecast.predict.prediction import Predicted, context_of
-from tunecast.report.advice import advice_text, as_flags
+from tunecast.records import replace
+from tunecast.report.advice import ROOMY, advice_text, as_flags, with_flags
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, LeastCard
 from tunecast.report.outside import host_text, outside_text, outside_warnings
-from tunecast.report.price import rent_words
+from tunecast.report.plan_words import seller
+from tunecast.report.price import cost_words, rent_words
 from tunecast.report.taken import taken_text
 from tunecast.report.text import Terminal
 from tunecast.report.time import host_words, time_text
 from tunecast.report.traced import card_figures
 from tunecast.report.verdict import short_line
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import gib
 
 if TYPE_CHECKING:
@@ -41,8 +45,11 @@ def tell(done: Predicted, outside: Outside | None, tried: Tried, number: int, ho
     figures = card_figures(
         done.held, done.prediction, title_of(done.job), details=how.with_blocks, least_card=smallest(done)
     )
+    if is_by_flags(how.sources[number - 1]):
+        assumed, warned = (tuple(map(with_flags, told)) for told in (figures.assumptions, figures.warnings))
+        figures = replace(figures, assumptions=assumed, warnings=warned)
     if how.short:
-        print(short_line(figures, done.prediction.time), end="", flush=True)
+        print(short_line(figures, done.prediction.time, short_cost(done)), end="", flush=True)
         return figures
     terminal = terminal_of(sys.stdout)
     sections = sections_of(done, outside, tried, how, how.sources[number - 1], terminal)
@@ -71,6 +78,16 @@ def cost_of(tried: Tried) -> str:
     return "" if tried.rent is None or tried.rent.bill is None else rent_words(tried.rent)
 
 
+def short_cost(done: Predicted) -> str:
+    """`$8.23 (6.51 to 11.54)`; '' of a job that does not fit or does not say how much data there is."""
+    from tunecast.cli.predict import extra
+
+    if not done.held.fits or done.prediction.time is None:
+        return ""
+    rent = extra("what it costs", lambda: rent_of_run(done))
+    return "" if rent is None or rent.bill is None else f"{cost_words(rent)} at {seller(rent.offer)}"
+
+
 def trust_in(done: Predicted) -> str:
     return trust(evidence_of(done.job, done.held.gpu.name), timed=done.prediction.time is not None)
 
@@ -81,12 +98,12 @@ def sections_of(
     """What is said besides the memory. `source`: the model or file that holds this job alone, else ''."""
     said, held, job = done.prediction, done.held, done.job
     by_flags = is_by_flags(source)
-    advice = (
-        advice_text(tried.changes, terminal, verdict=held.verdict, fit=fit_command(source, how), flags=by_flags)
-        if how.advice
-        else ""
-    )
+    roomy = held.verdict == "fits" and held.room.needs_bytes < ROOMY * held.capacity_bytes
+    changes = () if roomy and not how.details else tried.changes
+    fit = fit_command(source, how) if how.advice else ""
+    advice = advice_text(changes, terminal, verdict=held.verdict, fit=fit, flags=by_flags)
     amount = "--samples N or --tokens N" if by_flags else "data.samples or data.tokens"
+    say = with_flags if by_flags else str
     clock = time_text(
         said.time,
         said.utilization,
@@ -95,10 +112,11 @@ def sections_of(
         fits=held.fits,
         details=how.details,
         hint=f"{amount} adds the time of the whole job",
+        say=say,
     )
     each = " per machine" if job.hardware.nodes > 1 else ""
     needs = "".join(f"{told.removeprefix('host ')}{each}" for told in host_words(said.utilization))
-    links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
+    links = [] if held.cluster is None else [f"links: {say(told)}" for told in held.cluster.assumptions]
     return Sections(
         remarks=remarks_on(done),
         taken=taken_text(tried.taken, tried.effects, held.verdict, terminal),
@@ -124,7 +142,7 @@ def remarks_on(done: Predicted) -> list[str]:
     offloads = job.parallel.offload != "none"
     # Machines have as much RAM as their cards have memory, as a rule and more: what needs more has to be looked for.
     if ram_bytes is not None and (offloads or ram_bytes > job.hardware.gpus * card.memory_bytes):
-        why = f", where the offloaded {job.parallel.offload.replace('_', ' ')} stay" if offloads else ""
+        why = f" (offload: {job.parallel.offload})" if offloads else ""
         told.append(f"also needs {gib(ram_bytes)} of host RAM per machine{why}")
     return told
 
@@ -160,7 +178,9 @@ def title_of(job: Job) -> str:
     tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length:,} tokens"
     accumulated = f" x {job.grad_accum} accumulated" if job.grad_accum > 1 else ""
     cards, machines = job.hardware.gpus * job.hardware.nodes, job.hardware.nodes
-    each = " per GPU" if cards > 1 else ""
+    # Cards that share a row, or a model's layers, are one replica.
+    replicas = ranks_of(job)
+    each = "" if replicas == 1 else " per GPU" if replicas == cards else " per replica"
     card = f"{cards} x {card_name(gpu_named(job.hardware.gpu).name)}"
     several = f" in {machines} machines" if machines > 1 else ""
     return f"{name}{job.model}, {METHODS.get(job.method, job.method)}, {tokens}{accumulated}{each} on {card}{several}"

@@ -39,12 +39,14 @@ from tunecast.job.model import bundled_models, resolve_model
 from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
 from tunecast.predict.evidence import evidence_for
 from tunecast.predict.modelled import card_of, others_hold
-from tunecast.predict.prediction import OnCard, allocator_settings, on_card, prediction_of
+from tunecast.predict.prediction import OnCard, Prediction, allocator_settings, on_card, prediction_of
+from tunecast.predict.script_time import with_script_time
 from tunecast.records import replace
 from tunecast.report.answer import Sections, answer_text, details_text
 from tunecast.report.evidence import trust
 from tunecast.report.figures import Figures, grouped_blocks
 from tunecast.report.html import Beside
+from tunecast.report.time import time_text
 from tunecast.report.traced import card_figures
 from tunecast.report.verdict import short_line
 from tunecast.tape.op import Tape
@@ -83,7 +85,7 @@ def parser() -> Parser:
         "--steps", metavar="N|all", type=steps, default=DEFAULT_STEPS,
         help=f"optimizer steps to take before stopping the script (default: {DEFAULT_STEPS}); all: let it end",
     )  # fmt: skip
-    made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one a card")
+    made.add_argument("--nproc-per-node", metavar="N", type=count, help="processes on each machine, one per GPU")
     made.add_argument("--nnodes", metavar="N", type=count, help="machines")
     made.add_argument("--accelerate-config", metavar="FILE", help="the YAML of `accelerate config`")
     made.add_argument(
@@ -91,7 +93,7 @@ def parser() -> Parser:
     )
     made.add_argument(
         "--capacity", metavar="GIB", type=number(0, 1e6, "GiB"),
-        help="pretend that the card has this much for the allocator",
+        help="give PyTorch this much of the card, whatever the card has",
     )  # fmt: skip
     made.add_argument(
         "--reserve", metavar="SIZE", type=size, default=0, help="held on the card by others: a display, another process"
@@ -133,13 +135,14 @@ def run(argv: Sequence[str]) -> int:
         tape, answer = _traced(launch, arguments, gpu, models, python, progress)
     whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
     held = held_of(whole, gpu, arguments, configured, others_of(launch, gpu))
-    said = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
+    memory = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
+    said = with_script_time(memory, whole, gpu, held.cluster)
     figures = card_figures(held, said, title_of(launch, gpu))
-    sections = sections_of(held, arguments)
+    sections = sections_of(held, said, arguments)
     if arguments.json:
         print(json.dumps(said.to_dict() | {"trace": details(figures, answer)}), flush=True)
     elif arguments.short:
-        print(short_line(figures), end="", flush=True)
+        print(short_line(figures, said.time), end="", flush=True)
     else:
         text = details_text if arguments.details else answer_text
         print(text(figures, terminal_of(sys.stdout), sections), end="", flush=True)
@@ -308,12 +311,13 @@ def title_of(launch: Launch, gpu: Gpu) -> str:
     return f"{command} on {cards} x {card_name(gpu.name)}"
 
 
-def sections_of(held: OnCard, arguments: argparse.Namespace) -> Sections:
+def sections_of(held: OnCard, said: Prediction, arguments: argparse.Namespace) -> Sections:
     named = [] if arguments.gpu is not None else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
     links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
     several = held.cluster is not None
     return Sections(
         remarks=[*named, *links],
+        time=time_text(said.time, terminal=terminal_of(sys.stdout), fits=held.fits, details=arguments.details),
         trust=f"{trust(evidence_for(held.gpu.name, held.stack, None, several), timed=False)}; your script's own "
         "allocations are followed one by one",
     )

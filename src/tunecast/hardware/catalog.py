@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from tunecast.errors import UsageError, nearest
+from tunecast.hardware.names import is_geforce
 from tunecast.hardware.spec import Gpu
 from tunecast.tables import Tables, text_beside
 from tunecast.units import GB, GIB, MIB, TERA, gib
@@ -28,8 +29,9 @@ _NOISE = frozenset(
     )
 )
 _TO_BE_SAID = frozenset(("ti", "super", "laptop", "max"))
+MOST_OTHERS = 6
+"""Named beside the card that was taken; the rest is counted."""
 _SIZE = re.compile(r"(\d{1,4})gb")
-_GEFORCE = re.compile(r"rtx-[2-9]0[5-9]0")
 # neither in the table nor typing errors
 _OTHER_VENDORS = re.compile(r"\b(mi\d{3}[ax]?|gaudi\d?|hl-?\d+|tpu\S*|trn\d|m[1-4](?: (?:max|ultra|pro))?)\b")
 MODELLED = ("NVIDIA", "AMD")
@@ -62,7 +64,9 @@ class Meant(NamedTuple):
         """What was taken, where the name leaves others open."""
         if not self.others:
             return None
-        others = ", ".join(self.others)
+        others = ", ".join(self.others[:MOST_OTHERS])
+        if len(self.others) > MOST_OTHERS:
+            others += f" and {len(self.others) - MOST_OTHERS} more (tunecast gpus {name})"
         if not self.is_size:
             return f"{name} is taken as {self.card.name}; others: {others}"
         least = min((gpus()[other] for other in self.others), key=lambda card: card.memory_bytes)
@@ -117,7 +121,7 @@ def _of_size(name: str, gb: int) -> Meant:
     nvidia = [card for card in alike if card.vendor == "NVIDIA" and card.dense_flop_per_s]
     usual = [card for card in nvidia if "bf16" in card.dense_flop_per_s] or nvidia or alike
     usual = [card for card in usual if "laptop" not in card.name] or usual
-    geforce = [card for card in usual if _GEFORCE.match(card.name)]
+    geforce = [card for card in usual if is_geforce(card.name)]
     if not usual:
         sizes = sorted({int((card.nominal_bytes or 0) / GB) for card in gpus().values() if card.vendor in MODELLED})
         told = f"got {_shown(name)}; allowed: a card's name, or a size there is: {', '.join(map(str, sizes))} GB"
@@ -137,7 +141,12 @@ def matching(texts: Iterable[str]) -> list[Gpu]:
     Where the words are one card's name or alias, it alone.
     """
     words = [word for text in texts for word in text[:_LONGEST_NAME].lower().split()]
-    named = _named(_words(" ".join(words)))
+    spelled = _words(" ".join(words))
+    if len(spelled) == 1 and (size := _SIZE.fullmatch(spelled[0])):
+        alike = [known for known in gpus().values() if known.nominal_bytes == int(size[1]) * GB]
+        if alike:
+            return alike
+    named = _named(spelled)
     if len(named) == 1:
         return [gpus()[named[0]]]
     return [known for known in gpus().values() if all(_is_told_by(word, known) for word in words)]

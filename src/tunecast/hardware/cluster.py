@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tunecast.hardware.links import Link, Node, interconnect, links, network, nodes
-from tunecast.hardware.names import card_name
+from tunecast.hardware.names import card_name, is_geforce
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.records import dataclass
 from tunecast.units import percent
 
-GEFORCE = ("rtx-3090", "rtx-4090", "rtx-5090")
-BRIDGED = {"rtx-3090": "nvlink3-bridge-ga102"}
+BRIDGED = dict.fromkeys(("rtx-3090", "rtx-3090-ti"), "nvlink3-bridge-ga102")
 """GeForce cards that can have an NVLink bridge, which is bought apart: it has to be named."""
 HOME_GBIT_PER_S = 10.0
 """Of a machine of GeForce cards: the Ethernet port of a workstation's board."""
@@ -219,7 +218,7 @@ def _inside(gpu: Gpu, gpus: int, named: str | None) -> tuple[Link, str]:
     link = own_link(gpu, gpus)
     rate = f"{link.bytes_per_s / 1e9:.0f} GB/s per GPU"
     card = card_name(gpu.name)
-    other = "hardware.interconnect says otherwise"
+    other = "hardware.interconnect changes it"
     if link.kind == "host":
         how = f"{card}s exchange data through host memory"
         if gpu.name in BRIDGED:
@@ -238,7 +237,7 @@ def _between(gpu: Gpu, gpus: int, given: float | None) -> tuple[Link, str]:
     say = "clusters differ 40-fold: set yours with hardware.inter_node_gbps"
     if node is not None and node.fabric is not None and node.inter_node_gbit_per_s is not None:
         fabric, gbit, like = node.fabric, node.inter_node_gbit_per_s / node.gpus, f"{node.name}, a reference design"
-    elif gpu.name in GEFORCE:
+    elif is_geforce(gpu.name):
         fabric, gbit, like = "ethernet-tcp", HOME_GBIT_PER_S / gpus, "one 10 Gb/s port per machine"
     else:
         fabric, gbit, like = "ethernet-tcp", OFFICE_GBIT_PER_S / gpus, "100 Gb/s per machine"

@@ -87,7 +87,8 @@ def changed(values: Values) -> list[str]:
 def task_is_modelled(v: Values) -> str | None:
     if v["task"] in MODELLED_TASKS:
         return None
-    return f"got {v['task']}, known but not modelled yet; allowed: {', '.join(MODELLED_TASKS)}; nearest: sft"
+    got = f"got {v['task']}, known but not modelled yet; allowed: {', '.join(MODELLED_TASKS)}"
+    return f"{got}. To fix: trace your own script, `tunecast trace -- train.py`"
 
 
 @rule("quantization.format", "method")
@@ -175,6 +176,34 @@ def lengths_within_rows(v: Values) -> str | None:
         f"got {n} as lengths[{i}]{more}, above seq_len {v['seq_len']}; allowed: padded lengths from 1 to seq_len; "
         f"nearest: {v['seq_len']}, or seq_len: {max(v['lengths'])}"
     )
+
+
+MOST_STEPS, MOST_LENGTHS = 4096, 128
+"""Every item of `lengths` is an optimizer step that is replayed, and every other length one that is built: so many take
+some 10 s. 128 are all there are of rows of up to 8,192 tokens, padded to multiples of 64."""
+
+
+@rule("lengths")
+def lengths_are_few(v: Values) -> str | None:
+    given = v["lengths"] or ()
+    if len(given) <= MOST_STEPS and len(set(given)) <= MOST_LENGTHS:
+        return None
+    got = (
+        f"got {len(given)} lengths, {len(set(given))} different; allowed: up to {MOST_STEPS}, {MOST_LENGTHS} different"
+    )
+    return f"{got}, each the padded length of one micro-batch; the lengths of a data set's samples are data.lengths"
+
+
+MOST_TOKENS = 2**27
+"""Of a micro-batch: GPT-2's narrow rows alone, 768 values of 2 bytes, then hold 192 GiB, and no card as much again."""
+
+
+@rule("micro_batch", "seq_len")
+def micro_batch_has_an_end(v: Values) -> str | None:
+    if v["micro_batch"] * v["seq_len"] <= MOST_TOKENS:
+        return None
+    tokens = f"got {v['micro_batch']} rows of {v['seq_len']} tokens, {v['micro_batch'] * v['seq_len']} in all"
+    return f"{tokens}; allowed: up to {MOST_TOKENS} tokens per micro-batch; nearest: {MOST_TOKENS // v['seq_len']}"
 
 
 @rule("data.packing", "lengths")

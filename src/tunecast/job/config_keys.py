@@ -121,4 +121,6 @@ def _is(kind: Kind, value: object) -> bool:
         return False
     if isinstance(value, str):
         return 0 < len(value) <= LONGEST_WORD and value.isprintable()
-    return not isinstance(value, (int, float)) or (isfinite(value) and kind.low <= value <= kind.high)
+    if isinstance(value, float) and not isfinite(value):
+        return False
+    return not isinstance(value, (int, float)) or kind.low <= value <= kind.high

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from tunecast.job.fields import REQUIRED
 from tunecast.job.flags import job_flags
+from tunecast.job.foreign import MEANINGS, fields_of_meaning
+from tunecast.job.groups import ORDER, group_of
 from tunecast.job.job import VERSIONS, all_knobs
 from tunecast.job.knob import Knob, shown
 
@@ -23,33 +25,27 @@ In a file, a name with a dot is a section (`lora: {{rank: 16}}`). On the command
 `--set lora.rank=16` reaches it by its name. *From* says whose default it is and where it stands; where it is empty,
 the field is tunecast's own.
 
+Lengths may be written `4k` (4096, k is 1024), amounts `20M` or `1.5B` (k is 1000), sizes `24GiB` or `24GB`; dtypes
+`bf16`, `fp16`, `fp32`; switches `yes`, `no`, `on`, `off`; all in upper or lower case.
+
 Made by `python -m tunecast.job.defaults`, which `./dev docs` runs. One test compares this page with the code, another
 the code with the packages, where these releases are installed.
 
+"""
+_OTHER_NAMES = """
+## What other trainers call it
+
+Flags, `--set` and `--to` take these names too, with `-` or `_` (`--per_device_train_batch_size 4`); a file is told the
+field it means. The last rows are names that say something about other fields, here with the value that turns them on.
+
+| field | also called |
+|---|---|
 """
 _MINIMAL = (
     "model", "method", "stack", "weights_dtype", "autocast", "optimizer", "micro_batch", "grad_accum", "seq_len",
     "gradient_checkpointing", "attention", "data.epochs", "run.save_steps", "hardware.gpu", "hardware.gpus",
 )  # fmt: skip
 """The fields that decide most of an answer."""
-_BATCH, _PRECISION, _MODEL = "Batch, length and memory", "Precision and kernels", "Model and method"
-_SECTIONS: Mapping[str, str] = {
-    "lora": "Adapters (`lora`)", "quantization": "Quantized weights (`quantization`)", "data": "Data (`data`)",
-    "run": "Evaluation and checkpoints (`run`)", "hardware": "Hardware (`hardware`)",
-    "parallel": "Several cards (`parallel`)",
-}  # fmt: skip
-_GROUPS: Mapping[str, str] = {
-    **dict.fromkeys(("model", "id", "task", "method", "stack", "transformers_version", "stack_version"), _MODEL),
-    **dict.fromkeys(("weights_dtype", "autocast", "matmul_dtype", "attention", "kernels"), _PRECISION),
-    **dict.fromkeys(("loss", "compile"), _PRECISION),
-    **dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing"), _BATCH),
-    **dict.fromkeys(("checkpoint_reentrant", "recompute", "offload_activations", "allocator"), _BATCH),
-    **dict.fromkeys(("optimizer", "optimizer_in_backward", "max_grad_norm"), "Optimizer"),
-}
-ORDER = (
-    _MODEL, _SECTIONS["lora"], _SECTIONS["quantization"], _BATCH, _PRECISION, "Optimizer", _SECTIONS["data"],
-    _SECTIONS["run"], _SECTIONS["hardware"], _SECTIONS["parallel"],
-)  # fmt: skip
 _PLAIN_KINDS = ("a whole number", "a number", "true or false", "text", "bytes")
 _LONG = 200
 """Characters of allowed values beyond which they stand below their table."""
@@ -62,13 +58,21 @@ def defaults_markdown() -> str:
     groups: dict[str, dict[str, Knob]] = {name: {} for name in ORDER}
     for name, knob in knobs.items():
         groups[group_of(name)][name] = knob
-    return head + "\n".join(_section(title, of) for title, of in groups.items())
+    return head + "\n".join(_section(title, of) for title, of in groups.items()) + _foreign(knobs)
 
 
-def group_of(name: str) -> str:
-    """The table a field stands in."""
-    section, dot, _ = name.partition(".")
-    return _SECTIONS[section] if dot else _GROUPS[name]
+def _foreign(knobs: Mapping[str, Knob]) -> str:
+    """What else fields are called."""
+    rows = [f"| `{name}` | {_code(knob.aka)} |\n" for name, knob in knobs.items() if knob.aka]
+    alike: dict[str, list[str]] = {}
+    for name in MEANINGS:
+        alike.setdefault(fields_of_meaning(name) or "", []).append(name)
+    rows += [f"| `{meant}` | {_code(names)} |\n" for meant, names in alike.items()]
+    return _OTHER_NAMES + "".join(rows)
+
+
+def _code(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _minimal_lines(knobs: Mapping[str, Knob]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from tunecast.errors import UsageError
 from tunecast.job.foreign import fields_meant, plain
+from tunecast.job.groups import ORDER, group_of
 from tunecast.job.job import all_knobs, sections
 from tunecast.job.knob import Kind, shown
 
@@ -31,24 +32,6 @@ METAVARS: Mapping[str, str] = {
 }
 
 
-_GROUPS: Mapping[str, tuple[str, ...]] = {
-    "model and method": ("model", "id", "task", "method", "stack", "transformers_version", "stack_version", "lora.",
-                         "quantization."),
-    "batch and length": ("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing",
-                         "checkpoint_reentrant", "recompute", "offload_activations"),
-    "precision, optimizer and kernels": ("",),
-    "data and run": ("data.", "run."),
-    "hardware": ("hardware.",),
-    "parallel": ("parallel.",),
-}  # fmt: skip
-"""What a field is about: sections by their dot, others by name, and the one that takes the rest."""
-
-
-def group_of(field: str) -> str:
-    named = [title for title, names in _GROUPS.items() if field in names or f"{field.partition('.')[0]}." in names]
-    return named[0] if named else next(title for title, names in _GROUPS.items() if "" in names)
-
-
 class Flag(NamedTuple):
     flag: str
     """As typed, `--seq-len`; a bool also has `--no-…`."""
@@ -58,7 +41,7 @@ class Flag(NamedTuple):
     help: str
     choices: tuple[str, ...]
     group: str
-    """Of --help-all and docs/defaults.md."""
+    """One of `groups.ORDER`."""
 
 
 @cache
@@ -79,7 +62,7 @@ def add_job_flags(parser: argparse.ArgumentParser, without: Collection[str] = ()
 
     `without`: flags the command has for its own; `--set` reaches those fields all the same.
     """
-    groups = {title: parser.add_argument_group(f"{title} (of the job; wins over its file)") for title in _GROUPS}
+    groups = {title: parser.add_argument_group(f"job: {title}".replace("`", "")) for title in ORDER}
     for flag in job_flags():
         if flag.flag in without:
             continue

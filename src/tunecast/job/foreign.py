@@ -29,10 +29,14 @@ MEANINGS: Mapping[str, Mapping[str, Fields]] = {
     "use_qlora": {"true": {"method": "qlora"}, "false": {}},
     "use_lora": {"true": {"method": "lora"}, "false": {}},
     # transformers' TrainingArguments; accelerate
-    "bf16": {"true": {"autocast": "bfloat16"}, "false": {"autocast": None}},
+    "bf16": {"true": {"autocast": "bfloat16"}, "false": {"autocast": None}, "auto": {}},
     "fp16": {"true": {"autocast": "float16"}, "false": {"autocast": None}},
     "mixed_precision": {"bf16": {"autocast": "bfloat16"}, "fp16": {"autocast": "float16"}, "no": {"autocast": None}},
+    # LLaMA-Factory: the weights themselves in bfloat16, no mixed precision
+    "pure_bf16": {"true": {"weights_dtype": "bfloat16", "autocast": None}, "false": {}},
     "fp8": {"true": {"matmul_dtype": "float8"}, "false": {}},
+    # axolotl's
+    "lora_target_linear": {"true": {"lora.targets": "all-linear"}, "false": {}},
     # axolotl's flash_attention, LLaMA-Factory's flash_attn
     **{
         name: {
@@ -88,6 +92,9 @@ POINTERS: Mapping[str, tuple[str, str]] = {
     "num_samples": ("data.samples", "(how many there are)"),
     "max_train_samples": ("data.samples", "(how many there are)"),
     "dataset_size": ("data.samples", "(how many there are)"),
+    **dict.fromkeys(("val_set_size", "val_size", "eval_dataset"), ("data.eval_samples", "(how many there are)")),
+    "evals_per_epoch": ("run.eval_steps", "(steps between two)"),
+    "saves_per_epoch": ("run.save_steps", "(steps between two)"),
     "num_tokens": ("data.tokens", "(how many there are)"),
     "token": ("data.tokens", "(how many there are)"),
     "precision": ("weights_dtype", "(of the weights; autocast for mixed precision)"),
@@ -122,6 +129,9 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(("logging_steps", "logging_strategy", "report_to", "run_name", "wandb_project"), "logging"),
     **dict.fromkeys(("output_dir", "output", "save_dir", "hub_model_id", "push_to_hub"), "where it is written"),
     **dict.fromkeys(("trust_remote_code", "token_type", "chat_template", "template"), "it"),
+    **dict.fromkeys(("plot_loss", "overwrite_output_dir", "overwrite_cache", "ddp_timeout", "disable_tqdm"), "it"),
+    **dict.fromkeys(("resume_from_checkpoint", "load_best_model_at_end", "metric_for_best_model", "strict"), "it"),
+    **dict.fromkeys(("dataset_text_field", "completion_only_loss", "assistant_only_loss", "special_tokens"), "it"),
     **dict.fromkeys(("label_smoothing", "neftune_noise_alpha", "train_on_inputs"), "it"),
 }
 

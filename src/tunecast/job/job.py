@@ -38,7 +38,7 @@ class Job(Section):
     )
     id: str | int | None = field("id", None, OURS, "echoed in the answer", nullable=True)
     task: str = field(
-        "choice", "sft", OURS, "what is trained for: sft and pretrain are modelled, the others refused for now",
+        "choice", "sft", OURS, "what is trained for; modelled: sft, pretrain. Of others: tunecast trace -- train.py",
         choices=TASKS, aka=("stage", "rl"),
     )  # fmt: skip
     method: str = field(
@@ -87,7 +87,6 @@ class Job(Section):
         "mixed precision; null for none",
         choices=("bfloat16", "float16"),
         nullable=True,
-        aka=("amp", "compute_dtype"),
     )
     matmul_dtype: str | None = field(
         "choice",
@@ -158,7 +157,7 @@ class Job(Section):
         transformers("TrainingArguments.gradient_accumulation_steps", 1),
         "micro-batches a step",
         low=1,
-        high=1_000_000,
+        high=100_000,
         aka=("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accum"),
     )
     gradient_checkpointing: bool = field(
@@ -180,8 +179,8 @@ class Job(Section):
         "choice",
         None,
         OURS,
-        "with gradient_checkpointing: all of a layer, or all but its dear operations (torchtitan's per-op selective "
-        "checkpointing); null: as the stack does",
+        "with gradient_checkpointing: all of a layer, or all but its expensive operations (torchtitan's per-op "
+        "selective checkpointing); null: as the stack does",
         choices=("all", "selective"),
         nullable=True,
     )

@@ -28,8 +28,10 @@ from tunecast.job.readers.bounds import bounded_text
 from tunecast.units import MIB
 
 FIELD = "data.lengths"
-MOST_FILE_BYTES = 64 * MIB
-"""Some eight million lengths a line."""
+MOST_FILE_BYTES = 16 * MIB
+"""Some three million lengths, one per line; as `length,count` any data set."""
+MOST_SAMPLES = 10**13
+"""As `data.samples` allows."""
 QUANTILES = 4096
 """That a distribution is cut into where there are more samples: a length is then off by its share of a 4096th."""
 LONGEST = 10_000_000
@@ -72,7 +74,9 @@ def sample_lengths(data: Data) -> Lengths | None:
         call = _CALL.fullmatch(given)
         if call is not None:
             return _distribution(call[1], call[2], given, data.samples)
-        given = _file(given)
+        counts, order = _file(given)
+        found = Lengths(counts, order)
+        return found._replace(samples=data.samples or found.listed)
     return Lengths(_counted(given), given, data.samples or len(given))
 
 
@@ -84,7 +88,10 @@ def _counted(lengths: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(Counter(lengths).items()))
 
 
-def _file(name: str) -> tuple[int, ...]:
+Counts = tuple[tuple[int, int], ...]
+
+
+def _file(name: str) -> tuple[Counts, tuple[int, ...] | None]:
     try:
         seen = os.stat(name)
         return _read(name, seen.st_mtime_ns, seen.st_size)
@@ -93,28 +100,36 @@ def _file(name: str) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=1)
-def _read(name: str, changed_ns: int, size_bytes: int) -> tuple[int, ...]:
-    """Once for all who ask about a job, as long as the file stays as it is."""
+def _read(name: str, changed_ns: int, size_bytes: int) -> tuple[Counts, tuple[int, ...] | None]:
+    """How many samples have which length, and their order where the file lists them one by one.
+
+    Once for all who ask about a job, as long as the file stays as it is.
+    """
     from pathlib import Path
 
     text = bounded_text(Path(name), MOST_FILE_BYTES)
+    counts: Counter[int] = Counter()
     try:
-        found = json.loads(text) if text.lstrip().startswith("[") else [_line(line) for line in text.splitlines()]
-    except (ValueError, RecursionError):
+        if "," not in text or text.lstrip().startswith("["):
+            listed = text.lstrip().startswith("[")
+            order = json.loads(text) if listed else [int(line) for line in text.splitlines() if line.strip()]
+            if any(type(length) is not int for length in order):
+                raise TypeError
+            counts.update(order)
+        else:
+            order = None
+            for length, count in filter(None, map(_line, text.splitlines())):
+                counts[length] += count
+    except (TypeError, ValueError, RecursionError):
         raise _wrong(f"{name}: neither a JSON list of whole numbers nor one a line") from None
-    lengths: list[int] = []
-    for entry in found:
-        if entry is None:
-            continue
-        length, count = entry if isinstance(entry, tuple) else (entry, 1)
-        if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= LONGEST:
+    for length in [length for length, count in counts.items() if count]:
+        if not 1 <= length <= LONGEST:
             raise _wrong(f"{name}: got {shown(length)}; allowed: whole numbers from 1 to {LONGEST}")
-        lengths += [length] * count
-        if len(lengths) > MOST_FILE_BYTES:
-            raise _wrong(f"{name}: more than {MOST_FILE_BYTES} samples, the most that is read")
-    if not lengths:
+    if not counts.total():
         raise _wrong(f"{name}: holds no length")
-    return tuple(lengths)
+    if counts.total() > MOST_SAMPLES:
+        raise _wrong(f"{name}: got {counts.total()} samples; allowed: up to {MOST_SAMPLES}")
+    return tuple(sorted((+counts).items())), None if order is None else tuple(order)
 
 
 def _line(line: str) -> tuple[int, int] | None:
@@ -122,7 +137,7 @@ def _line(line: str) -> tuple[int, int] | None:
         return None
     length, comma, count = line.partition(",")
     times = int(count) if comma else 1
-    if not 0 <= times <= MOST_FILE_BYTES:
+    if not 0 <= times <= MOST_SAMPLES:
         raise ValueError(line)
     return int(length), times
 

@@ -360,14 +360,20 @@ class Hardware(Section):
         "float",
         None,
         OURS,
-        "microseconds the host's CPU takes to launch an operation; null: a server's of today",
+        "microseconds the host's CPU takes to launch an operation; null: a current server's",
         low=0,
         high=1e4,
         above_low=True,
         nullable=True,
     )
     provisioning_s: float = field(
-        "float", 0.0, OURS, "seconds until the machine is there; 0: it is", low=0, high=10**7, null_is=0.0
+        "float",
+        0.0,
+        OURS,
+        "seconds from ordering the machine to a shell; 0: already available",
+        low=0,
+        high=10**7,
+        null_is=0.0,
     )
     image_bytes: int = field(
         "bytes", 0, OURS, "container image still to be pulled", low=0, high=2**50, null_is=0, flag="image"

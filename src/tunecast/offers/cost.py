@@ -208,8 +208,9 @@ def _free_phases(of: Provider, offer: Offer) -> frozenset[str]:
 
 def _rounding(of: Provider, offer: Offer) -> str:
     least_s = of.minimum_s(offer.instance)
-    step = f"by {of.billing_step_s or LONGEST_STEP_S} s"
-    return step if not least_s or least_s == of.billing_step_s else f"{step}, at least {least_s} s"
+    step_s = of.billing_step_s or LONGEST_STEP_S
+    step = {1: "by the second", 60: "by the minute", HOUR_S: "by the hour"}.get(step_s, f"in steps of {step_s} s")
+    return f"billed {step}{'' if not least_s or least_s == of.billing_step_s else f', at least {least_s} s'}"
 
 
 def _add_storage(

@@ -57,7 +57,7 @@ def _below_own(offer: Offer, on_demand: Sequence[Offer]) -> str:
         return ""
     price = own_price(offer, on_demand)
     share = offer.usd_per_hour / price
-    return f"{percent(share)} of its own on-demand price of {price:.2f} USD an hour" if share < OWN_SHARE else ""
+    return f"{percent(share)} of its own on-demand price of {price:.2f} USD per hour" if share < OWN_SHARE else ""
 
 
 def own_price(offer: Offer, on_demand: Sequence[Offer]) -> float:

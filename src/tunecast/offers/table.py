@@ -24,6 +24,8 @@ FIRST_COLUMNS = (
 )
 COLUMNS = (*FIRST_COLUMNS, "disk_gb", "tenancy", "assumed")
 """A file without the last ones, as older versions wrote it, is read too."""
+MOST = 1e9
+"""GiB, GB or hours: beyond all machines and terms."""
 _COUNTRY = re.compile(r"[A-Z]{2}|")
 _NAME = re.compile(r"[a-z0-9][a-z0-9._ -]{0,63}")
 
@@ -145,8 +147,8 @@ def _positive(cells: Mapping[str, str], name: str) -> float | None:
     if not cells[name]:
         return None
     value = number(cells[name])
-    if value is None or value <= 0:
-        raise ValueError(f"{name}: got {cells[name][:80]!r}; allowed: a number above 0")
+    if value is None or not 0 < value <= MOST:
+        raise ValueError(f"{name}: got {cells[name][:80]!r}; allowed: a number above 0, at most {MOST:g}")
     return value
 
 

@@ -24,7 +24,7 @@ def affordable(choices: Iterable[Choice], limits: Limits) -> list[Choice]:
 def verdict(plan: Plan, nearest: Sequence[str] = ()) -> TunecastError | None:
     """Why the plan answers nothing, or less than was asked; None where all is well."""
     if not plan.choices:
-        return DoesNotFit("\n".join(["nothing that may be rented runs this job", *_told(plan.refused), *nearest]))
+        return DoesNotFit("\n".join(["no machine that may be rented runs this job", *_told(plan.refused), *nearest]))
     return None if plan.is_answered else OverBudget(unreachable(plan))
 
 
@@ -80,11 +80,11 @@ def ruled_out(space: Space, outcome: Outcome, refused: Iterable[Refusal], offers
 
 def _reason(need: Need) -> str:
     if need.of_host:
-        return f"the machine has {gib(need.has_bytes)} of its own memory, and {gib(need.needs_bytes)} are needed"
-    has = f"the card leaves {gib(need.has_bytes)}"
+        return f"the machine has {gib(need.has_bytes)} of host RAM, and {gib(need.needs_bytes)} are needed"
+    has = f"PyTorch can use {gib(need.has_bytes)}"
     if need.proven:
-        return f"weights, gradients and optimizer state alone take {gib(need.needs_bytes)}, {has}"
-    return f"needs at least {gib(need.needs_bytes)}, with {_named(need)}, and {has}"
+        return f"weights, gradients and optimizer state alone take {gib(need.needs_bytes)}; {has}"
+    return f"needs at least {gib(need.needs_bytes)}, with {_named(need)}; {has}"
 
 
 def _named(need: Need) -> str:
@@ -106,7 +106,7 @@ def _remedy(rig: Rig, need: Need, space: Space, fitting: Iterable[Rig]) -> str:
     if more:
         return f"{more[0].hardware}, which fits"
     if need.of_host:
-        return "a machine with more memory, or tunecast offers add where yours has it"
+        return "a machine with more host RAM; if yours has it: tunecast offers add"
     return " or ".join([*_milder(space, rig), _larger(need)])
 
 

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from math import log
 
 from tunecast.plan.choice import PICKS, Choice
-from tunecast.units import hours
+from tunecast.units import HOUR_S, hours
 
 ALIKE = 0.01
 """Predictions differ from runs by more than this: who pays twice for it has gained nothing that is known."""
 STEP = 0.05
 """Between two choices of a front that are worth telling apart: as much as predictions of one card differ from runs."""
+
+
+ALONE = "no other option is cheaper or faster by more than predictions err"
+"""Why all picks are one."""
 
 
 def spaced(front: Sequence[Choice]) -> list[Choice]:
@@ -69,11 +73,10 @@ def balanced(front: Sequence[Choice]) -> Choice | None:
 def reasons(picks: dict[str, Choice | None], front: Sequence[Choice], within_s: float | None) -> dict[str, str]:
     """A sentence for each pick."""
     told: dict[str, str] = {}
-    if len(front) == 1 and within_s is None:
-        return dict.fromkeys(picks, "nothing else is cheaper or faster by more than predictions differ")
     for name, choice in picks.items():
         if choice is not None:
-            told[name] = _WHY[name](choice, front, picks, within_s)
+            alone = len(front) == 1 and name != "deadline"
+            told[name] = ALONE if alone else _WHY[name](choice, front, picks, within_s)
     return told
 
 
@@ -82,7 +85,7 @@ def _cheapest(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
     if not rest:
         return "the cheapest, and nothing is faster"
     following = rest[0]
-    told = f"{_less(choice.total_usd, following.total_usd)} cheaper than the next to choose from, {_named(following)}"
+    told = f"{_less(choice.total_usd, following.total_usd)} cheaper than the next option, {_named(following)}"
     return f"{told}, which takes {_less(following.total_s, choice.total_s)} less time"
 
 
@@ -91,9 +94,7 @@ def _fastest(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice | 
     if not rest:
         return "the fastest, and nothing is cheaper"
     following = rest[-1]  # on a front the next slower one is the next cheaper one
-    told = (
-        f"takes {_less(choice.total_s, following.total_s)} less time than the next to choose from, {_named(following)}"
-    )
+    told = f"takes {_less(choice.total_s, following.total_s)} less time than the next option, {_named(following)}"
     return f"{told}, which is {_less(following.total_usd, choice.total_usd)} cheaper"
 
 
@@ -112,7 +113,12 @@ def _deadline(choice: Choice, front: Sequence[Choice], picks: dict[str, Choice |
     assert within_s is not None
     high = hours(choice.total_range_s[1])
     surely = "" if choice.fits_surely else ", though it may not fit: nothing that fits for sure finishes by then"
-    return f"the cheapest that finishes within {hours(within_s)} at the high end of its range, {high}{surely}"
+    return f"cheapest option that finishes within {_limit(within_s)} even in the slow case ({high}){surely}"
+
+
+def _limit(seconds: float) -> str:
+    """`6 h`, `1.5 h`, `90 min`: as it was asked for."""
+    return f"{seconds / HOUR_S:.3g} h" if seconds >= 2 * HOUR_S or seconds % HOUR_S == 0 else f"{seconds / 60:.3g} min"
 
 
 _WHY = {"cheapest": _cheapest, "fastest": _fastest, "balanced": _balanced, "deadline": _deadline}

@@ -314,8 +314,8 @@ def with_data(job: Job, assumed: list[str]) -> Job:
     is_told = data.tokens is not None or data.samples is not None or isinstance(data.lengths, tuple)
     if is_told or job.run.max_steps is not None:
         return job
-    rows = f"{ASSUMED_TOKENS:,} tokens, {data.epochs:g} times over"
-    assumed.append(f"there is no data in the job: {rows} are taken; say yours with --tokens or --samples")
+    rows = f"{ASSUMED_TOKENS:,} tokens x {data.epochs:g} epochs"
+    assumed.append(f"no amount of data given, so {rows} are assumed: give yours with --samples or --tokens")
     if data.lengths is not None:
         return replace(job, data=replace(data, samples=max(1, ASSUMED_TOKENS // job.seq_len)))
     return replace(job, data=replace(data, tokens=ASSUMED_TOKENS))
@@ -325,7 +325,7 @@ def _risk(high_bytes: int, capacity_bytes: int) -> str | None:
     if high_bytes <= capacity_bytes:
         return None
     over = (high_bytes - capacity_bytes) / GIB
-    return f"may not fit: the high end of its range is {over:.1f} GiB over what the card has"
+    return f"may not fit: at the high end of its range it is {over:.1f} GiB over"
 
 
 def _offer_named(offer: Offer) -> str:
@@ -346,7 +346,7 @@ def _notes(picks: Mapping[str, Choice | None], offers: Selection, question: Ques
     best = picks["cheapest"]
     if question.weekly and best is not None:
         hours = RUNS_A_YEAR * best.cost.billed_s / HOUR_S
-        told[f"every week for a year: {best.cost.usd_per_year():,.2f} USD, {hours:,.0f} hours of rent"] = None
+        told[f"weekly for a year: {best.cost.usd_per_year():,.2f} USD, {hours:,.0f} hours of rent"] = None
     return list(told)
 
 
@@ -359,20 +359,20 @@ def _reservation(reserved: Offer, own: Offer, choice: Choice) -> str:
     if hours is None:
         return f"{what}, more than on demand"
     runs = hours * HOUR_S / choice.total_s
-    return f"{what}: it pays from {hours:,.0f} hours of use on, {runs:,.0f} such runs"
+    return f"{what}: worth it from {hours:,.0f} hours of use, {runs:,.0f} such runs"
 
 
 def _assumptions(space: Space, picks: Mapping[str, Choice | None], several: bool) -> list[str]:
-    told = [f"the global batch stays {space.global_batch} rows, however it is split"]
+    told = [f"the global batch stays {space.global_batch} rows per step, however it is split"]
     if space.freedom.nodes_up_to is None or several:
-        told.append("one machine is not enough: up to 64 cards are looked at (--nodes-up-to)")
+        told.append("one machine is not enough: up to 64 cards are considered (--nodes-up-to)")
     elif space.freedom.nodes_up_to == 1:
-        told.append("one machine is rented: --nodes-up-to joins more")
-    told.append("checkpoints are kept while the run lasts, the result is taken home: --storage, --egress")
+        told.append("one machine is rented (--nodes-up-to N considers several)")
+    told.append("checkpoints are stored while the run lasts, and the result is downloaded (--storage, --egress)")
     if not space.job.hardware.image_bytes:
-        told.append("no container image has to be pulled: hardware.image_bytes")
+        told.append("no container image to pull (--image SIZE)")
     for choice in picks.values():
         told += [] if choice is None else choice.cost.assumptions
     starts = "-".join(f"{each / 60:.0f}" for each in USUAL_START_S)
-    told.append(f"a machine is there within its provider's usual time, {starts} minutes where nobody says it")
+    told.append(f"machines start in their provider's usual time, {starts} minutes where it is not known")
     return list(dict.fromkeys(told))

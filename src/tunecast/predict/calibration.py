@@ -68,17 +68,22 @@ def calibration_from(found: Mapping[str, Any], measured: str) -> Calibration:
             raise ValueError(f"its schema is {found['schema']!r}, not {SCHEMA}")
         rates: dict[str, float] = {}
         for row in found.get("products", ()):
-            rate = 2 * row["m"] * row["n"] * row["k"] / row["seconds"]
+            m, n, k, seconds = (_figure(row[name]) for name in ("m", "n", "k", "seconds"))
+            rate = 2 * m * n * k / seconds
             name = RATES[row["dtype"]]
             rates[name] = max(rates.get(name, 0.0), _sane(rate, FASTEST_FLOP_PER_S))
-        copies = [_sane(2 * row["bytes"] / row["seconds"], FASTEST_BYTES_PER_S) for row in found.get("copies", ())]
+        copies = [
+            _sane(2 * _figure(row["bytes"]) / _figure(row["seconds"]), FASTEST_BYTES_PER_S)
+            for row in found.get("copies", ())
+        ]
         forward, backward = (
             _middle([_sane(row[name], LONGEST_LAUNCH_S) for row in found.get("launches", ()) if name in row])
             for name in ("forward_s", "backward_s")
         )
         buses = [
-            _sane(2 * (row["ranks"] - 1) / row["ranks"] * row["bytes"] / row["seconds"], FASTEST_BYTES_PER_S)
+            _sane(2 * (ranks - 1) / ranks * nbytes / seconds, FASTEST_BYTES_PER_S)
             for row in found.get("all_reduces", ())
+            for ranks, nbytes, seconds in [[_figure(row[name]) for name in ("ranks", "bytes", "seconds")]]
         ]
         return Calibration(
             device=str(found["device"])[:200],
@@ -94,6 +99,13 @@ def calibration_from(found: Mapping[str, Any], measured: str) -> Calibration:
         )
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as error:
         raise NotResolved(f"this is no calibration: {type(error).__name__}: {error}") from error
+
+
+def _figure(value: object) -> float:
+    """A list times a number is a longer list, and one times a million does not fit in memory."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{type(value).__name__}, where a number is needed")
+    return float(value)
 
 
 def _sane(value: float, most: float, least: float | None = None) -> float:

@@ -1,6 +1,6 @@
 """What people change in a job that is to need less memory, or less time: one ladder, from least harm to most.
 
-`predict` advises by it ("Which line to attack first"), `explain-oom` too, and `fit` climbs it. A rung says what it
+`predict` advises by it ("What to change first"), `explain-oom` too, and `fit` climbs it. A rung says what it
 sets, how it harms, and, where somebody published it, what it did to the result. What nobody published is not said.
 """
 

@@ -71,7 +71,7 @@ class Epoch:
 
     @property
     def padding_fraction(self) -> float:
-        return 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0
+        return max(0.0, 1 - self.real_tokens / self.padded_tokens) if self.padded_tokens else 0.0
 
 
 def total_steps(job: Job, epoch: Epoch | None) -> int | None:

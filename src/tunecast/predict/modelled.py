@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from tunecast.errors import UsageError, nearest
-from tunecast.hardware.catalog import meant_by
+from tunecast.hardware.catalog import gpu, meant_by
 from tunecast.hardware.grids import FIELD as COUNTRY
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
@@ -17,6 +17,7 @@ from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.predict.spreading import RULES as SPREADING
 from tunecast.tape.build.fill_in import has_own_dtype
+from tunecast.tape.build.stacks import TRACE_INSTEAD
 from tunecast.tape.card import Card
 from tunecast.units import gib
 
@@ -27,8 +28,6 @@ ENGINES: Mapping[str, str] = {
 
 STACKS: frozenset[str] = frozenset({"transformers", "unsloth"})
 """Stacks whose kernels, casts and loss are traced: `tape/trace/recipe.py` and `recipes_unsloth.py`."""
-
-TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 
 
 def require_engine(name: str) -> None:
@@ -96,6 +95,22 @@ def _adapter_dtype(job: Job) -> str | None:
     return f"got {job.lora.adapter_dtype} with weights_dtype {job.weights_dtype}; allowed: float32, or the weights' own"
 
 
+NARROW = {"float8": "fp8", "float4": "fp4"}
+"""By `matmul_dtype`: what a card's rate for it is called."""
+
+
+def _matmul_dtype(job: Job) -> str | None:
+    """A card without the units has no kernel either: torch._scaled_mm refuses it."""
+    if (told := SPREADING["matmul_dtype"](job)) is not None or job.matmul_dtype is None:
+        return told
+    card, name = gpu(job.hardware.gpu), NARROW[job.matmul_dtype]
+    if name in card.dense_flop_per_s:
+        return None
+    others = "h100-sxm-80gb" if name == "fp8" else "b200-sxm-180gb"
+    told = f"got {job.matmul_dtype} on {card.name}, which has no {name} matrix units; allowed: null"
+    return f"{told}. To fix: matmul_dtype null, or a card that has them, such as {others}"
+
+
 def _country(job: Job) -> str | None:
     """Asked for only where energy is told, but a name that is none is wrong anywhere."""
     if job.hardware.country is None:
@@ -109,6 +124,7 @@ def _country(job: Job) -> str | None:
 
 RULES: Mapping[str, Callable[[Job], str | None]] = {
     **SPREADING,
+    "matmul_dtype": _matmul_dtype,
     "lora.adapter_dtype": _adapter_dtype,
     COUNTRY: _country,
 }

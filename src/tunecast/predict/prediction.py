@@ -99,6 +99,12 @@ class Prediction:
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
+    @property
+    def fragmented(self) -> bool:
+        """Whether it does not fit for fragmentation alone: a smaller capacity, with which cached blocks are freed
+        earlier, would do (`memory.smallest_capacity_bytes`)."""
+        return not self.fits and self.smallest_capacity_bytes <= self.capacity_bytes
+
     def to_dict(self) -> dict[str, Any]:
         """As the contract has it, ready for JSON."""
         memory = self.memory
@@ -117,6 +123,7 @@ class Prediction:
             },
             "fits": self.fits,
             "fits_surely": self.fits_surely,
+            "fragmented": self.fragmented,
             "capacity_bytes": self.capacity_bytes,
             "smallest_capacity_bytes": self.smallest_capacity_bytes,
             "time": self.time,

@@ -24,6 +24,8 @@ NAMES: Mapping[str, str] = {
     "waiting": "waiting for the longest rows",
 }
 """Of a step's breakdown, where the name alone does not tell."""
+BESIDE_THE_CARD = ("offload", "nvme")
+"""Parts of a step that no figure of the card bounds."""
 SHOWN_FROM = 0.02
 """Of a step: smaller parts are no reason."""
 TOLD_FROM = 0.1
@@ -78,10 +80,7 @@ def reasons(job: Job, step: StepTime, layers: int | None = None, padding_fractio
         told.append(f"{percent(padding_fraction)} of the compute is padding: {evens} saves most of it")
     if job.method != "full" and step.bound_by == "compute":
         done, of = (6, 8) if job.gradient_checkpointing else (4, 6)
-        told.append(
-            f"LoRA saves little time: frozen weights still run forward and backward ({done} of {of} FLOPs per "
-            "parameter per token); only their weight gradients are skipped"
-        )
+        told.append(f"LoRA saves little time: frozen weights still take {done} of {of} FLOPs per parameter per token")
     if job.quantization.format in ("nf4", "fp4") and step.bound_by in ("compute", "memory"):
         times = "3 x" if job.gradient_checkpointing else "2 x"
         told.append(
@@ -117,7 +116,8 @@ def _bound(job: Job, step: StepTime, layers: int | None) -> str:
         return f"communication-bound: {step.communication_s:.2f} s of collectives per step{hidden}: {parts}"
     idle = 1 - step.gpu_busy_s / step.step_s
     spare = f"; the GPU is idle {percent(idle)} of the step" if 1 - idle < IDLE_BELOW else ""
-    return f"{step.bound_by}-bound: {parts}{spare}"
+    most = max(step.breakdown_s, key=step.breakdown_s.__getitem__, default="")
+    return f"{most if most in BESIDE_THE_CARD else step.bound_by}-bound: {parts}{spare}"
 
 
 def _free_batch(job: Job, step: StepTime) -> int:

@@ -26,6 +26,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.predict.clocks import course_of, ends, stretches_of
 from tunecast.predict.host import LEAN, Host
 from tunecast.predict.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCTS, kind_of, moved_bytes, rates_of
+from tunecast.predict.price.attention import computed_flops
 from tunecast.predict.price.offload import ON_DRIVES
 from tunecast.predict.pricing import Part, Plan, Terms, plan_of, priced, terms_of
 from tunecast.predict.time_ranges import CARD, HOST, WAITS, band_of
@@ -124,13 +125,14 @@ class Lowered:
 
     @cached_property
     def totals(self) -> tuple[int, int, int, int, str]:
-        """FLOPs, those of the model, bytes, kernels, and the dtype of most FLOPs."""
+        """FLOPs that kernels compute, those of the model, bytes, kernels, and the dtype of most FLOPs."""
         by_dtype: dict[str, int] = {}
         model_flops = moved = kernels = 0
         for op, times, model_times in zip(self.ops, self._counted.runs, self._counted.model_runs, strict=True):
             if op.flops:
-                by_dtype[op.dtype] = by_dtype.get(op.dtype, 0) + op.flops * times
-                model_flops += op.flops * model_times
+                flops = computed_flops(op)
+                by_dtype[op.dtype] = by_dtype.get(op.dtype, 0) + flops * times
+                model_flops += flops * model_times
             if op.kernels:
                 moved += moved_bytes(op) * times
                 kernels += op.kernels * times

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -13,7 +14,11 @@ from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal, wrapped
 from tunecast.units import gib
 
-TITLE, TITLE_OF_ONE_THAT_FITS = "What to change first", "What would free memory"
+TITLE, FREES, FASTER = "What to change first", "What would free memory", "What would make it faster"
+_FIELD = re.compile(r"\b([a-z]+\.[a-z_0-9]+)((?:: (?=[\w-]))?)")
+"""A field of a section, with the colon before its value."""
+ROOMY = 0.5
+"""Of what PyTorch can use: nobody looks for more who needs less than this."""
 MOST = 4
 WORTHWHILE_FRACTION = 0.01
 """Of what the job holds: a change that frees less is not worth a line, unless it makes the job fit."""
@@ -45,9 +50,11 @@ def advice_text(
     lines = columns(rows, left=(0, 1))
     if lines and max(map(len, lines)) > terminal.width:
         lines = [line for what, effect in rows for line in (f"  {what}", f"      {effect}")]
-    if fit:
+    title = TITLE if verdict != "fits" else FREES if rows else FASTER
+    if fit and title == FASTER:
+        lines = [f"  {shown(fit)}"]
+    elif fit:
         lines += [*wrapped([_next(changes, verdict)], "  ", terminal), f"    {shown(fit)}"]
-    title = TITLE_OF_ONE_THAT_FITS if verdict == "fits" and rows else TITLE
     return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines])) if lines else ""
 
 
@@ -55,7 +62,7 @@ def _next(changes: Sequence[Change], verdict: Verdict) -> str:
     if verdict == "fits":
         return "for what makes it faster:"
     if any(change.verdict == "fits" for change in changes):
-        return "which harms the training least, and what it costs in time:"
+        return "for which harms training least, and what each costs in time:"
     alone = "no single change is enough; " if changes else ""
     return f"{alone}for the smallest combination that fits:"
 
@@ -89,6 +96,12 @@ def as_flags(overrides: Mapping[str, object]) -> str:
             text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
             words.append(f"{flag} {shlex.quote(text)}")
     return " ".join(words)
+
+
+def with_flags(sentence: str) -> str:
+    """`hardware.interconnect: nvlink4` is `--interconnect nvlink4` to somebody who types."""
+    flags = {flag.field: flag.flag for flag in job_flags()}
+    return _FIELD.sub(lambda found: f"{flags[found[1]]}{found[2] and ' '}" if found[1] in flags else found[0], sentence)
 
 
 def value_in_yaml(value: object) -> str:

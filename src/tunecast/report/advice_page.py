@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tunecast.predict.changes import Change
 from tunecast.predict.room import Verdict
-from tunecast.report.advice import TITLE, TITLE_OF_ONE_THAT_FITS, change_words, effect_words
+from tunecast.report.advice import FREES, TITLE, change_words, effect_words
 from tunecast.report.document import panel
 from tunecast.report.markup import Markup, copyable, tag
 from tunecast.report.taken import TITLE as TAKEN
@@ -24,7 +24,7 @@ def advice_panel(changes: Sequence[Change], command: str, verdict: Verdict | Non
             tag("p", "The smallest combination that fits, and what it costs in time:", class_="muted"),
             copyable(command),
         ]
-    return panel(TITLE_OF_ONE_THAT_FITS if verdict == "fits" else TITLE, *parts)
+    return panel(FREES if verdict == "fits" else TITLE, *parts)
 
 
 def _row(change: Change, verdict: Verdict | None, flags: bool) -> Markup:

@@ -49,8 +49,7 @@ def answer_text(figures: Figures, terminal: Terminal = DEFAULT, sections: Sectio
             memory_text(figures, terminal),
             block_table(figures, terminal, FEW_BLOCKS) if any(block.source for block in figures.blocks) else "",
             sections.time,
-            _cost(sections.cost, terminal),
-            sections.host,
+            _lines(_cost(sections.cost, terminal), sections.host),
             sections.advice,
             _trust(sections.trust, terminal, MORE),
         ],
@@ -71,8 +70,7 @@ def details_text(
             phases_text(figures, terminal),
             composition(figures, terminal),
             sections.time,
-            _cost(sections.cost, terminal),
-            sections.host,
+            _lines(_cost(sections.cost, terminal), sections.host),
             sections.advice,
             module_table(figures, terminal, rows),
             block_table(figures, terminal, rows),
@@ -82,6 +80,11 @@ def details_text(
         ],
         terminal,
     )
+
+
+def _lines(*parts: str) -> str:
+    """Short paragraphs without a line between them."""
+    return "\n".join(filter(None, parts))
 
 
 def _joined(parts: Sequence[str], terminal: Terminal) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from math import gcd
 from typing import Any
 
+from tunecast.hardware.names import card_name
 from tunecast.records import replace
 from tunecast.report.figures import Figures, short_source, shown
 from tunecast.report.markup import Markup, joined, json_script, tag
@@ -15,7 +17,8 @@ from tunecast.units import GIB, KIB, MIB, gib
 
 STACK = ("weights", "adapters", "optimizer", "gradients", "activations", "logits_and_loss", "temporaries")
 """From the ground up: what stays first, what comes and goes on top of it."""
-_WIDE, _HIGH = 10_000, 1_000
+_WIDE, _HIGH = 60_000, 2_000
+"""Units of the picture, whole ones: a fifth of a pixel high on a screen, about a pixel wide with a hundredth shown."""
 
 
 def stacked(timeline: Timeline) -> Timeline:
@@ -138,18 +141,25 @@ def _strip(name: str, bands: Iterable[Band], events: int) -> Markup:
 def _svg(figures: Figures, timeline: Timeline, top_bytes: int, ticks: list[int]) -> Markup:
     moments, roles = timeline.moments, timeline.roles
 
-    def y(nbytes: int) -> str:
-        return f"{_HIGH - _HIGH * nbytes / top_bytes:.4g}"
+    def y(nbytes: int) -> int:
+        return round(_HIGH - _HIGH * nbytes / top_bytes)
 
-    def x(event: int) -> str:
-        return f"{_WIDE * event / timeline.events:.5g}"
+    def x(event: int) -> int:
+        return round(_WIDE * event / timeline.events)
 
     shapes = [
-        tag("rect", x=x(band.begin), y="0", width=x(band.end - band.begin), height=str(_HIGH), fill="var(--band)")
+        tag(
+            "rect",
+            x=str(x(band.begin)),
+            y="0",
+            width=str(x(band.end - band.begin)),
+            height=str(_HIGH),
+            fill="var(--band)",
+        )
         for index, band in enumerate(steps(timeline.bands))
         if index % 2
     ]
-    shapes += [tag("line", x1="0", x2=str(_WIDE), y1=y(tick), y2=y(tick), class_="grid") for tick in ticks]
+    shapes += [_across(y(tick), "grid") for tick in ticks]
     events = [x(moment.event) for moment in moments]
     sums = [list(accumulate(moment.role_bytes)) for moment in moments]
     # Each sum covers the ones below it, so an area needs its upper edge only.
@@ -157,23 +167,29 @@ def _svg(figures: Figures, timeline: Timeline, top_bytes: int, ticks: list[int])
         edge = _edge(events, [y(held[index]) for held in sums])
         if any(moment.role_bytes[index] for moment in moments):
             paint = colour(roles[index])
-            shapes.append(tag("path", d=f"M0,{_HIGH}{edge}H{_WIDE}V{_HIGH}Z", fill=paint, stroke=paint, class_="area"))
+            shapes.append(
+                tag("path", d=Markup(f"M0,{_HIGH}{edge}H{_WIDE}V{_HIGH}Z"), fill=paint, stroke=paint, class_="area")
+            )
     edge = _edge(events, [y(moment.reserved_bytes) for moment in moments])
-    shapes.append(tag("path", d=f"M0,{_HIGH}{edge}H{_WIDE}", class_="reserved"))
+    shapes.append(tag("path", d=Markup(f"M0,{_HIGH}{edge}H{_WIDE}"), class_="reserved"))
     if figures.capacity_bytes is not None and figures.capacity_bytes < top_bytes:
-        at = y(figures.capacity_bytes)
-        shapes.append(tag("line", x1="0", x2=str(_WIDE), y1=at, y2=at, class_="capacity"))
+        shapes.append(_across(y(figures.capacity_bytes), "capacity"))
     return tag("svg", *shapes, viewBox=f"0 0 {_WIDE} {_HIGH}", preserveAspectRatio="none", aria_hidden="true")
 
 
-def _edge(xs: Sequence[str], ys: Sequence[str]) -> str:
-    """Memory stays as it is between events, so the edge has steps; what did not change needs no point."""
-    level = str(_HIGH)
+def _across(y: int, style: str) -> Markup:
+    return tag("line", x1="0", x2=str(_WIDE), y1=str(y), y2=str(y), class_=style)
+
+
+def _edge(xs: Sequence[int], ys: Sequence[int]) -> str:
+    """Memory stays as it is between events, so the edge has steps, each told from the one before; what did not change
+    needs none."""
+    at, level = 0, _HIGH
     path = []
     for x, y in zip(xs, ys, strict=True):
         if y != level:
-            path.append(f"H{x}V{y}")
-            level = y
+            path.append(f"h{x - at}v{y - level}")
+            at, level = x, y
     return "".join(path)
 
 
@@ -194,7 +210,7 @@ def _peak_mark(timeline: Timeline, top_bytes: int) -> Markup:
 def _capacity_label(figures: Figures, top_bytes: int) -> Markup:
     if figures.capacity_bytes is None:
         return Markup()
-    label = f"{figures.gpu or 'card'}: {gib(figures.capacity_bytes)}"
+    label = f"{card_name(figures.gpu) if figures.gpu else 'card'}: {gib(figures.capacity_bytes)}"
     if figures.capacity_bytes >= top_bytes:
         mark = tag("div", f"↑ {label}", class_="label limit beyond", style="top:0")
     else:
@@ -253,8 +269,13 @@ def _readout(timeline: Timeline) -> Markup:
 
 
 def chart_data(timeline: Timeline) -> Markup:
-    """What the pointer can ask for, in columns of differences: most are 0, and the page stays small."""
+    """What the pointer can ask for, in columns of differences: most are 0, and the page stays small.
+
+    Sizes are in the largest unit that divides them all: PyTorch rounds every block to 512 bytes.
+    """
     moments = timeline.moments
+    sizes = [(*moment.role_bytes, moment.reserved_bytes) for moment in moments]
+    unit_bytes = gcd(*(nbytes for row in sizes for nbytes in row)) or 1
     text: dict[str, int] = {}
     columns = {
         "op": [moment.op for moment in moments],
@@ -266,8 +287,9 @@ def chart_data(timeline: Timeline) -> Markup:
         "peak": timeline.peak(),
         "bands": [[*band, when(band.phase, band.step)] for band in timeline.bands],
         "event": _differences([moment.event for moment in moments]),
-        "roles": [_differences([held.role_bytes[index] for held in moments]) for index in range(len(timeline.roles))],
-        "reserved": _differences([moment.reserved_bytes for moment in moments]),
+        "unit": unit_bytes,
+        "roles": [_differences([row[index] // unit_bytes for row in sizes]) for index in range(len(timeline.roles))],
+        "reserved": _differences([row[-1] // unit_bytes for row in sizes]),
         **{name: [text.setdefault(shown(cell), len(text)) for cell in cells] for name, cells in columns.items()},
         "text": list(text),
     }

@@ -138,6 +138,7 @@ def fit_text(
     chosen = found.chosen
     if chosen is not None:
         parts.append(words.chosen(found, chosen))
+        parts += [how_to.rstrip("\n")] if flags and how_to else []
     elif found.faster:
         parts.append("Nothing that keeps the mathematics and still fits makes it 2 % faster or more.")
     elif found.before.room.fits:
@@ -154,7 +155,7 @@ def fit_text(
         parts.append(words.wanting(found.wanting, has_other=bool(found.elsewhere)))
     if found.elsewhere:
         parts.append(words.elsewhere(found))
-    if chosen is not None and how_to:
+    if chosen is not None and how_to and not flags:
         parts.append(how_to.rstrip("\n"))
     return terminal.plain("\n\n".join(parts)) + "\n"
 

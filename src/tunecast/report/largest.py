@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tunecast.hardware.names import card_name
 from tunecast.predict.evidence import Evidence
 from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal, wrapped
@@ -165,7 +166,7 @@ def largest_short(found: Largest) -> str:
         ]
         lines.append(f"{length.method}: {f'no answer: {length.why}' if length.why else '; '.join(told)}")
     where = f"{shown(found.model)} on " if found.model else ""
-    return "".join(f"{where}{found.settings.gpu}, {shown(line)}\n" for line in lines)
+    return "".join(f"{where}{card_name(found.settings.gpu)}, {shown(line)}\n" for line in lines)
 
 
 def _brief(row: Most, what: str, held: str) -> str:
@@ -183,7 +184,8 @@ def _brief(row: Most, what: str, held: str) -> str:
 
 def largest_text(found: Largest, terminal: Terminal = DEFAULT) -> str:
     settings = found.settings
-    name = f"{shown(found.model)} on {settings.gpu}" if found.model else settings.gpu
+    card = card_name(settings.gpu)
+    name = f"{shown(found.model)} on {card}" if found.model else card
     parts = [
         terminal.paint(f"{name}: PyTorch can use {gib(settings.capacity_bytes)}", "bold"),
         *(terminal.paint(line, "dim") for line in wrapped([settings.words()], "  ", terminal)),
@@ -208,17 +210,17 @@ def _notes(found: Largest) -> Iterator[str]:
             "some lengths in between fit and some do not, because of fragmentation: try --allocator expandable_segments"
         )
     yield "in brackets: the memory it needs, and the high end of its 80 % range; for sure: that fits too"
-    settings, evidence = found.settings, found.settings.evidence
+    card, evidence = card_name(found.settings.gpu), found.settings.evidence
     if evidence is None:
         return
     own, like = evidence.memory, evidence.like_memory
     if own.median is not None:
-        yield f"{settings.gpu}: memory of {own.runs} runs was measured, predictions {_near(own.median)} at the median"
+        yield f"{card}: memory of {own.runs} runs was measured, predictions {_near(own.median)} at the median"
     elif like.median is None or like.p90 is None:
-        yield f"{settings.gpu} was not measured, and no run of {evidence.stack} on another card either"
+        yield f"{card} was not measured, and no run of {evidence.stack} on another card either"
     else:
         far = f"{_near(like.median)} at the median and {_near(like.p90)} for nine in ten"
-        yield f"{settings.gpu} was not measured; on other cards predictions are {far} ({like.runs} runs)"
+        yield f"{card} was not measured; on other cards predictions are {far} ({like.runs} runs)"
 
 
 def _near(error: float) -> str:

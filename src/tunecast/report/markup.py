@@ -16,9 +16,12 @@ class Markup(str):
 
 
 def tag(name: str, *children: str, **attributes: str | None) -> Markup:
-    """`tag("td", text, class_="number")`; an attribute of None is left out, `_` in its name is `-`."""
+    """`tag("td", text, class_="number")`; an attribute of None is left out, `_` in its name is `-`.
+
+    What is `Markup` is taken as it is: also an attribute made of figures alone, which may be longer than any text.
+    """
     pairs = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escaped(value)}"'
+        f' {key.rstrip("_").replace("_", "-")}="{value if isinstance(value, Markup) else escaped(value)}"'
         for key, value in attributes.items()
         if value is not None
     )

@@ -36,7 +36,8 @@ def memory_text(figures: Figures, terminal: Terminal = DEFAULT) -> str:
     sizes = {LETTERS.get(part, UNKNOWN): nbytes for part, nbytes in parts.items() if nbytes >= SHOWN_FROM_BYTES}
     entries = [(letter, f"{MEANINGS[letter]} {gib(nbytes)}") for letter, nbytes in _stacked_order(sizes)]
     if card_bytes is not None:
-        entries.append((END, f"end of the card, {gib(card_bytes)}"))
+        end = "end of the capacity given" if figures.pretended else f"end of the card, {gib(card_bytes)}"
+        entries.append((END, end))
     taken_bytes = figures.reserved_bytes if figures.device_bytes is None else figures.device_bytes
     when_it_is = when(figures.peak_phase, figures.peak_step)
     rest = "cache" if figures.context_bytes is None else "cache and CUDA context"

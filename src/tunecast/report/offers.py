@@ -25,9 +25,9 @@ OLD, UNPROVEN, ASSUMED, OUTLIER = "!", "?", "~", "*"
 NOT_KNOWN = "not known"
 KNOWN = {"yes": "yes", "no": "no", "unknown": NOT_KNOWN}
 TENANCY_TOLD = {
-    "dedicated": "the host is yours alone",
-    "shared": "the host is shared with others",
-    SHARED_CARD: "the card is shared with others: predictions do not hold",
+    "dedicated": "dedicated host",
+    "shared": "host shared with other customers",
+    SHARED_CARD: "card shared with other customers: predictions do not hold",
     "": NOT_KNOWN,
 }
 _PLACES = 4
@@ -51,7 +51,7 @@ def offer_table(
     unit = (1 + vat_fraction) / (rate.usd_per_eur if eur else 1.0)
     head = (
         ("", "", "", f"{money}/h", f"{money}/h", "", "", ""),
-        ("machine", "provider", "kind", "a card", "machine", "where", "US law", "age"),
+        ("machine", "provider", "kind", "per card", "machine", "where", "US law", "age"),
     )
     rows = [*head, *(_row(offer, unit, today, offer in outliers) for offer in offers)]
     if free is not None:
@@ -61,7 +61,9 @@ def offer_table(
     lines[:2] = [terminal.paint(line, "dim") for line in lines[:2]]
     notes = _notes(offers, rate if eur else None, today, more, vat_fraction)
     if any(offer in outliers for offer in offers):
-        notes.append(f"{OUTLIER} far below its own price on demand, or its peers': do not count on it.")
+        notes.append(
+            f"{OUTLIER} far below the provider's own on-demand price, or other providers': do not count on it."
+        )
     return terminal.plain("\n".join([*lines, "", *_wrapped(notes, terminal)])) + "\n"
 
 
@@ -79,10 +81,10 @@ def offer_page(
     """All that is known of one offer and of who rents it out, with what no source confirms."""
     rows = (
         ("machine", f"{offer.gpus} x {offer.gpu}{f', {offer.instance}' if offer.instance else ''}"),
-        ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) an hour, {offer.kind}"),
+        ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) per hour, {offer.kind}"),
         ("free?", "" if free is None else free_told(free)),
         ("outlier", outlier and f"{outlier}: do not count on it"),
-        ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid for whether used or not"),
+        ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid whether used or not"),
         ("where", where_told(offer, 100)),
         ("places", of.places),
         ("in the EU", KNOWN[in_eu(offer)]),
@@ -108,10 +110,10 @@ def offer_page(
 
 
 def offer_line(offer: Offer) -> str:
-    """`2 x rtx-4090 at lab, owned, 0.52 USD an hour, FR`."""
+    """`2 x rtx-4090 at lab, owned, 0.52 USD per hour, FR`."""
     term = f" for {offer.term_hours:g} h" if offer.term_hours is not None else ""
     where = f", {where_told(offer, _PLACES)}" if offer.regions else ""
-    price = f"{offer.kind}{term}, {offer.usd_per_hour:.4g} USD an hour"
+    price = f"{offer.kind}{term}, {offer.usd_per_hour:.4g} USD per hour"
     return f"{offer.gpus} x {offer.gpu} at {offer.provider}, {price}{where}"
 
 
@@ -140,13 +142,13 @@ def certificates_told(of: Provider) -> str:
 def egress_told(of: Provider) -> str:
     if of.egress_usd_per_gb is None:
         return NOT_KNOWN
-    free = f", the first {of.egress_free_gb:,.0f} GB a month free" if of.egress_free_gb else ""
-    return f"{of.egress_usd_per_gb:g} USD a GB{free}"
+    free = f", the first {of.egress_free_gb:,.0f} GB per month free" if of.egress_free_gb else ""
+    return f"{of.egress_usd_per_gb:g} USD per GB{free}"
 
 
 def free_told(free: Availability) -> str:
-    """`free now, from 2.31 USD an hour (2026-11-16 09:30 UTC, https://…)`."""
-    price = "" if free.usd_per_hour is None else f", from {free.usd_per_hour:.4g} USD an hour"
+    """`free now, from 2.31 USD per hour (2026-11-16 09:30 UTC, https://…)`."""
+    price = "" if free.usd_per_hour is None else f", from {free.usd_per_hour:.4g} USD per hour"
     at = "" if free.asked_at is None else f"{free.asked_at:%Y-%m-%d %H:%M} UTC, "
     return f"{free.answer}{price} ({at}{free.source})"
 
@@ -208,9 +210,11 @@ def break_even_text(offers: Sequence[Offer], known: Sequence[Offer], terminal: T
             continue
         rival = min(rivals, key=lambda each: each.usd_per_gpu_hour)
         hours = break_even_hours(offer, rival)
-        from_on = "never pays" if hours is None else f"pays from {hours:,.0f} of its {offer.term_hours:,.0f} hours on"
-        against = f"against {rival.usd_per_gpu_hour:.3g} USD a card-hour on demand"
-        lines.append(f"reserved {offer.gpus} x {offer.gpu} at {offer.provider} {from_on}, {against}.")
+        from_on = (
+            "never pays off" if hours is None else f"pays off from {hours:,.0f} of its {offer.term_hours:,.0f} hours"
+        )
+        against = f"compared with {rival.usd_per_gpu_hour:.3g} USD per GPU-hour on demand"
+        lines.append(f"reserving {offer.gpus} x {offer.gpu} at {offer.provider} {from_on}, {against}.")
     return terminal.plain("".join(f"{line}\n" for line in lines))
 
 
@@ -256,7 +260,7 @@ def _row(offer: Offer, unit: float, today: date, outlier: bool) -> tuple[str, ..
 
 LAW = {
     "us-controlled": "yes",
-    "eu-seat-us-nexus": "nexus",
+    "eu-seat-us-nexus": "US ties",
     "no-known-us-parent": "none known",
     "other-law": "other law",
     "unknown": "not known",
@@ -295,7 +299,9 @@ def _notes(offers: Sequence[Offer], rate: Rate | None, today: date, more: int, v
     if any(offer.is_stale(today) for offer in offers):
         notes.append(f"{OLD} older than {STALE_DAYS} days; `tunecast offers update` fetches newer ones.")
     if any(offer.placed == LISTED and offer.regions for offer in offers):
-        notes.append(f"{UNPROVEN} the list names every machine in every country: that this one is there is not proven.")
+        notes.append(
+            f"{UNPROVEN} the list names every machine in every country: not proven that this one is available there."
+        )
     notes += [f"{ASSUMED} {text}." for text in dict.fromkeys(offer.assumed for offer in offers) if text]
     if rate is not None:
         notes.append(f"1 EUR = {rate.usd_per_eur:g} USD ({rate.dated}: {rate.source}).")

@@ -30,13 +30,13 @@ def outside_lines(said: Outside, terminal: Terminal = DEFAULT) -> list[str]:
         terminal.paint(TITLE, "bold"),
         terminal.paint(head, "dim"),
         *rows,
-        *wrapped([*on_card, _host(said), _disk(said.disk)], "  ", terminal),
+        *wrapped([*on_card, _host(said), _checkpoint(said.disk)], "  ", terminal),
     ]
 
 
 def host_text(said: Outside | None, needs: str, terminal: Terminal = DEFAULT, *, links: Sequence[str] = ()) -> str:
-    """`Host: needs 5.27 GiB of RAM and 1 CPU core; ...`. `needs`: '' where not known; `links`: what joins its GPUs."""
-    machine = "; ".join(filter(None, [needs, "" if said is None else _disk(said.disk, parts=False)]))
+    """`Host: needs 5.27 GiB of RAM, 1 CPU core, ...`. `needs`: '' where not known; `links`: what joins its GPUs."""
+    machine = ", ".join(filter(None, [needs, "" if said is None else _disk(said.disk)]))
     lines = [*wrapped([f"{HOST_TITLE}: {machine}"] if machine else [], "", terminal), *wrapped(links, "  ", terminal)]
     return terminal.plain("\n".join(line.replace(HOST_TITLE, terminal.paint(HOST_TITLE, "bold"), 1) for line in lines))
 
@@ -94,14 +94,17 @@ def _has_several(said: Outside) -> bool:
     return said.machine_bytes is not None and said.machine_bytes > said.host_bytes
 
 
-def _disk(space: Disk, *, parts: bool = True) -> str:
-    each = f" (weights {gib(space.weights_bytes)}, optimizer {gib(space.optimizer_bytes)})" if parts else ""
-    told = f"{gib(space.checkpoint_bytes)} of disk per checkpoint{each}"
+def _disk(space: Disk) -> str:
+    told = f"{gib(space.checkpoint_bytes)} of disk per checkpoint"
     if space.most is None or space.peak_bytes is None:
-        return f"{told}, all kept unless save_total_limit is set"
+        return f"{told} (all kept)"
     if space.most <= 1:
-        return f"{told}, {'one' if space.most else 'none'} is written"
-    return f"{told}, {gib(space.peak_bytes)} for the {space.most} kept at once"
+        return f"{told} ({'one' if space.most else 'none'} written)"
+    return f"{told} ({space.most} kept: {gib(space.peak_bytes)})"
+
+
+def _checkpoint(space: Disk) -> str:
+    return f"checkpoint: weights {gib(space.weights_bytes)}, optimizer {gib(space.optimizer_bytes)}; {_disk(space)}"
 
 
 def outside_warnings(said: Outside, capacity_bytes: int, *, evaluates: bool, flags: bool) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import zip_longest
+from typing import NamedTuple
 
 from tunecast.offers.offer import OWNED, SPOT
 from tunecast.plan.choice import Choice, Money, Plan
@@ -77,15 +78,28 @@ SPOKEN = ("billed", "per run", "per epoch", "energy")
 """Measures of the cost shown without --details."""
 
 
-def text(plan: Plan, terminal: Terminal, *, details: bool = False) -> str:
-    """The whole answer, ending with a newline."""
+class How(NamedTuple):
+    details: bool
+    flags: bool
+    """Whether settings are said as flags, not as fields of a file."""
+
+
+def short(plan: Plan) -> str:
+    """One line."""
+    chosen = picks(plan)
+    return f"{answer(plan, chosen[0].choice) if chosen else nothing(plan)}\n"
+
+
+def text(plan: Plan, terminal: Terminal, *, details: bool = False, flags: bool = False) -> str:
+    """The whole answer, ending with a newline. `flags`: the job was given by them, not by a file."""
+    how = How(details, flags)
     chosen = picks(plan)
     parts = [_headline(plan, chosen, terminal)]
     if chosen:
         first = chosen[0]
         parts += [
             taken_text(plan.taken, plan.effects, "fits", terminal),
-            _picks(plan, chosen, terminal, details),
+            _picks(plan, chosen, terminal, how),
             _beside(plan, terminal, details),
             _front(plan, terminal, details=details),
             _bill(plan, first, terminal, details=details),
@@ -104,11 +118,11 @@ def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
     said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
     kept = "".join(f", {limit}" for limit in limits_told(plan))
-    told = f"the {chosen[0].spoken} pick{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
+    told = f"the {chosen[0].spoken} option{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
     return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
 
 
-def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
+def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> str:
     """Columns of two or three lines a pick, then what to set and why in full width."""
     for offer_lines in (1, 2):
         cells = [_cells(plan, pick, offer_lines) for pick in chosen]
@@ -117,13 +131,19 @@ def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool
         if max(map(len, rest)) <= terminal.width:
             break
     else:
-        return _stacked(plan, chosen, terminal, details)
+        return _stacked(plan, chosen, terminal, how)
     out = [terminal.paint(head, "dim")]
     for pick, each in zip(chosen, cells, strict=True):
         count = max(map(len, each))
-        out += [terminal.paint(rest[0], "bold"), *rest[1:count], *_told(pick.choice, plan.money, terminal, details), ""]
+        why = how.details or pick is chosen[0]
+        out += [
+            terminal.paint(rest[0], "bold"),
+            *rest[1:count],
+            *_told(pick.choice, plan.money, terminal, how, why),
+        ]
+        out += [""] if how.details else []
         rest = rest[count:]
-    return "\n".join(out[:-1])
+    return "\n".join(out[:-1] if how.details else out)
 
 
 def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
@@ -138,7 +158,7 @@ def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
     ]
 
 
-def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bool) -> str:
+def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> str:
     """For names too long for columns: a line each."""
     lines = []
     for pick in chosen:
@@ -146,16 +166,19 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, details: bo
         lines.append(terminal.paint(", ".join(names), "bold"))
         for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
             lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
-        lines += [*_told(pick.choice, plan.money, terminal, details), ""]
+        lines += [*_told(pick.choice, plan.money, terminal, how, how.details or pick is chosen[0]), ""]
     return "\n".join(lines[:-1])
 
 
-def _told(choice: Choice, money: Money, terminal: Terminal, details: bool) -> list[str]:
-    changed = changes(choice)
-    said = [f"set {', '.join(changed)}" if changed else "with the settings of the job as they are", choice.why]
+def _told(choice: Choice, money: Money, terminal: Terminal, how: How, why: bool) -> list[str]:
+    """What to set, what may go wrong; and `why` it was picked."""
+    changed = changes(choice, flags=how.flags)
+    joined = (" " if how.flags else ", ").join(changed)
+    said = [f"set {joined}" if changed else "with the job's settings unchanged"]
+    said += [choice.why] if why else []
     said += [interrupted(choice, money)] if choice.machine.offer.kind == SPOT else []
-    said += [choice.evidence] if choice.validated else []
-    if details:
+    said += [choice.evidence] if choice.validated and why else []
+    if how.details:
         said += [f"run {launcher(choice)}"] if launcher(choice) else []
         said += [", ".join(arguments(choice))]
     lines = wrapped(filter(None, said), "    ", terminal)
@@ -186,7 +209,7 @@ def _front(plan: Plan, terminal: Terminal, *, details: bool) -> str:
         table = columns([[row[index] for index in kept] for row in cells], left=_LEFT[shortened])
         if max(map(len, table)) <= terminal.width:
             break
-    title = "To choose from: no other is both cheaper and faster"
+    title = "Options: no other is both cheaper and faster"
     rows = [terminal.paint(table[0], "dim"), *table[1:]]
     if not details:
         return section(title, rows, terminal)
@@ -217,20 +240,29 @@ def _front_row(plan: Plan, point: Point, *, short: bool, marked: bool) -> tuple[
 
 def _bill(plan: Plan, pick: Pick, terminal: Terminal, *, details: bool) -> str:
     choice, money = pick.choice, plan.money
-    billed = bill(choice, money) if details else short_bill(choice, money)
-    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in billed]
+    if not details:
+        return "\n".join(wrapped([f"What the {pick.names[0]} option costs: {_in_short(choice, money)}"], "", terminal))
+    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in bill(choice, money)]
     lines = columns(rows, left=(0, 3))
     lines[-1] = terminal.paint(lines[-1], "bold")
     fitted = [
         part for line in lines for part in (wrapped([line], "", terminal) if len(line) > terminal.width else [line])
     ]
+    title = f"What the {pick.names[0]} option costs, line by line{' (EUR)' if money.eur else ''}"
+    return section(title, [*fitted, "", *columns(_measures(choice, money), left=(0, 1))], terminal)
+
+
+def _in_short(choice: Choice, money: Money) -> str:
+    """`$13.24 = training 10.23 + checkpoints 1.20 + the rest 0.45; billed: 5 h of one machine at $2.60 per hour`."""
+    *lines, total = short_bill(choice, money)
+    parts = " + ".join(f"{line.name} {line.amount}{f' ({line.told})' if line.told else ''}" for line in lines)
+    spoken = [f"{name}: {value}" for name, value in _measures(choice, money) if name in SPOKEN]
+    return "; ".join([f"{total.amount} = {parts}", *spoken])
+
+
+def _measures(choice: Choice, money: Money) -> list[tuple[str, str]]:
     used = energy(choice)
-    measures = [*also(choice, money), *([("energy", used)] if used else [])]
-    title = f"What the {pick.names[0]} pick costs{', line by line' if details else ''}{' (EUR)' if money.eur else ''}"
-    if details:
-        return section(title, [*fitted, "", *columns(measures, left=(0, 1))], terminal)
-    spoken = "; ".join(f"{name}: {value}" for name, value in measures if name in SPOKEN)
-    return section(title, [*fitted, *wrapped([spoken], "  ", terminal)], terminal)
+    return [*also(choice, money), *([("energy", used)] if used else [])]
 
 
 def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) -> str:
@@ -243,9 +275,7 @@ def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) ->
         told.append(f"{of.name}: {of.company}; {of.law if details else LEVELS[of.level]}{doubt}")
         told += [f"source of that and of its terms: {of.source}"] if details else []
     needs = conditions(choice)
-    return section(
-        "Who rents it out", bullets([*told, *needs] if details else ["; ".join(told), *needs], terminal), terminal
-    )
+    return section("Provider", bullets([*told, *needs] if details else ["; ".join(told), *needs], terminal), terminal)
 
 
 def _refused(plan: Plan, terminal: Terminal) -> str:
@@ -253,10 +283,10 @@ def _refused(plan: Plan, terminal: Terminal) -> str:
     lines: list[str] = []
     for one in found[:MOST_REFUSED]:
         lines += wrapped([f"{_names(one)}: {one.reason}"], "  ", terminal)
-        lines += wrapped([f"to fix: {one.remedy}"] if one.remedy else [], "      ", terminal)
+        lines += wrapped([f"what would help: {one.remedy}"] if one.remedy else [], "      ", terminal)
     if len(found) > MOST_REFUSED:
         lines += wrapped([f"{len(found) - MOST_REFUSED} more reasons; --html and --json have them all"], "  ", terminal)
-    return section("Not to be had for this job", lines, terminal)
+    return section("Ruled out", lines, terminal)
 
 
 def _names(one: Refused) -> str:
@@ -270,7 +300,7 @@ def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details
     end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
     if not details:
         warnings = _first_of([each for each in warnings if not each.startswith(MINOR)])
-        taken = [each for each in taken if each.startswith("there is no data")]
+        taken = [each for each in taken if each.startswith("no amount of data")]
         end = [price_note(plan), f"{plan.searched.configurations:,} configurations searched. {MORE}"]
     return [
         section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),

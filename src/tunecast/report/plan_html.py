@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from tunecast.offers.jurisdiction import exposure
 from tunecast.offers.offer import NOT_AVAILABILITY
 from tunecast.plan.choice import Choice, Plan
+from tunecast.report.advice_page import taken_panel
 from tunecast.report.card_bar import card_bar, card_key
 from tunecast.report.document import Provenance, byline, document, panel, reproduction
 from tunecast.report.job_yaml import settings_in_yaml
@@ -52,6 +53,7 @@ from tunecast.report.plan_words import (
     searched_told,
     tax,
 )
+from tunecast.report.taken import taken_lines
 from tunecast.report.time import duration, span
 from tunecast.units import gib, percent
 
@@ -68,6 +70,7 @@ def page(plan: Plan, made: Provenance | None = None) -> str:
         _header(plan, chosen, made),
         _headline(plan, chosen),
         _picks(plan, chosen),
+        taken_panel(taken_lines(plan.taken, plan.effects, "fits"), ""),
         _beside(plan),
         panel("Cost against time", pareto_plot(plan)),
         _memory(plan, seen),
@@ -226,7 +229,7 @@ def _bills(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         )
         for pick in rest
     )
-    return panel(f"What the {first.names[0]} pick costs, line by line", _bill(plan, first.choice), *more)
+    return panel(f"What the {first.names[0]} option costs, line by line", _bill(plan, first.choice), *more)
 
 
 def _bill(plan: Plan, choice: Choice) -> Markup:
@@ -274,7 +277,7 @@ def _renters(plan: Plan, chosen: Sequence[Pick]) -> Markup:
         "tr", *(tag("th", name) for name in ("Provider", "Reach of US law", "Source of that and of its terms", "Price"))
     )
     distinct = list(dict.fromkeys(rows))
-    return panel("Who rents it out", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
+    return panel("Providers", tag("table", tag("thead", head), tag("tbody", *distinct), class_="blocks rent"))
 
 
 def _choices(plan: Plan) -> Markup:

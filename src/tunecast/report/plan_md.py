@@ -53,11 +53,11 @@ def markdown(plan: Plan) -> str:
     parts = [f"**{plain(said)}**", plain(f"{_which(plan, chosen)}{job_told(plan)}")]
     if chosen:
         parts += [_picks(plan, chosen), _settings(chosen), _beside(plan), _front(plan)]
-        parts += [folded(f"What the {pick.names[0]} pick costs, line by line", _bill(plan, pick)) for pick in chosen]
-        parts.append(folded("Who rents it out", _renters(plan, chosen)))
+        parts += [folded(f"What the {pick.names[0]} option costs, line by line", _bill(plan, pick)) for pick in chosen]
+        parts.append(folded("Provider", _renters(plan, chosen)))
     else:
         parts += [_beside(plan), _front(plan)]
-    parts.append(folded("Not to be had for this job", _refused(plan)))
+    parts.append(folded("Ruled out", _refused(plan)))
     choices = [pick.choice for pick in chosen]
     for title, told in (
         ("Cheaper still", saved(plan)),

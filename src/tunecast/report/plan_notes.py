@@ -41,7 +41,7 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
             found.append((each.kind, f"{costs}: {what}; {interrupted(choice, plan.money)}. --spot"))
         elif each.kind == "marketplace":
             is_shared = tenancy(offer) == SHARED_CARD
-            whose = "the card is shared with others" if is_shared else "without a contract on record"
+            whose = "the card is shared with others" if is_shared else "no company on record to contract with"
             found.append((each.kind, f"{costs}: {what}; {whose}. --marketplace"))
         elif each.kind == "validated":
             costs = amount(choice.total_usd, plan.money)
@@ -57,13 +57,13 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
         rest = len(of) - len(named)
         found.append(("not proven", f"{why}: {'; '.join(named)}{f'; {rest} more (--details)' if rest else ''}"))
     if best is not None and not best.validated and not any(each.kind == "validated" for each in plan.beside):
-        found.append(("measured", "nothing that runs this job: no card it fits was measured with such a stack"))
+        found.append(("measured", "no option: no card this job fits was measured with such a stack"))
     if plan.dearer:
         least = sorted(plan.dearer.items(), key=lambda each: each[1])
         named = [f"{name} {amount(usd, plan.money)}" for name, usd in least[: None if details else MOST_UNPROVEN]]
         rest = len(least) - len(named)
         more = f"; {rest} more (--details)" if rest else ""
-        found.append(("not proven", f"and dearer anyway, at least: {'; '.join(named)}{more}"))
+        found.append(("not proven", f"and more expensive anyway, from: {'; '.join(named)}{more}"))
     return [(kind, shown(told)) for kind, told in found]
 
 
@@ -87,7 +87,8 @@ def interrupted(choice: Choice, money: Money) -> str:
     if rough is None:
         return told
     worse = f"{amount(rough.total_usd, money)} and {duration(rough.wall_s)}"
-    return f"{told}; at the worst rate measured, {digits(rough.interruptions, 2)} interruptions: {worse}"
+    often = digits(rough.interruptions, 2)
+    return f"{told}; at the worst rate measured, {often} interruption{'' if often == '1' else 's'}: {worse}"
 
 
 def saved(plan: Plan) -> list[str]:
@@ -108,7 +109,7 @@ def energy(choice: Choice) -> str:
         return ""
     told = f"{digits(choice.kwh)} kWh"
     if choice.co2_kg is None:
-        return f"{told}; CO2 not known, since the country is not"
+        return f"{told}; CO2 not known (country not known)"
     low, high = choice.co2_kg
     countries = sorted(choice.machine.offer.known_countries)
     where = countries[0] if len(countries) == 1 else f"{len(countries)} countries"
@@ -120,7 +121,7 @@ def conditions(choice: Choice) -> list[str]:
     """What the job needs of the machine, beside what the offer says it has."""
     offer = choice.machine.offer
     told = [offer.assumed] if offer.assumed else []
-    told += [] if choice.availability is None else [f"whether one is free: {choice.availability}"]
+    told += [] if choice.availability is None else [f"availability: {choice.availability}"]
     if offer.kind == OWNED:
         return told
     if offer.instance:
@@ -128,20 +129,20 @@ def conditions(choice: Choice) -> list[str]:
         told.insert(0, shown(f"to order: {offer.instance}{where if offer.regions else ''}"))
     needs: list[tuple[str, int | None, int | None, Callable[[int], str]]] = [
         ("RAM", choice.ram_bytes, offer.ram_bytes, gib),
-        ("vCPUs", _cores(choice), offer.vcpus, str),
+        ("vCPU", _cores(choice), offer.vcpus, str),
         ("disk", choice.disk_bytes, offer.disk_bytes, lambda nbytes: f"{nbytes / GB:,.0f} GB"),
     ]
     each = [
-        f"{name} {write(needed)} ({'not said' if has is None else f'has {write(has)}'})"
+        f"{write(needed)} {name} ({'machine: not listed' if has is None else f'machine: {write(has)}'})"
         for name, needed, has, write in needs
         if needed is not None
     ]
     whose = tenancy(offer)
-    shared = TENANCY_TOLD[whose] if whose else "whether the host is shared is not known"
-    told.append(f"needs of the machine: {', '.join(each)}; {shared}")
+    shared = TENANCY_TOLD[whose] if whose else "not known whether the host is shared"
+    told.append(f"the job needs {', '.join(each)}; {shared}")
     if choice.machine.nodes > 1:
         node = offer.node
-        told.append(f"between the machines: {'not known' if node is None else node.fabric or 'not known'}")
+        told.append(f"network between the machines: {'not known' if node is None else node.fabric or 'not known'}")
     return told
 
 
@@ -168,14 +169,14 @@ def price_note(plan: Plan) -> str:
 
 def outliers(plan: Plan, *, all_of_them: bool = True) -> list[str]:
     """Offers that are too cheap to count on; else one of the cards that are shown, and how many there are."""
-    found = [shown(f"left out as too cheap to count on: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
+    found = [shown(f"left out, suspiciously cheap: {offer}: {why}") for offer, why in plan.prices.outliers.items()]
     if all_of_them or not found:
         return found
     cards = {f"{one.machine.gpus} x {one.machine.gpu.name} " for one in plan.pareto}
     cards |= {f"{each.choice.machine.gpus} x {each.choice.machine.gpu.name} " for each in plan.beside}
     odd = plan.prices.outliers
     seen = next((offer for offer in odd if any(offer.startswith(card) for card in cards)), None)
-    told = f"{len(odd)} offers left out as too cheap to count on, such as {seen} (--details)"
+    told = f"{len(odd)} suspiciously cheap offers left out, such as {seen} (--details)"
     return [] if seen is None else [shown(told)]
 
 

@@ -10,7 +10,7 @@ from tunecast.offers.provider import provider
 from tunecast.plan.choice import Choice, Money, Plan
 from tunecast.plan.constraints import unreachable
 from tunecast.report.adapters import adapters_words
-from tunecast.report.advice import value_in_yaml
+from tunecast.report.advice import change_words
 from tunecast.report.figures import shown
 from tunecast.report.time import PHASES, duration, span
 from tunecast.units import GIB, digits, percent
@@ -24,7 +24,7 @@ RENTED = ("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconn
 """Changes the machine's name already tells."""
 SHARE_SHOWN = 0.02
 """Of the total, from which on a line of the bill is shown by itself."""
-RANGES = "Ranges hold in four of five cases. Costs are from the order of the machine to the saved model."
+RANGES = "Ranges are 80 % ranges. Time and cost run from ordering the machine to the saved model."
 
 
 class Pick(NamedTuple):
@@ -39,8 +39,8 @@ class Pick(NamedTuple):
 
     @property
     def spoken(self) -> str:
-        """`cheapest, fastest and balanced`."""
-        *rest, last = self.names
+        """`cheapest, fastest and balanced`; that the cheapest makes the deadline is said with the deadline."""
+        *rest, last = [name for name in self.names if name != "deadline" or "cheapest" not in self.names]
         return f"{', '.join(rest)} and {last}" if rest else last
 
 
@@ -80,14 +80,14 @@ def answer(plan: Plan, choice: Choice) -> str:
     if not choice.fits_surely:
         what += ", though it may not fit"
     if not choice.validated:
-        what += ", not validated by a run"
+        what += ", not validated by measured runs"
     return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
 
 
 def nothing(plan: Plan) -> str:
     """Why there is no pick: nothing runs the job, or nothing keeps to the limits; with what comes nearest."""
     if not plan.pareto:
-        return "Nothing to rent was found for this job"
+        return "No machine to rent was found for this job"
     return shown(unreachable(plan, lambda usd: amount(usd, plan.money)))
 
 
@@ -219,9 +219,9 @@ def room(choice: Choice) -> Room:
     )
 
 
-def changes(choice: Choice) -> list[str]:
-    """What differs from the user's job, as a job's file has it, but for the machine itself."""
-    return [f"{shown(name)}: {value_in_yaml(_plain(v))}" for name, v in choice.changes.items() if name not in RENTED]
+def changes(choice: Choice, *, flags: bool = False) -> list[str]:
+    """What differs from the user's job, as its file has it or as it is typed, but for the machine itself."""
+    return [change_words({name: _plain(v)}, flags) for name, v in choice.changes.items() if name not in RENTED]
 
 
 def _plain(value: object) -> object:
@@ -263,7 +263,7 @@ def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
         rows.append(("per epoch", amount(epoch, money)))
     if (million := choice.usd_per_million_tokens) is not None:
         rows.append(("per million tokens", amount(million, money)))
-    rows.append(("per year, weekly", amount(cost.usd_per_year(), money)))
+    rows.append(("weekly for a year", amount(cost.usd_per_year(), money)))
     return rows
 
 
@@ -301,7 +301,7 @@ def searched_told(plan: Plan) -> str:
 
 
 def ruled_out_told(plan: Plan) -> str:
-    return f"Ruled out by a proven bound, since a choice is cheaper and faster: {', '.join(plan.ruled_out)}."
+    return f"Ruled out by a proven bound, since an option is both cheaper and faster: {', '.join(plan.ruled_out)}."
 
 
 def limits_told(plan: Plan) -> list[str]:

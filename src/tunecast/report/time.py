@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -70,10 +70,11 @@ def time_text(
     fits: bool = True,
     details: bool = False,
     hint: str = "",
+    say: Callable[[str], str] = str,
 ) -> str:
     """Of a prediction's `time`, `utilization` and `energy`; '' where no time was computed.
 
-    `hint`: what to give for the time of the whole job, where that is not known.
+    `hint`: what to give for the time of the whole job, where that is not known; `say`: sentences for whoever asked.
     """
     if time is None:
         return ""
@@ -84,7 +85,7 @@ def time_text(
     told += [*_missing(time), *([hint] if hint and time.get("total_s") is None else [])]
     lines = [*columns(figure_rows(time), left=(0, 2)), *phases]
     title = TITLE if fits else f"{TITLE}, if it had the memory"
-    return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines, *wrapped(told, "  ", terminal)]))
+    return terminal.plain("\n".join([terminal.paint(title, "bold"), *lines, *wrapped(map(say, told), "  ", terminal)]))
 
 
 def sentences(
@@ -179,14 +180,14 @@ def _utilised(utilization: Mapping[str, Any] | None) -> list[str]:
 
 
 def host_words(utilization: Mapping[str, Any] | None) -> list[str]:
-    """`host needs 75.08 GiB of RAM and 2 CPU cores`, of one machine."""
+    """`host needs 75.08 GiB of RAM, 2 CPU cores`, of one machine."""
     host = None if utilization is None else utilization.get("host")
     if host is None:
         return []
     count = host["cpu_cores"]
     cores = f"{count} CPU core{'s' if count > 1 else ''}"
-    ram = f"{gib(host['ram_bytes'])} of RAM and " if host.get("ram_bytes") is not None else ""
-    drives = f", and {gib(host['nvme_bytes'])} on NVMe drives" if host.get("nvme_bytes") else ""
+    ram = f"{gib(host['ram_bytes'])} of RAM, " if host.get("ram_bytes") is not None else ""
+    drives = f", {gib(host['nvme_bytes'])} of NVMe" if host.get("nvme_bytes") else ""
     return [f"host needs {ram}{cores}{drives}"]
 
 

@@ -10,8 +10,9 @@ from tunecast.report.figures import Figures, LeastCard, LiveBlock, PhasePeak
 from tunecast.report.moments import Band, Moment, Timeline
 from tunecast.tape.op import Begin, Event, Op, Phase, Role, Tape
 
-SAMPLES = 3000
-"""For `memory.timeline`: a few for each pixel of a wide screen, so that one step of many looks right enlarged."""
+SAMPLES = 2600
+"""For `memory.timeline`: a few for each pixel of a wide screen, so that one step of many looks right enlarged; and few
+enough for a page below 300 KB."""
 
 
 def card_figures(

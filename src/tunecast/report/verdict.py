@@ -49,18 +49,18 @@ def phrase_of(room: Room) -> str:
 
 
 def verdict_lines(figures: Figures) -> list[str]:
-    """The verdict; what it needs of what; where it runs out. None when no card was named."""
+    """The verdict; what it needs of what; where it runs out; where it would fit. None when no card was named."""
     room = figures.room
     if room is None:
         return []
-    lines = [phrase_of(room), "; ".join([_needs(room, figures), *_smallest(figures, room)])]
+    lines = [phrase_of(room), _needs(room, figures)]
     if figures.stopped_by is not None:
         stop = figures.stopped_by
         where = f" at {short_source(stop.source)}" if stop.source else ""
         asks = f"{shown(stop.op)} asks for {gib(stop.nbytes)}" if stop.op else f"no room for {gib(stop.nbytes)}"
         purpose = f" of {words(stop.role)}" if stop.role else ""
         lines.append(f"runs out of memory {when(stop.phase, stop.step)}: {asks}{purpose}{where}")
-    return lines
+    return [*lines, *_smallest(figures, room)]
 
 
 def _needs(room: Room, figures: Figures) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.hardware.names import card_name
 from tunecast.report.card_bar import card_bar, card_key
 from tunecast.report.document import Provenance, byline
 from tunecast.report.figures import Figures
@@ -74,12 +73,6 @@ def _numbers(figures: Figures) -> Markup:
     if figures.smallest_capacity_bytes is not None:
         least = gib(figures.smallest_capacity_bytes)
         cards.append(("Minimum memory", least, "PyTorch runs out of memory with less"))
-    if (card := figures.least_card) is not None:
-        if card.name is None:
-            cards.append(("Smallest GPU that fits", "none", f"the largest has {gib(card.usable_bytes)} usable"))
-        else:
-            doubt = "" if card.name == figures.gpu else ", by its memory alone"
-            cards.append(("Smallest GPU that fits", card_name(card.name), f"{gib(card.usable_bytes)} usable{doubt}"))
     return number_cards(cards)
 
 

@@ -49,6 +49,8 @@ SOURCES = (
     ".", "nobody",
     "meta-llama/Llama-3.2-1B",
 )  # fmt: skip
+UNNAMED = tuple(name for name in COMMANDS if name != "calibrate")
+"""Commands that may stand alone: one would look for a GPU."""
 NEVER = frozenset(("-h", "--help"))
 """Long texts, each the same every time; asked for rarely."""
 
@@ -71,14 +73,19 @@ def _fields() -> dict[str, str]:
 
 def flag_input(rng: Random, number: int) -> Input:
     command = rng.choice(SEARCHING) if rng.random() < 0.02 else rng.choice(QUICK)
-    words = [command] if command else [rng.choice((*TEXTS[:30], *COMMANDS, "-h", "--version"))]
+    words = [command or rng.choice((*TEXTS[:30], *UNNAMED, "-h", "--version"))]
     if command:
         words += _words(rng, command)
-    words = [word.replace("\x00", "") for word in words]
+    words = [_of_the_system(word) for word in words]
     if rng.random() < 0.05:
         words.append(rng.choice(("--help", "-h", "--", "--json", "-x")))
     stdin = rng.choice((b"", OOM_LOG.encode(), b"\xff\x00")) if command == "explain-oom" else b""
     return Input(shown(words), lambda: said_by_main(words, stdin))
+
+
+def _of_the_system(word: str) -> str:
+    """As a command line or an environment can hold it: no NUL, and of half characters only bytes that are no UTF-8."""
+    return word.replace("\x00", "").replace("\ud800", "\udcff")
 
 
 def _words(rng: Random, command: str) -> list[str]:
@@ -121,15 +128,11 @@ def _value(rng: Random, flag: str) -> str:
 # real answers
 
 
-def _json_or_text(rng: Random) -> list[str]:
-    return ["--json"] if rng.random() < 0.95 else ["--details"]
-
-
 def prediction_input(rng: Random, number: int) -> Input:
-    models = SMALL_MODELS if rng.random() < 0.8 else sorted(bundled_names())
+    as_text = rng.random() < 0.05
+    models = SMALL_MODELS if as_text or rng.random() < 0.8 else sorted(bundled_names())
     job = any_job(rng) | {"model": "./small"} if rng.random() < 0.2 else legal_job(rng, rng.choice(models))
-    words = ["predict", "fuzz.json", *_json_or_text(rng)]
-    return _with_file(job, words)
+    return _with_file(job, ["predict", "fuzz.json", "--details" if as_text else "--json"])
 
 
 def _with_file(job: Any, words: list[str], stdin: bytes = b"") -> Input:
@@ -165,9 +168,9 @@ def config_prediction_input(rng: Random, number: int) -> Input:
 
 
 def search_input(rng: Random, number: int) -> Input:
-    """Plans, fits, the largest that fits, comparisons, explained logs: each makes many predictions."""
-    job = legal_job(rng, rng.choice(SMALL_MODELS))
-    command = rng.choice(("plan", "plan", "fit", "fit", "largest", "compare", "explain-oom"))
+    """Plans, fits, the largest that fits, comparisons, explained logs, advice: each makes many predictions."""
+    command = rng.choice(("plan", "plan", "fit", "fit", "largest", "compare", "explain-oom", "predict"))
+    job = legal_job(rng, rng.choice(sorted(bundled_names()) if command == "predict" else SMALL_MODELS))
     if command == "plan":
         more = rng.choice(
             ([], ["--within", "6h"], ["--max-usd", "5"], ["--eu"], ["--spot"], ["--gpu", "l40s"], ["--runs", "3"])
@@ -179,7 +182,7 @@ def search_input(rng: Random, number: int) -> Input:
         )
     if command == "compare":
         return _with_file(job, ["compare", "fuzz.json", "--to", f"seq_len={rng.randint(1, 5000)}", "--json"])
-    words = [command, "fuzz.json", *(["--json"] if rng.random() < 0.7 else [])]
+    words = [command, "fuzz.json", *(["--json"] if command != "predict" and rng.random() < 0.7 else [])]
     return _with_file(job, words, OOM_LOG.encode())
 
 
@@ -211,7 +214,7 @@ def environment_input(rng: Random, number: int) -> Input:
         "https://[::1",
         "0.0",
     )
-    told = {name: rng.choice(values).replace("\x00", "") for name in rng.sample(VARIABLES, rng.randint(1, 3))}
+    told = {name: _of_the_system(rng.choice(values)) for name in rng.sample(VARIABLES, rng.randint(1, 3))}
     words = list(rng.choice(ASKED_OF_ENVIRONMENT))
 
     def ask() -> Said:

@@ -14,6 +14,9 @@ import tunecast.tape.build  # noqa: F401
 from . import commands, readings
 from .workers import Door
 
+SEARCH_CPU_S = 30
+"""A plan or a page of advice makes up to hundreds of predictions; those of the largest models take 15 s in all."""
+
 DOORS = {
     door.name: door
     for door in (
@@ -29,6 +32,6 @@ DOORS = {
         Door("servers", 0.014, 100, commands.reply_input),
         Door("predictions", 0.018, 25, commands.prediction_input),
         Door("config.json, predicted", 0.0176, 25, commands.config_prediction_input),
-        Door("plans and other searches", 0.0004, 1, commands.search_input),
+        Door("plans and other searches", 0.0004, 1, commands.search_input, SEARCH_CPU_S),
     )
 }

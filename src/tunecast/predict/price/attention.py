@@ -87,6 +87,18 @@ def kernel_of(name: str, rates: Rates) -> Kernel:
     return FLASH_2_ON_HOPPER if rates.compute_capability[0] == HOPPER[0] else FLASH_2
 
 
+def computed_flops(op: Op) -> int:
+    """Of an operation's FLOPs, those a kernel computes: a causal one leaves what the mask hides out, whatever the card.
+
+    The tape has them without the mask, as torch counts them (utils/flop_counter.py, `sdpa_flop_count`).
+    """
+    if not is_attention(op.name):
+        return op.flops
+    length, _ = _length_and_width(op, "backward" in op.name or op.name.endswith("bwd"))
+    work = EFFICIENT.work if "efficient" in op.name else FLEX.work
+    return round(op.flops * (min(work, DOCUMENT / length) if "flex" in op.name else work))
+
+
 def attention_seconds(op: Op, rates: Rates) -> float:
     return attention_column(op, [rates])[0]
 

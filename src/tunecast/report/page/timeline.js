@@ -4,10 +4,10 @@ const view = document.querySelector('.window');
 const inner = document.querySelector('.inner');
 const across = document.querySelector('.across');
 const cursor = document.querySelector('.cursor');
-const running = deltas => { let sum = 0; return deltas.map(delta => sum += delta); };
+const running = (deltas, unit = 1) => { let sum = 0; return deltas.map(delta => sum += delta * unit); };
 const event = running(data.event);
-const roles = data.roles.map(running);
-const reserved = running(data.reserved);
+const roles = data.roles.map(deltas => running(deltas, data.unit));
+const reserved = running(data.reserved, data.unit);
 let first = 0, last = data.events, at = data.peak;
 
 function size(bytes) {

@@ -41,6 +41,10 @@ TARGETS_OF_STACK: Mapping[str, str | tuple[str, ...]] = {
 }
 """Where a stack puts adapters by its own default; with the others PEFT chooses."""
 
+MANY_FROM_A_ROUTER = frozenset({"llama4_text"})
+"""Architectures whose router is a linear layer that returns several tensors: PEFT adapts it with `all-linear`, and the
+forward pass fails."""
+
 
 def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> Job:
     """`stored`: the dtype of most of the checkpoint's values, where config.json says nothing and its headers were read.
@@ -91,7 +95,7 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
 def _filled_lora(job: Job, model_type: str) -> Lora:
     lora = job.lora
     if lora.targets is None:
-        chosen = USUAL_TARGETS.get(model_type, "all-linear")
+        chosen = USUAL_TARGETS.get(model_type, "attention" if model_type in MANY_FROM_A_ROUTER else "all-linear")
         lora = replace(lora, targets=TARGETS_OF_STACK.get(job.stack, chosen))
     if lora.dropout is None:
         lora = replace(lora, dropout=0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT)

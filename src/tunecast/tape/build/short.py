@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
 from tunecast.tape.build.shapes import NAMES, Built, Paper, built, built_short
-from tunecast.tape.build.sharding.layers import candidates, held
+from tunecast.tape.build.sharding.layers import candidates, held, layer_count
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import Machine
@@ -66,6 +67,20 @@ def _with_all_layers(job: Job, config: Mapping[str, Any], card: Card, lengths: l
     return build(job, config, lengths, card)
 
 
+MOST_COMPILED_LAYERS = 128
+"""The deepest bundled model has 126: compiled on paper in some 10 s, with adapters on every linear layer."""
+
+
+def require_compilable(job: Job, config: Mapping[str, Any]) -> None:
+    """Raises `Unsupported` where compiling every layer on paper would take minutes."""
+    layers = layer_count(config)
+    if job.compile and compiles_whole(job) and layers > MOST_COMPILED_LAYERS:
+        told = f"got true for a model of {layers} layers; allowed: up to {MOST_COMPILED_LAYERS}, since all of them are"
+        raise Unsupported(
+            f"compile: {told} compiled on paper. To fix: compile false, or --engine traced", field="compile"
+        )
+
+
 def compiles_whole(job: Job) -> bool:
     """Code compiled for a whole model uses memory of one layer again in others: no layer stands for another. Compiling
     every layer on paper takes a second or two. Nor does one where saved tensors leave for the host: the last few stay,
@@ -82,6 +97,7 @@ def fold_job(
     the fullest one's, or `for_time` that of what is priced."""
     job = fill_in(job, config)
     model = program_of(job).model
+    require_compilable(job, config)
     cards = (held(job, config, model),) if for_time else candidates(job, config, model)
     every = [_folded_card(job, here, card, keeps_ops) for here in cards]
     return every[0] if len(every) == 1 else max(every, key=lambda folded: most_alive_bytes(folded.program))

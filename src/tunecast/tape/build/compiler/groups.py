@@ -50,11 +50,8 @@ class Group:
     loops: tuple[str, int, int] | None
     """Rows, columns or flat, how many, and how much is summed in each; None for a library's kernel."""
     reads: set[int]
-    bits: int
-    """The places of its buffers in the graph's order, as bits."""
-    behind: int
-    """The places of all that comes before it."""
     first: int
+    """Of its buffers' places in the graph's order; at most NEAR before the last."""
     last: int
 
     @property
@@ -74,8 +71,12 @@ class Groups:
         self.groups: list[Group] = []
         for number in fuser.buffers:
             self._put(number)
+        self._spanned = [0] * (len(self.home) + 1)
+        """Of each place, how many groups have buffers both before it and from it on."""
         for _ in range(ROUNDS):
-            if not self._join_some():
+            joined = self._join_some()
+            self.groups = [group for group in self.groups if self.home[group.kernel.values[0]] is group]
+            if not joined:
                 break
 
     def _put(self, number: int) -> None:
@@ -86,11 +87,8 @@ class Groups:
             return
         reads = set(self.fuser.reads[number])
         loops = None if value.kind in (EXTERN, MANY) else self._loops(value)
-        behind, place = 0, len(self.home)
-        for buffer in reads:
-            if buffer in self.home:
-                behind |= self.home[buffer].behind | self.home[buffer].bits
-        self.home[number] = Group(Kernel([number], value.module), loops, reads, 1 << place, behind, place, place)
+        place = len(self.home)
+        self.home[number] = Group(Kernel([number], value.module), loops, reads, place, place)
         self.groups.append(self.home[number])
         if value.kind == POINT:
             aligned = self.fuser.in_place(number)
@@ -151,10 +149,33 @@ class Groups:
                 return False
             if any((number, buffer) in self.crossed for buffer in made for number in reader.kernel.values):
                 return False
-            before = [self.home[buffer] for buffer in reader.reads if buffer in self.home]
-            if any(group is not maker and group is not reader and group.behind & maker.bits for group in before):
+            if self._comes_between(maker, reader):
                 return False
         return True
+
+    def _comes_between(self, maker: Group, reader: Group) -> bool:
+        """Whether something the reader waits for, other than the maker, waits for the maker.
+
+        Buffers read what comes before them, so nothing leads from before a place that no group spans to one after it:
+        the search ends at the last such place before the maker.
+        """
+        home, start = self.home, maker.first
+        while self._spanned[start]:
+            start -= 1
+        seen = {maker, reader}
+        rest = [group for buffer in reader.reads if (group := home.get(buffer)) is not None and group not in seen]
+        while rest:
+            group = rest.pop()
+            if group in seen or group.last < start:
+                continue
+            seen.add(group)
+            for buffer in group.reads:
+                before = home.get(buffer)
+                if before is maker:
+                    return True
+                if before is not None:
+                    rest.append(before)
+        return False
 
     def _waits_for_all(self, reader: Group, maker: Group, made: set[int]) -> bool:
         """A sum of very many into few runs as two kernels (ir.py, `Reduction.num_splits`): who reads its result for
@@ -174,17 +195,17 @@ class Groups:
         if one.loops[0] == "flat":
             one.loops = other.loops
         one.reads |= other.reads
-        one.bits |= other.bits
-        one.behind = (one.behind | other.behind) & ~one.bits
+        for group in (one, other):
+            self._span(group, -1)
         one.first, one.last = min(one.first, other.first), max(one.last, other.last)
+        self._span(one, 1)
         one.kernel.module = self.values[one.kernel.values[-1]].module
         for number in other.kernel.values:
             self.home[number] = one
-        self.groups.remove(other)
-        more = one.behind | one.bits
-        for group in self.groups:
-            if group is not one and group.behind & one.bits:
-                group.behind |= more
+
+    def _span(self, group: Group, by: int) -> None:
+        for place in range(group.first + 1, group.last + 1):
+            self._spanned[place] += by
 
 
 def agree(first: tuple[str, int, int], second: tuple[str, int, int]) -> bool:

@@ -14,9 +14,11 @@ from typing import Any, Protocol, cast
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.records import replace_unchecked
 from tunecast.tape.build.tensor import Machine
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
+TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 STACKS: Mapping[str, str] = {
     "transformers": "tunecast.tape.build.stacks.transformers",
     "trl": "tunecast.tape.build.stacks.trl",
@@ -69,17 +71,69 @@ class Program(Protocol):
 
 
 def program_of(job: Job) -> Program:
-    """Raises `Unsupported` for what the stack's program does not do, by the field's name."""
+    """Raises `Unsupported` for what the stack's program does not do, a line for each field."""
     place = STACKS.get(job.stack)
     if place is None:
         raise not_known("stack", job.stack)
     program = cast(Program, import_module(place))
-    for field, refused in program.REFUSES.items():
-        if refused(job):
-            raise not_known(field, getattr(job, field))
+    found = [not_done(job, field, refused) for field, refused in program.REFUSES.items() if refused(job)]
+    if found:
+        raise Unsupported("\n".join(found), field=found[0].partition(":")[0])
     return program
 
 
-def not_known(field: str, got: Any) -> Unsupported:
-    shown = str(got).lower() if isinstance(got, bool) else got
-    return Unsupported(f"{field}: got {shown}, which the closed form does not know. {TRACED_INSTEAD}", field=field)
+VALUES: Mapping[str, tuple[Any, ...]] = {
+    "method": ("lora", "full", "qlora"),
+    "quantization.format": (None, "nf4"),
+    "attention": ("sdpa",),
+    "autocast": (None,),
+    "checkpoint_reentrant": (None,),
+    "compile": (False,),
+    "kernels": ((),),
+    "loss": (None,),
+    "matmul_dtype": (None,),
+    "offload_activations": (False,),
+    "optimizer": ("adamw_torch_fused",),
+    "optimizer_in_backward": (False,),
+    "stack_version": (None,),
+    "transformers_version": (None,),
+}
+"""Of a field that a stack refuses, what it may take instead."""
+TRACED_FIELDS = ("compile", "loss", "matmul_dtype")
+"""Fields whose values the traced engine runs where the closed form has none, on one card with transformers alone."""
+
+
+def not_done(job: Job, field: str, refused: Callable[[Job], bool]) -> str:
+    """One line: what was given, what the stack's program takes instead, and what else can be done."""
+    name = "quantization.format" if field == "quantization" else field
+    got = job.quantization.format if field == "quantization" else getattr(job, field)
+    packed = field == "quantization" and job.method == "qlora"  # which is no qlora without
+    values = VALUES[name][1:] if packed else VALUES[name]
+    allowed = [value for value in values if value != got and not refused(_with(job, name, value))]
+    told = f"{name}: got {_in_words(got)}, which the closed form does not know of {job.stack}"
+    one_card = job.hardware.gpus * job.hardware.nodes == 1
+    traced = job.stack == "transformers" and field in TRACED_FIELDS and one_card
+    instead = (TRACED_INSTEAD if traced else TRACE_INSTEAD).removeprefix("To fix: ")
+    if allowed:
+        told, change = f"{told}; allowed: {', '.join(map(_in_words, allowed))}", f"{name} {_in_words(allowed[0])}"
+    elif packed:
+        change = "method lora"
+    else:
+        return f"{told}. To fix: {instead}"
+    return f"{told}. To fix: {change}; or {instead}"
+
+
+def _with(job: Job, name: str, value: Any) -> Job:
+    if name == "quantization.format":
+        return replace_unchecked(job, quantization=replace_unchecked(job.quantization, format=value))
+    return replace_unchecked(job, **{name: value})
+
+
+def _in_words(value: Any) -> str:
+    if value is None or value == ():
+        return "null" if value is None else "none"
+    return str(value).lower() if isinstance(value, bool) else ", ".join(value) if isinstance(value, tuple) else value
+
+
+def not_known(field: str, got: Any, remedy: str = TRACE_INSTEAD) -> Unsupported:
+    return Unsupported(f"{field}: got {_in_words(got)}, which the closed form does not know. {remedy}", field=field)

@@ -10,7 +10,7 @@ from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build.families import causal_lm
 from tunecast.tape.build.optimizers import make_optimizer
-from tunecast.tape.build.stacks import TRACED_INSTEAD, not_known
+from tunecast.tape.build.stacks import TRACE_INSTEAD, not_known
 from tunecast.tape.build.stacks.transformers import take_steps
 from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, Machine
 from tunecast.tape.build.unsloth.loading import (
@@ -30,6 +30,7 @@ LAST_LAYERS = 2
 """Unlike others: the last is not offloaded, and its backward pass is where kernels are first tuned."""
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "method": lambda job: job.method == "full",
+    "compile": lambda job: job.compile,  # it compiles its own parts whatever the job says; over them is another run
     "kernels": lambda job: bool(job.kernels),
     "attention": lambda job: job.attention != "sdpa",
     "quantization": lambda job: job.quantization.format not in (None, "nf4"),
@@ -95,23 +96,22 @@ def refuse(job: Job, config: Mapping[str, Any], longest: int) -> None:
     name = config["model_type"]
     if name not in FAMILIES:
         raise Unsupported(
-            f"model: the closed form knows Unsloth's code for {', '.join(FAMILIES)}, not for {name!r}."
-            f" {TRACED_INSTEAD}",
+            f"model: the closed form knows Unsloth's code for {', '.join(FAMILIES)}, not for {name!r}. {TRACE_INSTEAD}",
             field="model",
         )
     window = config.get("sliding_window") if name == "mistral" else None
     if window and longest > window:
         raise Unsupported(
             f"seq_len: rows of {longest} are longer than the model's window of {window}, for which Unsloth makes masks"
-            f" the closed form does not know. {TRACED_INSTEAD}",
+            f" the closed form does not know. {TRACE_INSTEAD}",
             field="seq_len",
         )
     if job.lora.dora:
-        raise not_known("lora.dora", True)
+        raise not_known("lora.dora", True, "To fix: lora.dora false")
     wanted = job.lora.targets
     assert wanted is not None, "targets follow from the stack: fill_in comes first"
     if wanted != "all-linear" and set(wanted) != set(TARGETS):
-        raise not_known("lora.targets", wanted if isinstance(wanted, str) else ", ".join(wanted))
+        raise not_known("lora.targets", wanted, "To fix: lora.targets all-linear")
     dtype = "bfloat16" if job.weights_dtype == "float32" else job.weights_dtype
     if job.autocast not in (None, dtype):
-        raise not_known("autocast", job.autocast)
+        raise not_known("autocast", job.autocast, f"To fix: autocast {dtype}")

@@ -99,6 +99,9 @@ def check(job: Job) -> None:
     if job.method != "full" and job.lora.dora:
         told = "lora.dora: litgpt has no weight-decomposed adapters. To fix: lora.dora: false"
         raise UsageError(told, field="lora.dora")
+    if min(job.lengths or (job.seq_len,)) < 2:  # logits[:, :-1] against targets[:, 1:]
+        told = "got rows of 1 token; litgpt has each token predict the next of its row: allowed: 2 tokens or more"
+        raise UsageError(f"seq_len: {told}", field="seq_len")
 
 
 def done_otherwise(job: Job) -> list[str]:

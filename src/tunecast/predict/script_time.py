@@ -1,0 +1,80 @@
+"""How long a step of a traced script takes: its own operations, priced as those of a job are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from tunecast.errors import TunecastError
+from tunecast.hardware.spec import Gpu
+from tunecast.predict.host import DEFAULT_HOST
+from tunecast.predict.prediction import Prediction
+from tunecast.predict.reasons import parts_told
+from tunecast.predict.runtime import StepTime, step_time
+from tunecast.predict.time_ranges import UNSEEN, range_of
+from tunecast.records import replace
+from tunecast.tape.op import Begin, Event, Phase, Tape
+from tunecast.tape.step import step_of
+
+if TYPE_CHECKING:
+    from tunecast.hardware.cluster import Cluster
+
+OF_A_SCRIPT = (
+    "time: of the traced operations, launched by a host like the measured H200's; the Python calls of checkpointing "
+    "leave no trace, so launch-bound steps may be longer"
+)
+
+
+def with_script_time(said: Prediction, tape: Tape, gpu: Gpu, cluster: Cluster | None = None) -> Prediction:
+    """A prediction with the mean of the script's steps; what cannot be priced must not take the memory with it."""
+    steps = whole_steps(tape)
+    if not steps:
+        return said
+    try:
+        times = [step_time(step_of(events, None), gpu, DEFAULT_HOST, cluster) for events in steps]
+    except TunecastError as error:
+        return replace(said, warnings=(*said.warnings, f"time: {error.message}"))
+    except Exception as error:
+        if os.environ.get("TUNECAST_DEBUG"):
+            raise
+        why = f"time was not computed: {type(error).__name__}, which is an error of tunecast's own"
+        return replace(said, warnings=(*said.warnings, why))
+    return replace(
+        said, time=_told(times, gpu, several=cluster is not None), assumptions=(*said.assumptions, OF_A_SCRIPT)
+    )
+
+
+def whole_steps(tape: Tape) -> Sequence[Sequence[Event]]:
+    """The events of every step with an optimizer's, but the first, which also makes the optimizer's state; that alone
+    where there is no other."""
+    whole = [
+        events
+        for number, events in tape.steps().items()
+        if number >= 0 and any(isinstance(e, Begin) and e.phase is Phase.OPTIMIZER for e in events)
+    ]
+    return whole[1:] or whole
+
+
+def _told(times: Sequence[StepTime], gpu: Gpu, *, several: bool) -> dict[str, object]:
+    """As the contract has it. Nobody timed the script: its range is that of what nobody timed."""
+    ranges = [range_of(each, gpu.name, several, least=UNSEEN) for each in times]
+    names = dict.fromkeys(name for each in times for name in each.breakdown_s)
+    breakdown = {name: _mean([each.breakdown_s.get(name, 0.0) for each in times]) for name in names}
+    bound = max(times, key=lambda each: each.step_s).bound_by
+    return {
+        "step_s": _mean([each.step_s for each in times]),
+        "low_s": _mean([low for low, _ in ranges]),
+        "high_s": _mean([high for _, high in ranges]),
+        "tokens_per_s": None,
+        "tokens_per_s_per_gpu": None,
+        "total_s": None,
+        "bound_by": bound,
+        "breakdown_s": breakdown,
+        "why": [f"{bound}-bound: {parts_told(breakdown)}"],
+        "missing": ["data loading and what the script computes on the CPU"],
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

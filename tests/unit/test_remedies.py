@@ -1,0 +1,73 @@
+"""What a refusal says to do instead, done: it leads to an answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+import tunecast
+from tunecast.errors import TunecastError
+from tunecast.tape.build.stacks import STACKS
+
+MOST_ROUNDS = 4
+"""A remedy may uncover what was hidden behind the first refusal; no more than this."""
+
+
+def remedy(line: str) -> tuple[str, Any]:
+    """The field and value a line of a refusal names: after `To fix:`, or else the first that is allowed."""
+    found = re.search(r"To fix: (?!trace)([a-z_.]+):? ([\w.+-]+)", line)
+    if found and "." not in found[2]:
+        field, value = found.groups()
+    else:
+        field = line.partition(":")[0]
+        allowed = re.search(r"allowed: ([\w.-]+)", line)
+        assert allowed, line
+        value = allowed[1]
+    given: Any = {"null": None, "true": True, "false": False, "none": []}.get(value, value)
+    return field, int(given) if isinstance(given, str) and given.isdecimal() else given
+
+
+def changed(job: dict[str, Any], field: str, value: Any) -> dict[str, Any]:
+    section, _, name = field.rpartition(".")
+    return {**job, section: {**job.get(section, {}), name: value}} if section else {**job, field: value}
+
+
+@pytest.mark.parametrize(
+    ("method", "extra"),
+    [
+        *[(method, extra) for method in ("full", "lora", "qlora") for extra in ({}, {"hardware": {"gpus": 2}})],
+        *[("lora", extra) for extra in ({"compile": True}, {"loss": "chunked"})],
+    ],
+)
+@pytest.mark.parametrize("stack", STACKS)
+def test_what_a_refusal_says_works(stack: str, method: str, extra: dict[str, Any]) -> None:
+    job: dict[str, Any] = {"model": "llama-3.2-1b", "seq_len": 64, "stack": stack, "method": method, **extra}
+    told: list[str] = []
+    for _ in range(MOST_ROUNDS):
+        try:
+            tunecast.prediction(job)
+            return
+        except TunecastError as error:
+            told.append(error.message)
+            for line in error.message.splitlines():
+                job = changed(job, *remedy(line))
+    pytest.fail(f"{job}\n" + "\n".join(told))
+
+
+def test_the_traced_engine_is_named_only_where_it_runs_the_job() -> None:
+    for stack in STACKS:
+        for field, value in (("compile", True), ("kernels", ["liger"]), ("method", "qlora")):
+            with_flash = {"attention": "flash_attention_2"} if stack == "transformers" else {}
+            try:
+                tunecast.prediction({"model": "llama-3.2-1b", "stack": stack, field: value, **with_flash})
+            except TunecastError as error:
+                assert stack == "transformers" or "--engine traced" not in error.message
+
+
+def test_unsloth_over_a_compiled_model_is_refused_by_name() -> None:
+    with pytest.raises(
+        TunecastError, match=r"^compile: got true, .* of unsloth; allowed: false\. To fix: compile false"
+    ):
+        tunecast.prediction({"model": "llama-3.2-1b", "stack": "unsloth", "method": "lora", "compile": True})

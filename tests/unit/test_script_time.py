@@ -1,0 +1,57 @@
+"""The step of a traced script, priced: operations that only move memory, so that each can be redone on paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from tunecast.hardware.catalog import gpu
+from tunecast.predict.allocator import AllocatorSettings
+from tunecast.predict.host import DEFAULT_HOST
+from tunecast.predict.prediction import Prediction, on_card, prediction_of
+from tunecast.predict.runtime import step_time
+from tunecast.predict.script_time import OF_A_SCRIPT, whole_steps, with_script_time
+from tunecast.predict.time_ranges import UNSEEN
+from tunecast.tape.op import Begin, Event, Op, Phase, Tape
+from tunecast.tape.step import step_of
+from tunecast.units import GB
+
+CARD = gpu("h200")
+
+
+def step(number: int, gigabytes: int) -> list[Event]:
+    """Reads so much forward, backward and in the optimizer."""
+    phases = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    op = Op("aten.add", read_bytes=gigabytes * GB, dtype="bfloat16", by_engine=True)
+    return [event for phase in phases for event in (Begin(phase, number), op)]
+
+
+def tape(*events: Event) -> Tape:
+    return Tape(events=events, guesses=(), versions={"torch": "2.13.0"})
+
+
+def priced(of: Tape) -> Prediction:
+    return with_script_time(prediction_of(on_card(of, CARD, AllocatorSettings())), of, CARD)
+
+
+def test_the_mean_of_all_whole_steps_but_the_first() -> None:
+    """The last has no optimizer's part: the trace ended in it."""
+    whole = tape(*step(0, 500), *step(1, 10), *step(2, 30), Begin(Phase.FORWARD, 3), Op("aten.add", read_bytes=GB))
+    assert [len(events) for events in whole_steps(whole)] == [6, 6]
+    told = priced(whole)
+    assert told.time is not None
+    seconds = [step_time(step_of(step(1, size), None), CARD, DEFAULT_HOST).step_s for size in (10, 30)]
+    assert told.time["step_s"] == pytest.approx(sum(seconds) / 2)
+    # three times 20 GB at 4.8 TB/s, four fifths of which such an operation reaches
+    assert told.time["step_s"] == pytest.approx(3 * 20 * GB / 4.8e12 / 0.8, rel=0.02)
+    assert told.time["low_s"] == pytest.approx(told.time["step_s"] * (1 - UNSEEN))
+    assert told.time["high_s"] == pytest.approx(told.time["step_s"] * (1 + UNSEEN))
+    assert sum(told.time["breakdown_s"].values()) == pytest.approx(told.time["step_s"])
+    assert told.assumptions[-1] == OF_A_SCRIPT
+
+
+def test_a_single_step_stands_for_itself() -> None:
+    assert len(whole_steps(tape(*step(0, 5)))) == 1
+
+
+def test_a_script_without_a_step_has_no_time() -> None:
+    assert priced(tape(Op("aten.empty"))).time is None
