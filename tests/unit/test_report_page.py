@@ -123,7 +123,7 @@ def test_the_smallest_gpu_and_the_advice_are_there() -> None:
     tried = change(gradient_checkpointing=True, kernels=["liger"])
     page = text(timeline_html(figures, TIMELINE, Beside(changes=(tried,), fit_command="tunecast fit x --gpu l4")))
     for told in (
-        "smallest GPU that fits: A10 (22.00 GiB usable)",
+        "Smallest GPU that fits: A10 (22.00 GiB usable)",
         "What to change first",
         "gradient_checkpointing: true, kernels: [liger]frees 3.00 GiBfits then",
         "tunecast fit x --gpu l4",
