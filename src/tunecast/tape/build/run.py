@@ -7,6 +7,7 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.eras import era_of
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.sharding.layers import ends_of
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import program_of
@@ -24,6 +25,7 @@ def build(
 ) -> Tape:  # fmt: skip
     """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops`, `standing` and
     `priced_from`. `written` says how a request's size is written down where it is no number."""
+    job = fill_in(job, config)
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shares_workspace(torch_version))
     machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.standing, machine.priced_from = keeps_ops, standing, priced_from
