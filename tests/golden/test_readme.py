@@ -18,7 +18,8 @@ def test_how_far_predictions_are_off() -> None:
                (("memory", memory.p90 or 0), ("time", time.median or 0), ("slow", time.p90 or 0))}  # fmt: skip
     said = (
         f"Over {memory.runs} measured runs the median error of memory is below 0.1 %, over {time.runs} timed steps "
-        f"that of time is {percent['time']}; of one run in ten it is more than {percent['memory']} and {percent['slow']}."
+        f"that of time is {percent['time']}; of one run in ten it is more than {percent['memory']} "
+        f"and {percent['slow']}."
     )
     assert said in re.sub(r"\s+", " ", README.read_text("utf-8"))
 
