@@ -97,7 +97,7 @@ def said_by_main(words: Sequence[str], stdin: bytes = b"") -> Said:
         code = main(words)
     finally:
         sys.stdin, sys.stdout, sys.stderr = before
-    return Said(code, _text(out), _text(errors), "--json" in words and not {"-h", "--help"} & set(words))
+    return Said(code, _text(out), _text(errors), "--json" in words and not {"-h", "--help", "--help-all"} & set(words))
 
 
 def _text(stream: io.TextIOWrapper) -> str:
