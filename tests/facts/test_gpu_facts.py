@@ -11,6 +11,7 @@ import pytest
 
 from tunecast.hardware import gpus
 from tunecast.hardware.catalog import known_gpu
+from tunecast.hardware.names import is_geforce
 from tunecast.units import GB, GIB, MIB
 
 TABLE = tomllib.loads((files("tunecast.hardware") / "gpus.toml").read_text("utf-8"))
@@ -99,7 +100,6 @@ def test_a_measured_context_lies_in_its_spread(name):
             assert TABLE[name]["context_source"]
 
 
-GEFORCE = re.compile(r"rtx-[2-9]0[5-9]0(-|$)")
 FLOP_PER_CLOCK = {
     # NVIDIA's white papers of the architectures, a multiprocessor: GP100, GV100, TU102, GA102, AD102, GB202; GeForce
     # halves what accumulates in float32 (GA102, appendix A; AD102, appendix A; GB202, appendix A). AMD: RDNA 3, RDNA 4.
@@ -127,7 +127,7 @@ def test_multiprocessors_times_clock_give_the_printed_rates(name):
         if card.vendor == "AMD":
             each = FLOP_PER_CLOCK["AMD"].get((major, "fp16" if kind == "bf16" else kind))
         else:
-            each = FLOP_PER_CLOCK[major, bool(GEFORCE.match(name))].get(kind)
+            each = FLOP_PER_CLOCK[major, is_geforce(name)].get(kind)
         if each is None or (name, kind) == ("titan-v", "fp16"):  # NVIDIA prints 110 of it, 8 % less
             continue
         assert clocks * each / 1e12 == pytest.approx(rate, rel=0.02), (kind, clocks * each / 1e12)

@@ -52,9 +52,14 @@ def started(how: str, folder: Path, names: list[str]) -> subprocess.Popen[str]:
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("distributed")
     running = [started("traced", folder, ON_HOST + ON_PAPER), started("host", folder, ON_HOST)]
-    for process in running:
-        said, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, said[-3000:]
+    try:
+        for process in running:
+            said, _ = process.communicate(timeout=300)
+            assert process.returncode == 0, said[-3000:]
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
     return folder
 
 

@@ -173,6 +173,13 @@ def test_a_limit_nothing_keeps_to_is_told_once(capsys, limit, words):
     assert code == 4 and " ".join(out.split()).startswith(err.removeprefix("tunecast: error: ").strip())
 
 
+def test_a_provider_on_whose_machines_nothing_runs_has_no_price(capsys):
+    """Their own memory is too small for the samples: the least they cost was Infinity, which is no JSON."""
+    job = ("llama-3.2-1b", "--method", "full", "--seq-len", "2", "--micro-batch", "4", "--tokens", "100000000", "--eu")
+    told = plan(capsys, *job, "--provider", "acecloud", "--provider", "seeweb")
+    assert told["picks"]["cheapest"] is not None and told["dearer"] == {}
+
+
 def test_a_job_nothing_runs_says_what_would(capsys):
     job = ("llama-3.1-8b", "--method", "full", "--tokens", "1000000", "--micro-batch", "1")
     code, out, err = run(capsys, *job, *ONE, "--nodes-up-to", "1")

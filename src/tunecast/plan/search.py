@@ -226,13 +226,14 @@ class Search:
             self._try(each)
 
     def _least_usd(self, candidates: Sequence[Candidate], goal: Goal[Found]) -> float | None:
-        """Of what fits, or may: that of a rig on which nothing does is no price."""
+        """Of what fits, or may: that of a rig on which nothing does is no price, nor is that of machines whose own
+        memory is too small for it."""
         floors = [
             _usd_floor(each.floors, self.wanted[each.rig][goal])
             for each in candidates
             if goal in self.wanted[each.rig] and (each.rig in self.may_fit or each.rig not in self.needs)
         ]
-        return min(floors, default=None)
+        return min((usd for usd in floors if usd < inf), default=None)
 
     def _candidates(self, block: Block, first: int) -> Iterator[Candidate]:
         """Those that pass the floor of memory."""

@@ -27,8 +27,8 @@ MOST_TOLD = 2_000
 
 
 def parts(inputs: int, seed: int) -> Iterator[Part]:
-    """Of all doors, slow ones first, so that the last process does not work alone."""
-    for door in sorted(DOORS.values(), key=lambda door: door.at_once):
+    """Of all doors, quick ones first: most faults show in the first minutes."""
+    for door in DOORS.values():
         most = max(SHORTEST, round(inputs * door.share))
         for start in range(0, most, door.at_once):
             yield Part(door, range(start, min(most, start + door.at_once)), seed)

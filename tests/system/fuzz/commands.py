@@ -17,7 +17,7 @@ from tunecast.job.flags import job_flags
 from tunecast.job.job import all_knobs
 from tunecast.job.registry import bundled_names
 
-from .junk import JUNK, TEXTS, any_value, legal, plain, shown, spoiled
+from .junk import TEXTS, any_value, junk, legal, plain, shown, spoiled
 from .outcomes import Input, Said, said_by_main
 from .readings import (
     GPUHUNT_LIST,
@@ -148,7 +148,7 @@ def _with_file(job: Any, words: list[str], stdin: bytes = b"") -> Input:
 def config_prediction_input(rng: Random, number: int) -> Input:
     config = spoiled_config(rng, number)
     if isinstance(config, dict) and rng.random() < 0.2:
-        config = SMALL_CONFIG | {rng.choice(list(SMALL_CONFIG)): rng.choice(JUNK)}
+        config = SMALL_CONFIG | {rng.choice(list(SMALL_CONFIG)): junk(rng)}
     job = nested({
         "model": "./fuzzed", "method": rng.choice(("full", "lora", "qlora")), "seq_len": rng.choice((1, 7, 128, 1024)),
         "micro_batch": rng.choice((1, 2, 5)), "gradient_checkpointing": rng.random() < 0.5,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from datetime import date
 from random import Random
 from typing import Any
@@ -40,6 +41,12 @@ OTHERS: tuple[Any, ...] = (
 JUNK: tuple[Any, ...] = (*OTHERS, *NUMBERS, *TEXTS)
 PYTHON_JUNK: tuple[Any, ...] = (b"bytes", (1, 2), {1, 2}, 1j, object, range(5), float, Ellipsis)
 """What only a program could hand over."""
+
+
+def junk(rng: Random) -> Any:
+    """One's own copy: what is put into a job or a configuration may be changed there."""
+    return deepcopy(rng.choice(JUNK))
+
 
 MARKS = (
     "\x00", "\x1b[2J", "\ufeff", "\u2028", "\t", "\r\n", "\n\n", "---\n", "...\n", "&a ", "*a", "<<: *a\n",
@@ -93,7 +100,7 @@ def any_value(rng: Random, knob: Knob) -> Any:
     kind = rng.random()
     if kind < 0.5:
         return legal(rng, knob)
-    return rng.choice(edges(knob)) if kind < 0.75 else rng.choice(JUNK)
+    return rng.choice(edges(knob)) if kind < 0.75 else junk(rng)
 
 
 def plain(value: Any) -> Any:

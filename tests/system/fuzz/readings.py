@@ -30,7 +30,7 @@ from tunecast.offers.sources import gpuhunt, skypilot
 from tunecast.offers.table import COLUMNS, offers_from
 from tunecast.predict.calibration import reference
 
-from .junk import JUNK, MARKS, NUMBERS, PYTHON_JUNK, TEXTS, any_value, edges, legal, plain, shown, spoiled
+from .junk import JUNK, MARKS, NUMBERS, PYTHON_JUNK, TEXTS, any_value, edges, junk, legal, plain, shown, spoiled
 from .outcomes import Input, Said, said_by_main
 from .rooms import JOB, OOM_LOG, OWN_OFFER
 
@@ -80,7 +80,7 @@ def any_job(rng: Random) -> dict[Any, Any]:
         given[name] = any_value(rng, all_knobs()[name])
     mapping = nested(given)
     if rng.random() < 0.1:
-        mapping[rng.choice((*sections(), "lr", "", "gpu", 5, None, "a" * 200))] = rng.choice(JUNK)
+        mapping[rng.choice((*sections(), "lr", "", "gpu", 5, None, "a" * 200))] = junk(rng)
     return mapping
 
 
@@ -116,7 +116,8 @@ def legal_job(rng: Random, model: str) -> dict[Any, Any]:
 
 def text_input(rng: Random, number: int) -> Input:
     kind = rng.choice((".yaml", ".yml", ".json", ".jsonl", ".jsonl", ".json"))
-    job = json.dumps(plain(any_job(rng)), ensure_ascii=rng.random() < 0.5)[:2000]
+    of = any_job(rng) if rng.random() < 0.5 else legal_job(rng, rng.choice(QUICK_MODELS))
+    job = json.dumps(plain(of), ensure_ascii=rng.random() < 0.5)[:2000]
     if kind == ".jsonl":
         text = "\n".join([job, '{"model": "gpt2"}', '{"model": "gpt2", "id": 5}'][: rng.randint(1, 3)])
     else:
@@ -151,7 +152,7 @@ def spoiled_config(rng: Random, number: int) -> Any:
     """A bundled one: one key of another type or value, or several; now and then not even a mapping."""
     config: Any = bundled_config(_models()[number % len(_models())])
     if rng.random() < 0.01:
-        return rng.choice(JUNK)
+        return junk(rng)
     for _ in range(1 if rng.random() < 0.5 else rng.randint(2, 5)):
         part = config
         inner = [key for key, value in config.items() if isinstance(value, dict) and value]
@@ -169,7 +170,7 @@ def spoiled_config(rng: Random, number: int) -> Any:
         elif kind < 0.6 and isinstance(old, list):
             part[key] = rng.choice((old[:1], old * 2, old[1:], [*old, None], dict.fromkeys(map(str, old))))
         else:
-            part[key] = rng.choice(JUNK)
+            part[key] = junk(rng)
     return config
 
 
@@ -250,9 +251,9 @@ def calibration_input(rng: Random, number: int) -> Input:
             ]
             part = rng.choice(inner) if inner else part
         if isinstance(part, dict):
-            part[rng.choice([*part, "schema", "x"])] = rng.choice(JUNK)
+            part[rng.choice([*part, "schema", "x"])] = junk(rng)
         elif part:
-            part[rng.randrange(len(part))] = rng.choice(JUNK)
+            part[rng.randrange(len(part))] = junk(rng)
     content = json.dumps(plain(found)).encode("utf-8", "replace")
     if rng.random() < 0.3:
         content = spoiled(rng, content)
@@ -331,10 +332,10 @@ def spoiled_table(rng: Random, content: bytes) -> bytes:
 
 def zipped(rng: Random, content: bytes) -> bytes:
     out = io.BytesIO()
-    with zipfile.ZipFile(
-        out, "w", rng.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_BZIP2))
-    ) as archive:
-        archive.writestr(rng.choice(("azure.csv", "azure.csv", "oci.csv", "../azure.csv")), content)
+    kind = rng.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_BZIP2))
+    name = rng.choice(("azure.csv", "azure.csv", "oci.csv", "../azure.csv"))
+    with zipfile.ZipFile(out, "w") as archive:  # with a date of its own it would be another one every time
+        archive.writestr(zipfile.ZipInfo(name), content, kind)
     return spoiled(rng, out.getvalue()) if rng.random() < 0.5 else out.getvalue()
 
 
@@ -362,9 +363,7 @@ def feed_input(rng: Random, number: int) -> Input:
     if kind == 4:
         return _own_input(rng)
     header = {"w": {"dtype": "BF16", "shape": [2, 3], "data_offsets": [0, 12]}, "__metadata__": {"format": "pt"}}
-    header[rng.choice(("w", "x", "__metadata__"))] = rng.choice(
-        (*JUNK[:30], {"dtype": rng.choice(JUNK), "shape": rng.choice(JUNK)})
-    )
+    header[rng.choice(("w", "x", "__metadata__"))] = rng.choice((*JUNK[:30], {"dtype": junk(rng), "shape": junk(rng)}))
     text = json.dumps(plain(header)).encode("utf-8", "replace")
     content = spoiled(rng, len(text).to_bytes(8, "little") + text)
     if rng.random() < 0.3:
