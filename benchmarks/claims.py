@@ -3,6 +3,7 @@
 python benchmarks/claims.py                 writes benchmarks/results/claims.json and docs/claims.md
 python benchmarks/claims.py qlora-70b-48gb  computes one claim (or several) and prints its cases and its commands
 python benchmarks/claims.py --write NAME..  the same, and puts it among the results and on the page
+python benchmarks/claims.py --page          writes the page of the results there are
 """
 
 from __future__ import annotations
@@ -95,6 +96,9 @@ def shown(found: Row) -> str:
 
 def main() -> None:
     claims = {claim.id: claim for claim in read_claims()}
+    if sys.argv[1:] == ["--page"]:
+        PAGE.write_text(page({row["id"]: row for row in json.loads(RESULTS.read_text("utf-8"))}), encoding="utf-8")
+        return
     write = "--write" in sys.argv[1:]
     wanted = [name for name in sys.argv[1:] if name != "--write"]
     if unknown := set(wanted) - set(claims):
