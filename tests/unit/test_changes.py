@@ -8,30 +8,30 @@ from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.predict.changes import changes_tried, reserved
+from tunecast.predict.changes import changes_tried
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import MIB
 
 
 def predicted(job: Job) -> Predicted:
-    """20 MiB a row, 100 less where prepare_model_for_kbit_training casts nothing; the least capacity is not asked."""
+    """20 MiB a row, 100 less where prepare_model_for_kbit_training casts nothing; the time is not asked."""
     weights = 200 * MIB if job.quantization.prepare_kbit else 100 * MIB
     events = (Alloc(0, weights, Role.WEIGHTS), Begin(Phase.FORWARD), Alloc(1, 20 * MIB * job.micro_batch))
 
     def never() -> Prediction:
-        raise AssertionError("the least capacity takes most of the time")
+        raise AssertionError("advice on memory prices nothing")
 
     return Predicted(job, resolve_model(job.model), job_on_card(job, gpu("h200"), Tape(events)), never)
 
 
 def tried(**fields: Any) -> dict[str, int]:
     job = job_from_dict({"model": "gpt2", **fields})
-    found = changes_tried(job, predicted(job), predicted, reserved)
+    found = changes_tried(job, predicted(job), predicted)
     return {next(iter(change.overrides)): change.saves_bytes // MIB for change in found}
 
 
-def test_what_is_reserved_decides_in_one_replay_each() -> None:
+def test_what_it_needs_decides() -> None:
     assert tried(method="qlora", micro_batch=4) == {"quantization.prepare_kbit": 100, "micro_batch": 40}
 
 

@@ -137,7 +137,7 @@ def test_jobs_that_run_otherwise_have_other_structures() -> None:
     job = job_from_dict(BASE | LORA)
     key = shapes.key_of(job, CONFIG, True)
     same: list[dict[str, Any]] = [{"micro_batch": 4}, {"seq_len": 96}, {"data": {"tokens": 10**6}}]
-    for change in [*same, {"hardware": {"gpu": "l4-24gb"}}, {"lora": {"targets": "all-linear", "rank": 64}}]:
+    for change in [*same, {"hardware": {"gpu": "l4-24gb"}}, {"lora": {**LORA["lora"], "rank": 64}}]:
         assert shapes.key_of(job_from_dict(BASE | LORA | change), CONFIG, True) == key, change
     others: list[dict[str, Any]] = [{"grad_accum": 2}, {"optimizer": "sgd"}, {"hardware": {"gpus": 2}}]
     for change in [*others, {"data": {"packing": True}}]:

@@ -158,7 +158,17 @@ def test_allocator_follows_the_job_the_card_and_torch() -> None:
 def test_json_has_the_contracts_keys_and_nulls() -> None:
     said = json.loads(json.dumps(prediction_from_tape(job(id=7), H200, TAPE).to_dict()))
     assert list(said) == [
-        *("schema", "id", "engine", "memory", "fits", "fits_surely", "capacity_bytes", "smallest_capacity_bytes"),
+        *(
+            "schema",
+            "id",
+            "engine",
+            "memory",
+            "fits",
+            "fits_surely",
+            "fragmented",
+            "capacity_bytes",
+            "smallest_capacity_bytes",
+        ),
         *("time", "utilization", "cost", "energy", "assumptions", "warnings"),
     ]
     assert (said["schema"], said["id"], said["engine"]) == ("tunecast.prediction/1", 7, "traced")

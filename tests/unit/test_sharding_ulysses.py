@@ -79,7 +79,7 @@ HIDDEN, HEADS, KEY_HEADS, WIDTH, WORDS = 256, 8, 2, 32, 2048
 
 def job_of(stack: str = "transformers", data: str = "zero3", ranks: int = RANKS, **more: Any) -> Job:
     values, _ = cases.over(ranks, gpus=GPUS)
-    spread = {**values["parallel"], "data": data}
+    spread = {**values["parallel"], "data": data, "context_kind": "ulysses" if ranks > 1 else "ring"}
     return job_from_dict({**values, "stack": stack, "parallel": spread, **more})
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job import job_from_dict
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.run import build
 from tunecast.tape.build.stacks.litgpt import ADAPTER_DTYPE, UNCLIPPED, lora_of
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, SINCE, lit_config, release_of
@@ -100,7 +101,8 @@ def test_embedding_and_head_are_never_one() -> None:
     ],
 )
 def test_targets(targets: Any, kinds: set[str]) -> None:
-    lora = lora_of(job_from_dict({"model": "small", "method": "lora", "lora": {"targets": targets}}))
+    given = {"model": "small", "stack": "litgpt", "method": "lora", "lora": {"targets": targets}}
+    lora = lora_of(fill_in(job_from_dict(given), {}))
     assert {kind for kind in cases.EVERY if getattr(lora, kind)} == kinds
 
 

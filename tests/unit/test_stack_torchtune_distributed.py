@@ -84,7 +84,7 @@ def test_a_published_run() -> None:
 @pytest.mark.parametrize(
     ("values", "field"),
     [
-        ({"method": "qlora", "lora": {"adapter_dtype": "bfloat16"}}, "quantization"),
+        ({"method": "qlora", "lora": {"adapter_dtype": "bfloat16"}}, "quantization.format"),
         ({"optimizer_in_backward": True}, "optimizer_in_backward"),
         ({"parallel": {"data": "zero3"}}, "parallel.data"),
         ({"optimizer": "paged_adamw_8bit"}, "optimizer"),

@@ -14,7 +14,7 @@ from tunecast.cli.asking import QUIET_S
 from tunecast.cli.terminal import Progress
 from tunecast.job.job import Job
 from tunecast.predict import engines
-from tunecast.predict.changes import Change, changes_tried, reserved
+from tunecast.predict.changes import Change, changes_tried, least_capacity
 from tunecast.predict.prediction import Predicted
 from tunecast.predict.taken import Effect, Spent, Taken, effects, has_data, taken, without_price, worth_telling
 from tunecast.records import replace
@@ -80,9 +80,9 @@ def try_around(done: Predicted, engine: str, place: str) -> Tried:
 def changes_worth(done: Predicted, trials: Trials, name: str) -> list[Change]:
     """The changes that help most, each predicted."""
     with Progress(f"trying changes to {name}") as progress:
-        tried = changes_tried(done.job, done, counting(trials.predict, progress), reserved)
+        tried = changes_tried(done.job, done, counting(trials.predict, progress))
     verdict = done.held.verdict
-    return best_of(tried, reserved(done), verdict, most=FEW if verdict == "fits" else MOST)
+    return best_of(tried, least_capacity(done), verdict, most=FEW if verdict == "fits" else MOST)
 
 
 def effects_worth(done: Predicted, trials: Trials, name: str) -> list[Effect]:

@@ -24,8 +24,7 @@ class Change:
     """By dotted name."""
     job: Job
     saves_bytes: int
-    """Of what was measured: the least capacity the job completes with, unless asked otherwise; negative where it
-    needs more."""
+    """Of the least capacity the job completes with; negative where it needs more."""
     verdict: Verdict
     group: str = ""
     """Changes of one group are rivals: a job takes one of them."""
@@ -46,22 +45,16 @@ def with_fields(job: Job, overrides: Overrides) -> Job:
 
 
 def least_capacity(of: Predicted) -> int:
+    """What a job needs, as every command says it."""
     return of.held.smallest_capacity_bytes
 
 
-def reserved(of: Predicted) -> int:
-    """What PyTorch holds of the card. Needs no search for the least capacity, which takes most of a prediction."""
-    return of.held.shown.reserved_bytes
-
-
-def changes_tried(
-    job: Job, before: Predicted, predict: Predict, measure: Callable[[Predicted], int] = least_capacity
-) -> list[Change]:
+def changes_tried(job: Job, before: Predicted, predict: Predict) -> list[Change]:
     """Every change that applies to this job and helps, those that make it fit first, then the largest saving.
 
     What cannot be predicted (an architecture a fused kernel does not know) is left out.
     """
-    need = measure(before)
+    need = least_capacity(before)
     found = []
     for rung in LESS_MEMORY:
         overrides = rung.mildest(job)
@@ -70,7 +63,7 @@ def changes_tried(
         try:
             other = with_fields(job, overrides)
             after = predict(other)
-            saves = need - measure(after)
+            saves = need - least_capacity(after)
         except (UsageError, NotResolved):
             continue
         verdict = after.held.verdict

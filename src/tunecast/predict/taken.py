@@ -52,7 +52,7 @@ class Effect(NamedTuple):
 
     taken: Taken
     more_bytes: int
-    """On the fullest card; negative: less."""
+    """Of what the fullest card needs, at least; negative: less."""
     verdict: Verdict
     time_ratio: float | None
     """Of the time for the same number of tokens, or of the whole job where it is known."""
@@ -122,7 +122,7 @@ def effects(
 
 
 def _effect(each: Taken, done: Predicted, other: Predicted, spent: Spent) -> Effect:
-    more_bytes = other.held.device.nbytes - done.held.device.nbytes
+    more_bytes = other.held.smallest_capacity_bytes - done.held.smallest_capacity_bytes
     return Effect(each, more_bytes, other.held.room.verdict, _time_ratio(done, other), *spent)
 
 
@@ -141,7 +141,7 @@ def _time(of: Predicted, name: str) -> float | None:
 
 def worth_telling(found: Sequence[Effect], done: Predicted) -> list[Effect]:
     """Those that move memory or time by a hundredth, or the verdict."""
-    whole = done.held.device.nbytes
+    whole = done.held.smallest_capacity_bytes
     return [
         each
         for each in found
