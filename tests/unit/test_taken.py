@@ -48,7 +48,7 @@ def test_an_effect_is_what_predicting_it_says(method: str) -> None:
     assert found["data.epochs"].total_s == pytest.approx(one.prediction.time["total_s"])  # type: ignore[index]
     assert found["data.epochs"].more_bytes == 0
     rows = predicted(replace(job, micro_batch=1, grad_accum=8))
-    less = rows.prediction.memory.device_bytes - done.prediction.memory.device_bytes
+    less = rows.prediction.smallest_capacity_bytes - done.prediction.smallest_capacity_bytes
     assert found["micro_batch"].more_bytes == less < 0
 
 
