@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.job.names import STACKS
 from tunecast.predict.evidence import FEWEST, Runs, Spread, evidence_for, evidence_of, family_of, spread, table
+from tunecast.predict.ranges import Basis
+from tunecast.predict.room import Room
 from tunecast.report.evidence import trust
+from tunecast.units import GIB
 
 
 def runs(*errors: float) -> Runs:
@@ -94,21 +99,32 @@ def test_a_family_is_known_by_its_stacks() -> None:
     assert family_of("axolotl") == "accelerate" and family_of("litgpt") == "litgpt"
 
 
-def test_trust_of_what_was_measured_and_of_what_was_not() -> None:
-    """The middle of the errors, and what nine in ten are within, of the runs that are most alike."""
-    measured = evidence_for("a100-sxm-80gb", "trl")
-    time, memory = measured.time, measured.memory
-    assert time.median and time.p90 and memory.p90 is not None
-    told = trust(measured)
-    assert told.startswith("A100 SXM 80 GB: peak in use ± 0.0 % (9 in 10 of 125 runs within ")
-    assert told.endswith(f", time ± {time.median:.0%} (9 in 10 of 125 runs within {time.p90:.0%})".replace("%", " %"))
-    assert "time" not in trust(measured, timed=False)
-    told = trust(evidence_for("rtx-5090", "trl"))
-    assert told.startswith("RTX 5090: not measured; like cases: peak in use ± 0.0 % (9 in 10 of ")
-    assert "runs on other GPUs within" in told
-    assert "peak in use never measured" in trust(evidence_for("l4", "nemo"))
+ROOM = Room(100 * GIB, 97 * GIB, 105 * GIB, 200 * GIB, fits=True)
+TIME = {"low_s": 0.9, "step_s": 1.0, "high_s": 1.1}
+
+
+def told(gpu_name: str, stack: str, *, method: str | None = None, guessed: bool = False, time: Any = TIME) -> str:
+    measured = gpu_name == "h200-sxm-141gb"
+    return trust(evidence_for(gpu_name, stack, method), Basis(stack, measured, guessed), ROOM, time)
+
+
+def test_trust_says_the_ranges_that_are_printed_and_the_runs_behind_them() -> None:
+    runs = evidence_for("a100-sxm-80gb", "transformers").time.runs
+    assert told("a100-sxm-80gb", "transformers") == (
+        f"A100 SXM 80 GB: memory -3 to +5 % (10 runs on other GPUs), time ± 10 % ({runs} runs)"
+    )
+    assert told("a100-sxm-80gb", "trl", time=None) == "A100 SXM 80 GB: memory -3 to +5 % (65 runs with trl)"
+    assert told("h200-sxm-141gb", "transformers").startswith("H200 SXM 141 GB: memory -3 to +5 % (115 runs), time")
+
+
+def test_trust_in_what_nobody_measured() -> None:
+    assert told("rtx-5090", "transformers").startswith("RTX 5090: not measured; like cases: memory -3 to +5 % (10 runs")
+    assert "time ± 10 % (" in told("rtx-5090", "transformers") and told("rtx-5090", "trl").endswith("on other GPUs)")
+    assert "part of it is guessed" in told("l4", "transformers", guessed=True)
 
 
 def test_trust_of_a_card_timed_with_other_jobs() -> None:
-    assert "103 runs of other jobs within" in trust(evidence_for("h100-sxm-80gb", "trl", "lora"))
-    assert trust(evidence_for("h200-sxm-141gb", "unsloth", "qlora")).startswith("H200 SXM 141 GB: not validated; like")
+    assert "(103 runs of other jobs)" in told("h100-sxm-80gb", "trl", method="lora")
+    assert told("h200-sxm-141gb", "unsloth", method="qlora").startswith(
+        "H200 SXM 141 GB: no such job was timed on it; like cases: "
+    )

@@ -89,7 +89,9 @@ def short_cost(done: Predicted) -> str:
 
 
 def trust_in(done: Predicted) -> str:
-    return trust(evidence_of(done.job, done.held.gpu.name), timed=done.prediction.time is not None)
+    held, said = done.held, done.prediction
+    room = held.room.in_need(said.smallest_capacity_bytes)
+    return trust(evidence_of(done.job, held.gpu.name), held.basis, room, said.time)
 
 
 def sections_of(

@@ -314,12 +314,12 @@ def title_of(launch: Launch, gpu: Gpu) -> str:
 def sections_of(held: OnCard, said: Prediction, arguments: argparse.Namespace) -> Sections:
     named = [] if arguments.gpu is not None else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
     links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
-    several = held.cluster is not None
+    evidence = evidence_for(held.gpu.name, held.stack, None, held.cluster is not None)
+    room = held.room.in_need(said.smallest_capacity_bytes)
     return Sections(
         remarks=[*named, *links],
         time=time_text(said.time, terminal=terminal_of(sys.stdout), fits=held.fits, details=arguments.details),
-        trust=f"{trust(evidence_for(held.gpu.name, held.stack, None, several), timed=False)}; your script's own "
-        "allocations are followed one by one",
+        trust=f"{trust(evidence, held.basis, room, None)}; your script's own allocations are followed one by one",
     )
 
 

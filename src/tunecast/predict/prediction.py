@@ -182,6 +182,11 @@ class OnCard:
         """The card's own figures where the run completes on it, else those of a card without limit."""
         return self.limited if self.limited.completed else self.unlimited
 
+    @property
+    def basis(self) -> Basis:
+        """What its ranges rest on."""
+        return Basis(self.stack, self.context.measured, bool(self.guesses))
+
     @cached_property
     def device(self) -> Device:
         """What the process holds of the card. A run that fills it with cached blocks, and surely fits, holds no more
@@ -199,7 +204,7 @@ class OnCard:
         """As like runs were measured, without what is alive at the peak: that takes as long as the replay."""
         shown, context, outside = self.shown, self.context, self.communication
         nbytes = shown.reserved_bytes + context.nbytes + outside.nbytes
-        basis = _basis(self)
+        basis = self.basis
         low, high = reserved = range_of(shown.reserved_bytes, "reserved", basis)
         if device_was_measured(basis) and not outside.nbytes:
             return Device(nbytes, range_of(nbytes, "device", basis), reserved)
@@ -315,10 +320,6 @@ def on_card(
     )
 
 
-def _basis(held: OnCard) -> Basis:
-    return Basis(held.stack, held.context.measured, bool(held.guesses))
-
-
 def memory_of(held: OnCard) -> Memory:
     shown, device = held.shown, held.device
     breakdown = {role.value: nbytes for role, nbytes in held.at_peak.by_role.items()}
@@ -332,7 +333,7 @@ def memory_of(held: OnCard) -> Memory:
         reserved_bytes=shown.reserved_bytes,
         device_bytes=device.nbytes,
         range_bytes={
-            "allocated": range_of(held.at_peak.allocated_bytes, "allocated", _basis(held)),
+            "allocated": range_of(held.at_peak.allocated_bytes, "allocated", held.basis),
             "reserved": device.reserved_range_bytes,
             "device": device.range_bytes,
         },

@@ -29,6 +29,12 @@ class Room(NamedTuple):
         """Not by the prediction, but by the low end of its range."""
         return not self.fits and self.low_bytes <= self.capacity_bytes
 
+    def in_need(self, least_bytes: int) -> Room:
+        """The same, said of the least the run completes with: what a report calls its need, whether it fits or not."""
+        share = least_bytes / self.needs_bytes if self.needs_bytes else 1.0
+        low_bytes, high_bytes = int(self.low_bytes * share), int(self.high_bytes * share)
+        return self._replace(needs_bytes=least_bytes, low_bytes=low_bytes, high_bytes=high_bytes)
+
     @property
     def verdict(self) -> Verdict:
         """What is said to people. One that fits only at the low end of its range does not fit."""

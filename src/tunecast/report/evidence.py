@@ -1,41 +1,66 @@
-"""One line on how far to trust a prediction: what was measured of its kind, and how close predictions came."""
+"""One line on how far to trust a prediction: what was measured of its kind, and the ranges that follow from it.
+
+The figures are those of the ranges an answer prints, never of a narrower kind of runs.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from tunecast.hardware.names import card_name
 from tunecast.predict.evidence import FEWEST, Evidence, Spread
+from tunecast.predict.ranges import Basis, band_of
+from tunecast.predict.ranges_table import BANDS
+from tunecast.predict.room import Room
 from tunecast.units import percent
 
 
-def trust(evidence: Evidence, *, timed: bool = True) -> str:
-    """`H200 SXM 141 GB: peak in use ± 0.0 % (9 in 10 of 112 runs within 0.1 %), time ± 3 % (...)`.
+def trust(evidence: Evidence, basis: Basis, room: Room, time: Mapping[str, Any] | None) -> str:
+    """`RTX 4090: not measured; like cases: memory -3 to +5 % (10 runs on other GPUs), time ± 23 % (397 runs ...)`.
 
-    Of what nobody measured, how close predictions of like runs came. `timed`: a time was predicted too.
+    `room` and `time` of the prediction; `time` None where none was predicted.
     """
-    memory = _spread("peak in use", *_memory(evidence), digits=1)
-    told = [memory, _spread("time", *_time(evidence))] if timed else [memory]
-    return f"{card_name(evidence.gpu_name)}: {_status(evidence, timed)}{', '.join(told)}"
+    told = [f"memory {_interval(room.low_bytes, room.needs_bytes, room.high_bytes)} ({_memory_runs(basis)})"]
+    if time is not None:
+        told.append(f"time {_interval(time['low_s'], time['step_s'], time['high_s'])} ({_time_runs(evidence)})")
+    return f"{card_name(evidence.gpu_name)}: {_status(evidence, time is not None)}{', '.join(told)}"
 
 
 def _status(evidence: Evidence, timed: bool) -> str:
     if evidence.validated or (not timed and evidence.memory.runs >= FEWEST):
         return ""
     measured = evidence.memory.runs or evidence.card_time.runs
-    return f"{'not validated' if measured else 'not measured'}; like cases: "
+    return f"{'no such job was timed on it' if measured else 'not measured'}; like cases: "
 
 
-def _memory(evidence: Evidence) -> tuple[Spread, str]:
-    return (evidence.memory, "") if evidence.memory.runs >= FEWEST else (evidence.like_memory, " on other GPUs")
+def _interval(low: float, likely: float, high: float) -> str:
+    """`± 5 %`, `-3 to +5 %`."""
+    if not likely:
+        return "not known"
+    below, above = (likely - low) / likely, (high - likely) / likely
+    digits = 0 if max(below, above) >= 0.015 else 1
+    below_told, above_told = percent(below, digits), percent(above, digits)
+    return f"± {above_told}" if below_told == above_told else f"-{below_told.removesuffix(' %')} to +{above_told}"
 
 
-def _time(evidence: Evidence) -> tuple[Spread, str]:
+def _memory_runs(basis: Basis) -> str:
+    band = band_of("reserved", basis)
+    if basis.guessed:
+        return "part of it is guessed"
+    if not band.runs:
+        return "no such run was measured"
+    own = (basis.stack, "reserved") in BANDS
+    where = f" with {basis.stack}" if own else "" if basis.measured_card else " on other GPUs"
+    return f"{band.runs} runs{where}"
+
+
+def _time_runs(evidence: Evidence) -> str:
+    found, where = _timed(evidence)
+    return f"{found.runs} runs{where}" if found.runs else "nobody timed such a run"
+
+
+def _timed(evidence: Evidence) -> tuple[Spread, str]:
     if evidence.validated and evidence.time.runs >= FEWEST:
         return evidence.time, ""
     return (evidence.card_time, " of other jobs") if evidence.validated else (evidence.like_time, " on other GPUs")
-
-
-def _spread(kind: str, found: Spread, where: str, *, digits: int = 0) -> str:
-    if found.median is None or found.p90 is None:
-        return f"{kind} never measured"
-    within = f"9 in 10 of {found.runs} runs{where} within {percent(found.p90, digits)}"
-    return f"{kind} ± {percent(found.median, digits)} ({within})"

@@ -41,7 +41,7 @@ def card_figures(
         context_bytes=held.context.nbytes,
         communication_bytes=held.communication.nbytes,
         gpu=held.gpu.name,
-        room=held.room,
+        room=held.room.in_need(said.smallest_capacity_bytes),
         pretended=pretended,
         others_bytes=0 if pretended else max(0, held.gpu.memory_bytes - free_for_us),
         smallest_capacity_bytes=said.smallest_capacity_bytes,
