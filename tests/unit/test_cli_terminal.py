@@ -143,7 +143,7 @@ def test_else_that_of_the_active_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_else_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(NotResolved, match=r"pip install 'tunecast\[trace\]'"):
+    with pytest.raises(NotResolved, match=r"pip install torch transformers"):
         interpreter.tracing_python(environ={})
 
 

@@ -74,7 +74,7 @@ def test_a_script_and_its_arguments(shell: Any, asked: dict[str, Any]) -> None:
     assert (asked["steps"], asked["nproc_per_node"], asked["nnodes"], asked["as_module"]) == (3, 1, 1, False)
     assert asked["card"].capability == (8, 9)
     assert out.startswith("train.py --gpu none -- x on 1 x RTX 4090: fits, ")
-    assert "How far to trust this: RTX 4090: not measured; like cases: peak in use ± " in out
+    assert "How far to trust this: RTX 4090: not measured; like cases: memory " in out
     assert "train.py:7" in out
 
 

@@ -92,3 +92,11 @@ def test_no_default_is_refused(method: str) -> None:
         except UsageError as error:
             refused[name] = error.message
     assert not refused
+
+
+def test_a_stack_that_casts_nothing_is_not_asked_to() -> None:
+    """fsdp_qlora trains in bfloat16 alone, and calls no preparation of PEFT's: what was not written is as it does."""
+    given = {"model": "m", "stack": "fsdp_qlora", "method": "qlora"}
+    filled = fill_in(job_from_dict(given), LLAMA)
+    assert (filled.autocast, filled.quantization.prepare_kbit) == (None, False)
+    assert fill_in(job_from_dict({**given, "autocast": "bfloat16"}), LLAMA).autocast == "bfloat16"

@@ -215,3 +215,10 @@ def test_size_is_bounded(tmp_path, monkeypatch):
     assert isinstance(only(written(tmp_path, "a.json", json.dumps({"model": "x" * 10}))), Job)
     error = refused(written(tmp_path, "b.json", json.dumps({"model": "x" * 100})))
     assert error.message.endswith("b.json: larger than 50 bytes, the most that is read")
+
+
+@pytest.mark.parametrize("row", ['{"text": "a"}', '{"messages": []}', '{"prompt": "a", "chosen": "b"}'])
+def test_training_data_is_told_from_jobs(tmp_path, row):
+    error = only(written(tmp_path, "data.jsonl", f"{row}\n" * 300))
+    assert isinstance(error, JobError)
+    assert "this looks like training data" in error.message and "--data-lengths" in error.message

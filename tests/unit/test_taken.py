@@ -27,10 +27,10 @@ def fields_of(given: dict[str, Any]) -> list[str]:
 
 def test_what_is_given_is_not_told() -> None:
     assert fields_of({}) == [
-        *("method", "micro_batch", "seq_len", "weights_dtype", "optimizer", "gradient_checkpointing"),
+        *("stack", "method", "micro_batch", "seq_len", "weights_dtype", "optimizer", "gradient_checkpointing"),
     ]
     assert "hardware.gpu" in [each.field for each in taken(predicted(job_from_dict({"model": "llama-3.2-1b"})).job)]
-    assert fields_of({"method": "full", "micro_batch": 8}) == [
+    assert fields_of({"method": "full", "stack": "transformers", "micro_batch": 8}) == [
         *("seq_len", "weights_dtype", "optimizer", "gradient_checkpointing"),
     ]
     assert {"lora.targets", "lora.rank"} < set(fields_of({"method": "lora"}))
@@ -53,7 +53,8 @@ def test_an_effect_is_what_predicting_it_says(method: str) -> None:
 
 
 def test_the_lines() -> None:
-    done = predicted(job_from_dict({**SMALL, "method": "lora", "micro_batch": 1, "seq_len": 512}))
+    given = {"stack": "transformers", "method": "lora", "micro_batch": 1, "seq_len": 512}
+    done = predicted(job_from_dict({**SMALL, **given}))
     every = taken(done.job)
     lines = taken_lines(every, worth_telling(effects(done, every, predicted), done), "fits")
     assert lines[0].startswith("bfloat16 weights (the checkpoint's); float32: ")

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from tunecast.job.job import Job
 from tunecast.plan.bill import Biller, Terms
 from tunecast.plan.choice import Plan
 from tunecast.plan.price import timed_of
 from tunecast.predict.analytic import analytic
 from tunecast.predict.prediction import Predicted
-from tunecast.predict.taken import Spent, effects, taken, worth_telling
+from tunecast.predict.taken import Spent, Taken, effects, taken, worth_telling
 from tunecast.records import replace
+from tunecast.tape.build.sharding.scheme import ranks_of
 
 CHOSEN = frozenset({"hardware.gpu", "micro_batch", "gradient_checkpointing"})
 """What a plan chooses itself."""
+
+
+BATCH = "global_batch"
+"""Of a plan, which keeps the rows of an optimizer step and splits them itself."""
+LARGER = 4
+"""Times as many rows, to show what they would change."""
+
+
+def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
+    if any(plan.job.is_given(field) for field in ("micro_batch", "grad_accum")):
+        return ()
+    rows = plan.job.micro_batch * plan.job.grad_accum * ranks_of(plan.job)
+    return (Taken(BATCH, rows, "transformers' default", {"grad_accum": LARGER * job.grad_accum}),)
 
 
 def with_taken(plan: Plan, terms: Terms) -> Plan:
@@ -19,7 +34,8 @@ def with_taken(plan: Plan, terms: Terms) -> Plan:
     best = plan.best
     if best is None:
         return plan
-    every = tuple(each for each in taken(best.job) if each.field not in CHOSEN and each.field not in best.changes)
+    others = (each for each in taken(best.job) if each.field not in CHOSEN and each.field not in best.changes)
+    every = (*_batch(plan, best.job), *others)
     biller, machine = Biller(best.job, terms), best.machine
 
     def spent(done: Predicted) -> Spent:

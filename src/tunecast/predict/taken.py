@@ -76,12 +76,16 @@ def _whose(field: str, job: Job) -> str:
         return f"{job.stack}'s own" if has_own_dtype(job) else "the checkpoint's"
     if field == "lora.targets":
         return f"{job.stack}'s own" if job.stack in TARGETS_OF_STACK else "PEFT's choice"
+    if field == "stack":
+        return "--stack names another"
     package = all_knobs()[field].origin.package
     return "" if package == "tunecast" else f"{package}' default" if package.endswith("s") else f"{package}'s default"
 
 
 def _decisive(job: Job) -> Iterator[tuple[str, Overrides]]:
     yield "hardware.gpu", {}
+    if job.task == "sft":
+        yield "stack", {"stack": "trl"}
     yield "method", {"method": "lora"} if job.method == "full" else {}
     if job.micro_batch > 1:  # the batch of a step stays what it is
         yield "micro_batch", {"micro_batch": 1, "grad_accum": job.micro_batch * job.grad_accum}

@@ -82,7 +82,7 @@ def compare_text(
     title = f"{shown(names[0])} → {shown(names[1])}"
     parts = [terminal.paint(title, "bold")]
     if not found.steps:
-        parts.append("  the jobs do not differ")
+        parts.append("  the jobs do not differ; --to rank=64 compares a job with itself at another rank")
         return terminal.plain("\n".join(parts)) + "\n"
     style = {"fits": "good", "may not fit": "warn", "does not fit": "bad"}[found.after.held.room.verdict]
     parts += [terminal.paint(f"  {summary(found, rents)}", style), "", *_totals(found, rents, terminal)]
@@ -95,11 +95,15 @@ def compare_text(
     return terminal.plain("\n".join(parts)) + "\n"
 
 
+NOTHING = 0.005
+"""Of a cost: less is no difference, next to how far costs are uncertain."""
+
+
 def summary(found: Comparison, rents: Rents) -> str:
-    """`both fit; 312.00 MiB more on the card, 1 % slower, $0.07 more`."""
+    """`both fit; needs 312.00 MiB more, 1 % slower, $0.07 more`."""
     before, after = found.before.prediction, found.after.prediction
-    more = after.memory.device_bytes - before.memory.device_bytes
-    parts = [f"{gib(abs(more))} {'more' if more > 0 else 'less'} on the card" if more else "the same memory"]
+    more = after.smallest_capacity_bytes - before.smallest_capacity_bytes
+    parts = [f"needs {gib(abs(more))} {'more' if more > 0 else 'less'}" if more else "needs the same memory"]
     slower = more_time(before, after)
     if slower is not None:
         parts.append(_slower(slower))
@@ -107,7 +111,7 @@ def summary(found: Comparison, rents: Rents) -> str:
     if usd is not None:
         unit = "" if _are_whole(rents) else " per million tokens"
         told = f"{amount(abs(usd), DOLLARS)} {'more' if usd > 0 else 'less'}{unit}"
-        parts.append("the same cost" if amount(usd, DOLLARS) == amount(0, DOLLARS) else told)
+        parts.append("the same cost" if _is_nothing(usd, rents) else told)
     return f"{_verdicts(found)}; {', '.join(parts)}"
 
 
@@ -126,6 +130,11 @@ def _slower(more: float) -> str:
     if times >= 2:
         return f"{times:.1f} times as {'slow' if more > 0 else 'fast'}"
     return f"{percent(abs(more), 0 if abs(more) >= 0.02 else 1)} {'slower' if more > 0 else 'less time'}"
+
+
+def _is_nothing(usd: float, rents: Rents) -> bool:
+    before = rents.before and (rents.before.total_usd or rents.before.usd_per_million_tokens)
+    return not before or abs(usd) < NOTHING * before
 
 
 def more_usd(rents: Rents) -> float | None:

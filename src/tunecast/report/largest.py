@@ -270,7 +270,7 @@ def _most_words(row: Most, found: Largest, what: str) -> str:
 
 def _needs(of: Top | Figure) -> str:
     """`(21.4 GiB, up to 22.7)`."""
-    return f"({of.needs_bytes / GIB:.1f} GiB, up to {of.range_bytes[1] / GIB:.1f})"
+    return f"({of.needs_bytes / GIB:.2f} GiB, up to {of.range_bytes[1] / GIB:.2f})"
 
 
 def _one(count: int | None, what: str) -> str:

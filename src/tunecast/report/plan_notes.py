@@ -45,7 +45,7 @@ def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
             found.append((each.kind, f"{costs}: {what}; {whose}. --marketplace"))
         elif each.kind == "validated":
             costs = amount(choice.total_usd, plan.money)
-            found.append(("measured", f"{costs}: {what}; {choice.evidence}"))
+            found.append(("measured", f"{costs}: {what}; {choice.evidence}. --validated"))
         elif each.kind == "deadline":
             found.append(("no deadline", f"{costs}: {what}"))
     doubts: dict[str, list[Beside]] = {}
@@ -253,8 +253,23 @@ def assumed(plan: Plan, choices: Iterable[Choice]) -> list[str]:
     return list(dict.fromkeys(map(shown, told)))
 
 
+MUCH_DISK_BYTES = 500 * GB
+"""From here on a plan says it: no bundled list of prices states how large a machine's disk is."""
+
+
+def disk_warning(choice: Choice) -> list[str]:
+    """Of checkpoints that may fill a disk nobody states."""
+    needs, has = choice.disk_bytes, choice.machine.offer.disk_bytes
+    if needs is None or needs < MUCH_DISK_BYTES or (has is not None and has >= needs):
+        return []
+    there = "the machine's disk is not listed" if has is None else f"the machine has {has / GB:,.0f} GB"
+    remedy = "" if choice.job.run.save_total_limit else "; --save-total-limit 2 keeps two checkpoints instead of all"
+    return [f"needs {needs / GB:,.0f} GB of disk, and {there}{remedy}"]
+
+
 def warned(plan: Plan, choices: Iterable[Choice]) -> list[str]:
-    told: list[str] = list(plan.warnings)
+    choices = list(choices)
+    told: list[str] = [*(text for one in choices[:1] for text in disk_warning(one)), *plan.warnings]
     for one in choices:
         told += one.prediction.warnings if one.prediction is not None else ()
     return list(dict.fromkeys(map(shown, told)))

@@ -97,7 +97,8 @@ def job_told(plan: Plan) -> str:
     name = f"{job.id}: " if job.id is not None else ""
     best = plan.best
     epochs = job.data.epochs
-    trained = "" if best is None else f", {_count(best.tokens / epochs / best.runs)} tokens x {epochs:g} epochs"
+    passes = f"{epochs:g} epoch{'' if epochs == 1 else 's'}"
+    trained = "" if best is None else f", {_count(best.tokens / epochs / best.runs)} tokens x {passes}"
     if best is not None and job.run.max_steps is not None:
         trained = f", {_count(best.tokens / best.runs)} tokens"
     trained += f" in {best.runs} runs, one after another" if best is not None and best.runs > 1 else ""

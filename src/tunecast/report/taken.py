@@ -8,6 +8,7 @@ from typing import Any
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.names import card_name
 from tunecast.plan.choice import DOLLARS
+from tunecast.plan.taken import BATCH, LARGER
 from tunecast.predict.room import Verdict
 from tunecast.predict.taken import Effect, Taken
 from tunecast.report.figures import shown
@@ -22,8 +23,10 @@ WORTH_BYTES = 50 * MIB
 
 NAMES: Mapping[str, Callable[[Any], str]] = {
     "hardware.gpu": lambda name: card_name(gpu_named(name).name),
+    "stack": lambda stack: {"transformers": "transformers' Trainer", "trl": "TRL's SFTTrainer"}[stack],
     "method": lambda method: {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}[method],
     "micro_batch": lambda rows: f"batch {rows} per GPU",
+    "global_batch": lambda rows: f"{rows} rows per optimizer step",
     "seq_len": lambda tokens: f"{tokens:,} tokens per row",
     "weights_dtype": lambda dtype: f"{dtype} weights",
     "lora.targets": lambda given: f"adapters on {given if isinstance(given, str) else ', '.join(given)}",
@@ -76,10 +79,18 @@ def effect_words(effect: Effect, before: Verdict) -> str:
         told.append(f"{gib(abs(effect.more_bytes))} {'more' if effect.more_bytes > 0 else 'less'}")
     if effect.verdict != before:
         told.append(effect.verdict)
-    if effect.total_s is not None:
+    if effect.verdict == "does not fit":
+        pass  # it neither takes time nor costs anything here
+    elif effect.total_s is not None:
         told.append(duration(effect.total_s))
         told += [] if effect.usd is None else [amount(effect.usd, DOLLARS)]
     elif effect.time_ratio is not None and abs(percent := 100 * (effect.time_ratio - 1)) >= 1:
         told.append(f"{abs(percent):.0f} % {'slower' if percent > 0 else 'faster'} per token")
-    field, value = next(iter(effect.taken.instead.items()))
-    return f"{INSTEAD[field](value)}: {', '.join(told)}"
+    return f"{_instead(effect.taken)}: {', '.join(told)}"
+
+
+def _instead(each: Taken) -> str:
+    if each.field == BATCH:
+        return f"{LARGER * each.value} rows"
+    field, value = next(iter(each.instead.items()))
+    return INSTEAD[field](value)

@@ -14,7 +14,7 @@ from tunecast.units import gib
 
 
 def header(figures: Figures, made: Provenance | None) -> Markup:
-    word = tag("span", figures.word, class_="pill good" if figures.word == "exact" else "pill warn")
+    word = tag("span", figures.word, class_="pill warn") if figures.guesses else Markup()
     line = byline(made)
     return tag("header", tag("h1", figures.title), word, tag("p", line) if line else Markup())
 

@@ -77,13 +77,30 @@ def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobErr
         if path.name == "config.json":
             yield _job(Found("", {"model": source}), overrides, None)
         elif reader is not None:
-            for found in reader(path):
+            for number, found in enumerate(reader(path)):
+                if number == 0 and _is_training_data(found.content):
+                    raise UsageError(f"{path}: {TRAINING_DATA}", field="job")
                 yield _job(found, overrides, path)
         else:
             _refuse_other_files(path)
             yield _job(Found("", {"model": source}), overrides, None)
     except TunecastError as error:  # the file itself: nothing was found in it, or no more will be
         yield job_error(error)
+
+
+TRAINING_TEXTS = frozenset(
+    {"text", "messages", "conversations", "prompt", "completion", "instruction", "output", "response", "chosen"}
+)
+"""Columns of the data sets that TRL's and Axolotl's documentation name."""
+TRAINING_DATA = (
+    "this looks like training data, not like jobs. To fix: name a model and how long the samples are, such as "
+    "tunecast predict llama-3.1-8b --data-lengths lengths.txt, with the tokens of a sample on each line "
+    "(docs/cookbook.md), or --samples N --seq-len N"
+)
+
+
+def _is_training_data(content: object) -> bool:
+    return isinstance(content, Mapping) and "model" not in content and bool(TRAINING_TEXTS & set(map(str, content)))
 
 
 def _refuse_other_files(path: Path) -> None:

@@ -59,7 +59,16 @@ def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> J
         changes["weights_dtype"] = next(filter(None, named), "float32")
     if job.method != "full":
         changes["lora"] = _filled_lora(job, _model_type(config))
+    if job.stack == "fsdp_qlora" and not _is_written(job, "autocast"):
+        changes["autocast"] = None  # its train.py: all in bfloat16, `precision: "bf16"`
+    if job.stack == "fsdp_qlora" and job.method == "qlora" and not _is_written(job, "quantization.prepare_kbit"):
+        changes["quantization"] = replace(job.quantization, prepare_kbit=False)  # nor does it call PEFT's preparation
     return replace(job, **changes)
+
+
+def _is_written(job: Job, field: str) -> bool:
+    """Whether a file or a flag has it: what a job made in Python holds stays."""
+    return not job.given or field in job.given
 
 
 def fill_in_of(job: Job, model: ModelConfig) -> Job:

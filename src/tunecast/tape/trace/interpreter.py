@@ -36,7 +36,7 @@ def tracing_python(given: str | None = None, environ: Mapping[str, str] | None =
             return python
     raise NotResolved(
         f"tracing runs the real training code, and {sys.executable} has no torch. "
-        "To fix: pip install 'tunecast[trace]', or --python /path/to/your/training/environment/bin/python",
+        "To fix: pip install torch transformers, or --python /path/to/your/training/environment/bin/python",
         field="--python",
     )
 

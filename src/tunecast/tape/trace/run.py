@@ -178,7 +178,7 @@ def _crash(python: str, code: int | None, log: Path) -> TunecastError:
     if "No module named 'torch'" in tail:
         return NotResolved(
             f"{python} has no torch, and tracing runs the real training code. "
-            "To fix: pip install 'tunecast[trace]', or --python /path/to/your/training/environment/bin/python."
+            "To fix: pip install torch transformers, or --python /path/to/your/training/environment/bin/python."
         )
     how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
     return Unsupported(
