@@ -73,7 +73,9 @@ def taken(job: Job) -> list[Taken]:
 
 def _whose(field: str, job: Job) -> str:
     if field == "weights_dtype":
-        return f"{job.stack}'s own" if has_own_dtype(job) else "the checkpoint's"
+        states = ", gradients and optimizer states too" if job.method == "full" else ""
+        own = f"{job.stack}'s own" if has_own_dtype(job) else "the checkpoint's"
+        return f"{own}{states}"
     if field == "lora.targets":
         return f"{job.stack}'s own" if job.stack in TARGETS_OF_STACK else "PEFT's choice"
     if field == "stack":
