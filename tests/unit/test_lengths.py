@@ -14,6 +14,7 @@ from tunecast.job import Data, Job, job_from_dict
 from tunecast.job.lengths import Lengths, all_of, sample_lengths
 from tunecast.predict.lengths import (
     Epoch,
+    cut_rows,
     epoch_of,
     eval_batches,
     grouped,
@@ -23,6 +24,7 @@ from tunecast.predict.lengths import (
     total_steps,
 )
 from tunecast.predict.packing import packed_rows
+from tunecast.records import replace
 
 LENGTHS = (5, 3, 9, 3, 7, 1, 8)
 
@@ -301,3 +303,12 @@ def test_a_long_sorted_data_set_is_seen_from_end_to_end():
 def test_a_missing_file_is_not_found():
     with pytest.raises(NotResolved):
         sample_lengths(Data(lengths="./nowhere.txt"))
+
+
+def test_samples_that_are_cut_are_told() -> None:
+    job = job_from_dict({"model": "gpt2", "seq_len": 512, "data": {"lengths": [100, 600, 900, 512]}})
+    lengths = sample_lengths(job.data)
+    assert lengths is not None
+    (told,) = cut_rows(job, lengths)
+    assert told == "50.0 % of the samples are longer than seq_len 512 and are cut; the longest has 900 tokens"
+    assert cut_rows(replace(job, seq_len=1024), lengths) == []

@@ -27,6 +27,7 @@ from tunecast.job.lengths import Lengths, all_of
 from tunecast.predict.packing import MAP_BATCH, packed_rows
 from tunecast.records import dataclass, replace
 from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.units import percent
 
 if TYPE_CHECKING:
     from random import Random
@@ -173,6 +174,17 @@ def _known_lengths(job: Job, lengths: Lengths | None) -> Lengths | None:
     if rows is None and job.data.tokens is not None:
         rows = ceil(job.data.tokens / job.seq_len)
     return None if rows is None else all_of(job.seq_len, rows)
+
+
+def cut_rows(job: Job, known: Lengths) -> list[str]:
+    """What truncation does to the samples, in words; nothing where all fit."""
+    longer = sum(count for length, count in known.counts if length > job.seq_len)
+    if not longer:
+        return []
+    done = "split over rows or cut" if job.data.packing else "cut"
+    share = percent(longer / known.listed, 1)
+    return [f"{share} of the samples are longer than seq_len {job.seq_len:,} and are {done}; the longest has "
+            f"{known.counts[-1][0]:,} tokens"]  # fmt: skip
 
 
 def _truncated(known: Lengths, job: Job) -> Lengths:

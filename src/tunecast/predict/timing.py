@@ -23,7 +23,7 @@ from tunecast.job.model import ModelConfig
 from tunecast.predict.by_length import mean_step, priced_lengths
 from tunecast.predict.energy import Energy, energy
 from tunecast.predict.host import Host, host_of, loop_s
-from tunecast.predict.lengths import Epoch, epoch_of, eval_batches
+from tunecast.predict.lengths import Epoch, cut_rows, epoch_of, eval_batches
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of
 from tunecast.predict.prediction import Prediction
@@ -87,6 +87,7 @@ def timing(
     spent = None if whole is None else _energy(job, gpu, whole, mean)
     why = reasons(job, mean, model.layers, typical.padding_fraction)
     why += [] if whole is None else whole_reasons(job, whole.phases_s)
+    why += [] if lengths is None else cut_rows(job, lengths)
     return Timing(
         time=_time(job, mean, typical, whole, why),
         utilization=_utilization(job, gpu, mean) | {"host": host_needs(job, outside).to_dict()},
