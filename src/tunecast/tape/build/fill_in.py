@@ -1,7 +1,7 @@
 """A job with what follows from its model filled in: the dtype its weights load in, and what gets adapters.
 
 These are the fields whose default is a rule rather than a value. Everything behind the doors that call this
-(`fold_job`, `trace_job`, predictions, plans) sees values only.
+(`fold_job`, the traced recipes, predictions, plans) sees values only.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ from typing import Any
 
 from tunecast.errors import TunecastError
 from tunecast.job.job import Job
-from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
@@ -39,7 +38,7 @@ def trace_job(
     progress: Progress | None = None,
 ) -> Tape:
     """The tape of the training run a job describes. `exact` traces every layer rather than a few."""
-    job = fill_in(job, config)
+
     ended = threading.Event()
 
     def unless_ended(passed_s: float) -> None:

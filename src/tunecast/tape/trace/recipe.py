@@ -14,6 +14,7 @@ import torch
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.adapters import ATTENTION
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.trace.optimizers import PACKAGED, RATE, imported
 from tunecast.tape.trace.recorder import Recorder
 
@@ -22,6 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], recorder: Recorder) -> None:
     """Build the model of `config` on the card and take one optimizer step for each of `lengths`."""
+    job = fill_in(job, config)
     torch.zeros(1, device="cuda")  # every program touches the card before it loads; the cache keeps that segment
     model = build(job, config)
     model.train()

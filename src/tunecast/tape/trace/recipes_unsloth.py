@@ -17,6 +17,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.job import Job
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.trace import recipe
 from tunecast.tape.trace.packages import after_import, flash_attention
 from tunecast.tape.trace.packages import transformers as loader
@@ -31,6 +32,7 @@ SPECIAL = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_t
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], recorder: Recorder) -> None:
     """Build the model of `config` with Unsloth and take one optimizer step for each of `lengths`."""
     require_unsloth()
+    job = fill_in(job, config)
     refuse(job)
     with tempfile.TemporaryDirectory(prefix="tunecast-unsloth-") as folder:
         model = build(job, config, Path(folder), recorder)

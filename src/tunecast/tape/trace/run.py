@@ -19,7 +19,6 @@ from typing import Any
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
@@ -65,7 +64,6 @@ def trace_training(
     progress: Progress | None = None,
 ) -> Tape:
     """The tape of a job's own training run over the model of `config`: a step for each of `lengths`."""
-    job = fill_in(job, config)
     with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
         request = JobRequest(Path(folder), card, job=job.to_dict(), config=dict(config), lengths=tuple(lengths))
         tape, answer = _ask(request, python, limits or Limits(), progress, quiet=True)
