@@ -197,7 +197,7 @@ def test_text_page_and_markdown_say_the_same(line: str) -> None:
             assert all(amount(beside.choice.total_usd, plan.money) in of for name, of in said.items() if name != "text")
             if beside.kind != "validated":
                 assert beside.choice.total_usd < plan.best.total_usd
-    assert len(text(plan, Terminal(100)).splitlines()) <= 70
+    assert len(text(plan, Terminal(100)).splitlines()) <= 80
     assert text(plan, Terminal(100)) != text(plan, Terminal(100), details=True)
 
 

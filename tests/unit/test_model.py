@@ -90,7 +90,7 @@ def test_the_language_part_of_a_model_that_also_sees():
         ({"hidden_size": 64.0}, "hidden_size: got 64.0; allowed: a whole number from 1 to 262144"),
         ({"hidden_size": "64"}, "hidden_size: got '64'; allowed: a whole number from 1 to 262144"),
         ({"hidden_size": True}, "hidden_size: got true; allowed: a whole number from 1 to 262144"),
-        ({"num_hidden_layers": 10**6}, "num_hidden_layers: got 1000000; allowed: a whole number from 1 to 2048"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers: got 1000000; allowed: a whole number from 1 to 320"),
         ({"vocab_size": 10**9}, "vocab_size: got 1000000000; allowed: a whole number from 1 to 10000000"),
         ({"vocab_size": None}, "vocab_size: missing (looked for vocab_size, n_vocab)"),
         ({"num_key_value_heads": 3}, "num_key_value_heads: got 3; allowed: a divisor of num_attention_heads, 8"),

@@ -21,6 +21,7 @@ from typing import Any
 
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 from tunecast.tape.op import COLLECTIVES, Alloc, Begin, Event, Free, Op, Phase
 
@@ -69,7 +70,7 @@ def main() -> None:
             gc.collect()
             recorder.forget_all()
             cuda.Stream._numbers = itertools.count(1)  # streams are numbered anew in each program
-            job = job_from_dict(values)
+            job = fill_in(job_from_dict(values), config)
             dist.init_process_group("nccl", rank=0, world_size=job.hardware.gpus * job.hardware.nodes)
             try:
                 train(job, config, lengths, recorder)
