@@ -208,6 +208,7 @@ def settings_of(jobs: Sequence[Job], model: ModelConfig | None = None) -> Settin
         autocast=job.autocast,
         optimizer=job.optimizer,
         gradient_checkpointing=job.gradient_checkpointing,
+        stack=job.stack,
         adapters=None if adapted is None else adapters_words(adapted),
         quantization=next((each.quantization.format for each in jobs if each.quantization.format), None),
         evidence=evidence_of(job, card),

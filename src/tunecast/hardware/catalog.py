@@ -70,8 +70,8 @@ class Meant(NamedTuple):
         if not self.is_size:
             return f"{name} is taken as {self.card.name}; others: {others}"
         least = min((gpus()[other] for other in self.others), key=lambda card: card.memory_bytes)
-        less = f"; least for PyTorch: {least.name}, {gib(least.memory_bytes)}"
-        told = f"{name} is taken as {self.card.name} ({gib(self.card.memory_bytes)} for PyTorch); others: {others}"
+        less = f"; the least memory has {least.name}, {gib(least.memory_bytes)}"
+        told = f"{name} is taken as {self.card.name} ({gib(self.card.memory_bytes)}); others: {others}"
         return told + (less if least.memory_bytes < self.card.memory_bytes else "")
 
 

@@ -153,5 +153,5 @@ def worth_telling(found: Sequence[Effect], done: Predicted) -> list[Effect]:
         for each in found
         if abs(each.more_bytes) >= whole / 100
         or each.verdict != done.held.room.verdict
-        or (each.time_ratio is not None and abs(each.time_ratio - 1) >= 0.01)
+        or (each.verdict != "does not fit" and each.time_ratio is not None and abs(each.time_ratio - 1) >= 0.01)
     ]

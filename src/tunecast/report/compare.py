@@ -243,17 +243,17 @@ def _rows_per_step(job: Job) -> int:
 def _step_lines(found: Comparison, terminal: Terminal) -> list[str]:
     rows = []
     for step in found.steps:
-        cost = step.costs_bytes["device_bytes"]
+        cost = step.costs_bytes["smallest_capacity_bytes"]
         first, *more = step.differences
         fits = "" if step.fits_surely else "may not fit" if step.fits else "does not fit"
         rows.append((signed(cost, gib(cost)), _step_time(step.more_time), _change(first), _mostly(step), fits))
         rows += [("with", "", _change(each), "", "") for each in more]
     if len(found.steps) > 1:
-        total = sum(step.costs_bytes["device_bytes"] for step in found.steps)
+        total = sum(step.costs_bytes["smallest_capacity_bytes"] for step in found.steps)
         whole = more_time(found.before.prediction, found.after.prediction)
         rows.append((signed(total, gib(total)), _step_time(whole), "all together", "", ""))
     is_timed = any(step.more_time is not None for step in found.steps)
-    rows.insert(0, ("memory", "time" if is_timed else "", "", "", ""))
+    rows.insert(0, ("needs", "time" if is_timed else "", "", "", ""))
     lines = columns(rows, left=(2, 3, 4))
     lines[0] = terminal.paint(lines[0], "dim")
     return lines
@@ -270,7 +270,9 @@ def _change(difference: Difference) -> str:
 def _mostly(step: Step) -> str:
     """The part that moved most, if any did."""
     part, nbytes = max(step.breakdown_bytes.items(), key=lambda each: abs(each[1]))
-    return f"mostly {words(part)} ({signed(nbytes, gib(nbytes))})" if nbytes else ""
+    more = step.costs_bytes["smallest_capacity_bytes"]
+    agrees = nbytes * more > 0  # what the allocator caches may go the other way
+    return f"mostly {words(part)} ({signed(nbytes, gib(nbytes))})" if agrees else ""
 
 
 def _where(found: Comparison, terminal: Terminal) -> list[str]:

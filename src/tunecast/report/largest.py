@@ -10,7 +10,7 @@ from tunecast.hardware.names import card_name
 from tunecast.predict.evidence import Evidence
 from tunecast.report.figures import shown
 from tunecast.report.text import DEFAULT, Terminal, wrapped
-from tunecast.units import GIB, billions, gib, percent
+from tunecast.units import GIB, billions, gib
 
 SCHEMA = "tunecast.largest/1"
 AUTO = "auto"
@@ -28,6 +28,7 @@ class Settings:
     autocast: str | None
     optimizer: str
     gradient_checkpointing: bool
+    stack: str = "transformers"
     adapters: str | None = None
     """Rank and targets; None where only full training was asked about."""
     quantization: str | None = None
@@ -36,13 +37,13 @@ class Settings:
     """What was measured of such runs."""
 
     def words(self) -> str:
-        """`bfloat16 weights (qlora: nf4), autocast bfloat16, adamw_torch_fused, gradient checkpointing`."""
+        """`transformers: bfloat16 weights (qlora: nf4), autocast bfloat16, adamw_torch_fused, gradient checkpointing`."""
         dtype = "the checkpoint's dtype for weights" if self.weights_dtype == AUTO else f"{self.weights_dtype} weights"
         four_bit = f" (qlora: {self.quantization})" if self.quantization else ""
         cast = f"autocast {self.autocast}" if self.autocast else "no autocast"
         checkpointing = f"{'' if self.gradient_checkpointing else 'no '}gradient checkpointing"
         adapters = f"; adapters of {self.adapters}" if self.adapters else ""
-        return f"{dtype}{four_bit}, {cast}, {self.optimizer}, {checkpointing}{adapters}"
+        return f"{self.stack}: {dtype}{four_bit}, {cast}, {self.optimizer}, {checkpointing}{adapters}"
 
 
 class Top(NamedTuple):
@@ -213,18 +214,12 @@ def _notes(found: Largest) -> Iterator[str]:
     card, evidence = card_name(found.settings.gpu), found.settings.evidence
     if evidence is None:
         return
-    own, like = evidence.memory, evidence.like_memory
-    if own.median is not None:
-        yield f"{card}: memory of {own.runs} runs was measured, predictions {_near(own.median)} at the median"
-    elif like.median is None or like.p90 is None:
-        yield f"{card} was not measured, and no run of {evidence.stack} on another card either"
+    if evidence.memory.runs:
+        yield f"{card}: memory of {evidence.memory.runs} runs was measured"
+    elif evidence.like_memory.runs:
+        yield f"{card} was not measured: its range is that of like runs on other cards"
     else:
-        far = f"{_near(like.median)} at the median and {_near(like.p90)} for nine in ten"
-        yield f"{card} was not measured; on other cards predictions are {far} ({like.runs} runs)"
-
-
-def _near(error: float) -> str:
-    return "exact" if round(error, 3) == 0 else f"within {percent(error, 1)}"
+        yield f"{card} was not measured, and no run of {evidence.stack} on another card either"
 
 
 def _model_lines(found: Largest, terminal: Terminal) -> list[str]:

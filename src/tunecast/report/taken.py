@@ -86,7 +86,7 @@ def effect_words(effect: Effect, before: Verdict) -> str:
         told += [] if effect.usd is None else [amount(effect.usd, DOLLARS)]
     elif effect.time_ratio is not None and abs(percent := 100 * (effect.time_ratio - 1)) >= 1:
         told.append(f"{abs(percent):.0f} % {'slower' if percent > 0 else 'faster'} per token")
-    return f"{_instead(effect.taken)}: {', '.join(told)}"
+    return f"{_instead(effect.taken)}: {', '.join(told) or 'hardly any difference'}"
 
 
 def _instead(each: Taken) -> str:
