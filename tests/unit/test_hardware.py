@@ -167,9 +167,9 @@ def test_a_size_is_the_slowest_geforce_of_it_and_names_the_others():
     assert meant.card.name == "rtx-3090"
     assert {"rtx-4090", "a10", "l4", "titan-rtx"} <= set(meant.others)
     note = meant.note("24gb")
-    assert note.startswith("24gb is taken as rtx-3090 (23.69 GiB for PyTorch); others: rtx-4090, ")
+    assert note.startswith("24gb is taken as rtx-3090 (23.69 GiB); others: rtx-4090, ")
     assert f" and {len(meant.others) - 6} more (tunecast gpus 24gb); " in note
-    assert note.endswith("; least for PyTorch: a10, 22.03 GiB")
+    assert note.endswith("; the least memory has a10, 22.03 GiB")
     assert {card.name for card in matching(["24gb"])} == {meant.card.name, *meant.others}
     assert meant_by("24 GB").card is meant_by("24GiB").card is meant.card
     assert meant_by("80gb").card.name == "a100-pcie-80gb"

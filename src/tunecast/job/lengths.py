@@ -121,9 +121,8 @@ def _read(name: str, changed_ns: int, size_bytes: int) -> tuple[Counts, tuple[in
             for length, count in filter(None, map(_line, text.splitlines())):
                 counts[length] += count
     except (TypeError, ValueError, RecursionError):
-        raise _wrong(
-            f"{name}: neither a JSON list of whole numbers nor one a line; of texts, count the tokens first (docs/cookbook.md)"
-        ) from None
+        told = "neither a JSON list of whole numbers nor one a line; of texts, count the tokens first"
+        raise _wrong(f"{name}: {told} (docs/cookbook.md)") from None
     for length in [length for length, count in counts.items() if count]:
         if not 1 <= length <= LONGEST:
             raise _wrong(f"{name}: got {shown(length)}; allowed: whole numbers from 1 to {LONGEST}")

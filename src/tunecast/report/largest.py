@@ -37,7 +37,7 @@ class Settings:
     """What was measured of such runs."""
 
     def words(self) -> str:
-        """`transformers: bfloat16 weights (qlora: nf4), autocast bfloat16, adamw_torch_fused, gradient checkpointing`."""
+        """`trl: bfloat16 weights (qlora: nf4), autocast bfloat16, adamw_torch_fused, gradient checkpointing`."""
         dtype = "the checkpoint's dtype for weights" if self.weights_dtype == AUTO else f"{self.weights_dtype} weights"
         four_bit = f" (qlora: {self.quantization})" if self.quantization else ""
         cast = f"autocast {self.autocast}" if self.autocast else "no autocast"
