@@ -30,8 +30,8 @@ TABLES: Mapping[str, tuple[str, str]] = {
     ),
 }
 METHODS: Mapping[str, str] = {
-    "full": "float32 weights under bfloat16 autocast and AdamW, the usual mixed precision: 16 bytes per parameter before any "
-    "activation",
+    "full": "float32 weights under bfloat16 autocast and AdamW, usual mixed precision: 16 bytes per parameter before "
+    "any activation",
     "lora": "rank 16 on all linear layers, base weights in bfloat16",
     "qlora": "rank 16 on all linear layers, base weights in NF4 with double quantization, embeddings left in bfloat16 "
     "as TRL's SFTTrainer does (`prepare_kbit: false`)",

@@ -94,7 +94,7 @@ def run(argv: Sequence[str]) -> int:
     if words[:1] == ["add"]:
         if len(arguments.texts) != 2:
             raise UsageError("offers add: allowed: one FILE. See tunecast offers --help", field="FILE")
-        return _add(Path(arguments.texts[1]), today, rate)
+        return _add(Path(arguments.texts[1]), today, rate, as_json=arguments.json)
     removes = words[:1] == ["remove"]
     wanted = replace(
         asked_from(arguments),
@@ -105,7 +105,7 @@ def run(argv: Sequence[str]) -> int:
         max_age_days=arguments.max_age,
     )
     if removes:
-        return _remove(wanted, today, all_of_them=arguments.all)
+        return _remove(wanted, today, all_of_them=arguments.all, as_json=arguments.json)
     require_writable("--md", arguments.md)
     known = store.offers()
     left = asked(known, wanted, today)
@@ -159,12 +159,14 @@ def current_first(offers: Sequence[Offer], odd: Mapping[Offer, str], max_age_day
     return tuple(sorted(offers, key=is_doubtful))
 
 
-def _add(path: Path, today: date, rate: Rate) -> int:
+def _add(path: Path, today: date, rate: Rate, *, as_json: bool) -> int:
     new = own_offers(path, today, rate)
     old = store.kept(store.OWN)
     after = joined(old, new)
     kept_at = store.keep(store.OWN, after)
     replaced = len(old) + len(new) - len(after)
+    if as_json:
+        return _print_own("added", new, today, kept_at, replaced=replaced)
     print(f"{_counted(len(new))} added: {printable(str(kept_at))}")
     _tell(new)
     if replaced:
@@ -172,7 +174,13 @@ def _add(path: Path, today: date, rate: Rate) -> int:
     return 0
 
 
-def _remove(wanted: Asked, today: date, *, all_of_them: bool) -> int:
+def _print_own(what: str, offers: Sequence[Offer], today: date, path: Path, **more: int) -> int:
+    rows = [offer_dict(each, today, store.sources(), "", None) for each in offers]
+    print(json.dumps({"schema": "tunecast.offers-own/1", what: rows, "path": str(path), **more}))
+    return 0
+
+
+def _remove(wanted: Asked, today: date, *, all_of_them: bool, as_json: bool) -> int:
     """Of the user's own only, one unless told otherwise; the file is written whole."""
     own = store.kept(store.OWN)
     if not own:
@@ -188,6 +196,8 @@ def _remove(wanted: Asked, today: date, *, all_of_them: bool) -> int:
             f"offers remove: {len(chosen)} of your own match: {_named(chosen)}. Say more of it, or --all", field="TEXT"
         )
     path = store.keep(store.OWN, (offer for offer in own if offer not in chosen))
+    if as_json:
+        return _print_own("removed", chosen, today, path)
     print(f"{_counted(len(chosen))} removed: {printable(str(path))}")
     _tell(chosen)
     return 0
