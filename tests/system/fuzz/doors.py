@@ -22,17 +22,17 @@ DOORS = {
     door.name: door
     for door in (
         Door("fields", 0.43, 4000, readings.field_input),
-        Door("job files", 0.12, 1000, readings.text_input),
-        Door("config.json", 0.181, 2000, readings.config_input),
+        Door("job files", 0.14, 1000, readings.text_input),
+        Door("config.json", -5.8065, 2000, readings.config_input),
         Door("lengths", 0.05, 1000, readings.length_input),
         Door("OOM logs", 0.06, 1000, readings.log_input),
         Door("calibrations", 0.05, 1000, readings.calibration_input),
         Door("price lists", 0.06, 500, readings.feed_input),
-        Door("command lines", 0.01, 200, commands.flag_input),
-        Door("environment", 0.006, 100, commands.environment_input),
-        Door("servers", 0.006, 100, commands.reply_input),
-        Door("predictions", 0.009, 25, commands.prediction_input),
-        Door("config.json, predicted", 0.0176, 25, commands.config_prediction_input),
-        Door("plans and other searches", 0.0004, 1, commands.search_input, SEARCH_CPU_S),
+        Door("command lines", 0.004, 200, commands.flag_input),
+        Door("environment", 0.003, 100, commands.environment_input),
+        Door("servers", 0.003, 100, commands.reply_input),
+        Door("predictions", 0.003, 25, commands.prediction_input),
+        Door("config.json, predicted", 0.0035, 25, commands.config_prediction_input),
+        Door("plans and other searches", 6e-05, 1, commands.search_input, SEARCH_CPU_S),
     )
 }
