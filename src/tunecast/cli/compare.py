@@ -12,9 +12,8 @@ from tunecast.cli.asking import Asking, add_asking_flags, say_card
 from tunecast.cli.predict import extra
 from tunecast.cli.terminal import terminal_of
 from tunecast.cli.told import title_of
-from tunecast.cli.usage import COMMON
 from tunecast.errors import UsageError
-from tunecast.job.flags import add_job_flags, assignments, overrides_from
+from tunecast.job.flags import COMMON, add_job_flags, assignments, overrides_from
 from tunecast.job.job import Job
 from tunecast.plan.price import Rent, rent_of
 from tunecast.predict.compare import compared

@@ -14,9 +14,8 @@ from typing import BinaryIO
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags
 from tunecast.cli.terminal import terminal_of
-from tunecast.cli.usage import COMMON
 from tunecast.errors import NotResolved, UsageError
-from tunecast.job.flags import add_job_flags, overrides_from
+from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import FORMATS, is_job_file
 from tunecast.predict.changes import changes_tried, with_fields

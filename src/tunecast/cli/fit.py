@@ -12,9 +12,8 @@ from pathlib import Path
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import QUIET_S, say_card
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
-from tunecast.job.flags import add_job_flags, job_flags, overrides_from
+from tunecast.job.flags import COMMON, add_job_flags, job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
 from tunecast.plan.fit import Fit, Solution, fitted

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tunecast.cli.arguments import Parser
 from tunecast.cli.asking import Asking, add_asking_flags, say_card
 from tunecast.cli.terminal import terminal_of
-from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, NotResolved, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.job.flags import add_job_flags, overrides_from
+from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.job.job import Job
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
 from tunecast.job.model import ModelConfig, bundled_models, resolve_model

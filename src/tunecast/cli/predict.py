@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
 from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
-from tunecast.cli.usage import COMMON
 from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError, printable
-from tunecast.job.flags import add_job_flags, overrides_from
+from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
 from tunecast.job.readers import JobError, job_error, read_jobs
 from tunecast.predict import engines

@@ -12,12 +12,6 @@ if TYPE_CHECKING:
 LONGEST_METAVAR = 20
 """Letters that leave a flag and its help on one line."""
 
-COMMON = (
-    *("--method", "--rank", "--targets", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
-    *("--gradient-checkpointing", "--optimizer", "--attention", "--stack", "--samples", "--epochs", "--gpu", "--gpus"),
-)
-"""Of a job's flags those that people set most."""
-
 
 def help_text(parser: Parser, *, everything: bool) -> str:
     formatter = parser._get_formatter()

@@ -32,6 +32,13 @@ METAVARS: Mapping[str, str] = {
 }
 
 
+COMMON = (
+    *("--method", "--rank", "--targets", "--weights-dtype", "--seq-len", "--micro-batch", "--grad-accum"),
+    *("--gradient-checkpointing", "--optimizer", "--attention", "--stack", "--samples", "--epochs", "--gpu", "--gpus"),
+)
+"""Of a job's flags those that people set most."""
+
+
 class Flag(NamedTuple):
     flag: str
     """As typed, `--seq-len`; a bool also has `--no-…`."""
