@@ -295,3 +295,10 @@ def test_what_was_added_and_removed_for_a_program(three, capsys, tmp_path):
     assert added["schema"] == "tunecast.offers-own/1" and added["added"][0]["provider"] == "lab"
     removed = json.loads(run(capsys, "remove", "lab", "--all", "--json")[1])
     assert [each["provider"] for each in removed["removed"]] == ["lab", "lab"]
+
+
+def test_a_table_whose_first_line_is_broken_is_refused(capsys, tmp_path):
+    path = tmp_path / "own.csv"
+    path.write_bytes(b"provider,kin\rd,gpu\n")
+    code, _, err = run(capsys, "add", str(path))
+    assert code == 5 and "own.csv" in err

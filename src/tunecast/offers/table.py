@@ -41,10 +41,10 @@ def text_from(offers: Iterable[Offer]) -> str:
 def offers_from(text: str, where: str) -> tuple[Offer, ...]:
     """Raises `NotResolved` with the line that is wrong."""
     reader = csv.DictReader(io.StringIO(text))
-    if tuple(reader.fieldnames or ()) not in (COLUMNS, FIRST_COLUMNS):
-        raise NotResolved(f"{where}: not a table of offers: its first line has to be {','.join(COLUMNS)}")
     found: list[Offer] = []
     try:
+        if tuple(reader.fieldnames or ()) not in (COLUMNS, FIRST_COLUMNS):
+            raise NotResolved(f"{where}: not a table of offers: its first line has to be {','.join(COLUMNS)}")
         for row in reader:
             if len(found) >= MOST_ROWS:
                 raise NotResolved(f"{where}: more than {MOST_ROWS} rows, the most that is read")
