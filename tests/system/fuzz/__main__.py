@@ -112,7 +112,7 @@ def commit() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("./dev system fuzz", description="Bad inputs at every door; none may break it.")
     parser.add_argument(
-        "--inputs", metavar="N", type=int, default=10_000, help=f"in all (default: 10000; the committed result: {FULL})"
+        "--inputs", metavar="N", type=int, default=10_000, help=f"in all (default: 10000; the full run: {FULL})"
     )
     parser.add_argument("--seed", metavar="S", type=int, default=1, help="another seed, other inputs (default: 1)")
     parser.add_argument(
