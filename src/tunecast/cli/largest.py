@@ -41,7 +41,7 @@ from tunecast.report.largest import (
     largest_short,
     largest_text,
 )
-from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.fill_in import fill_in_of
 
 USAGE = "tunecast largest [JOB] [options]"
 DESCRIPTION = """\
@@ -195,7 +195,7 @@ def job_with(model: str, overrides: Overrides) -> Job:
 def settings_of(jobs: Sequence[Job], model: ModelConfig | None = None) -> Settings:
     """What was held fixed; of one model, with what follows from it."""
     if model is not None:
-        jobs = [fill_in(job, model.raw, model.dtype) for job in jobs]
+        jobs = [fill_in_of(job, model) for job in jobs]
     job, card = jobs[0], gpu_named(jobs[0].hardware.gpu).name
     adapted = next((each for each in jobs if each.method != "full"), None)
     return Settings(

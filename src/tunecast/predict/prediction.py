@@ -7,11 +7,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tunecast.errors import UsageError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
 from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
@@ -24,7 +25,7 @@ from tunecast.predict.nccl import Buffers, nccl_bytes
 from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
 from tunecast.predict.room import Room, Verdict, room_within
-from tunecast.records import dataclass
+from tunecast.records import dataclass, replace
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.program import Program
@@ -361,6 +362,17 @@ def prediction_of(
         assumptions=(*held.assumptions, *_cluster(held), *assumptions, *_versions(held.versions, engine)),
         warnings=(*(f"guessed: {guess}" for guess in held.guesses), *warnings, *card_warnings(held)),
     )
+
+
+def without_time(said: Prediction, error: Exception) -> Prediction:
+    """What cannot be priced must not take the memory with it: it is a warning, also where the error is our own."""
+    if isinstance(error, TunecastError):
+        why = f"time: {error.message}"
+    elif os.environ.get("TUNECAST_DEBUG"):
+        raise error
+    else:
+        why = f"time was not computed: {type(error).__name__}, which is an error of tunecast's own"
+    return replace(said, warnings=(*said.warnings, why))
 
 
 def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tunecast.errors import TunecastError
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.host import DEFAULT_HOST
-from tunecast.predict.prediction import Prediction
+from tunecast.predict.prediction import Prediction, without_time
 from tunecast.predict.reasons import parts_told
 from tunecast.predict.runtime import StepTime, step_time
 from tunecast.predict.time_ranges import UNSEEN, range_of
@@ -33,13 +31,8 @@ def with_script_time(said: Prediction, tape: Tape, gpu: Gpu, cluster: Cluster | 
         return said
     try:
         times = [step_time(step_of(events, None), gpu, DEFAULT_HOST, cluster) for events in steps]
-    except TunecastError as error:
-        return replace(said, warnings=(*said.warnings, f"time: {error.message}"))
     except Exception as error:
-        if os.environ.get("TUNECAST_DEBUG"):
-            raise
-        why = f"time was not computed: {type(error).__name__}, which is an error of tunecast's own"
-        return replace(said, warnings=(*said.warnings, why))
+        return without_time(said, error)
     return replace(
         said, time=_told(times, gpu, several=cluster is not None), assumptions=(*said.assumptions, OF_A_SCRIPT)
     )

@@ -31,10 +31,6 @@ class Taken(NamedTuple):
     instead: Overrides
     """Another value, by dotted name; empty where there is none to try."""
 
-    def to_dict(self) -> dict[str, Any]:
-        value = list(self.value) if isinstance(self.value, tuple) else self.value
-        return {"field": self.field, "value": value, "whose": self.whose or None}
-
 
 class Spent(NamedTuple):
     """On a whole job; None where that is not known."""

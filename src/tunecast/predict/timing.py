@@ -10,11 +10,10 @@ MFU  model FLOPs a second over what the card could do at most in the dtype its m
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
+from tunecast.errors import NotResolved, Unsupported, UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Data, Job
@@ -26,7 +25,7 @@ from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, cut_rows, epoch_of, eval_batches
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, outside_of
-from tunecast.predict.prediction import Prediction
+from tunecast.predict.prediction import Prediction, without_time
 from tunecast.predict.reasons import host_needs, reasons, whole_reasons
 from tunecast.predict.runtime import StepTime, step_time
 from tunecast.predict.spreading import CUT
@@ -159,13 +158,8 @@ def with_time(
         told = timing(job, model, gpu, cluster, _outside(job, model), folded, calibration)
     except (UsageError, NotResolved):
         raise
-    except TunecastError as error:
-        return replace(said, warnings=(*said.warnings, f"time: {error.message}"))
     except Exception as error:
-        if os.environ.get("TUNECAST_DEBUG"):
-            raise
-        why = f"time was not computed: {type(error).__name__}, which is an error of tunecast's own"
-        return replace(said, warnings=(*said.warnings, why))
+        return without_time(said, error)
     return replace(
         said,
         time=told.time,
