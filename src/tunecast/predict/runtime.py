@@ -186,7 +186,9 @@ class Lowered:
         if not any(clusters) or not any(waits == COMMUNICATION for _, waits in self.plan.parts):
             return alone
         times = [
-            1.0 if cluster is None else slowdown(dict(zip(self.plan.parts, each, strict=True)), end - without, card, cluster)
+            1.0
+            if cluster is None
+            else slowdown(dict(zip(self.plan.parts, each, strict=True)), end - without, card, cluster)
             for (end, without, each), card, cluster in zip(alone, cards, clusters, strict=True)
         ]
         if max(times) == 1.0:

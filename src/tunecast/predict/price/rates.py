@@ -36,6 +36,10 @@ NVIDIA, AMD = "NVIDIA", "AMD"
 HOPPER = 9
 GEFORCE_BLACKWELL = "Blackwell GB"
 USUALLY_SUSTAINED = 0.88
+AMPLE_POWER = 2.0
+"""Times what products at full rate draw: such a card is not held back by its power. GeForce Ada sums in float32 at half
+its rate, so that two RTX 4090 that train draw 375 to 400 W at most, of 450 (AnswerDotAI/fsdp_qlora,
+benchmarks_03_2024.md)."""
 FLOAT32_ACHIEVABLE = 0.75
 """Of the float32 rate without tensor cores: cuBLAS' SGEMM."""
 RATE_OF_DTYPE = {
@@ -122,11 +126,19 @@ def _achievable(gpu: Gpu) -> float:
         return measured / dense
     if (alike := OF_CHIP.get(gpu.architecture.partition(" ")[0])) is not None:
         return alike
-    paid = next((each for chip, each in PER_JOULE.items() if gpu.architecture.startswith(chip)), None)
-    return min(ACHIEVABLE, paid * gpu.tdp_w / dense) if paid and gpu.tdp_w and dense else ACHIEVABLE
+    return min(ACHIEVABLE, _paid(gpu)) if _paid(gpu) else ACHIEVABLE
+
+
+def _paid(gpu: Gpu) -> float:
+    """How much of its dense rate a card's power pays for; 0 where nobody knows."""
+    each = next((each for chip, each in PER_JOULE.items() if gpu.architecture.startswith(chip)), 0.0)
+    dense = gpu.dense_flop_per_s.get("bf16")
+    return each * (gpu.tdp_w or 0) / dense if dense else 0.0
 
 
 def _sustained(gpu: Gpu) -> float:
     if gpu.architecture.startswith(GEFORCE_BLACKWELL):
         return USUALLY_SUSTAINED
+    if gpu.architecture.startswith("Ada") and _paid(gpu) >= AMPLE_POWER:
+        return 1.0
     return SUSTAINED.get(gpu.architecture.partition(" ")[0], USUALLY_SUSTAINED)
