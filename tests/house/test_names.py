@@ -38,7 +38,7 @@ JOB = {
     "--optimizer-in-backward", "--no-optimizer-in-backward", "--offload-activations", "--no-offload-activations",
     "--checkpoint-reentrant", "--no-checkpoint-reentrant", "--interconnect", "--inter-node-gbps", "--launch-us",
     "--packing-strategy", "--group-by-length", "--no-group-by-length", "--pad-to-multiple-of",
-    "--max-tokens-per-batch", "--drop-last", "--no-drop-last", "--workers", "--eval-samples", "--max-steps",
+    "--max-tokens-per-batch", "--drop-last", "--seed", "--no-drop-last", "--workers", "--eval-samples", "--max-steps",
     "--eval-strategy", "--eval-steps", "--eval-batch", "--save-strategy", "--save-steps", "--save-total-limit",
     "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",
     "--fsdp-version", "--recompute", "--virtual-stages", "--reduce-dtype", "--reshard-after-forward",
