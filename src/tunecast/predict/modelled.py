@@ -56,7 +56,8 @@ def _refuse(job: Job, rules: Mapping[str, Callable[[Job], str | None]]) -> None:
 def _stack(job: Job) -> str | None:
     if job.stack in STACKS:
         return None
-    return f"got {job.stack}, known but not modelled yet; allowed: {', '.join(sorted(STACKS))}. {TRACE_INSTEAD}"
+    told = f"got {job.stack}, whose program the traced engine does not run; allowed: {', '.join(sorted(STACKS))}"
+    return f"{told}. To fix: --engine analytic, or {TRACE_INSTEAD.removeprefix('To fix: ')}"
 
 
 def _one_card(job: Job) -> str | None:

@@ -140,3 +140,13 @@ def _in_words(value: Any) -> str:
 
 def not_known(field: str, got: Any, remedy: str = TRACE_INSTEAD) -> Unsupported:
     return Unsupported(f"{field}: got {_in_words(got)}, which the closed form does not know. {remedy}", field=field)
+
+
+def no_such_model(stack: str, model_type: object) -> Unsupported:
+    """Of a stack with models of its own. transformers' is named only where it is written down."""
+    from tunecast.tape.build.families import FAMILIES
+
+    told = f"model: of {stack}, {model_type!r} is not written down"
+    known = isinstance(model_type, str) and model_type in FAMILIES
+    instead = TRACE_INSTEAD.removeprefix("To fix: ")
+    return Unsupported(f"{told}. To fix: {'stack transformers, or ' if known else ''}{instead}", field="model")
