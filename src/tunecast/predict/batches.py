@@ -57,7 +57,7 @@ class Batches(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The data set as samplers see it: truncated or packed."""
+    """The data set as samplers see it, packed where it is; what is longer than `seq_len` is cut where it is dealt."""
 
     lengths: tuple[int, ...]
     total: int | None
@@ -138,12 +138,11 @@ def _rows(job: Job, lengths: Lengths) -> Rows:
     data, samples = job.data, lengths.samples
     by_trainer = job.stack in TRAINERS and data.max_tokens_per_batch is None
     if len(lengths.counts) == 1 and (lengths.counts[0][0] == job.seq_len or not data.packing):
-        return Rows((min(lengths.counts[0][0], job.seq_len),), samples, by_trainer)
+        return Rows((lengths.counts[0][0],), samples, by_trainer)
     order = _ordered(lengths, in_part=data.packing or data.group_by_length)
     known = by_trainer and lengths.order is not None and len(order) == samples
     if not data.packing:
-        is_cut = lengths.counts[-1][0] > job.seq_len
-        return Rows(tuple([min(length, job.seq_len) for length in order]) if is_cut else order, samples, known)
+        return Rows(order, samples, known)
     packed = packed_rows(order, job.seq_len, data.packing_strategy, data.num_proc)
     total = None if samples is None else max(1, round(len(packed) * samples / len(order)))
     return Rows(tuple(packed), total, known)
@@ -187,16 +186,25 @@ class _Sampler:
     def order(self, epoch: int, most: int) -> list[int]:
         """At most so many rows of an epoch; of a data set for which others stand, those again and again."""
         lengths, total = self.rows.lengths, self.rows.total
-        wanted, by_length = most if total is None else min(most, total), self.job.data.group_by_length
+        wanted = most if total is None else min(most, total)
         if len(lengths) == 1:
-            return [lengths[0]] * wanted
-        if len(lengths) == total and not by_length:
-            return list(_shuffled(lengths, self.job.data.seed + epoch, wanted))
+            return [min(lengths[0], self.job.seq_len)] * wanted
+        if len(lengths) == total and not self.job.data.group_by_length:
+            return self._cut(_shuffled(lengths, self.job.data.seed + epoch, wanted))
         found: list[int] = []
         while len(found) < wanted:
-            drawn = self._generator().shuffled(lengths)
-            found += grouped(drawn, self.job.micro_batch * self.job.grad_accum) if by_length else drawn
+            found += self._drawn()
         return found[:wanted]
+
+    def _drawn(self) -> list[int]:
+        drawn = self._cut(self._generator().shuffled(self.rows.lengths))
+        if not self.job.data.group_by_length:
+            return drawn
+        return grouped(drawn, self.job.micro_batch * self.job.grad_accum)
+
+    def _cut(self, lengths: Sequence[int]) -> list[int]:
+        longest = self.job.seq_len
+        return [length if length < longest else longest for length in lengths]
 
     def _generator(self) -> Generator:
         if not self._own:
@@ -257,7 +265,7 @@ def _by_rows(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> 
 def _by_tokens(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> Dealt:
     """Rows are added to a batch until, padded, one more would pass `max_tokens_per_batch`; one row is always taken."""
     tokens, multiple, ranks = job.data.max_tokens_per_batch or 0, job.data.pad_to_multiple_of, ranks_of(job)
-    most_rows = max(1, tokens // padded(min(rows.lengths), multiple))
+    most_rows = max(1, tokens // padded(min(*rows.lengths, job.seq_len), multiple))
     order = sampler.order(epoch, min(most * most_rows, max(MOST_ROWS, most)))
     batches, longest = list[list[int]](), 0
     for length in order:

@@ -203,11 +203,11 @@ def longest_of(lengths: Lengths, rows: int) -> dict[int, float]:
 
     They are a random subset of the data set; where `lengths` only stands for a larger one, drawn independently.
     """
-    total, below, so_far = lengths.listed, 0, 0.0
+    total, below, so_far, anew = lengths.listed, 0, 0.0, lengths.is_sample
     likely: dict[int, float] = {}
     for length, count in lengths.counts:
         below += count
-        up_to = (below / total) ** rows if lengths.is_sample else _all_from(below, total, rows)
+        up_to = (below / total) ** rows if anew else _all_from(below, total, rows)
         if up_to > so_far:
             likely[length] = up_to - so_far
             so_far = up_to
@@ -305,7 +305,7 @@ def _first_seen(batches: Iterable[MicroBatch], ranks: int) -> tuple[int, ...]:
 def _unordered(job: Job, rows: Rows, lengths: Lengths | None) -> Lengths:
     """Of rows in an order that is not known, how many have which length; truncated."""
     if lengths is None or len(rows.lengths) == 1:
-        return all_of(rows.lengths[0], rows.total)
+        return all_of(min(rows.lengths[0], job.seq_len), rows.total)
     counts: dict[int, int] = {}
     for length, times in lengths.counts:
         counts[min(length, job.seq_len)] = counts.get(min(length, job.seq_len), 0) + times
