@@ -174,6 +174,7 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.reshard_after_forward": _BY_FSDP,
     "parallel.state_dict_type": _BY_FSDP,
     "parallel.cpu_ram_efficient_loading": _BY_FSDP,
+    "parallel.sequence_parallel": ("parallel.tensor", lambda job: job.parallel.tensor > 1),
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),
