@@ -193,6 +193,15 @@ class Data(Section):
         "an epoch's last batch is left out where it is not full",
         aka=("dataloader_drop_last",),
     )
+    seed: int = field(
+        "int",
+        42,
+        transformers("TrainingArguments.seed", 42),
+        "of the order in which the data set is trained on: data_seed, or seed where that is not given",
+        low=0,
+        high=2**32 - 1,
+        aka=("data_seed", "random_state"),
+    )
     workers: int = field(
         "int",
         0,

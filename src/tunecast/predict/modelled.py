@@ -138,6 +138,7 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "offload_activations": _only(lambda job: job.offload_activations, False),
     "transformers_version": _only(lambda job: job.transformers_version, None),
     "stack_version": _only(lambda job: job.stack_version, None),
+    "torch_version": _only(lambda job: job.torch_version, None),
     "quantization.format": _only(lambda job: job.quantization.format, None, "nf4", "fp4", "int8"),
 }
 

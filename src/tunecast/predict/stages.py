@@ -17,7 +17,6 @@ from tunecast.predict.collectives import collective_seconds
 from tunecast.predict.host import Host
 from tunecast.predict.pipeline import INTERLEAVED, ONE_F_ONE_B, pipeline_time
 from tunecast.predict.runtime import StepTime, step_time
-from tunecast.predict.time_ranges import range_of
 from tunecast.records import replace
 from tunecast.tape.build.sharding.layers import layer_count
 from tunecast.tape.build.tensor import layer_number
@@ -94,9 +93,7 @@ def _pipelined(
     )  # fmt: skip
     rest = step_time(Step(tuple(s for s in unshared.sections if s.phase not in PASSES)), gpu, host, cluster)
     exchanged_s = step_time(own, gpu, host, cluster).step_s - step_time(unshared, gpu, host, cluster).step_s
-    told = _summed(made, run.step_s, rest, max(0.0, exchanged_s), job.grad_accum, job.parallel.pipeline)
-    low_s, high_s = range_of(told, gpu.name, several=True)
-    return replace(told, low_s=low_s, high_s=high_s)
+    return _summed(made, run.step_s, rest, max(0.0, exchanged_s), job.grad_accum, job.parallel.pipeline)
 
 
 def _summed(

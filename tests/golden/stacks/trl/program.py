@@ -36,7 +36,8 @@ else:
     config = AutoConfig.for_model(case["config"]["model_type"], **values)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
 settings = {
-    "output_dir": str(folder / "out"), "max_steps": STEPS, "per_device_train_batch_size": case["rows"], "optim": "adamw_torch",
+    "output_dir": str(folder / "out"), "max_steps": STEPS, "per_device_train_batch_size": case["rows"],
+    "optim": "adamw_torch",
     "gradient_accumulation_steps": case["accumulated"], "bf16": case["autocast"] is not None, "seed": 1,
     "gradient_checkpointing": case["recomputed"], "logging_steps": 100, "save_strategy": "no", "report_to": [],
 }  # fmt: skip

@@ -47,7 +47,8 @@ def job_of(case: Case) -> dict[str, Any]:
     trainer = case["release"] == "trainer"
     return {
         "model": "small", "method": case["method"], "stack": "axolotl" if trainer else "trl",
-        "weights_dtype": case["weights_dtype"], "autocast": case["autocast"], "seq_len": LENGTH, "micro_batch": case["rows"],
+        "weights_dtype": case["weights_dtype"], "autocast": case["autocast"], "seq_len": LENGTH,
+        "micro_batch": case["rows"],
         "grad_accum": case["accumulated"], "gradient_checkpointing": case["recomputed"], "optimizer": "adamw_torch",
         "max_grad_norm": 1.0, **({} if trainer else {"stack_version": case["release"]}),
         "data": {"packing": case["packed"], "packing_strategy": case["strategy"]},

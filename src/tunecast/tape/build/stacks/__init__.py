@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
+from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.tensor import Machine
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
@@ -57,7 +58,9 @@ FOLLOWED: Mapping[str, Mapping[str, str]] = {
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    asked = {"transformers": job.transformers_version, job.stack: job.stack_version}
+    if job.torch_version is not None:
+        numbers(job.torch_version, "torch_version", "2.13")
+    asked = {"torch": job.torch_version, "transformers": job.transformers_version, job.stack: job.stack_version}
     default = FOLLOWED[job.stack]
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 
