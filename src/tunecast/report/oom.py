@@ -154,7 +154,8 @@ def _another_run(told: Explained, terminal: Terminal) -> list[str]:
 
 def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     """What is allocated at the peak; the rest is the allocator's and the context."""
-    return {part: nbytes for part, nbytes in breakdown.items() if part not in ("allocator", "context", "communication")}
+    rest = ("allocator", "context", "communication", "paged_optimizer")
+    return {part: nbytes for part, nbytes in breakdown.items() if part not in rest}
 
 
 def _advice_lines(told: Explained, terminal: Terminal, flags: bool) -> list[str]:

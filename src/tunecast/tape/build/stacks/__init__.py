@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
+from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.tensor import Machine
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
@@ -57,7 +58,9 @@ FOLLOWED: Mapping[str, Mapping[str, str]] = {
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    asked = {"transformers": job.transformers_version, job.stack: job.stack_version}
+    if job.torch_version is not None:
+        numbers(job.torch_version, "torch_version", "2.13")
+    asked = {"torch": job.torch_version, "transformers": job.transformers_version, job.stack: job.stack_version}
     default = FOLLOWED[job.stack]
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 
@@ -95,6 +98,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "offload_activations": (False,),
     "optimizer": ("adamw_torch_fused",),
     "optimizer_in_backward": (False,),
+    "recompute": (None, "all"),
+    "lora.dora": (False,),
     "stack_version": (None,),
     "transformers_version": (None,),
 }
@@ -106,7 +111,7 @@ TRACED_FIELDS = ("compile", "loss", "matmul_dtype")
 def not_done(job: Job, field: str, refused: Callable[[Job], bool]) -> str:
     """One line: what was given, what the stack's program takes instead, and what else can be done."""
     name = "quantization.format" if field == "quantization" else field
-    got = job.quantization.format if field == "quantization" else getattr(job, field)
+    got = job.flat()[name]
     packed = field == "quantization" and job.method == "qlora"  # which is no qlora without
     values = VALUES[name][1:] if packed else VALUES[name]
     allowed = [value for value in values if value != got and not refused(_with(job, name, value))]
@@ -124,8 +129,9 @@ def not_done(job: Job, field: str, refused: Callable[[Job], bool]) -> str:
 
 
 def _with(job: Job, name: str, value: Any) -> Job:
-    if name == "quantization.format":
-        return replace_unchecked(job, quantization=replace_unchecked(job.quantization, format=value))
+    section, _, leaf = name.rpartition(".")
+    if section:
+        return replace_unchecked(job, **{section: replace_unchecked(getattr(job, section), **{leaf: value})})
     return replace_unchecked(job, **{name: value})
 
 
@@ -137,3 +143,13 @@ def _in_words(value: Any) -> str:
 
 def not_known(field: str, got: Any, remedy: str = TRACE_INSTEAD) -> Unsupported:
     return Unsupported(f"{field}: got {_in_words(got)}, which the closed form does not know. {remedy}", field=field)
+
+
+def no_such_model(stack: str, model_type: object) -> Unsupported:
+    """Of a stack with models of its own. transformers' is named only where it is written down."""
+    from tunecast.tape.build.families import FAMILIES
+
+    told = f"model: of {stack}, {model_type!r} is not written down"
+    known = isinstance(model_type, str) and model_type in FAMILIES
+    instead = TRACE_INSTEAD.removeprefix("To fix: ")
+    return Unsupported(f"{told}. To fix: {'stack transformers, or ' if known else ''}{instead}", field="model")
