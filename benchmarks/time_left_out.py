@@ -5,8 +5,8 @@
 Two kinds of constants of `predict/price/rates.py` are estimated from published steps: how much of the best product a
 generation of cards sustains in training, and what float8 and float4 reach of it. For each card in turn both are
 estimated without its runs, and its runs are predicted with those; the same for each model and for each source (a
-repository, or a vendor's publication). Nothing is priced again: a share w of a step (products, attention, what is recomputed) goes as 1 / constant, so at k times the constant the step
-takes 1 - w + w / k of its time.
+repository, or a vendor's publication). Nothing is priced again: a share w of a step (products, attention, what is
+recomputed) goes as 1 / constant, so at k times the constant the step takes 1 - w + w / k of its time.
 """
 
 from __future__ import annotations

@@ -7,16 +7,16 @@ gradients and weights are on their way, a card computes with fewer multiprocesso
     a product of Hopper and later cards    is launched as one block a multiprocessor, each with tiles of its own: those
                                            blocks that find none free begin when others have ended, a second wave
 
-While a collective lasts, a part of what could be computed is lost. Work w of kind i that would take t takes t / (1 - l):
+While a collective lasts, a part of what could be computed is lost. Work w of a kind takes 1 / (1 - l) times as long:
 
     lost = hidden * (1 - 1 / (sum of w / (1 - l)))
 
-Source   NVIDIA/nccl#689 (a channel, a multiprocessor; 16 of them where a machine has eight adapters), #1432 (the card is
-         at 85 % where NCCL has 15 % of it); products of an H100 beside a gather: "2x as long" (pytorch/pytorch#143988),
-         80 and 47 % of the peak (forums.developer.nvidia.com, 337991). Four A100 and H100 in training: 19 % slower on
-         average and up to 40 % (arXiv 2507.03114)
-Checked  llm-foundry's tables: its steps on 8 H100 lose 0.33 to 0.37 of the time their collectives take, on A100s 0.16 to
-         0.25; neither was used for a constant here
+Source   NVIDIA/nccl#689 (a channel, a multiprocessor; 16 of them where a machine has eight adapters), #1432 (the card
+         is at 85 % where NCCL has 15 % of it); products of an H100 beside a gather: "2x as long"
+         (pytorch/pytorch#143988), 80 and 47 % of the peak (forums.developer.nvidia.com, 337991). Four A100 and H100 in
+         training: 19 % slower on average and up to 40 % (arXiv 2507.03114)
+Checked  llm-foundry's tables: its steps on 8 H100 lose 0.33 to 0.37 of the time their collectives take, on A100s 0.16
+         to 0.25; neither was used for a constant here
 Ignored  bandwidth and power that both share; that a collective waits for multiprocessors to become free
 """
 
@@ -47,8 +47,10 @@ user buffers)."""
 
 
 def slowdown(spent_s: Mapping[Part, float], exposed_s: float, rates: Rates, cluster: Cluster) -> float:
-    """How many times as long the card's kernels take. `spent_s`: by part of a step; `exposed_s`: what the step is longer
-    with its collectives than without."""
+    """How many times as long the card's kernels take.
+
+    `spent_s`: by part of a step; `exposed_s`: what the step is longer with its collectives than without.
+    """
     talking = {name: s for (name, waits), s in spent_s.items() if waits == COMMUNICATION}
     waited_for = talking.pop(BY_COPY_ENGINES, 0.0)
     hidden = sum(talking.values()) - max(0.0, exposed_s - waited_for)

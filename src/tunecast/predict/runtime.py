@@ -173,8 +173,10 @@ class Lowered:
     def _priced(
         self, launches: array[float], cards: list[Rates], clusters: list[Cluster | None], nvme_bytes_per_s: float | None
     ) -> list[tuple[float, float, tuple[float, ...]]]:
-        """On each card when a step ends, when it would without communication, and what its parts take. Where collectives
-        run beside kernels those are priced once more, as slow as that makes them."""
+        """On each card when a step ends, when it would without communication, and what its parts take.
+
+        Where collectives run beside kernels those are priced once more, as slow as that makes them.
+        """
 
         def asked(on: list[Rates]) -> list[tuple[float, float, tuple[float, ...]]]:
             made = priced(self.plan, self.terms, self.ops, launches, on, clusters, nvme_bytes_per_s)

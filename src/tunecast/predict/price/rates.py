@@ -22,8 +22,8 @@ OF_CHIP = {"CDNA4": 0.626}
 SUSTAINED = {"Hopper": 0.83, "Ampere": 0.92, "Blackwell": 0.78, "CDNA3": 0.77, "CDNA4": 0.77}
 """Of the best product anyone measured on a card, what products reach in the middle of a training step, where memory
 takes its share of the power. Hopper: 0.845 in 38 steps of one H200, about 0.80 in published ones of H100s. Ampere: 65
-published steps of an A100. Blackwell: five of GB200s. The more of its power a card needs at full rate, the less. CDNA: 74
-to 81 % of the best in products of models (AMD's typical attained FLOPs of an MI325X, ROCm blogs, taf-blog)."""
+published steps of an A100. Blackwell: five of GB200s. The more of its power a card needs at full rate, the less. CDNA:
+74 to 81 % of the best in products of models (AMD's typical attained FLOPs of an MI325X, ROCm blogs, taf-blog)."""
 LOW_PRECISION = {"fp8": 0.93, "fp4": 0.80}
 """Of as much of their dense rate as of bfloat16's: scales are carried along, and power again (published steps of
 Megatron, NeMo and MLPerf on H100, H200 and B200; torchao's lose more)."""
@@ -119,8 +119,8 @@ def _best(gpu: Gpu, wanted: str) -> float:
 
 
 def _achievable(gpu: Gpu) -> float:
-    """As much of another dtype's rate as of bfloat16's, where that was measured; else of a chip's, or what its power pays
-    for."""
+    """As much of another dtype's rate as of bfloat16's, where that was measured; else as the chip, or as its power
+    pays for."""
     measured, dense = gpu.achieved_flop_per_s.get("bf16"), gpu.dense_flop_per_s.get("bf16")
     if measured and dense:
         return measured / dense
