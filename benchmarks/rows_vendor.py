@@ -19,6 +19,8 @@ TARGETS: Mapping[str, list[str]] = {
 }
 MLPERF_DROPOUT, MLPERF_ALPHA = 0.1, 32
 """mlcommons/training, llama2_70b_lora: the rules fix rank 16, alpha 32, dropout 0.1."""
+NEMO_DROPOUT = 0.0
+"""nemo/collections/llm/peft/lora.py, `LoRA.dropout`."""
 
 
 def vendor_rows(rows: list[dict[str, str]]) -> tuple[list[Row], list[Row]]:
@@ -101,7 +103,7 @@ def one(row: Published, name: str) -> Row:
         "gradient_checkpointing": checkpointing,
         "attention": "flash_attention_2" if row["attention_impl"] == "flash-attn-2" else "sdpa",
         "compile": stack == "torchtitan",
-        "data": {"packing": True},
+        "data": {"packing": not row["source"].startswith("MLPerf")},
         "hardware": cards_of(row),
         "parallel": parallel,
     }
@@ -172,7 +174,7 @@ def lora_of(row: Published, doubts: list[str]) -> Row:
         "lora": {
             "rank": rank,
             "alpha": MLPERF_ALPHA if mlperf else 2 * rank,
-            "dropout": MLPERF_DROPOUT,
+            "dropout": MLPERF_DROPOUT if mlperf else NEMO_DROPOUT,
             "targets": TARGETS.get(row["lora_targets"], QKV),
             "adapter_dtype": "bfloat16",
         }

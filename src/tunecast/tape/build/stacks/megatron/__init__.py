@@ -107,7 +107,7 @@ def parts_of(job: Job) -> Parts:
     return Parts(
         parallel.tensor, parallel.context, parallel.expert, job.stack == "nemo", low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
-        job.lora.dropout or 0.0,
+        job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
     )  # fmt: skip
 
 

@@ -48,6 +48,8 @@ class Parts(NamedTuple):
     gradients: Dtype = FLOAT32
     """Of the buffer that gradients are added up in (`grad_reduce_in_fp32`)."""
     adapter_dropout: float = 0.0
+    packed: bool = False
+    """Rows are of several samples that attention keeps apart (`thd`, with `cu_seqlens`)."""
 
 
 class SplitLinear(Module):
