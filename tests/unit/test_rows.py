@@ -318,7 +318,7 @@ def test_rows_are_read_alike_wherever_they_stand() -> None:
     (first, second), _ = rows_vendor.vendor_rows([row, other])
     (turned, _), _ = rows_vendor.vendor_rows([other, row])
     assert {**first["job"], "id": ""} == {**second["job"], "id": ""} == {**turned["job"], "id": ""}
-    assert first["job"]["quantization"] == {"format": "float8"}
+    assert (first["job"]["quantization"], first["job"]["loss"]) == ({"format": "float8"}, "full")
 
 
 def run(gpu: str, generation: str, precision: str, ratio: float, share: float = 1.0) -> time_left_out.Run:
