@@ -10,6 +10,7 @@ from claims_rule import (
     AGREES,
     CONFIRMED,
     FEW,
+    MEASURED,
     MEASUREMENT,
     NARROW,
     NO,
@@ -18,6 +19,7 @@ from claims_rule import (
     OUTDATED,
     REFUTED,
     RULES,
+    UNSEEN,
     VERDICTS,
     YES_OR_NO,
     Claim,
@@ -27,7 +29,6 @@ from claims_rule import (
 from figures import table
 
 from tunecast.predict.evidence import FEWEST
-from tunecast.predict.time_ranges import MEASURED, UNSEEN
 
 Row = dict[str, Any]
 COMMANDS = 3

@@ -20,7 +20,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from figures import load  # noqa: E402
-from time_left_out import error_at, fitted, runs_of  # noqa: E402
+from time_ranges import without_their_card  # noqa: E402
 from timing import is_of_something_else, rows_of  # noqa: E402
 
 from tunecast.predict.evidence import (  # noqa: E402
@@ -78,21 +78,11 @@ def _timed_here() -> Iterator[Measured]:
 def _timed_elsewhere() -> Iterator[Measured]:
     rows = [*load("time_public.json")["rows"], *load("time_vendor.json")["rows"]]
     jobs = {row["id"]: row["job"] for name in ("public_runs.jsonl", "vendor_runs.jsonl") for row in rows_of(name)}
-    left_out = _with_card_left_out(rows)
+    left_out = without_their_card(rows)
     for row in rows:
         if "tunecast" in row["error"] and not is_of_something_else(row):
             key = key_of(TIME, jobs[row["id"]], row["stack"])
             yield Measured(key, row["error"]["tunecast"], left_out[row["id"]])
-
-
-def _with_card_left_out(rows: list[Row]) -> dict[str, float]:
-    """Errors with the constants of `time_left_out.py` estimated without the run's card."""
-    runs = runs_of(rows)
-    made = {}
-    for card in {run.gpu for run in runs}:
-        factors = fitted([run for run in runs if run.gpu != card])
-        made |= {run.id: error_at(run, factors.of(run)) for run in runs if run.gpu == card}
-    return made
 
 
 def _memory_here() -> Iterator[Measured]:

@@ -7,6 +7,9 @@ A run that was predicted before it was measured counts with that first predictio
 the runs of h200_runs.jsonl and the published ones with that of the committed result. Left out: published rows whose
 adapter a job can only call LoRA (`variant`), which never were the job that is predicted. Rows with doubts count.
 
+Runs on several cards count for whose code spreads a job (`tunecast.predict.evidence.family_of`). A stack nobody
+measured is as far off as the measured groups are, each counting the same.
+
 Of each group of runs (`tunecast.predict.ranges`) and each kind of memory, off = measured / predicted - 1, and 0 where
 that is less than the floor. With n of them, the range ends at the (n + 1) x 0.9-th from below and from above (that is
 conformal, a tenth on each side). With too few for that it is symmetric and ends at the (n + 1) x 0.8-th of their sizes;
@@ -21,6 +24,7 @@ import json
 import math
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +42,8 @@ from tunecast.predict.ranges import (  # noqa: E402
     GUESSED,
     KINDS,
     MEASURED_CARD,
+    UNSEEN,
+    USUAL,
     Band,
     Basis,
     band_of,
@@ -45,7 +51,6 @@ from tunecast.predict.ranges import (  # noqa: E402
 
 TABLE = HERE.parent / "src" / "tunecast" / "predict" / "ranges_table.py"
 SHARE = 0.8
-USUAL = Basis().stack
 ASSUMED = {MEASURED_CARD: 0.0, ELSEWHERE: 0.01, GUESSED: 0.05}
 """Where fewer runs than four say something. Elsewhere: kernels' workspaces follow their source code, unchecked, tens of
 MiB of a peak of some GiB. Guessed: what the benchmark allows the runs it knows least about."""
@@ -68,7 +73,7 @@ class Residual(NamedTuple):
 
 
 def residuals() -> list[Residual]:
-    return [*_h200(), *_predicted_first(), *_published()]
+    return [*_h200(), *_predicted_first(), *_published(), *_sharded()]
 
 
 def _h200() -> Iterable[Residual]:
@@ -114,6 +119,17 @@ def _published() -> Iterable[Residual]:
             yield Residual(row["id"], model, basis, "device", said["device_bytes"], row["measured_device_bytes"])
 
 
+def _sharded() -> Iterable[Residual]:
+    jobs = {row["id"]: row["job"] for row in _lines("public_runs.jsonl")}
+    for row in load("sharded_memory.json")["rows"]:
+        said, job = row["said"]["tunecast"], jobs[row["id"]]
+        if "refused" not in said:
+            basis = Basis(job["stack"], measured_card=False, several=True)
+            field = KIND_FIELDS[row["kind"]]
+            kind = field.removesuffix("_bytes")
+            yield Residual(row["id"], job["model"], basis, kind, said[field], row["measured_bytes"])
+
+
 def _lines(name: str) -> list[Row]:
     return [json.loads(line) for line in (HERE / "data" / name).read_text().splitlines()]
 
@@ -121,13 +137,31 @@ def _lines(name: str) -> list[Row]:
 def groups(found: Sequence[Residual]) -> dict[str, Callable[[Residual], bool]]:
     """Which runs make each group's range. Other stacks' runs are of other releases: each makes its own range, with what
     its program guesses, and no other's, whether that would be narrower or wider."""
-    stacks = sorted({r.basis.stack for r in found if r.basis.stack != USUAL})
+    own = sorted({r.basis.own for r in found if r.basis.several or r.basis.stack not in USUAL})
     return {
         MEASURED_CARD: lambda r: r.basis == Basis(),
         ELSEWHERE: lambda r: r.basis == Basis(measured_card=False),
-        **{name: lambda r, name=name: r.basis.stack == name for name in stacks},  # type: ignore[misc]
-        GUESSED: lambda r: r.basis.guessed and r.basis.stack == USUAL,
+        **{name: lambda r, name=name: r.basis.own == name for name in own},  # type: ignore[misc]
+        GUESSED: lambda r: r.basis.guessed and r.basis.stack in USUAL and not r.basis.several,
     }
+
+
+def unseen(found: Sequence[Residual]) -> Band:
+    """Of all runs, every stack counting the same, on one card and on several; to one side as to the other. One stack
+    more comes with the question, which may be as far off as the worst: hence n + 1."""
+    exact = [r for r in found if not r.basis.guessed]
+    runs = Counter(_who(r) for r in exact)
+    wanted = SHARE * (len(runs) + 1) / len(runs)
+    within = end = 0.0
+    for r in sorted(exact, key=lambda r: abs(r.off)):
+        within, end = within + 1 / runs[_who(r)] / len(runs), abs(r.off)
+        if within >= wanted:
+            break
+    return Band(end, end, len(exact), len({r.model for r in exact}), round(within, 3))
+
+
+def _who(r: Residual) -> tuple[str, bool]:
+    return r.basis.stack, r.basis.several
 
 
 def ends(off: Sequence[float]) -> tuple[float, float] | None:
@@ -175,6 +209,7 @@ def bands(found: Sequence[Residual]) -> dict[tuple[str, str], Band]:
             table[name, kind] = Band(
                 below, above, len(members), len({r.model for r in members}), share and round(share, 3)
             )
+    table |= dict.fromkeys(((UNSEEN, kind) for kind in KINDS), unseen(found))
     for name, kind in list(table):
         # The device holds what is reserved and a context: where only the device was read, reserved is known no better.
         if kind == "device" and (name, "reserved") not in table:

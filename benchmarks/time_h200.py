@@ -1,6 +1,6 @@
 """Predicted against measured time of a step, every timed run of one H200; writes `results/time_h200.json`.
 
-    python benchmarks/time_h200.py                 also writes src/tunecast/predict/time_table.py, the ranges
+    python benchmarks/time_h200.py
     python benchmarks/time_h200.py --only TEXT     prints rows whose id contains it, writes nothing
 
 Three sets of runs. `h200_runs.jsonl` is what the constants of `predict/price` were estimated on (the longer of two
@@ -23,14 +23,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from memory import commit, models  # noqa: E402
-from ranges import covers, ends  # noqa: E402
-from timing import is_of_something_else  # noqa: E402
 
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.hardware.catalog import gpu  # noqa: E402
@@ -38,20 +36,7 @@ from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.predict.host import DEFAULT_HOST, Host  # noqa: E402
 from tunecast.predict.price import ATTENTION, PRODUCTS, rates_of, seconds  # noqa: E402
 from tunecast.predict.runtime import Lowered, StepTime  # noqa: E402
-from tunecast.predict.time_ranges import (  # noqa: E402
-    CARD,
-    ELSEWHERE,
-    HOST,
-    MEASURED,
-    MEASURED_CARD,
-    PUBLISHED,
-    SEVERAL,
-    WAITS,
-    Band,
-    host_share,
-    kinds_of,
-    waits_for_host,
-)
+from tunecast.predict.time_ranges import CARD, HOST, host_share, waits_for_host  # noqa: E402
 from tunecast.predict.whole import NEW_LENGTH_S  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.shorten import steps_of  # noqa: E402
@@ -264,101 +249,6 @@ def _figures(errors: Sequence[float]) -> Row:
     }
 
 
-HEAD = '''"""How far measured steps lie from their predictions. Written by `benchmarks/time_h200.py`; do not edit.
-
-A line: where it was measured and what it waits for or what it is alike to, and of it the fields of
-`tunecast.predict.time_ranges.Band`.
-"""
-
-from __future__ import annotations
-
-BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {
-'''
-
-
-class Residual(NamedTuple):
-    where: str
-    kinds: tuple[str, ...]
-    """What it waits for; of several cards also what it is alike to (`kinds_of`)."""
-    model: str
-    off: float
-    """Measured over predicted, less 1."""
-
-
-def residuals(rows: Sequence[Row]) -> list[Residual]:
-    """Of the H200 with the model left out; of published steps as they are answered now. Those are not unseen:
-    `SUSTAINED`, `LOW_PRECISION`, FlashAttention 1 and flex attention were set by them; ranges may be too narrow."""
-    own = [
-        Residual(MEASURED_CARD, (r["waits_for"],), r["model"], r["measured_s"] / r["left_out_s"] - 1)
-        for r in rows
-        if "error" in r and r["kind"] != "mixed lengths"
-    ]
-    return own + published()
-
-
-FEWEST, FEWEST_MODELS, LEAST_COVERED = 20, 3, 0.75
-"""Runs and models that make a kind of their own, and of the runs what a range made of the other models' must hold."""
-
-
-def stands_alone(found: Band) -> bool:
-    enough = found.runs >= FEWEST and found.models >= FEWEST_MODELS
-    return enough and found.covered is not None and found.covered >= LEAST_COVERED
-
-
-def published() -> list[Residual]:
-    """Of `time_public.py` and `time_vendor.py`, on the cards ranges are told of."""
-    found = []
-    for name in ("public", "vendor"):
-        result = HERE / "results" / f"time_{name}.json"
-        if not result.exists():
-            continue
-        lines = (HERE / "data" / f"{name}_runs.jsonl").read_text().splitlines()
-        jobs = {row["id"]: row["job"] for row in map(json.loads, lines)}
-        for row in json.loads(result.read_text())["rows"]:
-            said = row["said"]["tunecast"]
-            if "step_s" not in said or row["gpu"] not in PUBLISHED | MEASURED or is_of_something_else(row):
-                continue
-            found.append(_residual(row, jobs[row["id"]], said))
-    return found
-
-
-def _residual(row: Row, job: Row, said: Row) -> Residual:
-    hardware, step_s = job["hardware"], said["step_s"]
-    waits = HOST if said["breakdown_s"].get("launch", 0.0) > WAITS * step_s else CARD
-    off = row["measured_s"] / step_s - 1
-    if hardware.get("gpus", 1) * hardware.get("nodes", 1) == 1:
-        return Residual(ELSEWHERE, (waits,), job["model"], off)
-    alike = kinds_of(job["stack"], job.get("matmul_dtype") is not None, step_s)
-    return Residual(SEVERAL, alike if waits == CARD else (waits,), job["model"], off)
-
-
-def band(members: Sequence[Residual]) -> Band | None:
-    """The fields of a range, or None where there are too few."""
-    found = ends([r.off for r in members])
-    if found is None:
-        return None
-    inside, names = [], {r.model for r in members}
-    for name in names:
-        others = ends([r.off for r in members if r.model != name])
-        if others is not None:
-            inside += [covers(others, r.off) for r in members if r.model == name]
-    share = round(sum(inside) / len(inside), 3) if inside else None
-    return Band(*found, len(members), len(names), share)
-
-
-def written(rows: Sequence[Row]) -> str:
-    """The ranges as a Python file: conformal, a tenth of the steps on each side."""
-    lines, all_ = [HEAD], residuals(rows)
-    for where in (MEASURED_CARD, ELSEWHERE, SEVERAL):
-        kinds = sorted({kind for r in all_ if r.where == where for kind in r.kinds} - {CARD, HOST})
-        for kind in (CARD, HOST, *kinds):
-            found = band([r for r in all_ if r.where == where and kind in r.kinds])
-            if found is not None and (kind not in kinds or stands_alone(found)):
-                values = f"{found.below:.4f}, {found.above:.4f}, {found.runs}, {found.models}, {found.covered}"
-                lines.append(f'    ("{where}", "{kind}"): ({values}),\n')
-    return "".join([*lines, "}\n"])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="rows whose id contains this; prints, writes nothing")
@@ -387,7 +277,6 @@ def main() -> None:
         print({k: v if not isinstance(v, dict) else {a: f"{b:.1%}" for a, b in v.items()} for k, v in group.items()})
     if not options.only:
         (HERE / "results" / "time_h200.json").write_text(json.dumps(made, indent=1) + "\n")
-        (HERE.parent / "src" / "tunecast" / "predict" / "time_table.py").write_text(written(rows))
 
 
 if __name__ == "__main__":

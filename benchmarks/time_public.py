@@ -37,7 +37,7 @@ from timing import (  # noqa: E402
 
 from tunecast.hardware import known_gpu  # noqa: E402
 from tunecast.job.model import resolve_model  # noqa: E402
-from tunecast.predict.time_ranges import MEASURED, PUBLISHED  # noqa: E402
+from tunecast.predict.time_ranges import has_own_range  # noqa: E402
 
 Row = dict[str, Any]
 
@@ -145,7 +145,7 @@ def between(first: Any, second: Any, share: float) -> Any:
 
 
 def groups_of(row: Row) -> list[str]:
-    timed = "gpu timed" if row["gpu"] in PUBLISHED | MEASURED else "gpu not timed"
+    timed = "gpu timed" if has_own_range(row["gpu"]) else "gpu not timed"
     by_card = [timed, f"gpu: {row['gpu']}", f"precision: {row['precision']}, {row['gpu']}"]
     if is_of_something_else(row):
         return ["all", *by_card, f"stack: {row['stack']}, of something else"]

@@ -15,9 +15,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import figures  # noqa: E402
 import time_h200  # noqa: E402
-
-from tunecast.predict.time_ranges import ELSEWHERE, SEVERAL  # noqa: E402
-from tunecast.predict.time_table import BANDS  # noqa: E402
+import time_ranges  # noqa: E402
 
 RESULT = figures.load("time_h200.json")
 MEDIAN, P90 = 0.04, 0.12
@@ -57,14 +55,26 @@ def test_runs_nobody_fitted_the_card_to() -> None:
     assert statistics.median(sizes) <= 0.05
 
 
+FOUND = time_ranges.residuals()
+TABLE = time_ranges.bands(FOUND)
+
+
+def test_the_table_is_that_of_the_committed_results() -> None:
+    assert time_ranges.TABLE.read_text() == time_ranges.written(TABLE)
+
+
 def test_ranges_hold_with_the_model_left_out() -> None:
-    """Of published steps of one card there are three models: those ranges have a least width of their own (`LEAST`).
-    Steps of several cards under a second are the widest: what comes once a step is half of some."""
-    few = {ELSEWHERE: 2, SEVERAL: 2}
-    for (where, kind), (below, above, runs, models, covered) in BANDS.items():
-        assert covered is not None and covered >= 0.75, kind
-        assert runs > models > few.get(where, 10)
-        assert 0 < below < 0.35 and 0 < above < (0.6 if "short" in kind else 0.5)
+    for name, band in TABLE.items():
+        assert band.covered is None or band.covered >= 0.75, name
+        assert band.runs >= time_ranges.FEWEST and 0 <= band.below < 0.35 and 0 < band.above < 0.6, name
+
+
+@pytest.mark.parametrize("group", list(time_ranges.held(FOUND, TABLE)), ids=lambda group: group.group)
+def test_ranges_hold_in_every_group(group: time_ranges.Held) -> None:
+    """Of ten steps or more, by card, stacks, source and what is waited for."""
+    assert group.inside >= 0.72
+    most = 0.10 if group.group == "source: own runs" else 0.25
+    assert group.half_width <= most or group.group == "waits for: host"
 
 
 NOW = {

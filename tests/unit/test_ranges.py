@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunecast.predict import ranges
-from tunecast.predict.ranges import Band, Basis, band_of, device_was_measured, range_of
+from tunecast.predict.ranges import Band, Basis, band_of, device_was_measured, is_unseen, range_of
 from tunecast.units import GIB, MIB
 
 TABLE = {
@@ -17,6 +17,9 @@ TABLE = {
     ("measured card", "device"): (0.0, 0.0, 9, 3, 1.0),
     ("elsewhere", "reserved"): (0.01, 0.02, 9, 3, 0.9),
     ("trl", "device"): (0.02, 0.2, 9, 2, 0.8),
+    ("accelerate, several cards", "allocated"): (0.04, 0.01, 9, 2, 0.8),
+    ("unseen", "allocated"): (0.1, 0.1, 99, 9, 0.8),
+    ("unseen", "reserved"): (0.1, 0.1, 99, 9, 0.8),
 }
 
 
@@ -33,6 +36,9 @@ def table(monkeypatch: pytest.MonkeyPatch) -> None:
         (Basis("litgpt", measured_card=False), (GIB - GIB * 3 // 100, GIB + 512)),
         (Basis("litgpt", measured_card=True), (GIB - GIB * 3 // 100, GIB + 512)),
         (Basis("unsloth"), (GIB - 512, GIB + 512)),
+        (Basis("megatron"), (GIB - GIB // 10, GIB + GIB // 10)),
+        (Basis("trl", several=True), (GIB - GIB * 4 // 100, GIB + GIB // 100)),
+        (Basis("litgpt", several=True), (GIB - GIB // 10, GIB + GIB // 10)),
         (Basis(guessed=True), (GIB - GIB // 20, GIB + GIB // 20)),
         (Basis("litgpt", measured_card=False, guessed=True), (GIB - GIB // 20, GIB + GIB // 20)),
         (Basis("torchtune", measured_card=False, guessed=True), (GIB - GIB * 6 // 100, GIB + GIB * 6 // 100)),
@@ -44,6 +50,12 @@ def test_a_prediction_is_judged_by_the_runs_most_like_it(basis: Basis, expected:
 
 def test_a_stack_nobody_measured_in_a_kind_is_judged_by_its_card() -> None:
     assert band_of("reserved", Basis("litgpt", measured_card=False)) == Band(0.01, 0.02, 9, 3, 0.9)
+
+
+def test_several_cards_are_not_judged_by_one() -> None:
+    assert band_of("reserved", Basis(several=True)).above == 0.1
+    assert is_unseen("reserved", Basis(several=True)) and not is_unseen("allocated", Basis(several=True))
+    assert not device_was_measured(Basis(several=True))
 
 
 def test_device_memory_was_measured_on_the_one_card_and_of_one_stack() -> None:

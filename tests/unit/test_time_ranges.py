@@ -1,74 +1,89 @@
-"""Ranges of time: wider where less is known."""
+"""Ranges of time: of the most alike steps that were timed, wider where less is known."""
 
 from __future__ import annotations
 
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.predict.evidence import FAMILIES
+from tunecast.predict.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS
+from tunecast.predict.runtime import StepTime
 from tunecast.predict.time_ranges import (
     BANDS,
     CARD,
     HOST,
-    LEAST,
-    MEASURED_CARD,
-    PUBLISHED,
-    SEVERAL,
+    LONG,
+    SHORT,
     SHORT_S,
     UNSEEN,
     Band,
+    Kind,
     band_of,
-    kinds_of,
-    least_of,
+    has_own_range,
+    kind_of,
+    ranged,
 )
+
+H200, A100, H100 = "h200-sxm-141gb", "a100-sxm-80gb", "h100-sxm-80gb"
+NOWHERE = Band(*BANDS[UNSEEN])
+
+
+def step(step_s: float, launch_s: float = 0.0) -> StepTime:
+    return StepTime(
+        step_s, step_s, step_s, {"launch": launch_s}, "compute", gpu_busy_s=step_s, cpu_s=0.0, flops=0, moved_bytes=0,
+        communication_s=0.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("waits", [CARD, HOST])
-@pytest.mark.parametrize("several", [False, True])
-def test_a_card_nobody_timed_is_never_surer_than_one_that_was(waits: str, several: bool) -> None:
-    unseen, published = (band_of(name, waits, several) for name in ("l40s", "a100-sxm-80gb"))
-    assert unseen.below >= UNSEEN and unseen.above >= UNSEEN
-    assert published.below >= (0.0 if several else LEAST)
-    assert band_of("h200-sxm-141gb", waits).below <= published.below
+@pytest.mark.parametrize("cards", [ONE, SEVERAL])
+def test_what_nobody_timed_is_never_surer_than_what_was(waits: str, cards: str) -> None:
+    for card in (H200, A100, "l40s"):
+        kind = Kind(card, "accelerate", SIXTEEN_BITS, cards, waits, LONG)
+        timed, untimed = band_of(kind), band_of(kind, timed=False)
+        assert untimed.below >= max(timed.below, NOWHERE.below) and untimed.above >= max(timed.above, NOWHERE.above)
 
 
-def test_several_cards_are_never_surer_than_the_measured_one() -> None:
-    alone = Band(*BANDS[MEASURED_CARD, CARD])
-    for name in PUBLISHED:
-        for stack in FAMILIES:
-            for low in (False, True):
-                band = band_of(name, CARD, True, kinds_of(stack, low, 10.0))
-                assert band.below >= alone.below and band.above >= alone.above
+def test_a_cards_own_steps_decide_where_there_are_enough() -> None:
+    own = Kind(A100, "accelerate", SIXTEEN_BITS, ONE, CARD, LONG)
+    assert band_of(own) == Band(*BANDS[own.alike()[0]])
+    assert has_own_range(A100) and not has_own_range("l40s")
+    assert band_of(own._replace(card="l40s")) == NOWHERE, "one card: an A100 and an H200 tell nothing of a third"
 
 
-def test_the_most_alike_kind_that_was_timed_is_taken() -> None:
-    known = Band(*BANDS[SEVERAL, "16 bits"])
-    assert kinds_of("litgpt", False, 2 * SHORT_S) == ("16 bits", CARD)
-    assert band_of("a100-sxm-80gb", CARD, True, ("nobody's", "16 bits", CARD)).runs == known.runs
-    low = kinds_of("nemo", True, SHORT_S / 2)
-    assert low[0] == "megatron, 8 or 4 bits, short" and low[-2:] == ("8 or 4 bits", CARD)
-    short, long = (band_of("h100-sxm-80gb", CARD, True, kinds_of("nemo", True, s)) for s in (0.2, 5.0))
-    assert short.above > long.above
-    assert band_of("l40s", CARD, True, low).below == UNSEEN
-    assert band_of("a100-sxm-80gb", HOST, True, low) == band_of("a100-sxm-80gb", HOST, True)
+def test_the_most_alike_steps_that_were_timed_are_taken() -> None:
+    kind = Kind("l40s", "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
+    assert band_of(kind) == Band(*BANDS["several, megatron, 8 or 4 bits, long"])
+    assert band_of(kind._replace(family="nobody's")) == Band(*BANDS["several, 8 or 4 bits, long"])
+    assert band_of(kind._replace(waits=HOST)) == NOWHERE, "on several cards no step that waits for its host was timed"
 
 
-def test_what_nobody_timed_on_a_known_card_is_as_uncertain_as_an_unknown_card() -> None:
-    def least(gpu: str, several: bool = False, **fields: object) -> float:
-        made = {"model": "llama-3.1-8b", "method": "lora", "seq_len": 512, "hardware": {"gpu": gpu}, **fields}
-        return least_of(job_from_dict(made), gpu, several)
-
-    assert least("h200-sxm-141gb") == 0.0, "106 steps of its own"
-    assert least("h200-sxm-141gb", stack="torchtune") == LEAST, "timed on A100s only"
-    assert least("h200-sxm-141gb", stack="unsloth") == UNSEEN
-    assert least("h200-sxm-141gb", matmul_dtype="float8") == UNSEEN
-    assert least("a100-sxm-80gb", several=True) == 0.0
-    assert least("b200-sxm-180gb") == UNSEEN, "46 steps, none in 16 bits"
-    assert least("b200-sxm-180gb", several=True, stack="nemo", matmul_dtype="float8") == 0.0
+def test_short_steps_of_several_cards_are_less_sure() -> None:
+    long = Kind(H100, "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
+    assert band_of(long._replace(length=SHORT)).above > band_of(long).above
 
 
-def test_a_card_nobody_timed_is_never_surer_than_steps_of_the_same_kind() -> None:
-    """float8 of torchtitan is 33 % longer than predicted and more, on cards that were timed."""
-    kinds = kinds_of("torchtitan", True, 2 * SHORT_S)
-    known, unknown = (band_of(name, CARD, True, kinds) for name in ("h100-sxm-80gb", "l40s"))
-    assert unknown.above >= known.above > UNSEEN and unknown.below == UNSEEN
+def test_what_a_step_is_alike_to() -> None:
+    kind = kind_of(step(2 * SHORT_S), H100, "nemo", several=True, low_precision=True)
+    assert kind == Kind(H100, "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
+    assert kind_of(step(0.5, launch_s=0.2), H200, "trl", several=False) == Kind(
+        H200, "accelerate", SIXTEEN_BITS, ONE, HOST, SHORT
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpu", "fields", "timed"),
+    [
+        (H200, {}, True),
+        (H200, {"stack": "unsloth"}, False),
+        (H200, {"matmul_dtype": "float8"}, False),
+        ("b200-sxm-180gb", {}, False),
+        ("l40s", {}, False),
+    ],
+)
+def test_the_range_of_a_jobs_step(gpu: str, fields: dict[str, str], timed: bool) -> None:
+    job = job_from_dict({"model": "llama-3.1-8b", "method": "lora", "seq_len": 512, "hardware": {"gpu": gpu}, **fields})
+    told = ranged({512: step(2.0)}, job, gpu, several=False)[512]
+    low_precision = job.matmul_dtype is not None
+    band = band_of(kind_of(told, gpu, job.stack, several=False, low_precision=low_precision), timed)
+    assert (told.low_s, told.high_s) == (2.0 * (1 - band.below), 2.0 * (1 + band.above))
+    assert timed or band.above >= NOWHERE.above

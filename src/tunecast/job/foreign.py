@@ -125,7 +125,6 @@ WITHOUT_EFFECT: Mapping[str, str] = {
     **dict.fromkeys(("warmup_ratio", "warmup_steps", "warmup", "min_lr"), "warm-up"),
     "weight_decay": "weight decay",
     **dict.fromkeys(("adam_beta1", "adam_beta2", "adam_epsilon", "beta1", "beta2", "momentum"), "it"),
-    **dict.fromkeys(("seed", "data_seed", "random_state"), "the seed"),
     **dict.fromkeys(("logging_steps", "logging_strategy", "report_to", "run_name", "wandb_project"), "logging"),
     **dict.fromkeys(("output_dir", "output", "save_dir", "hub_model_id", "push_to_hub"), "where it is written"),
     **dict.fromkeys(("trust_remote_code", "token_type", "chat_template", "template"), "it"),

@@ -87,8 +87,9 @@ class Quantization(Section):
         "choice",
         None,
         trl("ModelConfig.load_in_4bit", False),
-        "format of the frozen weights, bitsandbytes' or GPTQ's; null: not quantised; nf4 when the method is qlora",
-        choices=("nf4", "fp4", "int8", "gptq"),
+        "format of the frozen weights, bitsandbytes' or GPTQ's, or TransformerEngine's float8 (fp8_param_gather, with "
+        "method lora or qlora); null: not quantised; nf4 when the method is qlora",
+        choices=("nf4", "fp4", "int8", "gptq", "float8"),
         nullable=True,
         flag="quantization",
         aka=("bnb_4bit_quant_type", "quant", "quant_type", "quantize"),
@@ -192,6 +193,15 @@ class Data(Section):
         transformers("TrainingArguments.dataloader_drop_last", False),
         "an epoch's last batch is left out where it is not full",
         aka=("dataloader_drop_last",),
+    )
+    seed: int = field(
+        "int",
+        42,
+        transformers("TrainingArguments.seed", 42),
+        "of the order in which the data set is trained on: data_seed, or seed where that is not given",
+        low=0,
+        high=2**32 - 1,
+        aka=("data_seed", "random_state"),
     )
     workers: int = field(
         "int",

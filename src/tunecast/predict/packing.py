@@ -1,6 +1,7 @@
 """How TRL packs samples into rows: the algorithm itself, on lengths alone.
 
-Source   TRL 1.16.0, pack_dataset (data_utils.py); tests/facts/test_batches.py compares the rows with TRL's own.
+Source   TRL 1.16.0, pack_dataset (data_utils.py); datasets 5.2.0, Dataset.map and shard (arrow_dataset.py).
+Checked  tests/facts/test_batches.py: row by row those of TRL.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ MAP_BATCH = 1000
 """Samples TRL packs at a time: pack_dataset's `map` has datasets' default batch size."""
 
 
-def packed_rows(lengths: Sequence[int], seq_len: int, strategy: str) -> list[int]:
-    """Tokens of each row TRL packs, `MAP_BATCH` samples at a time.
+def packed_rows(lengths: Sequence[int], seq_len: int, strategy: str, processes: int = 1) -> list[int]:
+    """Tokens of each row TRL packs, in their order, `MAP_BATCH` samples of one process's share at a time.
 
     bfd        longest first, each into the fullest row that still has room; what is longer than a row is cut off
     bfd_split  the same, what is longer is cut into rows
     wrapped    one after another, cut wherever a row is full
     """
     rows: list[int] = []
-    for start in range(0, len(lengths), MAP_BATCH):
-        part = lengths[start : start + MAP_BATCH]
+    for part in _parts(lengths, processes):
         if strategy == "wrapped":
             whole, rest = divmod(sum(part), seq_len)
             rows += [seq_len] * whole + ([rest] if rest else [])
@@ -32,6 +32,17 @@ def packed_rows(lengths: Sequence[int], seq_len: int, strategy: str) -> list[int
     return rows
 
 
+def _parts(lengths: Sequence[int], processes: int) -> Iterator[Sequence[int]]:
+    """Each of `map`'s processes has a share of neighbours, the first ones a sample more."""
+    many = max(1, min(processes, len(lengths)))
+    each, over = divmod(len(lengths), many)
+    for number in range(many):
+        begin = each * number + min(number, over)
+        end = begin + each + (number < over)
+        for start in range(begin, end, MAP_BATCH):
+            yield lengths[start : min(start + MAP_BATCH, end)]
+
+
 def _pieces(length: int, seq_len: int) -> Iterator[int]:
     whole, rest = divmod(length, seq_len)
     yield from [seq_len] * whole
@@ -40,14 +51,30 @@ def _pieces(length: int, seq_len: int) -> Iterator[int]:
 
 
 def _best_fit(lengths: Sequence[int], seq_len: int) -> list[int]:
-    """Tokens of each row; `room` holds what is left in every open one, least first."""
+    """Tokens of each row, in the order they were begun.
+
+    `room` holds what is left in open rows, least first, `rows_with` which rows have that much: of several the one that
+    has had it longest is filled.
+    """
     room: list[int] = []
-    full = 0
+    rows_with: dict[int, list[int]] = {}
+    rows: list[int] = []
     for length in sorted(lengths, reverse=True):
         place = bisect_left(room, length)
-        left = (room.pop(place) if place < len(room) else seq_len) - length
-        if left:
-            insort(room, left)
+        if place < len(room):
+            space = room[place]
+            waiting = rows_with[space]
+            row = waiting.pop(0)
+            if not waiting:
+                del room[place], rows_with[space]
+            rows[row] += length
         else:
-            full += 1
-    return [seq_len] * full + [seq_len - left for left in room]
+            space, row = seq_len, len(rows)
+            rows.append(length)
+        left = space - length
+        if left in rows_with:
+            rows_with[left].append(row)
+        elif left:
+            insort(room, left)
+            rows_with[left] = [row]
+    return rows

@@ -189,7 +189,7 @@ class OnCard:
     @property
     def basis(self) -> Basis:
         """What its ranges rest on."""
-        return Basis(self.stack, self.context.measured, bool(self.guesses))
+        return Basis(self.stack, self.context.measured, bool(self.guesses), several=self.cluster is not None)
 
     @property
     def pages_bytes(self) -> int:

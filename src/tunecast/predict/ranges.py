@@ -3,9 +3,11 @@
 `ranges_table.py` is written by `benchmarks/ranges.py` from the residuals of all measured runs; no other number stands
 here. Runs are alike where the same is known about them:
 
+    several cards     how this family of stacks shares a job among cards, wherever it was measured
     the stack's own   the closed form follows a release of TRL, litgpt or torchtune that others measured
     measured card     an exact tape on the card that was measured, the H200
     elsewhere         an exact tape on any other card, of transformers' own loop
+    unseen            a stack whose memory nobody measured: as far off as all others are, each counting the same
     guessed           a tape with guesses: at least this wide, wherever it runs
 """
 
@@ -14,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from tunecast.predict.evidence import family_of
 from tunecast.predict.ranges_table import BANDS
 from tunecast.units import MIB
 
-MEASURED_CARD, ELSEWHERE, GUESSED = "measured card", "elsewhere", "guessed"
+MEASURED_CARD, ELSEWHERE, GUESSED, UNSEEN = "measured card", "elsewhere", "guessed", "unseen"
+USUAL = frozenset({"transformers", "unsloth"})
+"""Stacks whose runs on the measured card make its range: event for event as traced."""
 KINDS = ("allocated", "reserved", "device")
 FLOOR_BYTES = {"allocated": 512, "reserved": 2 * MIB, "device": 2 * MIB}
 """The least there can be: PyTorch's allocator rounds to blocks of 512 bytes and to segments of 2 MiB."""
@@ -42,17 +47,36 @@ class Basis(NamedTuple):
     stack: str = "transformers"
     measured_card: bool = True
     guessed: bool = False
+    several: bool = False
+    """Cards share the job."""
+
+    @property
+    def own(self) -> str:
+        """The group of the stack's own runs."""
+        return f"{family_of(self.stack)}, several cards" if self.several else self.stack
 
 
 def band_of(kind: str, basis: Basis, bands: Mapping[tuple[str, str], BandFields] | None = None) -> Band:
     """Of the stack's own runs where there are enough, else of those on such a card; a guess can only make it wider."""
     table = BANDS if bands is None else bands
-    where = MEASURED_CARD if basis.measured_card else ELSEWHERE
-    band = Band(*table[(basis.stack, kind) if (basis.stack, kind) in table else (where, kind)])
+    band = Band(*table[_group(kind, basis, table), kind])
     if not basis.guessed:
         return band
     guessed = Band(*table[GUESSED, kind])
     return band._replace(below=max(band.below, guessed.below), above=max(band.above, guessed.above))
+
+
+def _group(kind: str, basis: Basis, table: Mapping[tuple[str, str], BandFields]) -> str:
+    if (basis.own, kind) in table:
+        return basis.own
+    if basis.several or (basis.stack not in USUAL and not any((basis.own, each) in table for each in KINDS)):
+        return UNSEEN
+    return MEASURED_CARD if basis.measured_card else ELSEWHERE
+
+
+def is_unseen(kind: str, basis: Basis) -> bool:
+    """Whether nobody measured such runs' memory."""
+    return _group(kind, basis, BANDS) == UNSEEN
 
 
 def range_of(nbytes: int, kind: str, basis: Basis) -> tuple[int, int]:
@@ -65,4 +89,4 @@ def range_of(nbytes: int, kind: str, basis: Basis) -> tuple[int, int]:
 
 def device_was_measured(basis: Basis) -> bool:
     """Whether such runs' device memory was ever read. Else all that is known of it is what contexts hold elsewhere."""
-    return basis.measured_card or (basis.stack, "device") in BANDS
+    return (basis.own, "device") in BANDS or (basis.measured_card and not basis.several)

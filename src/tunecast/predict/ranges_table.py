@@ -1,6 +1,6 @@
 """How far measured runs lie from their predictions. Written by `benchmarks/ranges.py`; do not edit.
 
-From 119 runs of one H200 (2026-11-15) and 120 published ones, as benchmarks/data and benchmarks/results have
+From 119 runs of one H200 (2026-11-15) and 265 published ones, as benchmarks/data and benchmarks/results have
 them. A line: a group and a kind, and of it the fields of `tunecast.predict.ranges.Band`.
 """
 
@@ -12,12 +12,19 @@ BANDS: dict[tuple[str, str], tuple[float, float, int, int, float | None]] = {
     ("measured card", "device"): (0.00021, 0.00082, 105, 34, 0.829),
     ("elsewhere", "allocated"): (0.01000, 0.01000, 0, 0, None),
     ("elsewhere", "reserved"): (0.01399, 0.04476, 10, 1, None),
+    ("accelerate, several cards", "allocated"): (0.00347, 0.00002, 60, 2, 0.733),
+    ("fsdp_qlora, several cards", "reserved"): (0.07571, 0.08803, 13, 3, None),
     ("litgpt", "allocated"): (0.00775, 0.00124, 35, 10, 0.8),
+    ("litgpt, several cards", "allocated"): (0.14130, 0.00013, 12, 5, 0.833),
+    ("torchtitan, several cards", "reserved"): (0.00918, 0.06002, 59, 5, 0.881),
     ("torchtune", "allocated"): (0.06158, 0.06158, 8, 2, None),
     ("trl", "allocated"): (0.00003, 0.00003, 65, 2, 0.785),
     ("trl", "device"): (0.02207, 0.18709, 65, 2, 0.831),
     ("guessed", "allocated"): (0.20374, 0.20374, 4, 4, None),
     ("guessed", "reserved"): (0.17106, 0.17106, 4, 4, None),
     ("guessed", "device"): (0.15948, 0.15948, 4, 4, None),
+    ("unseen", "allocated"): (0.05853, 0.05853, 557, 48, 0.901),
+    ("unseen", "reserved"): (0.05853, 0.05853, 557, 48, 0.901),
+    ("unseen", "device"): (0.05853, 0.05853, 557, 48, 0.901),
     ("trl", "reserved"): (0.02207, 0.18709, 65, 2, 0.831),
 }

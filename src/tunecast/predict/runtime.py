@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
 from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,7 +29,6 @@ from tunecast.predict.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCTS, 
 from tunecast.predict.price.attention import computed_flops
 from tunecast.predict.price.offload import ON_DRIVES
 from tunecast.predict.pricing import Part, Plan, Terms, plan_of, priced, terms_of
-from tunecast.predict.time_ranges import CARD, HOST, WAITS, band_of
 from tunecast.records import dataclass
 from tunecast.tape.op import Op, Phase
 from tunecast.tape.step import Step, Table
@@ -47,6 +46,7 @@ class StepTime:
     step_s: float
     low_s: float
     high_s: float
+    """80 %: as long as `step_s` until `time_ranges.ranged` has said how far such steps are off."""
     breakdown_s: Mapping[str, float]
     bound_by: str
     """launch, compute, memory or communication: see `_bound_by`."""
@@ -166,13 +166,10 @@ class Lowered:
             made = priced(self.plan, self.terms, self.ops, launches, cards, clusters, host.nvme_bytes_per_s)
             spent = list(zip(*made.spent_s, strict=True)) or [()] * len(numbers)
             for number, end, alone, each in zip(numbers, made.end_s, made.alone_s, spent, strict=True):
-                place = places[number]
-                found[number] = self._told(end, alone, each, cpu_s, place.gpu.name, place.cluster is not None)
+                found[number] = self._told(end, alone, each, cpu_s)
         return [found[number] for number in range(len(places))]
 
-    def _told(
-        self, end: float, alone: float, spent: Sequence[float], cpu_s: float, gpu_name: str, several: bool
-    ) -> StepTime:
+    def _told(self, end: float, alone: float, spent: Sequence[float], cpu_s: float) -> StepTime:
         computing = 0.0
         by_group: list[float] = []
         by_name: dict[str, float] = {}
@@ -190,12 +187,11 @@ class Lowered:
         breakdown = {name: s * overlap for name, s in by_name.items() if s}
         breakdown[LAUNCH], breakdown[COMMUNICATION] = alone - busy, end - alone
         communicating = max(end - alone, *by_group, 0.0)
-        band = _band(gpu_name, HOST if end and (alone - busy) / end > WAITS else CARD, several)
         flops, model_flops, moved, kernels, dtype = self.totals
         return StepTime(
             step_s=end,
-            low_s=end * (1 - band.below),
-            high_s=end * (1 + band.above),
+            low_s=end,
+            high_s=end,
             breakdown_s=breakdown,
             bound_by=_bound_by(cpu_s, busy, communicating, by_wait),
             gpu_busy_s=busy - breakdown.get(OFFLOAD, 0.0) - breakdown.get(NVME, 0.0),
@@ -227,9 +223,6 @@ def _bound_by(launching: float, computing: float, communicating: float, by_wait:
     if communicating > computing:
         return COMMUNICATION
     return max(by_wait, key=by_wait.__getitem__, default=COMPUTE)
-
-
-_band = lru_cache(maxsize=1000)(band_of)
 
 
 def step_time(step: Step, gpu: Gpu, host: Host, cluster: Cluster | None = None) -> StepTime:

@@ -10,7 +10,7 @@ from tunecast.predict.host import DEFAULT_HOST
 from tunecast.predict.prediction import Prediction, without_time
 from tunecast.predict.reasons import parts_told
 from tunecast.predict.runtime import StepTime, step_time
-from tunecast.predict.time_ranges import UNSEEN, range_of
+from tunecast.predict.time_ranges import band_of, kind_of, within
 from tunecast.records import replace
 from tunecast.tape.op import Begin, Event, Phase, Tape
 from tunecast.tape.step import step_of
@@ -18,6 +18,8 @@ from tunecast.tape.step import step_of
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
 
+A_SCRIPT = "a script"
+"""A stack that nobody timed."""
 OF_A_SCRIPT = (
     "time: of the traced operations, launched by a host like the measured H200's; the Python calls of checkpointing "
     "leave no trace, so launch-bound steps may be longer"
@@ -51,14 +53,14 @@ def whole_steps(tape: Tape) -> Sequence[Sequence[Event]]:
 
 def _told(times: Sequence[StepTime], gpu: Gpu, *, several: bool) -> dict[str, object]:
     """As the contract has it. Nobody timed the script: its range is that of what nobody timed."""
-    ranges = [range_of(each, gpu.name, several, least=UNSEEN) for each in times]
+    times = [within(each, band_of(kind_of(each, gpu.name, A_SCRIPT, several=several), timed=False)) for each in times]
     names = dict.fromkeys(name for each in times for name in each.breakdown_s)
     breakdown = {name: _mean([each.breakdown_s.get(name, 0.0) for each in times]) for name in names}
     bound = max(times, key=lambda each: each.step_s).bound_by
     return {
         "step_s": _mean([each.step_s for each in times]),
-        "low_s": _mean([low for low, _ in ranges]),
-        "high_s": _mean([high for _, high in ranges]),
+        "low_s": _mean([each.low_s for each in times]),
+        "high_s": _mean([each.high_s for each in times]),
         "tokens_per_s": None,
         "tokens_per_s_per_gpu": None,
         "total_s": None,

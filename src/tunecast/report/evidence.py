@@ -10,7 +10,7 @@ from typing import Any
 
 from tunecast.hardware.names import card_name
 from tunecast.predict.evidence import FEWEST, Evidence, Spread
-from tunecast.predict.ranges import Basis, band_of
+from tunecast.predict.ranges import Basis, band_of, is_unseen
 from tunecast.predict.ranges_table import BANDS
 from tunecast.predict.room import Room
 from tunecast.units import percent
@@ -50,8 +50,12 @@ def _memory_runs(basis: Basis) -> str:
         return "part of it is guessed"
     if not band.runs:
         return "no such run was measured"
-    own = (basis.stack, "reserved") in BANDS
-    where = f" with {basis.stack}" if own else "" if basis.measured_card else " on other GPUs"
+    if (basis.own, "reserved") in BANDS:
+        where = " on several GPUs" if basis.several else f" with {basis.stack}"
+    elif is_unseen("reserved", basis):
+        where = " of other training code"
+    else:
+        where = "" if basis.measured_card else " on other GPUs"
     return f"{band.runs} runs{where}"
 
 
