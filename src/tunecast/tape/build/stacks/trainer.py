@@ -40,7 +40,7 @@ TAKEN = "{stack} is taken to train as transformers' Trainer does with the same s
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     """For stacks of which nothing but the Trainer is written down, and that is said."""
-    model, parameters, optimizer = prepared(job, config, machine)
+    model, parameters, optimizer = prepared(job, config, machine, in_trainer=True)
     machine.guesses[TAKEN.format(stack=job.stack)] = None
     if job.checkpoint_reentrant is None:
         machine.reentrant = job.stack in REENTRANT
