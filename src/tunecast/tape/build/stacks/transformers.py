@@ -18,6 +18,7 @@ from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import quantize
 from tunecast.tape.build.repeats import Passes, micro_batches
 from tunecast.tape.build.sharding import scheme_of
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
 
@@ -105,10 +106,12 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}
     model.model_type = text["model_type"]
+    if reads_checkpoint(job):
+        part("checkpoint").warm_up(job, model)
     if job.quantization.format == "gptq":
         part("gptq").replace_linears(model)
     elif job.quantization.format is not None:
-        quantize(job, model, text.get("initializer_range", 0.02))
+        quantize(job, model, text.get("initializer_range", 0.02), reads_checkpoint(job))
     for module in model.modules():
         for tensor in module.own.values():
             if tensor.storage is None:
@@ -117,6 +120,12 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         part("liger").apply(model, text["model_type"])
     return model
+
+
+def reads_checkpoint(job: Job) -> bool:
+    """A job that lists its samples is a whole program on one card, which loads by `from_pretrained` onto it; of steps
+    alone the model was made there."""
+    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format != "gptq"
 
 
 def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:
