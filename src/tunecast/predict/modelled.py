@@ -143,6 +143,12 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
 }
 
 
+def keeps_apart(job: Job) -> bool:
+    from tunecast.tape.build.stacks.trl import packs  # hardly any job needs it
+
+    return job.stack == "trl" and packs(job)
+
+
 def job_assumptions(job: Job, followed: Job) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
     as many micro-batches as its tape has."""
@@ -154,7 +160,9 @@ def job_assumptions(job: Job, followed: Job) -> list[str]:
         told.append(others_hold(job.hardware.reserve_bytes))
     if followed.grad_accum < job.grad_accum:
         told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
-    if job.data.packing:
+    if job.data.packing and keeps_apart(job):
+        told.append("packed samples: all rows of a batch are one, and a mask keeps samples apart (TRL's padding_free)")
+    elif job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
         told.append("the loss scaler's few hundred bytes are left out")

@@ -310,7 +310,7 @@ def on_card(
     `reserve_bytes` of the card are held by others: a display, another process.
     """
     context = context_of(gpu)
-    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster)
+    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster, tape.versions.get("torch", "2.11"))
     outside_bytes = context.nbytes + communication.nbytes
     left_bytes = gpu.memory_bytes - outside_bytes - reserve_bytes
     if capacity_bytes is None and left_bytes <= 0:

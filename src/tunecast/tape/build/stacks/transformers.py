@@ -51,9 +51,11 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 
 def prepared(
-    job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt
-) -> tuple[Any, list[Tensor], Optimizer]:
-    """What stands on the card when the first step begins; `adapting` is the stack's own way to it."""
+    job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt,
+    *, in_trainer: bool = False,
+) -> tuple[Any, list[Tensor], Optimizer]:  # fmt: skip
+    """What stands on the card when the first step begins; `adapting` is the stack's own way to it. The Trainer empties
+    the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached."""
     if job.optimizer_in_backward:
         part("optimizers.in_backward").require_one_gradient(job)
     given = job.checkpoint_reentrant
@@ -70,8 +72,11 @@ def prepared(
             part(job.matmul_dtype).apply(model)
         if "foak" in job.kernels:
             part("foak").apply(job, model)
+    if in_trainer:
+        machine.empty_cache()
     scheme.wrap(model)
-    machine.empty_cache()
+    if not in_trainer:
+        machine.empty_cache()
     parameters = scheme.parameters(model)
     ends = (model.input_embedding(), model.output_embedding())
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
