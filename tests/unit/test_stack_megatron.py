@@ -78,7 +78,7 @@ def test_a_layer_gathers_and_scatters_its_tokens() -> None:
 
 def test_ranks_of_a_ring_share_the_attention() -> None:
     def flops(tape: Tape) -> int:
-        return sum(e.flops for e in tape.steps()[1] if isinstance(e, Op) and "attention" in e.name)
+        return sum(e.flops for e in tape.steps()[1] if isinstance(e, Op) and "fused_attn" in e.name)
 
     whole, part = tape_of(), tape_of({"context": 2}, gpus=2)
     assert 2 * flops(part) == flops(whole)
@@ -210,7 +210,7 @@ def test_interleaved_stages_keep_more_under_way() -> None:
 
 def test_packed_samples_do_not_see_each_other() -> None:
     def flops(tape: Tape) -> int:
-        return sum(e.flops for e in tape.steps()[1] if isinstance(e, Op) and "attention" in e.name)
+        return sum(e.flops for e in tape.steps()[1] if isinstance(e, Op) and "fused_attn" in e.name)
 
     alone, packed = (flops(tape_of(data={"packing": told}, seq_len=4096)) for told in (False, True))
     assert 4096 / 384 - 1 < alone / packed < 4096 / 384 + 1
