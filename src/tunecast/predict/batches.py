@@ -122,6 +122,12 @@ def _listed(job: Job, lengths: Sequence[int], most_steps: int) -> list[tuple[Mic
     return [tuple(batches[(step * job.grad_accum + at) % len(batches)] for at in each) for step in range(steps)]
 
 
+def has_full_rows(job: Job) -> bool:
+    """Whether every row is taken as full where those of most data sets are not: nothing is said of their lengths."""
+    given = job.lengths is not None or job.data.lengths is not None
+    return job.task == "sft" and not given and not job.data.packing
+
+
 def rows_of(job: Job, lengths: Lengths | None) -> Rows | None:
     """What is trained on, row by row; None where a job says nothing of its data."""
     if lengths is not None:

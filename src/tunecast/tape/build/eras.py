@@ -76,6 +76,11 @@ class Era:
         return self.release < (4, 53)
 
     @property
+    def windows_with_sdpa(self) -> bool:
+        """modeling_mistral.py: 4.38.2 gives `_prepare_4d_causal_attention_mask_for_sdpa` no window, 4.40.2 does."""
+        return self.release >= (4, 40)
+
+    @property
     def compares_positions(self) -> bool:
         """modeling_flash_attention_utils.py: packed rows are seen by differences, before `_is_packed_sequence`."""
         return self.release < (4, 55)
