@@ -17,7 +17,7 @@ from tunecast.tape.build.eras import Era
 from tunecast.tape.build.layouts import factors_layout, shared_layout
 from tunecast.tape.build.standing import layer_number as layer_number
 from tunecast.tape.build.standing import repeated, times_stood_for
-from tunecast.tape.build.written import tape_events
+from tunecast.tape.build.written import FIRST_TURN, NEXT_TURN, tape_events
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
@@ -288,6 +288,10 @@ class Machine:
         if announced is None or announced.phase is not self.phase or announced.step != self.step:
             self._announced = Begin(self.phase, self.step)
             self.events.append(self._announced)
+
+    def take_turn(self, number: int) -> None:
+        """What follows is about this micro-batch of the step: the first, or the one after the last that was named."""
+        self.events.append(NEXT_TURN if number else FIRST_TURN)
 
     def announce_anew(self) -> None:
         """What follows stands for itself, whatever came before."""

@@ -58,6 +58,7 @@ def take_steps(
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         batch_samples, num_items_in_batch = batches(job, machine, length)
         for number in micro_batches(machine, job.grad_accum):
+            machine.take_turn(number)
             inputs = batch_samples[number]
             with machine.scheme.micro_batch(last=number == job.grad_accum - 1):
                 tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss)
@@ -100,11 +101,13 @@ def batches(job: Job, machine: Machine, length: int) -> tuple[list[Batch], Tenso
     length = machine.scheme.tokens_of(length)
     shape, counted = (job.micro_batch, length), (job.micro_batch, length - (machine.era.release >= (5, 0)))
     found: list[Batch] = []
-    for _ in range(job.grad_accum):
+    for number in range(job.grad_accum):
+        machine.take_turn(number)
         ids, mask, labels = [machine.run("_to_copy", (), shape, INT64) for _ in range(3)]
         found.append((ids, mask, labels))
     total: Any = None
-    for batch in found:
+    for number, batch in enumerate(found):
+        machine.take_turn(number)
         count = ops.total(machine.run("ne", (batch[2],), counted, BOOL), range(2), dtype=INT64)
         total = machine.run("add", (count,), (), INT64)
         del count

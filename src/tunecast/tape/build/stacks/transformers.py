@@ -137,6 +137,7 @@ def take_steps(
     def passes() -> Tensor:
         for micro in micro_batches(machine, job.grad_accum, repeats):
             if micro:
+                machine.take_turn(micro)
                 next_batch(batch[0].shape[1])
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with scheme.micro_batch(last=micro == job.grad_accum - 1):
@@ -148,6 +149,7 @@ def take_steps(
 
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        machine.take_turn(0)
         next_batch(scheme.tokens_of(length))
         loss = passes_of_steps.run(passes, batch, repeats)
         if job.max_grad_norm:
