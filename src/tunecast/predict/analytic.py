@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
+from tunecast.predict import own_batches
 from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled, unused_fields
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.tape.build.fill_in import fill_in_of
@@ -43,8 +44,9 @@ def _analytic(job: Job, model: ModelConfig, timed: bool, calibration: Calibratio
     gpu = gpu_named(job.hardware.gpu)
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
-    held = job_on_card(job, gpu, folded)
-    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
+    own = None if job.data.lengths is None else own_batches.own_run(job, model.raw, card_of(gpu))
+    held = job_on_card(job, gpu, folded, own)
+    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)]
     warnings = (*model.notes, *unused_fields(job))
 
     def said() -> Prediction:

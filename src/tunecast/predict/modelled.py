@@ -141,16 +141,18 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
 }
 
 
-def job_assumptions(job: Job, followed: Job) -> list[str]:
+def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
-    as many micro-batches as its tape has."""
+    as many micro-batches as its tape has; `own` is what was replayed of the job's own batches."""
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
+    if own is not None:
+        told = [own.told]
     taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
     if taken is not None:
         told.insert(0, taken)
     if job.hardware.reserve_bytes:
         told.append(others_hold(job.hardware.reserve_bytes))
-    if followed.grad_accum < job.grad_accum:
+    if followed.grad_accum < job.grad_accum and own is None:
         told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
     if job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunecast.errors import TunecastError, UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
@@ -19,6 +19,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
+from tunecast.predict.long_run import LongReplays
 from tunecast.predict.memory import Peak, peak, smallest_capacity_bytes
 from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
@@ -26,10 +27,14 @@ from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
 from tunecast.predict.room import Room, Verdict, room_within
 from tunecast.records import dataclass, replace
+from tunecast.tape.compose import Composed
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.program import Program
 from tunecast.units import MIB, gib
+
+if TYPE_CHECKING:
+    from tunecast.predict.own_batches import OwnRun
 
 SCHEMA = "tunecast.prediction/1"
 ALL_BLOCKS = 100_000
@@ -136,6 +141,18 @@ class Prediction:
         }
 
 
+class Spread(NamedTuple):
+    """What runs of a job reserve whose order is not known."""
+
+    least_bytes: int
+    most_bytes: int
+    all_fit: bool
+
+    def around(self, nbytes: int) -> tuple[int, int]:
+        """How far below and above what is told they go."""
+        return max(0, nbytes - self.least_bytes), max(0, self.most_bytes - nbytes)
+
+
 class Device(NamedTuple):
     """What the process holds of the card."""
 
@@ -156,9 +173,11 @@ class OnCard:
     settings: AllocatorSettings
     context: Context
     capacity_bytes: int
-    runs: Replays
+    runs: Replays | LongReplays
     limited: Replay
     """With `capacity_bytes`."""
+    spread: Spread | None = None
+    """Of runs like this one that may come as well."""
     stack: str = "transformers"
     """Whose training code the tape is of."""
     communication: Buffers = NO_BUFFERS
@@ -167,8 +186,13 @@ class OnCard:
     """The other cards; None where there are none or nobody said."""
 
     @property
-    def program(self) -> Program:
+    def program(self) -> Program | Composed:
         return self.runs.rows
+
+    @property
+    def is_on_tape(self) -> bool:
+        """Whether the run is `tape`, request by request; else that has its largest batch over and over."""
+        return isinstance(self.runs, Replays)
 
     @property
     def unlimited(self) -> Replay:
@@ -206,9 +230,12 @@ class OnCard:
         shown, context, outside = self.shown, self.context, self.communication
         nbytes = shown.reserved_bytes + context.nbytes + outside.nbytes
         basis = self.basis
-        low, high = reserved = range_of(shown.reserved_bytes, "reserved", basis)
+        below, above = (0, 0) if self.spread is None else self.spread.around(shown.reserved_bytes)
+        low, high = range_of(shown.reserved_bytes, "reserved", basis)
+        low, high = reserved = low - below, high + above
         if device_was_measured(basis) and not outside.nbytes:
-            return Device(nbytes, range_of(nbytes, "device", basis), reserved)
+            least, most = range_of(nbytes, "device", basis)
+            return Device(nbytes, (least - below, most + above), reserved)
         most = high + context.high_bytes + outside.high_bytes
         return Device(nbytes, (low + context.low_bytes + outside.low_bytes, most), reserved)
 
@@ -217,6 +244,8 @@ class OnCard:
         outside_bytes = self.context.nbytes + self.communication.nbytes
         low_bytes, high_bytes = (max(0, end - outside_bytes) for end in self._device.range_bytes)
         shown = self.shown
+        if self.spread is not None and not self.spread.all_fit:
+            high_bytes = max(high_bytes, self.capacity_bytes + 1)
         return room_within(
             (shown.reserved_bytes, low_bytes, high_bytes),
             shown.allocated_bytes,
@@ -237,11 +266,19 @@ class OnCard:
 
     @cached_property
     def at_peak(self) -> AtPeak:
-        return at_peak(self.program, self.shown)
+        if isinstance(self.runs, LongReplays):
+            return self.runs.at_peak(self.shown, self._shown_within)
+        return at_peak(self.runs.rows, self.shown)
+
+    @property
+    def _shown_within(self) -> int | None:
+        return self.capacity_bytes if self.limited.completed else None
 
     @cached_property
     def phase_peaks(self) -> tuple[AtPeak, ...]:
-        return phase_peaks(self.program, self.shown)
+        if isinstance(self.runs, LongReplays):
+            return self.runs.phase_peaks(self.shown, self._shown_within)
+        return phase_peaks(self.runs.rows, self.shown)
 
     @cached_property
     def peak(self) -> Peak:
@@ -289,8 +326,9 @@ def on_card(
     reserve_bytes: int = 0,
     stack: str = "transformers",
     cluster: Cluster | None = None,
+    own: OwnRun | None = None,
 ) -> OnCard:
-    """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator.
+    """Replay the tape on a card, or the job's `own` batches; `capacity_bytes` instead of what the card has for the allocator.
 
     `reserve_bytes` of the card are held by others: a display, another process.
     """
@@ -303,7 +341,11 @@ def on_card(
         told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = left_bytes if capacity_bytes is None else capacity_bytes
-    runs = Replays(rows_of(tape), settings)
+    if own is None:
+        runs: Replays | LongReplays = Replays(rows_of(tape), settings)
+        spread = None
+    else:
+        runs, spread = _one_of(own, settings, capacity)
     return OnCard(
         make_tape=tape.make_tape if isinstance(tape, Folded) else lambda: tape,
         guesses=tape.guesses,
@@ -318,7 +360,22 @@ def on_card(
         stack=stack,
         communication=communication,
         cluster=cluster,
+        spread=spread,
     )
+
+
+def _one_of(own: OwnRun, settings: AllocatorSettings, capacity_bytes: int) -> tuple[LongReplays, Spread | None]:
+    """Of the ranks whose batches are known, the fullest, or one that does not fit. Of orders that were drawn the middle
+    one, and how far the others are from it."""
+    every = [LongReplays(rows, settings) for rows in own.orders]
+    if len(every) == 1:
+        return every[0], None
+    ends = [runs.within(capacity_bytes) for runs in every]
+    held = [end.reserved_bytes if end.completed else runs.unlimited.reserved_bytes for runs, end in zip(every, ends, strict=True)]
+    by_need = sorted(range(len(every)), key=lambda at: (not ends[at].completed, held[at]))
+    if own.known:
+        return every[by_need[-1]], None
+    return every[by_need[len(every) // 2]], Spread(min(held), max(held), all(end.completed for end in ends))
 
 
 def memory_of(held: OnCard) -> Memory:
@@ -380,11 +437,12 @@ def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:
     return prediction_of(job_on_card(job, gpu, tape), id=job.id)
 
 
-def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded) -> OnCard:
+def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, own: OwnRun | None = None) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
-    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes, job.stack, others_of(job, gpu))
+    others = others_of(job, gpu)
+    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes, job.stack, others, own)
 
 
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:
