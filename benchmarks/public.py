@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import re
 import sys
 import time
 from pathlib import Path
@@ -39,21 +38,13 @@ def published() -> list[Row]:
     return [json.loads(line) for line in (HERE / "data" / "public_memory.jsonl").read_text().splitlines()]
 
 
-RELEASE = re.compile(r"(torchtune|litgpt) ([0-9.]+)")
-BEFORE_LITGPT = ("lit-gpt 8641822", "litgpt 0.3")
-"""A commit of 2023, before there were releases, and the oldest release that is written down."""
-
-
 def job_of(row: Row) -> Row:
-    """The job's fields, and the release of the stack that the source or what it pins names.
+    """The job's fields.
 
     Where lengths vary they are those of micro-batches, and a job's hold for a whole optimizer step: one micro-batch a
     step puts them behind each other as they were.
     """
-    releases = dict(RELEASE.findall(row["source"]["software"].replace(*BEFORE_LITGPT)))
-    stack = row["job"]["stack"]
-    known = {"stack_version": releases[stack]} if stack in releases else {}
-    return {**known, **row["job"], **({"grad_accum": 1} if row["job"].get("lengths") else {})}
+    return {**row["job"], **({"grad_accum": 1} if row["job"].get("lengths") else {})}
 
 
 class Predictor:

@@ -1,6 +1,7 @@
 """How the words of published tables become fields of a job: `rows_public.py` and `rows_vendor.py` put them together.
 
-    python benchmarks/rows.py PUBLIC.csv VENDOR.csv        writes data/public_runs.jsonl, data/vendor_runs.jsonl
+    python benchmarks/rows.py PUBLIC.csv VENDOR.csv        writes data/public_runs.jsonl, public_memory.jsonl and
+                                                           vendor_runs.jsonl, and what was skipped beside them
 
 The tables themselves are not part of the project; what was read off them, and what had to be taken, is in the data.
 """
@@ -11,12 +12,16 @@ import csv
 import json
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 HERE = Path(__file__).parent
 Row = dict[str, Any]
+T = TypeVar("T")
+Published = Mapping[str, str]
+Made = tuple[Row, Row, list[str]]
+"""A job, what is known of the run beyond it, and what is doubtful."""
 GIB = 2**30
 
 GPUS: Mapping[str, str] = {
@@ -41,6 +46,12 @@ GPUS: Mapping[str, str] = {
     "GB300": "gb300-288gb",
     "MI300X": "mi300x",
     "MI325X": "mi325x",
+    "MI350X": "mi350x",
+    "MI355X": "mi355x",
+    "L40S-48GB": "l40s",
+    "RTX-4090-24GB": "rtx-4090",
+    "RTX-A6000-48GB": "rtx-a6000",
+    "T4-16GB": "t4",
     "RTX-3090-24GB (280W, no NVLink, slow PCIe)": "rtx-3090",
     "RTX-6000-Ada-48GB": "rtx-6000-ada",
     "RTX-A5000-24GB": "rtx-a5000",
@@ -60,7 +71,11 @@ MODELS: Mapping[str, str] = {
     "llama3.1-70b": "llama-3.1-70b",
     "llama3.1-405b": "llama-3.1-405b",
     "llama3.2-3b": "llama-3.2-3b",
+    "llama3.2-1b": "llama-3.2-1b",
     "mistral-7b": "mistral-7b-v0.1",
+    "gemma-7b": "gemma-7b",
+    "gemma-2-9b": "gemma-2-9b",
+    "phi-3-mini": "phi-3-mini",
     "yi-34b": "yi-34b",
     "qwen3-32b": "qwen3-32b",
     "phi-1.5": "phi-1.5",
@@ -73,6 +88,21 @@ MODELS: Mapping[str, str] = {
     **{f"mpt-{n}": f"foundry-mpt-{n}" for n in ("125m", "350m", "760m", "1b", "3b", "7b", "13b", "30b", "70b")},
 }
 """A bundled model, or one of data/run_models.json."""
+
+
+def known_word(words: Mapping[str, T], word: str, what: str) -> T:
+    if word not in words:
+        raise ValueError(f"{what} {word!r} is not known")
+    return words[word]
+
+
+def release_by(releases: Sequence[tuple[str, str]], date: str) -> str:
+    """The last release, by its month, before a date."""
+    found = [release for month, release in releases if month <= date[:7]]
+    if not found:
+        raise ValueError(f"no release before {date} is written down")
+    return found[-1]
+
 
 WORDS = {"tp": "tensor", "pp": "pipeline", "cp": "context", "ep": "expert"}
 _DEGREE = re.compile(r"\b(fsdp[12]?|hsdp|ddp|dp|tp|pp|cp|vp|ep)\s*(\d+)\b", re.IGNORECASE)
@@ -191,7 +221,9 @@ def cards_of(row: Mapping[str, str]) -> Row:
     cards, nodes = int(row["gpu_count"]), int(row["nodes"] or 1)
     if cards % nodes:
         raise ValueError(f"{cards} cards on {nodes} machines")
-    return {"gpu": GPUS[row["gpu"]], "gpus": cards // nodes} | ({"nodes": nodes} if nodes > 1 else {})
+    return {"gpu": known_word(GPUS, row["gpu"], "card"), "gpus": cards // nodes} | (
+        {"nodes": nodes} if nodes > 1 else {}
+    )
 
 
 def accumulation(row: Mapping[str, str], parallel: Mapping[str, Any], micro_batch: int) -> int:
@@ -222,7 +254,11 @@ def step_seconds(row: Mapping[str, str]) -> float:
 def measured_bytes(row: Mapping[str, str]) -> Row:
     """Kind and size of a peak, with one unit of its last digit."""
     kind = next((kind for kind in ("allocated", "reserved", "active") if row["mem_kind"].startswith(kind)), "unstated")
-    printed = re.search(r"printed ([\d.]+) GB", row["notes"]) if "/1e9" in row["mem_kind"] else None
+    printed = (
+        re.search(r"printed ([\d.]+) GB", row["notes"])
+        if "/1e9" in row["mem_kind"] or "decimal" in row["mem_kind"]
+        else None
+    )
     text, unit = (printed[1], 10**9) if printed else (row["peak_mem_gib"], GIB)
     out = {"kind": kind, "bytes": round(float(text) * unit), "resolution_bytes": round(unit * 10.0 ** -decimals(text))}
     if row["mem2_kind"].startswith("nvidia-smi"):
@@ -255,17 +291,19 @@ def write(name: str, rows: Iterable[Row]) -> None:
 
 
 def main() -> None:
-    from rows_public import public_rows
+    from rows_public import memory_rows, public_rows
     from rows_vendor import vendor_rows
 
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    published = (HERE / "data" / "public_memory.jsonl").read_text().splitlines()
-    known = {row["id"]: row for row in map(json.loads, published)}
-    kept, skipped = vendor_rows(read(sys.argv[2]))
-    write("public_runs.jsonl", public_rows(read(sys.argv[1]), known))
-    write("vendor_runs.jsonl", kept)
-    write("vendor_skipped.jsonl", skipped)
+    public = read(sys.argv[1])
+    for name, (kept, skipped) in {
+        "public_runs": public_rows(public),
+        "public_memory": memory_rows(public),
+        "vendor_runs": vendor_rows(read(sys.argv[2])),
+    }.items():
+        write(f"{name}.jsonl", kept)
+        write(f"{name.partition('_')[0] if name == 'vendor_runs' else name}_skipped.jsonl", skipped)
 
 
 if __name__ == "__main__":

@@ -188,6 +188,12 @@ def test_a_job_nothing_runs_says_what_would(capsys):
     assert "what would: without --gpu l4, --gpus 1, --provider aws, --no-spot: " in err
 
 
+def test_kernels_that_no_card_helps_are_refused_before_any_search(capsys, monkeypatch):
+    monkeypatch.setattr("tunecast.plan.plan.Search", None)
+    code, out, err = run(capsys, "bloom-560m", "--kernels", "liger,foak")
+    assert (code, out) == (5, "") and err.startswith("tunecast: error: kernels: the closed form does not know foak's")
+
+
 def test_refused_hardware_is_in_the_plan_with_a_remedy(capsys):
     told = plan(capsys, *SMALL, "--gpu", "t4", "--gpus", "1", code=3)
     (card, *_) = told["refused"]

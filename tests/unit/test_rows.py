@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -174,9 +176,9 @@ def test_a_torchtitan_row_whole() -> None:
 
 
 def test_every_row_is_a_job_on_a_known_card() -> None:
-    assert (len(PUBLIC), len(VENDOR)) == (406, 390)
+    assert (len(PUBLIC), len(VENDOR)) == (400, 390)
     assert sum("step_s" in row["measured"] for row in PUBLIC) == 389
-    assert sum("memory" in row["measured"] for row in PUBLIC) == 153
+    assert sum("memory" in row["measured"] for row in PUBLIC) == 147
     ids = [row["id"] for row in (*PUBLIC, *VENDOR)]
     assert not [name for name, n in Counter(ids).items() if n > 1]
     for row in (*PUBLIC, *VENDOR):
@@ -308,4 +310,66 @@ def test_a_card_is_left_out_of_what_is_estimated() -> None:
 
 def test_sources_of_public_rows_each_have_a_maker() -> None:
     prefixes = {prefix for prefix, _, _ in rows_public.SOURCES.values()}
-    assert {row["id"].rpartition("-")[0] for row in PUBLIC} == prefixes
+    kept = {row["id"].rpartition("-")[0] for row in [*PUBLIC, *timing.rows_of("public_memory.jsonl")]}
+    assert kept == prefixes
+
+
+CONVERTERS = ("rows.py", "rows_public.py", "rows_pretrain.py", "rows_finetune.py")
+LISTS = ("public_runs", "public_memory", "public_runs_skipped", "public_memory_skipped")
+
+
+def test_the_converter_knows_of_no_single_row() -> None:
+    """A row's number makes its name and nothing else: no text of the converters holds one, and one place reads it."""
+    ids = {row["id"] for name in LISTS for row in timing.rows_of(f"{name}.jsonl")}
+    numbers = {name.rpartition("-")[2] for name in ids}
+    reads = 0
+    for name in CONVERTERS:
+        for node in ast.walk(ast.parse((BENCHMARKS / name).read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                reads += node.value == "row_id"
+                assert node.value not in ids | numbers, f"{name}, line {node.lineno}: {node.value}"
+                assert not re.search(r"\b(" + "|".join(map(re.escape, sorted(ids))) + r")\b", node.value), name
+    assert reads == 1
+
+
+def test_every_public_row_is_converted_or_skipped_with_a_reason() -> None:
+    for name in ("public_runs", "public_memory"):
+        kept = {row["id"] for row in timing.rows_of(f"{name}.jsonl")}
+        skipped = timing.rows_of(f"{name}_skipped.jsonl")
+        assert not kept & {row["id"] for row in skipped}
+        assert all(row["why"] for row in skipped)
+
+
+def test_a_row_without_its_number_becomes_the_same_job() -> None:
+    row = defaultdict(str, FMS_ROW)
+    made = [rows_public.timed(row | {"row_id": number}, "x") for number in ("1098", "7")]
+    assert made[0] == made[1]
+    job = made[0]["job"]
+    assert job["quantization"] == {"format": "nf4", "double_quant": True, "prepare_kbit": False}
+    assert job["kernels"] == ["foak"]
+    assert job["lora"]["targets"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+    assert (job["transformers_version"], job["stack_version"]) == ("4.48.1", "0.13")
+    assert made[0]["measured"]["step_s"] == pytest.approx(4 * 4096 / 3000, rel=1e-5)
+
+
+FMS_ROW = {
+    "source_repo": "foundation-model-stack/fms-acceleration",
+    "gpu": "A100-80GB SXM",
+    "gpu_count": "1",
+    "nodes": "1",
+    "model": "mistral-7b",
+    "method": "qlora",
+    "lora_rank": "16",
+    "lora_targets": "q_proj,k_proj,v_proj,o_proj,c_attn",
+    "quant": "nf4 (bnb)",
+    "precision": "bfloat16 weights + bf16 autocast",
+    "seq_len": "4096",
+    "micro_batch": "4",
+    "grad_accum": "1",
+    "global_batch": "4",
+    "activation_checkpointing": "full",
+    "tokens_per_s_per_gpu": "3000",
+    "notes": "framework_config=accelerated-peft-bnb-foak; steady",
+    "software": "torch 2.4.1, transformers 4.48.1, trl 0.13, peft 0.13.2",
+    "time_tier": "A",
+}

@@ -247,7 +247,10 @@ def held_of(
             oldest_segment_first=settings.oldest_segment_first,
             capacity_is_physical=settings.capacity_is_physical,
         )
-    return on_card(tape, gpu, settings, capacity_bytes, arguments.reserve, cluster=cluster)
+    held_by_others = arguments.reserve
+    return on_card(
+        tape, gpu, settings, capacity_bytes, held_by_others, cluster=cluster, managed_bytes=tape.managed_bytes
+    )
 
 
 def allocator_from_environment(arguments: argparse.Namespace) -> AllocatorSettings | None:

@@ -11,7 +11,8 @@ _SECTIONS: Mapping[str, str] = {
     "parallel": "Several cards (`parallel`)",
 }  # fmt: skip
 _GROUPS: Mapping[str, str] = {
-    **dict.fromkeys(("model", "id", "task", "method", "stack", "transformers_version", "stack_version"), _MODEL),
+    **dict.fromkeys(("model", "id", "task", "method", "stack"), _MODEL),
+    **dict.fromkeys(("transformers_version", "stack_version", "torch_version"), _MODEL),
     **dict.fromkeys(("weights_dtype", "autocast", "matmul_dtype", "attention", "kernels"), _PRECISION),
     **dict.fromkeys(("loss", "compile"), _PRECISION),
     **dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing"), _BATCH),

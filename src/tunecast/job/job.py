@@ -64,6 +64,14 @@ class Job(Section):
         "release of the stack's own package, such as torchtune's 0.4; null: the newest that is written down",
         nullable=True,
     )
+    torch_version: str | None = field(
+        "text",
+        None,
+        OURS,
+        "release of PyTorch, such as 2.13, which takes the older of two equal free blocks where 2.11 takes the newer, "
+        "and shares a workspace; null: 2.11, or the stack's own",
+        nullable=True,
+    )
     lora: Lora = records.field(
         default_factory=Lora, metadata={"section": Lora, "help": "adapters, with method lora or qlora"}
     )

@@ -45,6 +45,7 @@ from tunecast.predict.host import Host, host_of, loop_s
 from tunecast.predict.lengths import Epoch, epoch_of, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, machine_ram_bytes, outside_of, tensors_on_paper
+from tunecast.predict.pages import managed_bytes
 from tunecast.predict.prediction import Prediction, allocator_settings, job_on_card
 from tunecast.predict.preparation import preparation_s, tokenised_s
 from tunecast.predict.replay import replay
@@ -368,10 +369,11 @@ class Estimator:
     def held(self, rig: Rig, setting: Setting) -> Held:
         """Raises what the closed form raises."""
         job, gpu = self.space.job_of(rig, setting), rig.card
-        held = job_on_card(job, gpu, self._fold(rig, setting, replace(plain(job), lengths=job.lengths)))
+        folded = self._fold(rig, setting, replace(plain(job), lengths=job.lengths))
+        held = job_on_card(job, gpu, folded, managed_bytes(job, self.model))
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
-        device, outside = held.device, held.context.nbytes + held.communication.nbytes
-        return Held(held.fits, needs, has, device.nbytes, device.range_bytes, has + outside)
+        device = held.device
+        return Held(held.fits, needs, has, device.nbytes, device.range_bytes, has + held.outside_bytes)
 
     def said(self, job: Job) -> Prediction:
         """As `tunecast predict` says it."""

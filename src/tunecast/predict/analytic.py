@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tunecast.errors import TunecastError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
-from tunecast.predict import own_batches
 from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled, unused_fields
+from tunecast.predict.own_batches import own_run, with_tape
+from tunecast.predict.pages import managed_bytes
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.build.short import fold_job
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
 def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None = None) -> Predicted:
     """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
     model = resolve_model(job.model)
+    try:
+        return _of_model(job, model, timed, calibration)
+    except TunecastError as error:
+        from tunecast.predict import remedies  # hardly any job needs it
+
+        raise remedies.of_paper(error, job, model) from None
+
+
+def _of_model(job: Job, model: ModelConfig, timed: bool, calibration: Calibration | None) -> Predicted:
     if model.source.startswith(BUNDLED):
         return _analytic(job, model, timed, calibration)
     from tunecast.predict.culprit import config_errors
@@ -44,8 +55,10 @@ def _analytic(job: Job, model: ModelConfig, timed: bool, calibration: Calibratio
     gpu = gpu_named(job.hardware.gpu)
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
-    own = None if job.data.lengths is None else own_batches.own_run(job, model.raw, card_of(gpu))
-    held = job_on_card(job, gpu, folded, own)
+    own = None if job.data.lengths is None else own_run(job, model.raw, card_of(gpu))
+    if own is not None:
+        folded = with_tape(folded, short, own, model.raw, card_of(gpu))
+    held = job_on_card(job, gpu, folded, managed_bytes(job, model), own)
     assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)]
     warnings = (*model.notes, *unused_fields(job))
 

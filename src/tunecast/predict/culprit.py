@@ -47,7 +47,8 @@ def config_errors(model: ModelConfig, predict: Callable[[ModelConfig], object]) 
 
 
 def require_architecture(job: Job, model: ModelConfig) -> None:
-    """Raises `Unsupported` where the job's stack has no such model: then no card and no setting helps."""
+    """Raises `Unsupported` where the job's stack has no such model, or its kernels are not known of it: then no card and
+    no setting helps."""
     program = import_module(STACKS[job.stack])
 
     def build(of: ModelConfig) -> object:
@@ -57,6 +58,10 @@ def require_architecture(job: Job, model: ModelConfig) -> None:
         if build(model) is None:
             told = f"{model.source}: model_type: got {shown(model.model_type)}, which the closed form does not know"
             raise Unsupported(f"{told} of {job.stack}. To fix: trace your own script, `tunecast trace`", field="model")
+    for kernels in ("foak", "liger"):
+        if kernels in job.kernels:  # foak has Liger's loss of its own
+            import_module(f"tunecast.tape.build.{kernels}").require_known(model.model_type)
+            break
 
 
 def _culprit(model: ModelConfig, predict: Callable[[ModelConfig], object], error: Exception) -> NotResolved | None:

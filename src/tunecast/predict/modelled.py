@@ -6,6 +6,7 @@ A job is a description; a script is the thing itself. So most of what a job cann
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from tunecast.errors import UsageError, nearest
 from tunecast.hardware.catalog import gpu, meant_by
@@ -20,6 +21,9 @@ from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.build.stacks import TRACE_INSTEAD
 from tunecast.tape.card import Card
 from tunecast.units import gib
+
+if TYPE_CHECKING:
+    from tunecast.predict.own_batches import OwnRun
 
 ENGINES: Mapping[str, str] = {
     "analytic": "the closed form: milliseconds, no torch needed",
@@ -56,7 +60,8 @@ def _refuse(job: Job, rules: Mapping[str, Callable[[Job], str | None]]) -> None:
 def _stack(job: Job) -> str | None:
     if job.stack in STACKS:
         return None
-    return f"got {job.stack}, known but not modelled yet; allowed: {', '.join(sorted(STACKS))}. {TRACE_INSTEAD}"
+    told = f"got {job.stack}, whose program the traced engine does not run; allowed: {', '.join(sorted(STACKS))}"
+    return f"{told}. To fix: --engine analytic, or {TRACE_INSTEAD.removeprefix('To fix: ')}"
 
 
 def _one_card(job: Job) -> str | None:
@@ -137,6 +142,7 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "offload_activations": _only(lambda job: job.offload_activations, False),
     "transformers_version": _only(lambda job: job.transformers_version, None),
     "stack_version": _only(lambda job: job.stack_version, None),
+    "torch_version": _only(lambda job: job.torch_version, None),
     "quantization.format": _only(lambda job: job.quantization.format, None, "nf4", "fp4", "int8"),
 }
 

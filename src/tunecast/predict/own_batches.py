@@ -16,7 +16,6 @@ Ignored  evaluation and saving between steps, which `outside` tells of; buffers 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
 from typing import Any, NamedTuple
 
 from tunecast.job.job import Job
@@ -25,9 +24,11 @@ from tunecast.predict.batches import MicroBatch, batches_of
 from tunecast.predict.lengths import epoch_of, total_steps
 from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.sharding.scheme import ranks_of
-from tunecast.tape.build.short import shapes_of
+from tunecast.tape.build.short import fold_job, shapes_of
 from tunecast.tape.card import Card
 from tunecast.tape.compose import Composed, NotComposable, Structure, compose
+from tunecast.tape.fold import Folded
+from tunecast.tape.op import Tape
 from tunecast.tape.shorten import STEPS
 
 MOST_EVENTS = 1_200_000
@@ -51,6 +52,8 @@ class OwnRun(NamedTuple):
     orders: tuple[Composed, ...]
     known: bool
     """The order is the job's own, and these are its ranks; else they were drawn, and any may come."""
+    largest: MicroBatch
+    """For reports that name single blocks: of which a tape is written out."""
     told: str
     """One sentence: what was replayed of what."""
 
@@ -75,14 +78,25 @@ def own_run(
         rest = [batches_of(other, lengths, most_steps=most_steps) for other in drawn]
     every = [first.steps, *(each.steps for each in rest if each is not None and each.steps)]
     try:
-        orders, taken = _composed(job, config, card, every, most_events)
+        largest = max((micro for step in first.steps for micro in step), key=lambda micro: micro.rows * micro.length)
+        orders, taken = _composed(job, config, card, every, largest, most_events)
     except (NotComposable, OverflowError):
         return None
-    return OwnRun(orders, first.known, _told(job, lengths, taken, len(first.steps), len(orders), first.known))
+    return OwnRun(orders, first.known, largest, _told(job, lengths, taken, len(first.steps), len(orders), first.known))
+
+
+def with_tape(folded: Folded, job: Job, own: OwnRun, config: Mapping[str, Any], card: Card) -> Folded:
+    """The tape that is written out for reports: of the largest batch over and over."""
+
+    def make_tape() -> Tape:
+        rows, length = own.largest
+        return fold_job(replace_unchecked(job, micro_batch=rows, seq_len=length), config, card).make_tape()
+
+    return replace(folded, make_tape=make_tape)
 
 
 def _composed(
-    job: Job, config: Mapping[str, Any], card: Card, every: Sequence[Sequence[Step]], most_events: int
+    job: Job, config: Mapping[str, Any], card: Card, every: Sequence[Sequence[Step]], largest: MicroBatch, most_events: int
 ) -> tuple[tuple[Composed, ...], int]:
     shapes: dict[int, Any] = {}
 
@@ -92,8 +106,7 @@ def _composed(
         found = shapes[turns]
         return None if found is None else found.of(rows, length)
 
-    rows, length = max((micro for step in every[0] for micro in step), key=lambda micro: micro.rows * micro.length)
-    one = structure_of(1, rows, length)
+    one = structure_of(1, *largest)
     if one is None:
         raise NotComposable("there is no structure")
     program = one[0].program

@@ -23,6 +23,7 @@ from tunecast.predict.long_run import LongReplays
 from tunecast.predict.memory import Peak, peak, smallest_capacity_bytes
 from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
+from tunecast.predict.pages import pages_bytes
 from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
 from tunecast.predict.room import Room, Verdict, room_within
@@ -184,6 +185,8 @@ class OnCard:
     """Held by the library that talks to other cards."""
     cluster: Cluster | None = None
     """The other cards; None where there are none or nobody said."""
+    managed_bytes: int = 0
+    """Of a paged optimizer, in CUDA's managed memory."""
 
     @property
     def program(self) -> Program | Composed:
@@ -212,6 +215,16 @@ class OnCard:
         """What its ranges rest on."""
         return Basis(self.stack, self.context.measured, bool(self.guesses), several=self.cluster is not None)
 
+    @property
+    def pages_bytes(self) -> int:
+        """Of managed memory on the card: all that there is room for, the rest waits on the host."""
+        return min(pages_bytes(self.managed_bytes), max(0, self.capacity_bytes - self.shown.reserved_bytes))
+
+    @property
+    def outside_bytes(self) -> int:
+        """Of the card, and not PyTorch's to have."""
+        return self.context.nbytes + self.communication.nbytes
+
     @cached_property
     def device(self) -> Device:
         """What the process holds of the card. A run that fills it with cached blocks, and surely fits, holds no more
@@ -220,7 +233,7 @@ class OnCard:
         if not room.surely:
             return found
         most = self.capacity_bytes
-        whole = most + self.context.nbytes + self.communication.nbytes
+        whole = most + self.outside_bytes
         (low, high), (reserved_low, reserved_high) = found.range_bytes, found.reserved_range_bytes
         return Device(found.nbytes, (low, min(high, whole)), (reserved_low, min(reserved_high, most)))
 
@@ -228,7 +241,8 @@ class OnCard:
     def _device(self) -> Device:
         """As like runs were measured, without what is alive at the peak: that takes as long as the replay."""
         shown, context, outside = self.shown, self.context, self.communication
-        nbytes = shown.reserved_bytes + context.nbytes + outside.nbytes
+        pages = self.pages_bytes
+        nbytes = shown.reserved_bytes + pages + self.outside_bytes
         basis = self.basis
         below, above = (0, 0) if self.spread is None else self.spread.around(shown.reserved_bytes)
         low, high = range_of(shown.reserved_bytes, "reserved", basis)
@@ -236,13 +250,13 @@ class OnCard:
         if device_was_measured(basis) and not outside.nbytes:
             least, most = range_of(nbytes, "device", basis)
             return Device(nbytes, (least - below, most + above), reserved)
-        most = high + context.high_bytes + outside.high_bytes
-        return Device(nbytes, (low + context.low_bytes + outside.low_bytes, most), reserved)
+        most = high + pages + context.high_bytes + outside.high_bytes
+        return Device(nbytes, (low + pages + context.low_bytes + outside.low_bytes, most), reserved)
 
     @cached_property
     def room(self) -> Room:
-        outside_bytes = self.context.nbytes + self.communication.nbytes
-        low_bytes, high_bytes = (max(0, end - outside_bytes) for end in self._device.range_bytes)
+        besides = self.outside_bytes + self.pages_bytes
+        low_bytes, high_bytes = (max(0, end - besides) for end in self._device.range_bytes)
         shown = self.shown
         if self.spread is not None and not self.spread.all_fit:
             high_bytes = max(high_bytes, self.capacity_bytes + 1)
@@ -283,7 +297,8 @@ class OnCard:
     @cached_property
     def peak(self) -> Peak:
         """`at_peak` with modules and blocks."""
-        return peak(self.tape, self.settings, ALL_BLOCKS, self.capacity_bytes if self.fits else None)
+        limit = self.capacity_bytes if self.fits and self.is_on_tape else None
+        return peak(self.tape, self.settings, ALL_BLOCKS, limit)
 
     @cached_property
     def smallest_capacity_bytes(self) -> int:
@@ -326,9 +341,11 @@ def on_card(
     reserve_bytes: int = 0,
     stack: str = "transformers",
     cluster: Cluster | None = None,
+    managed_bytes: int = 0,
     own: OwnRun | None = None,
 ) -> OnCard:
-    """Replay the tape on a card, or the job's `own` batches; `capacity_bytes` instead of what the card has for the allocator.
+    """Replay the tape on a card, or the job's `own` batches; `capacity_bytes` instead of what the card has for the
+    allocator.
 
     `reserve_bytes` of the card are held by others: a display, another process.
     """
@@ -360,6 +377,7 @@ def on_card(
         stack=stack,
         communication=communication,
         cluster=cluster,
+        managed_bytes=managed_bytes,
         spread=spread,
     )
 
@@ -385,6 +403,8 @@ def memory_of(held: OnCard) -> Memory:
     breakdown["context"] = held.context.nbytes
     if held.communication.nbytes:
         breakdown["communication"] = held.communication.nbytes
+    if held.pages_bytes:
+        breakdown["paged_optimizer"] = held.pages_bytes
     return Memory(
         model_bytes=shown.model_bytes,
         allocated_bytes=held.at_peak.allocated_bytes,
@@ -437,12 +457,14 @@ def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:
     return prediction_of(job_on_card(job, gpu, tape), id=job.id)
 
 
-def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, own: OwnRun | None = None) -> OnCard:
+def job_on_card(
+    job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0, own: OwnRun | None = None
+) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
-    others = others_of(job, gpu)
-    return on_card(tape, gpu, settings, capacity_bytes, job.hardware.reserve_bytes, job.stack, others, own)
+    others, reserve_bytes = others_of(job, gpu), job.hardware.reserve_bytes
+    return on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own)
 
 
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:

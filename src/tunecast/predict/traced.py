@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from tunecast.errors import UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_traceable, unused_fields
+from tunecast.predict.pages import managed_bytes
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in_of
@@ -35,12 +37,17 @@ def traced(
     model = resolve_model(job.model)
     unsaid = dtype_assumption(job, model)
     job = fill_in_of(job, model)
-    require_traceable(job)
+    try:
+        require_traceable(job)
+    except UsageError as error:
+        from tunecast.predict import remedies  # hardly any job needs it
+
+        raise remedies.of_tracer(error, job) from None
     gpu = gpu_named(job.hardware.gpu)
     interpreter = tracing_python(python)
     short = job if exact else with_few_micro_batches(job)
     tape = trace_job(short, model.raw, card_of(gpu), exact=exact, python=interpreter, limits=limits, progress=progress)
-    held = job_on_card(job, gpu, tape)
+    held = job_on_card(job, gpu, tape, managed_bytes(job, model))
     assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
     warnings = (*model.notes, *unused_fields(job))
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 FREE, END, UNKNOWN = "·", "|", "?"
 LETTERS: Mapping[str, str] = {
     "weights": "W", "adapters": "D", "gradients": "G", "optimizer": "O", "activations": "A", "logits_and_loss": "L",
-    "temporaries": "T", "allocator": "c", "context": "x", "communication": "n", "others": "o",
+    "temporaries": "T", "allocator": "c", "paged_optimizer": "p", "context": "x", "communication": "n", "others": "o",
 }  # fmt: skip
 """In the order they are stacked: what stays, what comes and goes, what PyTorch keeps, what is not PyTorch's."""
 MEANINGS: Mapping[str, str] = {

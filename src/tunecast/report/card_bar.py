@@ -12,6 +12,7 @@ from tunecast.units import gib
 BESIDES: Mapping[str, str] = {
     "allocator": "cached by the allocator",
     "context": "CUDA context",
+    "paged_optimizer": "paged optimizer",
     "communication": "NCCL",
     "others": "held by others",
     "device": "not told apart",

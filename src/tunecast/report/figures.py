@@ -76,6 +76,8 @@ class Figures:
     context_bytes: int | None = None
     communication_bytes: int = 0
     """Held by NCCL, where there are several ranks."""
+    pages_bytes: int = 0
+    """Of a paged optimizer's state, on the card as long as PyTorch does not need the room."""
     gpu: str | None = None
     room: Room | None = None
     """What it needs of what PyTorch can use on that card: the verdict."""
@@ -121,7 +123,7 @@ class Figures:
     def device_bytes(self) -> int | None:
         if self.context_bytes is None:
             return None
-        return self.reserved_bytes + self.context_bytes + self.communication_bytes
+        return self.reserved_bytes + self.pages_bytes + self.context_bytes + self.communication_bytes
 
     @property
     def card_bytes(self) -> int | None:

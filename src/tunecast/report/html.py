@@ -96,6 +96,8 @@ def _composition(figures: Figures) -> Markup:
         sums.append(("+ context", figures.context_bytes, "more"))
         if figures.communication_bytes:
             sums.append(("+ communication", figures.communication_bytes, "more"))
+        if figures.pages_bytes:
+            sums.append(("+ paged optimizer", figures.pages_bytes, "more"))
         sums.append(("on the card", figures.device_bytes, "sum"))
     rows += [
         tag(

@@ -94,7 +94,8 @@ def phases_text(figures: Figures, terminal: Terminal = DEFAULT) -> str:
 def _on_card(figures: Figures, roles: Mapping[str, int], reserved_bytes: int) -> dict[str, int]:
     """Roles, and all that lies on the card besides."""
     rest = {"allocator": reserved_bytes - sum(roles.values()), "context": figures.context_bytes or 0}
-    return {**roles, **rest, "communication": figures.communication_bytes, "others": figures.others_bytes}
+    besides = {"communication": figures.communication_bytes, "others": figures.others_bytes}
+    return {**roles, **rest, "paged_optimizer": figures.pages_bytes, **besides}
 
 
 def _phase_columns(peaks: Sequence[PhasePeak], *, steps: bool) -> list[str]:
@@ -140,6 +141,8 @@ def composition(figures: Figures, terminal: Terminal = DEFAULT) -> str:
         sums.append(("+ context", figures.context_bytes))
         if figures.communication_bytes:
             sums.append(("+ communication", figures.communication_bytes))
+        if figures.pages_bytes:
+            sums.append(("+ paged optimizer", figures.pages_bytes))
         sums.append(("= on the card", figures.device_bytes))
     rows += [Row((name,), (f"{nbytes:,}", gib(nbytes), ""), 0) for name, nbytes in sums]
     title = f"What the peak is made of, {when(figures.peak_phase, figures.peak_step)}"

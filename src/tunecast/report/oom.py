@@ -128,7 +128,7 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
     lines += _wrapped(verdict, "  ", terminal)
     stop = held.limited.out_of_memory
     if stop is not None:
-        before = op_before(held.tape, stop.request)
+        before = op_before(held.tape, stop.request) if held.is_on_tape else None
         op = shown(before.name) if before else "an allocation"
         where = f"stops {when(stop.phase.value, stop.step)}: {op} asks for {gib(stop.requested_bytes)}"
         lines += _wrapped(where, "  ", terminal)
@@ -154,7 +154,8 @@ def _another_run(told: Explained, terminal: Terminal) -> list[str]:
 
 def _roles(breakdown: Mapping[str, int]) -> dict[str, int]:
     """What is allocated at the peak; the rest is the allocator's and the context."""
-    return {part: nbytes for part, nbytes in breakdown.items() if part not in ("allocator", "context", "communication")}
+    rest = ("allocator", "context", "communication", "paged_optimizer")
+    return {part: nbytes for part, nbytes in breakdown.items() if part not in rest}
 
 
 def _advice_lines(told: Explained, terminal: Terminal, flags: bool) -> list[str]:

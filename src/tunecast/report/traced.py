@@ -26,7 +26,7 @@ def card_figures(
     context = context_warnings(held)
     assumed = [text for text in said.assumptions if not text.startswith(("traced with ", "follows "))]
     most = held.peak if details else held.at_peak
-    free_for_us = held.capacity_bytes + held.context.nbytes + held.communication.nbytes
+    free_for_us = held.capacity_bytes + held.outside_bytes
     pretended = not held.settings.capacity_is_physical
     return Figures(
         title=title,
@@ -40,6 +40,7 @@ def card_figures(
         blocks=tuple(_live_block(live) for live in held.peak.largest) if details else (),
         context_bytes=held.context.nbytes,
         communication_bytes=held.communication.nbytes,
+        pages_bytes=held.pages_bytes,
         gpu=held.gpu.name,
         room=held.room.in_need(said.smallest_capacity_bytes),
         pretended=pretended,
@@ -78,7 +79,7 @@ def _stopped_by(held: OnCard, details: bool) -> LiveBlock | None:
     end = held.limited.out_of_memory
     if end is None:
         return None
-    op = (memory.op_before(held.tape, end.request) if details else None) or Op("")
+    op = (memory.op_before(held.tape, end.request) if details and held.is_on_tape else None) or Op("")
     role = held.program.roles[end.block].value
     return LiveBlock(end.requested_bytes, role, op.module, op.name, op.source, end.phase.value, end.step)
 

@@ -51,6 +51,7 @@ def _bar(figures: Figures) -> Markup:
     parts = {
         **figures.breakdown_bytes,
         "allocator": figures.reserved_bytes - figures.allocated_bytes,
+        "paged_optimizer": figures.pages_bytes,
         "context": figures.context_bytes or 0,
         "communication": figures.communication_bytes,
         "others": figures.others_bytes,

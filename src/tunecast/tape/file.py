@@ -4,7 +4,8 @@ A traced script runs in the user's own interpreter, and its tape comes back to o
 is not ours, so the file may hold anything: it is never unpickled, every bound below is checked before memory is
 spent, every value before it is used, and whatever is wrong ends as `NotResolved`.
 
-    {"format": "tunecast.tape/1", "guesses": [...], "assumptions": [...], "versions": {...}}
+    {"format": "tunecast.tape/1", "guesses": [...], "assumptions": [...], "versions": {...},
+     "managed_bytes": 0}
     ["text", "aten.mm", "model.layers.0", ...]         appended to the table of strings
     ["ops", [name, module, dtype, ...], ...]           appended to the table of operations; a string is its number
     ["blocks", [nbytes, role, module, stream], ...]    appended to the table of what a block can be
@@ -83,6 +84,7 @@ def _lines(tape: Tape) -> Iterator[bytes]:
             "guesses": list(tape.guesses),
             "assumptions": list(tape.assumptions),
             "versions": dict(tape.versions),
+            "managed_bytes": tape.managed_bytes,
         }
     )
     if len(header) > _MAX_LINE_BYTES:
@@ -193,6 +195,9 @@ def _read(lines: Iterator[Any], max_events: int) -> Tape:
     assumptions = _strings(header["assumptions"])
     versions = dict(header["versions"])
     _strings([*versions, *versions.values()])
+    managed_bytes = header.get("managed_bytes", 0)
+    if type(managed_bytes) is not int or not 0 <= managed_bytes < 2**63:
+        raise _Damaged("its managed memory is no number of bytes")
 
     text: list[str] = []
     ops: list[Op] = []
@@ -213,7 +218,7 @@ def _read(lines: Iterator[Any], max_events: int) -> Tape:
         elif tag == "end":
             if rows != [len(events)] or next(lines, None) is not None:
                 raise _Damaged("the count of its events is wrong")
-            return Tape(tuple(events), tuple(guesses), tuple(assumptions), versions)
+            return Tape(tuple(events), tuple(guesses), tuple(assumptions), versions, managed_bytes)
         else:
             raise _Damaged("it holds a line of an unknown kind")
         _bounded(max(len(text), len(ops), len(kinds)), _MAX_TABLE, "table entries")

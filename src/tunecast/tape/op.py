@@ -160,6 +160,8 @@ class Tape:
     """What was taken for granted and does not change what is allocated, as far as code can tell."""
     versions: Mapping[str, str] = field(default_factory=dict)
     """Of the packages whose code the tape follows."""
+    managed_bytes: int = 0
+    """Made by a script in CUDA's managed memory, outside the allocator."""
 
     def ops(self) -> Iterator[Op]:
         return (event for event in self.events if isinstance(event, Op))

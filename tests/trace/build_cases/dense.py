@@ -99,3 +99,16 @@ CASES += [
     (f"gemma3-{training}", TRAININGS[training], GEMMA3)
     for training in ("full", "full-mixed-recomputed", "lora-recomputed")
 ]
+
+CROSSING = {"lengths": [96, 256, 128]}
+"""Below the window, beyond it and as long."""
+WINDOWED: dict[str, dict[str, Any]] = {
+    **{name: SIZES | VARIANTS[name] for name in ("mistral-window", "qwen2-window")},
+    **{name: {**SIZES, "model_type": name, **FAMILIES[name]} for name in ("gemma2", "gemma3_text", "olmo3")},
+}
+WINDOWS: dict[str, dict[str, Any]] = {
+    "crossing": {**TRAININGS["lora"], **CROSSING},
+    "crossing-recomputed": {**TRAININGS["qlora-recomputed"], **CROSSING},
+    "flash-crossing": {**TRAININGS["lora-recomputed"], **CROSSING, "attention": "flash_attention_2"},
+}
+CASES += [(f"{name}-{kind}", values, config) for name, config in WINDOWED.items() for kind, values in WINDOWS.items()]

@@ -17,6 +17,8 @@ ONE_HEAD_A_KEY = {**LLAMA, "num_key_value_heads": 6}
 GPT2 = {
     "model_type": "gpt2", "n_embd": 384, "n_head": 6, "n_layer": 2, "n_positions": 512, "vocab_size": 2048,
 }  # fmt: skip
+BIGCODE = {**GPT2, "model_type": "gpt_bigcode", "n_inner": 1152}
+BIGCODE_MANY_KEYS = {**BIGCODE, "multi_query": False, "attn_pdrop": 0.0}
 NEOX = {
     "model_type": "gpt_neox", "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1152,
     "num_hidden_layers": 2, "vocab_size": 2048, "rotary_pct": 0.25, "tie_word_embeddings": False,
@@ -109,6 +111,11 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     *cases("gpt2 flash2", "gpt2", GPT2, "lora_all", attention="flash_attention_2"),
     *cases("gpt2 longer than its table", "gpt2", {**GPT2, "n_positions": 128}, "full"),
     *cases("gpt2 accumulated", "gpt2", GPT2, "full_autocast", "lora", grad_accum=2),
+    *cases("gpt_bigcode", "starcoder", BIGCODE, *TRAININGS),
+    *cases("gpt_bigcode eager", "starcoder", BIGCODE, "full", "lora_all", attention="eager"),
+    *cases("gpt_bigcode flash2", "starcoder", BIGCODE, "lora_all", attention="flash_attention_2"),
+    *cases("gpt_bigcode many keys", "starcoder", BIGCODE_MANY_KEYS, *USUAL),
+    *cases("gpt_bigcode accumulated", "starcoder", BIGCODE, "full_autocast", "lora", grad_accum=2),
     *cases("gpt_neo", "gpt-neo-1.3b", GPT_NEO),
     *cases("gpt_neo flash2", "gpt-neo-1.3b", GPT_NEO, "full_autocast", attention="flash_attention_2"),
     *cases("gptj", "gpt-j-6b", GPTJ),

@@ -6,7 +6,7 @@ These are the fields whose default is a rule rather than a value. Everything beh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tunecast.job.job import Job, Lora
@@ -59,16 +59,63 @@ def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> J
         changes["weights_dtype"] = next(filter(None, named), "float32")
     if job.method != "full":
         changes["lora"] = _filled_lora(job, _model_type(config))
-    if job.stack == "fsdp_qlora" and not _is_written(job, "autocast"):
-        changes["autocast"] = None  # its train.py: all in bfloat16, `precision: "bf16"`
-    if job.stack == "fsdp_qlora" and job.method == "qlora" and not _is_written(job, "quantization.prepare_kbit"):
-        changes["quantization"] = replace(job.quantization, prepare_kbit=False)  # nor does it call PEFT's preparation
-    return replace(job, **changes)
+    job = replace(job, **changes)
+    return _with_own_ways(job)
 
 
-def _is_written(job: Job, field: str) -> bool:
-    """Whether a file or a flag has it: what a job made in Python holds stays."""
-    return not job.given or field in job.given
+def _with_own_ways(job: Job) -> Job:
+    changes: dict[str, Any] = {}
+    for field, value in _own_ways(job).items():
+        section, _, leaf = field.rpartition(".")
+        if section:
+            changes[section] = replace(changes.get(section, getattr(job, section)), **{leaf: value})
+        else:
+            changes[leaf] = value
+    return replace(job, **changes) if changes else job
+
+
+def _own_ways(job: Job) -> dict[str, Any]:
+    """Fields that nobody wrote and this job's stack sets otherwise, by dotted name; none that are so already."""
+    rules = _OWN_WAYS.get(job.stack)
+    if rules is None:
+        return {}
+    values = job.flat()
+    return {
+        field: value
+        for field, value in rules(job).items()
+        if values[field] != value and (field in FORCED or not job.is_given(field))
+    }
+
+
+def _fsdp_qlora(job: Job) -> dict[str, Any]:
+    """Its train.py: all in bfloat16, `precision: "bf16"`, and no preparation of PEFT's."""
+    return {"autocast": None, **({"quantization.prepare_kbit": False} if job.method == "qlora" else {})}
+
+
+def _trl(job: Job) -> dict[str, Any]:
+    """`SFTTrainer.__init__` of TRL, from the tags of its repository: until 0.25 it prepares quantised models as PEFT's
+    guide does; since 0.26 not, and adapters over them become bfloat16. With ZeRO-3, adapters keep the weights' dtype
+    since 1.7, and checkpointing is reentrant since 0.28."""
+    from tunecast.tape.build.stacks.trl import OWN_CASTS, OWN_CHECKPOINTS, ZERO_3_DTYPE, release_of_job
+
+    if job.method == "full":
+        return {}
+    release = release_of_job(job)
+    ways: dict[str, Any] = {}
+    if job.quantization.format in BITSANDBYTES and release >= OWN_CASTS:
+        ways |= {"quantization.prepare_kbit": False, "lora.adapter_dtype": "bfloat16"}
+    if job.parallel.data == "zero3":
+        if job.quantization.format is None and release >= ZERO_3_DTYPE:
+            ways["lora.adapter_dtype"] = job.weights_dtype
+        if job.gradient_checkpointing and release >= OWN_CHECKPOINTS:
+            ways["checkpoint_reentrant"] = True
+    return ways
+
+
+_OWN_WAYS: Mapping[str, Callable[[Job], dict[str, Any]]] = {"fsdp_qlora": _fsdp_qlora, "trl": _trl}
+BITSANDBYTES = ("nf4", "fp4", "int8")
+FORCED = ("checkpoint_reentrant",)
+"""TRL sets it whatever the user said, with a warning."""
 
 
 def fill_in_of(job: Job, model: ModelConfig) -> Job:
@@ -79,7 +126,7 @@ def fill_in_of(job: Job, model: ModelConfig) -> Job:
 def _is_filled_in(job: Job) -> bool:
     lora = job.lora
     adapted = job.method == "full" or (lora.dropout is not None and lora.targets is not None)
-    return adapted and job.weights_dtype != "auto"
+    return adapted and job.weights_dtype != "auto" and not _own_ways(job)
 
 
 def has_own_dtype(job: Job) -> bool:

@@ -27,14 +27,19 @@ LARGEST_BLOCK = 65536
 """Logits of a row one program of the loss's kernel takes; more are taken in parts (`MAX_FUSED_SIZE`)."""
 
 
-def apply(job: Job, model: Any) -> None:
-    """What the package's `ModelPatcher.patch` does to a model that is loaded and adapted."""
-    if model.model_type not in MODELS:
+def require_known(model_type: str) -> None:
+    """Raises `Unsupported` where the package's kernels for such models are not known."""
+    if model_type not in MODELS:
         raise Unsupported(
-            f"kernels: the closed form does not know foak's kernels for {model.model_type}; it knows them for "
+            f"kernels: the closed form does not know foak's kernels for {model_type}; it knows them for "
             + ", ".join(sorted(MODELS)),
             field="kernels",
         )
+
+
+def apply(job: Job, model: Any) -> None:
+    """What the package's `ModelPatcher.patch` does to a model that is loaded and adapted."""
+    require_known(model.model_type)
     model.machine.rotary = rotary
     for module in model.modules():
         kinds = {base.__name__ for base in type(module).__mro__}

@@ -24,14 +24,19 @@ OWN_ROTATION = ("phi3", "olmo2")
 """Architectures whose rotation differs from Llama's; Liger's takes the place of both."""
 
 
-def apply(model: Any, model_type: str) -> None:
-    """What `_apply_liger_kernel_to_instance` does to a model that is loaded."""
+def require_known(model_type: str) -> None:
+    """Raises `Unsupported` where Liger's kernels for such models are not known."""
     if model_type not in MODELS:
         raise Unsupported(
             f"kernels: the closed form does not know Liger's kernels for {model_type}; it knows them for "
             + ", ".join(sorted(MODELS)),
             field="kernels",
         )
+
+
+def apply(model: Any, model_type: str) -> None:
+    """What `_apply_liger_kernel_to_instance` does to a model that is loaded."""
+    require_known(model_type)
     model.machine.rotary = rotary
     model.forward = MethodType(causal_lm_forward, model)
     for module in model.modules():

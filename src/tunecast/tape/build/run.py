@@ -10,7 +10,7 @@ from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.sharding.layers import ends_of
 from tunecast.tape.build.sharding.scheme import Scheme
-from tunecast.tape.build.stacks import program_of
+from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.build.tensor import DTYPES, Machine
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.blas import shares_workspace
@@ -19,17 +19,19 @@ from tunecast.tape.shorten import Standing
 
 
 def build(
-    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str = "2.11",
+    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str | None = None,
     *, keeps_ops: bool = True, standing: Standing | None = None, priced_from: int = 0,
     written: Callable[[Any], int] | None = None,
 ) -> Tape:  # fmt: skip
     """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops`, `standing` and
     `priced_from`. `written` says how a request's size is written down where it is no number."""
     job = fill_in(job, config)
-    machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shares_workspace(torch_version))
+    program = program_of(job)
+    shared = shares_workspace(torch_version or followed(job)["torch"])
+    machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shared)
     machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.standing, machine.priced_from = keeps_ops, standing, priced_from
     machine.ends = ends_of(config)
     machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
-    program_of(job).train(job, config, lengths, machine)
+    program.train(job, config, lengths, machine)
     return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))

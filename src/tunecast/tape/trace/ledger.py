@@ -36,7 +36,7 @@ class Ledger:
         self.guesses: Counter[str] = Counter()
         self.assumptions: Counter[str] = Counter()
         self.untraced: Counter[str] = Counter()
-        self.allocated_bytes = self.peak_bytes = 0
+        self.allocated_bytes = self.peak_bytes = self.managed_bytes = 0
         self.stream_of_thread: dict[int, int] = {}
         self._events: list[Event | int] = []  # an int is the allocation of that block
         self._blocks: dict[int, Block] = {}
@@ -75,7 +75,7 @@ class Ledger:
             else:
                 events.append(event)
         events = with_frees_in_order(name_clip_phases(events))
-        return Tape(tuple(events), counted(self.guesses), counted(self.assumptions), versions)
+        return Tape(tuple(events), counted(self.guesses), counted(self.assumptions), versions, self.managed_bytes)
 
     def forget_all(self) -> None:
         """Start from an empty card; nothing traced so far may be alive."""
@@ -93,7 +93,7 @@ class Ledger:
         self.guesses.clear()
         self.assumptions.clear()
         self.untraced.clear()
-        self.allocated_bytes = self.peak_bytes = 0
+        self.allocated_bytes = self.peak_bytes = self.managed_bytes = 0
         self._announced = None
         self.scopes.restart()
 

@@ -17,6 +17,7 @@ from tunecast.tape.build.tensor import Machine
 
 FAMILIES: dict[str, str] = {
     "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",
+    "gpt_bigcode": "tunecast.tape.build.families.gpt_bigcode:CausalLM",
     "gpt_neo": "tunecast.tape.build.families.gpt_neo:CausalLM",
     "gptj": "tunecast.tape.build.families.gptj:CausalLM",
     "gpt_neox": "tunecast.tape.build.families.gpt_neox:CausalLM",

@@ -95,13 +95,16 @@ class MLP(Module):
 
 
 class Block(CheckpointingLayer):
+    attention_class: Any = Attention
+    mlp_class: Any = MLP
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         width = config["hidden_size"]
         self.ln_1 = LayerNorm(machine, width)
-        self.attn = Attention(machine, config)
+        self.attn = self.attention_class(machine, config)
         self.ln_2 = LayerNorm(machine, width)
-        self.mlp = MLP(machine, config.get("n_inner") or 4 * width, config)
+        self.mlp = self.mlp_class(machine, config.get("n_inner") or 4 * width, config)
 
     def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor) -> Tensor:
         residual = hidden_states
@@ -116,6 +119,8 @@ class Block(CheckpointingLayer):
 
 
 class Transformer(Module):
+    block_class: Any = Block
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         width = config["hidden_size"]
@@ -124,7 +129,7 @@ class Transformer(Module):
         self.drop = Dropout(machine, config["embd_pdrop"])
         self.h = ModuleList(machine)
         for _ in range(config["num_hidden_layers"]):
-            self.h.append(Block(machine, config))
+            self.h.append(self.block_class(machine, config))
         self.ln_f = LayerNorm(machine, width)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
+from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.tensor import Machine
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
@@ -57,7 +58,9 @@ FOLLOWED: Mapping[str, Mapping[str, str]] = {
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    asked = {"transformers": job.transformers_version, job.stack: job.stack_version}
+    if job.torch_version is not None:
+        numbers(job.torch_version, "torch_version", "2.13")
+    asked = {"torch": job.torch_version, "transformers": job.transformers_version, job.stack: job.stack_version}
     default = FOLLOWED[job.stack]
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 
@@ -137,3 +140,13 @@ def _in_words(value: Any) -> str:
 
 def not_known(field: str, got: Any, remedy: str = TRACE_INSTEAD) -> Unsupported:
     return Unsupported(f"{field}: got {_in_words(got)}, which the closed form does not know. {remedy}", field=field)
+
+
+def no_such_model(stack: str, model_type: object) -> Unsupported:
+    """Of a stack with models of its own. transformers' is named only where it is written down."""
+    from tunecast.tape.build.families import FAMILIES
+
+    told = f"model: of {stack}, {model_type!r} is not written down"
+    known = isinstance(model_type, str) and model_type in FAMILIES
+    instead = TRACE_INSTEAD.removeprefix("To fix: ")
+    return Unsupported(f"{told}. To fix: {'stack transformers, or ' if known else ''}{instead}", field="model")

@@ -7,13 +7,15 @@ accelerate gives its outputs back in fp32 (`convert_outputs_to_fp32`), a copy of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.modules import Embedding
 from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer
+from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.stacks import transformers
 from tunecast.tape.build.stacks.transformers import model, prepared
@@ -51,7 +53,7 @@ def take_steps(
     """`_run_epoch`. The last loss and the last norm live until the next ones take their names."""
     machine = model.machine
     if job.optimizer in OPTIMIZERS and not machine.scheme.groups_itself:
-        optimizer = Grouped(job, parameters)
+        optimizer = Grouped(parameters, embeddings(model))
     tr_loss = machine.run("_to_copy", (), (), FLOAT32)
     tr_loss_step = grad_norm = None
     for step, length in enumerate(lengths):
@@ -82,18 +84,27 @@ def take_steps(
 
 
 class Grouped(Optimizer):
-    """`create_optimizer`: weights that decay are a group, biases and norms another that steps after it."""
+    """`create_optimizer`: weights that decay are a group, biases and norms another that steps after it. bitsandbytes is
+    told to keep the state of every nn.Embedding in 32 bits, a tied head's with it."""
 
-    def __init__(self, job: Job, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], wide: Collection[int]) -> None:
         super().__init__(parameters)
         decay = [getattr(p, "decays", p.dim() > 1) for p in parameters]  # a piece of a flat parameter has one dimension
         groups = [[p for p, does in zip(parameters, decay, strict=True) if does is kind] for kind in (True, False)]
         make = self.machine.scheme.optimizer
         self.groups = [make(group, (), ()) for group in groups if group]
+        for group in self.groups:
+            if isinstance(group, Blockwise):
+                group.wide = wide
 
     def step(self) -> None:
         for group in self.groups:
             group.step()
+
+
+def embeddings(model: Any) -> set[int]:
+    """Ids of the weights of every nn.Embedding."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
 
 
 def batches(job: Job, machine: Machine, length: int) -> tuple[list[Batch], Tensor]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.records import replace_unchecked
 from tunecast.tape.build import ops
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.chunked import fused_forward, summed
@@ -28,8 +29,10 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "loss": lambda job: job.loss is not None and (job.loss == "chunked") != chunks(job),
 }
 ENTROPY_ROWS = 128
-ACCURACY, ENTROPY, OWN_CASTS, CHUNKED, FUSED = (0, 15), (0, 20), (0, 25), (1, 1), (1, 15)
-"""The releases since which."""
+ACCURACY, ENTROPY, OWN_CASTS, OWN_CHECKPOINTS, CHUNKED = (0, 15), (0, 20), (0, 26), (0, 28), (1, 1)
+ZERO_3_DTYPE, FUSED = (1, 7), (1, 15)
+"""The releases since which (tags of huggingface/trl, trl/trainer/sft_trainer.py and trl/models/utils.py)."""
+CAST = "lora.adapter_dtype: TRL keeps adapters over quantised weights in bfloat16, whatever it says"
 TAKEN = "TRL is taken to be {}.{}, of the time of that transformers; stack_version says which"
 
 
@@ -37,12 +40,12 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     release = release_of(job, machine.era)
 
     def adapting(job: Job, model: Any) -> None:
-        adapt(job, model)
+        adapt(as_peft_makes_them(job), model)
         cast(job, model, release)
 
     model, parameters, optimizer = prepared(job, config, machine, adapting)
     if job.checkpoint_reentrant is None:
-        machine.reentrant = machine.era.reentrant and release < OWN_CASTS
+        machine.reentrant = machine.era.reentrant and release < OWN_CHECKPOINTS
     if job.stack_version is None and machine.era.release < (5, 0):
         machine.guesses[TAKEN.format(*release)] = None
     if CHUNKED <= release < FUSED:
@@ -54,7 +57,11 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 
 def chunks(job: Job) -> bool:
-    return release_of(job, era_of(job.transformers_version)) >= CHUNKED
+    return release_of_job(job) >= CHUNKED
+
+
+def release_of_job(job: Job) -> tuple[int, int]:
+    return release_of(job, era_of(job.transformers_version))
 
 
 def release_of(job: Job, era: Era) -> tuple[int, int]:
@@ -68,11 +75,23 @@ def release_of(job: Job, era: Era) -> tuple[int, int]:
 # ------------------------------------------------------------------------------------------------------------ casts
 
 
+def is_cast(job: Job) -> bool:
+    """gptq: `is_loaded_in_4bit` and `is_loaded_in_8bit` are bitsandbytes'."""
+    return job.method != "full" and job.quantization.format not in (None, "gptq")
+
+
+def as_peft_makes_them(job: Job) -> Job:
+    """`get_peft_model` makes adapters over quantised weights fp32 first, since TRL does not tell it otherwise."""
+    return replace_unchecked(job, lora=replace_unchecked(job.lora, adapter_dtype="float32")) if is_cast(job) else job
+
+
 def cast(job: Job, model: Any, release: tuple[int, int]) -> None:
     """Of adapters over quantised weights: to bf16 by today's `SFTTrainer.__init__`, but for DoRA's magnitudes; until
-    0.24 `peft_module_casting_to_bf16`, which takes embedding and head, that PEFT made fp32, back."""
-    if job.method == "full" or job.quantization.format in (None, "gptq"):
+    0.25 `peft_module_casting_to_bf16`, which takes embedding and head, that PEFT made fp32, back."""
+    if not is_cast(job):
         return
+    if release >= OWN_CASTS and job.lora.adapter_dtype != "bfloat16":
+        model.machine.assumptions[CAST] = None
     if release >= OWN_CASTS:
         for module in model.modules():
             for parameter in module.own.values():

@@ -66,6 +66,7 @@ def install(recorder: Recorder) -> None:
 
         def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
             out = torch.empty(shape, dtype=dtype, device="cpu")
+            recorder.managed_bytes += out.nbytes
             out.is_paged, out.page_deviceid = True, 0  # type: ignore[attr-defined]
             return out
 

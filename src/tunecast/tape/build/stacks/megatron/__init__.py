@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tunecast.errors import Unsupported, UsageError
+from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.modules import bring
+from tunecast.tape.build.stacks import no_such_model
 from tunecast.tape.build.stacks.megatron.data import DataExchange
 from tunecast.tape.build.stacks.megatron.linears import Parts
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS, shape_of
@@ -87,7 +88,7 @@ def parts_of(job: Job) -> Parts:
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     shape = shape_of(config)
     if shape is None:
-        raise Unsupported("model: this architecture is not written down for Megatron", field="model")
+        raise no_such_model(job.stack, config.get("model_type"))
     ranks = {} if job.method == "full" else adapters_of(job)
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first

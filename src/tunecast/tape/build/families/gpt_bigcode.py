@@ -1,0 +1,103 @@
+"""StarCoder 1 and SantaCoder (transformers/models/gpt_bigcode): GPT-2 in plain linear layers, all heads sharing one
+key."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from tunecast.tape.build import attention, ops
+from tunecast.tape.build.decoder import Config
+from tunecast.tape.build.families import gpt2, named
+from tunecast.tape.build.masks import causal_mask, positions
+from tunecast.tape.build.modules import Dropout, Linear, Module
+from tunecast.tape.build.tensor import BOOL, Machine, Tensor
+
+
+class Attention(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        self.width, self.heads = config["hidden_size"], config["num_attention_heads"]
+        self.head_dim = self.width // self.heads
+        self.multi_query = bool(config["multi_query"])
+        kv_heads = 1 if self.multi_query else self.heads
+        self.kv_width, self.groups = kv_heads * self.head_dim, self.heads // kv_heads
+        self.c_attn = Linear(machine, self.width, self.width + 2 * self.kv_width, bias=True)
+        self.c_proj = Linear(machine, self.width, self.width, bias=True)
+        self.attn_dropout = config["attn_pdrop"]
+        self.resid_dropout = Dropout(machine, config["resid_pdrop"])
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any) -> tuple[Tensor, Any]:
+        batch, length, _ = hidden_states.shape
+        query, key, value = self.projected(hidden_states)
+        attn_output, attn_weights = attention.attend(
+            query, key, value, attention_mask, self.groups, dropout=self.attn_dropout
+        )
+        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+        attn_output = self.c_proj(attn_output)
+        attn_output = self.resid_dropout(attn_output)
+        return attn_output, attn_weights
+
+    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _ = hidden_states.shape
+        if self.multi_query:
+            widths = [self.width, self.kv_width, self.kv_width]
+            query, key, value = ops.split(ops.unsqueeze(self.c_attn(hidden_states), 1), widths, 3)
+            query = ops.transpose(ops.view(query, batch, length, -1, self.head_dim), 1, 2)
+            return query, key, value
+        whole = ops.view(self.c_attn(hidden_states), batch, length, self.heads, 3 * self.head_dim)
+        query, key, value = ops.split(ops.transpose(whole, 1, 2), [self.head_dim] * 3, 3)
+        return query, key, value
+
+
+class MLP(gpt2.MLP):
+    def __init__(self, machine: Machine, inner: int, config: Config) -> None:
+        super().__init__(machine, inner, config)
+        width = config["hidden_size"]
+        self.c_fc = Linear(machine, width, inner, bias=True)
+        self.c_proj = Linear(machine, inner, width, bias=True)
+
+
+class Block(gpt2.Block):
+    attention_class: Any = Attention
+    mlp_class: Any = MLP
+
+    def forward(self, hidden_states: Tensor, attention_mask: Any) -> Tensor:
+        residual = hidden_states
+        hidden_states = self.ln_1(hidden_states)
+        attn_output, _ = self.attn(hidden_states, attention_mask=attention_mask)
+        hidden_states = ops.add(attn_output, residual)
+        residual = hidden_states
+        hidden_states = self.ln_2(hidden_states)
+        feed_forward_hidden_states = self.mlp(hidden_states)
+        hidden_states = ops.add(residual, feed_forward_hidden_states)
+        return hidden_states
+
+
+class Transformer(gpt2.Transformer):
+    block_class: Any = Block
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine, config)
+        longest = config["max_position_embeddings"]
+        self.bias = self.buffer(longest, longest, dtype=BOOL)  # which nothing reads any more
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        inputs_embeds = self.wte(input_ids)
+        position_ids = ops.unsqueeze(positions(self.machine, input_ids.shape[1]), 0)
+        mask = causal_mask(attention_mask, inputs_embeds)
+        position_embeds = self.wpe(position_ids)
+        hidden_states = ops.add(inputs_embeds, position_embeds)
+        hidden_states = self.drop(hidden_states)
+        for block in self.h:
+            hidden_states = block(hidden_states, attention_mask=mask)
+        hidden_states = self.ln_f(hidden_states)
+        hidden_states = ops.view(hidden_states, *hidden_states.shape)
+        return hidden_states
+
+
+class CausalLM(named.CausalLM):
+    decoder_class: Any = Transformer
+    usual_names: ClassVar[Config] = gpt2.CausalLM.usual_names
+    defaults: ClassVar[Config] = {
+        **gpt2.CausalLM.defaults, "activation_function": "gelu_pytorch_tanh", "multi_query": True,
+    }  # fmt: skip
