@@ -41,6 +41,8 @@ class MicroBatch(NamedTuple):
     """Sequences; the last micro-batch of an epoch may have fewer."""
     length: int
     """Padded. What is flattened without padding is one row of all its tokens."""
+    masked: bool = False
+    """Some of it is padding, or samples lie side by side in a row: attention is told so by a mask."""
 
 
 class Batches(NamedTuple):
@@ -253,13 +255,15 @@ def _by_tokens(job: Job, rows: Rows, orders: _Orders, most: int) -> Dealt:
 def _made(job: Job, batches: list[list[int]]) -> list[MicroBatch]:
     """bfd makes the collator flatten a micro-batch into one row without padding; else it is as long as its longest."""
     flat = job.data.packing and job.data.packing_strategy != "wrapped"
-    multiple, made = job.data.pad_to_multiple_of, dict[tuple[int, int], MicroBatch]()
+    multiple, made = job.data.pad_to_multiple_of, dict[tuple[int, int, bool], MicroBatch]()
     found = []
     for batch in batches:
         shape = (1, sum(batch)) if flat else (len(batch), max(batch))
-        one = made.get(shape)
+        length = padded(shape[1], multiple)
+        masked = flat or min(batch) < length
+        one = made.get((*shape, masked))
         if one is None:
-            one = made[shape] = MicroBatch(shape[0], padded(shape[1], multiple))
+            one = made[*shape, masked] = MicroBatch(shape[0], length, masked)
         found.append(one)
     return found
 

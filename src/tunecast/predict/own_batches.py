@@ -24,6 +24,7 @@ from tunecast.predict.batches import MicroBatch, batches_of
 from tunecast.predict.lengths import epoch_of, total_steps
 from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.tape.build.shapes import Shapes
 from tunecast.tape.build.short import fold_job, shapes_of
 from tunecast.tape.card import Card
 from tunecast.tape.compose import Composed, NotComposable, Structure, compose
@@ -89,7 +90,7 @@ def with_tape(folded: Folded, job: Job, own: OwnRun, config: Mapping[str, Any], 
     """The tape that is written out for reports: of the largest batch over and over."""
 
     def make_tape() -> Tape:
-        rows, length = own.largest
+        rows, length, _ = own.largest
         return fold_job(replace_unchecked(job, micro_batch=rows, seq_len=length), config, card).make_tape()
 
     return replace(folded, make_tape=make_tape)
@@ -98,15 +99,16 @@ def with_tape(folded: Folded, job: Job, own: OwnRun, config: Mapping[str, Any], 
 def _composed(
     job: Job, config: Mapping[str, Any], card: Card, every: Sequence[Sequence[Step]], largest: MicroBatch, most_events: int
 ) -> tuple[tuple[Composed, ...], int]:
-    shapes: dict[int, Any] = {}
+    shapes: dict[tuple[int, bool], Shapes | None] = {}
 
-    def structure_of(turns: int, rows: int, length: int) -> tuple[Structure, Sequence[int]] | None:
-        if turns not in shapes:
-            shapes[turns] = shapes_of(replace_unchecked(job, grad_accum=turns), config, card)
-        found = shapes[turns]
+    def structure_of(turns: int, micro: tuple[int, int, bool]) -> tuple[Structure, Sequence[int]] | None:
+        rows, length, masked = micro
+        if (turns, masked) not in shapes:
+            shapes[turns, masked] = shapes_of(replace_unchecked(job, grad_accum=turns), config, card, masked)
+        found = shapes[turns, masked]
         return None if found is None else found.of(rows, length)
 
-    one = structure_of(1, *largest)
+    one = structure_of(1, largest)
     if one is None:
         raise NotComposable("there is no structure")
     program = one[0].program
@@ -122,7 +124,7 @@ def _composed(
 
 def size_of(step: Sequence[MicroBatch]) -> tuple[int, int]:
     """By which steps are compared: the tokens of the largest micro-batch, then of all."""
-    return max(rows * length for rows, length in step), sum(rows * length for rows, length in step)
+    return max(rows * length for rows, length, _ in step), sum(rows * length for rows, length, _ in step)
 
 
 def fewer(step: Step, most: int) -> Step:

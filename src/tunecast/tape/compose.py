@@ -28,10 +28,10 @@ class Structure(Protocol):
     def turns(self) -> array[int] | None: ...
 
 
-MicroBatch = tuple[int, int]
-"""Rows, and the length they are padded to."""
-StructureOf = Callable[[int, int, int], "tuple[Structure, Sequence[int]] | None"]
-"""Of a step of so many micro-batches the rows, and the sizes where one has so many rows of such a length."""
+MicroBatch = tuple[int, int, bool]
+"""Rows, the length they are padded to, and whether attention is given a mask."""
+StructureOf = Callable[[int, MicroBatch], "tuple[Structure, Sequence[int]] | None"]
+"""Of a step of so many micro-batches the rows, and what such a micro-batch makes of their sizes."""
 
 
 class NotComposable(Exception):
@@ -181,7 +181,7 @@ class _Composer:
         known = self.found.get((turns, micro))
         if known is not None:
             return known
-        made = self.structure_of(turns, *micro)
+        made = self.structure_of(turns, micro)
         if made is None:
             raise NotComposable("there is no structure")
         structure, sizes = made
@@ -215,8 +215,10 @@ class _Composer:
         """What the step before leaves goes by the names this one knows it by; what it does not know of is returned."""
         if before is now:
             if number != was + 1:
-                for pair in zip(before.left[was], now.left[number - 1], strict=True):
-                    self.renames.extend(pair)
+                mine, others = before.left[was], now.left[number - 1]
+                if len(mine) != len(others):
+                    raise NotComposable("a step leaves another number of blocks than the next one frees")
+                self.renames.extend([name for pair in zip(mine, others, strict=True) for name in pair])
             return []
         have = _by_turn(before.left[was], before.turns_left[was])
         want = _by_turn(now.left[number - 1], now.turns_left[number - 1])

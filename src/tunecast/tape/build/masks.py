@@ -1,7 +1,8 @@
 """Attention masks on paper, after transformers/masking_utils.py (5.17.0): made once a forward pass, before the layers.
 
-All tokens are real (a job's batches have no padding): `sdpa` then needs no mask but `is_causal`, unless a window must
-be cut out; flash-attn never needs one; `eager` always makes it.
+Where all tokens are real `sdpa` needs no mask but `is_causal`, unless a window must be cut out; `eager` always makes
+it. Where a batch has padding (`Machine.masked`: a job's own batches, predict/own_batches.py) `sdpa` gets one too.
+Ignored  what flash-attn does about padding: rows are unpadded around its kernel.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: 
             machine.run("eq", (all_true,), (), BOOL)
         else:
             ops.reduced("all", padding_mask, range(2), dtype=BOOL)
-        return None
+        if not machine.masked:
+            return None
     pattern = and_(pattern, padding(padding_mask))
     if not machine.era.adds_positions:  # made first, and counted up in place; `cache_position` is there already
         kv_arange = q_arange = machine.run("arange", (), (length,), INT64)

@@ -50,6 +50,8 @@ class Paper(NamedTuple):
     length: int
     card: Card
     asked: Asked | None = None
+    masked: bool = False
+    """Attention is told of padding, or of samples that share a row."""
 
 
 class Answers:
@@ -162,13 +164,15 @@ class Shapes:
     """The structures of one job, by the rows and the length of its micro-batches."""
 
     def __init__(
-        self, job: Job, config: Mapping[str, Any], card: Card, build_as: Callable[[Paper], Built], most: int
-    ) -> None:
-        self._plain, self._build_as, self._most = Paper(job, job.seq_len, card), build_as, most
-        self._key = key_of(job, config, False)
+        self, job: Job, config: Mapping[str, Any], card: Card, build_as: Callable[[Paper], Built], most: int,
+        masked: bool,
+    ) -> None:  # fmt: skip
+        self._plain = Paper(job, job.seq_len, card, masked=masked)
+        self._build_as, self._most = build_as, most
+        self._key = (*key_of(job, config, False), masked)
         self._rest = values_of(self._plain)[2:]
         self._known: list[Shape] = []
-        for key in (self._key, key_of(job, config, True)):
+        for key in (self._key, *(() if masked else (key_of(job, config, False), key_of(job, config, True)))):
             self._known += [shape for shape in _kinds.get(key, ()) if isinstance(shape, Shape)]
         self._newly = 0
         self.strangers = 0
@@ -303,7 +307,7 @@ def with_symbols(paper: Paper, asked: Asked) -> Paper:
         capability=asked.fact("capability", card.capability),
         total_bytes=asked.fact("card_bytes", card.total_bytes),
     )
-    return Paper(job, asked.symbol("length", paper.length), card, asked)
+    return Paper(job, asked.symbol("length", paper.length), card, asked, paper.masked)
 
 
 @contextmanager

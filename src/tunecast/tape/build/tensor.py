@@ -235,6 +235,8 @@ class Machine:
         self._hooks: dict[str, Op] = {}
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
+        self.masked = False
+        """Not all tokens of a row are real, or of one sample: attention needs a mask (`masks.py`)."""
         self.ends: Any = None
         """Which ends of the model it holds (`sharding.layers.Ends`)."""
         self.rotary: Any = None
