@@ -27,7 +27,7 @@ from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.shapes import Shapes
 from tunecast.tape.build.short import fold_job, shapes_of
 from tunecast.tape.card import Card
-from tunecast.tape.compose import Composed, NotComposable, Structure, compose
+from tunecast.tape.compose import Composed, NotComposable, Structure, again_of, compose
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import STEPS
@@ -112,7 +112,7 @@ def _composed(
     if one is None:
         raise NotComposable("there is no structure")
     program = one[0].program
-    again = program.order[-1]
+    again = again_of(program)
     events = max(1, program.bounds[again + 1] - program.bounds[again])
     budget = most_events // len(every)
     turns = max(2, budget // (LEAST_STEPS * events))

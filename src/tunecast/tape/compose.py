@@ -87,8 +87,7 @@ class _Form:
     def __init__(self, made: Structure, at: int, base: int, like: _Form | None) -> None:
         program = made.program
         self.program, self.offsets = program, dict[MicroBatch, int]()
-        self.last = program.order[-1]
-        """The step that comes again and again."""
+        self.last = again_of(program)
         self.units = [list(_units(made, step)) for step in range(self.last + 1)]
         self.crossing = [_crossing(program, 0, program.bounds[0])]
         for units in self.units:
@@ -250,6 +249,13 @@ class _Composer:
         self.places.extend([place] * len(names))
         self.streams.extend([0] * len(names))
         return Stretch(begin, start, len(self.blocks), ())
+
+
+def again_of(program: Program) -> int:
+    """The step that comes again and again. Where none is said to, the last but one: what the last leaves nobody sees
+    freed."""
+    last = program.order[-1]
+    return last if program.order.count(last) > 1 else max(0, last - 1)
 
 
 def _by_turn(names: Sequence[int], turns: Sequence[int]) -> dict[int, list[int]]:
