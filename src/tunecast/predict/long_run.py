@@ -82,7 +82,9 @@ class LongReplays:
                 continue
             if phase not in highest or course.peak_bytes > run.courses[highest[phase]].peak_bytes:
                 highest[phase] = number
-        found = dict(zip(sorted(highest.values()), self._moments(run, sorted(highest.values()), capacity_bytes), strict=True))
+        found = dict(
+            zip(sorted(highest.values()), self._moments(run, sorted(highest.values()), capacity_bytes), strict=True)
+        )
         return tuple(found[number] for number in highest.values())
 
     def _moments(self, run: Replay, wanted: Sequence[int], capacity_bytes: int | None) -> list[AtPeak]:
@@ -142,7 +144,9 @@ def _played(rows: Composed, allocator: CachingAllocator, wanted: Sequence[int] |
         allocator.rename(rows.renames_before(number))
         allocator.reset_peaks()
         start_bytes = allocator.allocated_bytes
-        alive = {block: allocator.place(block)[1] for block in allocator.alive()} if wanted and number in wanted else None
+        alive = (
+            {block: allocator.place(block)[1] for block in allocator.alive()} if wanted and number in wanted else None
+        )
         given: list[int] = []
         sizes, first = rows.sizes_of(number), stretch.start
         try:

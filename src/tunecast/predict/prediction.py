@@ -389,7 +389,10 @@ def _one_of(own: OwnRun, settings: AllocatorSettings, capacity_bytes: int) -> tu
     if len(every) == 1:
         return every[0], None
     ends = [runs.within(capacity_bytes) for runs in every]
-    held = [end.reserved_bytes if end.completed else runs.unlimited.reserved_bytes for runs, end in zip(every, ends, strict=True)]
+    held = [
+        end.reserved_bytes if end.completed else runs.unlimited.reserved_bytes
+        for runs, end in zip(every, ends, strict=True)
+    ]
     by_need = sorted(range(len(every)), key=lambda at: (not ends[at].completed, held[at]))
     if own.known:
         return every[by_need[-1]], None
@@ -457,9 +460,7 @@ def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:
     return prediction_of(job_on_card(job, gpu, tape), id=job.id)
 
 
-def job_on_card(
-    job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0, own: OwnRun | None = None
-) -> OnCard:
+def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0, own: OwnRun | None = None) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)

@@ -21,7 +21,7 @@ from tunecast.job.lengths import sample_lengths
 from tunecast.predict.by_length import ByLength, mean_step_s
 from tunecast.predict.fsdp_files import writes_parts
 from tunecast.predict.host import DEFAULT_HOST, Host
-from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
+from tunecast.predict.lengths import LOGGING_STEPS, Epoch, eval_lengths, new_lengths, times_done, total_steps
 from tunecast.predict.preparation import TOKENS_PER_S, preparation_s
 from tunecast.predict.spreading import CUT
 from tunecast.records import dataclass, field, replace
@@ -108,9 +108,6 @@ def planning_of(plans_by_shape: bool, host: Host = DEFAULT_HOST) -> Planning:
     slower = host.launch_s / DEFAULT_HOST.launch_s
     return Planning(*((likely * slower, low * slower, high * slower) for likely, low, high in CUDNN_PLANNING))
 
-
-LOGGING_STEPS = 500
-"""TrainingArguments.logging_steps: of eval_steps where that is not given."""
 
 PHASES = (
     *("provisioning", "image", "download", "start", "load", "preparation", "first_step", "new_lengths", "training"),

@@ -10,7 +10,7 @@ names of the first structure. A step of fewer micro-batches, the last of an epoc
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from tunecast.tape.op import Begin, Phase, Role
@@ -105,7 +105,9 @@ class _Form:
         if like is not None and self.left != like.left:
             raise NotComposable("other blocks are left to the next step")
         turns = made.turns
-        born = {block: row for row, (block, place) in enumerate(zip(program.blocks, made.places, strict=True)) if place >= 0}
+        born = {
+            block: row for row, (block, place) in enumerate(zip(program.blocks, made.places, strict=True)) if place >= 0
+        }
         self.turns_left = [[turns[born[b]] if turns else 0 for b in left] for left in program.left[: self.last + 1]]
         """Of each block that is left, in whose turn it was made."""
         self.stretches = [[_cut(program, unit, at) for unit in units] for units in self.units]
@@ -124,9 +126,18 @@ class _Kind:
         """By the structure's `id`."""
 
 
-def compose(steps: Sequence[Sequence[MicroBatch]], structure_of: StructureOf) -> Composed:
-    """The run of these steps, each of its micro-batches' rows and lengths, from an empty card on."""
-    return _Composer(structure_of).composed(steps)
+EVALUATION = 0
+"""The number of micro-batches by which an evaluation's structure is asked for."""
+
+
+def compose(
+    steps: Sequence[Sequence[MicroBatch]],
+    structure_of: StructureOf,
+    evaluations: Mapping[int, Sequence[MicroBatch]] | None = None,
+) -> Composed:
+    """The run of these steps, each of its micro-batches' rows and lengths, from an empty card on; after some of them, by
+    number, the batches of an evaluation."""
+    return _Composer(structure_of).composed(steps, evaluations or {})
 
 
 class _Composer:
@@ -141,7 +152,9 @@ class _Composer:
         self.rows, self.renames = array("q"), array("q")
         self.stretches: list[tuple[int, Stretch]] = []
 
-    def composed(self, steps: Sequence[Sequence[MicroBatch]]) -> Composed:
+    def composed(
+        self, steps: Sequence[Sequence[MicroBatch]], evaluations: Mapping[int, Sequence[MicroBatch]]
+    ) -> Composed:
         before: tuple[_Form, int] | None = None
         for position, step in enumerate(steps):
             each = [self._found(len(step), micro) for micro in step]
@@ -162,11 +175,30 @@ class _Composer:
                         stretch = stretch._replace(start=cut)
                     self._take(position, stretch, at)
             before = first, number
+            self._evaluate(position, evaluations.get(position, ()))
         streams = self.streams if any(self.streams) else array("q")
         return Composed(
             self.blocks, self.places, streams, len(self.roles), self.rows, self.renames, self.table, self.roles,
             self.stretches, len(steps),
         )  # fmt: skip
+
+    def _evaluate(self, position: int, batches: Sequence[MicroBatch]) -> None:
+        """Closed: what is left of the last batch goes, and nothing of training does."""
+        left: list[int] | None = None
+        for micro in batches:
+            form, at = self._found(EVALUATION, micro)
+            again = form.last
+            expected = form.left[again - 1]
+            if left is None:
+                self._make_nothing(expected)
+            else:
+                self.renames.extend([name for pair in zip(left, expected, strict=True) for name in pair])
+            for stretches in form.stretches[again]:
+                for stretch in stretches:
+                    self._take(position, stretch, at)
+            left = form.left[again]
+        if left is not None:
+            self._let_go(position, left)
 
     def _take(self, position: int, stretch: Stretch, at: int) -> None:
         self.rows.extend((stretch.start, stretch.end, len(self.renames) // 2, at))

@@ -52,6 +52,8 @@ class Paper(NamedTuple):
     asked: Asked | None = None
     masked: bool = False
     """Attention is told of padding, or of samples that share a row."""
+    evaluates: bool = False
+    """Not a training step, but a batch that is evaluated on."""
 
 
 class Answers:
@@ -165,14 +167,17 @@ class Shapes:
 
     def __init__(
         self, job: Job, config: Mapping[str, Any], card: Card, build_as: Callable[[Paper], Built], most: int,
-        masked: bool,
+        masked: bool, evaluates: bool,
     ) -> None:  # fmt: skip
-        self._plain = Paper(job, job.seq_len, card, masked=masked)
+        self._plain = Paper(job, job.seq_len, card, masked=masked, evaluates=evaluates)
         self._build_as, self._most = build_as, most
-        self._key = (*key_of(job, config, False), masked)
+        self._key = (*key_of(job, config, False), masked, evaluates)
         self._rest = values_of(self._plain)[2:]
         self._known: list[Shape] = []
-        for key in (self._key, *(() if masked else (key_of(job, config, False), key_of(job, config, True)))):
+        for key in (
+            self._key,
+            *(() if masked or evaluates else (key_of(job, config, False), key_of(job, config, True))),
+        ):
             self._known += [shape for shape in _kinds.get(key, ()) if isinstance(shape, Shape)]
         self._newly = 0
         self.strangers = 0
@@ -307,7 +312,7 @@ def with_symbols(paper: Paper, asked: Asked) -> Paper:
         capability=asked.fact("capability", card.capability),
         total_bytes=asked.fact("card_bytes", card.total_bytes),
     )
-    return Paper(job, asked.symbol("length", paper.length), card, asked, paper.masked)
+    return Paper(job, asked.symbol("length", paper.length), card, asked, paper.masked, paper.evaluates)
 
 
 @contextmanager

@@ -115,13 +115,15 @@ MOST_STRUCTURES = 24
 """Of one job's micro-batches that are built, at 0.1 to 0.4 s each."""
 
 
-def shapes_of(job: Job, config: Mapping[str, Any], card: Card, masked: bool = False) -> Shapes | None:
+def shapes_of(
+    job: Job, config: Mapping[str, Any], card: Card, masked: bool = False, evaluates: bool = False
+) -> Shapes | None:
     """For the job's own micro-batches, of those that need a mask or of those that need none; None where several cards hold different layers and take turns."""
     job = fill_in(job, config)
     cards = candidates(job, config, program_of(job).model)
     if len(cards) > 1 or job.parallel.pipeline > 1:
         return None
-    return Shapes(job, cards[0], card, partial(_fold, job, config=cards[0]), MOST_STRUCTURES, masked)
+    return Shapes(job, cards[0], card, partial(_fold, job, config=cards[0]), MOST_STRUCTURES, masked, evaluates)
 
 
 def most_alive_bytes(rows: Program) -> int:
@@ -175,10 +177,10 @@ def _settles_late(job: Job) -> bool:
 
 
 def _folded(paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool) -> Built:
-    job, _, card, asked, masked = paper
+    job, _, card, asked, masked, evaluates = paper
     how: Any = {"keeps_ops": keeps_ops, "priced_from": min(1, len(lengths) - 1)}
     how["written"] = None if asked is None else asked.place
-    how["masked"] = masked
+    how["masked"], how["evaluates"] = masked, evaluates
     rhythm = _rhythm(job, config)
     models: list[tuple[Standing | None, Mapping[str, Any]]] = [(None, config)]
     if not compiles_whole(job):

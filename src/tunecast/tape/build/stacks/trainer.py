@@ -18,7 +18,7 @@ from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.stacks import transformers
-from tunecast.tape.build.stacks.transformers import model, prepared
+from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
 
@@ -43,6 +43,17 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     if job.checkpoint_reentrant is None:
         machine.reentrant = job.stack in REENTRANT
     take_steps(job, model, parameters, optimizer, lengths, models_loss)
+    machine.end()
+
+
+def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    """Trainer.evaluate: the model's own loss, whatever that of training is."""
+    model, _, _ = prepared(job, config, machine)
+
+    def loss_of(inputs: Sequence[Tensor]) -> Tensor:
+        return outputs_of(job, model, (inputs[0], inputs[1], inputs[2]), None)[0]
+
+    evaluation_loop(job, model, lengths, loss_of)
     machine.end()
 
 
@@ -139,7 +150,7 @@ def models_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor)
     return ops.scale_in_place(loss)
 
 
-def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> tuple[Tensor, Tensor | None]:
+def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Loss and logits (none with kernels that make none), widened where autocast was on."""
     scheme = model.machine.scheme
     model.gives_logits, vars(model)["num_items_in_batch"] = True, num_items_in_batch
