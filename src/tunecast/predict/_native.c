@@ -371,13 +371,15 @@ static void close_rows(Rows *r) {
 static int is_sound(Rows *r, int64_t *streams) {
     int sound = r->blocks.len == r->sizes.len && (!r->streams.len || r->streams.len == r->sizes.len)
         && is_numbers(&r->blocks) && is_numbers(&r->sizes) && is_numbers(&r->streams) && is_numbers(&r->plan)
-        && is_numbers(&r->renames) && is_numbers(&r->table) && r->plan.len % 32 == 0 && r->names >= 0 && r->names < INT32_MAX;
+        && is_numbers(&r->renames) && is_numbers(&r->table) && r->plan.len % 32 == 0 && r->names >= 0
+        && r->names < INT32_MAX;
     int64_t last = 0, most = 0;
     *streams = 1;
     for (int64_t i = 0; sound && i < r->stretches; i++) {
         int64_t first = r->step[4 * i], end = r->step[4 * i + 1], until = r->step[4 * i + 2];
         sound = first >= 0 && first <= end && end <= r->count && until >= last && until <= r->pairs
-            && r->step[4 * i + 3] >= 0 && r->step[4 * i + 3] <= r->values && r->requests <= INT64_MAX / 16 - r->count;
+            && r->step[4 * i + 3] >= 0 && r->step[4 * i + 3] <= r->values
+            && r->requests <= INT64_MAX / 16 - r->count;
         r->requests += end - first;
         last = until;
     }

@@ -372,9 +372,6 @@ class CachingAllocator:
         """Address and size of a live block."""
         return self._live[block][:2]
 
-    def alive(self) -> list[int]:
-        return list(self._live)
-
     def large_places(self, blocks: Iterable[int]) -> dict[int, Place]:
         """Those of the live blocks that lie in large pools."""
         return {block: self._live[block] for block in blocks if self._live[block][1] > SMALL_BYTES}

@@ -9,7 +9,6 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
 from tunecast.predict.modelled import card_of, dtype_assumption, job_assumptions, require_modelled, unused_fields
-from tunecast.predict.own_batches import own_run, with_tape
 from tunecast.predict.pages import managed_bytes
 from tunecast.predict.prediction import Predicted, Prediction, job_on_card, prediction_of
 from tunecast.tape.build.fill_in import fill_in_of
@@ -55,9 +54,13 @@ def _analytic(job: Job, model: ModelConfig, timed: bool, calibration: Calibratio
     gpu = gpu_named(job.hardware.gpu)
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
-    own = None if job.data.lengths is None else own_run(job, model.raw, card_of(gpu))
-    if own is not None:
-        folded = with_tape(folded, short, own, model.raw, card_of(gpu))
+    own = None
+    if job.data.lengths is not None:
+        from tunecast.predict.own_batches import own_run, with_tape  # few jobs say
+
+        own = own_run(job, model.raw, card_of(gpu))
+        if own is not None:
+            folded = with_tape(folded, short, own, model.raw, card_of(gpu))
     held = job_on_card(job, gpu, folded, managed_bytes(job, model), own)
     assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)]
     warnings = (*model.notes, *unused_fields(job))

@@ -25,6 +25,19 @@ from tunecast.predict.replay import (
 )
 from tunecast.tape.compose import Composed
 from tunecast.tape.op import Phase, Role
+from tunecast.tape.program import FREE
+
+
+class Spread(NamedTuple):
+    """What runs of a job reserve whose order is not known."""
+
+    least_bytes: int
+    most_bytes: int
+    all_fit: bool
+
+    def around(self, nbytes: int) -> tuple[int, int]:
+        """How far below and above what is told they go."""
+        return max(0, nbytes - self.least_bytes), max(0, self.most_bytes - nbytes)
 
 
 class _Told(NamedTuple):
@@ -113,7 +126,7 @@ class LongReplays:
             if size >= 0:
                 held[block] = nbytes = next(served)
                 now += nbytes
-            elif size == -1:
+            elif size == FREE:
                 now -= held.pop(block, 0)
 
     def _replayed(self, capacity_bytes: int | None) -> Replay:
@@ -130,23 +143,25 @@ class LongReplays:
                 *rows_in_c(self.rows), allocator.limit_bytes, settings.oldest_segment_first,
                 settings.large_segment_bytes, card_bytes(settings), allocator.physical_bytes, array("q", wanted or ()),
             )  # fmt: skip
-            _, courses, *figures, died, moments = told
+            _, courses, retries, refused, allocated, reserved, died, moments = told
             read = [(memoryview(alive).cast("q"), memoryview(given).cast("q")) for alive, given in moments]
-            return _Told(memoryview(courses).cast("q"), *figures, died, read)
+            return _Told(memoryview(courses).cast("q"), retries, refused, allocated, reserved, died, read)
         return _played(self.rows, allocator, wanted)
 
 
 def _played(rows: Composed, allocator: CachingAllocator, wanted: Sequence[int] | None) -> _Told:
     """As the C code plays it."""
     courses, moments = array("q"), []
+    held: dict[int, int] = {}
     died = None
     for number, (_, stretch) in enumerate(rows.stretches):
-        allocator.rename(rows.renames_before(number))
+        renames = rows.renames_before(number)
+        allocator.rename(renames)
         allocator.reset_peaks()
         start_bytes = allocator.allocated_bytes
-        alive = (
-            {block: allocator.place(block)[1] for block in allocator.alive()} if wanted and number in wanted else None
-        )
+        if wanted is not None:
+            held.update([(new, held.pop(old, 0)) for old, new in renames])
+        alive = dict(held) if wanted and number in wanted else None
         given: list[int] = []
         sizes, first = rows.sizes_of(number), stretch.start
         try:
@@ -162,6 +177,13 @@ def _played(rows: Composed, allocator: CachingAllocator, wanted: Sequence[int] |
         courses.extend((start_bytes, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, len(given)))
         if alive is not None:
             moments.append((alive, given))
+        if wanted is not None and died is None:
+            served = iter(given)
+            for block, size in zip(rows.blocks[stretch.start : stretch.end], sizes, strict=True):
+                if size >= 0:
+                    held[block] = next(served)
+                elif size == FREE:
+                    held.pop(block, None)
         if died is not None or (wanted and number == wanted[-1]):
             break
     return _Told(
@@ -213,3 +235,22 @@ def _replay(rows: Composed, told: _Told) -> Replay:
         same_until_bytes=told.refused_bytes,
         courses=courses,
     )
+
+
+def one_of(
+    orders: Sequence[Composed], known: bool, settings: AllocatorSettings, capacity_bytes: int
+) -> tuple[LongReplays, Spread | None]:
+    """Of the ranks whose batches are known, the fullest, or one that does not fit. Of orders that were drawn the middle
+    one, and how far the others are from it."""
+    every = [LongReplays(rows, settings) for rows in orders]
+    if len(every) == 1:
+        return every[0], None
+    ends = [runs.within(capacity_bytes) for runs in every]
+    held = [
+        end.reserved_bytes if end.completed else runs.unlimited.reserved_bytes
+        for runs, end in zip(every, ends, strict=True)
+    ]
+    by_need = sorted(range(len(every)), key=lambda at: (not ends[at].completed, held[at]))
+    if known:
+        return every[by_need[-1]], None
+    return every[by_need[len(every) // 2]], Spread(min(held), max(held), all(end.completed for end in ends))

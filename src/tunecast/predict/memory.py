@@ -98,8 +98,9 @@ def smallest_capacity_bytes(runs: Replays | LongReplays) -> int:
     most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
     if native.least is not None and played_at_once(settings):
         with suppress(OverflowError):  # sizes beyond its reach
+            told = rows_in_c(rows) if isinstance(rows, Composed) else in_c(rows)
             return native.least(
-                *(rows_in_c(rows) if isinstance(rows, Composed) else in_c(rows)), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
+                *told, most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
                 card_bytes(settings), settings.capacity_is_physical,
             )  # fmt: skip
     # By fraction, expandable segments may pass the capacity by less than a page (AllocatorSettings).

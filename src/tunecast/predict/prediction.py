@@ -19,7 +19,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
-from tunecast.predict.long_run import LongReplays
+from tunecast.predict.long_run import LongReplays, Spread, one_of
 from tunecast.predict.memory import Peak, peak, smallest_capacity_bytes
 from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
@@ -140,18 +140,6 @@ class Prediction:
             "assumptions": list(self.assumptions),
             "warnings": list(self.warnings),
         }
-
-
-class Spread(NamedTuple):
-    """What runs of a job reserve whose order is not known."""
-
-    least_bytes: int
-    most_bytes: int
-    all_fit: bool
-
-    def around(self, nbytes: int) -> tuple[int, int]:
-        """How far below and above what is told they go."""
-        return max(0, nbytes - self.least_bytes), max(0, self.most_bytes - nbytes)
 
 
 class Device(NamedTuple):
@@ -362,7 +350,7 @@ def on_card(
         runs: Replays | LongReplays = Replays(rows_of(tape), settings)
         spread = None
     else:
-        runs, spread = _one_of(own, settings, capacity)
+        runs, spread = one_of(own.orders, own.known, settings, capacity)
     return OnCard(
         make_tape=tape.make_tape if isinstance(tape, Folded) else lambda: tape,
         guesses=tape.guesses,
@@ -380,23 +368,6 @@ def on_card(
         managed_bytes=managed_bytes,
         spread=spread,
     )
-
-
-def _one_of(own: OwnRun, settings: AllocatorSettings, capacity_bytes: int) -> tuple[LongReplays, Spread | None]:
-    """Of the ranks whose batches are known, the fullest, or one that does not fit. Of orders that were drawn the middle
-    one, and how far the others are from it."""
-    every = [LongReplays(rows, settings) for rows in own.orders]
-    if len(every) == 1:
-        return every[0], None
-    ends = [runs.within(capacity_bytes) for runs in every]
-    held = [
-        end.reserved_bytes if end.completed else runs.unlimited.reserved_bytes
-        for runs, end in zip(every, ends, strict=True)
-    ]
-    by_need = sorted(range(len(every)), key=lambda at: (not ends[at].completed, held[at]))
-    if own.known:
-        return every[by_need[-1]], None
-    return every[by_need[len(every) // 2]], Spread(min(held), max(held), all(end.completed for end in ends))
 
 
 def memory_of(held: OnCard) -> Memory:

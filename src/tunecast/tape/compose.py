@@ -135,8 +135,8 @@ def compose(
     structure_of: StructureOf,
     evaluations: Mapping[int, Sequence[MicroBatch]] | None = None,
 ) -> Composed:
-    """The run of these steps, each of its micro-batches' rows and lengths, from an empty card on; after some of them, by
-    number, the batches of an evaluation."""
+    """The run of these steps, each of its micro-batches, from an empty card on; after some of them, by number, the
+    batches of an evaluation."""
     return _Composer(structure_of).composed(steps, evaluations or {})
 
 

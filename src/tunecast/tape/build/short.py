@@ -118,7 +118,8 @@ MOST_STRUCTURES = 24
 def shapes_of(
     job: Job, config: Mapping[str, Any], card: Card, masked: bool = False, evaluates: bool = False
 ) -> Shapes | None:
-    """For the job's own micro-batches, of those that need a mask or of those that need none; None where several cards hold different layers and take turns."""
+    """For the job's own micro-batches, of those that need a mask or of those that need none, or for those it is
+    evaluated on; None where several cards hold different layers and take turns."""
     job = fill_in(job, config)
     cards = candidates(job, config, program_of(job).model)
     if len(cards) > 1 or job.parallel.pipeline > 1:

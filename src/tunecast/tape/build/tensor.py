@@ -229,14 +229,11 @@ class Machine:
         """For which layers of the whole model its layers stand; None: all are there."""
         self.era = Era()
         """The release of transformers."""
-        self.reentrant = False
-        """Which of torch's two kinds of checkpointing is in use."""
-        self._marks: dict[str, Op] = {}
-        self._hooks: dict[str, Op] = {}
+        self.reentrant = False  # which of torch's two kinds of checkpointing is in use
+        self._marks, self._hooks = dict[str, Op](), dict[str, Op]()
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
-        self.masked = False
-        """Not all tokens of a row are real, or of one sample: attention needs a mask (`masks.py`)."""
+        self.masked = False  # not all tokens are real, or of one sample: attention needs a mask (`masks.py`)
         self.ends: Any = None
         """Which ends of the model it holds (`sharding.layers.Ends`)."""
         self.rotary: Any = None
@@ -292,7 +289,7 @@ class Machine:
             self.events.append(self._announced)
 
     def take_turn(self, number: int) -> None:
-        """What follows is about this micro-batch of the step: the first, or the one after the last that was named."""
+        """What follows is about this micro-batch of the step: the first, or the next."""
         self.events.append(NEXT_TURN if number else FIRST_TURN)
 
     def announce_anew(self) -> None:

@@ -22,7 +22,7 @@ SKIPPED = object()
 FIRST_TURN, NEXT_TURN = object(), object()
 """What follows is about the first micro-batch of its step, or about the one after that of what came before."""
 TURN = 1 << 32
-"""Where sizes are not yet numbers, so many times the micro-batch's number in its step is added to how one is written."""
+"""Where sizes are not yet numbers, so many times the micro-batch's number in its step is added to what is written."""
 
 
 class Again(NamedTuple):
