@@ -413,7 +413,8 @@ def find_bitsandbytes() -> None:
 def answer(
     case: dict[str, Any], folder: Path, small: bool, cpu: bool, capacity_bytes: int | None, traced: bool, out: Any
 ) -> None:
-    """In the child."""
+    """In the child. Its kernels are compiled anew, as on a machine that was just rented."""
+    os.environ["CUDA_CACHE_PATH"] = str(folder / f"kernels-{os.getpid()}")
     if needs_bitsandbytes(case):
         find_bitsandbytes()
     if case["job"].get("allocator") == "expandable_segments":
