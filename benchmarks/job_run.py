@@ -255,7 +255,10 @@ def with_sft_trainer(case: dict[str, Any], job: Any, where: Path, clock: Clock, 
 
 
 def shortened(job: Any, small: bool) -> list[int]:
-    return [min(n, 96) for n in job.data.lengths[:32]] if small else list(job.data.lengths)
+    """The Trainer cuts nothing: who prepares its data does. SFTTrainer does, and packing wants whole samples."""
+    if small:
+        return [min(n, 96) for n in job.data.lengths[:32]]
+    return [n if job.stack == "trl" else min(n, job.seq_len) for n in job.data.lengths]
 
 
 # ------------------------------------------------------------------------------------------------------- what it took
@@ -410,7 +413,8 @@ def find_bitsandbytes() -> None:
 def answer(
     case: dict[str, Any], folder: Path, small: bool, cpu: bool, capacity_bytes: int | None, traced: bool, out: Any
 ) -> None:
-    """In the child."""
+    """In the child. Its kernels are compiled anew, as on a machine that was just rented."""
+    os.environ["CUDA_CACHE_PATH"] = str(folder / f"kernels-{os.getpid()}")
     if needs_bitsandbytes(case):
         find_bitsandbytes()
     if case["job"].get("allocator") == "expandable_segments":

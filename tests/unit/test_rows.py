@@ -282,7 +282,7 @@ def test_megatron_bridge_waits_for_tensors_in_float4_only() -> None:
 
 
 def test_the_converter_knows_no_single_row() -> None:
-    """A rule is of a source, not of a row: no word it looks for is in one row alone, nor does it have a row's number."""
+    """A rule is of a source, not of a row: no word it looks for is in one row alone, nor has it a row's number."""
     tree = ast.parse((BENCHMARKS / "rows_vendor.py").read_text())
     documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     words = {
@@ -318,7 +318,7 @@ def test_rows_are_read_alike_wherever_they_stand() -> None:
     (first, second), _ = rows_vendor.vendor_rows([row, other])
     (turned, _), _ = rows_vendor.vendor_rows([other, row])
     assert {**first["job"], "id": ""} == {**second["job"], "id": ""} == {**turned["job"], "id": ""}
-    assert first["job"]["quantization"] == {"format": "float8"}
+    assert (first["job"]["quantization"], first["job"]["loss"]) == ({"format": "float8"}, "full")
 
 
 def run(gpu: str, generation: str, precision: str, ratio: float, share: float = 1.0) -> time_left_out.Run:
