@@ -19,6 +19,8 @@ TARGETS: Mapping[str, list[str]] = {
 }
 MLPERF_DROPOUT, MLPERF_ALPHA = 0.1, 32
 """mlcommons/training, llama2_70b_lora: the rules fix rank 16, alpha 32, dropout 0.1."""
+NEMO_DROPOUT = 0.0
+"""nemo/collections/llm/peft/lora.py, `LoRA.dropout`."""
 
 
 def vendor_rows(rows: list[dict[str, str]]) -> tuple[list[Row], list[Row]]:
@@ -101,7 +103,7 @@ def one(row: Published, name: str) -> Row:
         "gradient_checkpointing": checkpointing,
         "attention": "flash_attention_2" if row["attention_impl"] == "flash-attn-2" else "sdpa",
         "compile": stack == "torchtitan",
-        "data": {"packing": True},
+        "data": {"packing": not row["source"].startswith("MLPerf")},
         "hardware": cards_of(row),
         "parallel": parallel,
     }
@@ -154,9 +156,9 @@ def software_of(row: Published, stack: str) -> str:
 def frozen_of(row: Published, stack: str, dtypes: Row) -> Row:
     """MLPerf's LoRA on Megatron stores frozen weights in float8 wherever products are in float8 or less (`fp8_params`,
     training_results_v4.0, NVIDIA, nemo/conf/megatron_gpt_peft_tuning_config.yaml, which others and later rounds have
-    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION)."""
+    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION). Its loss is not fused."""
     low = row["source"].startswith("MLPerf") and row["method"] == "lora" and "matmul_dtype" in dtypes
-    return {"quantization": {"format": "float8"}} if low and stack == "nemo" else {}
+    return {"quantization": {"format": "float8"}, "loss": "full"} if low and stack == "nemo" else {}
 
 
 def lora_of(row: Published, doubts: list[str]) -> Row:
@@ -172,7 +174,7 @@ def lora_of(row: Published, doubts: list[str]) -> Row:
         "lora": {
             "rank": rank,
             "alpha": MLPERF_ALPHA if mlperf else 2 * rank,
-            "dropout": MLPERF_DROPOUT,
+            "dropout": MLPERF_DROPOUT if mlperf else NEMO_DROPOUT,
             "targets": TARGETS.get(row["lora_targets"], QKV),
             "adapter_dtype": "bfloat16",
         }

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
-from tunecast.tape.build.eras import numbers
+from tunecast.tape.build.eras import era_of, numbers
 from tunecast.tape.build.tensor import Machine
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
@@ -58,9 +58,12 @@ FOLLOWED: Mapping[str, Mapping[str, str]] = {
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    if job.torch_version is not None:
-        numbers(job.torch_version, "torch_version", "2.13")
-    asked = {"torch": job.torch_version, "transformers": job.transformers_version, job.stack: job.stack_version}
+    torch = job.torch_version
+    if torch is None:
+        torch = era_of(job.transformers_version).torch
+    else:
+        numbers(torch, "torch_version", "2.13")
+    asked = {"torch": torch, "transformers": job.transformers_version, job.stack: job.stack_version}
     default = FOLLOWED[job.stack]
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 
@@ -71,6 +74,9 @@ class Program(Protocol):
     def model(self, machine: Machine, config: Mapping[str, Any]) -> Any: ...
 
     def train(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None: ...
+
+    def evaluate(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+        """Of stacks that evaluate with the Trainer."""
 
 
 def program_of(job: Job) -> Program:

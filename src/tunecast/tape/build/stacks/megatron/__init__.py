@@ -51,6 +51,9 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "stack_version": lambda job: job.stack_version is not None,
 }
 UNTRACED = "Megatron Core and TransformerEngine follow their source and figures of their tests; none of it was traced"
+UNFUSED_LOSS = ("nemotron",)
+"""Architectures whose recipes turn the fused loss off (nemo/collections/llm/recipes/nemotron3_8b.py, nemotron4_15b.py,
+nemotron4_340b.py)."""
 LOW: Mapping[str, Dtype] = {"float8": Dtype("float8", 1), "float4": Dtype("float4", 1)}
 """What a kernel keeps of a number: float4 codes come twice, by row and by column, at half a byte each."""
 
@@ -107,7 +110,7 @@ def parts_of(job: Job) -> Parts:
     return Parts(
         parallel.tensor, parallel.context, parallel.expert, job.stack == "nemo", low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
-        job.lora.dropout or 0.0,
+        job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
     )  # fmt: skip
 
 
@@ -123,7 +126,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     ranks = {} if job.method == "full" else adapters_of(job)
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first
-    fused_loss = job.stack == "nemo" and job.loss is None
+    fused_loss = job.stack == "nemo" and job.loss is None and config.get("model_type") not in UNFUSED_LOSS
     parts = parts_of(job)
     gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, fused_loss)
     gpt.name_all()
