@@ -1,4 +1,4 @@
-"""Whole jobs of the Trainer and of TRL with varying lengths on an H200: the order of their batches, and their memory."""
+"""Whole jobs of the Trainer and of TRL with varying lengths on an H200: the order of their batches, their memory."""
 
 from __future__ import annotations
 
