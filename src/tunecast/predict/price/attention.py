@@ -51,6 +51,9 @@ FLASH_2_AT_HALF_RATE = Kernel(1.0, 0.90, 500)
 have 163: where sums in float32 halve those, the softmax is done beside them. Backward: not published."""
 HALF_RATE = 3.0
 """Products of int8 to those of bfloat16, from which on a card sums the latter at half its rate: twice otherwise."""
+FUSED_ON_CDNA = Kernel(0.80, 0.76, 500)
+"""TransformerEngine's on AMD's cards (aiter, written in assembly): nobody is known to have published it; taken as an
+A100's FlashAttention 2, with which 12 steps of MLPerf's LoRA on MI300X and MI325X are 2 to 8 % off."""
 FLASH_2_ON_CDNA = Kernel(0.70, 0.41, 500)
 """355 TFLOP/s forward and 205 backward on an MI300X at 16,384 tokens (ROCm/flash-attention#142, 2025; torch's SDPA runs
 the same Triton kernels). In 2024 its backward was ten times slower (pytorch/pytorch#135431)."""
@@ -81,7 +84,7 @@ def is_attention(name: str) -> bool:
 @lru_cache(maxsize=1000)
 def kernel_of(name: str, rates: Rates) -> Kernel:
     if rates.vendor == AMD and "efficient" not in name and "flex" not in name:
-        return FLASH_2_ON_CDNA
+        return FUSED_ON_CDNA if "fused_attn" in name else FLASH_2_ON_CDNA
     if "cudnn" in name or "fused_attn" in name:
         return CUDNN if rates.compute_capability >= HOPPER else FLASH_2
     if "flash_attn_3" in name:

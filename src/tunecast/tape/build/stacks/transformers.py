@@ -134,6 +134,39 @@ def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     return {**roomy, "text_config": with_room(config["text_config"], longest)} if "text_config" in config else roomy
 
 
+def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    """Trainer.evaluate: one batch for each of `lengths`."""
+    model, _, _ = prepared(job, config, machine)
+
+    def loss_of(inputs: Sequence[Tensor]) -> Tensor:
+        with machine.autocasting(machine.scheme.autocast):
+            return first_of(model(*inputs))  # type: ignore[no-any-return]
+
+    evaluation_loop(job, model, lengths, loss_of)
+    machine.end()
+
+
+def evaluation_loop(
+    job: Job, model: Any, lengths: Sequence[int], loss_of: Callable[[Sequence[Tensor]], Tensor]
+) -> None:
+    """`evaluation_loop` without compute_metrics (transformers' trainer.py, 5.17.0): outputs go where `prediction_step`
+    returns, the batch when the next one takes its name, and of each batch a loss a row is kept."""
+    machine = model.machine
+    inputs: Any = None
+    losses: Any = None
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+        machine.phase, machine.in_forward = Phase.FORWARD, True
+        with machine.no_grad():
+            loss = loss_of(inputs)
+        machine.phase, machine.module = Phase.OTHER, ""
+        losses = machine.run("repeat", (loss,), (job.micro_batch,), FLOAT32)
+        del loss
+    machine.step = len(lengths)
+    del inputs, losses
+
+
 def take_steps(
     job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]
 ) -> None:
@@ -151,6 +184,7 @@ def take_steps(
     def passes() -> Tensor:
         for micro in micro_batches(machine, job.grad_accum, repeats):
             if micro:
+                machine.take_turn(micro)
                 next_batch(batch[0].shape[1])
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with scheme.micro_batch(last=micro == job.grad_accum - 1):
@@ -162,6 +196,7 @@ def take_steps(
 
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        machine.take_turn(0)
         next_batch(scheme.tokens_of(length))
         loss = passes_of_steps.run(passes, batch, repeats)
         if job.max_grad_norm:

@@ -16,11 +16,11 @@ CONTEXT_STREAM = 7
 SAMPLE = 384
 """Tokens of a sample in a packed row, where nothing is said: those of instruction data are a few hundred long."""
 KERNELS = {
-    "sdpa": ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+    "sdpa": ("te::fused_attn_fwd", "te::fused_attn_bwd"),
     "flash_attention_2": ("flash_attn::fwd", "flash_attn::bwd"),
     "flash_attention_3": ("flash_attn_3::fwd", "flash_attn_3::bwd"),
 }
-"""`--attention-backend fused` (cuDNN), which TE takes by itself on Hopper and later, or flash with either release."""
+"""`--attention-backend fused` (cuDNN, on AMD's cards aiter), which TE takes by itself, or flash with either release."""
 
 
 class Attention(Module):
