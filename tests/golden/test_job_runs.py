@@ -46,15 +46,14 @@ def test_batches_came_in_the_order_that_was_told(run):
 
 def test_memory():
     """Of sft-qlora, the one that is farther off, TRL's head takes fewer rows than there are: those of padding have no
-    label, and are counted. eight-bit-saved keeps its embedding's state in 32 bits, which the Trainer tells bitsandbytes
-    and a loop of one's own does not: allocated alone is off."""
+    label, and are counted."""
     told = {run["id"]: prediction(JOBS[run["id"]]) for run in RUNS}
     device = {run["id"]: told[run["id"]].memory.device_bytes / run["device_bytes"] - 1 for run in RUNS}
     allocated = {run["id"]: told[run["id"]].memory.allocated_bytes / run["allocated_bytes"] - 1 for run in RUNS}
     assert {name for name, error in device.items() if abs(error) > 0.006} == {"sft-qlora"}
     assert abs(device["sft-qlora"]) < 0.03
     assert median(map(abs, device.values())) < 0.001
-    assert {name for name, error in allocated.items() if abs(error) > 0.001} <= {"eight-bit-saved"}
+    assert max(map(abs, allocated.values())) < 0.001
 
 
 def test_least_capacity():
