@@ -113,7 +113,7 @@ def measure(name: str, out: Path, only: list[str], small: bool, cpu: bool, limit
     import accelerate  # noqa: F401  imported before the fork, so that each job starts in a moment
     import datasets  # noqa: F401
     import torch
-    import transformers.modeling_utils  # noqa: F401
+    import transformers.modeling_utils
 
     kinds = (("whole", SETS), ("traced", TRACED), ("least", CAPACITIES))
     cases = [(case, kind) for kind, sets in kinds for case in sets[name] if not only or case["id"] in only]

@@ -75,6 +75,9 @@ class Program(Protocol):
 
     def train(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None: ...
 
+    def evaluate(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+        """Of stacks that evaluate with the Trainer."""
+
 
 def program_of(job: Job) -> Program:
     """Raises `Unsupported` for what the stack's program does not do, a line for each field."""
