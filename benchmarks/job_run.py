@@ -255,7 +255,10 @@ def with_sft_trainer(case: dict[str, Any], job: Any, where: Path, clock: Clock, 
 
 
 def shortened(job: Any, small: bool) -> list[int]:
-    return [min(n, 96) for n in job.data.lengths[:32]] if small else list(job.data.lengths)
+    """The Trainer cuts nothing: who prepares its data does. SFTTrainer does, and packing wants whole samples."""
+    if small:
+        return [min(n, 96) for n in job.data.lengths[:32]]
+    return [n if job.stack == "trl" else min(n, job.seq_len) for n in job.data.lengths]
 
 
 # ------------------------------------------------------------------------------------------------------- what it took

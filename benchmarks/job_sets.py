@@ -59,7 +59,7 @@ DEVELOPMENT: list[Case] = [
     case("float32-evaluated", "smollm2-360m", FULL, FP32, KEPT, seq_len=512, micro_batch=8, optimizer="adafactor",
          lengths=uniform(103, 320, 40, 500), data={"pad_to_multiple_of": 64, "eval_samples": 48},
          run={"eval_strategy": "steps", "eval_steps": 20, "eval_batch": 8}),
-    case("lora-evaluated", "qwen3-1.7b", ADAPTED, RECOMPUTED, seq_len=1024, micro_batch=4, grad_accum=2,
+    case("lora-evaluated", "qwen3-1.7b", ADAPTED, RECOMPUTED, seq_len=1200, micro_batch=4, grad_accum=2,
          lengths=two_humps(104, 240, 180, 800, 0.2), data={"pad_to_multiple_of": 8, "eval_samples": 32},
          run={"eval_strategy": "steps", "eval_steps": 15, "save_strategy": "steps", "save_steps": 15}),
     case("large-vocabulary", "gemma-2-2b", ADAPTED, KEPT, seq_len=1024, micro_batch=2, optimizer="sgd",

@@ -19,6 +19,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Data, Job
 from tunecast.job.lengths import QUANTILES, Lengths, sample_lengths
 from tunecast.job.model import ModelConfig
+from tunecast.predict.batches import has_full_rows
 from tunecast.predict.by_length import mean_step, priced_lengths
 from tunecast.predict.energy import Energy, energy
 from tunecast.predict.host import Host, host_of, loop_s
@@ -93,6 +94,7 @@ def timing(
         energy=None if spent is None else spent.to_dict(),
         assumptions=(
             *_calibrated(calibration),
+            *_full_rows(job),
             *(() if whole is None else whole.assumptions),
             *(() if outside is None else outside.assumptions),
         ),
@@ -142,6 +144,12 @@ def _calibrated(calibration: Calibration | None) -> tuple[str, ...]:
     if calibration is None:
         return ()
     return (f"time: prices of this machine's own {calibration.device}, measured {calibration.measured}",)
+
+
+def _full_rows(job: Job) -> tuple[str, ...]:
+    if not has_full_rows(job):
+        return ()
+    return (f"every row is taken as full, {job.seq_len:,} tokens (data.lengths says how long samples are)",)
 
 
 def with_time(

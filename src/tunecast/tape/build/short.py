@@ -14,7 +14,7 @@ from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
-from tunecast.tape.build.shapes import NAMES, Built, Paper, built, built_short
+from tunecast.tape.build.shapes import NAMES, Built, Paper, Shapes, built, built_short
 from tunecast.tape.build.sharding.layers import candidates, held, layer_count
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks import followed, program_of
@@ -84,9 +84,12 @@ def require_compilable(job: Job, config: Mapping[str, Any]) -> None:
 def compiles_whole(job: Job) -> bool:
     """Code compiled for a whole model uses memory of one layer again in others: no layer stands for another. Compiling
     every layer on paper takes a second or two. Nor does one where saved tensors leave for the host: the last few stay,
-    whatever layer they are of. Nor where DeepSpeed counts: its buckets are full when they are, in whatever layer."""
-    counts = job.parallel.data.startswith("zero") and job.stack not in ("megatron", "nemo")
-    return (job.compile and job.stack == "transformers") or job.offload_activations or counts
+    whatever layer they are of. Nor where DeepSpeed counts: its buckets are full when they are, in whatever layer. Nor
+    of interleaved stages, whose layers run apart."""
+    megatron = job.stack in ("megatron", "nemo")
+    counts = job.parallel.data.startswith("zero") and not megatron
+    apart = megatron and job.parallel.virtual_stages > 1
+    return (job.compile and job.stack == "transformers") or job.offload_activations or counts or apart
 
 
 def fold_job(
@@ -103,12 +106,35 @@ def fold_job(
     return every[0] if len(every) == 1 else max(every, key=lambda folded: most_alive_bytes(folded.program))
 
 
+def fold_rank(job: Job, config: Mapping[str, Any], card: Card, *, last: bool) -> Folded:
+    """The run of a pipeline's first or last stage, whichever is the fullest."""
+    job = fill_in(job, config)
+    cards = candidates(job, config, program_of(job).model)
+    return _folded_card(job, cards[-1 if last else 0], card, keeps_ops=False)
+
+
 def _folded_card(job: Job, config: Mapping[str, Any], card: Card, keeps_ops: bool) -> Folded:
     def make_tape() -> Tape:
         return _built_whole(job, config, card)
 
     made = built(job, config, card, keeps_ops, partial(_fold, job, config=config, keeps_ops=keeps_ops))
     return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
+
+
+MOST_STRUCTURES = 24
+"""Of one job's micro-batches that are built, at 0.1 to 0.4 s each."""
+
+
+def shapes_of(
+    job: Job, config: Mapping[str, Any], card: Card, masked: bool = False, evaluates: bool = False
+) -> Shapes | None:
+    """For the job's own micro-batches, of those that need a mask or of those that need none, or for those it is
+    evaluated on; None where several cards hold different layers and take turns."""
+    job = fill_in(job, config)
+    cards = candidates(job, config, program_of(job).model)
+    if len(cards) > 1 or job.parallel.pipeline > 1:
+        return None
+    return Shapes(job, cards[0], card, partial(_fold, job, config=cards[0]), MOST_STRUCTURES, masked, evaluates)
 
 
 def most_alive_bytes(rows: Program) -> int:
@@ -162,9 +188,10 @@ def _settles_late(job: Job) -> bool:
 
 
 def _folded(paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool) -> Built:
-    job, _, card, asked = paper
+    job, _, card, asked, masked, evaluates = paper
     how: Any = {"keeps_ops": keeps_ops, "priced_from": min(1, len(lengths) - 1)}
     how["written"] = None if asked is None else asked.place
+    how["masked"], how["evaluates"] = masked, evaluates
     rhythm = _rhythm(job, config)
     models: list[tuple[Standing | None, Mapping[str, Any]]] = [(None, config)]
     if not compiles_whole(job):

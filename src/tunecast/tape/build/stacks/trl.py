@@ -45,7 +45,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         adapt(as_peft_makes_them(job), model)
         cast(job, model, release)
 
-    model, parameters, optimizer = prepared(job, config, machine, adapting)
+    model, parameters, optimizer = prepared(job, config, machine, adapting, in_trainer=True)
     if job.checkpoint_reentrant is None:
         machine.reentrant = machine.era.reentrant and release < OWN_CHECKPOINTS
     if job.stack_version is None and machine.era.release < (5, 0):
