@@ -219,7 +219,7 @@ class OnCard:
         nbytes = shown.reserved_bytes + pages + self.outside_bytes
         basis = self.basis
         low, high = reserved = range_of(shown.reserved_bytes, "reserved", basis)
-        if device_was_measured(basis) and not outside.nbytes:
+        if device_was_measured(basis):
             return Device(nbytes, range_of(nbytes, "device", basis), reserved)
         most = high + pages + context.high_bytes + outside.high_bytes
         return Device(nbytes, (low + pages + context.low_bytes + outside.low_bytes, most), reserved)
