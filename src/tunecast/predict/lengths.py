@@ -180,6 +180,14 @@ def _known_lengths(job: Job, lengths: Lengths | None) -> Lengths | None:
     return None if rows is None else all_of(job.seq_len, rows)
 
 
+def longest_row(job: Job, lengths: Lengths | None) -> int:
+    """Of the job's batches: no sample is longer, where it says how long they are."""
+    most = max(job.lengths or (job.seq_len,))
+    if job.lengths is not None or lengths is None or job.data.packing:
+        return most
+    return min(most, padded(min(lengths.counts[-1][0], job.seq_len), job.data.pad_to_multiple_of))
+
+
 def cut_rows(job: Job, known: Lengths) -> list[str]:
     """What truncation does to the samples, in words; nothing where all fit."""
     longer = sum(count for length, count in known.counts if length > job.seq_len)
