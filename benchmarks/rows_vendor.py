@@ -19,6 +19,8 @@ TARGETS: Mapping[str, list[str]] = {
 }
 MLPERF_DROPOUT, MLPERF_ALPHA = 0.1, 32
 """mlcommons/training, llama2_70b_lora: the rules fix rank 16, alpha 32, dropout 0.1."""
+NEMO_DROPOUT = 0.0
+"""nemo/collections/llm/peft/lora.py, `LoRA.dropout`."""
 
 
 def vendor_rows(rows: list[dict[str, str]]) -> tuple[list[Row], list[Row]]:
@@ -68,26 +70,14 @@ def why_not(row: Published) -> str | None:
     return None
 
 
-RECIPE = {"micro_batch": "1", "parallelism": "TP1 PP4 CP1 VP5"}
-MISPRINTED = (
-    ("Megatron-Bridge perf summary 26.02.01", "GB300", "nvfp4", "TP1 PP1 CP1"),
-    ("Megatron-Bridge perf summary 26.02.01", "GB300", "mxfp8", "TP1 PP4 CP1"),
-)
-"""Llama 3 70B, where one table prints another split than the recipe it names has in every version that was read
-(`LLAMA3_70B_PRETRAIN_CONFIG_GB300_*_V2`) and than the tables before and after it print."""
-
-
 def one(row: Published, name: str) -> Row:
     doubts: list[str] = []
-    if (row["source"], row["gpu"], row["precision"], row["parallelism"]) in MISPRINTED:
-        doubts.append(f"printed as {row['parallelism']}, micro-batch {row['micro_batch']}; its recipe's are taken")
-        row = {**row, **RECIPE}
     parallel, beyond = parallel_of(row["parallelism"], int(row["gpu_count"]))
     micro_batch = int(row["micro_batch"])
     stack = stack_of(row)
     dtypes, more = precision_of(row["precision"])
     beyond |= more
-    if stack in ("nemo", "megatron"):
+    if stack == "nemo":
         dtypes |= {"weights_dtype": "bfloat16", "autocast": None}
     elif row["method"] == "lora":
         dtypes |= {"weights_dtype": "bfloat16", "autocast": "bfloat16"}
@@ -104,6 +94,7 @@ def one(row: Published, name: str) -> Row:
         "method": "lora" if row["method"] == "lora" else "full",
         "stack": stack,
         **lora_of(row, doubts),
+        **frozen_of(row, stack, dtypes),
         **dtypes,
         "optimizer": "adamw_torch_fused",
         "seq_len": int(row["seq_len"]),
@@ -112,7 +103,7 @@ def one(row: Published, name: str) -> Row:
         "gradient_checkpointing": checkpointing,
         "attention": "flash_attention_2" if row["attention_impl"] == "flash-attn-2" else "sdpa",
         "compile": stack == "torchtitan",
-        "data": {"packing": True},
+        "data": {"packing": not row["source"].startswith("MLPerf")},
         "hardware": cards_of(row),
         "parallel": parallel,
     }
@@ -142,13 +133,7 @@ def stack_of(row: Published) -> str:
         return "trl"
     if row["source"].startswith("IBM"):
         return "torchtitan"
-    waits = row["source"].startswith("Megatron-Bridge") and row["precision"] in WAITS_FOR_TENSORS
-    return "megatron" if waits else "nemo"
-
-
-WAITS_FOR_TENSORS = ("nvfp4",)
-"""Megatron Bridge overlaps the collectives of tensor parallelism with their products, as NeMo does, but for these
-(scripts/performance/configs/llama: `tp_comm_overlap = False if precision == "nvfp4"`)."""
+    return "nemo"
 
 
 def software_of(row: Published, stack: str) -> str:
@@ -158,6 +143,14 @@ def software_of(row: Published, stack: str) -> str:
     if row["source"].startswith("Megatron-Bridge"):
         return "megatron"
     return "fms-fsdp" if stack == "torchtitan" else stack
+
+
+def frozen_of(row: Published, stack: str, dtypes: Row) -> Row:
+    """MLPerf's LoRA on Megatron stores frozen weights in float8 wherever products are in float8 or less (`fp8_params`,
+    training_results_v4.0, NVIDIA, nemo/conf/megatron_gpt_peft_tuning_config.yaml, which others and later rounds have
+    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION). Its loss is not fused."""
+    low = row["source"].startswith("MLPerf") and row["method"] == "lora" and "matmul_dtype" in dtypes
+    return {"quantization": {"format": "float8"}, "loss": "full"} if low and stack == "nemo" else {}
 
 
 def lora_of(row: Published, doubts: list[str]) -> Row:
@@ -173,7 +166,7 @@ def lora_of(row: Published, doubts: list[str]) -> Row:
         "lora": {
             "rank": rank,
             "alpha": MLPERF_ALPHA if mlperf else 2 * rank,
-            "dropout": MLPERF_DROPOUT,
+            "dropout": MLPERF_DROPOUT if mlperf else NEMO_DROPOUT,
             "targets": TARGETS.get(row["lora_targets"], QKV),
             "adapter_dtype": "bfloat16",
         }

@@ -356,13 +356,13 @@ class Estimator:
             cluster = cluster_of(job, gpu) if rig.cards > 1 else None
             host, bare = host_of(job), plain(job)
             times: dict[int, StepTime] = {}
-            plans = False
+            width = 0
             for length in lengths_to_price(job, typical):
                 one = replace(bare, seq_len=length, lengths=None)
                 folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
                 priced = times_by_length(one, self.config, gpu, host, cluster, folded)
-                times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
-            self._priced[key] = StepTimes(times, plans)
+                times[length], width = next(iter(priced.by_length.values())), width or priced.planned_width
+            self._priced[key] = StepTimes(times, width)
         return self._priced[key]
 
     def prepared(self, timed: Timed, processes: int) -> Timed:

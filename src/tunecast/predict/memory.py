@@ -92,7 +92,8 @@ def smallest_capacity_bytes(runs: Replays | LongReplays) -> int:
     More memory is not always better: a tight capacity frees cached blocks early and so may end up less fragmented than
     a wider one. So there can be further such boundaries, below this one and above it. Bisection keeps to what it has
     replayed (its upper end completed, its lower end failed), as does a measurement. Whether a run fits a
-    given card is for `replay` with that card's capacity to say, not for a comparison with this number.
+    given card is for `replay` with that card's capacity to say, not for a comparison with this number; what is told
+    beside that verdict is `least_beside`.
     """
     rows, settings = runs.rows, runs.settings
     most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
@@ -107,7 +108,25 @@ def smallest_capacity_bytes(runs: Replays | LongReplays) -> int:
     slack = settings.large_segment_bytes if settings.expandable_segments else 0
     fails = max(-1, (_live_peak_bytes(rows, settings) - slack - 1) // CAPACITY_STEP_BYTES)
     completes = _steps(most_bytes)
-    if settings.needs_capacity:
+    return _boundary_bytes(runs, fails, completes)
+
+
+def least_beside(runs: Replays | LongReplays, least_bytes: int, capacity_bytes: int, fits: bool) -> int:
+    """The boundary that a verdict on `capacity_bytes` is told with: at most that where the run completes with it, more
+    where it does not (`fits`). `least_bytes` is one found elsewhere, and the answer where it lies on that side."""
+    if fits == (least_bytes <= capacity_bytes):
+        return least_bytes
+    here = capacity_bytes // CAPACITY_STEP_BYTES
+    if fits:
+        return _boundary_bytes(runs, -1, here)
+    most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
+    return _boundary_bytes(runs, here, max(here + 1, _steps(most_bytes)))
+
+
+def _boundary_bytes(runs: Replays | LongReplays, fails: int, completes: int) -> int:
+    """Between a capacity that fails and one that completes, in steps of 2 MiB; where a capacity changes a run before it
+    binds, the upper one may fail too, and one above it is looked for."""
+    if runs.settings.needs_capacity:
         while not runs.within(completes * CAPACITY_STEP_BYTES).completed:
             fails, completes = completes, completes + max(1, completes // 16)
     probe = fails + 1

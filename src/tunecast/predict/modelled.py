@@ -147,6 +147,12 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
 }
 
 
+def keeps_apart(job: Job) -> bool:
+    from tunecast.tape.build.stacks.trl import packs  # hardly any job needs it
+
+    return job.stack == "trl" and packs(job)
+
+
 def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
     as many micro-batches as its tape has; `own` is what was replayed of the job's own batches."""
@@ -160,7 +166,9 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
         told.append(others_hold(job.hardware.reserve_bytes))
     if followed.grad_accum < job.grad_accum and own is None:
         told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
-    if job.data.packing:
+    if job.data.packing and keeps_apart(job):
+        told.append("packed samples: all rows of a batch are one, and a mask keeps samples apart (TRL's padding_free)")
+    elif job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
         told.append("the loss scaler's few hundred bytes are left out")
@@ -180,6 +188,7 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.reshard_after_forward": _BY_FSDP,
     "parallel.state_dict_type": _BY_FSDP,
     "parallel.cpu_ram_efficient_loading": _BY_FSDP,
+    "parallel.sequence_parallel": ("parallel.tensor", lambda job: job.parallel.tensor > 1),
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),

@@ -20,7 +20,7 @@ from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
 from tunecast.predict.long_run import LongReplays, Spread, one_of
-from tunecast.predict.memory import Peak, peak, smallest_capacity_bytes
+from tunecast.predict.memory import Peak, least_beside, peak, smallest_capacity_bytes
 from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
 from tunecast.predict.pages import pages_bytes
@@ -99,18 +99,16 @@ class Prediction:
     """At the high end of the 80 % range too."""
     capacity_bytes: int
     smallest_capacity_bytes: int
+    """At most `capacity_bytes` where it fits, more where it does not."""
+    fragmented: bool = False
+    """It does not fit for fragmentation alone: a smaller capacity, with which cached blocks are freed earlier, would
+    do (`memory.smallest_capacity_bytes`)."""
     time: Mapping[str, Any] | None = None
     utilization: Mapping[str, Any] | None = None
     cost: Mapping[str, Any] | None = None
     energy: Mapping[str, Any] | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-
-    @property
-    def fragmented(self) -> bool:
-        """Whether it does not fit for fragmentation alone: a smaller capacity, with which cached blocks are freed
-        earlier, would do (`memory.smallest_capacity_bytes`)."""
-        return not self.fits and self.smallest_capacity_bytes <= self.capacity_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """As the contract has it, ready for JSON."""
@@ -235,7 +233,7 @@ class OnCard:
         below, above = (0, 0) if self.spread is None else self.spread.around(shown.reserved_bytes)
         low, high = range_of(shown.reserved_bytes, "reserved", basis)
         low, high = reserved = low - below, high + above
-        if device_was_measured(basis) and not outside.nbytes:
+        if device_was_measured(basis):
             least, most = range_of(nbytes, "device", basis)
             return Device(nbytes, (least - below, most + above), reserved)
         most = high + pages + context.high_bytes + outside.high_bytes
@@ -289,8 +287,16 @@ class OnCard:
         return peak(self.tape, self.settings, ALL_BLOCKS, limit)
 
     @cached_property
-    def smallest_capacity_bytes(self) -> int:
+    def _some_least_bytes(self) -> int:
         return smallest_capacity_bytes(self.runs)
+
+    @cached_property
+    def smallest_capacity_bytes(self) -> int:
+        return least_beside(self.runs, self._some_least_bytes, self.capacity_bytes, self.fits)
+
+    @property
+    def fragmented(self) -> bool:
+        return not self.fits and self._some_least_bytes <= self.capacity_bytes
 
 
 class Predicted:
@@ -338,7 +344,7 @@ def on_card(
     `reserve_bytes` of the card are held by others: a display, another process.
     """
     context = context_of(gpu)
-    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster)
+    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster, tape.versions.get("torch", "2.11"))
     outside_bytes = context.nbytes + communication.nbytes
     left_bytes = gpu.memory_bytes - outside_bytes - reserve_bytes
     if capacity_bytes is None and left_bytes <= 0:
@@ -410,6 +416,7 @@ def prediction_of(
         fits_surely=held.room.surely,
         capacity_bytes=held.capacity_bytes,
         smallest_capacity_bytes=held.smallest_capacity_bytes,
+        fragmented=held.fragmented,
         assumptions=(*held.assumptions, *_cluster(held), *assumptions, *_versions(held.versions, engine)),
         warnings=(*(f"guessed: {guess}" for guess in held.guesses), *warnings, *card_warnings(held)),
     )

@@ -45,7 +45,7 @@ def phrase_of(room: Room) -> str:
         return f"fits, {gib(left_bytes)} to spare"
     if room.verdict == "may not fit":
         return room.verdict
-    return f"does not fit, {gib(-left_bytes)} over" if left_bytes < 0 else "does not fit, too fragmented"
+    return f"does not fit, {gib(-left_bytes)} over"
 
 
 def verdict_lines(figures: Figures) -> list[str]:

@@ -26,8 +26,6 @@ DTYPE_OF_STACK: Mapping[str, str] = {
     "fsdp_qlora": "bfloat16",  # train.py, `precision: "bf16"`
     "litgpt": "float32",  # get_default_supported_precision(training=True): bf16-mixed, whose weights are float32
     "torchtitan": "float32",  # training.dtype; mixed_precision_param casts to bfloat16
-    "megatron": "float32",  # without --bf16 or --fp16
-    "nemo": "float32",  # bf16_mixed of its recipes
     "llm-foundry": "float32",  # amp_bf16 of its configurations
 }
 """Where a stack has a dtype of its own; the others load the checkpoint's, as transformers 5 does (dtype="auto")."""
@@ -36,6 +34,7 @@ TARGETS_OF_STACK: Mapping[str, str | tuple[str, ...]] = {
     "unsloth": "all-linear",  # FastLanguageModel.get_peft_model, target_modules
     "torchtune": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # its configurations
     "litgpt": ("q_proj", "v_proj"),  # lora_query, lora_value
+    "automodel": "all-linear",  # `target_modules: "*_proj"` of its examples; PeftConfig names none
     "megatron": "attention",  # linear_qkv, linear_proj
     "nemo": "attention",
 }
@@ -112,7 +111,24 @@ def _trl(job: Job) -> dict[str, Any]:
     return ways
 
 
-_OWN_WAYS: Mapping[str, Callable[[Job], dict[str, Any]]] = {"fsdp_qlora": _fsdp_qlora, "trl": _trl}
+def _automodel(job: Job) -> dict[str, Any]:
+    """NeMo Automodel 0.5: components/distributed/config.py, `FSDP2Config`; components/_peft/lora.py, `PeftConfig`; the
+    optimizer of its examples, torch.optim.AdamW as it is."""
+    ways: dict[str, Any] = {"autocast": None, "gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    if job.hardware.gpus * job.hardware.nodes > 1 and job.parallel.data == "ddp":
+        ways["parallel.data"] = "fsdp"
+    if job.method != "full":
+        ways |= {"lora.adapter_dtype": job.weights_dtype, "lora.rank": 8}
+    if job.method == "qlora":
+        ways["quantization.prepare_kbit"] = False
+    return ways
+
+
+_OWN_WAYS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
+    "fsdp_qlora": _fsdp_qlora,
+    "trl": _trl,
+    "automodel": _automodel,
+}
 BITSANDBYTES = ("nf4", "fp4", "int8")
 FORCED = ("checkpoint_reentrant",)
 """TRL sets it whatever the user said, with a warning."""
@@ -137,6 +153,8 @@ def has_own_dtype(job: Job) -> bool:
 def _stack_dtype(job: Job) -> str | None:
     if job.stack == "llama-factory":  # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
         return "float32" if job.method == "full" else "bfloat16"
+    if job.stack in ("megatron", "nemo"):  # --bf16, bf16_mixed: weights of 16 bits, masters in the optimizer
+        return job.autocast or "float32"
     return DTYPE_OF_STACK.get(job.stack)
 
 
@@ -154,7 +172,8 @@ def _filled_lora(job: Job, model_type: str) -> Lora:
         chosen = USUAL_TARGETS.get(model_type, "attention" if model_type in MANY_FROM_A_ROUTER else "all-linear")
         lora = replace(lora, targets=TARGETS_OF_STACK.get(job.stack, chosen))
     if lora.dropout is None:
-        lora = replace(lora, dropout=0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT)
+        none = job.stack == "automodel" or _adapts_experts(job, lora.targets, model_type)
+        lora = replace(lora, dropout=0.0 if none else DROPOUT)
     return lora
 
 

@@ -29,8 +29,10 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "compile": lambda job: job.compile,
     "optimizer_in_backward": lambda job: job.optimizer_in_backward,
 }
-Batch = tuple[Tensor, Tensor, Tensor]
+Batch = tuple[Tensor, ...]
+"""Tokens, mask, labels, and what else a collator makes."""
 ComputeLoss = Callable[[Job, Any, Batch, Tensor], Tensor]
+Collated = Callable[[Job, Machine, int], Batch]
 REENTRANT = ("axolotl", "llama-factory")
 """axolotl/utils/config/__init__.py, `normalize_config`; llamafactory/hparams/model_args.py, `use_reentrant_gc`."""
 TAKEN = "{stack} is taken to train as transformers' Trainer does with the same settings; what it patches is left out"
@@ -38,7 +40,7 @@ TAKEN = "{stack} is taken to train as transformers' Trainer does with the same s
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     """For stacks of which nothing but the Trainer is written down, and that is said."""
-    model, parameters, optimizer = prepared(job, config, machine)
+    model, parameters, optimizer = prepared(job, config, machine, in_trainer=True)
     machine.guesses[TAKEN.format(stack=job.stack)] = None
     if job.checkpoint_reentrant is None:
         machine.reentrant = job.stack in REENTRANT
@@ -48,7 +50,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     """Trainer.evaluate: the model's own loss, whatever that of training is."""
-    model, _, _ = prepared(job, config, machine)
+    model, _, _ = prepared(job, config, machine, in_trainer=True)
 
     def loss_of(inputs: Sequence[Tensor]) -> Tensor:
         return outputs_of(job, model, (inputs[0], inputs[1], inputs[2]), None)[0]
@@ -59,7 +61,7 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
 
 def take_steps(
     job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int],
-    compute_loss: ComputeLoss,
+    compute_loss: ComputeLoss, collated: Collated | None = None,
 ) -> None:  # fmt: skip
     """`_run_epoch`. The last loss and the last norm live until the next ones take their names."""
     machine = model.machine
@@ -69,7 +71,7 @@ def take_steps(
     tr_loss_step = grad_norm = None
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-        batch_samples, num_items_in_batch = batches(job, machine, length)
+        batch_samples, num_items_in_batch = batches(job, machine, length, collated or rows)
         for number in micro_batches(machine, job.grad_accum):
             machine.take_turn(number)
             inputs = batch_samples[number]
@@ -118,22 +120,26 @@ def embeddings(model: Any) -> set[int]:
     return {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
 
 
-def batches(job: Job, machine: Machine, length: int) -> tuple[list[Batch], Tensor]:
-    """`get_batch_samples`: tokens, mask and labels of every micro-batch, and how many labels count."""
-    length = machine.scheme.tokens_of(length)
-    shape, counted = (job.micro_batch, length), (job.micro_batch, length - (machine.era.release >= (5, 0)))
+def batches(job: Job, machine: Machine, length: int, collated: Collated) -> tuple[list[Batch], Tensor]:
+    """`get_batch_samples`: every micro-batch, and how many labels count."""
     found: list[Batch] = []
     for number in range(job.grad_accum):
         machine.take_turn(number)
-        ids, mask, labels = [machine.run("_to_copy", (), shape, INT64) for _ in range(3)]
-        found.append((ids, mask, labels))
+        found.append(collated(job, machine, machine.scheme.tokens_of(length)))
     total: Any = None
     for number, batch in enumerate(found):
         machine.take_turn(number)
+        batch_rows, tokens = batch[2].shape
+        counted = (batch_rows, tokens - (machine.era.release >= (5, 0)))
         count = ops.total(machine.run("ne", (batch[2],), counted, BOOL), range(2), dtype=INT64)
         total = machine.run("add", (count,), (), INT64)
         del count
     return found, machine.scheme.summed_over_ranks(total)
+
+
+def rows(job: Job, machine: Machine, length: int) -> Batch:
+    ids, mask, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+    return ids, mask, labels
 
 
 def training_step(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, compute_loss: ComputeLoss) -> Tensor:

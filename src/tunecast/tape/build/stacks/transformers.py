@@ -18,6 +18,7 @@ from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import quantize
 from tunecast.tape.build.repeats import Passes, micro_batches
 from tunecast.tape.build.sharding import scheme_of
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import Phase
 
@@ -45,15 +46,22 @@ def part(name: str) -> Any:
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    model, parameters, optimizer = prepared(job, config, machine)
-    take_steps(job, model, parameters, optimizer, lengths)
+    in_trainer = job.data.lengths is not None and not job.compile and not job.optimizer_in_backward
+    model, parameters, optimizer = prepared(job, config, machine, in_trainer=in_trainer)
+    if in_trainer:  # samplers, batches and `run` of a job with samples are the Trainer's, and so is its loop
+        trainer = part("stacks.trainer")
+        trainer.take_steps(job, model, parameters, optimizer, lengths, trainer.models_loss)
+    else:
+        take_steps(job, model, parameters, optimizer, lengths)
     machine.end()
 
 
 def prepared(
-    job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt
-) -> tuple[Any, list[Tensor], Optimizer]:
-    """What stands on the card when the first step begins; `adapting` is the stack's own way to it."""
+    job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt,
+    *, in_trainer: bool = False,
+) -> tuple[Any, list[Tensor], Optimizer]:  # fmt: skip
+    """What stands on the card when the first step begins; `adapting` is the stack's own way to it. The Trainer empties
+    the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached."""
     if job.optimizer_in_backward:
         part("optimizers.in_backward").require_one_gradient(job)
     given = job.checkpoint_reentrant
@@ -70,8 +78,11 @@ def prepared(
             part(job.matmul_dtype).apply(model)
         if "foak" in job.kernels:
             part("foak").apply(job, model)
+    if in_trainer:
+        machine.empty_cache()
     scheme.wrap(model)
-    machine.empty_cache()
+    if not in_trainer:
+        machine.empty_cache()
     parameters = scheme.parameters(model)
     ends = (model.input_embedding(), model.output_embedding())
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
@@ -100,10 +111,12 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}
     model.model_type = text["model_type"]
+    if reads_checkpoint(job):
+        part("checkpoint").warm_up(job, model)
     if job.quantization.format == "gptq":
         part("gptq").replace_linears(model)
     elif job.quantization.format is not None:
-        quantize(job, model, text.get("initializer_range", 0.02))
+        quantize(job, model, text.get("initializer_range", 0.02), reads_checkpoint(job))
     for module in model.modules():
         for tensor in module.own.values():
             if tensor.storage is None:
@@ -112,6 +125,12 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         part("liger").apply(model, text["model_type"])
     return model
+
+
+def reads_checkpoint(job: Job) -> bool:
+    """A job that lists its samples is a whole program on one card, which loads by `from_pretrained` onto it; of steps
+    alone the model was made there."""
+    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format != "gptq"
 
 
 def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:
