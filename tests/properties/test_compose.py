@@ -8,6 +8,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
@@ -69,7 +71,7 @@ def every_step_built(job: Job, config: dict[str, Any], steps: Sequence[Sequence[
     """The Trainer's loop with other batches in each step, and nothing repeated: `get_batch_samples` says which."""
     now: list[Step] = []
 
-    def batches(job: Job, machine: Machine, step: Step) -> tuple[list[Any], Tensor]:
+    def batches(job: Job, machine: Machine, step: Step, collated: Any) -> tuple[list[Any], Tensor]:
         now.append(step)
         found = [
             tuple(machine.run("_to_copy", (), (rows, length), INT64) for _ in range(3))
@@ -111,17 +113,34 @@ def test_a_composed_run_is_the_run_with_every_step_built(fields: dict[str, Any],
     masked = turns == 2
     steps = steps_of(turns, 9, turns, masked)
     rows, built = compose(steps, structures_of(job, config)), every_step_built(job, config, steps)
-    for settings in SETTINGS.values():
-        composed, straight = LongReplays(rows, settings), Replays(built, settings)
+    for how in SETTINGS.values():
+        composed, straight = LongReplays(rows, how), Replays(built, how)
         assert composed.unlimited.peaks == straight.unlimited.peaks
         assert composed.unlimited.model_bytes == straight.unlimited.model_bytes
         tight = (straight.unlimited.allocated_bytes + straight.unlimited.reserved_bytes) // 2
         assert composed.within(tight).peaks == straight.within(tight).peaks
         assert composed.within(tight).retries == straight.within(tight).retries
-        if not settings.expandable_segments:
+        if not how.expandable_segments:
             assert memory.smallest_capacity_bytes(composed) == memory.smallest_capacity_bytes(straight)
     assert composed.at_peak(composed.unlimited, None) == at_peak(built, straight.unlimited)
     assert composed.phase_peaks(composed.unlimited, None) == phase_peaks(built, straight.unlimited)
+
+
+MICRO_BATCHES = st.tuples(st.integers(1, 3), st.integers(16, 600), st.just(False))
+
+
+STEPS = st.lists(st.lists(MICRO_BATCHES, min_size=1, max_size=3), min_size=2, max_size=7)
+
+
+@given(STEPS, st.sampled_from(("trl", "axolotl")))
+@settings(max_examples=12, deadline=None)
+def test_any_steps_go_together(steps: list[list[MicroBatch]], stack: str) -> None:
+    job, config = job_of(stack=stack, method="lora", grad_accum=3)
+    composed = LongReplays(compose(steps, structures_of(job, config)), SETTINGS["native"])
+    straight = Replays(every_step_built(job, config, steps), SETTINGS["native"])
+    assert composed.unlimited.peaks == straight.unlimited.peaks
+    tight = int(straight.unlimited.allocated_bytes * 1.01)
+    assert composed.within(tight).peaks == straight.within(tight).peaks
 
 
 def evaluating(job: Job, config: dict[str, Any]) -> StructureOf:
