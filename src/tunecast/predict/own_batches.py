@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, sample_lengths
-from tunecast.predict.batches import MicroBatch, batches_of, padded
-from tunecast.predict.lengths import LOGGING_STEPS, epoch_of, total_steps
+from tunecast.predict.batches import EVAL_STEPS, MicroBatch, batches_of, padded
+from tunecast.predict.lengths import epoch_of, total_steps
 from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.shapes import Shapes
 from tunecast.tape.build.sharding.scheme import ranks_of
@@ -170,7 +170,7 @@ def evaluated_after(job: Job, steps: int) -> list[int]:
     run = job.run
     if run.eval_strategy == "no" or not job.data.eval_samples:
         return []
-    every = (run.eval_steps or LOGGING_STEPS) if run.eval_strategy == "steps" else max(1, ceil(steps / job.data.epochs))
+    every = (run.eval_steps or EVAL_STEPS) if run.eval_strategy == "steps" else max(1, ceil(steps / job.data.epochs))
     return [number - 1 for number in range(every, steps + 1, every)]
 
 
