@@ -39,7 +39,7 @@ OTHERS: dict[str, list[Any]] = {
     "run.save_steps": [2],
     "run.save_total_limit": [1], "hardware.gpu": ["b200-sxm-180gb"], "hardware.gpus": [4], "hardware.nodes": [1],
     "hardware.capacity_bytes": [2**34], "hardware.reserve_bytes": [2**33], "hardware.interconnect": ["pcie4"],
-    "hardware.inter_node_gbps": [0.5], "hardware.launch_us": [50.0], "hardware.provisioning_s": [60.0],
+    "hardware.inter_node_gbps": [0.01], "hardware.launch_us": [50.0], "hardware.provisioning_s": [60.0],
     "hardware.image_bytes": [10**10], "hardware.download_bytes_per_s": [10**7], "hardware.disk_bytes_per_s": [10**7],
     "hardware.nvme_bytes_per_s": [10**9], "hardware.host_w": [100.0], "hardware.pue": [2.0], "hardware.country": ["FR"],
     "parallel.fsdp_version": [1, 2], "parallel.layers": [2], "parallel.tensor": [1, 4], "parallel.pipeline": [1, 4],
