@@ -32,6 +32,7 @@ FAMILIES: dict[str, str] = {
     "cwm": "tunecast.tape.build.families.llama_kin:Cwm",
     "ministral": "tunecast.tape.build.families.llama_kin:Ministral",
     "hunyuan_v1_dense": "tunecast.tape.build.families.llama_kin:Hunyuan",
+    "exaone4": "tunecast.tape.build.families.exaone4:CausalLM",
     "ernie4_5": "tunecast.tape.build.families.llama_kin:Ernie",
     "gemma": "tunecast.tape.build.families.gemma:Gemma",
     "gemma2": "tunecast.tape.build.families.gemma:Gemma2",

@@ -1,4 +1,4 @@
-"""Llama but for one thing: Arcee's MLP without a gate, CWM's and Ministral's windows, Hunyuan's norms of rotated queries
+"""Llama but for one thing: Arcee's MLP without a gate, CWM's and Ministral's windows, Hunyuan's norms of turned queries
 and keys, ERNIE 4.5's rotation in fp32 (transformers/models/{arcee,cwm,ministral,hunyuan_v1_dense,ernie4_5})."""
 
 from __future__ import annotations
