@@ -6,6 +6,7 @@ A job is a description; a script is the thing itself. So most of what a job cann
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from tunecast.errors import UsageError, nearest
 from tunecast.hardware.catalog import gpu, meant_by
@@ -20,6 +21,9 @@ from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.build.stacks import TRACE_INSTEAD
 from tunecast.tape.card import Card
 from tunecast.units import gib
+
+if TYPE_CHECKING:
+    from tunecast.predict.own_batches import OwnRun
 
 ENGINES: Mapping[str, str] = {
     "analytic": "the closed form: milliseconds, no torch needed",
@@ -149,16 +153,18 @@ def keeps_apart(job: Job) -> bool:
     return job.stack == "trl" and packs(job)
 
 
-def job_assumptions(job: Job, followed: Job) -> list[str]:
+def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
-    as many micro-batches as its tape has."""
+    as many micro-batches as its tape has; `own` is what was replayed of the job's own batches."""
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
+    if own is not None:
+        told = [own.told]
     taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
     if taken is not None:
         told.insert(0, taken)
     if job.hardware.reserve_bytes:
         told.append(others_hold(job.hardware.reserve_bytes))
-    if followed.grad_accum < job.grad_accum:
+    if followed.grad_accum < job.grad_accum and own is None:
         told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
     if job.data.packing and keeps_apart(job):
         told.append("packed samples: all rows of a batch are one, and a mask keeps samples apart (TRL's padding_free)")
