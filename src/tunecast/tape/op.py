@@ -115,6 +115,16 @@ WAIT = "wait"
 HOOK = "saved_tensor_hook"
 """An operation of no kernels: Python is called because a tensor is saved for the backward pass, or asked for again
 (`torch.autograd.graph.saved_tensors_hooks`; torch's checkpointing lives on them)."""
+NODE = "autograd_node"
+"""The same: autograd's engine comes to a node, whether or not it has anything to launch."""
+PASS = "model_pass"
+"""The same: a model of transformers is called, and what it does around its layers."""
+ADAPTER = "adapter_layer"
+"""The same: PEFT's own code around an adapted layer."""
+EXCHANGE = "parameter_exchange"
+"""The same: PEFT puts a computed weight in the place of a parameter, and the parameter back."""
+TENSORS = "list_of_tensors"
+"""The same: Python goes over a list of so many tensors, `shapes[0][0]`."""
 SYNCHRONIZE = "synchronize"
 """An operation of no kernels: the host goes on only when the card has done all it was given."""
 HOST_WAIT = "host_wait"
@@ -180,7 +190,7 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
-OF_THE_HOST = (HOOK, SYNCHRONIZE, HOST_WAIT)
+OF_THE_HOST = frozenset({HOOK, NODE, PASS, ADAPTER, EXCHANGE, TENSORS, SYNCHRONIZE, HOST_WAIT})
 """What only time asks for: a tape for memory alone goes without."""
 
 

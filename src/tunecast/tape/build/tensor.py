@@ -28,6 +28,7 @@ from tunecast.tape.op import (
     HOOK,
     MANY,
     SYNCHRONIZE,
+    TENSORS,
     WAIT,
     Begin,
     EmptyCache,
@@ -232,7 +233,7 @@ class Machine:
         self.reentrant = False
         """Which of torch's two kinds of checkpointing is in use."""
         self._marks: dict[str, Op] = {}
-        self._hooks: dict[str, Op] = {}
+        self._of_host: dict[tuple[str, str], Op] = {}
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
         self.ends: Any = None
@@ -320,6 +321,7 @@ class Machine:
         shapes = tuple([t.shape for t in inputs[:3]])
         if self.module == MANY and (lists := lists or LISTS.get(name)) is not None:
             whole = self.repeated(inputs)
+            self.events.append(Op(TENSORS, MANY, kernels=0, shapes=((len(whole),),)))
             size = sum([t.nbytes for t in whole])
             read, written = lists.read * size, max(written, lists.written * size)
             kernels = list_launches([t.numel() for t in whole], lists.given)
@@ -356,12 +358,20 @@ class Machine:
 
     def hook(self) -> None:
         """Python is called about a saved tensor."""
-        if self.writes_ops():
+        self.of_host(HOOK)
+
+    def of_host(self, name: str) -> None:
+        """Work of the host's alone (`op.OF_THE_HOST`)."""
+        if self.writes_ops() and self.graph is None:
             self._announce()
-            mark = self._hooks.get(self.module)
+            mark = self._of_host.get((name, self.module))
             if mark is None:
-                mark = self._hooks[self.module] = Op(HOOK, self.module, kernels=0)
+                mark = self._of_host[name, self.module] = Op(name, self.module, kernels=0)
             self.events.append(mark)
+
+    def go_over(self, tensors: Sequence[Tensor], times: int = 1) -> None:
+        """Python goes over a list of tensors of many modules, so many times."""
+        self.mark(Op(TENSORS, MANY, kernels=0, shapes=((times * len(self.repeated(tensors)),),)))
 
     def synchronize(self) -> None:
         """The host waits for the card."""

@@ -8,6 +8,12 @@ from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
 from tunecast.tape.op import MANY, Role
 
 
+LET_GO = 4
+"""As many passes over a list take what it takes to let each of its gradients go."""
+COLLECTED = 2
+"""Lists of a norm for each gradient, of which one comes out of a kernel and goes into another."""
+
+
 def clip_gradients(
     parameters: Sequence[Tensor], over_ranks: Callable[[Tensor], Tensor] = lambda norms: norms
 ) -> Tensor | None:
@@ -36,6 +42,7 @@ def total_norm(gradients: Sequence[Tensor], over_ranks: Callable[[Tensor], Tenso
         norms += found
         del found, norm
     dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
+    machine.go_over(gradients, COLLECTED)
     stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), dtype)
     whole = over_ranks(stacked)
     return machine.run("linalg_vector_norm", (whole,), (), dtype, args=(whole, 2.0, None))
@@ -76,6 +83,9 @@ class Optimizer:
         raise NotImplementedError
 
     def zero_grad(self) -> None:
+        if trained := self.trained():
+            self.machine.go_over(trained, LET_GO)
+        del trained
         for parameter in self.parameters:
             parameter.grad = None
 
