@@ -137,7 +137,7 @@ def parallel_of(text: str, cards: int) -> tuple[Row, Row]:
         split *= parallel.get(name, 1)
     if cards % split:
         raise ValueError(f"{text!r} does not divide {cards} cards")
-    kind = _data_kind(lowered, cards // split)
+    kind = _data_kind(lowered, cards // split * parallel.get("context", 1))  # ranks of a row share an optimizer too
     if "shard_grad_op" in lowered:
         beyond["reshard"] = "never"
     if "cpu offload" in lowered:

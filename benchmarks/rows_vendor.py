@@ -68,20 +68,8 @@ def why_not(row: Published) -> str | None:
     return None
 
 
-RECIPE = {"micro_batch": "1", "parallelism": "TP1 PP4 CP1 VP5"}
-MISPRINTED = (
-    ("Megatron-Bridge perf summary 26.02.01", "GB300", "nvfp4", "TP1 PP1 CP1"),
-    ("Megatron-Bridge perf summary 26.02.01", "GB300", "mxfp8", "TP1 PP4 CP1"),
-)
-"""Llama 3 70B, where one table prints another split than the recipe it names has in every version that was read
-(`LLAMA3_70B_PRETRAIN_CONFIG_GB300_*_V2`) and than the tables before and after it print."""
-
-
 def one(row: Published, name: str) -> Row:
     doubts: list[str] = []
-    if (row["source"], row["gpu"], row["precision"], row["parallelism"]) in MISPRINTED:
-        doubts.append(f"printed as {row['parallelism']}, micro-batch {row['micro_batch']}; its recipe's are taken")
-        row = {**row, **RECIPE}
     parallel, beyond = parallel_of(row["parallelism"], int(row["gpu_count"]))
     micro_batch = int(row["micro_batch"])
     stack = stack_of(row)
@@ -104,6 +92,7 @@ def one(row: Published, name: str) -> Row:
         "method": "lora" if row["method"] == "lora" else "full",
         "stack": stack,
         **lora_of(row, doubts),
+        **frozen_of(row, stack, dtypes),
         **dtypes,
         "optimizer": "adamw_torch_fused",
         "seq_len": int(row["seq_len"]),
@@ -116,6 +105,8 @@ def one(row: Published, name: str) -> Row:
         "hardware": cards_of(row),
         "parallel": parallel,
     }
+    if stack == "megatron":  # as NeMo does: grad_reduce_in_fp32 is False in every performance recipe
+        parallel["reduce_dtype"] = "bfloat16"
     if "fp8 DPA" in row["attention_impl"]:
         beyond["attention"] = "float8"
     doubts += [told for words, told in DOUBTS.items() if words in row["notes"] or words in row["precision"]]
@@ -158,6 +149,14 @@ def software_of(row: Published, stack: str) -> str:
     if row["source"].startswith("Megatron-Bridge"):
         return "megatron"
     return "fms-fsdp" if stack == "torchtitan" else stack
+
+
+def frozen_of(row: Published, stack: str, dtypes: Row) -> Row:
+    """MLPerf's LoRA on Megatron stores frozen weights in float8 wherever products are in float8 or less (`fp8_params`,
+    training_results_v4.0, NVIDIA, nemo/conf/megatron_gpt_peft_tuning_config.yaml, which others and later rounds have
+    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION)."""
+    low = row["source"].startswith("MLPerf") and row["method"] == "lora" and "matmul_dtype" in dtypes
+    return {"quantization": {"format": "float8"}} if low and stack == "nemo" else {}
 
 
 def lora_of(row: Published, doubts: list[str]) -> Row:

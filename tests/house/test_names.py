@@ -43,6 +43,7 @@ JOB = {
     "--eval-strategy", "--eval-steps", "--eval-batch", "--save-strategy", "--save-steps", "--save-total-limit",
     "--provisioning-s", "--image", "--download-rate", "--disk-rate", "--host-w", "--pue", "--country",
     "--fsdp-version", "--recompute", "--virtual-stages", "--reduce-dtype", "--reshard-after-forward",
+    "--sequence-parallel", "--no-sequence-parallel",
     "--no-reshard-after-forward", "--context-kind", "--offload-device", "--nvme-rate", "--prepared", "--no-prepared",
     "--num-proc", "--sync-each-batch", "--no-sync-each-batch", "--cpu-ram-efficient-loading",
     "--no-cpu-ram-efficient-loading", "--load-on-rank-0", "--no-load-on-rank-0", "--state-dict-type",

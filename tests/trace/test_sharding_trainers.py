@@ -44,6 +44,7 @@ COMMON = JOB | {"hardware": {"gpus": 8}, "grad_accum": 1, "checkpoint_reentrant"
 LORA = {"method": "lora", "gradient_checkpointing": True}
 CASES: dict[str, dict[str, Any]] = {
     "trainer-replicas": {"stack": "llama-factory", "parallel": {"data": "ddp"}},
+    "trainer-replicas-8bit": {"stack": "llama-factory", "parallel": {"data": "ddp"}, "optimizer": "adamw_8bit"},
     "trainer-sharded": {
         "stack": "llama-factory", "parallel": {"data": "fsdp"}, "gradient_checkpointing": True, "grad_accum": 2,
     },
@@ -84,7 +85,7 @@ def test_the_whole_program_is_on_paper(tapes: dict[str, Any], name: str) -> None
     assert (answer.error, answer.steps) == (None, 2)
     built = build(job_from_dict(COMMON | CASES[name]), LLAMA, [256, 256], Card(), torch_version=torch.__version__)
     ours, theirs = steps(built.events), steps(tape.events)
-    assert len(theirs) > 1000
+    assert len(theirs) > 500
     for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
         assert mine[2:] == their[2:], f"event {place} of {len(theirs)}: built {mine}, traced {their}"
     assert len(ours) == len(theirs)

@@ -100,3 +100,31 @@ def test_a_stack_that_casts_nothing_is_not_asked_to() -> None:
     filled = fill_in(job_from_dict(given), LLAMA)
     assert (filled.autocast, filled.quantization.prepare_kbit) == (None, False)
     assert fill_in(job_from_dict({**given, "autocast": "bfloat16"}), LLAMA).autocast == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("given", "prepares", "adapters", "reentrant"),
+    [
+        ({"method": "qlora"}, False, "bfloat16", None),
+        ({"method": "qlora", "stack_version": "0.26"}, False, "bfloat16", None),
+        ({"method": "qlora", "stack_version": "0.25"}, True, "float32", None),
+        ({"method": "qlora", "transformers_version": "4.48.1"}, True, "float32", None),
+        ({"method": "qlora", "quantization": {"prepare_kbit": True}}, True, "bfloat16", None),  # the user's own call
+        ({"method": "lora"}, True, "float32", None),  # PEFT's cast, which TRL leaves as it is
+        ({"method": "lora", "parallel": {"data": "zero3"}}, True, "bfloat16", True),
+        ({"method": "lora", "parallel": {"data": "zero3"}, "checkpoint_reentrant": False}, True, "bfloat16", True),
+        ({"method": "lora", "parallel": {"data": "zero3"}, "stack_version": "1.6"}, True, "float32", True),
+        ({"method": "lora", "parallel": {"data": "zero3"}, "stack_version": "0.27"}, True, "float32", None),
+        ({"parallel": {"data": "zero3"}}, True, "float32", None),
+    ],
+)
+def test_what_trl_does_by_itself(given: dict[str, Any], prepares: bool, adapters: str, reentrant: bool | None) -> None:
+    """Also where nothing else is open: a job that names dtype, targets and dropout."""
+    said = {"weights_dtype": "bfloat16"}
+    if "method" in given:
+        said["lora"] = {"targets": "all-linear", "dropout": 0.0}
+    for more in ({}, said):
+        filled = fill_in(job_from_dict({"model": "m", "stack": "trl", **given, **more}), LLAMA)
+        found = (filled.quantization.prepare_kbit, filled.lora.adapter_dtype, filled.checkpoint_reentrant)
+        assert found == (prepares, adapters, reentrant)
+        assert fill_in(filled, LLAMA) is filled

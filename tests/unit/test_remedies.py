@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tunecast
-from tunecast.errors import TunecastError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.tape.build.stacks import STACKS
 
 MOST_ROUNDS = 4
@@ -71,3 +73,54 @@ def test_unsloth_over_a_compiled_model_is_refused_by_name() -> None:
         TunecastError, match=r"^compile: got true, .* of unsloth; allowed: false\. To fix: compile false"
     ):
         tunecast.prediction({"model": "llama-3.2-1b", "stack": "unsloth", "method": "lora", "compile": True})
+
+
+MAMBA = {
+    "model_type": "mamba2", "hidden_size": 64, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16,
+    "vocab_size": 128, "ssm_cfg": {}, "intermediate_size": 128,
+}  # fmt: skip
+"""Known to transformers, not to the closed form, which guesses nothing of it."""
+
+
+def refused(job: dict[str, Any], engine: str) -> str | None:
+    """By rules alone: nothing is traced."""
+    from tunecast.job import job_from_dict
+    from tunecast.job.model import resolve_model
+    from tunecast.predict import remedies
+    from tunecast.predict.modelled import require_traceable
+    from tunecast.tape.build.fill_in import fill_in_of
+
+    try:
+        if engine == "analytic":
+            tunecast.prediction(job)
+        else:
+            filled = fill_in_of(job_from_dict(job), resolve_model(job["model"]))
+            try:
+                require_traceable(filled)
+            except UsageError as error:
+                raise remedies.of_tracer(error, filled) from None
+    except TunecastError as error:
+        return error.message
+    return None
+
+
+@pytest.mark.parametrize("hardware", [{}, {"gpus": 8}, {"gpus": 8, "nodes": 2}])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("stack", STACKS)
+def test_no_engine_sends_to_one_that_refuses_too(
+    stack: str, method: str, hardware: dict[str, int], tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA))
+    for model in ("llama-3.2-1b", "mpt-7b", str(tmp_path)):
+        job = {"model": model, "stack": stack, "method": method, "seq_len": 64, "hardware": hardware}
+        job |= {"weights_dtype": "bfloat16"}
+        told = {engine: refused(job, engine) for engine in ("analytic", "traced")}
+        for engine, other in (("analytic", "traced"), ("traced", "analytic")):
+            message = told[engine]
+            if message is None:
+                continue
+            assert f"--engine {engine}" not in message
+            if f"--engine {other}" in message:
+                assert told[other] is None, f"{model}: {engine} says {message}; {other} says {told[other]}"
+            else:
+                assert "To fix: " in message or "allowed: " in message, message

@@ -81,5 +81,5 @@ def test_gradients_and_moments_are_as_large_as_the_weights() -> None:
 
 def test_other_models_are_refused() -> None:
     job = job_from_dict({**JOB, "model": "llama-3.2-1b"})
-    with pytest.raises(TunecastError, match="only MPT"):
+    with pytest.raises(TunecastError, match="'llama' is not written down"):
         build(job, {"model_type": "llama"}, [64], Card())

@@ -21,7 +21,7 @@ LAYER = 256 * (8 + 2 * 4) * 32 + 256 * 256 + 256 * 2 * 512 + 512 * 256
 TOKENS = 2 * 128
 
 
-def tape_of(parallel: dict[str, int] | None = None, gpus: int = 1, **changes: Any) -> Tape:
+def tape_of(parallel: dict[str, Any] | None = None, gpus: int = 1, **changes: Any) -> Tape:
     given = {
         "model": "llama-3.2-1b", "stack": "megatron", "method": "full", "weights_dtype": "bfloat16", "seq_len": 128,
         "micro_batch": 2, "gradient_checkpointing": False, "autocast": None,
@@ -84,7 +84,7 @@ def test_ranks_of_a_ring_share_the_attention() -> None:
 
 
 def test_data_parallel_ranks_share_the_optimizer_and_exchange_every_gradient() -> None:
-    tape = tape_of(gpus=4)
+    tape = tape_of({"data": "zero1"}, gpus=4)
     parameters = weights(tape) // 2
     states = sum(e.nbytes for e in tape.events if isinstance(e, Alloc) and e.role is Role.OPTIMIZER)
     assert states == 3 * 4 * -(-parameters // 4)
@@ -93,7 +93,8 @@ def test_data_parallel_ranks_share_the_optimizer_and_exchange_every_gradient() -
 
 
 def test_gradients_are_summed_once_a_step_whatever_the_micro_batches() -> None:
-    once, often = (sent(tape_of(gpus=4, grad_accum=count), "reduce_scatter", "data") for count in (1, 3))
+    tapes = (tape_of({"data": "zero1"}, gpus=4, grad_accum=count) for count in (1, 3))
+    once, often = (sent(tape, "reduce_scatter", "data") for tape in tapes)
     assert once == often
 
 

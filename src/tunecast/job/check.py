@@ -61,14 +61,15 @@ def contradictions(values: Values, given: Collection[str], wrong: Collection[str
 
 
 def _in_vain(values: Values, given: Collection[str]) -> list[Problem]:
-    method, quantised = values["method"], values["quantization.format"] is not None
+    method, quantised = values["method"], values["quantization.format"] not in (None, "float8")
     problems = []
     for name in given:
         if name.startswith("lora.") and method == "full":
             why = "with method full, which trains no adapter; allowed: with lora or qlora; nearest: method: lora"
             problems.append(Problem(name, f"got {shown(values[name])} {why}"))
         elif name.startswith("quantization.") and name != "quantization.format" and not quantised:
-            why = f"with method {method} and nothing quantised; allowed: with qlora; nearest: method: qlora"
+            packed = values["quantization.format"] or "nothing quantised"
+            why = f"with method {method} and {packed}; allowed: with bitsandbytes' qlora; nearest: method: qlora"
             problems.append(Problem(name, f"got {shown(values[name])} {why}"))
     return problems
 
@@ -94,6 +95,8 @@ def task_is_modelled(v: Values) -> str | None:
 @rule("quantization.format", "method")
 def quantised_means_qlora(v: Values) -> str | None:
     if v["quantization.format"] is None or v["method"] == "qlora":
+        return None
+    if v["quantization.format"] == "float8" and v["method"] == "lora":  # as NeMo calls it: its adapters know no qlora
         return None
     got = f"got {v['quantization.format']} with method {v['method']}"
     return (
@@ -128,7 +131,7 @@ def gptq_computes_in_16_bits(v: Values) -> str | None:
 
 @rule("matmul_dtype", "quantization.format", "method")
 def float8_needs_plain_weights(v: Values) -> str | None:
-    if v["matmul_dtype"] is None or v["method"] != "qlora":
+    if v["matmul_dtype"] is None or v["method"] != "qlora" or v["quantization.format"] == "float8":
         return None
     got = f"got {v['matmul_dtype']} with weights in {v['quantization.format']}"
     return f"{got}, which compute in autocast's dtype; allowed: null with qlora; nearest: null"

@@ -152,6 +152,12 @@ def model_config(
     return ModelConfig(name, model_type, **sizes, source=source, raw_json=json.dumps(whole, sort_keys=True), **told)
 
 
+def is_native(model: ModelConfig) -> bool:
+    """Whether transformers itself has its causal language model."""
+    names = (model.model_type, str(model.raw.get("model_type")))
+    return any(name in _architectures("native") for name in names)
+
+
 def bounded_config(path: Path) -> object:
     try:
         # Mamba's configurations hold `Infinity`, which Python's json writes and reads

@@ -77,6 +77,14 @@ class Parallel(Section):
     tensor: int = field(
         "int", 1, OURS, "cards a layer is split over", low=1, high=65536, aka=("tp", "tensor_parallel_size", "tp_size")
     )
+    sequence_parallel: bool | None = field(
+        "bool",
+        None,
+        OURS,
+        "with tensor: cards split the tokens outside attention and MLP; null: as the stack's recipes do, which is true",
+        nullable=True,
+        aka=("sp",),
+    )
     pipeline: int = field(
         "int", 1, OURS, "pipeline stages", low=1, high=65536, aka=("pp", "pipeline_parallel_size", "pp_size")
     )

@@ -87,8 +87,9 @@ class Quantization(Section):
         "choice",
         None,
         trl("ModelConfig.load_in_4bit", False),
-        "format of the frozen weights, bitsandbytes' or GPTQ's; null: not quantised; nf4 when the method is qlora",
-        choices=("nf4", "fp4", "int8", "gptq"),
+        "format of the frozen weights, bitsandbytes' or GPTQ's, or TransformerEngine's float8 (fp8_param_gather, with "
+        "method lora or qlora); null: not quantised; nf4 when the method is qlora",
+        choices=("nf4", "fp4", "int8", "gptq", "float8"),
         nullable=True,
         flag="quantization",
         aka=("bnb_4bit_quant_type", "quant", "quant_type", "quantize"),

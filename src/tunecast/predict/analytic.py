@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tunecast.errors import TunecastError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
@@ -21,6 +22,15 @@ if TYPE_CHECKING:
 def analytic(job: Job, *, timed: bool = False, calibration: Calibration | None = None) -> Predicted:
     """`timed`: one building of the tape serves memory and time; memory alone is faster without."""
     model = resolve_model(job.model)
+    try:
+        return _of_model(job, model, timed, calibration)
+    except TunecastError as error:
+        from tunecast.predict import remedies  # hardly any job needs it
+
+        raise remedies.of_paper(error, job, model) from None
+
+
+def _of_model(job: Job, model: ModelConfig, timed: bool, calibration: Calibration | None) -> Predicted:
     if model.source.startswith(BUNDLED):
         return _analytic(job, model, timed, calibration)
     from tunecast.predict.culprit import config_errors

@@ -7,9 +7,9 @@ What was only counted, or stands for a larger data set, is drawn, and says so (`
 Source   transformers 5.17.0: Trainer._get_train_sampler, _run_epoch, set_seed at its start; LengthGroupedSampler
          (trainer_pt_utils.py), which draws from the process's own generator after DataLoader's base seed;
          accelerate 1.15.0: SeedableRandomSampler (seed + epoch), BatchSamplerShard; TRL 1.16.0: SFTTrainer.
-Checked  tests/facts/test_batches.py: batch by batch those the Trainer's and TRL's loaders give.
-Ignored  samples that truncation leaves without a label; what a program draws between the Trainer and `train()`, which
-         moves the order of group_by_length; shuffle_dataset.
+Checked  tests/facts/test_batches.py: batch by batch those that reach the model under the Trainer and SFTTrainer.
+Ignored  samples that truncation leaves without a label; shuffle_dataset; what a program draws between making a Trainer
+         and `train()`, which moves the order of group_by_length.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import count
 from math import ceil
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, all_of
 from tunecast.predict.packing import MAP_BATCH, packed_rows
-from tunecast.predict.torch_random import Generator
 from tunecast.tape.build.sharding.scheme import ranks_of
+
+if TYPE_CHECKING:
+    from tunecast.predict.torch_random import Generator
 
 MEGABATCHES = 50
 """Batches that are sorted together (get_length_grouped_indices), or a quarter of the data set where that is less."""
@@ -33,7 +35,9 @@ MOST_ROWS = 100_000
 TRAINERS = ("transformers", "trl", "unsloth")
 """Stacks whose loop and samplers are transformers' Trainer's."""
 BASE_SEED_WORDS = 2
-"""What making a DataLoader's iterator draws (_BaseDataLoaderIter), before its sampler does."""
+"""What the iterator of a DataLoader draws before its sampler does (_BaseDataLoaderIter), evaluation's too."""
+EVAL_STEPS = 500
+"""TrainingArguments.logging_steps: of eval_steps where that is not given."""
 
 
 class MicroBatch(NamedTuple):
@@ -53,14 +57,12 @@ class Batches(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The data set as samplers see it: truncated or packed."""
+    """The data set as samplers see it, packed where it is; what is longer than `seq_len` is cut where it is dealt."""
 
-    lengths: Sequence[int]
+    lengths: tuple[int, ...]
     total: int | None
     """Of the data set: `lengths` stands for it where it has other rows. None where only a distribution is known."""
     known: bool
-    samples: int | None
-    """Before packing."""
 
 
 class Dealt(NamedTuple):
@@ -68,8 +70,14 @@ class Dealt(NamedTuple):
 
     batches: list[MicroBatch]
     """Of all ranks: those of rank r are [r::ranks]."""
-    real_tokens: int
+    real_tokens: list[int]
+    """Of each."""
     whole: bool
+
+    def first(self, batches: int) -> Dealt:
+        return (
+            self if batches >= len(self.batches) else Dealt(self.batches[:batches], self.real_tokens[:batches], False)
+        )
 
 
 def batches_of(job: Job, lengths: Lengths | None, *, rank: int = 0, most_steps: int) -> Batches | None:
@@ -86,25 +94,24 @@ def batches_of(job: Job, lengths: Lengths | None, *, rank: int = 0, most_steps: 
     for dealt in epochs_of(job, rows, most_steps):
         own = dealt.batches[rank::ranks]
         steps += [tuple(own[at : at + job.grad_accum]) for at in range(0, len(own), job.grad_accum)]
-    return Batches(steps[:most_steps], rows.known)
+    return Batches(steps, rows.known)
 
 
 def epochs_of(job: Job, rows: Rows, most_steps: int) -> Iterator[Dealt]:
     """Epoch after epoch, until the run ends or `most_steps` steps are there; the last one as far as it is wanted."""
-    per_step = job.grad_accum * ranks_of(job)
-    orders = _Orders(job, rows)
-    wanted, total = most_steps, job.run.max_steps
-    for number in count():
-        wanted = most_steps if total is None else min(most_steps, total)
-        if wanted <= 0 or (total is None and number >= job.data.epochs):
+    per_step, ends = job.grad_accum * ranks_of(job), job.run.max_steps
+    sampler, done, last = _Sampler(job, rows), 0, most_steps if ends is None else min(most_steps, ends)
+    for number in count() if ends is not None else range(ceil(job.data.epochs)):
+        if done >= last:
             return
-        dealt = _dealt(job, rows, orders, wanted * per_step)
-        steps = ceil(len(dealt.batches) / per_step)
-        if dealt.whole and total is None:
-            total = ceil(job.data.epochs * steps)
-        yield dealt._replace(batches=dealt.batches[: min(wanted, total or wanted) * per_step])
-        most_steps -= steps
-        total = None if total is None else total - steps
+        wanted = (last - done) * per_step
+        fill = _by_tokens if job.data.max_tokens_per_batch is not None else _by_rows
+        dealt = fill(job, rows, sampler, number, wanted)
+        if number == 0 and dealt.whole and ends is None:
+            last = min(last, ceil(job.data.epochs * ceil(len(dealt.batches) / per_step)))
+        yield dealt.first((last - done) * per_step)
+        done += ceil(len(dealt.batches) / per_step)
+        sampler.evaluated(number + 1, done)
 
 
 def _listed(job: Job, lengths: Sequence[int], most_steps: int) -> list[tuple[MicroBatch, ...]]:
@@ -117,119 +124,150 @@ def _listed(job: Job, lengths: Sequence[int], most_steps: int) -> list[tuple[Mic
 
 def rows_of(job: Job, lengths: Lengths | None) -> Rows | None:
     """What is trained on, row by row; None where a job says nothing of its data."""
-    if lengths is None:
-        samples = job.data.samples
-        if samples is None and job.data.tokens is not None:
-            samples = ceil(job.data.tokens / job.seq_len)
-        return None if samples is None else _rows(job, all_of(job.seq_len, samples))
-    return _rows(job, lengths)
+    if lengths is not None:
+        return _rows(job, lengths)
+    samples = job.data.samples
+    if samples is None and job.data.tokens is not None:
+        samples = ceil(job.data.tokens / job.seq_len)
+    return None if samples is None else _rows(job, all_of(job.seq_len, samples))
 
 
 @lru_cache(maxsize=4)
 def _rows(job: Job, lengths: Lengths) -> Rows:
     """Kept for a while: packing takes as long as all else, and each rank asks."""
-    by_trainer = job.stack in TRAINERS and job.data.max_tokens_per_batch is None
-    if len(lengths.counts) == 1 and (lengths.counts[0][0] == job.seq_len or not job.data.packing):
-        length = min(lengths.counts[0][0], job.seq_len)
-        return Rows((length,), lengths.samples, by_trainer, lengths.samples)
-    order = _ordered(lengths, in_part=job.data.packing or job.data.group_by_length)
-    known = by_trainer and lengths.order is not None and len(order) == lengths.samples
-    if not job.data.packing:
-        cut = [min(length, job.seq_len) for length in order] if lengths.counts[-1][0] > job.seq_len else order
-        return Rows(cut, lengths.samples, known, lengths.samples)
-    packed = packed_rows(order, job.seq_len, job.data.packing_strategy, job.data.num_proc)
-    count = None if lengths.samples is None else max(1, round(len(packed) * lengths.samples / len(order)))
-    return Rows(packed, count, known, lengths.samples)
+    data, samples = job.data, lengths.samples
+    by_trainer = job.stack in TRAINERS and data.max_tokens_per_batch is None
+    if len(lengths.counts) == 1 and (lengths.counts[0][0] == job.seq_len or not data.packing):
+        return Rows((lengths.counts[0][0],), samples, by_trainer)
+    order = _ordered(lengths, in_part=data.packing or data.group_by_length)
+    known = by_trainer and lengths.order is not None and len(order) == samples
+    if not data.packing:
+        return Rows(order, samples, known)
+    packed = packed_rows(order, job.seq_len, data.packing_strategy, data.num_proc)
+    total = None if samples is None else max(1, round(len(packed) * samples / len(order)))
+    return Rows(tuple(packed), total, known)
 
 
-def _ordered(lengths: Lengths, in_part: bool) -> Sequence[int]:
+def _ordered(lengths: Lengths, in_part: bool) -> tuple[int, ...]:
     """Sample by sample; what was counted only is put in a drawn order. `in_part`: at most `MOST_ROWS` of them."""
-    from random import Random  # few jobs draw
-
     samples = lengths.listed if lengths.samples is None else lengths.samples
     if lengths.order is not None and samples >= len(lengths.order):
         return _spread_out(lengths.order) if in_part and len(lengths.order) > MOST_ROWS else lengths.order
-    wanted, total = min(samples, MOST_ROWS), lengths.listed
-    every = [length for length, times in lengths.counts for _ in range(ceil(times * wanted / total))]
-    return Random(0).sample(every, min(wanted, len(every)))
+    from random import Random  # few jobs draw
+
+    wanted, listed = min(samples, MOST_ROWS), lengths.listed
+    every = [length for length, times in lengths.counts for _ in range(ceil(times * wanted / listed))]
+    return tuple(Random(0).sample(every, min(wanted, len(every))))
 
 
-def _spread_out(order: Sequence[int]) -> list[int]:
+def _spread_out(order: Sequence[int]) -> tuple[int, ...]:
     """Of a long data set, blocks as they are packed from all over it: it may be sorted."""
     blocks = MOST_ROWS // MAP_BATCH
     starts = (len(order) // MAP_BATCH * number // blocks * MAP_BATCH for number in range(blocks))
-    return [length for start in starts for length in order[start : start + MAP_BATCH]]
+    return tuple([length for start in starts for length in order[start : start + MAP_BATCH]])
 
 
-class _Orders:
-    """The sampler's rows, epoch after epoch."""
+class _Sampler:
+    """Rows in the order of an epoch."""
 
     def __init__(self, job: Job, rows: Rows) -> None:
-        self.job, self.rows, self.epoch = job, rows, 0
-        self.generator = Generator(job.data.seed)
+        self.job, self.rows = job, rows
+        self.evaluations, self._own = 0, list["Generator"]()
 
-    def next(self, most: int) -> list[int]:
-        """At most so many rows of the next epoch; of one that is larger than what stands for it, that again and again,
-        in other orders."""
-        epoch, self.epoch = self.epoch, self.epoch + 1
+    def evaluated(self, epochs: int, steps: int) -> None:
+        """So many epochs and steps are over: evaluations have drawn from the same generator as length grouping."""
+        run = self.job.run
+        if run.eval_strategy == "no" or not self._own:
+            return
+        done = epochs if run.eval_strategy == "epoch" else steps // (run.eval_steps or EVAL_STEPS)
+        self._own[0].skip(BASE_SEED_WORDS * (done - self.evaluations))
+        self.evaluations = done
+
+    def order(self, epoch: int, most: int) -> list[int]:
+        """At most so many rows of an epoch; of a data set for which others stand, those again and again."""
         lengths, total = self.rows.lengths, self.rows.total
         wanted = most if total is None else min(most, total)
         if len(lengths) == 1:
-            return [lengths[0]] * wanted
+            return [min(lengths[0], self.job.seq_len)] * wanted
         if len(lengths) == total and not self.job.data.group_by_length:
-            return Generator(self.job.data.seed + epoch).shuffled(lengths, wanted)
-        if len(lengths) == total:
-            self.generator.skip(BASE_SEED_WORDS)
-            return self._grouped()[:wanted]
+            return self._cut(_shuffled(lengths, self.job.data.seed + epoch, wanted))
         found: list[int] = []
         while len(found) < wanted:
-            found += self._grouped() if self.job.data.group_by_length else self.generator.shuffled(lengths)
+            found += self._drawn()
         return found[:wanted]
 
-    def _grouped(self) -> list[int]:
-        """It is lengths alone that are wanted, and rows of one length are alike: so lengths are shuffled and sorted."""
-        return grouped(self.generator.shuffled(self.rows.lengths), self.job.micro_batch * self.job.grad_accum)
+    def _drawn(self) -> list[int]:
+        drawn = self._cut(self._generator().shuffled(self.rows.lengths))
+        if not self.job.data.group_by_length:
+            return drawn
+        return grouped(drawn, self.job.micro_batch * self.job.grad_accum)
+
+    def _cut(self, lengths: Sequence[int]) -> list[int]:
+        longest = self.job.seq_len
+        return [length if length < longest else longest for length in lengths]
+
+    def _generator(self) -> Generator:
+        if not self._own:
+            from tunecast.predict.torch_random import Generator
+
+            self._own.append(Generator(self.job.data.seed))
+        self._own[0].skip(BASE_SEED_WORDS)
+        return self._own[0]
+
+
+def _shuffled(lengths: tuple[int, ...], seed: int, first: int) -> Sequence[int]:
+    from tunecast.predict.torch_random import Generator
+
+    return (
+        _all_shuffled(lengths, seed)[:first] if len(lengths) <= MOST_ROWS else Generator(seed).shuffled(lengths, first)
+    )
+
+
+@lru_cache(maxsize=8)
+def _all_shuffled(lengths: tuple[int, ...], seed: int) -> list[int]:
+    """Kept for a while: rows come in one order whatever the micro-batch and the ranks, of which a plan tries many."""
+    from tunecast.predict.torch_random import Generator
+
+    return Generator(seed).shuffled(lengths)
 
 
 def grouped(lengths: Sequence[int], batch: int) -> list[int]:
     """LengthGroupedSampler: of a random order, `MEGABATCHES` batches at a time are sorted, longest first."""
     megabatch = batch * (min(len(lengths) // (batch * 4), MEGABATCHES) or 1)
-    parts = [sorted(lengths[start : start + megabatch], reverse=True) for start in range(0, len(lengths), megabatch)]
+    starts = range(0, len(lengths), megabatch)
+    parts = [sorted(lengths[start : start + megabatch], reverse=True) for start in starts]
     longest = max(range(len(parts)), key=lambda number: parts[number][0])
     parts[0][0], parts[longest][0] = parts[longest][0], parts[0][0]
     return [length for part in parts for length in part]
 
 
-def _dealt(job: Job, rows: Rows, orders: _Orders, most: int) -> Dealt:
-    """The next epoch's batches, at most so many, as accelerate deals them out to the ranks.
+def _by_rows(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> Dealt:
+    """At most so many of an epoch's batches, as accelerate deals them out to the ranks.
 
     With drop_last, rounds in which not every rank has a full batch are dropped; else the last one goes on with the
     epoch's first rows (even_batches). One rank alone keeps its short last batch.
     """
-    ranks = ranks_of(job)
-    if job.data.max_tokens_per_batch is not None:
-        return _by_tokens(job, rows, orders, most)
     size = job.micro_batch
-    order = orders.next(most * size)
+    a_round = size * ranks_of(job)
+    order = sampler.order(epoch, most * size)
     whole = len(order) == rows.total
     if whole and job.data.drop_last:
-        order = order[: len(order) // (size * ranks) * size * ranks] or order[:size]
-    elif whole and ranks > 1:
-        round_rows = size * ranks
-        again = order[:round_rows]
-        while len(again) < round_rows:
+        order = order[: len(order) // a_round * a_round] or order[:size]
+    elif whole and a_round > size:
+        again = order[:a_round]
+        while len(again) < a_round:
             again += again
-        order += again[: -len(order) % round_rows]
-    return Dealt(_made(job, [order[at : at + size] for at in range(0, len(order), size)]), sum(order), whole)
+        order += again[: -len(order) % a_round]
+    batches = [order[at : at + size] for at in range(0, len(order), size)]
+    return Dealt(_padded(job, batches), [sum(batch) for batch in batches], whole)
 
 
-def _by_tokens(job: Job, rows: Rows, orders: _Orders, most: int) -> Dealt:
+def _by_tokens(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -> Dealt:
     """Rows are added to a batch until, padded, one more would pass `max_tokens_per_batch`; one row is always taken."""
-    assert job.data.max_tokens_per_batch is not None
-    tokens, multiple = job.data.max_tokens_per_batch, job.data.pad_to_multiple_of
-    most_rows = max(1, tokens // padded(min(rows.lengths), multiple))
-    order = orders.next(min(most * most_rows, max(MOST_ROWS, most)))
-    ranks, batches, longest = ranks_of(job), list[list[int]](), 0
+    tokens, multiple, ranks = job.data.max_tokens_per_batch or 0, job.data.pad_to_multiple_of, ranks_of(job)
+    most_rows = max(1, tokens // padded(min(*rows.lengths, job.seq_len), multiple))
+    order = sampler.order(epoch, min(most * most_rows, max(MOST_ROWS, most)))
+    batches, longest = list[list[int]](), 0
     for length in order:
         now = max(longest, padded(length, multiple))
         if batches and now * (len(batches[-1]) + 1) <= tokens:
@@ -238,30 +276,25 @@ def _by_tokens(job: Job, rows: Rows, orders: _Orders, most: int) -> Dealt:
         else:
             batches.append([length])
             longest = padded(length, multiple)
-    whole = len(order) == rows.total
-    over = len(batches) % ranks
-    if not whole or job.data.drop_last:
-        batches = batches[: len(batches) - max(over, 1)] or batches
+    whole, over = len(order) == rows.total, len(batches) % ranks
+    if not whole:  # the last one may go on
+        batches = batches[:-1] or batches
+    elif job.data.drop_last:
+        batches = batches[: len(batches) - (over or ranks)] or batches[:1]
     elif over:
         again = batches[:ranks]
         while len(again) < ranks:
             again += again
         batches += again[: ranks - over]
-    return Dealt(_made(job, batches[:most]), sum(map(sum, batches[:most])), whole and len(batches) <= most)
+    return Dealt(_padded(job, batches), [sum(batch) for batch in batches], whole).first(most)
 
 
-def _made(job: Job, batches: list[list[int]]) -> list[MicroBatch]:
+def _padded(job: Job, batches: Sequence[Sequence[int]]) -> list[MicroBatch]:
     """bfd makes the collator flatten a micro-batch into one row without padding; else it is as long as its longest."""
-    flat = job.data.packing and job.data.packing_strategy != "wrapped"
-    multiple, made = job.data.pad_to_multiple_of, dict[tuple[int, int], MicroBatch]()
-    found = []
-    for batch in batches:
-        shape = (1, sum(batch)) if flat else (len(batch), max(batch))
-        one = made.get(shape)
-        if one is None:
-            one = made[shape] = MicroBatch(shape[0], padded(shape[1], multiple))
-        found.append(one)
-    return found
+    flat, multiple = job.data.packing and job.data.packing_strategy != "wrapped", job.data.pad_to_multiple_of
+    shapes = [(1, sum(batch)) if flat else (len(batch), max(batch)) for batch in batches]
+    made = {shape: MicroBatch(shape[0], padded(shape[1], multiple)) for shape in set(shapes)}
+    return [made[shape] for shape in shapes]
 
 
 def padded(length: int, multiple: int | None) -> int:

@@ -81,7 +81,8 @@ def mean_step_s(epoch: Epoch, at: ByLength, grad_accum: int, ranks: int, *, each
     draws by their mean and variance, as of a normal distribution.
     """
     if epoch.turns is not None:
-        return sum(_turn_s(turn, at, each_waits) for turn in epoch.turns) / len(epoch.turns)
+        known = {length: at(length) for length in {each for turn in epoch.turns for rank in turn for each in rank}}
+        return sum(_turn_s(turn, known, each_waits) for turn in epoch.turns) / len(epoch.turns)
     times = sorted((at(length), share) for length, share in epoch.lengths.items())
     mean = sum(seconds * share for seconds, share in times)
     if ranks == 1:
@@ -92,8 +93,8 @@ def mean_step_s(epoch: Epoch, at: ByLength, grad_accum: int, ranks: int, *, each
     return min(times[-1][0], mean + sqrt(variance / grad_accum) * _largest_of_normals(ranks))
 
 
-def _turn_s(turn: Sequence[Sequence[float]], at: ByLength, each_waits: bool) -> float:
-    seconds: list[list[float]] = [[at(length) for length in rank] for rank in turn]
+def _turn_s(turn: Sequence[Sequence[float]], known: Mapping[float, float], each_waits: bool) -> float:
+    seconds: list[list[float]] = [[known[length] for length in rank] for rank in turn]
     if each_waits:
         columns: Iterable[tuple[float, ...]] = zip(*seconds, strict=True)
         return sum(max(column) for column in columns) / len(seconds[0])

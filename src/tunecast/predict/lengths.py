@@ -1,49 +1,38 @@
-"""From the lengths of samples to the padded micro-batches of an epoch, as the Trainer and TRL make them.
+"""From the micro-batches of a job to what is said of an epoch: steps, padding, and how often which length comes.
 
-    samples ──(truncate | pack)──► rows ──(order, batches)──► padded micro-batches ──► optimizer steps
+    samples ──► batches (predict/batches.py) ──► shares of lengths, turns of ranks, first sights of a length
 
-A micro-batch is as long as its longest row. In random order its rows are a random subset, so how long it is follows
-exactly from how many samples are no longer than x: P(longest <= x) = C(n(x), rows) / C(n, rows). Grouping, packing and
-batches by tokens have no such formula: there the algorithm itself runs, on the lengths alone.
+Where the order is known, or has to be drawn (grouping, packing, batches by tokens), the job's own micro-batches are
+counted. In a random order of which only a distribution is known a micro-batch is a random subset, and how long it is
+follows from how many samples are no longer than x: P(longest <= x) = C(n(x), rows) / C(n, rows).
 
 A micro-batch of other rows than the job's is told by the length with which the job's rows have as many tokens:
 `Epoch.lengths` and step times are both by that length.
-Source   transformers 5.17.0: Trainer.set_initial_training_values, get_length_grouped_indices (trainer_pt_utils.py);
-         accelerate 1.15.0: BatchSamplerShard; TRL 1.16.0: pack_dataset (data_utils.py), SFTTrainer (padding_free).
+Source   transformers 5.17.0: Trainer.set_initial_training_values; accelerate 1.15.0: BatchSamplerShard.
 Ignored  attention over a longer row costs more a token: two micro-batches of one token count but other rows differ a
-         little; samples that truncation leaves without a label.
+         little.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
-from math import ceil, exp, inf, lgamma
-from typing import TYPE_CHECKING
+from math import ceil, exp, lgamma
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, all_of
-from tunecast.predict.packing import MAP_BATCH, packed_rows
-from tunecast.records import dataclass, replace
+from tunecast.predict.batches import Dealt, MicroBatch, Rows, epochs_of, padded, rows_of
+from tunecast.records import dataclass
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import percent
 
-if TYPE_CHECKING:
-    from random import Random
-
-MEGABATCHES = 50
-"""Batches that are sorted together (get_length_grouped_indices), or a quarter of the data set where that is less."""
-MOST_SIMULATED = 50_000
-"""Samples that grouping and packing are run on; a larger data set is more of the same."""
-SEED = 42
-"""TrainingArguments.seed: of an order that has to be drawn."""
-
-
-def _dice() -> Random:
-    from random import Random  # few jobs draw
-
-    return Random(SEED)
+MOST_IN_ORDER = 50_000
+"""Rows whose micro-batches are counted one by one. Of a longer run the shares of its lengths are known as well without:
+those of so many rows lie within 1 % of them."""
+MOST_STEPS = 10**12
+"""As `run.max_steps` allows."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +49,16 @@ class Epoch:
     real_tokens: float
     padded_tokens: float
     lengths: Mapping[float, float]
-    """By length, the share of micro-batches that have it. See above for those of other rows."""
+    """By length, the share of micro-batches that have it, of the run's where it is shorter. See above for those of
+    other rows."""
     turns: tuple[tuple[tuple[float, ...], ...], ...] | None = None
-    """Where ranks do not draw independently: of each step, of each rank, its micro-batches' lengths."""
+    """Where micro-batches were counted and there are several ranks: of each step, of each rank, its micro-batches'."""
     bearers: Mapping[float, int] | None = None
-    """Where every row is known: by length, how many may give a micro-batch that length. Each comes once an epoch."""
+    """Where every row is known but not their order: by length, how many may give a micro-batch that length. Each comes
+    once an epoch."""
+    first_seen: tuple[int, ...] | None = None
+    """Where micro-batches were counted: before how many of them in a run some rank has one of a shape that is new to
+    it, for each."""
 
     @property
     def mean_length(self) -> float:
@@ -100,20 +94,13 @@ def epoch_of(job: Job, lengths: Lengths | None = None) -> Epoch | None:
     """
     if job.lengths is not None:
         return _listed_epoch(job)
-    known = _known_lengths(job, lengths)
-    samples = None if known is None else known.samples
-    if known is None or samples is None:
+    rows = rows_of(job, lengths)
+    if rows is None or rows.total is None:
         return None
-    ranks = ranks_of(job)
-    if job.data.packing:
-        return _packed_epoch(job, known, ranks)
-    known = _truncated(known, job)
-    if job.data.max_tokens_per_batch is not None:
-        order = _grouped(known, job.micro_batch * job.grad_accum) if job.data.group_by_length else _shuffled(known)
-        return _epoch_by_tokens(job, known, order, ranks)
-    if job.data.group_by_length:
-        return _grouped_epoch(job, known, ranks)
-    return _random_epoch(job, known, samples, ranks)
+    samples = (lengths.samples if lengths is not None else None) or rows.total
+    if _is_counted(job, rows):
+        return _counted_epoch(job, rows, samples)
+    return _random_epoch(job, _unordered(job, rows, lengths), samples)
 
 
 def eval_batches(job: Job, lengths: Lengths | None = None) -> tuple[int, int]:
@@ -143,15 +130,17 @@ def eval_lengths(job: Job, lengths: Lengths | None = None) -> dict[float, float]
 
 
 def new_lengths(epoch: Epoch, batches: int, ranks: int = 1) -> float:
-    """In how many of `batches` micro-batches some rank sees a length for the first time, on average.
+    """In how many of `batches` micro-batches some rank sees a length for the first time: counted, or on average.
 
-    Of one rank that is how many lengths it sees: the sum of 1 - (1 - p)**n where it draws anew each time. Where each
-    row comes once an epoch, a length that k rows can give and v micro-batches of an epoch have is missed by all k in e
-    epochs with (1 - v / k)**(k e): the longest row of all is seen in the first, not in two of three. Of several ranks,
-    the sum over micro-batches of 1 - (1 - q)**ranks with q = sum of p (1 - p)**t, taken at ever fewer points.
-    Ignored  that grouping by length makes other batches in its second epoch.
+    On average one rank sees as many as the sum of 1 - (1 - p)**n, where it draws anew each time. Where each row comes
+    once an epoch, a length that k rows can give and v micro-batches of an epoch have is missed by all k in e epochs
+    with (1 - v / k)**(k e): the longest row of all is seen in the first, not in two of three. Of several ranks, the
+    sum over micro-batches of 1 - (1 - q)**ranks with q = sum of p (1 - p)**t, taken at ever fewer points.
+    Ignored  what comes after the rows that are counted.
     """
     shares, bearers = epoch.lengths, epoch.bearers
+    if epoch.first_seen is not None:
+        return bisect_left(epoch.first_seen, batches)
     if ranks == 1 and bearers is not None:
         epochs, per_epoch = batches / epoch.micro_batches, min(batches, epoch.micro_batches)
         likely = {length: min(1.0, p * per_epoch / bearers[length]) for length, p in shares.items()}
@@ -167,15 +156,6 @@ def new_lengths(epoch: Epoch, batches: int, ranks: int = 1) -> float:
     return total + (1 - (1 - min(1.0, last)) ** ranks) * (batches - 1 - before)
 
 
-def _known_lengths(job: Job, lengths: Lengths | None) -> Lengths | None:
-    if lengths is not None:
-        return lengths
-    rows = job.data.samples
-    if rows is None and job.data.tokens is not None:
-        rows = ceil(job.data.tokens / job.seq_len)
-    return None if rows is None else all_of(job.seq_len, rows)
-
-
 def cut_rows(job: Job, known: Lengths) -> list[str]:
     """What truncation does to the samples, in words; nothing where all fit."""
     longer = sum(count for length, count in known.counts if length > job.seq_len)
@@ -185,16 +165,6 @@ def cut_rows(job: Job, known: Lengths) -> list[str]:
     share = percent(longer / known.listed, 1)
     return [f"{share} of the samples are longer than seq_len {job.seq_len:,} and are {done}; the longest has "
             f"{known.counts[-1][0]:,} tokens"]  # fmt: skip
-
-
-def _truncated(known: Lengths, job: Job) -> Lengths:
-    """SFTTrainer cuts to max_length before anything else, unless it packs."""
-    counts: dict[int, int] = {}
-    for length, count in known.counts:
-        short = min(length, job.seq_len)
-        counts[short] = counts.get(short, 0) + count
-    order = None if known.order is None else tuple(min(length, job.seq_len) for length in known.order)
-    return Lengths(tuple(sorted(counts.items())), order, known.samples)
 
 
 def _listed_epoch(job: Job) -> Epoch | None:
@@ -228,20 +198,16 @@ def _steps(batches: int, grad_accum: int) -> int:
     return max(1, ceil(batches / grad_accum))
 
 
-def padded(length: float, multiple: int | None) -> float:
-    return length if multiple is None else multiple * ceil(length / multiple)
-
-
 def longest_of(lengths: Lengths, rows: int) -> dict[int, float]:
     """How likely the longest of `rows` samples has which length.
 
     They are a random subset of the data set; where `lengths` only stands for a larger one, drawn independently.
     """
-    total, below, so_far = lengths.listed, 0, 0.0
+    total, below, so_far, anew = lengths.listed, 0, 0.0, lengths.is_sample
     likely: dict[int, float] = {}
     for length, count in lengths.counts:
         below += count
-        up_to = (below / total) ** rows if lengths.is_sample else _all_from(below, total, rows)
+        up_to = (below / total) ** rows if anew else _all_from(below, total, rows)
         if up_to > so_far:
             likely[length] = up_to - so_far
             so_far = up_to
@@ -256,8 +222,99 @@ def _all_from(few: int, total: int, rows: int) -> float:
     return min(1.0, exp(logs))
 
 
-def _random_epoch(job: Job, known: Lengths, rows: int, ranks: int) -> Epoch:
+def _is_counted(job: Job, rows: Rows) -> bool:
+    """Grouping, packing and batches by tokens have no formula; where there is one, whether the order is known and the
+    run, or one epoch of it, is short."""
+    if job.data.max_tokens_per_batch is not None:
+        return True
+    if len(rows.lengths) == 1:
+        return False
+    if job.data.group_by_length or job.data.packing:
+        return True
+    ends, total = job.run.max_steps, rows.total or 0
+    return rows.known and min(total, total if ends is None else ends * _step_rows(job)) <= MOST_IN_ORDER
+
+
+def _step_rows(job: Job) -> int:
+    return job.micro_batch * job.grad_accum * ranks_of(job)
+
+
+def _counted_epoch(job: Job, rows: Rows, samples: int) -> Epoch:
+    """From the micro-batches of the run, or of as many of its epochs as are counted."""
+    assert rows.total is not None
+    ranks, accum = ranks_of(job), job.grad_accum
+    dealt = _counted(job, rows)
+    like = [batch.rows * batch.length for epoch in dealt for batch in epoch.batches]
+    counted_steps = sum(ceil(len(epoch.batches) / (ranks * accum)) for epoch in dealt)
+    if job.data.max_tokens_per_batch is None:
+        batches = _batches(rows.total, job.micro_batch, ranks, job.data.drop_last)
+    else:
+        one = dealt[0].batches
+        times = 1.0 if dealt[0].whole else rows.total / sum(batch.rows for batch in one)
+        batches = max(1, ceil(len(one) * times / ranks))
+    steps = _steps(batches, accum)
+    return Epoch(
+        samples=samples,
+        rows=rows.total,
+        micro_batches=batches,
+        steps=steps,
+        real_tokens=sum(sum(epoch.real_tokens) for epoch in dealt) * steps / counted_steps,
+        padded_tokens=sum(like) * steps / counted_steps,
+        lengths={tokens / job.micro_batch: times / len(like) for tokens, times in Counter(like).items()},
+        turns=_turns(job, dealt) if ranks > 1 else None,
+        first_seen=_first_seen((batch for epoch in dealt for batch in epoch.batches), ranks),
+    )
+
+
+def _counted(job: Job, rows: Rows) -> list[Dealt]:
+    """The run's first epochs, as many as have `MOST_IN_ORDER` rows together; of a longer one its beginning."""
+    is_long = (rows.total or 0) > MOST_IN_ORDER
+    found, left = list[Dealt](), MOST_IN_ORDER
+    for epoch in epochs_of(job, rows, max(1, MOST_IN_ORDER // _step_rows(job)) if is_long else MOST_STEPS):
+        found.append(epoch)
+        left -= rows.total or 0
+        if left < (rows.total or 0):
+            break
+    return found
+
+
+def _turns(job: Job, dealt: Sequence[Dealt]) -> tuple[tuple[tuple[float, ...], ...], ...] | None:
+    """Whole steps alone, where there are any."""
+    ranks = ranks_of(job)
+    turn = ranks * job.grad_accum
+    found = []
+    for epoch in dealt:
+        like = [batch.rows * batch.length / job.micro_batch for batch in epoch.batches]
+        for start in range(0, len(like) - turn + 1, turn):
+            found.append(tuple(tuple(like[start + rank : start + turn : ranks]) for rank in range(ranks)))
+    return tuple(found) or None
+
+
+def _first_seen(batches: Iterable[MicroBatch], ranks: int) -> tuple[int, ...]:
+    seen: list[set[MicroBatch]] = [set() for _ in range(ranks)]
+    found: list[int] = []
+    for number, batch in enumerate(batches):
+        own = seen[number % ranks]
+        if batch not in own:
+            own.add(batch)
+            if not found or found[-1] != number // ranks:
+                found.append(number // ranks)
+    return tuple(found)
+
+
+def _unordered(job: Job, rows: Rows, lengths: Lengths | None) -> Lengths:
+    """Of rows in an order that is not known, how many have which length; truncated."""
+    if lengths is None or len(rows.lengths) == 1:
+        return all_of(min(rows.lengths[0], job.seq_len), rows.total)
+    counts: dict[int, int] = {}
+    for length, times in lengths.counts:
+        counts[min(length, job.seq_len)] = counts.get(min(length, job.seq_len), 0) + times
+    return Lengths(tuple(sorted(counts.items())), None, rows.total)
+
+
+def _random_epoch(job: Job, known: Lengths, samples: int) -> Epoch:
     """Random order: every micro-batch is a random subset; the epoch's last one may be smaller on one rank."""
+    rows, ranks = known.samples or samples, ranks_of(job)
     micro_batch, multiple = job.micro_batch, job.data.pad_to_multiple_of
     batches = _batches(rows, micro_batch, ranks, job.data.drop_last)
     short = rows % micro_batch if ranks == 1 and not job.data.drop_last else 0
@@ -279,7 +336,7 @@ def _random_epoch(job: Job, known: Lengths, rows: int, ranks: int) -> Epoch:
     mean = sum(length * share for length, share in shares.items())
     seen = rows if ranks == 1 and not job.data.drop_last else batches * ranks * micro_batch
     return Epoch(
-        samples=known.samples or rows,
+        samples=samples,
         rows=rows,
         micro_batches=batches,
         steps=_steps(batches, job.grad_accum),
@@ -288,127 +345,3 @@ def _random_epoch(job: Job, known: Lengths, rows: int, ranks: int) -> Epoch:
         lengths=shares,
         bearers=None if known.is_sample else bearers,
     )
-
-
-def _ordered(known: Lengths) -> list[int]:
-    """The data set sample by sample, at most `MOST_SIMULATED` of it; what was counted only is put in a random order."""
-    if known.order is not None:
-        return _spread_out(known.order)
-    total, wanted = known.listed, min(known.samples or known.listed, MOST_SIMULATED)
-    every = [length for length, count in known.counts for _ in range(ceil(count * wanted / total))]
-    return _dice().sample(every, wanted) if len(every) >= wanted else every
-
-
-def _spread_out(order: Sequence[int]) -> list[int]:
-    """Of a long data set, blocks as they are packed from all over it: it may be sorted."""
-    if len(order) <= MOST_SIMULATED:
-        return list(order)
-    blocks = MOST_SIMULATED // MAP_BATCH
-    starts = (len(order) // MAP_BATCH * number // blocks * MAP_BATCH for number in range(blocks))
-    return [length for start in starts for length in order[start : start + MAP_BATCH]]
-
-
-def _shuffled(known: Lengths) -> list[int]:
-    lengths = _ordered(known)
-    _dice().shuffle(lengths)
-    return lengths
-
-
-def grouped(lengths: Sequence[int], batch: int, order: Sequence[int]) -> list[int]:
-    """LengthGroupedSampler: of the random `order`, `MEGABATCHES` batches at a time are sorted, longest first."""
-    megabatch = batch * (min(len(lengths) // (batch * 4), MEGABATCHES) or 1)
-    parts = [
-        sorted(order[start : start + megabatch], key=lambda i: lengths[i], reverse=True)
-        for start in range(0, len(order), megabatch)
-    ]
-    longest = max(range(len(parts)), key=lambda number: lengths[parts[number][0]])
-    parts[0][0], parts[longest][0] = parts[longest][0], parts[0][0]
-    return [i for part in parts for i in part]
-
-
-def _grouped(known: Lengths, batch: int) -> list[int]:
-    lengths = _ordered(known)
-    order = list(range(len(lengths)))
-    _dice().shuffle(order)
-    return [lengths[i] for i in grouped(lengths, batch, order)]
-
-
-def _grouped_epoch(job: Job, known: Lengths, ranks: int) -> Epoch:
-    """Batches of the sampler's order, dealt to the ranks one after another; the whole epoch where it is small."""
-    micro_batch, accum = job.micro_batch, job.grad_accum
-    rows = known.samples or known.listed
-    lengths = _grouped(known, micro_batch * accum)
-    batches = [lengths[start : start + micro_batch] for start in range(0, len(lengths), micro_batch)]
-    if len(batches[-1]) < micro_batch and job.data.drop_last and len(batches) > 1:
-        batches.pop()
-    elif ranks > 1:  # the last round starts over with the first samples
-        batches[-1] = (batches[-1] + lengths * micro_batch)[:micro_batch]
-        batches += batches[: -len(batches) % ranks]
-    like = [padded(max(batch), job.data.pad_to_multiple_of) * len(batch) / micro_batch for batch in batches]
-    return _simulated_epoch(job, known, rows, like, sum(map(sum, batches)), ranks, rows / len(lengths))
-
-
-def _epoch_by_tokens(job: Job, known: Lengths, order: Sequence[int], ranks: int) -> Epoch:
-    """Rows are added to a batch until, padded, one more would pass `max_tokens_per_batch`; one row is always taken."""
-    most, multiple = job.data.max_tokens_per_batch or inf, job.data.pad_to_multiple_of
-    sizes: list[float] = []
-    rows = longest = 0.0
-    for length in order:
-        now = max(longest, padded(length, multiple))
-        if rows and now * (rows + 1) > most:
-            sizes.append(rows * longest)
-            rows, now = 0, padded(length, multiple)
-        rows, longest = rows + 1, now
-    if rows and not (job.data.drop_last and sizes):
-        sizes.append(rows * longest)
-    like = [size / job.micro_batch for size in sizes]
-    rows_known = known.samples or known.listed
-    return _simulated_epoch(job, known, rows_known, like, sum(order), ranks, rows_known / len(order))
-
-
-def _simulated_epoch(
-    job: Job, known: Lengths, rows: int, like: Sequence[float], real: float, ranks: int, times: float
-) -> Epoch:
-    """An epoch from the micro-batches of all ranks in their order; it is `times` as long as what was run."""
-    shares: dict[float, float] = {}
-    for length in like:
-        shares[length] = shares.get(length, 0.0) + 1 / len(like)
-    each = len(like) / ranks * times
-    batches = max(1, int(each + 1e-9) if job.data.drop_last else ceil(each - 1e-9))
-    turn = ranks * job.grad_accum
-    turns = tuple(
-        tuple(tuple(like[start + rank : start + turn : ranks]) for rank in range(ranks))
-        for start in range(0, len(like) - turn + 1, turn)
-    )
-    return Epoch(
-        samples=known.samples or rows,
-        rows=rows,
-        micro_batches=batches,
-        steps=_steps(batches, job.grad_accum),
-        real_tokens=real * times,
-        padded_tokens=sum(like) * job.micro_batch * times,
-        lengths=shares,
-        turns=turns or None,
-        bearers=Counter(like) if times == 1 else None,
-    )
-
-
-def _packed_epoch(job: Job, known: Lengths, ranks: int) -> Epoch:
-    """bfd makes the collator flatten a micro-batch into one row without padding, wrapped rows are padded as any."""
-    strategy = job.data.packing_strategy
-    samples = known.samples or known.listed
-    if len(known.counts) == 1 and known.counts[0][0] == job.seq_len:  # tokens in full rows, nothing to pack
-        packed, times = [job.seq_len], float(samples)
-    else:
-        lengths = _ordered(known)
-        packed, times = packed_rows(lengths, job.seq_len, strategy), samples / len(lengths)
-    rows = max(1, round(len(packed) * times))
-    counts: dict[int, int] = {}
-    for length in packed:
-        counts[length] = counts.get(length, 0) + 1
-    made = Lengths(tuple(sorted(counts.items())), None, rows)
-    epoch = replace(_random_epoch(job, made, rows, ranks), samples=samples)
-    if strategy == "wrapped":
-        return epoch
-    flat = epoch.real_tokens / (epoch.micro_batches * ranks * job.micro_batch)
-    return replace(epoch, padded_tokens=epoch.real_tokens, lengths={flat: 1.0}, bearers=None)

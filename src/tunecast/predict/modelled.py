@@ -56,7 +56,8 @@ def _refuse(job: Job, rules: Mapping[str, Callable[[Job], str | None]]) -> None:
 def _stack(job: Job) -> str | None:
     if job.stack in STACKS:
         return None
-    return f"got {job.stack}, known but not modelled yet; allowed: {', '.join(sorted(STACKS))}. {TRACE_INSTEAD}"
+    told = f"got {job.stack}, whose program the traced engine does not run; allowed: {', '.join(sorted(STACKS))}"
+    return f"{told}. To fix: --engine analytic, or {TRACE_INSTEAD.removeprefix('To fix: ')}"
 
 
 def _one_card(job: Job) -> str | None:
@@ -142,6 +143,12 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
 }
 
 
+def keeps_apart(job: Job) -> bool:
+    from tunecast.tape.build.stacks.trl import packs  # hardly any job needs it
+
+    return job.stack == "trl" and packs(job)
+
+
 def job_assumptions(job: Job, followed: Job) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
     as many micro-batches as its tape has."""
@@ -153,7 +160,9 @@ def job_assumptions(job: Job, followed: Job) -> list[str]:
         told.append(others_hold(job.hardware.reserve_bytes))
     if followed.grad_accum < job.grad_accum:
         told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
-    if job.data.packing:
+    if job.data.packing and keeps_apart(job):
+        told.append("packed samples: all rows of a batch are one, and a mask keeps samples apart (TRL's padding_free)")
+    elif job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
         told.append("the loss scaler's few hundred bytes are left out")
@@ -173,6 +182,7 @@ BELONGS_TO: Mapping[str, tuple[str, Callable[[Job], bool]]] = {
     "parallel.reshard_after_forward": _BY_FSDP,
     "parallel.state_dict_type": _BY_FSDP,
     "parallel.cpu_ram_efficient_loading": _BY_FSDP,
+    "parallel.sequence_parallel": ("parallel.tensor", lambda job: job.parallel.tensor > 1),
     "hardware.inter_node_gbps": ("hardware.nodes", lambda job: job.hardware.nodes > 1),
     "hardware.nvme_bytes_per_s": ("parallel.offload_device", lambda job: job.parallel.offload_device == "nvme"),
     "data.packing_strategy": ("data.packing", lambda job: job.data.packing),

@@ -25,6 +25,7 @@ DATA: Mapping[str, tuple[str, ...]] = {
     "nemo": ("ddp", "zero1"),
 }
 """Stacks that several cards are known of, and how their ranks may share the data."""
+MEGATRON = ("megatron", "nemo")
 CUT = ("zero3", "fsdp", "hsdp")
 """Weights are cut over ranks: each waits for the others' parts, layer by layer."""
 PARTS: Mapping[str, tuple[str, ...]] = {
@@ -190,6 +191,9 @@ def _kernels(job: Job) -> str | None:
 
 def _format(job: Job) -> str | None:
     got = job.quantization.format
+    if got == "float8" and job.stack not in MEGATRON:
+        known = f"known of {', '.join(MEGATRON)} (TransformerEngine's fp8_param_gather)"
+        return f"got float8, {known}; allowed with {job.stack}: null, or nf4, fp4, int8 and gptq where it knows them"
     allowed = ("nf4", "fp4") if is_sharded(job) or job.parallel.data in ("zero1", "zero2") else ()
     allowed = (*allowed, "gptq") if has_flat_parameters(job) else allowed
     if (is_sharded(job) or is_flat(job)) and got is not None and got not in allowed:
@@ -200,9 +204,35 @@ def _format(job: Job) -> str | None:
 
 def _reduce_dtype(job: Job) -> str | None:
     got = job.parallel.reduce_dtype
+    if job.stack in MEGATRON and got not in (None, "float32", job.weights_dtype):
+        own = dict.fromkeys(("float32", job.weights_dtype, "null"))
+        return f"got {got} with weights_dtype {job.weights_dtype}; allowed: {', '.join(own)} (grad_reduce_in_fp32)"
     if got is None or job.stack not in THROUGH_ACCELERATE or is_sharded(job):
         return None
     return f"got {got} with parallel.data {job.parallel.data}, which sums gradients as they are; allowed: null"
+
+
+def _sequence_parallel(job: Job) -> str | None:
+    if job.parallel.sequence_parallel is not False or job.parallel.tensor == 1 or job.stack in MEGATRON:
+        return None
+    return f"got false, known of {', '.join(MEGATRON)}; allowed with {job.stack}: null or true"
+
+
+def _virtual_stages(job: Job) -> str | None:
+    """Megatron's schedules.py and torch's ScheduleInterleaved1F1B go through the micro-batches by as many as there are
+    ranks."""
+    stages, chunks, count = job.parallel.pipeline, job.parallel.virtual_stages, job.grad_accum
+    if chunks > 1 and count % stages:
+        near = max(stages, round(count / stages) * stages)
+        got = f"got {chunks} with {count} micro-batches of a step (grad_accum) on {stages} pipeline stages"
+        return f"{got}; interleaved, they come by {stages}: allowed: grad_accum a multiple of it; nearest: {near}"
+    return None
+
+
+def _eager(job: Job) -> str | None:
+    if job.stack in MEGATRON and job.attention == "eager" and job.parallel.context > 1:
+        return "got eager with parallel.context, which TransformerEngine has for fused attention alone; allowed: sdpa"
+    return None
 
 
 def _sync_each_batch(job: Job) -> str | None:
@@ -236,6 +266,9 @@ RULES: Mapping[str, Callable[[Job], str | None]] = {
     "parallel.context_kind": _context_kind,
     "parallel.offload": _offload,
     "parallel.reduce_dtype": _reduce_dtype,
+    "parallel.sequence_parallel": _sequence_parallel,
+    "parallel.virtual_stages": _virtual_stages,
+    "attention": _eager,
     "parallel.sync_each_batch": _sync_each_batch,
     "parallel.load_on_rank_0": _load_on_rank_0,
     "optimizer": _optimizer,

@@ -8,6 +8,7 @@ step, its optimizer and the ranks that share the data, is read off the rank's ow
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import lcm
 from typing import Any, NamedTuple
 
 from tunecast.hardware.cluster import Cluster
@@ -25,6 +26,7 @@ from tunecast.tape.op import Op, Phase
 from tunecast.tape.timed import MICRO_BATCHES, Section, Step, micro_batches, timed_steps
 
 BUBBLE = "pipeline_bubble"
+DATA_GROUPS = ("data", "shard", "replicate")
 PASSES = (Phase.FORWARD, Phase.BACKWARD)
 
 
@@ -43,15 +45,12 @@ def pipelined_steps(
 ) -> dict[int, StepTime]:
     parts = job.parallel
     stages = parts.pipeline * parts.virtual_stages
-    once = replace(job, grad_accum=1)
-    model_ranks = parts.tensor * parts.context
-    nobody = replace(once.hardware, gpus=model_ranks, nodes=1)
-    alone = replace(
-        job, grad_accum=MICRO_BATCHES, parallel=replace(parts, pipeline=1, virtual_stages=1), hardware=nobody
-    )
+    plain = replace(parts, virtual_stages=1)
+    nobody = replace(job.hardware, gpus=parts.tensor * lcm(parts.context, parts.expert), nodes=1)
+    alone = replace(job, grad_accum=MICRO_BATCHES, parallel=replace(plain, pipeline=1), hardware=nobody)
     whole = {length: between(step) for length, step in timed_steps(alone, config, card).items()}
-    own = timed_steps(once, config, card)
-    unshared = timed_steps(replace(once, hardware=replace(nobody, gpus=model_ranks * parts.pipeline)), config, card)
+    own = timed_steps(replace(job, grad_accum=1, parallel=plain), config, card)
+    unshared = {length: without_data_exchange(step) for length, step in own.items()}
     layers = layer_count(config)
     return {
         length: _pipelined(job, step, own[length], unshared[length], layers, stages, gpu, host, cluster)
@@ -62,6 +61,18 @@ def pipelined_steps(
 def between(step: Step) -> Step:
     """A micro-batch that neither begins nor ends a step: what every one costs, without what cards exchange once."""
     return Step(tuple(micro_batches(step.sections)[1]))
+
+
+def without_data_exchange(step: Step) -> Step:
+    """What a rank does where those that see other data wait for nothing."""
+    return Step(
+        tuple(
+            [
+                section._replace(ops=tuple([op for op in section.ops if op.group not in DATA_GROUPS]))
+                for section in step.sections
+            ]
+        )
+    )
 
 
 def shares(layers: int, stages: int) -> list[int]:

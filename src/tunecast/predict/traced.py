@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tunecast.errors import UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
@@ -36,7 +37,12 @@ def traced(
     model = resolve_model(job.model)
     unsaid = dtype_assumption(job, model)
     job = fill_in_of(job, model)
-    require_traceable(job)
+    try:
+        require_traceable(job)
+    except UsageError as error:
+        from tunecast.predict import remedies  # hardly any job needs it
+
+        raise remedies.of_tracer(error, job) from None
     gpu = gpu_named(job.hardware.gpu)
     interpreter = tracing_python(python)
     short = job if exact else with_few_micro_batches(job)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
+from tunecast.predict.batches import EVAL_STEPS
 from tunecast.predict.by_length import ByLength, mean_step_s
 from tunecast.predict.fsdp_files import writes_parts
 from tunecast.predict.host import DEFAULT_HOST, Host
@@ -109,9 +110,6 @@ def planning_of(plans_by_shape: bool, host: Host = DEFAULT_HOST) -> Planning:
     return Planning(*((likely * slower, low * slower, high * slower) for likely, low, high in CUDNN_PLANNING))
 
 
-LOGGING_STEPS = 500
-"""TrainingArguments.logging_steps: of eval_steps where that is not given."""
-
 PHASES = (
     *("provisioning", "image", "download", "start", "load", "preparation", "first_step", "new_lengths", "training"),
     *("evaluation", "checkpoints", "final_save"),
@@ -174,7 +172,7 @@ def whole_job(
     if count is None:
         return None
     checkpoints = times_done(job.run.save_strategy, job.run.save_steps, count, epoch)
-    evaluations = times_done(job.run.eval_strategy, job.run.eval_steps or LOGGING_STEPS, count, epoch)
+    evaluations = times_done(job.run.eval_strategy, job.run.eval_steps or EVAL_STEPS, count, epoch)
     prepared = Spread(*preparation_s(job, epoch))
     epoch = epoch or typical or _full_rows(job)
     mean = _steps_s(job, epoch, {length: step.step_s for length, step in steps.items()})

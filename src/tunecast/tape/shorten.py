@@ -185,8 +185,10 @@ def with_few_micro_batches(job: Job) -> Job:
 
     Odd stays odd. Blocks of one size are taken in turns, and whose turn it is at the optimizer's step moved what was
     reserved by one segment (2 MiB) where 3, 4 and 9 micro-batches were compared. In a pipeline as many are under way as
-    there are stages, and interleaved ones take turns by that many.
+    there are stages, and interleaved ones take turns by that many; twice as many fill them where a stage has no buffers
+    for each (Megatron).
     """
     stages = job.parallel.pipeline
-    most = MOST_MICRO_BATCHES + job.grad_accum % 2 if stages == 1 else 3 * stages
+    turns = 2 if job.parallel.virtual_stages > 1 and job.stack in ("megatron", "nemo") else 3
+    most = MOST_MICRO_BATCHES + job.grad_accum % 2 if stages == 1 else turns * stages
     return replace(job, grad_accum=most) if job.grad_accum > most else job

@@ -71,4 +71,6 @@ CASES += [
     for training in ("full", "lora-checkpointed")
 ]
 CASES += [(f"{model}-eager", EAGER, SIZES | MODELS[model]) for model in ("deepseek_v3", "llama4")]
-CASES += [("gpt_oss-crossing", {**TRAININGS["lora-checkpointed"], "lengths": [96, 256, 128]}, SIZES | MODELS["gpt_oss"])]
+CASES += [
+    ("gpt_oss-crossing", {**TRAININGS["lora-checkpointed"], "lengths": [96, 256, 128]}, SIZES | MODELS["gpt_oss"])
+]

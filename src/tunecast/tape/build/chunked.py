@@ -70,8 +70,9 @@ def summed(x: Tensor) -> Tensor:
 
 
 def where(x: Tensor, mask: Tensor) -> Tensor:
-    """x[mask], all of it: every label of a job's rows counts."""
-    machine, rows, shape = x.machine, mask.numel(), x.shape
+    """x[mask], all of it: every label of a job's rows counts, but for those that would lead to another sample."""
+    machine, shape = x.machine, x.shape
+    rows = mask.numel() - machine.packs
     width = shape[2:]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:

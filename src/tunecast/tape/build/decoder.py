@@ -300,7 +300,7 @@ class Decoder(Module):
         for step in self.after_embedding:
             inputs_embeds = step(inputs_embeds)
         length = inputs_embeds.shape[1]
-        position_ids = self.position_ids(length)
+        position_ids = attention_mask if self.machine.packs else self.position_ids(length)
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = self.entering(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)

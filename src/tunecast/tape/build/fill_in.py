@@ -26,8 +26,6 @@ DTYPE_OF_STACK: Mapping[str, str] = {
     "fsdp_qlora": "bfloat16",  # train.py, `precision: "bf16"`
     "litgpt": "float32",  # get_default_supported_precision(training=True): bf16-mixed, whose weights are float32
     "torchtitan": "float32",  # training.dtype; mixed_precision_param casts to bfloat16
-    "megatron": "float32",  # without --bf16 or --fp16
-    "nemo": "float32",  # bf16_mixed of its recipes
     "llm-foundry": "float32",  # amp_bf16 of its configurations
 }
 """Where a stack has a dtype of its own; the others load the checkpoint's, as transformers 5 does (dtype="auto")."""
@@ -137,6 +135,8 @@ def has_own_dtype(job: Job) -> bool:
 def _stack_dtype(job: Job) -> str | None:
     if job.stack == "llama-factory":  # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
         return "float32" if job.method == "full" else "bfloat16"
+    if job.stack in ("megatron", "nemo"):  # --bf16, bf16_mixed: weights of 16 bits, masters in the optimizer
+        return job.autocast or "float32"
     return DTYPE_OF_STACK.get(job.stack)
 
 

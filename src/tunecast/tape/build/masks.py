@@ -1,7 +1,7 @@
 """Attention masks on paper, after transformers/masking_utils.py (5.17.0): made once a forward pass, before the layers.
 
 All tokens are real (a job's batches have no padding): `sdpa` then needs no mask but `is_causal`, unless a window must
-be cut out; flash-attn never needs one; `eager` always makes it.
+be cut out or samples of one row are kept apart; flash-attn never needs one; `eager` always makes it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tunecast.tape.build import older, ops
-from tunecast.tape.build.tensor import BOOL, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import BOOL, INT64, Dtype, Machine, Tensor
 
 Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of batch, head, query and key, each broadcast over the others' dimensions."""
@@ -21,6 +21,8 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
     machine = inputs_embeds.machine
     if machine.era.masks_in_model:
         return older.causal_mask(attention_mask, inputs_embeds, window)
+    if machine.packs:
+        return packed_mask(attention_mask, inputs_embeds, window)
     attention_mask = machine.run("_to_copy", (attention_mask,), attention_mask.shape, BOOL)
     if machine.attention.startswith("flash"):
         ops.reduced("all", attention_mask, range(attention_mask.dim()), dtype=BOOL)
@@ -30,6 +32,40 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
         return eager_mask(attention_mask, inputs_embeds, pattern)
     traced = machine.graph is not None  # a compiler cannot see that all tokens are real (`is_tracing`)
     return sdpa_mask(attention_mask, pattern, window, skip and not traced)
+
+
+def packed_mask(position_ids: Tensor, inputs_embeds: Tensor, window: int | None) -> Tensor:
+    """Without a mask of padding, positions tell samples apart (`find_packed_sequence_indices`)."""
+    machine, length = position_ids.machine, position_ids.shape[1]
+    packed_sequence_mask = sequence_indices(position_ids)
+    pattern = causal if window is None else and_(within(window), causal)
+    pattern = and_(pattern, same_sequence(packed_sequence_mask))
+    if machine.attention == "eager":
+        return as_numbers(drawn_mask(machine, 1, length, pattern), inputs_embeds.dtype)
+    return drawn_mask(machine, 1, length, pattern)
+
+
+def sequence_indices(position_ids: Tensor) -> Tensor:
+    machine, (batch, length) = position_ids.machine, position_ids.shape
+    first_dummy_value = machine.run("sub", (position_ids,), (batch, 1), INT64)
+    joined = machine.run("cat", (first_dummy_value, position_ids), (batch, length + 1), INT64)
+    position_diff = machine.run("sub", (joined, joined), (batch, length), INT64)
+    del joined
+    changes = machine.run("ne", (position_diff,), (batch, length), BOOL)
+    packed_sequence_mask = machine.run("cumsum", (changes,), (batch, length), INT64, args=(changes, -1))
+    del changes
+    alone = machine.run("eq", (packed_sequence_mask,), (batch,), BOOL)
+    machine.run("all", (alone,), (), BOOL, args=(alone,))
+    return packed_sequence_mask
+
+
+def same_sequence(packed_sequence_mask: Tensor) -> Pattern:
+    def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
+        return compared(
+            "eq", looked_up(packed_sequence_mask, batch_idx, q_idx), looked_up(packed_sequence_mask, batch_idx, kv_idx)
+        )
+
+    return pattern
 
 
 def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: bool = True) -> Tensor | None:
@@ -42,7 +78,10 @@ def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: 
         else:
             ops.reduced("all", padding_mask, range(2), dtype=BOOL)
         return None
-    pattern = and_(pattern, padding(padding_mask))
+    return drawn_mask(machine, batch, length, and_(pattern, padding(padding_mask)))
+
+
+def drawn_mask(machine: Machine, batch: int, length: int, pattern: Pattern) -> Tensor:
     if not machine.era.adds_positions:  # made first, and counted up in place; `cache_position` is there already
         kv_arange = q_arange = machine.run("arange", (), (length,), INT64)
     batch_arange = machine.run("arange", (), (batch,), INT64)
@@ -63,9 +102,13 @@ def positions(machine: Machine, length: int) -> Tensor:
 
 def eager_mask(padding_mask: Tensor, inputs_embeds: Tensor, pattern: Pattern) -> Tensor:
     """The same, as 0 and the lowest number."""
-    machine, dtype = padding_mask.machine, inputs_embeds.dtype
     mask = sdpa_mask(padding_mask, pattern, None, skip=False)
     assert mask is not None
+    return as_numbers(mask, inputs_embeds.dtype)
+
+
+def as_numbers(mask: Tensor, dtype: Dtype) -> Tensor:
+    machine = mask.machine
     zero = machine.run("scalar_tensor", (), (), dtype)
     lowest = machine.run("scalar_tensor", (), (), dtype)
     return machine.run("where", (mask, zero, lowest), mask.shape, dtype)
@@ -84,11 +127,14 @@ def within(window: int) -> Pattern:
 
 def padding(padding_mask: Tensor) -> Pattern:
     def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        shape = ops.broadcast(batch_idx.shape, kv_idx.shape)
-        args = (padding_mask, [batch_idx, kv_idx])
-        return padding_mask.machine.run("index", (padding_mask, batch_idx, kv_idx), shape, BOOL, args=args)
+        return looked_up(padding_mask, batch_idx, kv_idx)
 
     return pattern
+
+
+def looked_up(table: Tensor, batch_idx: Tensor, idx: Tensor) -> Tensor:
+    shape = ops.broadcast(batch_idx.shape, idx.shape)
+    return table.machine.run("index", (table, batch_idx, idx), shape, table.dtype, args=(table, [batch_idx, idx]))
 
 
 def and_(*patterns: Pattern) -> Pattern:

@@ -196,12 +196,12 @@ def _forget() -> None:
 def key_of(job: Job, config: Mapping[str, Any], keeps_ops: bool | None) -> tuple[Any, ...]:
     """What of a job decides what is run, but for sizes and the card. `keeps_ops`: None where nothing else is kept.
 
-    Of `data` it is whether rows are packed; of `hardware` whether there are several cards. How a run is saved,
+    Of `data` it is whether and how rows are packed; of `hardware` whether there are several cards. How a run is saved,
     evaluated and paid for is outside its steps, and the allocator takes what the program asks for.
     """
     rest = tuple([getattr(job, f.name) for f in fields(job) if f.name not in APART])
     lora = tuple([getattr(job.lora, f.name) for f in fields(job.lora) if f.name != "rank"])
-    cards = job.data.packing, cards_of(job) != (1, 1)
+    cards = job.data.packing and job.data.packing_strategy, cards_of(job) != (1, 1)
     return rest, lora, cards, json.dumps(config, sort_keys=True), keeps_ops
 
 

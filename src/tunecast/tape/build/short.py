@@ -84,9 +84,12 @@ def require_compilable(job: Job, config: Mapping[str, Any]) -> None:
 def compiles_whole(job: Job) -> bool:
     """Code compiled for a whole model uses memory of one layer again in others: no layer stands for another. Compiling
     every layer on paper takes a second or two. Nor does one where saved tensors leave for the host: the last few stay,
-    whatever layer they are of. Nor where DeepSpeed counts: its buckets are full when they are, in whatever layer."""
-    counts = job.parallel.data.startswith("zero") and job.stack not in ("megatron", "nemo")
-    return (job.compile and job.stack == "transformers") or job.offload_activations or counts
+    whatever layer they are of. Nor where DeepSpeed counts: its buckets are full when they are, in whatever layer. Nor
+    of interleaved stages, whose layers run apart."""
+    megatron = job.stack in ("megatron", "nemo")
+    counts = job.parallel.data.startswith("zero") and not megatron
+    apart = megatron and job.parallel.virtual_stages > 1
+    return (job.compile and job.stack == "transformers") or job.offload_activations or counts or apart
 
 
 def fold_job(
@@ -101,6 +104,13 @@ def fold_job(
     cards = (held(job, config, model),) if for_time else candidates(job, config, model)
     every = [_folded_card(job, here, card, keeps_ops) for here in cards]
     return every[0] if len(every) == 1 else max(every, key=lambda folded: most_alive_bytes(folded.program))
+
+
+def fold_rank(job: Job, config: Mapping[str, Any], card: Card, *, last: bool) -> Folded:
+    """The run of a pipeline's first or last stage, whichever is the fullest."""
+    job = fill_in(job, config)
+    cards = candidates(job, config, program_of(job).model)
+    return _folded_card(job, cards[-1 if last else 0], card, keeps_ops=False)
 
 
 def _folded_card(job: Job, config: Mapping[str, Any], card: Card, keeps_ops: bool) -> Folded:

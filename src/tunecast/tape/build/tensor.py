@@ -230,6 +230,8 @@ class Machine:
         """For which layers of the whole model its layers stand; None: all are there."""
         self.era = Era()
         """The release of transformers."""
+        self.packs = 0
+        """Samples that begin within a batch's one row, which brings positions in place of a mask; 0: none is packed."""
         self.reentrant = False
         """Which of torch's two kinds of checkpointing is in use."""
         self._marks: dict[str, Op] = {}

@@ -21,7 +21,7 @@ from transformers import (
     default_data_collator,
 )
 from trl import SFTConfig, SFTTrainer
-from trl_cases import BATCH, LENGTH, RANK, STEPS, TARGETS
+from trl_cases import LENGTH, PARTS, RANK, STEPS, TARGETS
 
 case = json.loads(sys.argv[1])
 torch.zeros(1, device="cuda")
@@ -33,9 +33,11 @@ if case["method"] == "qlora":
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, device_map={"": 0}, quantization_config=nf4)
 else:
     values = {name: value for name, value in case["config"].items() if name != "model_type"}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(case["config"]["model_type"], **values), dtype=dtype)
+    config = AutoConfig.for_model(case["config"]["model_type"], **values)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
 settings = {
-    "output_dir": str(folder / "out"), "max_steps": STEPS, "per_device_train_batch_size": BATCH, "optim": "adamw_torch",
+    "output_dir": str(folder / "out"), "max_steps": STEPS, "per_device_train_batch_size": case["rows"],
+    "optim": "adamw_torch",
     "gradient_accumulation_steps": case["accumulated"], "bf16": case["autocast"] is not None, "seed": 1,
     "gradient_checkpointing": case["recomputed"], "logging_steps": 100, "save_strategy": "no", "report_to": [],
 }  # fmt: skip
@@ -46,12 +48,13 @@ if case["release"] == "trainer":
     model = model if adapters is None else get_peft_model(model, adapters)
     Trainer(model, TrainingArguments(**settings), train_dataset=samples, data_collator=default_data_collator).train()
 else:
+    samples = [row[:part] for row in rows for part in PARTS] if case["packed"] else rows
     words = Tokenizer(models.WordLevel({"<pad>": 0, "<eos>": 1, "<unk>": 2}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     SFTTrainer(
         model,
-        SFTConfig(max_length=LENGTH, **settings),
-        train_dataset=Dataset.from_list([{"input_ids": row} for row in rows]),
+        SFTConfig(max_length=LENGTH, packing=case["packed"], packing_strategy=case["strategy"], **settings),
+        train_dataset=Dataset.from_list([{"input_ids": row} for row in samples]),
         processing_class=tokenizer,
         peft_config=adapters,
     ).train()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tunecast.errors import UsageError
 from tunecast.tape.build.optimizers.state import Optimizer
@@ -27,12 +27,14 @@ class Blockwise(Optimizer):
         self.states, self.bits, self.paged, self.without_bfloat16 = states, bits, paged, without_bfloat16
         self.tables: list[Tensor] = []
         """On the card once the first 8-bit state is."""
+        self.wide: Collection[int] = ()
+        """Ids of parameters whose state somebody overrode to have 32 bits (`GlobalOptimManager`)."""
 
     def step(self) -> None:
         machine = self.machine
         for parameter in self.trained():
             machine.module = self.module_of(parameter)
-            small = self.bits == 32 or parameter.numel() < SMALLEST_8BIT
+            small = self.bits == 32 or parameter.numel() < SMALLEST_8BIT or id(parameter) in self.wide
             if small and self.without_bfloat16 and parameter.dtype == BFLOAT16:
                 raise UsageError(
                     "optimizer: bitsandbytes has no 32-bit RMSprop for bfloat16 gradients, and it keeps tensors of"

@@ -53,7 +53,19 @@ def held(job: Job, config: Mapping[str, Any], model: ModelOf) -> Mapping[str, An
     that work one after another, all layers. `model` makes a stack's module tree of a config."""
     _require_layers(job, config)
     stages = job.parallel.pipeline
-    return config if stages == 1 else with_layers(config, -(-layer_count(config) // stages))
+    if stages == 1:
+        return config
+    total = layer_count(config)
+    if counts_ends(job, total):
+        return with_layers(config, (total + 2) // stages - 1)
+    return with_layers(config, -(-total // stages))
+
+
+def counts_ends(job: Job, layers: int) -> bool:
+    """Whether Megatron takes each end of the model for a layer (`account_for_embedding_in_pipeline_split`,
+    `account_for_loss_in_pipeline_split`): it refuses layers that do not divide, and does so where they then do."""
+    stages = job.parallel.pipeline * job.parallel.virtual_stages
+    return job.stack in ("megatron", "nemo") and layers % stages > 0 and (layers + 2) % stages == 0
 
 
 def candidates(job: Job, config: Mapping[str, Any], model: ModelOf) -> Sequence[Mapping[str, Any]]:
@@ -72,7 +84,7 @@ def last_stage(job: Job, config: Mapping[str, Any]) -> Mapping[str, Any]:
     every so many stages."""
     ranks, chunks = job.parallel.pipeline, job.parallel.virtual_stages
     total, stages = layer_count(config), ranks * chunks
-    ends = 2 if job.stack == "torchtitan" else 0
+    ends = 2 if job.stack == "torchtitan" or counts_ends(job, total) else 0
     every, over = divmod(total + ends, stages)
     count = chunks * every + sum(stage < over for stage in range(ranks - 1, stages, ranks)) - ends // 2
     count = max(1, count)

@@ -98,6 +98,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "offload_activations": (False,),
     "optimizer": ("adamw_torch_fused",),
     "optimizer_in_backward": (False,),
+    "recompute": (None, "all"),
+    "lora.dora": (False,),
     "stack_version": (None,),
     "transformers_version": (None,),
 }
@@ -109,7 +111,7 @@ TRACED_FIELDS = ("compile", "loss", "matmul_dtype")
 def not_done(job: Job, field: str, refused: Callable[[Job], bool]) -> str:
     """One line: what was given, what the stack's program takes instead, and what else can be done."""
     name = "quantization.format" if field == "quantization" else field
-    got = job.quantization.format if field == "quantization" else getattr(job, field)
+    got = job.flat()[name]
     packed = field == "quantization" and job.method == "qlora"  # which is no qlora without
     values = VALUES[name][1:] if packed else VALUES[name]
     allowed = [value for value in values if value != got and not refused(_with(job, name, value))]
@@ -127,8 +129,9 @@ def not_done(job: Job, field: str, refused: Callable[[Job], bool]) -> str:
 
 
 def _with(job: Job, name: str, value: Any) -> Job:
-    if name == "quantization.format":
-        return replace_unchecked(job, quantization=replace_unchecked(job.quantization, format=value))
+    section, _, leaf = name.rpartition(".")
+    if section:
+        return replace_unchecked(job, **{section: replace_unchecked(getattr(job, section), **{leaf: value})})
     return replace_unchecked(job, **{name: value})
 
 
@@ -140,3 +143,13 @@ def _in_words(value: Any) -> str:
 
 def not_known(field: str, got: Any, remedy: str = TRACE_INSTEAD) -> Unsupported:
     return Unsupported(f"{field}: got {_in_words(got)}, which the closed form does not know. {remedy}", field=field)
+
+
+def no_such_model(stack: str, model_type: object) -> Unsupported:
+    """Of a stack with models of its own. transformers' is named only where it is written down."""
+    from tunecast.tape.build.families import FAMILIES
+
+    told = f"model: of {stack}, {model_type!r} is not written down"
+    known = isinstance(model_type, str) and model_type in FAMILIES
+    instead = TRACE_INSTEAD.removeprefix("To fix: ")
+    return Unsupported(f"{told}. To fix: {'stack transformers, or ' if known else ''}{instead}", field="model")

@@ -25,7 +25,7 @@ from tunecast.tape.build.eras import era_of, guesses
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
-from tunecast.tape.build.stacks import transformers
+from tunecast.tape.build.stacks import no_such_model, transformers
 from tunecast.tape.build.stacks.transformers import load, model
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine
 from tunecast.tape.op import Phase
@@ -43,6 +43,8 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
 }
 
 
+MODELS = ("llama", "mistral")
+"""Those whose layers its train.py wraps and replaces."""
 RELEASE = "4.37.2"
 """Of transformers: its README leaves 4.38 and 4.39 out."""
 
@@ -57,6 +59,8 @@ class Fsdp(AccelerateFsdp1):
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    if config["model_type"] not in MODELS:
+        raise no_such_model(job.stack, config["model_type"])
     if job.transformers_version is None:
         machine.era = era_of(RELEASE)
     machine.reentrant = bool(job.checkpoint_reentrant)

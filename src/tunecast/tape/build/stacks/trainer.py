@@ -7,13 +7,15 @@ accelerate gives its outputs back in fp32 (`convert_outputs_to_fp32`), a copy of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.modules import Embedding
 from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer
+from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.stacks import transformers
 from tunecast.tape.build.stacks.transformers import model, prepared
@@ -27,8 +29,10 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "compile": lambda job: job.compile,
     "optimizer_in_backward": lambda job: job.optimizer_in_backward,
 }
-Batch = tuple[Tensor, Tensor, Tensor]
+Batch = tuple[Tensor, ...]
+"""Tokens, mask, labels, and what else a collator makes."""
 ComputeLoss = Callable[[Job, Any, Batch, Tensor], Tensor]
+Collated = Callable[[Job, Machine, int], Batch]
 REENTRANT = ("axolotl", "llama-factory")
 """axolotl/utils/config/__init__.py, `normalize_config`; llamafactory/hparams/model_args.py, `use_reentrant_gc`."""
 TAKEN = "{stack} is taken to train as transformers' Trainer does with the same settings; what it patches is left out"
@@ -46,17 +50,17 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 def take_steps(
     job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int],
-    compute_loss: ComputeLoss,
+    compute_loss: ComputeLoss, collated: Collated | None = None,
 ) -> None:  # fmt: skip
     """`_run_epoch`. The last loss and the last norm live until the next ones take their names."""
     machine = model.machine
     if job.optimizer in OPTIMIZERS and not machine.scheme.groups_itself:
-        optimizer = Grouped(job, parameters)
+        optimizer = Grouped(parameters, embeddings(model))
     tr_loss = machine.run("_to_copy", (), (), FLOAT32)
     tr_loss_step = grad_norm = None
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-        batch_samples, num_items_in_batch = batches(job, machine, length)
+        batch_samples, num_items_in_batch = batches(job, machine, length, collated or rows)
         for number in micro_batches(machine, job.grad_accum):
             inputs = batch_samples[number]
             with machine.scheme.micro_batch(last=number == job.grad_accum - 1):
@@ -81,34 +85,45 @@ def take_steps(
 
 
 class Grouped(Optimizer):
-    """`create_optimizer`: weights that decay are a group, biases and norms another that steps after it."""
+    """`create_optimizer`: weights that decay are a group, biases and norms another that steps after it. bitsandbytes is
+    told to keep the state of every nn.Embedding in 32 bits, a tied head's with it."""
 
-    def __init__(self, job: Job, parameters: Sequence[Tensor]) -> None:
+    def __init__(self, parameters: Sequence[Tensor], wide: Collection[int]) -> None:
         super().__init__(parameters)
         decay = [getattr(p, "decays", p.dim() > 1) for p in parameters]  # a piece of a flat parameter has one dimension
         groups = [[p for p, does in zip(parameters, decay, strict=True) if does is kind] for kind in (True, False)]
         make = self.machine.scheme.optimizer
         self.groups = [make(group, (), ()) for group in groups if group]
+        for group in self.groups:
+            if isinstance(group, Blockwise):
+                group.wide = wide
 
     def step(self) -> None:
         for group in self.groups:
             group.step()
 
 
-def batches(job: Job, machine: Machine, length: int) -> tuple[list[Batch], Tensor]:
-    """`get_batch_samples`: tokens, mask and labels of every micro-batch, and how many labels count."""
-    length = machine.scheme.tokens_of(length)
-    shape, counted = (job.micro_batch, length), (job.micro_batch, length - (machine.era.release >= (5, 0)))
-    found: list[Batch] = []
-    for _ in range(job.grad_accum):
-        ids, mask, labels = [machine.run("_to_copy", (), shape, INT64) for _ in range(3)]
-        found.append((ids, mask, labels))
+def embeddings(model: Any) -> set[int]:
+    """Ids of the weights of every nn.Embedding."""
+    return {id(module.weight) for module in model.modules() if isinstance(module, Embedding)}
+
+
+def batches(job: Job, machine: Machine, length: int, collated: Collated) -> tuple[list[Batch], Tensor]:
+    """`get_batch_samples`: every micro-batch, and how many labels count."""
+    found = [collated(job, machine, machine.scheme.tokens_of(length)) for _ in range(job.grad_accum)]
     total: Any = None
     for batch in found:
+        batch_rows, tokens = batch[2].shape
+        counted = (batch_rows, tokens - (machine.era.release >= (5, 0)))
         count = ops.total(machine.run("ne", (batch[2],), counted, BOOL), range(2), dtype=INT64)
         total = machine.run("add", (count,), (), INT64)
         del count
     return found, machine.scheme.summed_over_ranks(total)
+
+
+def rows(job: Job, machine: Machine, length: int) -> Batch:
+    ids, mask, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+    return ids, mask, labels
 
 
 def training_step(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, compute_loss: ComputeLoss) -> Tensor:

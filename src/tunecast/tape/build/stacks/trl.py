@@ -20,7 +20,7 @@ from tunecast.tape.build.quantized import change_dtype
 from tunecast.tape.build.stacks import trainer
 from tunecast.tape.build.stacks.trainer import Batch, models_loss, outputs_of, take_steps
 from tunecast.tape.build.stacks.transformers import model, prepared
-from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Machine, Tensor
 
 __all__ = ["REFUSES", "model", "train"]
 
@@ -32,6 +32,8 @@ ENTROPY_ROWS = 128
 ACCURACY, ENTROPY, OWN_CASTS, OWN_CHECKPOINTS, CHUNKED = (0, 15), (0, 20), (0, 26), (0, 28), (1, 1)
 ZERO_3_DTYPE, FUSED = (1, 7), (1, 15)
 """The releases since which (tags of huggingface/trl, trl/trainer/sft_trainer.py and trl/models/utils.py)."""
+SAMPLES_A_ROW = 2
+"""Of a packed row: how many there are decides a few bytes."""
 CAST = "lora.adapter_dtype: TRL keeps adapters over quantised weights in bfloat16, whatever it says"
 TAKEN = "TRL is taken to be {}.{}, of the time of that transformers; stack_version says which"
 
@@ -52,12 +54,30 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.guesses["TRL chunked the loss in another way before 1.15; 1.15's is taken"] = None
     whole = release < CHUNKED or "foak" in job.kernels
     compute_loss = (metrics_loss if release >= ACCURACY else models_loss) if whole else fused_loss
-    take_steps(job, model, parameters, optimizer, lengths, compute_loss)
+    if packs(job) and machine.scheme.sequence is None:
+        machine.packs = SAMPLES_A_ROW * job.micro_batch - 1
+    take_steps(job, model, parameters, optimizer, lengths, compute_loss, one_row if machine.packs else None)
     machine.end()
 
 
 def chunks(job: Job) -> bool:
     return release_of_job(job) >= CHUNKED
+
+
+def packs(job: Job) -> bool:
+    """`SFTTrainer.padding_free`, by itself where samples are packed whole: a batch becomes one row. Only the newest
+    release's is written down, and of flash-attn's kernels for such rows none: for those, a row is one sample."""
+    whole = job.data.packing and job.data.packing_strategy in ("bfd", "bfd_split")
+    newest = job.transformers_version is None and release_of_job(job) >= FUSED
+    return job.stack == "trl" and whole and newest and not job.attention.startswith("flash")
+
+
+def one_row(job: Job, machine: Machine, length: int) -> Batch:
+    """`DataCollatorForLanguageModeling`: tokens, positions, labels, where samples end, which of them a token is of."""
+    tokens = job.micro_batch * length
+    ids, labels, position_ids = [machine.run("_to_copy", (), (1, tokens), INT64) for _ in range(3)]
+    ends = [machine.run("_to_copy", (), (SAMPLES_A_ROW * job.micro_batch + 1,), INT32) for _ in range(2)]
+    return ids, position_ids, labels, *ends, machine.run("_to_copy", (), (1, tokens), INT32)
 
 
 def release_of_job(job: Job) -> tuple[int, int]:
@@ -150,7 +170,7 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
 
 def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
     machine = model.machine
-    outputs = machine.scheme.call(model, fused_forward, *inputs)
+    outputs = machine.scheme.call(model, fused_forward, *inputs[:3])
     if machine.scheme.sequence is None:
         per_token_loss = ops.negative(outputs.log_probs)
         loss = ops.divide(summed(per_token_loss), machine.run("clamp", (num_items_in_batch,), (), INT64))
@@ -163,7 +183,7 @@ def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) 
     for _ in (entropy_sum, num_correct):
         machine.run("gt", (num_valid,), (), BOOL)
         machine.run("div", (num_valid,), (), FLOAT32)
-    local = ops.total(inputs[1], range(2), dtype=INT64)
+    local = machine.run("_to_copy", (), (), INT64) if machine.packs else ops.total(inputs[1], range(2), dtype=INT64)
     machine.run("sum", (local,), (), INT64)
     return loss
 

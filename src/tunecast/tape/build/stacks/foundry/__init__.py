@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
 from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
+from tunecast.tape.build.stacks import no_such_model
 from tunecast.tape.build.stacks.foundry.model import MPT, Block, mpt_config
 from tunecast.tape.build.stacks.foundry.sharding import scheme_of
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
@@ -69,11 +69,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
     known = mpt_config(config)
     release = NEWEST if job.stack_version is None else numbers(job.stack_version, "stack_version", "0.4")
     if known is None:
-        raise Unsupported(
-            f"model: of llm-foundry only MPT is written down, not {config.get('model_type')!r}. "
-            "To fix: stack: transformers",
-            field="model",
-        )
+        raise no_such_model("llm-foundry", config.get("model_type"))
     longest = max(job.lengths or (job.seq_len,))
     mpt = MPT(machine, {**known, "max_seq_len": max(known["max_seq_len"], longest)})
     mpt.name_all()

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tunecast.errors import Unsupported, UsageError
+from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
 from tunecast.tape.build import ops
@@ -22,6 +22,7 @@ from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.quantized import kept, made
 from tunecast.tape.build.sharding import ranks_of
+from tunecast.tape.build.stacks import no_such_model
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, Release, lit_config, release_of
 from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, Lora
 from tunecast.tape.build.stacks.litgpt.model import CHUNK, GPT
@@ -87,10 +88,7 @@ def known_config(config: Mapping[str, Any], release: Release) -> LitConfig:
     text = config.get("text_config", config)
     lit = lit_config(text, release)
     if lit is None:
-        raise Unsupported(
-            f"model: litgpt's {text.get('model_type')!r} is not written down. To fix: stack: transformers",
-            field="model",
-        )
+        raise no_such_model("litgpt", text.get("model_type"))
     return lit
 
 

@@ -1,14 +1,18 @@
 """Megatron Core and NeMo (which runs it): one rank's training program on paper.
 
-    linears.py   TransformerEngine's layers, split      model.py   attention, MLP, the stage, the loss
-    experts.py   mixtures of experts                    data.py    what data-parallel ranks exchange
-    optimizer.py the distributed optimizer
+    shape.py     what arguments say of a model          linears.py   TransformerEngine's layers, split
+    attention.py fused or eager                         experts.py   mixtures of experts
+    model.py     MLP, layers, the stage                 loss.py      fused or full
+    data.py      what data-parallel ranks exchange      optimizer.py shared over them (zero1) or not (ddp)
 
-Weights are 16 bits, their gradients one float32 buffer, and the optimizer's master weights and moments are sharded over
-the data-parallel ranks (`--use-distributed-optimizer`, as in every published recipe). NeMo overlaps the collectives of
-tensor parallelism with the products they feed; plain Megatron waits for them.
+Weights are 16 bits with float32 masters. NeMo is run as its performance recipes are: collectives of tensor parallelism
+beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gradients in the weights' dtype
+(`grad_reduce_in_fp32=False`). Megatron is run as `pretrain_gpt.py` runs with --bf16: it waits for collectives, takes
+the loss in float32 and adds gradients up in float32 (`--accumulate-allreduce-grads-in-fp32`).
 A pipeline is its first stage or its last (`sharding/layers.py` has cut the model and says which).
 Nothing of it was traced: TransformerEngine needs a card. The tape says so.
+
+Checked  memory: Megatron-LM's own functional tests (benchmarks/data/megatron_ci.jsonl)
 """
 
 from __future__ import annotations
@@ -16,29 +20,37 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tunecast.errors import Unsupported, UsageError
+from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.modules import bring
+from tunecast.tape.build.stacks import no_such_model
 from tunecast.tape.build.stacks.megatron.data import DataExchange
 from tunecast.tape.build.stacks.megatron.linears import Parts
-from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS, shape_of
-from tunecast.tape.build.stacks.megatron.optimizer import DistributedOptimizer
-from tunecast.tape.build.tensor import INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
+from tunecast.tape.build.stacks.megatron.optimizer import Optimizer
+from tunecast.tape.build.stacks.megatron.shape import shape_of
+from tunecast.tape.build.stacks.torchtitan.pipeline import places
+from tunecast.tape.build.tensor import DTYPES, INT64, Dtype, Machine, Tensor
 from tunecast.tape.op import Phase, Role
 
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
-    "method": lambda job: job.method == "qlora",
+    "method": lambda job: job.method == "qlora" and job.quantization.format != "float8",
+    "quantization": lambda job: job.quantization.format not in (None, "float8"),
+    "autocast": lambda job: job.autocast not in (None, job.weights_dtype),
     "compile": lambda job: job.compile,
     "kernels": lambda job: bool(job.kernels),
     "loss": lambda job: job.loss == "chunked",
-    "optimizer": lambda job: not job.optimizer.startswith("adamw_torch"),
+    "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused"),
     "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
+    "recompute": lambda job: job.recompute == "selective",
     "offload_activations": lambda job: job.offload_activations,
+    "lora.dora": lambda job: job.method != "full" and job.lora.dora,
     "transformers_version": lambda job: job.transformers_version is not None,
     "stack_version": lambda job: job.stack_version is not None,
 }
-UNTRACED = "Megatron Core and TransformerEngine follow their source; none of it was traced or measured for memory"
+UNTRACED = "Megatron Core and TransformerEngine follow their source and figures of their tests; none of it was traced"
 LOW: Mapping[str, Dtype] = {"float8": Dtype("float8", 1), "float4": Dtype("float4", 1)}
 """What a kernel keeps of a number: float4 codes come twice, by row and by column, at half a byte each."""
 
@@ -53,10 +65,12 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     gpt = load(job, config, machine)
     trained = [p for p in gpt.parameters() if p.requires_grad]
     layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
-    gpt.exchange = DataExchange(machine, data_ranks(job), machine.weights_dtype)
-    optimizer = DistributedOptimizer(trained, data_ranks(job), layers)
+    ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, job.parallel.data == "zero1"
+    gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
+    optimizer = Optimizer(trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job))
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        optimizer.begin_step()
         take_step(job, gpt, length)
         optimizer.reduce_rest()
         gpt.exchange.settle()
@@ -64,7 +78,15 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         optimizer.step(bool(job.max_grad_norm))
         machine.phase, machine.module = Phase.OTHER, ""
     machine.step = len(lengths)
+    optimizer.begin_step()
     machine.end()
+
+
+def is_aware(job: Job) -> bool:
+    """NeMo's performance scripts ask for it where products are of 16 bits (scripts/performance/helpers.py,
+    `set_precision_configs`); it comes with the shared optimizer alone."""
+    narrow = job.weights_dtype != "float32" and job.matmul_dtype is None
+    return job.stack == "nemo" and job.parallel.data == "zero1" and narrow
 
 
 def data_ranks(job: Job) -> int:
@@ -81,23 +103,36 @@ def data_ranks(job: Job) -> int:
 def parts_of(job: Job) -> Parts:
     parallel = job.parallel
     low = LOW[job.matmul_dtype] if job.matmul_dtype else None
-    return Parts(parallel.tensor, parallel.context, parallel.expert, job.stack == "nemo", low)
+    frozen = LOW["float8"] if job.quantization.format == "float8" else None
+    return Parts(
+        parallel.tensor, parallel.context, parallel.expert, job.stack == "nemo", low,
+        parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
+        job.lora.dropout or 0.0,
+    )  # fmt: skip
+
+
+def gradients_dtype(job: Job) -> Dtype:
+    """`grad_reduce_in_fp32`: True in pretrain_gpt.py with --bf16, False in NeMo's performance recipes."""
+    return DTYPES[job.parallel.reduce_dtype or (job.weights_dtype if job.stack == "nemo" else "float32")]
 
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     shape = shape_of(config)
     if shape is None:
-        raise Unsupported("model: this architecture is not written down for Megatron", field="model")
+        raise no_such_model(job.stack, config.get("model_type"))
     ranks = {} if job.method == "full" else adapters_of(job)
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first
-    gpt = GPT(machine, shape, parts_of(job), ranks, job.gradient_checkpointing, first, last)
+    fused_loss = job.stack == "nemo" and job.loss is None
+    parts = parts_of(job)
+    gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, fused_loss)
     gpt.name_all()
     machine.head_modules = {"output_layer"}
     for module in gpt.modules():
         for name, tensor in module.own.items():
             adapter = name.startswith("lora_")
-            bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS)
+            low = parts.frozen if name == "weight" and module is not gpt.output_layer else None
+            bring(tensor, module.path, Role.ADAPTERS if adapter else Role.WEIGHTS, low)
             tensor.requires_grad = job.method == "full" or adapter
     return gpt
 
@@ -120,31 +155,40 @@ def is_first(job: Job, machine: Machine) -> bool:
 
 def take_step(job: Job, gpt: GPT, length: int) -> None:
     """1F1B: as many forward passes ahead as there are stages behind this one, all others of the first and none of the
-    last (megatron/core/pipeline_parallel/schedules.py)."""
-    ahead = min(job.parallel.pipeline - 1, job.grad_accum - 1) if gpt.first else 0
-    waiting = [forward(job, gpt, length, number) for number in range(ahead)]
-    for number in range(job.grad_accum):
-        if number + ahead < job.grad_accum:
-            waiting.append(forward(job, gpt, length, number + ahead))
-        given, out = waiting.pop(0)
+    last. Interleaved: twice as many, and as many more as there are ranks for each piece but one
+    (megatron/core/pipeline_parallel/schedules.py, `get_pp_rank_microbatches`)."""
+    ranks, chunks, count = job.parallel.pipeline, job.parallel.virtual_stages, job.grad_accum
+    behind = ranks - 1 if gpt.first and not (gpt.last and ranks == 1) else 0
+    turns = places(count, ranks, chunks)
+    ahead = 1 + behind if chunks == 1 else 1 + 2 * behind + (chunks - 1) * min(count, ranks)
+    waiting = {now: forward(job, gpt, length, *now) for now in turns[:ahead]}
+    for turn, (place, number) in enumerate(turns):
+        given, out = waiting.pop((chunks - 1 - place, number))
         backward(out)
         if given is not None:
             given.grad = None  # sent to the stage before
         del given, out
+        for now in turns[turn + ahead : turn + ahead + 1]:
+            waiting[now] = forward(job, gpt, length, *now)
 
 
-def forward(job: Job, gpt: GPT, length: int, number: int) -> tuple[Tensor | None, Tensor]:
-    """What a later stage is given by the one before, and what the stage makes of it."""
-    machine = gpt.machine
+def forward(job: Job, gpt: GPT, length: int, chunk: int, number: int) -> tuple[Tensor | None, Tensor]:
+    """What a later piece is given by the one before, and what the piece makes of it."""
+    machine, chunks = gpt.machine, job.parallel.virtual_stages
     gpt.exchange.gathers, gpt.exchange.reduces = number == 0, number == job.grad_accum - 1
     machine.phase, machine.module, machine.in_forward = Phase.OTHER, "", False
     tokens = length // job.parallel.context
-    if gpt.first:
+    begins, ends = gpt.first and chunk == 0, gpt.last and chunk == chunks - 1
+    if begins:
         given = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64)
     else:  # p2p_communication.py: tokens are in parts where tensors are
-        part = (tokens // job.parallel.tensor, job.micro_batch, gpt.shape.width)
+        ways = job.parallel.tensor if gpt.parts.sequence else 1
+        part = (tokens // ways, job.micro_batch, gpt.shape.width)
         given = machine.run("empty", (), part, machine.weights_dtype)
         given.requires_grad = True
-    labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if gpt.last else None
+    labels = machine.run("_to_copy", (), (tokens, job.micro_batch), INT64) if ends else None
     machine.phase, machine.in_forward = Phase.FORWARD, True
-    return None if gpt.first else given, gpt(given, labels)
+    out = gpt(given, labels, chunk, chunks)
+    if not ends:  # `deallocate_pipeline_outputs`: its graph stays, its numbers are the next piece's
+        out.storage = machine.tensor((1,), out.dtype).storage
+    return None if begins else given, out

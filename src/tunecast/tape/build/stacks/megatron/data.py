@@ -17,15 +17,21 @@ REDUCE_STREAM, GATHER_STREAM = 5, 8
 
 
 class DataExchange:
-    def __init__(self, machine: Machine, ranks: int, dtype: Dtype = FLOAT32) -> None:
+    """`gradients`: their buffer's dtype. `shares`: ranks share the optimizer, so that gradients are scattered and
+    weights gathered; else each has all of it and gradients are summed where they are."""
+
+    def __init__(
+        self, machine: Machine, ranks: int, dtype: Dtype = FLOAT32, gradients: Dtype = FLOAT32, shares: bool = True
+    ) -> None:
         self.machine, self.ranks, self.dtype = machine, ranks, dtype
+        self.gradients, self.shares = gradients, shares
         self.gathers = self.reduces = False
         """Whether this micro-batch is a step's first, or its last."""
 
     def around(self, layer: Any, x: Tensor) -> Tensor:
         """The layer's input, with what is sent before the layer runs, and after its gradients are there."""
         numel = layer.trained_numel() if self.ranks > 1 and (self.gathers or self.reduces) else 0
-        if numel and self.gathers:
+        if numel and self.gathers and self.shares:
             self.gather(numel, layer.path)
         if not (numel and self.reduces):
             return x
@@ -49,10 +55,15 @@ class DataExchange:
                 )
 
     def reduce(self, numel: int, path: str) -> None:
-        machine, whole = self.machine, numel * FLOAT32.itemsize
+        machine, whole = self.machine, numel * self.gradients.itemsize
         with machine.within(path), machine.on_stream(REDUCE_STREAM):
             machine.wait(0)
-            machine.collective("reduce_scatter", "data", self.ranks, FLOAT32, whole, whole // self.ranks, numel)
+            if self.shares:
+                machine.collective(
+                    "reduce_scatter", "data", self.ranks, self.gradients, whole, whole // self.ranks, numel
+                )
+            else:
+                machine.collective("all_reduce", "data", self.ranks, self.gradients, whole, whole, numel)
 
     def settle(self) -> None:
         if self.ranks > 1:

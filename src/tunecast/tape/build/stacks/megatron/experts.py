@@ -13,7 +13,7 @@ from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLine
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
 if TYPE_CHECKING:
-    from tunecast.tape.build.stacks.megatron.model import Shape
+    from tunecast.tape.build.stacks.megatron.shape import Shape
 
 
 class Experts(Module):
@@ -41,7 +41,7 @@ class Experts(Module):
         del scores
         dispatched = to_all(permuted, parts)
         hidden = grouped(dispatched, self.linear_fc1, parts)
-        inner = activated(hidden, gated=True)
+        inner = activated(hidden, True, parts)
         made = grouped(inner, self.linear_fc2, parts)
         combined = moved(to_all(made, parts), (tokens, batch, width), "moe_unpermute")
         if self.shared is not None:
@@ -52,11 +52,12 @@ class Experts(Module):
 class SharedExpert(Module):
     def __init__(self, machine: Machine, width: int, inner: int, parts: Parts) -> None:
         super().__init__(machine)
+        self.parts = parts
         self.linear_fc1 = SplitLinear(machine, width, 2 * inner, parts, split="column")
         self.linear_fc2 = SplitLinear(machine, inner, width, parts, split="row")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(activated(self.linear_fc1(x), gated=True))  # type: ignore[no-any-return]
+        return self.linear_fc2(activated(self.linear_fc1(x), True, self.parts))  # type: ignore[no-any-return]
 
 
 def moved(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
@@ -106,11 +107,11 @@ def grouped(x: Tensor, weights: Tensor, parts: Parts) -> Tensor:
         launch(share, inputs, outputs, share * inputs * plain.itemsize)
         made = machine.tensor(shape, plain)
         if node.needs[1]:
-            launch(outputs, inputs, share, 2 * outputs * inputs * FLOAT32.itemsize)
+            launch(outputs, inputs, share, 2 * outputs * inputs * parts.gradients.itemsize)
         del gradient
         return made, None
 
     given = quantised(x, parts.low) if parts.low is not None else x
-    node = start(machine, (x, weights), back, (given, weights))
+    node = start(machine, (x, weights), back, (given if weights.requires_grad else None, weights))
     launch(share, outputs, inputs, share * outputs * x.dtype.itemsize)
     return finish(node, machine.tensor((rows, outputs), x.dtype))

@@ -2,9 +2,11 @@
 
 A column layer holds some of the outputs, a row layer some of the inputs. With sequence parallelism each rank has its
 part of the tokens outside them: a column layer gathers all tokens before it multiplies, a row layer scatters the sums
-after (Korthikanti et al. 2022, figure 5; megatron/core/tensor_parallel/layers.py). Gradients of weights are added to
-one float32 buffer inside the product (`gradient_accumulation_fusion`); the gathered input is not kept but gathered once
-more for them.
+after (Korthikanti et al. 2022, figure 5; megatron/core/tensor_parallel/layers.py). Without, every rank has all tokens
+outside too: a row layer's sums, and a column layer's gradients, are summed where they are. Gradients of weights are
+added to one buffer inside the product (`gradient_accumulation_fusion`); the gathered input is not kept but gathered
+once more for them. A frozen weight has none, and nothing is kept of its input
+(transformer_engine/pytorch/module/linear.py, `saved_inputmat`).
 
 In float8 or float4, inputs, weights and gradients are cast with their transposes in one kernel each
 (transformer_engine/common/transpose/cast_transpose.cu); weights once a step, with the first micro-batch.
@@ -19,7 +21,8 @@ from typing import Any, NamedTuple
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import BOOL, FLOAT32, Dtype, Machine, Tensor
+from tunecast.units import MIB
 
 TENSOR_STREAM = 6
 """Collectives of tensor parallelism, where they run beside the product they feed (user buffers of TE)."""
@@ -35,6 +38,16 @@ class Parts(NamedTuple):
     """TE pipelines a layer's collective with its product (`tp_comm_overlap`)."""
     low: Dtype | None = None
     """What products are done in, where it is less than 16 bits."""
+    sequence: bool = True
+    """Ranks of `tensor` split the tokens outside attention and MLP."""
+    attention: str = "sdpa"
+    """Whose kernel (`attention.py`, `KERNELS`); eager: none, scores are written down."""
+    frozen: Dtype | None = None
+    """What frozen weights are stored in, where it is less than 16 bits, and what attention and the MLP's activation
+    keep of their inputs."""
+    gradients: Dtype = FLOAT32
+    """Of the buffer that gradients are added up in (`grad_reduce_in_fp32`)."""
+    adapter_dropout: float = 0.0
 
 
 class SplitLinear(Module):
@@ -42,14 +55,21 @@ class SplitLinear(Module):
 
     def __init__(
         self, machine: Machine, inputs: int, outputs: int, parts: Parts, *, split: str, norm: bool = False,
-        rank: int = 0,
+        rank: int = 0, bias: bool = False, weight: Tensor | None = None, in_torch: bool = False,
     ) -> None:  # fmt: skip
+        """`weight`: of a layer that has none of its own (a tied head). `in_torch`: torch multiplies, not TE."""
         super().__init__(machine)
         self.parts, self.split = parts, split
+        self.in_torch = in_torch
         ways = parts.tensor
         self.inputs, self.outputs = (inputs, outputs // ways) if split == "column" else (inputs // ways, outputs)
-        self.weight = self.parameter(self.outputs, self.inputs)
+        if weight is None:
+            self.weight = self.parameter(self.outputs, self.inputs)
+        else:
+            object.__setattr__(self, "weight", weight)
+        self.bias: Any = self.parameter(self.outputs) if bias else None
         self.norm: Any = self.parameter(inputs) if norm else None
+        self.norm_bias: Any = self.parameter(inputs) if norm and bias else None
         self.lora_a: Any = self.parameter(rank, self.inputs) if rank else None
         self.lora_b: Any = self.parameter(self.outputs, rank) if rank else None
 
@@ -58,6 +78,7 @@ class SplitLinear(Module):
             x = rms_norm(x, self.norm)
         out = self.product(x)
         if self.lora_a is not None:
+            x = ops.dropout(x, self.parts.adapter_dropout)
             whole = gathered(x, self.parts) if self.split == "column" else x
             low = ops.linear(ops.linear(whole, self.lora_a), self.lora_b)
             out = ops.add(out, low if self.split == "column" else scattered(low, self.parts))
@@ -67,8 +88,7 @@ class SplitLinear(Module):
         """The whole layer is one node: what it keeps of its input is the rank's own part of the tokens."""
         parts, machine, weight = self.parts, self.machine, self.weight
         column = self.split == "column"
-        ways = parts.tensor
-        tokens, rest, dtype = x.shape[0], x.shape[1:-1], x.dtype
+        rest, dtype = x.shape[1:-1], x.dtype
         given = x
         if parts.low is not None:
             given = quantised(x, parts.low)
@@ -81,25 +101,28 @@ class SplitLinear(Module):
             if not column:
                 gradient = exchange(gradient, "all_gather", parts)
             wants_x, wants_weight = node.needs
+            keep_workspace(machine, self.in_torch)
             grad_x = None
             if wants_x:
                 shape = (gradient.shape[0], *rest, self.inputs)
                 multiply = product_and_scatter if column else matmul
+                turned = transposed(weight, parts)
                 grad_x = multiply(gradient, shape, self.outputs, dtype, parts)
                 settle(machine, parts)
+                del turned
             if wants_weight:
                 whole = exchange(kept, "all_gather", parts) if column else kept
                 settle(machine, parts)
                 add_to_main_gradient(weight, whole, gradient, parts)
             return grad_x, None
 
-        node = start(machine, (x, weight), back, (given, weight))
+        node = start(machine, (x, weight), back, (given if weight.requires_grad else None, weight))
+        keep_workspace(machine, self.in_torch)
         whole = exchange(given, "all_gather", parts) if column else given
         shape = (whole.shape[0], *rest, self.outputs)
         multiply = matmul if column else product_and_scatter
         out = multiply(whole, shape, self.inputs, dtype, parts)
         settle(machine, parts)
-        assert column or out.shape[0] * ways == tokens or ways == 1
         return finish(node, out)
 
 
@@ -115,9 +138,33 @@ def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: P
         name, (flat, weight), dtype if parts.low is None else parts.low, rows * shape[-1] * dtype.itemsize, flops
     )
     out = machine.tensor(shape, dtype)
-    if parts.low is None:
-        machine.keep_workspaces("mm")
     return out
+
+
+LARGE_WORKSPACE, SMALL_WORKSPACE = 32 * MIB + 1024, 4 * MIB
+"""transformer_engine/pytorch/cpp_extensions/gemm.py, `get_cublas_workspace_size_bytes`: Hopper and later, others."""
+
+
+def keep_workspace(machine: Machine, in_torch: bool = False) -> None:
+    """TE's products have one workspace of their own, forward and backward; torch's come besides where torch multiplies
+    (the head, adapters, a router, eager attention)."""
+    if in_torch:
+        machine.keep_workspaces("mm")
+    elif not any(machine.blocks[block].module == WORKSPACE for block in machine.kept):
+        large = machine.card.capability[0] >= HOPPER
+        with machine.within(WORKSPACE):
+            machine.kept.add(machine.allocate(LARGE_WORKSPACE if large else SMALL_WORKSPACE))
+
+
+WORKSPACE, HOPPER = "te_workspace", 9
+
+
+def transposed(weight: Tensor, parts: Parts) -> Tensor | None:
+    """Frozen float8 weights are stored once; back, the product takes them turned around, made for it
+    (`disable_parameter_transpose_cache`)."""
+    if parts.frozen is None or weight.requires_grad:
+        return None
+    return weight.machine.run("fp8_transpose", (weight,), weight.shape, parts.frozen)
 
 
 class Factor(Tensor):
@@ -130,13 +177,15 @@ class Factor(Tensor):
 
 
 def add_to_main_gradient(weight: Tensor, x: Tensor, gradient: Tensor, parts: Parts) -> None:
-    """`wgrad_gemm_accum_fp32`: the sum so far is read and written by the product."""
+    """`wgrad_gemm_accum_fp32`, or `_fp16`: the sum so far is read and written by the product."""
     machine = weight.machine
     outputs, inputs = weight.shape
     rows = gradient.numel() // outputs
     name = "mm" if parts.low is None else "_scaled_mm"
     factors = (Factor(machine, (outputs, rows), gradient.dtype), Factor(machine, (rows, inputs), x.dtype))
-    machine.launch(name, factors, gradient.dtype, 2 * weight.numel() * FLOAT32.itemsize, 2 * rows * outputs * inputs)
+    machine.launch(
+        name, factors, gradient.dtype, 2 * weight.numel() * parts.gradients.itemsize, 2 * rows * outputs * inputs
+    )
 
 
 def quantised(x: Tensor, low: Dtype) -> Tensor:
@@ -149,7 +198,10 @@ def quantised(x: Tensor, low: Dtype) -> Tensor:
 def exchange(x: Tensor, what: str, parts: Parts) -> Tensor:
     """Tokens of all ranks, or each rank's part of the sums."""
     ways, machine = parts.tensor, x.machine
-    if ways == 1:
+    if ways == 1 or (what == "all_gather" and not parts.sequence):
+        return x
+    if not parts.sequence:
+        send(machine, "all_reduce", parts, x.dtype, x.numel(), x.numel())
         return x
     tokens = x.shape[0] * ways if what == "all_gather" else x.shape[0] // ways
     out = machine.tensor((tokens, *x.shape[1:]), x.dtype)
@@ -163,6 +215,8 @@ def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dt
     machine, ways = x.machine, parts.tensor
     if not parts.overlapped or ways == 1:
         return exchange(matmul(x, shape, inner, dtype, parts), "reduce_scatter", parts)
+    if not parts.sequence:  # user buffers pipeline gathers and scatters alone
+        return exchange(matmul(x, shape, inner, dtype, parts), "reduce_scatter", parts)
     numel = prod(shape)
     send(machine, "reduce_scatter", parts, dtype, numel, numel // ways)
     whole = matmul(x, shape, inner, dtype, parts)
@@ -172,8 +226,9 @@ def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dt
 
 
 def send(machine: Machine, what: str, parts: Parts, dtype: Dtype, sent: int, received: int) -> None:
-    with machine.on_stream(TENSOR_STREAM if parts.overlapped else 0):
-        if parts.overlapped:
+    overlapped = parts.overlapped and parts.sequence
+    with machine.on_stream(TENSOR_STREAM if overlapped else 0):
+        if overlapped:
             machine.wait(0)
         size = dtype.itemsize
         machine.collective(what, "tensor", parts.tensor, dtype, sent * size, received * size, sent)
@@ -194,7 +249,7 @@ def gathered(x: Tensor, parts: Parts) -> Tensor:
     if parts.tensor == 1:
         return x
     node = start(x.machine, (x,), back)
-    return finish(node, exchange(x, "all_gather", parts))
+    return finish(node, exchange(x, "all_gather", parts) if parts.sequence else x.alias(x.shape, x.strides))
 
 
 def scattered(x: Tensor, parts: Parts) -> Tensor:
@@ -223,14 +278,34 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return finish(node, out, factors)
 
 
-def activated(x: Tensor, gated: bool) -> Tensor:
-    """`bias_swiglu_fusion`, or a fused gelu: one kernel either way."""
+def activated(x: Tensor, gated: bool, parts: Parts) -> Tensor:
+    """`bias_swiglu_fusion`, or a fused gelu: one kernel either way. Its input is kept, or a float8 copy of it that is
+    widened again for the way back (`activation_func_fp8_input_store`)."""
     machine, whole, dtype = x.machine, x.shape, x.dtype
     shape = (*whole[:-1], whole[-1] // 2) if gated else whole
     name = "swiglu" if gated else "gelu"
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run(name + "_bwd", (gradients[0], node.take(0)), whole, dtype),)
+        kept = node.take(0)
+        if parts.frozen is not None:
+            kept = machine.run("_to_copy", (kept,), whole, dtype)
+        return (machine.run(name + "_bwd", (gradients[0], kept), whole, dtype),)
 
-    node = start(machine, (x,), back, (x,))
+    kept = x if parts.frozen is None else machine.run("_to_copy", (x,), whole, parts.frozen)
+    node = start(machine, (x,), back, (kept,))
+    del kept
     return finish(node, machine.run(name + "_fwd", (x,), shape, x.dtype))
+
+
+def dropped_and_added(x: Tensor, residual: Tensor, probability: float) -> Tensor:
+    """`bias_dropout_add_fused_train`: one kernel either way; what is kept is the mask. Without dropout, a sum."""
+    if not probability:
+        return ops.add(x, residual)
+    machine, shape, dtype = x.machine, x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return machine.run("bias_dropout_bwd", (gradients[0], node.take(0)), shape, dtype), gradients[0]
+
+    node = start(machine, (x, residual), back)
+    mask = machine.tensor(shape, BOOL)
+    return finish(node, machine.run("bias_dropout_add", (x, residual), shape, dtype), mask)

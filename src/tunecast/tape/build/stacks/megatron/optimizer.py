@@ -1,9 +1,13 @@
-"""Megatron's distributed optimizer on paper (megatron/core/optimizer/distrib_optimizer.py, distributed/*).
+"""Megatron's optimizer on paper (megatron/core/optimizer/distrib_optimizer.py, optimizer.py, distributed/*).
 
-Gradients of all weights lie in one float32 buffer as long as the rank's part of the model. They are summed and
-scattered over the data-parallel ranks (beside the last backward pass: `overlap_grad_reduce`); each rank keeps
-master weights and two moments of its share, updates them in one fused kernel, and all gather the 16-bit
-weights anew (beside the next forward pass: `overlap_param_gather`).
+Gradients of all weights lie in one buffer as long as the rank's part of the model, in float32 or in the weights' dtype
+(`grad_reduce_in_fp32`). Sharing (`--use-distributed-optimizer`), they are summed and scattered over the data-parallel
+ranks (beside the last backward pass: `overlap_grad_reduce`); each rank keeps master weights and two moments of its
+share, updates them in one fused kernel, and all gather the 16-bit weights anew (beside the next forward pass:
+`overlap_param_gather`). Else every rank has masters and moments of all. Weights in float32 are their own masters. What
+a rank updates it copies to float32 first, where the buffer is not; the copies go when the next step begins. An optimizer
+that is aware of precisions (`use_precision_aware_optimizer`) reads the buffer as it is, and of its masters keeps the 16
+bits that the weights have not (`store_param_remainders`).
 """
 
 from __future__ import annotations
@@ -14,21 +18,36 @@ from tunecast.tape.build.stacks.megatron.data import GATHER_STREAM, REDUCE_STREA
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
 from tunecast.tape.op import Role
 
+INT16 = Dtype("int16", 2, False)
 
-class DistributedOptimizer:
-    def __init__(self, parameters: Sequence[Tensor], ranks: int, in_layers: int) -> None:
-        """`in_layers` of the weights are exchanged layer by layer (`data.py`)."""
-        self.parameters, self.ranks = parameters, ranks
-        self.in_layers = in_layers
+
+class Optimizer:
+    def __init__(
+        self, parameters: Sequence[Tensor], ranks: int, in_layers: int, gradients: Dtype = FLOAT32, shares: bool = True,
+        expert_ranks: int = 1, aware: bool = False,
+    ) -> None:  # fmt: skip
+        """`in_layers` of the weights are exchanged layer by layer (`data.py`). Ranks are those with the same weights;
+        of experts, which `expert_ranks` of them split, fewer."""
+        self.parameters, self.ranks, self.shares, self.dtype = parameters, ranks, shares, gradients
+        self.in_layers, self.aware = in_layers, aware
         self.machine = machine = parameters[0].machine
-        self.numel = sum(tensor.numel() for tensor in machine.repeated(parameters))
-        self.share = -(-self.numel // ranks)
+        every = machine.repeated(parameters)
+        self.numel = sum(tensor.numel() for tensor in every)
+        split = sum(tensor.numel() for tensor in every if tensor.dim() == 3)
+        sharing = ranks if shares else 1
+        self.share = -(-(self.numel - split) // sharing) - (-split // max(1, sharing // expert_ranks))
         machine.module = "optimizer"
-        self.gradients = machine.run("zeros", (), (self.numel,), FLOAT32)
+        self.gradients = machine.run("zeros", (), (self.numel,), gradients)
         machine.blocks[self.gradients.storage.block].role = Role.GRADIENTS
-        self.master = machine.run("_to_copy", (), (self.share,), FLOAT32)
         self.state: list[Tensor] = []
-        machine.blocks[self.master.storage.block].role = Role.OPTIMIZER
+        self.copies: Tensor | None = None
+        self.master: Tensor | None = None
+        if parameters[0].dtype is not FLOAT32 or shares:
+            self.master = machine.run("_to_copy", (), (self.share,), INT16 if aware else FLOAT32)
+            machine.blocks[self.master.storage.block].role = Role.OPTIMIZER
+
+    def begin_step(self) -> None:
+        self.copies = None
 
     def reduce_rest(self) -> None:
         """Gradients of what is outside the layers."""
@@ -36,7 +55,7 @@ class DistributedOptimizer:
         machine.module = "optimizer"
         for parameter in self.parameters:
             parameter.grad = None
-        self._exchange("reduce_scatter", FLOAT32, REDUCE_STREAM)
+        self._exchange("reduce_scatter" if self.shares else "all_reduce", self.dtype, REDUCE_STREAM)
 
     def _exchange(self, what: str, dtype: Dtype, stream: int) -> None:
         machine = self.machine
@@ -44,8 +63,7 @@ class DistributedOptimizer:
         if self.ranks == 1 or not rest:
             return
         whole, share = rest * dtype.itemsize, -(-rest // self.ranks) * dtype.itemsize
-        gathers = what == "all_gather"
-        sent, received = (share, whole) if gathers else (whole, share)
+        sent, received = {"all_gather": (share, whole), "reduce_scatter": (whole, share)}.get(what, (whole, whole))
         with machine.on_stream(stream):
             machine.wait(0)
             machine.collective(what, "data", self.ranks, dtype, sent, received, sent // dtype.itemsize)
@@ -54,6 +72,9 @@ class DistributedOptimizer:
         machine, share = self.machine, self.share
         machine.module = "optimizer"
         part = self.gradients.alias((share,), None)
+        if self.dtype is not FLOAT32 and not self.aware:
+            part = self.copies = machine.run("_to_copy", (part,), (share,), FLOAT32)
+            machine.blocks[part.storage.block].role = Role.GRADIENTS
         if not self.state:
             self.state = [machine.run("zeros_like", (), (share,), FLOAT32) for _ in range(2)]
             for tensor in self.state:
@@ -61,8 +82,11 @@ class DistributedOptimizer:
         if clips:
             machine.launch("multi_tensor_l2norm", (part,), FLOAT32, FLOAT32.itemsize)
             machine.launch("multi_tensor_scale", (part,), FLOAT32, part.nbytes)
-        machine.launch("multi_tensor_adam", (part, self.master, *self.state), FLOAT32, 3 * part.nbytes)
+        held = (part, *self.state) if self.master is None else (part, self.master, *self.state)
+        machine.launch("multi_tensor_adam", held, FLOAT32, sum(tensor.nbytes for tensor in held[1:]))
         dtype = self.parameters[0].dtype
-        machine.launch("_to_copy", (self.master,), dtype, share * dtype.itemsize)
-        self._exchange("all_gather", dtype, GATHER_STREAM)
-        machine.launch("zero_", (), FLOAT32, self.gradients.nbytes)
+        if self.master is not None:
+            machine.launch("_to_copy", (self.master,), dtype, share * dtype.itemsize)
+        if self.shares:
+            self._exchange("all_gather", dtype, GATHER_STREAM)
+        machine.launch("zero_", (), self.dtype, self.gradients.nbytes)

@@ -21,6 +21,7 @@ from tunecast.tape.build.float8 import forward as float8_forward
 from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
+from tunecast.tape.build.stacks import no_such_model
 from tunecast.tape.build.stacks.torchtitan.deepseek import DeepSeekModel
 from tunecast.tape.build.stacks.torchtitan.experts import MoE
 from tunecast.tape.build.stacks.torchtitan.loop import Trainer
@@ -79,7 +80,7 @@ def load(
 ) -> Transformer:  # fmt: skip
     family = FAMILIES.get(config["model_type"])
     if family is None:
-        raise Unsupported(f"model: torchtitan's {config['model_type']!r} is not written down", field="model")
+        raise no_such_model(job.stack, config["model_type"])
     if config.get("tie_word_embeddings"):
         if config["model_type"] != "llama":
             raise Unsupported("model: embedding and head are one weight, which is not written down", field="model")

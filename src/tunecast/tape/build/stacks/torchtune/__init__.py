@@ -26,6 +26,7 @@ from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
 from tunecast.tape.build.sharding.host import is_on_host
 from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.tape.build.stacks import no_such_model
 from tunecast.tape.build.stacks.torchtune import first
 from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
 from tunecast.tape.build.stacks.torchtune.distributed import REFUSED_TOGETHER, Shared, on_several
@@ -120,7 +121,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDe
         adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout_fraction, job.quantization.format == "nf4")
     model = build(machine, config, adapters, release_of(job))
     if model is None:
-        raise Unsupported(f"model: torchtune has no builder for {config['model_type']!r}", field="model")
+        raise no_such_model(job.stack, config["model_type"])
     positions = model.layer_list.children["0"].attn.pos_embeddings.cache.shape[0]  # type: ignore[attr-defined]
     if max(job.lengths or (job.seq_len,)) > positions:
         raise UsageError(f"seq_len: torchtune's model has {positions} positions", field="seq_len")

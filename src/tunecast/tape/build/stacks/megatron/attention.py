@@ -1,0 +1,152 @@
+"""Megatron Core's attention on paper, one rank's heads (megatron/core/transformer/attention.py), with TE's kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunecast.tape.build import ops
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.modules import Module
+from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear
+from tunecast.tape.build.stacks.megatron.shape import Shape
+from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+
+CONTEXT_STREAM = 7
+KERNELS = {
+    "sdpa": ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+    "flash_attention_2": ("flash_attn::fwd", "flash_attn::bwd"),
+    "flash_attention_3": ("flash_attn_3::fwd", "flash_attn_3::bwd"),
+}
+"""`--attention-backend fused` (cuDNN), which TE takes by itself on Hopper and later, or flash with either release."""
+
+
+class Attention(Module):
+    def __init__(self, machine: Machine, shape: Shape, parts: Parts, ranks: Mapping[str, int]) -> None:
+        super().__init__(machine)
+        self.parts, self.shape = parts, shape
+        outputs = (shape.heads + 2 * shape.key_heads) * shape.head
+        self.linear_qkv = SplitLinear(
+            machine, shape.width, outputs, parts, split="column", norm=True, rank=ranks.get("linear_qkv", 0),
+            bias=shape.bias,
+        )  # fmt: skip
+        inner = shape.heads * shape.head
+        self.linear_proj = SplitLinear(
+            machine, inner, shape.width, parts, split="row", rank=ranks.get("linear_proj", 0), bias=shape.bias
+        )
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        shape, ways = self.shape, self.parts.tensor
+        mixed_qkv = self.linear_qkv(hidden_states)
+        tokens, batch = mixed_qkv.shape[:2]
+        widths = [shape.heads * shape.head // ways, *[shape.key_heads * shape.head // ways] * 2]
+        query, key, value = ops.split(mixed_qkv, widths, 2)
+        if not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
+            query, key, value = rotated(query), rotated(key), ops.contiguous(value)
+        del mixed_qkv
+        attention = attend_eagerly if self.parts.attention == "eager" else attend
+        core = attention(query, key, value, shape, self.parts)
+        return self.linear_proj(ops.view(core, tokens, batch, widths[0]))  # type: ignore[no-any-return]
+
+
+def rotated(x: Tensor) -> Tensor:
+    """`fused_apply_rotary_pos_emb`: one kernel either way, nothing but the table is kept."""
+    machine, shape, dtype = x.machine, x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("fused_rope_bwd", gradients, shape, dtype),)
+
+    node = start(machine, (x,), back)
+    return finish(node, machine.run("fused_rope_fwd", (x,), x.shape, x.dtype))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts) -> Tensor:
+    """A fused attention in TE. In a ring each rank's queries meet every rank's keys: half of all pairs, since
+    the tokens are dealt out from both ends (transformer_engine/pytorch/attention, `AttnFuncWithCPAndKVP2P`)."""
+    machine, ways = query.machine, parts.tensor
+    tokens, batch = query.shape[:2]
+    every = tokens * parts.context
+    heads, key_heads = shape.heads // ways, max(1, shape.key_heads // ways)
+    dtype, made = query.dtype, [t.shape for t in (query, key, value)]
+    written, around_bytes, around_numel = query.nbytes, key.nbytes + value.nbytes, 2 * key.numel()
+    flops = 4 * batch * heads * tokens * every * shape.head
+    forward, backward = KERNELS[parts.attention]
+    shapes = tuple(
+        Factor(machine, (batch, *(size if "::" not in forward else size[::-1]), shape.head), query.dtype)
+        for size in ((heads, tokens), (key_heads, every), (key_heads, every))
+    )
+
+    def around(times: int) -> None:
+        if parts.context > 1:
+            with machine.on_stream(CONTEXT_STREAM):
+                machine.wait(0)
+                nbytes = times * around_bytes
+                for _ in range(parts.context - 1):
+                    machine.collective("send", "context", parts.context, dtype, nbytes, nbytes, around_numel)
+
+    def settle() -> None:
+        if parts.context > 1:
+            machine.wait(CONTEXT_STREAM)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        around(2)
+        launched = (Factor(machine, shapes[0].shape, dtype), *shapes)
+        machine.launch(backward, launched, dtype, written + around_bytes, flops * 5 // 2)
+        settle()
+        return [machine.tensor(part, dtype) for part in made]
+
+    kept: tuple[Tensor, ...] = (query, key, value)
+    if parts.frozen is not None:  # `fp8_dot_product_attention`
+        kept = tuple(machine.run("_to_copy", (tensor,), tensor.shape, parts.frozen) for tensor in kept)
+    node = start(machine, (query, key, value), back, kept)
+    del kept
+    around(1)
+    machine.launch(forward, shapes, query.dtype, query.nbytes, flops)
+    out = machine.tensor(query.shape, query.dtype)
+    statistics = machine.tensor((batch, heads, tokens), FLOAT32)
+    settle()
+    held = out.detached() if parts.frozen is None else machine.run("_to_copy", (out,), out.shape, parts.frozen)
+    return finish(node, out, held, statistics)
+
+
+def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts) -> Tensor:
+    """TE's `UnfusedDotProductAttention`: scores, their softmax in one kernel with scale and mask (backward it writes
+    over the gradient), dropout, and the product with the values. Fewer key heads are copied to as many."""
+    machine = query.machine
+    tokens, batch = query.shape[:2]
+    heads = shape.heads // parts.tensor
+    size = (batch * heads, tokens, tokens)
+
+    def by_head(x: Tensor) -> Tensor:
+        """[batch x heads, tokens, head]: a view, as TE's layout of queries, keys and values allows it."""
+        count = x.shape[-1] // shape.head
+        if count < heads:
+            split = ops.reshape(x, tokens, batch, count, shape.head)
+            x = ops.reshape(ops.repeat_interleave(split, heads // count, 2), tokens, batch, heads * shape.head)
+        return seen_by_head(x, batch * heads, shape.head)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        machine.launch(
+            "scaled_masked_softmax_bwd", (gradients[0], node.take(0)), gradients[0].dtype, gradients[0].nbytes
+        )
+        return (gradients[0],)
+
+    scores = ops.batched_product(by_head(query), ops.transpose(by_head(key), 1, 2))
+    node = start(machine, (scores,), back)
+    weights = machine.run("scaled_masked_softmax_fwd", (scores,), size, query.dtype)
+    weights = finish(node, weights, weights.detached())
+    del scores
+    weights = ops.dropout(weights, shape.attention_dropout)
+    context = ops.batched_product(weights, by_head(value))
+    turned = ops.reshape(ops.transpose(context, 0, 1), tokens, batch, heads * shape.head)
+    return ops.contiguous(turned)
+
+
+def seen_by_head(x: Tensor, rows: int, head: int) -> Tensor:
+    tokens, whole = x.shape[0], x.shape
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (gradients[0].alias(whole, None),)
+
+    node = start(x.machine, (x,), back)
+    return finish(node, x.alias((rows, tokens, head), None))
