@@ -15,27 +15,27 @@ from functools import lru_cache
 from tunecast.job.job import Job
 from tunecast.predict.spreading import TRAINER
 from tunecast.records import dataclass, replace
-from tunecast.tape.op import ADAPTER, EXCHANGE, HOOK, NODE, PASS, TENSORS, Op, Phase
+from tunecast.tape.op import CALLS, EXCHANGE, HOOK, NODES, PASS, TENSORS, Op, Phase
 
 LEAN = frozenset({Phase.CLIP, Phase.OPTIMIZER})
 FORWARD, ENGINE, OPTIMIZER, UPDATE = "forward", "engine", "optimizer", "update"
 FOUR_BIT, FOUR_BIT_ENGINE, EIGHT_BIT = "4 bit", "4 bit, engine", "8 bit"
 EXPERTS, EXPERTS_ENGINE, TRITON, TRITON_ENGINE = "experts", "experts, engine", "triton", "triton, engine"
 KINDS_S: Mapping[str, float] = {
-    FORWARD: 23.7e-6,
-    ENGINE: 12.3e-6,
-    NODE: 15.0e-6,
-    HOOK: 22.4e-6,
-    PASS: 2970e-6,
-    ADAPTER: 84.0e-6,
+    FORWARD: 18.2e-6,
+    CALLS: 41.3e-6,
+    ENGINE: 9.1e-6,
+    NODES: 19.9e-6,
+    HOOK: 18.4e-6,
+    PASS: 600e-6,
     EXCHANGE: 500e-6,
-    FOUR_BIT: 100e-6,
-    FOUR_BIT_ENGINE: 106e-6,
-    EIGHT_BIT: 242e-6,
-    EXPERTS: 89e-6,
-    EXPERTS_ENGINE: 194e-6,
-    TRITON: 207e-6,
-    TRITON_ENGINE: 202e-6,
+    FOUR_BIT: 86e-6,
+    FOUR_BIT_ENGINE: 133e-6,
+    EIGHT_BIT: 236e-6,
+    EXPERTS: 195e-6,
+    EXPERTS_ENGINE: 162e-6,
+    TRITON: 199e-6,
+    TRITON_ENGINE: 170e-6,
     OPTIMIZER: 13.5e-6,
     UPDATE: 76e-6,
     TENSORS: 2.7e-6,
@@ -45,6 +45,7 @@ that an H200 always waits, full training, LoRA and QLoRA, 20 families, 9 optimiz
 Liger's kernels (benchmarks/host_kinds.py, data/host_kinds.jsonl; torch 2.11, transformers 5.17, peft 0.21, bitsandbytes
 0.50). `host_kinds.py --fit` finds them all at once: the least sum of relative errors of forward and backward passes,
 which are then 10 % each and steps 8 %, as much as the same pass differs from one minute to the next."""
+COUNTED = (CALLS, NODES, TENSORS)
 MEASURED_LAUNCH_S = 35.7e-6
 """By the calibration's loop on that host: `calibration.MODULES`."""
 WRITTEN = ("kernel", "rope", "layernorm", "_fg_")
@@ -89,7 +90,7 @@ class Host:
         if not op.kernels:
             if op.name not in KINDS_S:
                 return 0.0
-            return KINDS_S[op.name] * speed * (op.shapes[0][0] if op.name == TENSORS else 1)
+            return KINDS_S[op.name] * speed * (op.shapes[0][0] if op.name in COUNTED else 1)
         kind = kind_of(op.name, op.by_engine, phase in LEAN)
         return KINDS_S[kind] * speed + self.more_kernels_s * (op.kernels - 1)
 

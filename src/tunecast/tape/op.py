@@ -115,12 +115,12 @@ WAIT = "wait"
 HOOK = "saved_tensor_hook"
 """An operation of no kernels: Python is called because a tensor is saved for the backward pass, or asked for again
 (`torch.autograd.graph.saved_tensors_hooks`; torch's checkpointing lives on them)."""
-NODE = "autograd_node"
-"""The same: autograd's engine comes to a node, whether or not it has anything to launch."""
+CALLS = "module_calls"
+"""The same: Python has called so many modules, `shapes[0][0]`, since the operation before."""
+NODES = "autograd_nodes"
+"""The same: so many nodes has autograd's engine come to, whether or not they have anything to launch."""
 PASS = "model_pass"
 """The same: a model of transformers is called, and what it does around its layers."""
-ADAPTER = "adapter_layer"
-"""The same: PEFT's own code around an adapted layer."""
 EXCHANGE = "parameter_exchange"
 """The same: PEFT puts a computed weight in the place of a parameter, and the parameter back."""
 TENSORS = "list_of_tensors"
@@ -190,7 +190,9 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
-OF_THE_HOST = frozenset({HOOK, NODE, PASS, ADAPTER, EXCHANGE, TENSORS, SYNCHRONIZE, HOST_WAIT})
+BETWEEN = frozenset({HOOK, PASS, EXCHANGE, SYNCHRONIZE, HOST_WAIT})
+"""What only time asks for, and may stand between frees."""
+OF_THE_HOST = BETWEEN | {CALLS, NODES, TENSORS}
 """What only time asks for: a tape for memory alone goes without."""
 
 
@@ -206,7 +208,7 @@ def with_frees_in_order(events: Iterable[Event]) -> list[Event]:
         if isinstance(event, Free):
             frees.append(event)
             continue
-        if frees and not (isinstance(event, Op) and event.name in OF_THE_HOST):
+        if frees and not (isinstance(event, Op) and event.name in BETWEEN):
             out.extend(sorted(frees))
             frees.clear()
         out.append(event)

@@ -14,7 +14,7 @@ from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
-from tunecast.tape.op import ADAPTER, Role
+from tunecast.tape.op import Role
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "out_proj"}
 QUERY_AND_VALUE = (
@@ -141,7 +141,6 @@ class LoraLinear(Module):
         return [self.lora_A.weight, self.lora_B.weight, *magnitude]
 
     def forward(self, x: Tensor) -> Tensor:
-        self.machine.of_host(ADAPTER)
         result = self.base_layer(x)
         torch_result_dtype = result.dtype
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
@@ -173,7 +172,6 @@ class LoraLinear8bit(LoraLinear):
         return FLOAT32
 
     def forward(self, x: Tensor) -> Tensor:
-        self.machine.of_host(ADAPTER)
         result = self.base_result(x)
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
         expected_dtype = None
@@ -219,7 +217,6 @@ class LoraQuantLinear(LoraLinear):
         return FLOAT32
 
     def forward(self, x: Tensor) -> Tensor:
-        self.machine.of_host(ADAPTER)
         base = self.base_layer
         assert isinstance(base, LinearGPTQ)
         with self.machine.within(base.path):

@@ -14,7 +14,7 @@ from typing import Any
 
 from tunecast.tape.build.ready import ReadyQueue
 from tunecast.tape.build.tensor import Machine, Tensor
-from tunecast.tape.op import NODE, Phase, Role
+from tunecast.tape.op import Phase, Role
 
 Gradients = list[Any]
 Backward = Callable[["Node", Gradients], Sequence[Any]]
@@ -188,7 +188,7 @@ def _run(root: Node, gradient: Tensor) -> None:
             results: list[Any] = [None] * len(node.edges)
         else:
             machine.node = node
-            machine.of_host(NODE)
+            machine.nodes += 1
             results = node.run(gradients)
             _validate(node, results)
             for hook in node.hooks:

@@ -25,8 +25,10 @@ from tunecast.tape.kernels.counts import SEVERAL
 from tunecast.tape.kernels.lists import LISTS, Lists, list_launches
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
+    CALLS,
     HOOK,
     MANY,
+    NODES,
     SYNCHRONIZE,
     TENSORS,
     WAIT,
@@ -235,7 +237,9 @@ class Machine:
         self.reentrant = False
         """Which of torch's two kinds of checkpointing is in use."""
         self._marks: dict[str, Op] = {}
-        self._of_host: dict[tuple[str, str], Op] = {}
+        self._of_host: dict[tuple[str, str, int], Op] = {}
+        self.calls = self.nodes = self.tensors = 0
+        """What the host has done since the operation before (`op.CALLS`, `op.NODES`, `op.TENSORS`)."""
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
         self.ends: Any = None
@@ -320,10 +324,13 @@ class Machine:
                 mark = self._marks[self.module] = Op("", self.module, kernels=0)
             self.events.append(mark)
             return
+        if self.module == MANY and (lists or name in LISTS):
+            self.go_over(inputs)
+        if self.calls or self.nodes or self.tensors:
+            self._note_python()
         shapes = tuple([t.shape for t in inputs[:3]])
         if self.module == MANY and (lists := lists or LISTS.get(name)) is not None:
             whole = self.repeated(inputs)
-            self.events.append(Op(TENSORS, MANY, kernels=0, shapes=((len(whole),),)))
             size = sum([t.nbytes for t in whole])
             read, written = lists.read * size, max(written, lists.written * size)
             kernels = list_launches([t.numel() for t in whole], lists.given)
@@ -366,14 +373,27 @@ class Machine:
         """Work of the host's alone (`op.OF_THE_HOST`)."""
         if self.writes_ops() and self.graph is None:
             self._announce()
-            mark = self._of_host.get((name, self.module))
+            mark = self._of_host.get((name, self.module, 0))
             if mark is None:
-                mark = self._of_host[name, self.module] = Op(name, self.module, kernels=0)
+                mark = self._of_host[name, self.module, 0] = Op(name, self.module, kernels=0)
             self.events.append(mark)
 
     def go_over(self, tensors: Sequence[Tensor], times: int = 1) -> None:
         """Python goes over a list of tensors of many modules, so many times."""
-        self.mark(Op(TENSORS, MANY, kernels=0, shapes=((times * len(self.repeated(tensors)),),)))
+        if self.writes_ops():
+            self.tensors += times * len(self.repeated(tensors))
+
+    def _note_python(self) -> None:
+        """What the host has done since the operation before. It is noted with the next, so that it stands where that
+        does: between them tensors go that belong to the one before."""
+        for name, count in ((CALLS, self.calls), (NODES, self.nodes), (TENSORS, self.tensors)):
+            if count:
+                mark = self._of_host.get((name, self.module, count))
+                if mark is None:
+                    mark = Op(name, self.module, kernels=0, shapes=((count,),))
+                    self._of_host[name, self.module, count] = mark
+                self.events.append(mark)
+        self.calls = self.nodes = self.tensors = 0
 
     def synchronize(self) -> None:
         """The host waits for the card."""
