@@ -131,7 +131,8 @@ def _planning(rows: Sequence[Mapping[str, Any]]) -> Planning | None:
     most, evaluation_most = (
         max(each, default=0.0) for each in (seconds(True, "forward_s", "backward_s"), seconds(True, "evaluation_s"))
     )
-    return Planning(_likely(planned), (0.0, 0.0, most), _likely(evaluated), (0.0, 0.0, evaluation_most))
+    there, evaluation = (0.0, 0.0, most), (0.0, 0.0, evaluation_most)
+    return Planning(_likely(planned), there, _likely(evaluated), evaluation, there)
 
 
 def _likely(seconds: Sequence[float]) -> Likely:

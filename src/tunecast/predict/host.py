@@ -15,38 +15,42 @@ from functools import lru_cache
 from tunecast.job.job import Job
 from tunecast.predict.spreading import TRAINER
 from tunecast.records import dataclass, replace
-from tunecast.tape.op import CALLS, EXCHANGE, HOOK, NODES, PASS, TENSORS, Op, Phase
+from tunecast.tape.op import CALLS, CHECKPOINT, EXCHANGE, HOOK, LET_GO, NODES, PASS, RECOMPUTE, TENSORS, Op, Phase
 
 LEAN = frozenset({Phase.CLIP, Phase.OPTIMIZER})
-FORWARD, ENGINE, OPTIMIZER, UPDATE = "forward", "engine", "optimizer", "update"
+FORWARD, ENGINE, OPTIMIZER, LISTS, UPDATE = "forward", "engine", "optimizer", "lists", "update"
 FOUR_BIT, FOUR_BIT_ENGINE, EIGHT_BIT = "4 bit", "4 bit, engine", "8 bit"
 EXPERTS, EXPERTS_ENGINE, TRITON, TRITON_ENGINE = "experts", "experts, engine", "triton", "triton, engine"
 KINDS_S: Mapping[str, float] = {
-    FORWARD: 18.2e-6,
-    CALLS: 41.3e-6,
-    ENGINE: 9.1e-6,
-    NODES: 19.9e-6,
-    HOOK: 18.4e-6,
+    FORWARD: 20.2e-6,
+    CALLS: 36.1e-6,
+    ENGINE: 11.5e-6,
+    NODES: 18.4e-6,
+    HOOK: 10.0e-6,
+    CHECKPOINT: 395e-6,
+    RECOMPUTE: 582e-6,
     PASS: 600e-6,
-    EXCHANGE: 500e-6,
-    FOUR_BIT: 86e-6,
-    FOUR_BIT_ENGINE: 133e-6,
-    EIGHT_BIT: 236e-6,
-    EXPERTS: 195e-6,
-    EXPERTS_ENGINE: 162e-6,
-    TRITON: 199e-6,
-    TRITON_ENGINE: 170e-6,
-    OPTIMIZER: 13.5e-6,
-    UPDATE: 76e-6,
-    TENSORS: 2.7e-6,
+    EXCHANGE: 542e-6,
+    FOUR_BIT: 121e-6,
+    FOUR_BIT_ENGINE: 125e-6,
+    EIGHT_BIT: 234e-6,
+    EXPERTS: 156e-6,
+    EXPERTS_ENGINE: 134e-6,
+    TRITON: 204e-6,
+    TRITON_ENGINE: 173e-6,
+    OPTIMIZER: 13.7e-6,
+    LISTS: 63e-6,
+    UPDATE: 74e-6,
+    TENSORS: 3.4e-6,
+    LET_GO: 9.1e-6,
 }
 """Seconds of one thread for a piece of each kind, on a host that launches every `MEASURED_LAUNCH_S`: 90 models so small
 that an H200 always waits, full training, LoRA and QLoRA, 20 families, 9 optimizers, with and without checkpointing and
 Liger's kernels (benchmarks/host_kinds.py, data/host_kinds.jsonl; torch 2.11, transformers 5.17, peft 0.21, bitsandbytes
 0.50). `host_kinds.py --fit` finds them all at once: the least sum of relative errors of forward and backward passes,
 which are then 10 % each and steps 8 %, as much as the same pass differs from one minute to the next."""
-COUNTED = (CALLS, NODES, TENSORS)
-MEASURED_LAUNCH_S = 35.7e-6
+COUNTED = (CHECKPOINT, CALLS, NODES, TENSORS, LET_GO)
+MEASURED_LAUNCH_S = 35.1e-6
 """By the calibration's loop on that host: `calibration.MODULES`."""
 WRITTEN = ("kernel", "rope", "layernorm", "_fg_")
 """In the names of Triton's kernels that a package launches from Python; a compiler's are called as operations are."""
@@ -60,7 +64,7 @@ def kind_of(name: str, by_engine: bool, lean: bool) -> str:
     if name.startswith("optimizer_update"):
         return UPDATE
     if lean:
-        return OPTIMIZER
+        return LISTS if name.startswith(("_foreach", "_fused")) else OPTIMIZER
     if name == "dequantize_4bit":
         return FOUR_BIT_ENGINE if by_engine else FOUR_BIT
     if name.startswith("int8_"):

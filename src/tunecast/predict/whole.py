@@ -24,7 +24,7 @@ from tunecast.predict.fsdp_files import writes_parts
 from tunecast.predict.host import DEFAULT_HOST, Host
 from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
 from tunecast.predict.preparation import TOKENS_PER_S, preparation_s
-from tunecast.predict.spreading import CUT
+from tunecast.predict.spreading import CUT, TRAINER
 from tunecast.records import dataclass, field, replace
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import GB, MB
@@ -58,6 +58,9 @@ DOWNLOAD_SPREAD = (1 / 3, 2.3)
 FIRST_STEP_S = (0.65, 0.5, 3.3)
 """By how much a first step is longer than the rest, kernels being loaded and blocks asked for: the median of 69 eager
 runs is 0.645 s, a tenth each below 0.52 and above 1.76; of 14 others it was 0.5 to 3.5 s, 1.1 in the median."""
+TRAIN_START_S = (0.34, 0.2, 1.0)
+"""What transformers' Trainer does between train() and its first step: 0.34 s twice, in a process where all else was
+loaded (data/host_kinds.jsonl)."""
 LIGER_S = (4.3, 1.0, 6.0)
 """With Triton's kernels to compile (one run; none where Triton's cache has them)."""
 COMPILE_S = (37.6, 15.0, 120.0)
@@ -73,8 +76,12 @@ Ignored  that planning backward runs beside what the card still has to do of the
          steps that the card bounds."""
 NEW_KERNEL_S = (0.8, 0.0, 3.4)
 """Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd, but of the first such kind, which
-`FIRST_STEP_S` has: cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
+`FIRST_KERNEL_S` is of: cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
 earlier run left it in the driver's cache on disk (four of fourteen runs of varying_lengths.jsonl paid for one)."""
+FIRST_KERNEL_S = (1.15, 0.0, 2.0)
+"""The same of the first kind of a run: 0.8 to 2.0 s, 1.15 in the median of six models whose driver had an empty cache
+on disk, as a fresh machine has, over the same run once more (data/host_kinds.jsonl; 0.51 s forward, 0.64 s backward).
+"""
 ALIGNED = (128, 64, 8, 4, 2, 1)
 EVALUATION_NEW_LENGTH_S = (0.05, 0.0, 0.15)
 """Without gradients, which is another plan: 0.045 to 0.071 s in the median of three models."""
@@ -93,9 +100,12 @@ class Planning(NamedTuple):
     kernel_s: Likely = NOTHING
     evaluation_length_s: Likely = NOTHING
     evaluation_kernel_s: Likely = NOTHING
+    first_kernel_s: Likely = NOTHING
 
 
-CUDNN_PLANNING = Planning(NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S)
+CUDNN_PLANNING = Planning(
+    NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S, FIRST_KERNEL_S
+)
 OTHER_PLANNING = Planning(OTHER_NEW_LENGTH_S)
 
 
@@ -183,10 +193,10 @@ def whole_job(
     spans["preparation"] = prepared
     missing: list[str] = []
     spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
-    spans["first_step"] = _first_step(job)
+    spans["first_step"] = _first_step(job, planning)
     fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
     compiled = max(0, kinds_of_lengths(epoch.lengths, count * job.grad_accum) - 1)
-    spans["new_lengths"] = _planned(fresh, _length_s(job, planning), compiled, planning.kernel_s)
+    spans["new_lengths"] = _planned(fresh, new_length_s(job, planning), compiled, planning.kernel_s)
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
     if outside is None:
@@ -269,7 +279,7 @@ def kinds_of_lengths(lengths: Mapping[float, float], batches: float) -> int:
     return sum(share * batches >= 0.5 for share in shares.values())
 
 
-def _length_s(job: Job, planning: Planning) -> Likely:
+def new_length_s(job: Job, planning: Planning) -> Likely:
     """Plans are kept by thread (ATen/native/cudnn/MHA.cpp), and checkpointing computes a layer again in the engine's:
     there the forward pass is planned once more. 0.23 s in the median of a model with it, 0.16 of two without
     (benchmarks/data/new_lengths.jsonl)."""
@@ -293,10 +303,10 @@ def _first_evaluation(job: Job, planning: Planning) -> Spread:
     return _planned(fresh, planning.evaluation_length_s, compiled, planning.evaluation_kernel_s)
 
 
-def _first_step(job: Job) -> Spread:
-    if job.compile:
-        return Spread(*COMPILE_S)
-    return Spread(*(LIGER_S if "liger" in job.kernels else FIRST_STEP_S))
+def _first_step(job: Job, planning: Planning) -> Spread:
+    loaded = COMPILE_S if job.compile else LIGER_S if "liger" in job.kernels else FIRST_STEP_S
+    begun = TRAIN_START_S if job.stack in TRAINER else NOTHING
+    return Spread(*map(sum, zip(loaded, begun, planning.first_kernel_s, strict=True)))
 
 
 def _download(nbytes: int, job: Job) -> Spread:

@@ -115,6 +115,8 @@ WAIT = "wait"
 HOOK = "saved_tensor_hook"
 """An operation of no kernels: Python is called because a tensor is saved for the backward pass, or asked for again
 (`torch.autograd.graph.saved_tensors_hooks`; torch's checkpointing lives on them)."""
+CHECKPOINT, RECOMPUTE = "checkpoint", "recompute"
+"""The same: torch's checkpointing begins a call, or does it again: states of random numbers are kept and set."""
 CALLS = "module_calls"
 """The same: Python has called so many modules, `shapes[0][0]`, since the operation before."""
 NODES = "autograd_nodes"
@@ -125,6 +127,8 @@ EXCHANGE = "parameter_exchange"
 """The same: PEFT puts a computed weight in the place of a parameter, and the parameter back."""
 TENSORS = "list_of_tensors"
 """The same: Python goes over a list of so many tensors, `shapes[0][0]`."""
+LET_GO = "gradients_let_go"
+"""The same: so many gradients go, `shapes[0][0]`."""
 SYNCHRONIZE = "synchronize"
 """An operation of no kernels: the host goes on only when the card has done all it was given."""
 HOST_WAIT = "host_wait"
@@ -190,9 +194,9 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
-BETWEEN = frozenset({HOOK, PASS, EXCHANGE, SYNCHRONIZE, HOST_WAIT})
+BETWEEN = frozenset({HOOK, RECOMPUTE, PASS, EXCHANGE, LET_GO, SYNCHRONIZE, HOST_WAIT})
 """What only time asks for, and may stand between frees."""
-OF_THE_HOST = BETWEEN | {CALLS, NODES, TENSORS}
+OF_THE_HOST = BETWEEN | {CHECKPOINT, CALLS, NODES, TENSORS}
 """What only time asks for: a tape for memory alone goes without."""
 
 

@@ -26,6 +26,7 @@ from tunecast.tape.kernels.lists import LISTS, Lists, list_launches
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
     CALLS,
+    CHECKPOINT,
     HOOK,
     MANY,
     NODES,
@@ -238,8 +239,8 @@ class Machine:
         """Which of torch's two kinds of checkpointing is in use."""
         self._marks: dict[str, Op] = {}
         self._of_host: dict[tuple[str, str, int], Op] = {}
-        self.calls = self.nodes = self.tensors = 0
-        """What the host has done since the operation before (`op.CALLS`, `op.NODES`, `op.TENSORS`)."""
+        self.calls = self.nodes = self.tensors = self.rewinds = 0
+        """What the host has done since the operation before (`op.CALLS`, `NODES`, `TENSORS`, `CHECKPOINT`)."""
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
         self.ends: Any = None
@@ -319,6 +320,7 @@ class Machine:
             return
         self._announce()
         if not self.writes_ops():
+            self.calls = self.nodes = self.tensors = self.rewinds = 0
             mark = self._marks.get(self.module)
             if mark is None:
                 mark = self._marks[self.module] = Op("", self.module, kernels=0)
@@ -326,7 +328,7 @@ class Machine:
             return
         if self.module == MANY and (lists or name in LISTS):
             self.go_over(inputs)
-        if self.calls or self.nodes or self.tensors:
+        if self.calls or self.nodes or self.tensors or self.rewinds:
             self._note_python()
         shapes = tuple([t.shape for t in inputs[:3]])
         if self.module == MANY and (lists := lists or LISTS.get(name)) is not None:
@@ -380,20 +382,22 @@ class Machine:
 
     def go_over(self, tensors: Sequence[Tensor], times: int = 1) -> None:
         """Python goes over a list of tensors of many modules, so many times."""
-        if self.writes_ops():
-            self.tensors += times * len(self.repeated(tensors))
+        self.tensors += times * len(self.repeated(tensors))
 
     def _note_python(self) -> None:
         """What the host has done since the operation before. It is noted with the next, so that it stands where that
         does: between them tensors go that belong to the one before."""
-        for name, count in ((CALLS, self.calls), (NODES, self.nodes), (TENSORS, self.tensors)):
+        for name, count in (
+            *((CHECKPOINT, self.rewinds), (CALLS, self.calls)),
+            *((NODES, self.nodes), (TENSORS, self.tensors)),
+        ):
             if count:
                 mark = self._of_host.get((name, self.module, count))
                 if mark is None:
                     mark = Op(name, self.module, kernels=0, shapes=((count,),))
                     self._of_host[name, self.module, count] = mark
                 self.events.append(mark)
-        self.calls = self.nodes = self.tensors = 0
+        self.calls = self.nodes = self.tensors = self.rewinds = 0
 
     def synchronize(self) -> None:
         """The host waits for the card."""

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
-from tunecast.tape.op import MANY, Role
+from tunecast.tape.op import LET_GO, MANY, Op, Role
 
 
-LET_GO = 4
-"""As many passes over a list take what it takes to let each of its gradients go."""
 COLLECTED = 2
 """Lists of a norm for each gradient, of which one comes out of a kernel and goes into another."""
 
@@ -84,7 +82,7 @@ class Optimizer:
 
     def zero_grad(self) -> None:
         if trained := self.trained():
-            self.machine.go_over(trained, LET_GO)
+            self.machine.mark(Op(LET_GO, MANY, kernels=0, shapes=((len(self.machine.repeated(trained)),),)))
         del trained
         for parameter in self.parameters:
             parameter.grad = None
