@@ -69,10 +69,6 @@ class Epoch:
         return max(0.0, 1 - self.real_tokens / self.padded_tokens) if self.padded_tokens else 0.0
 
 
-LOGGING_STEPS = 500
-"""TrainingArguments.logging_steps: of eval_steps where that is not given."""
-
-
 def total_steps(job: Job, epoch: Epoch | None) -> int | None:
     """Optimizer steps of the whole run (set_initial_training_values): max_steps, or epochs times those of one."""
     if job.run.max_steps is not None:
@@ -158,6 +154,14 @@ def new_lengths(epoch: Epoch, batches: int, ranks: int = 1) -> float:
         before, t = t, max(t + 1, int(t * 1.1))
     last = sum(p * (1 - min(1.0, p)) ** batches for p in shares.values())
     return total + (1 - (1 - min(1.0, last)) ** ranks) * (batches - 1 - before)
+
+
+def longest_row(job: Job, lengths: Lengths | None) -> int:
+    """Of the job's batches: no sample is longer, where it says how long they are."""
+    most = max(job.lengths or (job.seq_len,))
+    if job.lengths is not None or lengths is None or job.data.packing:
+        return most
+    return min(most, padded(min(lengths.counts[-1][0], job.seq_len), job.data.pad_to_multiple_of))
 
 
 def cut_rows(job: Job, known: Lengths) -> list[str]:

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, sample_lengths
-from tunecast.predict.batches import MicroBatch, batches_of, padded
-from tunecast.predict.lengths import LOGGING_STEPS, epoch_of, total_steps
+from tunecast.predict.batches import EVAL_STEPS, MicroBatch, batches_of, padded
+from tunecast.predict.lengths import epoch_of, total_steps
 from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.shapes import Shapes
 from tunecast.tape.build.sharding.scheme import ranks_of
@@ -35,9 +35,20 @@ from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import STEPS
 
-MOST_EVENTS = 2_400_000
-"""Of all the orders of a job that are replayed, at 0.1 to 0.2 microseconds each in C; a search for the least capacity
-takes as long as two to four of them."""
+
+class Budget(NamedTuple):
+    """What a replay may take."""
+
+    events: int
+    """Of all orders together, at 0.1 to 0.2 microseconds each in C; a search for the least capacity takes as long as
+    two to four of them."""
+    structures: int
+    """That are built of each kind of step, at 0.1 to 0.4 s each; beyond, the nearest one stands in."""
+
+
+WHOLLY = Budget(2_400_000, 24)
+BRIEFLY = Budget(200_000, 2)
+"""For a search that asks for hundreds of jobs: the first steps, records and some of the largest, in one order."""
 MOST_READ = 100_000
 """Micro-batches that are looked at for the largest, of all ranks together."""
 ORDERS = 3
@@ -45,6 +56,8 @@ ORDERS = 3
 MOST_RANKS = 4
 """Replayed where each has batches of its own: the first ones."""
 MOST_EVALUATIONS = 3
+USUAL_TURNS = 8
+"""Micro-batches of a step whose structure tells how much one of them is: no other is built where there are no more."""
 LEAST_STEPS = 12
 """A step of more micro-batches than leave room for so many steps is replayed with its largest ones."""
 
@@ -63,7 +76,7 @@ class OwnRun(NamedTuple):
     """One sentence: what was replayed of what."""
 
 
-def own_run(job: Job, config: Mapping[str, Any], card: Card, *, most_events: int = MOST_EVENTS) -> OwnRun | None:
+def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = False) -> OwnRun | None:
     """None where a job says nothing of its samples' lengths, or its stack's steps cannot be put together."""
     lengths = sample_lengths(job.data)
     if lengths is None or job.lengths is not None:
@@ -73,19 +86,27 @@ def own_run(job: Job, config: Mapping[str, Any], card: Card, *, most_events: int
     first = batches_of(job, lengths, most_steps=most_steps)
     if first is None or not first.steps:
         return None
-    if first.known:
+    if brief:
+        rest = []
+    elif first.known:
         rest = [batches_of(job, lengths, rank=r, most_steps=most_steps) for r in range(1, min(ranks, MOST_RANKS))]
     else:
         seeds = range(job.data.seed + 1, job.data.seed + ORDERS)
         drawn = [replace(job, data=replace(job.data, seed=seed)) for seed in seeds]
         rest = [batches_of(other, lengths, most_steps=most_steps) for other in drawn]
+    budget = BRIEFLY if brief else WHOLLY
     every = [first.steps, *(each.steps for each in rest if each is not None and each.steps)]
     try:
         largest = max((micro for step in first.steps for micro in step), key=lambda micro: micro.rows * micro.length)
-        orders, taken = _composed(job, config, card, every, largest, evaluation_batches(job, lengths), most_events)
+        orders, taken, strangers = _composed(
+            job, config, card, every, largest, evaluation_batches(job, lengths), budget
+        )
     except (NotComposable, OverflowError):
         return None
-    return OwnRun(orders, first.known, largest, _told(job, lengths, taken, len(first.steps), len(orders), first.known))
+    told = _told(job, lengths, taken, len(first.steps), len(orders), first.known)
+    if strangers:
+        told += f"; {strangers:,} lengths are taken to run as the nearest that was built does"
+    return OwnRun(orders, first.known, largest, told)
 
 
 def with_tape(folded: Folded, job: Job, own: OwnRun, config: Mapping[str, Any], card: Card) -> Folded:
@@ -105,35 +126,38 @@ def _composed(
     every: Sequence[Sequence[Step]],
     largest: MicroBatch,
     evaluation: Sequence[MicroBatch],
-    most_events: int,
-) -> tuple[tuple[Composed, ...], int]:
+    budget: Budget,
+) -> tuple[tuple[Composed, ...], int, int]:
     shapes: dict[tuple[int, bool], Shapes | None] = {}
 
     def structure_of(turns: int, micro: tuple[int, int, bool]) -> tuple[Structure, Sequence[int]] | None:
         rows, length, masked = micro
         if (turns, masked) not in shapes:
             like, evaluates = replace_unchecked(job, grad_accum=max(1, turns)), turns == EVALUATION
-            shapes[turns, masked] = shapes_of(_evaluated(like) if evaluates else like, config, card, masked, evaluates)
+            like = _evaluated(like) if evaluates else like
+            shapes[turns, masked] = shapes_of(like, config, card, masked, evaluates, budget.structures)
         found = shapes[turns, masked]
         return None if found is None else found.of(rows, length)
 
-    one = structure_of(1, largest)
+    usual = min(job.grad_accum, USUAL_TURNS)
+    one = structure_of(usual, largest)
     if one is None:
         raise NotComposable("there is no structure")
     program = one[0].program
     again = again_of(program)
-    events = max(1, program.bounds[again + 1] - program.bounds[again])
-    budget = most_events // len(every)
-    turns = max(2, budget // (LEAST_STEPS * events))
+    events = max(1, (program.bounds[again + 1] - program.bounds[again]) // usual)
+    each = budget.events // len(every)
+    turns = max(2, each // (LEAST_STEPS * events))
     short = [[fewer(step, turns) for step in steps] for steps in every]
-    most = max(LEAST_STEPS, budget // (events * max(len(step) for step in short[0])))
+    most = max(LEAST_STEPS, each // (events * max(len(step) for step in short[0])))
     chosen = [those_that_count(steps, most) for steps in short]
     batches = evaluation if evaluation and structure_of(EVALUATION, evaluation[0]) is not None else []
     composed = []
     for steps, numbers in zip(short, chosen, strict=True):
         at = _after(numbers, evaluated_after(job, len(steps))) if batches else []
         composed.append(compose([steps[n] for n in numbers], structure_of, dict.fromkeys(at, batches)))
-    return tuple(composed), len(chosen[0])
+    strangers = sum(found.strangers for found in shapes.values() if found is not None)
+    return tuple(composed), len(chosen[0]), strangers
 
 
 def _evaluated(job: Job) -> Job:
@@ -146,7 +170,7 @@ def evaluated_after(job: Job, steps: int) -> list[int]:
     run = job.run
     if run.eval_strategy == "no" or not job.data.eval_samples:
         return []
-    every = (run.eval_steps or LOGGING_STEPS) if run.eval_strategy == "steps" else max(1, ceil(steps / job.data.epochs))
+    every = (run.eval_steps or EVAL_STEPS) if run.eval_strategy == "steps" else max(1, ceil(steps / job.data.epochs))
     return [number - 1 for number in range(every, steps + 1, every)]
 
 
