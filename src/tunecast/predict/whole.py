@@ -75,8 +75,8 @@ and 0.12 on one day's host and 0.14 and 0.17 on another's, which also took a thi
 Ignored  that planning backward runs beside what the card still has to do of the forward pass: 0.12 to 0.15 s of 0.16 in
          steps that the card bounds."""
 NEW_KERNEL_S = (0.8, 0.0, 3.4)
-"""Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd, but of the first such kind, which
-`FIRST_KERNEL_S` is of: cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
+"""Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd, but of the first such kind
+(`FIRST_KERNEL_S`): cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
 earlier run left it in the driver's cache on disk (four of fourteen runs of varying_lengths.jsonl paid for one)."""
 FIRST_KERNEL_S = (1.15, 0.0, 2.0)
 """The same of the first kind of a run: 0.8 to 2.0 s, 1.15 in the median of six models whose driver had an empty cache
@@ -103,9 +103,7 @@ class Planning(NamedTuple):
     first_kernel_s: Likely = NOTHING
 
 
-CUDNN_PLANNING = Planning(
-    NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S, FIRST_KERNEL_S
-)
+CUDNN_PLANNING = Planning(NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S, FIRST_KERNEL_S)
 OTHER_PLANNING = Planning(OTHER_NEW_LENGTH_S)
 
 

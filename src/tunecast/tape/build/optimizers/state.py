@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
 from tunecast.tape.op import LET_GO, MANY, Op, Role
 
-
 COLLECTED = 2
 """Lists of a norm for each gradient, of which one comes out of a kernel and goes into another."""
 
