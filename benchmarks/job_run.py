@@ -64,7 +64,8 @@ def config_of(name: str, small: bool) -> Any:
     raw = json.loads((MODELS / f"{name}.json").read_text())
     if small:
         raw |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 500}
-        raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "layer_types": None}
+        raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        raw |= {"layer_types": None} if "layer_types" in raw else {}
         raw |= {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 1}
     return AutoConfig.for_model(raw.pop("model_type"), **{k: v for k, v in raw.items() if k != "torch_dtype"})
 
@@ -255,7 +256,10 @@ def with_sft_trainer(case: dict[str, Any], job: Any, where: Path, clock: Clock, 
 
 
 def shortened(job: Any, small: bool) -> list[int]:
-    return [min(n, 96) for n in job.data.lengths[:32]] if small else list(job.data.lengths)
+    """The Trainer cuts nothing: who prepares its data does. SFTTrainer does, and packing wants whole samples."""
+    if small:
+        return [min(n, 96) for n in job.data.lengths[:32]]
+    return [n if job.stack == "trl" else min(n, job.seq_len) for n in job.data.lengths]
 
 
 # ------------------------------------------------------------------------------------------------------- what it took
@@ -410,13 +414,16 @@ def find_bitsandbytes() -> None:
 def answer(
     case: dict[str, Any], folder: Path, small: bool, cpu: bool, capacity_bytes: int | None, traced: bool, out: Any
 ) -> None:
-    """In the child."""
+    """In the child. Its kernels are compiled anew, as on a machine that was just rented."""
+    os.environ["CUDA_CACHE_PATH"] = str(folder / f"kernels-{os.getpid()}")
     if needs_bitsandbytes(case):
         find_bitsandbytes()
     if case["job"].get("allocator") == "expandable_segments":
         os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     try:
         found = run_case(case, folder, small, cpu, capacity_bytes, traced)
+        compiled = [each for each in Path(os.environ["CUDA_CACHE_PATH"]).rglob("*") if each.is_file()]
+        found["compiled_bytes"] = sum(each.stat().st_size for each in compiled)
     except Exception as error:
         oom = "OutOfMemory" in type(error).__name__
         found = {"id": case["id"], "completed": False, "oom": oom, "error": traceback.format_exc()[-1500:]}

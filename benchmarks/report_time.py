@@ -232,10 +232,10 @@ def _seconds(value: float | None) -> str:
 
 
 def left_out_section() -> list[str]:
-    """What was estimated from published runs, without each card and each model."""
+    """What was estimated from published runs, without each card, each model and each source."""
     made = load("time_left_out.json")
     lines = []
-    for kind in ("cards", "models"):
+    for kind in ("cards", "models", "sources"):
         for one in sorted(made[kind], key=lambda one: -one["left out"]["median"]):
             as_is, out = one["as it is"], one["left out"]
             figures = [percent(as_is["median"]), percent(out["median"]), signed(out["median_signed"])]
@@ -245,7 +245,7 @@ def left_out_section() -> list[str]:
         "",
         "How much of the best product a generation of cards sustains, and what float8 and float4 reach of it "
         "(`predict/price/rates.py`), are estimated from published steps and those of one H200. Here they are estimated "
-        f"anew without the card, or the model, whose runs are then predicted; {made['rows']} runs, "
+        f"anew without the card, the model or the source whose runs are then predicted; {made['rows']} runs, "
         "`python benchmarks/time_left_out.py`.",
         "",
         *table(["left out", "runs", "median as it is", "median left out", "signed", "p90"], lines),

@@ -19,6 +19,8 @@ TARGETS: Mapping[str, list[str]] = {
 }
 MLPERF_DROPOUT, MLPERF_ALPHA = 0.1, 32
 """mlcommons/training, llama2_70b_lora: the rules fix rank 16, alpha 32, dropout 0.1."""
+NEMO_DROPOUT = 0.0
+"""nemo/collections/llm/peft/lora.py, `LoRA.dropout`."""
 
 
 def vendor_rows(rows: list[dict[str, str]]) -> tuple[list[Row], list[Row]]:
@@ -75,7 +77,7 @@ def one(row: Published, name: str) -> Row:
     stack = stack_of(row)
     dtypes, more = precision_of(row["precision"])
     beyond |= more
-    if stack in ("nemo", "megatron"):
+    if stack == "nemo":
         dtypes |= {"weights_dtype": "bfloat16", "autocast": None}
     elif row["method"] == "lora":
         dtypes |= {"weights_dtype": "bfloat16", "autocast": "bfloat16"}
@@ -101,12 +103,10 @@ def one(row: Published, name: str) -> Row:
         "gradient_checkpointing": checkpointing,
         "attention": "flash_attention_2" if row["attention_impl"] == "flash-attn-2" else "sdpa",
         "compile": stack == "torchtitan",
-        "data": {"packing": True},
+        "data": {"packing": not row["source"].startswith("MLPerf")},
         "hardware": cards_of(row),
         "parallel": parallel,
     }
-    if stack == "megatron":  # as NeMo does: grad_reduce_in_fp32 is False in every performance recipe
-        parallel["reduce_dtype"] = "bfloat16"
     if "fp8 DPA" in row["attention_impl"]:
         beyond["attention"] = "float8"
     doubts += [told for words, told in DOUBTS.items() if words in row["notes"] or words in row["precision"]]
@@ -133,13 +133,7 @@ def stack_of(row: Published) -> str:
         return "trl"
     if row["source"].startswith("IBM"):
         return "torchtitan"
-    waits = row["source"].startswith("Megatron-Bridge") and row["precision"] in WAITS_FOR_TENSORS
-    return "megatron" if waits else "nemo"
-
-
-WAITS_FOR_TENSORS = ("nvfp4",)
-"""Megatron Bridge overlaps the collectives of tensor parallelism with their products, as NeMo does, but for these
-(scripts/performance/configs/llama: `tp_comm_overlap = False if precision == "nvfp4"`)."""
+    return "nemo"
 
 
 def software_of(row: Published, stack: str) -> str:
@@ -154,9 +148,9 @@ def software_of(row: Published, stack: str) -> str:
 def frozen_of(row: Published, stack: str, dtypes: Row) -> Row:
     """MLPerf's LoRA on Megatron stores frozen weights in float8 wherever products are in float8 or less (`fp8_params`,
     training_results_v4.0, NVIDIA, nemo/conf/megatron_gpt_peft_tuning_config.yaml, which others and later rounds have
-    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION)."""
+    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION). Its loss is not fused."""
     low = row["source"].startswith("MLPerf") and row["method"] == "lora" and "matmul_dtype" in dtypes
-    return {"quantization": {"format": "float8"}} if low and stack == "nemo" else {}
+    return {"quantization": {"format": "float8"}, "loss": "full"} if low and stack == "nemo" else {}
 
 
 def lora_of(row: Published, doubts: list[str]) -> Row:
@@ -172,7 +166,7 @@ def lora_of(row: Published, doubts: list[str]) -> Row:
         "lora": {
             "rank": rank,
             "alpha": MLPERF_ALPHA if mlperf else 2 * rank,
-            "dropout": MLPERF_DROPOUT,
+            "dropout": MLPERF_DROPOUT if mlperf else NEMO_DROPOUT,
             "targets": TARGETS.get(row["lora_targets"], QKV),
             "adapter_dtype": "bfloat16",
         }

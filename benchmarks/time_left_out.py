@@ -1,12 +1,12 @@
-"""Predicted times with what was estimated from published runs estimated anew without a card, or without a model.
+"""Predicted times with what was estimated from published runs estimated anew without a card, a model or a source.
 
     python benchmarks/time_left_out.py        after time_public.py and time_vendor.py; writes results/time_left_out.json
 
 Two kinds of constants of `predict/price/rates.py` are estimated from published steps: how much of the best product a
 generation of cards sustains in training, and what float8 and float4 reach of it. For each card in turn both are
-estimated without its runs, and its runs are predicted with those; the same for each model. Nothing is priced again: a
-share w of a step (products, attention, what is recomputed) goes as 1 / constant, so at k times the constant the step
-takes 1 - w + w / k of its time.
+estimated without its runs, and its runs are predicted with those; the same for each model and for each source (a
+repository, or a vendor's publication). Nothing is priced again: a share w of a step (products, attention, what is
+recomputed) goes as 1 / constant, so at k times the constant the step takes 1 - w + w / k of its time.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Run(NamedTuple):
     id: str
     gpu: str
     model: str
+    source: str
+    """The repository or publication, by the prefix of its rows' ids."""
     generation: str
     precision: str
     ratio: float
@@ -70,7 +72,8 @@ def runs_of(rows: Sequence[Row]) -> list[Run]:
         share = sum(said["breakdown_s"].get(name, 0.0) for name in COMPUTE) / said["step_s"]
         generation = known_gpu(row["gpu"]).architecture.split()[0]
         ratio = 1 + row["error"]["tunecast"]
-        made.append(Run(row["id"], row["gpu"], row["about"].split()[0], generation, row["precision"], ratio, share))
+        named = (row["gpu"], row["about"].split()[0], row["id"].rpartition("-")[0])
+        made.append(Run(row["id"], *named, generation, row["precision"], ratio, share))
     return made
 
 
@@ -109,31 +112,71 @@ def fitted(runs: Sequence[Run]) -> Factors:
     return found
 
 
-def left_out(runs: Sequence[Run], part_of: Callable[[Run], str]) -> list[Row]:
-    """By part (a card, a model): its runs with constants estimated from all the others."""
-    told = []
-    for part in sorted({part_of(run) for run in runs}):
-        own = [run for run in runs if part_of(run) == part]
-        factors = fitted([run for run in runs if part_of(run) != part])
-        figures = off([error_at(run, factors.of(run)) for run in own], len(own))
-        told.append({"part": part, "rows": len(own), "as it is": off([run.ratio - 1 for run in own], len(own))} | {
-            "left out": figures, "generations": factors.generations, "precisions": factors.precisions,
-        })  # fmt: skip
-    return told
+class Part(NamedTuple):
+    """Of the runs a card, a model or a source."""
+
+    name: str
+    own: list[Run]
+    factors: Factors
+    """Of the constants without its runs."""
+
+    def errors(self) -> dict[str, float]:
+        return {run.id: error_at(run, self.factors.of(run)) for run in self.own}
+
+
+def parts_of(runs: Sequence[Run], part_of: Callable[[Run], str]) -> list[Part]:
+    return [
+        Part(
+            name,
+            [run for run in runs if part_of(run) == name],
+            fitted([run for run in runs if part_of(run) != name]),
+        )
+        for name in sorted({part_of(run) for run in runs})
+    ]
+
+
+def left_out(parts: Sequence[Part]) -> list[Row]:
+    """By part: its runs with constants estimated from all the others."""
+    return [
+        {
+            "part": name,
+            "rows": len(own),
+            "as it is": off([run.ratio - 1 for run in own], len(own)),
+            "left out": off(list(Part(name, own, factors).errors().values()), len(own)),
+            "generations": factors.generations,
+            "precisions": factors.precisions,
+        }
+        for name, own, factors in parts
+    ]
+
+
+KINDS: Mapping[str, Callable[[Run], str]] = {
+    "cards": lambda run: run.gpu,
+    "models": lambda run: run.model,
+    "sources": lambda run: run.source,
+}
+
+
+def result(public: Sequence[Row], vendor: Sequence[Row]) -> Row:
+    """By kind each part, and of all runs that others published how far they are off with their own part left out."""
+    runs = runs_of([*public, *vendor])
+    published = {row["id"] for row in public}
+    by_kind = {kind: parts_of(runs, part_of) for kind, part_of in KINDS.items()}
+    told: Row = {"rows": len(runs), "published": {}}
+    for kind, parts in by_kind.items():
+        errors = [error for part in parts for run, error in part.errors().items() if run in published]
+        told["published"][kind] = off(errors, len(errors))
+    return told | {kind: left_out(parts) for kind, parts in by_kind.items()}
 
 
 def main() -> None:
-    runs = runs_of([*load("time_public.json")["rows"], *load("time_vendor.json")["rows"]])
-    made = {
-        "commit": commit(),
-        "rows": len(runs),
-        "cards": left_out(runs, lambda run: run.gpu),
-        "models": left_out(runs, lambda run: run.model),
-    }
-    for kind in ("cards", "models"):
-        for one in made[kind]:  # type: ignore[union-attr]
+    made = {"commit": commit(), **result(load("time_public.json")["rows"], load("time_vendor.json")["rows"])}
+    for kind in KINDS:
+        for one in made[kind]:
             as_is, out = one["as it is"], one["left out"]
             print(f"{one['part']:20} {one['rows']:4}  median {as_is['median']:.1%}, left out {out['median']:.1%}")
+    for kind, figures in made["published"].items():
+        print(f"published, {kind} left out: median {figures['median']:.1%}, p90 {figures['p90']:.1%}")
     (HERE / "results" / "time_left_out.json").write_text(json.dumps(made, indent=1) + "\n")
 
 

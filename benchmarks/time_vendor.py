@@ -2,7 +2,8 @@
 
     python benchmarks/time_vendor.py --peers ENV/bin/python
 
-MLPerf's llama2_70b_lora on 8 cards also says which card is faster: the order is compared too (`order`).
+MLPerf's llama2_70b_lora on 8 cards also says which card is faster: the order is compared too (`order`). And all of them
+ran: what is said not to fit is said wrongly (`fit`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from time_public import run  # noqa: E402
-from timing import rows_of  # noqa: E402
+from timing import Asked, rows_of  # noqa: E402
+
+from tunecast.job import Job  # noqa: E402
+from tunecast.predict.analytic import analytic  # noqa: E402
 
 Row = dict[str, Any]
 ORDERED = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "mi300x")
@@ -51,8 +55,34 @@ def is_lora_on_eight(row: Row) -> bool:
     )  # fmt: skip
 
 
+def verdict(job: Job) -> Row:
+    """Of memory alone."""
+    held = analytic(job).held
+    return {"fits": held.fits, "surely": held.room.surely}
+
+
+def fit(rows: list[Row]) -> Row:
+    """Of runs that ran and that are answered: how many are said not to fit, or that they may not."""
+    ask = Asked(verdict)
+    told = {row["id"]: ask(row) for row in rows}
+    answered = {name: said for name, said in told.items() if "fits" in said}
+    wrong = [name for name, said in answered.items() if not said["fits"]]
+    return {
+        "answered": len(answered),
+        "does_not_fit": len(wrong),
+        "may_not_fit": sum(said["fits"] and not said["surely"] for said in answered.values()),
+        "wrong": wrong,
+    }
+
+
 def main() -> None:
-    run("time_vendor.json", rows_of("vendor_runs.jsonl"), more=lambda found: {"order": order(found)})
+    rows = rows_of("vendor_runs.jsonl")
+    by_id = {row["id"]: row for row in rows}
+
+    def more(found: list[Row]) -> Row:
+        return {"order": order(found), "fit": fit([by_id[row["id"]] for row in found])}
+
+    run("time_vendor.json", rows, more)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, rounded_bytes
-from tunecast.predict.memory import peak, smallest_capacity_bytes, timeline
+from tunecast.predict.memory import least_beside, peak, smallest_capacity_bytes, timeline
 from tunecast.predict.replay import Replays, replay
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
@@ -162,6 +162,23 @@ def test_the_smallest_capacity_completes_and_the_next_smaller_does_not(
     )
     if capacity:
         assert not replay(tape(steps), how, capacity - 2 * MIB).completed
+
+
+@settings(max_examples=100)
+@given(STEPS, NATIVE, st.booleans(), st.booleans(), st.integers(0, 400), st.integers(0, 2 * MIB - 1))
+def test_the_least_told_beside_a_verdict_agrees_with_it(
+    steps: Steps, how: AllocatorSettings, expandable: bool, physical: bool, near: int, odd: int
+) -> None:
+    """More memory can be worse, so there are several boundaries: the one that is told lies where the verdict says."""
+    how = replace(how, expandable_segments=expandable, capacity_is_physical=physical)
+    runs = Replays(program(tape(steps)), how)
+    some = smallest_capacity_bytes(runs)
+    capacity = max(0, some + (near - 200) * 2 * MIB // 10) + odd
+    fits = runs.within(capacity).completed
+    told = least_beside(runs, some, capacity, fits)
+    assert fits == (told <= capacity)
+    assert runs.within(told).completed
+    assert not told or not runs.within(told - 2 * MIB).completed
 
 
 @given(STEPS, PHYSICAL)

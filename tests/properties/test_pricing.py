@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.cluster import Cluster, cards_of
-from tunecast.predict import native
+from tunecast.predict import native, runtime
 from tunecast.predict.clocks import READ_BY_THE_HOST
 from tunecast.predict.collectives import collective_seconds
 from tunecast.predict.host import DEFAULT_HOST
@@ -125,8 +125,13 @@ def numbers(told: StepTime) -> list[float]:
 @given(st.integers(0, 10**9), st.integers(1, 40))
 @settings(max_examples=150, deadline=None)
 def test_a_step_ends_when_its_operations_do(in_c: bool, seed: int, count: int) -> None:
+    """Where other cards slow nothing; what they do is a number that `test_contention.py` has."""
     step, asked = some_step(seed), places(seed, count)
-    with patch.object(native, "price", native.price if in_c else None):
+    with (
+        patch.object(native, "price", native.price if in_c else None),
+        patch.object(runtime, "slowdown", lambda *_: 1.0),
+        patch.object(runtime, "slowest", lambda card, _: card),
+    ):
         told = Lowered(step).on_all(asked)
     for time, place in list(zip(told, asked, strict=True))[:3]:
         assert time.step_s == pytest.approx(one_by_one(step, place), rel=1e-11)

@@ -175,3 +175,10 @@ def test_a_release_is_a_number() -> None:
 def test_so_is_a_stacks(stack: str) -> None:
     with pytest.raises(UsageError, match="stack_version: got 'banana'"):
         built(stack=stack, stack_version="banana")
+
+
+def test_sdpa_had_no_window_before_4_40() -> None:
+    """modeling_mistral.py of 4.38.2 and of 4.40.2."""
+    assert not era_of("4.38.2").windows_with_sdpa
+    assert era_of("4.40.2").windows_with_sdpa
+    assert era_of(None).windows_with_sdpa

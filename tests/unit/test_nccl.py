@@ -33,6 +33,15 @@ def test_shards_need_rings():
     assert held(data="fsdp")[:2] == (24 * 12 * MIB, LIBRARY_BYTES + 24 * 12 * MIB)
 
 
+def test_older_ones_made_rings_and_trees_at_once():
+    """NVIDIA/nccl#964: 688 MiB on 4 A100; torch 2.7 came with the first NCCL that waits until it must."""
+    job = Job(model="m", hardware=Hardware(gpu="a100-sxm-80gb", gpus=4), parallel=Parallel(data="fsdp"))
+    cluster = cluster_of(job, known_gpu("a100-sxm-80gb"))
+    older, newer = nccl_bytes(cluster, "2.6.0"), nccl_bytes(cluster, "2.7.1")
+    assert (older.nbytes, newer.nbytes) == (LIBRARY_BYTES + 688 * MIB, LIBRARY_BYTES + 24 * 12 * MIB)
+    assert older.low_bytes == newer.low_bytes < newer.nbytes < older.nbytes <= older.high_bytes
+
+
 def test_reductions_need_the_switch_too():
     # 16 channels x 8 cards x 2 MiB
     assert held().nbytes - held(data="fsdp").nbytes == 256 * MIB

@@ -6,7 +6,15 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.predict.price import kind_of, op_seconds
-from tunecast.predict.price.attention import CUDNN, FLASH_2, FLASH_2_ON_HOPPER, START_S, kernel_of
+from tunecast.predict.price.attention import (
+    CUDNN,
+    FLASH_2,
+    FLASH_2_AT_HALF_RATE,
+    FLASH_2_ON_CDNA,
+    FLASH_2_ON_HOPPER,
+    START_S,
+    kernel_of,
+)
 from tunecast.predict.price.rates import rates_of
 from tunecast.tape.op import Op
 
@@ -76,3 +84,17 @@ def test_heads_of_96_take_the_tiles_of_128() -> None:
 def test_names_of_attention() -> None:
     assert kind_of("flash_attn::fwd") == kind_of("_scaled_dot_product_efficient_attention_backward") == "attention"
     assert kind_of("flash_attn::rotary") == kind_of("flash_attn::cross_entropy_fwd") == "moving"
+
+
+def test_an_mi300x_is_no_hopper_though_its_number_begins_with_nine() -> None:
+    mi300x = rates_of(gpus()["mi300x"])
+    assert kernel_of("_scaled_dot_product_flash_attention", mi300x) is FLASH_2_ON_CDNA
+    for name, published in (("flash_attn::fwd", 355), ("flash_attn::bwd", 205)):
+        op = attention(name, 16384, backward=name.endswith("bwd"))
+        assert rate([op], "mi300x") == pytest.approx(published, rel=0.06)
+
+
+def test_where_sums_halve_the_products_attention_reaches_them() -> None:
+    assert kernel_of("flash_attn::fwd", rates_of(gpus()["rtx-4090"])) is FLASH_2_AT_HALF_RATE
+    assert kernel_of("flash_attn::fwd", rates_of(gpus()["l40s"])) is FLASH_2
+    assert rate([attention("flash_attn::fwd", 16384)], "rtx-4090") == pytest.approx(162, rel=0.06)

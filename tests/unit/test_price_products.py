@@ -22,6 +22,7 @@ from tunecast.tape.op import OFF_GRID, Op
 
 TEN = Rates(
     name="ten",
+    vendor="NVIDIA",
     sm_count=10,
     bytes_per_s=1e12,
     compute_capability=(8, 0),

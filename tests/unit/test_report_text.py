@@ -84,12 +84,6 @@ def test_what_fits_only_in_the_middle_of_its_range_may_not_fit() -> None:
     assert "exact" not in report(TIGHT) + answer_text(TIGHT)
 
 
-def test_a_margin_that_contradicts_the_verdict_is_not_told() -> None:
-    """The least capacity is one boundary of several; the verdict is a replay with the very capacity."""
-    unlucky = dataclasses.replace(TOO_SMALL, room=NEEDS._replace(capacity_bytes=21 * GIB))
-    assert headline(unlucky).splitlines()[0] == "train.py: does not fit, too fragmented"
-
-
 def test_a_pretended_capacity_is_not_the_cards() -> None:
     pretended = dataclasses.replace(TOO_SMALL, pretended=True)
     assert "needs 20.50 GiB (20.0 to 21.5) of the 16.00 GiB given as capacity" in headline(pretended)

@@ -271,18 +271,13 @@ def test_a_step_that_recomputes_some_layers_lies_between_none_and_all() -> None:
     assert time_public.answered(whole, lambda asked: steps[True]) == steps[True]  # type: ignore[arg-type, return-value]
 
 
-def test_megatron_bridge_waits_for_tensors_in_float4_only() -> None:
-    """As its recipes say; the group stays one."""
+def test_megatron_bridge_is_run_as_nemo_is() -> None:
     bridge = [row for row in VENDOR if row["id"].startswith("bridge")]
-    assert {row["stack"] for row in bridge} == {"megatron"}
-    assert {(row["job"]["matmul_dtype"], row["job"]["stack"]) for row in bridge} == {
-        ("float4", "megatron"),
-        ("float8", "nemo"),
-    }
+    assert {row["job"]["stack"] for row in bridge} == {"nemo"}
 
 
 def test_the_converter_knows_no_single_row() -> None:
-    """A rule is of a source, not of a row: no word it looks for is in one row alone, nor does it have a row's number."""
+    """A rule is of a source, not of a row: no word it looks for is in one row alone, nor has it a row's number."""
     tree = ast.parse((BENCHMARKS / "rows_vendor.py").read_text())
     documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     words = {
@@ -318,11 +313,11 @@ def test_rows_are_read_alike_wherever_they_stand() -> None:
     (first, second), _ = rows_vendor.vendor_rows([row, other])
     (turned, _), _ = rows_vendor.vendor_rows([other, row])
     assert {**first["job"], "id": ""} == {**second["job"], "id": ""} == {**turned["job"], "id": ""}
-    assert first["job"]["quantization"] == {"format": "float8"}
+    assert (first["job"]["quantization"], first["job"]["loss"]) == ({"format": "float8"}, "full")
 
 
 def run(gpu: str, generation: str, precision: str, ratio: float, share: float = 1.0) -> time_left_out.Run:
-    return time_left_out.Run("x", gpu, "m", generation, precision, ratio, share)
+    return time_left_out.Run("x-1", gpu, "m", "x", generation, precision, ratio, share)
 
 
 def test_a_constant_moves_the_share_that_goes_with_it() -> None:
@@ -333,7 +328,8 @@ def test_a_constant_moves_the_share_that_goes_with_it() -> None:
 
 def test_a_card_is_left_out_of_what_is_estimated() -> None:
     runs = [run("a", "G", "16 bits", 0.8)] * 3 + [run("b", "G", "16 bits", 1.0)] * 3
-    by_card = {one["part"]: one for one in time_left_out.left_out(runs, lambda one: one.gpu)}
+    parts = time_left_out.parts_of(runs, lambda one: one.gpu)
+    by_card = {one["part"]: one for one in time_left_out.left_out(parts)}
     assert by_card["a"]["as it is"]["median_signed"] == pytest.approx(-0.2)
     assert by_card["a"]["left out"]["median_signed"] == pytest.approx(-0.2)  # b says nothing is wrong
     assert by_card["b"]["left out"]["median_signed"] == pytest.approx(0.25)  # a says it is a fifth slower

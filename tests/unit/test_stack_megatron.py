@@ -21,13 +21,16 @@ LAYER = 256 * (8 + 2 * 4) * 32 + 256 * 256 + 256 * 2 * 512 + 512 * 256
 TOKENS = 2 * 128
 
 
-def tape_of(parallel: dict[str, Any] | None = None, gpus: int = 1, **changes: Any) -> Tape:
+def tape_of(
+    parallel: dict[str, Any] | None = None, gpus: int = 1, config: dict[str, Any] = CONFIG, **changes: Any
+) -> Tape:
     given = {
         "model": "llama-3.2-1b", "stack": "megatron", "method": "full", "weights_dtype": "bfloat16", "seq_len": 128,
         "micro_batch": 2, "gradient_checkpointing": False, "autocast": None,
         "parallel": parallel or {}, "hardware": {"gpus": gpus}, **changes,
     }  # fmt: skip
-    return build(job_from_dict(given), CONFIG, [128, 128], Card())
+    job = job_from_dict(given)
+    return build(job, config, [job.seq_len] * 2, Card())
 
 
 def product_flops(tape: Tape, step: int = 1) -> int:
@@ -75,7 +78,7 @@ def test_a_layer_gathers_and_scatters_its_tokens() -> None:
 
 def test_ranks_of_a_ring_share_the_attention() -> None:
     def flops(tape: Tape) -> int:
-        return sum(e.flops for e in tape.steps()[1] if isinstance(e, Op) and "attention" in e.name)
+        return sum(e.flops for e in tape.steps()[1] if isinstance(e, Op) and "fused_attn" in e.name)
 
     whole, part = tape_of(), tape_of({"context": 2}, gpus=2)
     assert 2 * flops(part) == flops(whole)
@@ -124,3 +127,125 @@ def max_live(tape: Tape, role: Role) -> int:
 def test_heads_that_do_not_divide_are_refused() -> None:
     with pytest.raises(TunecastError, match="divisor of 8"):
         tape_of({"tensor": 3}, gpus=3)
+
+
+def live(tape: Tape, role: Role, step: int = -1) -> int:
+    return sum(e.nbytes for e in tape.steps()[step] if isinstance(e, Alloc) and e.role is role)
+
+
+def test_a_tied_head_is_the_embedding_and_in_a_pipeline_its_copy() -> None:
+    """1,024 rows of 256, two bytes each."""
+    table = 1024 * 256 * 2
+    tied, untied = ({**CONFIG, "tie_word_embeddings": told} for told in (True, False))
+    assert weights(tape_of(config=untied)) - weights(tape_of(config=tied)) == table
+    stage = {"parallel": {"pipeline": 2}, "gpus": 2}
+    assert weights(tape_of(config=untied, **stage)) == weights(tape_of(config=tied, **stage))
+
+
+def test_a_vocabulary_is_padded_so_that_every_rank_has_128_rows_or_a_multiple() -> None:
+    """1,000 rows become 1,024."""
+    assert weights(tape_of(config={**CONFIG, "vocab_size": 1000})) == weights(tape_of())
+
+
+def test_without_a_shared_optimizer_every_rank_has_all_of_it_and_sums_its_gradients() -> None:
+    alone, shared = (tape_of({"data": data}, gpus=4) for data in ("ddp", "zero1"))
+    parameters = weights(alone) // 2
+    states = [
+        sum(e.nbytes for e in t.events if isinstance(e, Alloc) and e.role is Role.OPTIMIZER) for t in (alone, shared)
+    ]
+    assert states == [12 * parameters, 3 * parameters]
+    assert sum(sent(alone, "all_reduce", "data")) == 4 * parameters and not sent(alone, "reduce_scatter", "data")
+
+
+@pytest.mark.parametrize(
+    ("stack", "said", "width"),
+    [("megatron", None, 4), ("nemo", None, 2), ("megatron", "bfloat16", 2), ("nemo", "float32", 4)],
+)
+def test_gradients_lie_in_the_dtype_they_are_summed_in(stack: str, said: str | None, width: int) -> None:
+    tape = tape_of({"data": "zero1", "reduce_dtype": said}, gpus=4, stack=stack)
+    assert live(tape, Role.GRADIENTS) == width * weights(tape) // 2
+
+
+def test_eager_attention_keeps_scores_of_every_pair_of_tokens() -> None:
+    """Two rows, eight heads, 192 x 192 scores: they, their softmax, and back their gradient, in each of two layers."""
+    fused, eager = (tape_of(attention=kind, seq_len=192) for kind in ("sdpa", "eager"))
+    scores = 2 * 8 * 192 * 192 * 2
+    kept = [sum(e.nbytes == scores for e in t.steps()[1] if isinstance(e, Alloc)) for t in (fused, eager)]
+    assert kept == [0, 2 * 3]
+
+
+def test_without_sequence_parallelism_sums_stay_whole() -> None:
+    """Forward: proj and fc2; back: qkv and fc1; the head's gradient; the embedding. The loss has three of its own."""
+    part = tape_of({"tensor": 2, "sequence_parallel": False}, gpus=2)
+    assert not sent(part, "reduce_scatter", "tensor")
+    whole = TOKENS * 256 * 2
+    assert sent(part, "all_reduce", "tensor").count(whole) == 2 * (2 + 2) + 1 + 1
+
+
+def test_frozen_weights_in_float8_take_a_byte() -> None:
+    plain, packed = (
+        tape_of(method="lora", stack="nemo", lora={"rank": 4, "targets": "attention"}, **more)
+        for more in ({}, {"quantization": {"format": "float8"}})
+    )
+    assert weights(plain) - weights(packed) == 2 * LAYER  # two layers, a byte less each weight; ends and norms stay
+    assert max_live(packed, Role.ACTIVATIONS) < max_live(plain, Role.ACTIVATIONS)
+
+
+def test_nothing_is_kept_of_the_input_of_a_frozen_weight() -> None:
+    """Full training keeps the normalised input of qkv and fc1 and what fc2 is given; adapters on attention do not need
+    those of the MLP."""
+    full = tape_of(micro_batch=2)
+    lora = tape_of(method="lora", lora={"rank": 4, "targets": "attention", "dropout": 0.0})
+    assert max_live(lora, Role.ACTIVATIONS) < max_live(full, Role.ACTIVATIONS) - 2 * TOKENS * 512 * 2
+
+
+def test_interleaved_stages_keep_more_under_way() -> None:
+    """Two ranks with two pieces: on the first 1 + 2 + 2 passes of one layer, where 1F1B has 2 of two."""
+    four = {**CONFIG, "num_hidden_layers": 4}
+    plain, interleaved = (
+        tape_of({"pipeline": 2, "virtual_stages": count}, gpus=2, grad_accum=4, config=four) for count in (1, 2)
+    )
+    assert max_live(plain, Role.ACTIVATIONS) < max_live(interleaved, Role.ACTIVATIONS)
+
+
+def test_packed_samples_do_not_see_each_other() -> None:
+    def flops(tape: Tape) -> int:
+        return sum(e.flops for e in tape.steps()[1] if isinstance(e, Op) and "fused_attn" in e.name)
+
+    alone, packed = (flops(tape_of(data={"packing": told}, seq_len=4096)) for told in (False, True))
+    assert 4096 / 384 - 1 < alone / packed < 4096 / 384 + 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"parallel": {"pipeline": 2, "virtual_stages": 2}, "grad_accum": 3, "gpus": 2}, "multiple of it; nearest: 4"),
+        ({"parallel": {"context": 2}, "attention": "eager", "gpus": 2}, "fused attention alone"),
+        ({"parallel": {"reduce_dtype": "float16"}}, "grad_reduce_in_fp32"),
+        ({"optimizer": "adamw_torch_8bit"}, "adamw_torch_8bit"),
+        ({"autocast": "bfloat16", "weights_dtype": "float32"}, "autocast"),
+        ({"recompute": "selective"}, "recompute"),
+    ],
+)
+def test_what_is_not_modelled_is_refused(changes: dict[str, Any], words: str) -> None:
+    from tunecast.predict.engines import prediction
+
+    given = {
+        "model": "llama-3.2-1b", "stack": "megatron", "method": "full", "weights_dtype": "bfloat16", "autocast": None,
+        "seq_len": 128, **changes,
+    }  # fmt: skip
+    given["hardware"] = {"gpus": given.pop("gpus", 1)}
+    with pytest.raises(TunecastError, match=words):
+        prediction(job_from_dict(given))
+
+
+def test_a_pipeline_of_experts_is_priced() -> None:
+    from tunecast.predict.engines import prediction
+
+    job = {
+        "model": "mixtral-8x7b", "stack": "nemo", "method": "full", "weights_dtype": "bfloat16", "seq_len": 4096,
+        "micro_batch": 1, "grad_accum": 8, "hardware": {"gpu": "h100-sxm-80gb", "gpus": 8, "nodes": 4},
+        "parallel": {"data": "zero1", "tensor": 2, "pipeline": 4, "expert": 4},
+    }  # fmt: skip
+    said = prediction(job_from_dict(job))
+    assert said.time is not None and said.time["step_s"] > 0

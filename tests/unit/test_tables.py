@@ -12,7 +12,14 @@ from tunecast import tables
 from tunecast.tables import Tables, table
 
 PACKAGE = Path(tunecast.__file__).parent
-FILES = ["hardware/gpus.toml", "hardware/links.toml", "hardware/nodes.toml", "hardware/grids.toml", "job/models.toml"]
+FILES = [
+    "hardware/gpus.toml",
+    "hardware/links.toml",
+    "hardware/nodes.toml",
+    "hardware/grids.toml",
+    "job/models.toml",
+    "job/lengths.toml",
+]
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -27,11 +27,15 @@ def fields_of(given: dict[str, Any]) -> list[str]:
 
 def test_what_is_given_is_not_told() -> None:
     assert fields_of({}) == [
-        *("stack", "method", "micro_batch", "seq_len", "weights_dtype", "optimizer", "gradient_checkpointing"),
+        *("stack", "method", "micro_batch", "seq_len", "data.lengths", "weights_dtype"),
+        "optimizer",
+        "gradient_checkpointing",
     ]
     assert "hardware.gpu" in [each.field for each in taken(predicted(job_from_dict({"model": "llama-3.2-1b"})).job)]
     assert fields_of({"method": "full", "stack": "transformers", "micro_batch": 8}) == [
-        *("seq_len", "weights_dtype", "optimizer", "gradient_checkpointing"),
+        *("seq_len", "data.lengths", "weights_dtype"),
+        "optimizer",
+        "gradient_checkpointing",
     ]
     assert {"lora.targets", "lora.rank"} < set(fields_of({"method": "lora"}))
     assert {"data.epochs", "run.save_steps"} < set(fields_of({"data": {"samples": 1000}}))

@@ -5,6 +5,7 @@
     constant(512)   uniform(50, 900)                 a distribution
     lognormal(median=300, p90=1200)                  or mean=, or sigma= beside the median
     percentiles(0=20, 50=300, 90=1200, 100=2048)     straight between them
+    alpaca   gsm8k                                   a data set of lengths.toml: as many samples, and as long
 
 A distribution stands for its quantiles at (i + 1/2) / n: no random numbers, so an answer is the same every time.
 """
@@ -21,10 +22,11 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
-from tunecast.errors import UsageError
+from tunecast.errors import UsageError, nearest
 from tunecast.job.job import Data
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import bounded_text
+from tunecast.tables import Tables, text_beside
 from tunecast.units import MIB
 
 FIELD = "data.lengths"
@@ -38,6 +40,8 @@ LONGEST = 10_000_000
 WIDEST_SIGMA = 5.0
 """Its p90 is 600 times its median: no data set is wider."""
 
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+"""Without a dot or a slash: hardly a file."""
 _CALL = re.compile(r"\s*([a-z]+)\s*\(([^()]*)\)\s*")
 
 
@@ -74,10 +78,31 @@ def sample_lengths(data: Data) -> Lengths | None:
         call = _CALL.fullmatch(given)
         if call is not None:
             return _distribution(call[1], call[2], given, data.samples)
+        if _NAME.fullmatch(given) and not os.path.exists(given):
+            return _named(given, data.samples)
         counts, order = _file(given)
         found = Lengths(counts, order)
         return found._replace(samples=data.samples or found.listed)
     return Lengths(_counted(given), given, data.samples or len(given))
+
+
+@lru_cache(maxsize=1)
+def data_sets() -> Tables:
+    """Well-known data sets by name, each with `samples`, `lengths` and `source`."""
+    return Tables(text_beside(__file__, "lengths.toml"))
+
+
+def _named(given: str, samples: int | None) -> Lengths:
+    known, name = data_sets(), given.lower().replace("_", "-")
+    if name not in known:
+        close = nearest(name, known)
+        told = f"; nearest: {close}" if close else ""
+        raise _wrong(
+            f"got {shown(given)}, neither a file nor a data set that is known; known: {', '.join(known)}{told}"
+        )
+    call = _CALL.fullmatch(known[name]["lengths"])
+    assert call is not None
+    return _distribution(call[1], call[2], given, samples or known[name]["samples"])
 
 
 def all_of(length: int, samples: int | None) -> Lengths:

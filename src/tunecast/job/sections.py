@@ -136,7 +136,8 @@ class Data(Section):
         None,
         OURS,
         "tokens of each sample: a list, a file that holds one, or a distribution such as uniform(50, 900), "
-        "lognormal(median=300, p90=1200) or percentiles(0=20, 50=300, 100=2048); null: all of seq_len",
+        "lognormal(median=300, p90=1200) or percentiles(0=20, 50=300, 100=2048), or a data set's name: alpaca, "
+        "alpaca-gpt4, code-alpaca, dolly, gsm8k, longform; null: all of seq_len",
         low=1,
         high=10_000_000,
         nullable=True,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 
 from tunecast.job.job import Job
+from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig, resolve_model
 from tunecast.offers.cost import RUNS_A_YEAR, break_even_hours
 from tunecast.offers.offer import ON_DEMAND, Offer
@@ -311,7 +312,8 @@ def _accepting(offers: frozenset[Offer]) -> Callable[[Rig, Offer], bool]:
 def with_data(job: Job, assumed: list[str]) -> Job:
     """The job with an amount of data, where it says none; that is then the first thing assumed."""
     data = job.data
-    is_told = data.tokens is not None or data.samples is not None or isinstance(data.lengths, tuple)
+    lengths = sample_lengths(data)
+    is_told = data.tokens is not None or data.samples is not None or (lengths is not None and lengths.samples)
     if is_told or job.run.max_steps is not None:
         return job
     rows = f"{ASSUMED_TOKENS:,} tokens x {data.epochs:g} epochs"

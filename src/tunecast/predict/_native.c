@@ -350,43 +350,48 @@ static int release(Allocator *a, int64_t name) {
 static int is_numbers(const Py_buffer *of) { return of->len % 8 == 0 && (!of->len || (uintptr_t)of->buf % 8 == 0); }
 
 /* A program's rows, as replay.py's `in_c` makes them: blocks, sizes, streams (none: all of one), how many names there
-   are, of each stretch as it is taken its first row, its end, and the end of the renames before it, and the renames. */
+   are, of each stretch as it is taken its first row, its end, the end of the renames before it, and where its sizes
+   begin in the table, the renames, and the table. Without a table sizes are themselves; with one they are places in it,
+   and marks are themselves. */
 typedef struct {
-    Py_buffer blocks, sizes, streams, plan, renames;
+    Py_buffer blocks, sizes, streams, plan, renames, table;
     long long names;
-    const int64_t *block, *size, *stream, *step, *pair;
-    int64_t count, stretches, pairs, requests;   /* the last: the most there can be */
+    const int64_t *block, *size, *stream, *step, *pair, *value;
+    int64_t count, stretches, pairs, values, requests;   /* the last: the most there can be */
     int64_t *moved;
 } Rows;
 
 static void close_rows(Rows *r) {
     PyMem_Free(r->moved);
     PyBuffer_Release(&r->blocks); PyBuffer_Release(&r->sizes); PyBuffer_Release(&r->streams);
-    PyBuffer_Release(&r->plan); PyBuffer_Release(&r->renames);
+    PyBuffer_Release(&r->plan); PyBuffer_Release(&r->renames); PyBuffer_Release(&r->table);
 }
 
 /* Whether every row, stretch and rename points at something, and no sum of sizes leaves 64 bits; else: an error. */
 static int is_sound(Rows *r, int64_t *streams) {
     int sound = r->blocks.len == r->sizes.len && (!r->streams.len || r->streams.len == r->sizes.len)
         && is_numbers(&r->blocks) && is_numbers(&r->sizes) && is_numbers(&r->streams) && is_numbers(&r->plan)
-        && is_numbers(&r->renames) && r->names >= 0 && r->names < INT32_MAX;
+        && is_numbers(&r->renames) && is_numbers(&r->table) && r->plan.len % 32 == 0 && r->names >= 0
+        && r->names < INT32_MAX;
     int64_t last = 0, most = 0;
     *streams = 1;
     for (int64_t i = 0; sound && i < r->stretches; i++) {
-        int64_t first = r->step[3 * i], end = r->step[3 * i + 1], until = r->step[3 * i + 2];
+        int64_t first = r->step[4 * i], end = r->step[4 * i + 1], until = r->step[4 * i + 2];
         sound = first >= 0 && first <= end && end <= r->count && until >= last && until <= r->pairs
+            && r->step[4 * i + 3] >= 0 && r->step[4 * i + 3] <= r->values
             && r->requests <= INT64_MAX / 16 - r->count;
         r->requests += end - first;
         last = until;
     }
     for (int64_t i = 0; sound && i < 2 * r->pairs; i++) sound = r->pair[i] >= 0 && r->pair[i] < r->names;
     for (int64_t i = 0; sound && i < r->count; i++) {
-        if (r->size[i] > most) most = r->size[i];
+        if (!r->value && r->size[i] > most) most = r->size[i];
         sound = r->size[i] < FREE_ROW || (r->block[i] >= 0 && r->block[i] < r->names);
         if (!r->stream) continue;
         sound &= r->stream[i] >= 0 && r->stream[i] < MOST_STREAMS;
         if (r->stream[i] >= *streams) *streams = r->stream[i] + 1;
     }
+    for (int64_t i = 0; sound && i < r->values; i++) if (r->value[i] > most) most = r->value[i];
     if (!sound) PyErr_SetString(PyExc_ValueError, "a plan for other rows");
     else if (most > MOST_BYTES) PyErr_SetString(PyExc_OverflowError, "a block larger than any memory");
     return sound && most <= MOST_BYTES;
@@ -398,7 +403,8 @@ static int open_rows(Rows *r, Allocator *a, int64_t bytes, int oldest_first, int
     int64_t streams;
     r->block = r->blocks.buf; r->size = r->sizes.buf; r->step = r->plan.buf; r->pair = r->renames.buf;
     r->stream = r->streams.len ? r->streams.buf : NULL;
-    r->count = r->sizes.len / 8; r->stretches = r->plan.len / 24; r->pairs = r->renames.len / 16;
+    r->value = r->table.len ? r->table.buf : NULL; r->values = r->table.len / 8;
+    r->count = r->sizes.len / 8; r->stretches = r->plan.len / 32; r->pairs = r->renames.len / 16;
     if (bytes < -UNLIMITED || bytes > UNLIMITED || large_segment <= 0 || large_segment > MOST_BYTES
         || device_total < 0 || device_total > MOST_BYTES) {
         PyErr_SetString(PyExc_OverflowError, "no capacity");
@@ -433,14 +439,23 @@ static void begin(Allocator *a, int64_t limit) {
 
 static void rename_blocks(Allocator *a, const Rows *r, int64_t from, int64_t until) {
     for (int64_t i = from; i < until; i++) r->moved[i - from] = a->live[r->pair[2 * i]];
+    for (int64_t i = from; i < until; i++) a->live[r->pair[2 * i]] = NONE;
     for (int64_t i = from; i < until; i++) a->live[r->pair[2 * i + 1]] = (int32_t)r->moved[i - from];
 }
 
-typedef struct { int64_t served, segment, *gave; } Served; /* `gave` may be NULL: then nobody asks what was given */
+typedef struct { int64_t served, segment, *gave, wanted; } Served; /* `gave` may be NULL: nobody asks what was given */
 
-/* A row: 0, or 1: out of memory, or -1: an error. */
-static int take_row(Allocator *a, const Rows *r, int64_t row, Served *so_far) {
+/* A row whose sizes begin at `at`: 0, or 1: out of memory, or -1: an error. */
+static int take_row(Allocator *a, const Rows *r, int64_t row, int64_t at, Served *so_far) {
     int64_t nbytes = r->size[row], name = r->block[row], given = 0;
+    if (r->value && nbytes >= 0) {
+        if (nbytes >= r->values - at || r->value[at + nbytes] < 0) {
+            PyErr_SetString(PyExc_ValueError, "a table for other rows");
+            return -1;
+        }
+        nbytes = r->value[at + nbytes];
+    }
+    so_far->wanted = nbytes;
     if (nbytes > 0) {
         int failed = request(a, name, nbytes, r->stream ? r->stream[row] : 0, &given, &so_far->segment);
         if (failed) return failed;
@@ -457,51 +472,81 @@ static int take_row(Allocator *a, const Rows *r, int64_t row, Served *so_far) {
     return 0;
 }
 
-/* run(*rows, limit, oldest_first, large_segment, device_total, physical)
-   Returns (given, courses, retries, refused, allocated, reserved, died): given and courses (allocated at its start,
-   most allocated, most reserved, requests served) as bytes of int64; died None or (requested, segment, allocated,
-   reserved). */
+/* run(*rows, limit, oldest_first, large_segment, device_total, physical, asked)
+   Returns (given, courses, retries, refused, allocated, reserved, died, moments): given and courses (allocated at its
+   start, most allocated, most reserved, requests served) as bytes of int64; died None or (requested, segment,
+   allocated, reserved). `asked` None: given is of all requests; else numbers of stretches in order, given is empty, and
+   moments has of each what every name holds when it begins and what its requests are given. */
 static PyObject *run(PyObject *self, PyObject *args) {
     Rows r = {0};
     Allocator a = {0};
     Served so_far = {0};
+    Py_buffer asked = {0};
+    PyObject *asked_object;
     long long limit, large_segment, device_total, physical;
     int oldest_first;
-    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpLLL", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
-                          &limit, &oldest_first, &large_segment, &device_total, &physical))
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*y*LpLLLO", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &r.table, &limit, &oldest_first, &large_segment, &device_total, &physical, &asked_object))
         return NULL;
-    PyObject *result = NULL, *died = NULL;
-    int64_t *course = NULL, renamed = 0, stretch = 0;
+    PyObject *result = NULL, *died = NULL, *moments = NULL;
+    int64_t *course = NULL, *held = NULL, renamed = 0, stretch = 0, next = 0, served = 0;
+    int some = asked_object != Py_None;
+    if (some && PyObject_GetBuffer(asked_object, &asked, PyBUF_SIMPLE)) goto done;
+    if (some && !is_numbers(&asked)) { PyErr_SetString(PyExc_ValueError, "no numbers of stretches"); goto done; }
     if (!open_rows(&r, &a, limit, oldest_first, large_segment, device_total)) goto done;
     a.physical = physical;
-    so_far.gave = PyMem_Calloc((size_t)r.requests + 1, sizeof(int64_t));
+    const int64_t *wanted = asked.buf;
+    int64_t wanted_count = some ? asked.len / 8 : 0, most = 0;
+    for (int64_t i = 0; some && i < r.stretches; i++) {
+        int64_t rows = r.step[4 * i + 1] - r.step[4 * i];
+        if (rows > most) most = rows;
+    }
+    so_far.gave = PyMem_Calloc((size_t)(some ? most : r.requests) + 1, sizeof(int64_t));
     course = PyMem_Calloc((size_t)r.stretches + 1, 4 * sizeof(int64_t));
-    if (!so_far.gave || !course) { PyErr_NoMemory(); goto done; }
+    held = some ? PyMem_Calloc((size_t)r.names + 1, sizeof(int64_t)) : NULL;
+    moments = PyList_New(0);
+    if (!so_far.gave || !course || (some && !held)) { PyErr_NoMemory(); goto done; }
+    if (!moments) goto done;
     begin(&a, limit);
     for (; stretch < r.stretches && !died; stretch++) {
-        rename_blocks(&a, &r, renamed, r.step[3 * stretch + 2]);
-        renamed = r.step[3 * stretch + 2];
+        rename_blocks(&a, &r, renamed, r.step[4 * stretch + 2]);
+        renamed = r.step[4 * stretch + 2];
         a.peak_allocated = course[4 * stretch] = a.allocated;
         a.peak_reserved = a.reserved;
-        int64_t first = so_far.served;
-        for (int64_t row = r.step[3 * stretch]; row < r.step[3 * stretch + 1] && !died; row++) {
-            int failed = take_row(&a, &r, row, &so_far);
+        int is_wanted = some && next < wanted_count && wanted[next] == stretch;
+        if (is_wanted) {
+            for (int64_t i = 0; i < r.names; i++) held[i] = a.live[i] < 0 ? 0 : a.blocks[a.live[i]].size;
+        }
+        if (some) so_far.served = 0;
+        int64_t first = so_far.served, at = r.step[4 * stretch + 3];
+        for (int64_t row = r.step[4 * stretch]; row < r.step[4 * stretch + 1] && !died; row++) {
+            int failed = take_row(&a, &r, row, at, &so_far);
             if (failed < 0) goto done;
-            if (failed && !(died = Py_BuildValue("LLLL", (long long)r.size[row], (long long)so_far.segment,
+            if (failed && !(died = Py_BuildValue("LLLL", (long long)so_far.wanted, (long long)so_far.segment,
                                                  (long long)a.allocated, (long long)a.reserved)))
                 goto done;
         }
+        served = so_far.served - first;
         course[4 * stretch + 1] = a.peak_allocated;
         course[4 * stretch + 2] = a.peak_reserved;
-        course[4 * stretch + 3] = so_far.served - first;
+        course[4 * stretch + 3] = served;
+        if (is_wanted) {
+            PyObject *one = Py_BuildValue("y#y#", (char *)held, (Py_ssize_t)r.names * 8, (char *)so_far.gave,
+                                          (Py_ssize_t)served * 8);
+            int failed = !one || PyList_Append(moments, one);
+            Py_XDECREF(one);
+            if (failed) goto done;
+            if (++next == wanted_count) { stretch++; break; }
+        }
     }
     result = Py_BuildValue(
-        "y#y#LLLLO", (char *)so_far.gave, (Py_ssize_t)so_far.served * 8, (char *)course, (Py_ssize_t)stretch * 32,
-        (long long)a.retries, (long long)a.refused, (long long)a.allocated, (long long)a.reserved,
-        died ? died : Py_None);
+        "y#y#LLLLOO", (char *)so_far.gave, some ? (Py_ssize_t)0 : (Py_ssize_t)so_far.served * 8, (char *)course,
+        (Py_ssize_t)stretch * 32, (long long)a.retries, (long long)a.refused, (long long)a.allocated,
+        (long long)a.reserved, died ? died : Py_None, moments);
 done:
-    Py_XDECREF(died);
-    PyMem_Free(so_far.gave); PyMem_Free(course);
+    Py_XDECREF(died); Py_XDECREF(moments);
+    PyMem_Free(so_far.gave); PyMem_Free(course); PyMem_Free(held);
+    if (asked.obj) PyBuffer_Release(&asked);
     close_allocator(&a); close_rows(&r);
     return result;
 }
@@ -520,11 +565,11 @@ static int attempt(Allocator *a, const Rows *r, int64_t limit, int is_physical, 
     a->physical = by_page ? limit : UNLIMITED;
     *end = (Ended){0, 0, 0};
     for (int64_t stretch = 0; stretch < r->stretches && !end->lacked; stretch++) {
-        rename_blocks(a, r, renamed, r->step[3 * stretch + 2]);
-        renamed = r->step[3 * stretch + 2];
+        rename_blocks(a, r, renamed, r->step[4 * stretch + 2]);
+        renamed = r->step[4 * stretch + 2];
         a->peak_reserved = a->reserved;
-        for (int64_t row = r->step[3 * stretch]; row < r->step[3 * stretch + 1] && !end->lacked; row++) {
-            int failed = take_row(a, r, row, &so_far);
+        for (int64_t row = r->step[4 * stretch]; row < r->step[4 * stretch + 1] && !end->lacked; row++) {
+            int failed = take_row(a, r, row, r->step[4 * stretch + 3], &so_far);
             if (failed < 0) return -1;
             if (failed) end->lacked = a->reserved + so_far.segment;
         }
@@ -534,16 +579,28 @@ static int attempt(Allocator *a, const Rows *r, int64_t limit, int is_physical, 
     return 0;
 }
 
-/* Most bytes alive at once, each request rounded, as the rows are written. */
+/* Most bytes alive at once, each request rounded: of rows without a table as they are written. */
 static int64_t live_peak(const Rows *r, int64_t *held) {
-    int64_t now = 0, most = 0;
-    for (int64_t row = 0; row < r->count && most <= UNLIMITED; row++) {
-        int64_t nbytes = r->size[row], name = r->block[row];
-        if (nbytes > 0) {
-            now += held[name] = (nbytes + 511) & ~(int64_t)511;
-            if (now > most) most = now;
-        } else if (nbytes == FREE_ROW) {
-            now -= held[name]; held[name] = 0;
+    int64_t now = 0, most = 0, renamed = 0;
+    int64_t stretches = r->value ? r->stretches : 1;
+    for (int64_t i = 0; i < stretches && most <= UNLIMITED; i++) {
+        const int64_t *step = &r->step[4 * i];
+        int64_t row = r->value ? step[0] : 0, end = r->value ? step[1] : r->count;
+        if (r->value) {
+            for (int64_t p = renamed; p < step[2]; p++) r->moved[p - renamed] = held[r->pair[2 * p]];
+            for (int64_t p = renamed; p < step[2]; p++) held[r->pair[2 * p]] = 0;
+            for (int64_t p = renamed; p < step[2]; p++) held[r->pair[2 * p + 1]] = r->moved[p - renamed];
+            renamed = step[2];
+        }
+        for (; row < end && most <= UNLIMITED; row++) {
+            int64_t nbytes = r->size[row], name = r->block[row];
+            if (r->value && nbytes >= 0) nbytes = nbytes < r->values - step[3] ? r->value[step[3] + nbytes] : 0;
+            if (nbytes > 0) {
+                now += held[name] = (nbytes + 511) & ~(int64_t)511;
+                if (now > most) most = now;
+            } else if (nbytes == FREE_ROW) {
+                now -= held[name]; held[name] = 0;
+            }
         }
     }
     return most;
@@ -560,8 +617,8 @@ static PyObject *least(PyObject *self, PyObject *args) {
     Ended ends[ENDS];
     long long most, large_segment, device_total;
     int oldest_first, is_physical;
-    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*LpLLp", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
-                          &most, &oldest_first, &large_segment, &device_total, &is_physical))
+    if (!PyArg_ParseTuple(args, "y*y*y*Ly*y*y*LpLLp", &r.blocks, &r.sizes, &r.streams, &r.names, &r.plan, &r.renames,
+                          &r.table, &most, &oldest_first, &large_segment, &device_total, &is_physical))
         return NULL;
     PyObject *result = NULL;
     int64_t *held = NULL, known = 0;

@@ -9,13 +9,15 @@ def run(
     names: int,
     plan: Buffer,
     renames: Buffer,
+    table: Buffer,
     limit: int,
     oldest_first: bool,
     large_segment: int,
     device_total: int,
     physical: int,
+    asked: Buffer | None,
     /,
-) -> tuple[bytes, bytes, int, int, int, int, Died | None]: ...
+) -> tuple[bytes, bytes, int, int, int, int, Died | None, list[tuple[bytes, bytes]]]: ...
 def least(
     blocks: Buffer,
     sizes: Buffer,
@@ -23,6 +25,7 @@ def least(
     names: int,
     plan: Buffer,
     renames: Buffer,
+    table: Buffer,
     most: int,
     oldest_first: bool,
     large_segment: int,

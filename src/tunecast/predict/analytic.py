@@ -54,8 +54,15 @@ def _analytic(job: Job, model: ModelConfig, timed: bool, calibration: Calibratio
     gpu = gpu_named(job.hardware.gpu)
     short = with_few_micro_batches(job)
     folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed)
-    held = job_on_card(job, gpu, folded, managed_bytes(job, model))
-    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short)]
+    own = None
+    if job.data.lengths is not None:
+        from tunecast.predict.own_batches import own_run, with_tape  # few jobs say
+
+        own = own_run(job, model.raw, card_of(gpu))
+        if own is not None:
+            folded = with_tape(folded, short, own, model.raw, card_of(gpu))
+    held = job_on_card(job, gpu, folded, managed_bytes(job, model), own)
+    assumptions = [f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)]
     warnings = (*model.notes, *unused_fields(job))
 
     def said() -> Prediction:

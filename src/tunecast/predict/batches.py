@@ -45,6 +45,8 @@ class MicroBatch(NamedTuple):
     """Sequences; the last micro-batch of an epoch may have fewer."""
     length: int
     """Padded. What is flattened without padding is one row of all its tokens."""
+    masked: bool = False
+    """Some of it is padding, or samples lie side by side in a row: attention is told so by a mask."""
 
 
 class Batches(NamedTuple):
@@ -120,6 +122,12 @@ def _listed(job: Job, lengths: Sequence[int], most_steps: int) -> list[tuple[Mic
     batches = [MicroBatch(job.micro_batch, length) for length in lengths]
     each = range(job.grad_accum)
     return [tuple(batches[(step * job.grad_accum + at) % len(batches)] for at in each) for step in range(steps)]
+
+
+def has_full_rows(job: Job) -> bool:
+    """Whether every row is taken as full where those of most data sets are not: nothing is said of their lengths."""
+    given = job.lengths is not None or job.data.lengths is not None
+    return job.task == "sft" and not given and not job.data.packing
 
 
 def rows_of(job: Job, lengths: Lengths | None) -> Rows | None:
@@ -292,8 +300,11 @@ def _by_tokens(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -
 def _padded(job: Job, batches: Sequence[Sequence[int]]) -> list[MicroBatch]:
     """bfd makes the collator flatten a micro-batch into one row without padding; else it is as long as its longest."""
     flat, multiple = job.data.packing and job.data.packing_strategy != "wrapped", job.data.pad_to_multiple_of
-    shapes = [(1, sum(batch)) if flat else (len(batch), max(batch)) for batch in batches]
-    made = {shape: MicroBatch(shape[0], padded(shape[1], multiple)) for shape in set(shapes)}
+    shapes = [(1, sum(batch), 0) if flat else (len(batch), max(batch), min(batch)) for batch in batches]
+    made = {}
+    for rows, longest, shortest in set(shapes):
+        length = padded(longest, multiple)
+        made[rows, longest, shortest] = MicroBatch(rows, length, masked=shortest < length)
     return [made[shape] for shape in shapes]
 
 

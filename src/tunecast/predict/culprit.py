@@ -47,8 +47,8 @@ def config_errors(model: ModelConfig, predict: Callable[[ModelConfig], object]) 
 
 
 def require_architecture(job: Job, model: ModelConfig) -> None:
-    """Raises `Unsupported` where the job's stack has no such model, or its kernels are not known of it: then no card and
-    no setting helps."""
+    """Raises `Unsupported` where the job's stack has no such model, or its kernels are not known of it: then no card
+    and no setting helps."""
     program = import_module(STACKS[job.stack])
 
     def build(of: ModelConfig) -> object:

@@ -14,8 +14,10 @@ from itertools import pairwise
 
 from tunecast.predict import native
 from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, rounded_bytes
+from tunecast.predict.long_run import LongReplays, rows_in_c
 from tunecast.predict.replay import Replays, card_bytes, in_c, played_at_once
 from tunecast.records import dataclass
+from tunecast.tape.compose import Composed
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import FREE, Program
 from tunecast.units import MIB
@@ -83,28 +85,48 @@ def op_before(tape: Tape, request: int) -> Op | None:
     return None
 
 
-def smallest_capacity_bytes(runs: Replays) -> int:
+def smallest_capacity_bytes(runs: Replays | LongReplays) -> int:
     """A capacity with which the tape completes and 2 MiB below which it does not, found by climbing and bisection.
 
     It lies between the bytes alive at the peak, which no allocator can do without, and those reserved without a limit.
     More memory is not always better: a tight capacity frees cached blocks early and so may end up less fragmented than
     a wider one. So there can be further such boundaries, below this one and above it. Bisection keeps to what it has
     replayed (its upper end completed, its lower end failed), as does a measurement. Whether a run fits a
-    given card is for `replay` with that card's capacity to say, not for a comparison with this number.
+    given card is for `replay` with that card's capacity to say, not for a comparison with this number; what is told
+    beside that verdict is `least_beside`.
     """
     rows, settings = runs.rows, runs.settings
     most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
     if native.least is not None and played_at_once(settings):
         with suppress(OverflowError):  # sizes beyond its reach
+            told = rows_in_c(rows) if isinstance(rows, Composed) else in_c(rows)
             return native.least(
-                *in_c(rows), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
+                *told, most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
                 card_bytes(settings), settings.capacity_is_physical,
             )  # fmt: skip
     # By fraction, expandable segments may pass the capacity by less than a page (AllocatorSettings).
     slack = settings.large_segment_bytes if settings.expandable_segments else 0
     fails = max(-1, (_live_peak_bytes(rows, settings) - slack - 1) // CAPACITY_STEP_BYTES)
     completes = _steps(most_bytes)
-    if settings.needs_capacity:
+    return _boundary_bytes(runs, fails, completes)
+
+
+def least_beside(runs: Replays | LongReplays, least_bytes: int, capacity_bytes: int, fits: bool) -> int:
+    """The boundary that a verdict on `capacity_bytes` is told with: at most that where the run completes with it, more
+    where it does not (`fits`). `least_bytes` is one found elsewhere, and the answer where it lies on that side."""
+    if fits == (least_bytes <= capacity_bytes):
+        return least_bytes
+    here = capacity_bytes // CAPACITY_STEP_BYTES
+    if fits:
+        return _boundary_bytes(runs, -1, here)
+    most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
+    return _boundary_bytes(runs, here, max(here + 1, _steps(most_bytes)))
+
+
+def _boundary_bytes(runs: Replays | LongReplays, fails: int, completes: int) -> int:
+    """Between a capacity that fails and one that completes, in steps of 2 MiB; where a capacity changes a run before it
+    binds, the upper one may fail too, and one above it is looked for."""
+    if runs.settings.needs_capacity:
         while not runs.within(completes * CAPACITY_STEP_BYTES).completed:
             fails, completes = completes, completes + max(1, completes // 16)
     probe = fails + 1
@@ -122,9 +144,11 @@ def _steps(nbytes: int) -> int:
     return -(-nbytes // CAPACITY_STEP_BYTES)
 
 
-def _live_peak_bytes(rows: Program, settings: AllocatorSettings) -> int:
+def _live_peak_bytes(rows: Program | Composed, settings: AllocatorSettings) -> int:
     """Most bytes alive at once, each block as large as its request rounded."""
     divisions = settings.roundup_power2_divisions
+    if isinstance(rows, Composed):
+        return _most_alive_bytes(rows, divisions)
     rounded = {size: rounded_bytes(size, divisions) for size in set(rows.sizes) if size > 0}
     sizes: dict[int, int] = {}
     now = most = 0
@@ -136,6 +160,24 @@ def _live_peak_bytes(rows: Program, settings: AllocatorSettings) -> int:
                 most = now
         elif size == FREE:
             now -= sizes.pop(block, 0)
+    return most
+
+
+def _most_alive_bytes(rows: Composed, divisions: tuple[int, ...]) -> int:
+    rounded = {size: rounded_bytes(size, divisions) for size in set(rows.table) if size > 0}
+    sizes: dict[int, int] = {}
+    now = most = 0
+    for number, (_, stretch) in enumerate(rows.stretches):
+        moved = [(sizes.pop(old, 0), new) for old, new in rows.renames_before(number)]
+        sizes.update((new, nbytes) for nbytes, new in moved)
+        for block, size in zip(rows.blocks[stretch.start : stretch.end], rows.sizes_of(number), strict=True):
+            if size > 0:
+                sizes[block] = nbytes = rounded[size]
+                now += nbytes
+                if now > most:
+                    most = now
+            elif size == FREE:
+                now -= sizes.pop(block, 0)
     return most
 
 

@@ -6,6 +6,7 @@ A job is a description; a script is the thing itself. So most of what a job cann
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from tunecast.errors import UsageError, nearest
 from tunecast.hardware.catalog import gpu, meant_by
@@ -15,11 +16,15 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
+from tunecast.predict.spreading import MEGATRON
 from tunecast.predict.spreading import RULES as SPREADING
 from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.build.stacks import TRACE_INSTEAD
 from tunecast.tape.card import Card
 from tunecast.units import gib
+
+if TYPE_CHECKING:
+    from tunecast.predict.own_batches import OwnRun
 
 ENGINES: Mapping[str, str] = {
     "analytic": "the closed form: milliseconds, no torch needed",
@@ -149,26 +154,40 @@ def keeps_apart(job: Job) -> bool:
     return job.stack == "trl" and packs(job)
 
 
-def job_assumptions(job: Job, followed: Job) -> list[str]:
+def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[str]:
     """What both engines take for granted about this job, beyond what the tape itself says. `followed` is the job with
-    as many micro-batches as its tape has."""
+    as many micro-batches as its tape has; `own` is what was replayed of the job's own batches."""
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
+    if own is not None:
+        told = [own.told]
+    elif job.data.lengths is not None and job.lengths is None:
+        told.append(
+            f"memory is not that of the job's own batches: every row is taken to be {job.seq_len:,} tokens long"
+        )
     taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
     if taken is not None:
         told.insert(0, taken)
     if job.hardware.reserve_bytes:
         told.append(others_hold(job.hardware.reserve_bytes))
-    if followed.grad_accum < job.grad_accum:
+    if followed.grad_accum < job.grad_accum and own is None:
         told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
     if job.data.packing and keeps_apart(job):
         told.append("packed samples: all rows of a batch are one, and a mask keeps samples apart (TRL's padding_free)")
+    elif job.data.packing and job.stack in MEGATRON and job.task == "sft":
+        told.append("packed rows are of samples of 384 tokens, which attention keeps apart (thd)")
     elif job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
         told.append("the loss scaler's few hundred bytes are left out")
     if job.optimizer.startswith(("galore", "apollo")):
         told.append("optim_target_modules: every linear layer but the head; rank 128")
-    if job.matmul_dtype is not None:
+    if job.quantization.format == "float8":
+        told.append(
+            "float8: frozen weights, and what attention and the MLP's activation keep (TransformerEngine, MLPerf)"
+        )
+    if job.matmul_dtype is not None and job.stack in MEGATRON:
+        told.append(f"{job.matmul_dtype}: TransformerEngine's linear layers, all but the head; weights without a copy")
+    elif job.matmul_dtype is not None:
         scales = "one scale per tensor" if job.matmul_dtype == "float8" else "NVFP4"
         told.append(f"{job.matmul_dtype}: torchao's linear layers ({scales}), all but the first and the last")
     if job.loss == "chunked" and job.stack == "transformers":

@@ -1,8 +1,9 @@
 """Device memory NCCL holds beside PyTorch's allocator: `nccl_bytes`.
 
 A communicator keeps, for each of its channels and each peer of the channel, a buffer it receives into and a page it
-sends from. NCCL of today makes them when an algorithm is first used (NCCL_RUNTIME_CONNECT; since 2.22, recalled), so
-what is there follows from what is run:
+sends from. NCCL of today makes them when an algorithm is first used (NCCL_RUNTIME_CONNECT; since 2.22, recalled; torch
+2.7 is the first that comes with such a one), so what is there follows from what is run; before, rings and trees were
+made at once:
 
     ring            one peer to receive from, one to send to      all_gather, reduce_scatter, small all_reduce
     switch (NVLS)   a share for each card of the machine          all_reduce of 2 MiB and more
@@ -40,6 +41,9 @@ EAGER_BYTES = 688 * MIB
 EAGER_NVLS_BYTES = 1_600_000_000
 """The most a user saw of one communicator (NVIDIA/nccl#864, 2023; the card is not said): where the switch reduces."""
 
+RUNTIME_CONNECT_FROM = (2, 7)
+"""The torch release: 2.6 came with NCCL 2.21.5, 2.7 with 2.26.2."""
+
 REDUCING = ("tensor", "data", "replicate")
 """Dimensions whose tensors are all-reduced; shards are gathered and scattered."""
 NEIGHBOURS = ("pipeline", "context")
@@ -56,7 +60,7 @@ class Buffers(NamedTuple):
 NONE = Buffers(0, 0, 0)
 
 
-def nccl_bytes(cluster: Cluster) -> Buffers:
+def nccl_bytes(cluster: Cluster, torch_version: str = "2.11") -> Buffers:
     """A communicator for each dimension of the mesh, and one of all ranks where there are several dimensions.
 
     low: the rings alone; high: as older NCCL made them, at once, or all that this model counts where that is more.
@@ -68,7 +72,10 @@ def nccl_bytes(cluster: Cluster) -> Buffers:
         groups.append(("", cluster.group("")))
     rings = sum(ring_bytes(group, cluster) for _, group in groups)
     extra = sum(switch_bytes(name, group, cluster) + peer_bytes(name, group, cluster) for name, group in groups)
-    value = LIBRARY_BYTES + rings + extra
+    made = rings
+    if tuple(int(part) for part in torch_version.split(".")[:2]) < RUNTIME_CONNECT_FROM:
+        made = max(rings, sum(_rings_and_trees_bytes(group, cluster) for _, group in groups))
+    value = LIBRARY_BYTES + made + extra
     return Buffers(rings, value, max(value, LIBRARY_BYTES + sum(_eager_bytes(group, cluster) for _, group in groups)))
 
 
@@ -104,4 +111,11 @@ def peer_bytes(name: str, group: Group, cluster: Cluster) -> int:
 def _eager_bytes(group: Group, cluster: Cluster) -> int:
     if group.inside > 2 and cluster.inside.reduce_bytes_per_s is not None:
         return EAGER_NVLS_BYTES
+    return EAGER_BYTES * min(24, max(NETWORK_CHANNELS, cluster.inside.channels)) // 24
+
+
+def _rings_and_trees_bytes(group: Group, cluster: Cluster) -> int:
+    """Through host memory the buffers are there, not on the card."""
+    if cluster.inside.kind == "host" and group.inside > 1:
+        return 0
     return EAGER_BYTES * min(24, max(NETWORK_CHANNELS, cluster.inside.channels)) // 24

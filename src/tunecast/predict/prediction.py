@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tunecast.errors import TunecastError, UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
@@ -19,7 +19,8 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
 from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first
-from tunecast.predict.memory import Peak, peak, smallest_capacity_bytes
+from tunecast.predict.long_run import LongReplays, Spread, one_of
+from tunecast.predict.memory import Peak, least_beside, peak, smallest_capacity_bytes
 from tunecast.predict.nccl import NONE as NO_BUFFERS
 from tunecast.predict.nccl import Buffers, nccl_bytes
 from tunecast.predict.pages import pages_bytes
@@ -27,10 +28,14 @@ from tunecast.predict.ranges import Basis, device_was_measured, range_of
 from tunecast.predict.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
 from tunecast.predict.room import Room, Verdict, room_within
 from tunecast.records import dataclass, replace
+from tunecast.tape.compose import Composed
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.program import Program
 from tunecast.units import MIB, gib
+
+if TYPE_CHECKING:
+    from tunecast.predict.own_batches import OwnRun
 
 SCHEMA = "tunecast.prediction/1"
 ALL_BLOCKS = 100_000
@@ -94,18 +99,16 @@ class Prediction:
     """At the high end of the 80 % range too."""
     capacity_bytes: int
     smallest_capacity_bytes: int
+    """At most `capacity_bytes` where it fits, more where it does not."""
+    fragmented: bool = False
+    """It does not fit for fragmentation alone: a smaller capacity, with which cached blocks are freed earlier, would
+    do (`memory.smallest_capacity_bytes`)."""
     time: Mapping[str, Any] | None = None
     utilization: Mapping[str, Any] | None = None
     cost: Mapping[str, Any] | None = None
     energy: Mapping[str, Any] | None = None
     assumptions: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-
-    @property
-    def fragmented(self) -> bool:
-        """Whether it does not fit for fragmentation alone: a smaller capacity, with which cached blocks are freed
-        earlier, would do (`memory.smallest_capacity_bytes`)."""
-        return not self.fits and self.smallest_capacity_bytes <= self.capacity_bytes
 
     def to_dict(self) -> dict[str, Any]:
         """As the contract has it, ready for JSON."""
@@ -157,9 +160,11 @@ class OnCard:
     settings: AllocatorSettings
     context: Context
     capacity_bytes: int
-    runs: Replays
+    runs: Replays | LongReplays
     limited: Replay
     """With `capacity_bytes`."""
+    spread: Spread | None = None
+    """Of runs like this one that may come as well."""
     stack: str = "transformers"
     """Whose training code the tape is of."""
     communication: Buffers = NO_BUFFERS
@@ -170,8 +175,13 @@ class OnCard:
     """Of a paged optimizer, in CUDA's managed memory."""
 
     @property
-    def program(self) -> Program:
+    def program(self) -> Program | Composed:
         return self.runs.rows
+
+    @property
+    def is_on_tape(self) -> bool:
+        """Whether the run is `tape`, request by request; else that has its largest batch over and over."""
+        return isinstance(self.runs, Replays)
 
     @property
     def unlimited(self) -> Replay:
@@ -220,9 +230,12 @@ class OnCard:
         pages = self.pages_bytes
         nbytes = shown.reserved_bytes + pages + self.outside_bytes
         basis = self.basis
-        low, high = reserved = range_of(shown.reserved_bytes, "reserved", basis)
-        if device_was_measured(basis) and not outside.nbytes:
-            return Device(nbytes, range_of(nbytes, "device", basis), reserved)
+        below, above = (0, 0) if self.spread is None else self.spread.around(shown.reserved_bytes)
+        low, high = range_of(shown.reserved_bytes, "reserved", basis)
+        low, high = reserved = low - below, high + above
+        if device_was_measured(basis):
+            least, most = range_of(nbytes, "device", basis)
+            return Device(nbytes, (least - below, most + above), reserved)
         most = high + pages + context.high_bytes + outside.high_bytes
         return Device(nbytes, (low + pages + context.low_bytes + outside.low_bytes, most), reserved)
 
@@ -231,6 +244,8 @@ class OnCard:
         besides = self.outside_bytes + self.pages_bytes
         low_bytes, high_bytes = (max(0, end - besides) for end in self._device.range_bytes)
         shown = self.shown
+        if self.spread is not None and not self.spread.all_fit:
+            high_bytes = max(high_bytes, self.capacity_bytes + 1)
         return room_within(
             (shown.reserved_bytes, low_bytes, high_bytes),
             shown.allocated_bytes,
@@ -251,20 +266,37 @@ class OnCard:
 
     @cached_property
     def at_peak(self) -> AtPeak:
-        return at_peak(self.program, self.shown)
+        if isinstance(self.runs, LongReplays):
+            return self.runs.at_peak(self.shown, self._shown_within)
+        return at_peak(self.runs.rows, self.shown)
+
+    @property
+    def _shown_within(self) -> int | None:
+        return self.capacity_bytes if self.limited.completed else None
 
     @cached_property
     def phase_peaks(self) -> tuple[AtPeak, ...]:
-        return phase_peaks(self.program, self.shown)
+        if isinstance(self.runs, LongReplays):
+            return self.runs.phase_peaks(self.shown, self._shown_within)
+        return phase_peaks(self.runs.rows, self.shown)
 
     @cached_property
     def peak(self) -> Peak:
         """`at_peak` with modules and blocks."""
-        return peak(self.tape, self.settings, ALL_BLOCKS, self.capacity_bytes if self.fits else None)
+        limit = self.capacity_bytes if self.fits and self.is_on_tape else None
+        return peak(self.tape, self.settings, ALL_BLOCKS, limit)
+
+    @cached_property
+    def _some_least_bytes(self) -> int:
+        return smallest_capacity_bytes(self.runs)
 
     @cached_property
     def smallest_capacity_bytes(self) -> int:
-        return smallest_capacity_bytes(self.runs)
+        return least_beside(self.runs, self._some_least_bytes, self.capacity_bytes, self.fits)
+
+    @property
+    def fragmented(self) -> bool:
+        return not self.fits and self._some_least_bytes <= self.capacity_bytes
 
 
 class Predicted:
@@ -304,13 +336,15 @@ def on_card(
     stack: str = "transformers",
     cluster: Cluster | None = None,
     managed_bytes: int = 0,
+    own: OwnRun | None = None,
 ) -> OnCard:
-    """Replay the tape on a card; `capacity_bytes` instead of what the card has for the allocator.
+    """Replay the tape on a card, or the job's `own` batches; `capacity_bytes` instead of what the card has for the
+    allocator.
 
     `reserve_bytes` of the card are held by others: a display, another process.
     """
     context = context_of(gpu)
-    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster)
+    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster, tape.versions.get("torch", "2.11"))
     outside_bytes = context.nbytes + communication.nbytes
     left_bytes = gpu.memory_bytes - outside_bytes - reserve_bytes
     if capacity_bytes is None and left_bytes <= 0:
@@ -318,7 +352,11 @@ def on_card(
         told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = left_bytes if capacity_bytes is None else capacity_bytes
-    runs = Replays(rows_of(tape), settings)
+    if own is None:
+        runs: Replays | LongReplays = Replays(rows_of(tape), settings)
+        spread = None
+    else:
+        runs, spread = one_of(own.orders, own.known, settings, capacity)
     return OnCard(
         make_tape=tape.make_tape if isinstance(tape, Folded) else lambda: tape,
         guesses=tape.guesses,
@@ -334,6 +372,7 @@ def on_card(
         communication=communication,
         cluster=cluster,
         managed_bytes=managed_bytes,
+        spread=spread,
     )
 
 
@@ -377,6 +416,7 @@ def prediction_of(
         fits_surely=held.room.surely,
         capacity_bytes=held.capacity_bytes,
         smallest_capacity_bytes=held.smallest_capacity_bytes,
+        fragmented=held.fragmented,
         assumptions=(*held.assumptions, *_cluster(held), *assumptions, *_versions(held.versions, engine)),
         warnings=(*(f"guessed: {guess}" for guess in held.guesses), *warnings, *card_warnings(held)),
     )
@@ -398,12 +438,12 @@ def prediction_from_tape(job: Job, gpu: Gpu, tape: Tape) -> Prediction:
     return prediction_of(job_on_card(job, gpu, tape), id=job.id)
 
 
-def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0) -> OnCard:
+def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0, own: OwnRun | None = None) -> OnCard:
     capacity_bytes = job.hardware.capacity_bytes
     allocator = ALLOCATOR_OF_STACK.get(job.stack, job.allocator)
     settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
     others, reserve_bytes = others_of(job, gpu), job.hardware.reserve_bytes
-    return on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes)
+    return on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own)
 
 
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:

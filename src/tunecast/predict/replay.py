@@ -151,20 +151,20 @@ def card_bytes(settings: AllocatorSettings) -> int:
     return settings.device_total_bytes if settings.expandable_segments else 0
 
 
-RowsInC: TypeAlias = "tuple[array[int], array[int], array[int], int, array[int], array[int]]"
+RowsInC: TypeAlias = "tuple[array[int], array[int], array[int], int, array[int], array[int], array[int]]"
 MOST_STREAMS = 4096
 """Of the C code."""
 
 
 def in_c(rows: Program) -> RowsInC:
-    """As the C code reads them: blocks, sizes, streams, names, stretches, renames. Made once a program."""
+    """As the C code reads them: blocks, sizes, streams, names, stretches, renames, no table. Made once a program."""
     kept: dict[str, RowsInC] = rows.__dict__
     if "_in_c" not in kept:
         plan, streams = rows.plan, array("q", rows.streams or ())
         if streams and not 0 <= min(streams) <= max(streams) < MOST_STREAMS:
             number = {stream: place for place, stream in enumerate(set(streams))}
             streams = array("q", [number[stream] for stream in streams])
-        kept["_in_c"] = plan.blocks, numbers(rows.sizes), streams, plan.names, plan.rows, plan.renames
+        kept["_in_c"] = plan.blocks, numbers(rows.sizes), streams, plan.names, plan.rows, plan.renames, array("q")
     return kept["_in_c"]
 
 
@@ -239,11 +239,11 @@ class _Run:
         try:
             told = native_run(
                 *in_c(self.rows), allocator.limit_bytes, self.settings.oldest_segment_first,
-                self.settings.large_segment_bytes, card_bytes(self.settings), allocator.physical_bytes,
+                self.settings.large_segment_bytes, card_bytes(self.settings), allocator.physical_bytes, None,
             )  # fmt: skip
         except OverflowError:
             return False
-        given, courses, allocator.retries, allocator.refused_bytes, allocated_bytes, reserved_bytes, died = told
+        given, courses, allocator.retries, allocator.refused_bytes, allocated_bytes, reserved_bytes, died, _ = told
         figures, served = memoryview(courses).cast("q"), memoryview(given).cast("q")
         first = 0
         for at, (position, stretch) in zip(range(0, len(figures), 4), plan.stretches, strict=False):

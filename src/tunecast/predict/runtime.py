@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.clocks import course_of, ends, stretches_of
+from tunecast.predict.contention import slowdown, slowed, slowest
 from tunecast.predict.host import LEAN, Host
 from tunecast.predict.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCTS, kind_of, moved_bytes, rates_of
 from tunecast.predict.price.attention import computed_flops
@@ -35,6 +36,7 @@ from tunecast.tape.step import Step, Table
 
 if TYPE_CHECKING:
     from tunecast.hardware.cluster import Cluster
+    from tunecast.predict.price.rates import Rates
 
 COMPUTE, MEMORY, LAUNCH, NVME = "compute", "memory", "launch", "nvme"
 
@@ -163,11 +165,40 @@ class Lowered:
             cpu_s = sum(map(mul, launches, self._counted.launched))
             cards = [rates_of(places[number].gpu) for number in numbers]
             clusters = [places[number].cluster for number in numbers]
-            made = priced(self.plan, self.terms, self.ops, launches, cards, clusters, host.nvme_bytes_per_s)
-            spent = list(zip(*made.spent_s, strict=True)) or [()] * len(numbers)
-            for number, end, alone, each in zip(numbers, made.end_s, made.alone_s, spent, strict=True):
+            told = self._priced(launches, cards, clusters, host.nvme_bytes_per_s)
+            for number, (end, alone, each) in zip(numbers, told, strict=True):
                 found[number] = self._told(end, alone, each, cpu_s)
         return [found[number] for number in range(len(places))]
+
+    def _priced(
+        self, launches: array[float], cards: list[Rates], clusters: list[Cluster | None], nvme_bytes_per_s: float | None
+    ) -> list[tuple[float, float, tuple[float, ...]]]:
+        """On each card when a step ends, when it would without communication, and what its parts take.
+
+        Where collectives run beside kernels those are priced once more, as slow as that makes them.
+        """
+
+        def asked(on: list[Rates]) -> list[tuple[float, float, tuple[float, ...]]]:
+            made = priced(self.plan, self.terms, self.ops, launches, on, clusters, nvme_bytes_per_s)
+            spent = list(zip(*made.spent_s, strict=True)) or [()] * len(on)
+            return list(zip(made.end_s, made.alone_s, spent, strict=True))
+
+        cards = [
+            card if cluster is None else slowest(card, cluster.ranks)
+            for card, cluster in zip(cards, clusters, strict=True)
+        ]
+        alone = asked(cards)
+        if not any(clusters) or not any(waits == COMMUNICATION for _, waits in self.plan.parts):
+            return alone
+        times = [
+            1.0
+            if cluster is None
+            else slowdown(dict(zip(self.plan.parts, each, strict=True)), end - without, card, cluster)
+            for (end, without, each), card, cluster in zip(alone, cards, clusters, strict=True)
+        ]
+        if max(times) == 1.0:
+            return alone
+        return asked([card if n == 1.0 else slowed(card, n) for card, n in zip(cards, times, strict=True)])
 
     def _told(self, end: float, alone: float, spent: Sequence[float], cpu_s: float) -> StepTime:
         computing = 0.0

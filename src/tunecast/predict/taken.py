@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from tunecast.errors import NotResolved, Unsupported, UsageError
 from tunecast.job.job import Job, all_knobs
+from tunecast.predict.batches import has_full_rows
 from tunecast.predict.changes import with_fields
 from tunecast.predict.ladder import Overrides
 from tunecast.predict.prediction import Predicted
@@ -76,6 +77,8 @@ def _whose(field: str, job: Job) -> str:
         return f"{job.stack}'s own" if job.stack in TARGETS_OF_STACK else "PEFT's choice"
     if field == "stack":
         return "--stack names another"
+    if field == "data.lengths":
+        return "--data-lengths says how long yours are"
     package = all_knobs()[field].origin.package
     return "" if package == "tunecast" else f"{package}' default" if package.endswith("s") else f"{package}'s default"
 
@@ -89,6 +92,8 @@ def _decisive(job: Job) -> Iterator[tuple[str, Overrides]]:
         yield "micro_batch", {"micro_batch": 1, "grad_accum": job.micro_batch * job.grad_accum}
     if job.lengths is None:
         yield "seq_len", {"seq_len": 2 * job.seq_len}
+    if has_full_rows(job):
+        yield "data.lengths", {}
     if job.quantization.format is None:
         yield "weights_dtype", {"weights_dtype": "bfloat16" if job.weights_dtype == "float32" else "float32"}
     if job.method != "full":

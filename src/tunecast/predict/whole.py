@@ -74,14 +74,12 @@ and 0.12 on one day's host and 0.14 and 0.17 on another's, which also took a thi
 (whole_runs.jsonl): it goes as the host's speed, which `tunecast calibrate` measures.
 Ignored  that planning backward runs beside what the card still has to do of the forward pass: 0.12 to 0.15 s of 0.16 in
          steps that the card bounds."""
-NEW_KERNEL_S = (0.8, 0.0, 3.4)
-"""Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd, but of the first such kind
-(`FIRST_KERNEL_S`): cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
-earlier run left it in the driver's cache on disk (four of fourteen runs of varying_lengths.jsonl paid for one)."""
-FIRST_KERNEL_S = (1.15, 0.0, 2.0)
-"""The same of the first kind of a run: 0.8 to 2.0 s, 1.15 in the median of six models whose driver had an empty cache
-on disk, as a fresh machine has, over the same run once more (data/host_kinds.jsonl; 0.51 s forward, 0.64 s backward).
-"""
+NEW_KERNEL_S, NEW_WIDE_KERNEL_S = (1.9, 0.0, 2.5), (2.5, 0.0, 3.4)
+"""Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd: cuDNN compiles a kernel for heads of
+up to `WIDE` elements, or wider ones, on a machine that was just rented: eight of 64 elements took 1.5 to 2.5 s, eight
+of 128 2.2 to 2.9 (job_runs_fresh.jsonl), four of 256 2.4 to 2.8 (job_runs_dev.jsonl). Nothing where an earlier run left
+it in the driver's cache on disk."""
+WIDE = 96
 ALIGNED = (128, 64, 8, 4, 2, 1)
 EVALUATION_NEW_LENGTH_S = (0.05, 0.0, 0.15)
 """Without gradients, which is another plan: 0.045 to 0.071 s in the median of three models."""
@@ -100,22 +98,24 @@ class Planning(NamedTuple):
     kernel_s: Likely = NOTHING
     evaluation_length_s: Likely = NOTHING
     evaluation_kernel_s: Likely = NOTHING
-    first_kernel_s: Likely = NOTHING
 
 
-CUDNN_PLANNING = Planning(NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S, FIRST_KERNEL_S)
+CUDNN_PLANNING = Planning(NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S)
+CUDNN_WIDE_PLANNING = CUDNN_PLANNING._replace(kernel_s=NEW_WIDE_KERNEL_S)
 OTHER_PLANNING = Planning(OTHER_NEW_LENGTH_S)
 
 
-def planning_of(plans_by_shape: bool, host: Host = DEFAULT_HOST) -> Planning:
-    """Whether attention is cuDNN's, which plans anew for every shape: one thread's work, as launching is. Four hosts
-    planned for 0.127, 0.115, 0.139 and 0.162 s where the calibration's operations took 46, 47, 50 and 65 us."""
-    if not plans_by_shape:
+def planning_of(planned_width: int, host: Host = DEFAULT_HOST) -> Planning:
+    """Of which width heads are for which cuDNN plans anew by shape, 0 where attention is not cuDNN's: one thread's
+    work, as launching is. Four hosts planned for 0.127, 0.115, 0.139 and 0.162 s where the calibration's operations
+    took 46, 47, 50 and 65 us."""
+    if not planned_width:
         return OTHER_PLANNING
+    found = CUDNN_WIDE_PLANNING if planned_width > WIDE else CUDNN_PLANNING
     if host.launch_s == DEFAULT_HOST.launch_s:
-        return CUDNN_PLANNING
+        return found
     slower = host.launch_s / DEFAULT_HOST.launch_s
-    return Planning(*((likely * slower, low * slower, high * slower) for likely, low, high in CUDNN_PLANNING))
+    return Planning(*((likely * slower, low * slower, high * slower) for likely, low, high in found))
 
 
 PHASES = (
@@ -191,9 +191,9 @@ def whole_job(
     spans["preparation"] = prepared
     missing: list[str] = []
     spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
-    spans["first_step"] = _first_step(job, planning)
+    spans["first_step"] = _first_step(job)
     fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
-    compiled = max(0, kinds_of_lengths(epoch.lengths, count * job.grad_accum) - 1)
+    compiled = kinds_of_lengths(epoch.lengths, count * job.grad_accum)
     spans["new_lengths"] = _planned(fresh, new_length_s(job, planning), compiled, planning.kernel_s)
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
@@ -301,10 +301,10 @@ def _first_evaluation(job: Job, planning: Planning) -> Spread:
     return _planned(fresh, planning.evaluation_length_s, compiled, planning.evaluation_kernel_s)
 
 
-def _first_step(job: Job, planning: Planning) -> Spread:
+def _first_step(job: Job) -> Spread:
     loaded = COMPILE_S if job.compile else LIGER_S if "liger" in job.kernels else FIRST_STEP_S
     begun = TRAIN_START_S if job.stack in TRAINER else NOTHING
-    return Spread(*map(sum, zip(loaded, begun, planning.first_kernel_s, strict=True)))
+    return Spread(*map(sum, zip(loaded, begun, strict=True)))
 
 
 def _download(nbytes: int, job: Job) -> Spread:

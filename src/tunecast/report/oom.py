@@ -128,7 +128,7 @@ def _foreseen_lines(told: Explained, foreseen: Foreseen, terminal: Terminal) -> 
     lines += _wrapped(verdict, "  ", terminal)
     stop = held.limited.out_of_memory
     if stop is not None:
-        before = op_before(held.tape, stop.request)
+        before = op_before(held.tape, stop.request) if held.is_on_tape else None
         op = shown(before.name) if before else "an allocation"
         where = f"stops {when(stop.phase.value, stop.step)}: {op} asks for {gib(stop.requested_bytes)}"
         lines += _wrapped(where, "  ", terminal)

@@ -28,6 +28,7 @@ NAMES: Mapping[str, Callable[[Any], str]] = {
     "micro_batch": lambda rows: f"batch {rows} per GPU",
     "global_batch": lambda rows: f"{rows} rows per optimizer step",
     "seq_len": lambda tokens: f"{tokens:,} tokens per row",
+    "data.lengths": lambda _: "every row full",
     "weights_dtype": lambda dtype: f"{dtype} weights",
     "lora.targets": lambda given: f"adapters on {given if isinstance(given, str) else ', '.join(given)}",
     "lora.rank": lambda rank: f"rank {rank}",

@@ -58,7 +58,8 @@ class Plan(NamedTuple):
     names: int
     """More than the largest of them."""
     rows: array[int]
-    """Of each stretch as it is taken: its first row, its end, and the end of the renames before it."""
+    """Of each stretch as it is taken: its first row, its end, the end of the renames before it, and 0: sizes are no
+    places in a table (tape/compose.py)."""
     renames: array[int]
     """Pairs of what a block goes by and will go by."""
     stretches: list[tuple[int, Stretch]]
@@ -104,7 +105,7 @@ class Program:
                 renames.extend(pair)
             for stretch in self.stretches[0 if position < 0 else self.order[position] + 1]:
                 taken.append((position, stretch))
-                rows.extend((stretch.start, stretch.end, len(renames) // 2))
+                rows.extend((stretch.start, stretch.end, len(renames) // 2, 0))
         names = len(self.roles) if isinstance(self.roles, Sequence) else max(self.roles, default=0) + 1
         return Plan(numbers(self.blocks), names, rows, renames, taken)
 

@@ -94,6 +94,14 @@ def listed(numbers: Iterable[Any]) -> tuple[tuple[int, ...], list[Any]]:
     return tuple(order), found
 
 
+def starts(end: Any, step: Any) -> Iterator[Any]:
+    """`range(0, end, step)`, asking only how many they are."""
+    start = 0
+    while start < end:
+        yield start
+        start = start + step
+
+
 def ask(function: Callable[..., Any], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one question: it may compare a lot for an answer that is mostly the same."""
     asked, values = _valued(numbers)
@@ -209,7 +217,10 @@ class Symbol(_Asking):
         return bool(self.__ne__(0))
 
     def bit_length(self) -> int:
-        return int(self).bit_length()
+        """How many bits is asked for, not the number itself: sorting asks, and twice the rows are one bit more."""
+        found: int = self.value.bit_length()
+        self.asked.answers[f"{self.code}.bit_length()"] = found
+        return found
 
     def _made(self, value: Any, terms: Terms) -> Any:
         """A plain number where everything else cancels."""

@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from tunecast.predict.price.rates import Rates
+from tunecast.predict.price.rates import AMD, Rates
 from tunecast.tape.op import Op
 
 START_S = 3e-6
@@ -46,10 +46,22 @@ FLASH_2_ON_HOPPER = Kernel(0.51, 0.49, 500)
 """330 TFLOP/s on an H100: written for the instructions before."""
 FLASH_2_ON_BLACKWELL = Kernel(0.25, 0.24, 500)
 """The same kernel again on cards with twice the products; nobody is known to have published it."""
-FLASH_1 = Kernel(0.38, 0.36, 500, narrow=1.0)
-FLASH_1_ON_HOPPER = Kernel(0.27, 0.25, 500, narrow=1.0)
-"""Half as fast as its successor, and no slower with heads of 64 (FlashAttention-2 paper, figure 5; llm-foundry's table
-of long rows agrees, on H100 too)."""
+FLASH_2_AT_HALF_RATE = Kernel(1.0, 0.90, 500)
+"""162 TFLOP/s forward on an RTX 4090 (SageAttention, arXiv 2410.02367: its 340 are 2.1 times as many), whose products
+have 163: where sums in float32 halve those, the softmax is done beside them. Backward: not published."""
+HALF_RATE = 3.0
+"""Products of int8 to those of bfloat16, from which on a card sums the latter at half its rate: twice otherwise."""
+FUSED_ON_CDNA = Kernel(0.80, 0.76, 500)
+"""TransformerEngine's on AMD's cards (aiter, written in assembly): nobody is known to have published it; taken as an
+A100's FlashAttention 2, with which 12 steps of MLPerf's LoRA on MI300X and MI325X are 2 to 8 % off."""
+FLASH_2_ON_CDNA = Kernel(0.70, 0.41, 500)
+"""355 TFLOP/s forward and 205 backward on an MI300X at 16,384 tokens (ROCm/flash-attention#142, 2025; torch's SDPA runs
+the same Triton kernels). In 2024 its backward was ten times slower (pytorch/pytorch#135431)."""
+FLASH_1 = Kernel(0.50, 0.376, 500, narrow=1.0)
+FLASH_1_ON_HOPPER = Kernel(0.32, 0.242, 500, narrow=1.0)
+"""Of an A100's peak 30 to 50 % forward and 25 to 35 % backward: the middle of both, 125 and 94 TFLOP/s
+(FlashAttention-2 paper, section 1), and no slower with heads of 64 (its figure 5). On an H100 as much of that as its
+successor has."""
 FLASH_3 = Kernel(0.97, 0.75, 500)
 """640 TFLOP/s forward on an H100."""
 EFFICIENT = Kernel(0.50, 0.40, 300, work=1.0)
@@ -60,7 +72,7 @@ DOCUMENT = 384
 instruction data are a few hundred tokens long, and blocks of 128 are computed whole."""
 TILE_WIDTH = 128
 """cuDNN's tiles: heads between 64 and this take as long as this."""
-HOPPER, BLACKWELL = (9, 0), (10, 11)
+ADA, HOPPER, BLACKWELL = (8, 9), (9, 0), (10, 11)
 """Compute capabilities; those of GeForce Blackwell (12) are fed as Ampere is."""
 FLASH = frozenset({"fwd", "bwd", "varlen_fwd", "varlen_bwd"})
 
@@ -72,6 +84,8 @@ def is_attention(name: str) -> bool:
 
 @lru_cache(maxsize=1000)
 def kernel_of(name: str, rates: Rates) -> Kernel:
+    if rates.vendor == AMD and "efficient" not in name and "flex" not in name:
+        return FUSED_ON_CDNA if "fused_attn" in name else FLASH_2_ON_CDNA
     if "cudnn" in name or "fused_attn" in name:
         return CUDNN if rates.compute_capability >= HOPPER else FLASH_2
     if "flash_attn_3" in name:
@@ -84,6 +98,8 @@ def kernel_of(name: str, rates: Rates) -> Kernel:
         return FLASH_1_ON_HOPPER if rates.compute_capability >= HOPPER else FLASH_1
     if rates.compute_capability[0] in BLACKWELL:
         return FLASH_2_ON_BLACKWELL
+    if rates.compute_capability == ADA and rates.flop_per_s("int8") >= HALF_RATE * rates.flop_per_s("bfloat16"):
+        return FLASH_2_AT_HALF_RATE
     return FLASH_2_ON_HOPPER if rates.compute_capability[0] == HOPPER[0] else FLASH_2
 
 

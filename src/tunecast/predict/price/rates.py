@@ -17,10 +17,13 @@ PER_JOULE = {"Ampere GA102": 0.41e12, "Ada": 0.77e12}
 card, it does no more than its power limit pays for. Large products by others (zzc0721/torch-performance-test-data):
 GA10x 0.41 on an RTX A6000 of 300 W, 0.40 on an A4000 of 140 W, 0.41 on an A2000 of 70 W; Ada 0.77 on an L40S of 350 W
 and 0.81 on an L4 of 72 W."""
-SUSTAINED = {"Hopper": 0.83, "Ampere": 0.92, "Blackwell": 0.78}
+OF_CHIP = {"CDNA4": 0.626}
+"""Of the dense rate, where nobody measured the card but another with its chip: the MI355X's 1565 of 2500 TFLOP/s."""
+SUSTAINED = {"Hopper": 0.845, "Ampere": 0.92, "Blackwell": 0.78, "CDNA3": 0.77, "CDNA4": 0.77}
 """Of the best product anyone measured on a card, what products reach in the middle of a training step, where memory
-takes its share of the power. Hopper: 0.845 in 38 steps of one H200, about 0.80 in published ones of H100s. Ampere: 65
-published steps of an A100. Blackwell: five of GB200s. The more of its power a card needs at full rate, the less."""
+takes its share of the power. Hopper: 38 steps of one H200; published ones of H100s agree. Ampere: 65 published steps of
+an A100. Blackwell: five of GB200s. The more of its power a card needs at full rate, the less. CDNA: 74 to 81 % of the
+best in products of models (AMD's typical attained FLOPs of an MI325X, ROCm blogs, taf-blog)."""
 LOW_PRECISION = {"fp8": 0.93, "fp4": 0.80}
 """Of as much of their dense rate as of bfloat16's: scales are carried along, and power again (published steps of
 Megatron, NeMo and MLPerf on H100, H200 and B200; torchao's lose more)."""
@@ -29,9 +32,14 @@ FULL_SUMS = 0.945
 of torchao (`Float8GemmConfig`) and of Transformer Engine (its split accumulator) asks for: median of five shapes on an
 H200 (benchmarks/data/host_copies.jsonl, float8_tensorwise beside _fast). Later cards always sum in full."""
 BACKWARD = " backward"
+NVIDIA, AMD = "NVIDIA", "AMD"
 HOPPER = 9
 GEFORCE_BLACKWELL = "Blackwell GB"
 USUALLY_SUSTAINED = 0.88
+AMPLE_POWER = 2.0
+"""Times what products at full rate draw: such a card is not held back by its power. GeForce Ada sums in float32 at half
+its rate, so that two RTX 4090 that train draw 375 to 400 W at most, of 450 (AnswerDotAI/fsdp_qlora,
+benchmarks_03_2024.md)."""
 FLOAT32_ACHIEVABLE = 0.75
 """Of the float32 rate without tensor cores: cuBLAS' SGEMM."""
 RATE_OF_DTYPE = {
@@ -55,6 +63,7 @@ class Rates:
     """A card as prices see it; one object a card, which unlike `Gpu` can be a key."""
 
     name: str
+    vendor: str
     sm_count: int
     bytes_per_s: float
     """The data sheet's."""
@@ -82,10 +91,11 @@ def rates_of(gpu: Gpu) -> Rates:
 
 def _rates(gpu: Gpu) -> Rates:
     reached = {name: _best(gpu, name) * _sustained(gpu) for name in INSTEAD}
-    if gpu.compute_capability[0] == HOPPER:
+    if gpu.vendor == NVIDIA and gpu.compute_capability[0] == HOPPER:
         reached[f"fp8{BACKWARD}"] *= FULL_SUMS
     return Rates(
         gpu.name,
+        gpu.vendor,
         gpu.sm_count or DEFAULT_SM_COUNT,
         gpu.memory_bytes_per_s or LEAST_BYTES_PER_S,
         gpu.compute_capability,
@@ -109,15 +119,26 @@ def _best(gpu: Gpu, wanted: str) -> float:
 
 
 def _achievable(gpu: Gpu) -> float:
-    """As much of another dtype's rate as of bfloat16's, where that was measured; else what its power pays for."""
+    """As much of another dtype's rate as of bfloat16's, where that was measured; else as the chip, or as its power
+    pays for."""
     measured, dense = gpu.achieved_flop_per_s.get("bf16"), gpu.dense_flop_per_s.get("bf16")
     if measured and dense:
         return measured / dense
-    paid = next((each for chip, each in PER_JOULE.items() if gpu.architecture.startswith(chip)), None)
-    return min(ACHIEVABLE, paid * gpu.tdp_w / dense) if paid and gpu.tdp_w and dense else ACHIEVABLE
+    if (alike := OF_CHIP.get(gpu.architecture.partition(" ")[0])) is not None:
+        return alike
+    return min(ACHIEVABLE, _paid(gpu)) if _paid(gpu) else ACHIEVABLE
+
+
+def _paid(gpu: Gpu) -> float:
+    """How much of its dense rate a card's power pays for; 0 where nobody knows."""
+    each = next((each for chip, each in PER_JOULE.items() if gpu.architecture.startswith(chip)), 0.0)
+    dense = gpu.dense_flop_per_s.get("bf16")
+    return each * (gpu.tdp_w or 0) / dense if dense else 0.0
 
 
 def _sustained(gpu: Gpu) -> float:
     if gpu.architecture.startswith(GEFORCE_BLACKWELL):
         return USUALLY_SUSTAINED
+    if gpu.architecture.startswith("Ada") and _paid(gpu) >= AMPLE_POWER:
+        return 1.0
     return SUSTAINED.get(gpu.architecture.partition(" ")[0], USUALLY_SUSTAINED)

@@ -17,6 +17,7 @@ from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import CausalLM
 from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.symbols import starts
 
 TILE_TOKENS, TILE_WORDS = 4096, 32768
 
@@ -100,7 +101,7 @@ def put_back(machine: Machine, x: Tensor, mask: Tensor) -> Tensor:
 
 def parts(hidden: Tensor, dtype: Dtype) -> Iterator[Tensor]:
     """Of the tokens; a copy each where they come in another dtype."""
-    for first in range(0, hidden.shape[0], TILE_TOKENS):
+    for first in starts(hidden.shape[0], TILE_TOKENS):
         yield ops.to(rows_of(hidden, first, TILE_TOKENS), dtype)
 
 

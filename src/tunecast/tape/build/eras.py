@@ -13,6 +13,9 @@ FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
 OLDEST = (4, 43)
 ROTATED_IN_LAYERS = ("mistral", "gemma")
+TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
+"""Before which release of transformers which torch was the newest: 2.5 came out in October 2024, 2.6 in January, 2.7 in
+April and 2.8 in August 2025."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,11 @@ class Era:
     def reentrant(self) -> bool:
         """modeling_utils.py, `gradient_checkpointing_enable`: the kind of checkpointing where nobody says."""
         return self.release < (5, 0)
+
+    @property
+    def torch(self) -> str | None:
+        """What it was used with, where nobody says; None: that of today."""
+        return next((torch for before, torch in TORCH_OF_ITS_DAY if self.release < before), None)
 
     @property
     def fsdp_version(self) -> int:
@@ -66,6 +74,11 @@ class Era:
     def masks_in_model(self) -> bool:
         """Before masking_utils.py each model had an `_update_causal_mask`."""
         return self.release < (4, 53)
+
+    @property
+    def windows_with_sdpa(self) -> bool:
+        """modeling_mistral.py: 4.38.2 gives `_prepare_4d_causal_attention_mask_for_sdpa` no window, 4.40.2 does."""
+        return self.release >= (4, 40)
 
     @property
     def compares_positions(self) -> bool:

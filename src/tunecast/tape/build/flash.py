@@ -88,8 +88,8 @@ def like(x: Tensor) -> Tensor:
     return ops.map_("empty_like", x)
 
 
-def scores(size: Sizes) -> int:
-    return 4 * size.heads * size.width * size.batch * size.length * size.key_length
+def scores(size: Sizes, call: Call) -> int:
+    return 4 * size.heads * size.width * size.batch * flash.counted_pairs(size.length, size.key_length, call)
 
 
 def made(x: Tensor, shapes: Sequence[Shape], dtype: Dtype) -> list[Tensor]:
@@ -104,7 +104,7 @@ def attend_2(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         q, k, v = (padded(x) for x in (query, key, value))
         rows = [rows_side_by_side(x) for x in (q, k, v)]
         size = Sizes.of(rows[0], rows[1], None, call)
-        machine.launch("flash_attn::fwd", rows, q.dtype, q.nbytes, scores(size))
+        machine.launch("flash_attn::fwd", rows, q.dtype, q.nbytes, scores(size, call))
         out = like(rows[0])
         lse = machine.tensor(size.rows(), FLOAT32)
         parts = made(q, flash.forward_parts_2(size, call, machine.card), FLOAT32)
@@ -130,7 +130,7 @@ def _back_2(call: Call) -> Any:
 def _kernel_2(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
     machine = q.machine
     size = Sizes.of(q, k, None, call)
-    machine.launch("flash_attn::bwd", (dout, q, k), q.dtype, q.nbytes, scores(size) * 5 // 2)
+    machine.launch("flash_attn::bwd", (dout, q, k), q.dtype, q.nbytes, scores(size, call) * 5 // 2)
     kept = made(q, flash.backward_floats_2(size, call, machine.card), FLOAT32)
     if size.key_heads != size.heads:
         kept += made(q, [(*k.shape[:-2], size.heads, size.width)] * 2, q.dtype)
@@ -142,7 +142,7 @@ def attend_3(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
     with machine.no_grad():
         rows = [rows_side_by_side(query), rows_side_by_side(key)]
         size = Sizes.of(rows[0], rows[1], None, call)
-        machine.launch("flash_attn_3::fwd", (*rows, value), query.dtype, query.nbytes, scores(size))
+        machine.launch("flash_attn_3::fwd", (*rows, value), query.dtype, query.nbytes, scores(size, call))
         out = machine.tensor((*query.shape[:-1], value.shape[-1]), query.dtype)
         lse = machine.tensor(size.rows(), FLOAT32)
         numbers = flash.scheduler_numbers_3(size, call, machine.card)
@@ -158,7 +158,7 @@ def _back_3(call: Call) -> Any:
         rows = [rows_side_by_side(x) for x in (gradients[0], q, k, v, out)]
         size = Sizes.of(rows[1], rows[2], None, call)
         machine = q.machine
-        machine.launch("flash_attn_3::bwd", rows[:4], q.dtype, q.nbytes, scores(size) * 5 // 2)
+        machine.launch("flash_attn_3::bwd", rows[:4], q.dtype, q.nbytes, scores(size, call) * 5 // 2)
         shapes = flash.backward_3(size, max(q.shape[-1], v.shape[-1]), call, machine.card)
         kept = made(q, shapes.floats + shapes.zeroed, FLOAT32) + made(q, shapes.semaphores, INT32)
         del kept

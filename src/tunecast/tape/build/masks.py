@@ -1,7 +1,9 @@
 """Attention masks on paper, after transformers/masking_utils.py (5.17.0): made once a forward pass, before the layers.
 
-All tokens are real (a job's batches have no padding): `sdpa` then needs no mask but `is_causal`, unless a window must
-be cut out or samples of one row are kept apart; flash-attn never needs one; `eager` always makes it.
+Where all tokens are real `sdpa` needs no mask but `is_causal`, unless a window must be cut out or samples of one row
+are kept apart; `eager` always makes it. Where a batch has padding (`Machine.masked`: a job's own batches,
+predict/own_batches.py) `sdpa` gets one too.
+Ignored  what flash-attn does about padding: rows are unpadded around its kernel.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: 
             machine.run("eq", (all_true,), (), BOOL)
         else:
             ops.reduced("all", padding_mask, range(2), dtype=BOOL)
-        return None
+        if not machine.masked:
+            return None
     return drawn_mask(machine, batch, length, and_(pattern, padding(padding_mask)))
 
 

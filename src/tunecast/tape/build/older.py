@@ -16,7 +16,7 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
         zeros = machine.run("eq", (attention_mask,), (batch, length), BOOL)
         ops.reduced("any", zeros, range(2), dtype=BOOL)
         return None
-    if machine.attention == "sdpa" and (window is None or length < window):
+    if machine.attention == "sdpa" and (window is None or length < window or not machine.era.windows_with_sdpa):
         ones = machine.run("eq", (attention_mask,), (batch, length), BOOL)
         ops.reduced("all", ones, range(2), dtype=BOOL)
         return None

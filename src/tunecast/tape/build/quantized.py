@@ -41,23 +41,32 @@ OUTLIERS_GUESSED = (
 # ------------------------------------------------------------------------------------------------------- loading
 
 
-def quantize(job: Job, model: Any, initializer_range: float) -> None:
-    """Linear by linear, in the order of the tree; the head stays as it is."""
-    quantizer = Quantizer(job, model, initializer_range)
+def quantize(job: Job, model: Any, initializer_range: float, by_name: bool = False) -> None:
+    """Linear by linear, in the order of the tree or of their names; the head stays as it is."""
+    quantizer = Quantizer(job, model, initializer_range, by_name)
     model.quantizer = quantizer
     quantizer.replace_in(model)
 
 
+def natural(named: tuple[str, Any]) -> tuple[bool, int, str]:
+    """Numbers by their value, before words."""
+    name = named[0]
+    return (False, int(name), "") if name.isdigit() else (True, 0, name)
+
+
 class Quantizer:
-    def __init__(self, job: Job, model: Any, initializer_range: float) -> None:
+    def __init__(self, job: Job, model: Any, initializer_range: float, by_name: bool) -> None:
         self.options = job.quantization
         self.head = model.output_embedding()
+        self.by_name = by_name
+        """A checkpoint is read in the order of its names (core_model_loading.py, `dot_natural_key`)."""
         self.tables: list[Tensor] = []
         """Made once, and kept as long as the program runs."""
         self.outliers = Outliers(initializer_range, any(m.path.rpartition(".")[2] in GATES for m in model.modules()))
 
     def replace_in(self, module: Module) -> None:
-        for name, child in list(module.children.items()):
+        children = list(module.children.items())
+        for name, child in sorted(children, key=natural) if self.by_name else children:
             if isinstance(child, Linear) and child is not self.head and not child.fan_in_fan_out:
                 with child.machine.within(child.path):
                     setattr(module, name, self.quantized(child))

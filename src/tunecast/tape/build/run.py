@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
@@ -21,17 +22,23 @@ from tunecast.tape.shorten import Standing
 def build(
     job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str | None = None,
     *, keeps_ops: bool = True, standing: Standing | None = None, priced_from: int = 0,
-    written: Callable[[Any], int] | None = None,
+    written: Callable[[Any], int] | None = None, masked: bool = False, evaluates: bool = False,
 ) -> Tape:  # fmt: skip
     """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops`, `standing` and
-    `priced_from`. `written` says how a request's size is written down where it is no number."""
+    `priced_from`. `written` says how a request's size is written down where it is no number. `masked`: batches have
+    padding, or samples that share a row. `evaluates`: batches are evaluated on instead, one a length."""
     job = fill_in(job, config)
     program = program_of(job)
     shared = shares_workspace(torch_version or followed(job)["torch"])
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shared)
     machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.standing, machine.priced_from = keeps_ops, standing, priced_from
-    machine.ends = ends_of(config)
+    machine.ends, machine.masked = ends_of(config), masked
     machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
-    program.train(job, config, lengths, machine)
+    if not evaluates:
+        program.train(job, config, lengths, machine)
+    elif hasattr(program, "evaluate"):
+        program.evaluate(job, config, lengths, machine)
+    else:
+        raise Unsupported(f"run.eval_strategy: how {job.stack} evaluates is not known", field="run.eval_strategy")
     return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))

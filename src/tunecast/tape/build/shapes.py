@@ -8,6 +8,7 @@ batch 1, is a row longer than the window, has the card Hopper's kernels) has its
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 from tunecast.errors import TunecastError
 from tunecast.job.job import Job
 from tunecast.records import fields, replace_unchecked
+from tunecast.tape.build.written import TURN
 from tunecast.tape.card import Card
 from tunecast.tape.columns import gathered, numbers
 from tunecast.tape.fold import Short
@@ -48,6 +50,10 @@ class Paper(NamedTuple):
     length: int
     card: Card
     asked: Asked | None = None
+    masked: bool = False
+    """Attention is told of padding, or of samples that share a row."""
+    evaluates: bool = False
+    """Not a training step, but a batch that is evaluated on."""
 
 
 class Answers:
@@ -87,8 +93,14 @@ class Shape:
         self._answers = Answers(asked)
         self._sizes = asked.computed([*asked.sizes, *map(str, MARKS)], NAMES)
         self.rows = len(made.program.sizes)
-        self._places = numbers(made.program.sizes)
+        told = numbers(made.program.sizes)
+        several = max(told, default=0) >= TURN
+        self.turns = numbers([place // TURN if place > 0 else 0 for place in told]) if several else None
+        """Of each row that asks for memory, whose micro-batch of its step it is about; None: all of the first."""
+        self.places = numbers([place % TURN if place > 0 else place for place in told]) if several else told
         self._last: tuple[tuple[Any, ...], Program] | None = None
+        self.tokens = 0
+        """Of the micro-batch it was built for, where that was one of many."""
 
     def of(self, values: tuple[Any, ...], rows: bool = True) -> Built | None:
         """None where its questions have other answers. Without `rows` the program's sizes are not computed."""
@@ -100,10 +112,22 @@ class Shape:
             short = short._replace(values=values, lengths=(values[1],) * len(short.lengths))
         return self._made._replace(program=program, short=short)
 
+    @property
+    def program(self) -> Program:
+        """Its rows, whose sizes are no numbers of bytes."""
+        return self._made.program
+
+    def serves(self, values: tuple[Any, ...]) -> bool:
+        return self._answers.are_those_of(values)
+
+    def sizes(self, values: tuple[Any, ...]) -> tuple[int, ...]:
+        """What the expressions and, at the end, the marks come to."""
+        return self._sizes(*values)
+
     def _program(self, values: tuple[Any, ...]) -> Program:
         sizes = self._sizes(*values)
         if self._last is None or self._last[0] != sizes:  # on another card they are mostly the same
-            self._last = sizes, self._made.program.with_sizes(gathered(sizes, self._places))
+            self._last = sizes, self._made.program.with_sizes(gathered(sizes, self.places))
         return self._last[1]
 
 
@@ -136,6 +160,59 @@ def built(
     key = key_of(job, config, keeps_ops)  # what was built with its operations serves who does not ask for them, too
     keys = [key] if keeps_ops else [key, key_of(job, config, True)]
     return _served(keys, plain, rows=True) or _made(key, plain, build_as, rows=True)
+
+
+class Shapes:
+    """The structures of one job, by the rows and the length of its micro-batches."""
+
+    def __init__(
+        self, job: Job, config: Mapping[str, Any], card: Card, build_as: Callable[[Paper], Built], most: int,
+        masked: bool, evaluates: bool,
+    ) -> None:  # fmt: skip
+        self._plain = Paper(job, job.seq_len, card, masked=masked, evaluates=evaluates)
+        self._build_as, self._most = build_as, most
+        self._key = (*key_of(job, config, False), masked, evaluates)
+        self._rest = values_of(self._plain)[2:]
+        self._known: list[Shape] = []
+        for key in (
+            self._key,
+            *(() if masked or evaluates else (key_of(job, config, False), key_of(job, config, True))),
+        ):
+            self._known += [shape for shape in _kinds.get(key, ()) if isinstance(shape, Shape)]
+        self._newly = 0
+        self.strangers = 0
+        """Micro-batches that another structure stands in for, since there are too many."""
+
+    def of(self, rows: int, length: int) -> tuple[Shape, tuple[int, ...]] | None:
+        """The structure of such a micro-batch and what its expressions come to; None where a plain number is needed
+        somewhere, or the job is refused with such rows."""
+        values = (rows, length, *self._rest)
+        found = self._among_known(values)
+        if found is not None or hash(self._key) in _plain:
+            return found
+        if self._newly >= self._most:
+            self.strangers += 1
+            nearest = min(self._known, key=lambda shape: abs(shape.tokens - rows * length))
+            try:
+                return nearest, nearest.sizes(values)
+            except (ArithmeticError, LookupError, ValueError):
+                return None
+        self._newly += 1
+        job = replace_unchecked(self._plain.job, micro_batch=rows)
+        with contextlib.suppress(TunecastError):
+            _made(self._key, self._plain._replace(job=job, length=length), self._build_as, rows=False)
+            self._known += [s for s in _kinds.get(self._key, ()) if isinstance(s, Shape) and s not in self._known]
+            found = self._among_known(values)
+            if found is not None:
+                found[0].tokens = rows * length
+        return found
+
+    def _among_known(self, values: tuple[Any, ...]) -> tuple[Shape, tuple[int, ...]] | None:
+        for place, shape in enumerate(self._known):
+            if shape.serves(values):
+                self._known.insert(0, self._known.pop(place))  # the next one is mostly like it
+                return shape, shape.sizes(values)
+        return None
 
 
 def built_short(
@@ -196,13 +273,15 @@ def _forget() -> None:
 def key_of(job: Job, config: Mapping[str, Any], keeps_ops: bool | None) -> tuple[Any, ...]:
     """What of a job decides what is run, but for sizes and the card. `keeps_ops`: None where nothing else is kept.
 
-    Of `data` it is whether and how rows are packed; of `hardware` whether there are several cards. How a run is saved,
-    evaluated and paid for is outside its steps, and the allocator takes what the program asks for.
+    Of `data` it is whether and how rows are packed, and whether there are samples; of `hardware` whether there are
+    several cards. How a run is saved, evaluated and paid for is outside its steps, and the allocator takes what the
+    program asks for.
     """
     rest = tuple([getattr(job, f.name) for f in fields(job) if f.name not in APART])
     lora = tuple([getattr(job.lora, f.name) for f in fields(job.lora) if f.name != "rank"])
     cards = job.data.packing and job.data.packing_strategy, cards_of(job) != (1, 1)
-    return rest, lora, cards, json.dumps(config, sort_keys=True), keeps_ops
+    loads = job.data.lengths is not None  # a checkpoint: stacks/transformers.py, `reads_checkpoint`
+    return rest, lora, cards, loads, json.dumps(config, sort_keys=True), keeps_ops
 
 
 def values_of(paper: Paper) -> tuple[Any, ...]:
@@ -235,7 +314,7 @@ def with_symbols(paper: Paper, asked: Asked) -> Paper:
         capability=asked.fact("capability", card.capability),
         total_bytes=asked.fact("card_bytes", card.total_bytes),
     )
-    return Paper(job, asked.symbol("length", paper.length), card, asked)
+    return Paper(job, asked.symbol("length", paper.length), card, asked, paper.masked, paper.evaluates)
 
 
 @contextmanager
@@ -255,6 +334,7 @@ __all__ = [
     "Built",
     "Paper",
     "Shape",
+    "Shapes",
     "built",
     "built_short",
     "key_of",

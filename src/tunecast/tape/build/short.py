@@ -14,7 +14,7 @@ from tunecast.records import replace
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.run import build
-from tunecast.tape.build.shapes import NAMES, Built, Paper, built, built_short
+from tunecast.tape.build.shapes import NAMES, Built, Paper, Shapes, built, built_short
 from tunecast.tape.build.sharding.layers import candidates, held, layer_count
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.stacks import followed, program_of
@@ -121,6 +121,19 @@ def _folded_card(job: Job, config: Mapping[str, Any], card: Card, keeps_ops: boo
     return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
 
 
+def shapes_of(
+    job: Job, config: Mapping[str, Any], card: Card, masked: bool = False, evaluates: bool = False,
+    most: int = 24,
+) -> Shapes | None:  # fmt: skip
+    """For the job's own micro-batches, of those that need a mask or of those that need none, or for those it is
+    evaluated on, at most so many structures; None where several cards hold different layers and take turns."""
+    job = fill_in(job, config)
+    cards = candidates(job, config, program_of(job).model)
+    if len(cards) > 1 or job.parallel.pipeline > 1:
+        return None
+    return Shapes(job, cards[0], card, partial(_fold, job, config=cards[0]), most, masked, evaluates)
+
+
 def most_alive_bytes(rows: Program) -> int:
     """In the steps, each as it is taken first: what loading brings and lets go of again is not asked."""
     sizes: dict[int, int] = {}
@@ -172,9 +185,10 @@ def _settles_late(job: Job) -> bool:
 
 
 def _folded(paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool) -> Built:
-    job, _, card, asked = paper
+    job, _, card, asked, masked, evaluates = paper
     how: Any = {"keeps_ops": keeps_ops, "priced_from": min(1, len(lengths) - 1)}
     how["written"] = None if asked is None else asked.place
+    how["masked"], how["evaluates"] = masked, evaluates
     rhythm = _rhythm(job, config)
     models: list[tuple[Standing | None, Mapping[str, Any]]] = [(None, config)]
     if not compiles_whole(job):

@@ -18,7 +18,7 @@ from tunecast.tape.build.layouts import factors_layout, shared_layout
 from tunecast.tape.build.of_host import HostNotes
 from tunecast.tape.build.standing import layer_number as layer_number
 from tunecast.tape.build.standing import repeated, times_stood_for
-from tunecast.tape.build.written import tape_events
+from tunecast.tape.build.written import FIRST_TURN, NEXT_TURN, tape_events
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
@@ -227,15 +227,13 @@ class Machine(HostNotes):
         """A later step, which is priced, will be what this one is (`repeats.py`)."""
         self.standing: Standing | None = None
         """For which layers of the whole model its layers stand; None: all are there."""
-        self.era = Era()
-        """The release of transformers."""
-        self.packs = 0
-        """Samples that begin within a batch's one row, which brings positions in place of a mask; 0: none is packed."""
-        self.reentrant = False
-        """Which of torch's two kinds of checkpointing is in use."""
+        self.era = Era()  # the release of transformers
+        self.packs = 0  # samples that begin within a batch's one row, which brings positions in place of a mask
+        self.reentrant = False  # which of torch's two kinds of checkpointing is in use
         self._marks: dict[str, Op] = {}
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
+        self.masked = False  # not all tokens are real, or of one sample: attention needs a mask (`masks.py`)
         self.ends: Any = None
         """Which ends of the model it holds (`sharding.layers.Ends`)."""
         self.rotary: Any = None
@@ -289,6 +287,10 @@ class Machine(HostNotes):
         if announced is None or announced.phase is not self.phase or announced.step != self.step:
             self._announced = Begin(self.phase, self.step)
             self.events.append(self._announced)
+
+    def take_turn(self, number: int) -> None:
+        """What follows is about this micro-batch of the step: the first, or the next."""
+        self.events.append(NEXT_TURN if number else FIRST_TURN)
 
     def announce_anew(self) -> None:
         """What follows stands for itself, whatever came before."""

@@ -19,6 +19,10 @@ STAY = COLLECTIVES | {"", WAIT, "cublas_workspace", "cublaslt_workspace"}
 """Operations that are written down without prices, too: between cards and streams, and of what has none."""
 SKIPPED = object()
 """Where a stretch that comes again made a workspace, which is there by now."""
+FIRST_TURN, NEXT_TURN = object(), object()
+"""What follows is about the first micro-batch of its step, or about the one after that of what came before."""
+TURN = 1 << 32
+"""Where sizes are not yet numbers, so many times the micro-batch's number in its step is added to what is written."""
 
 
 class Again(NamedTuple):
@@ -58,6 +62,7 @@ def tape_events(machine: Machine, notes: Sequence[Any], written: Callable[[Any],
     unpriced = priced_from > 0
     begun: Begin | None = None
     begin: Begin | None = None
+    turn = 0
     stretches: list[tuple[Iterator[Any], int, int | None]] = [(iter(notes), 0, None)]
     while stretches:
         stretch, shift, step = stretches.pop()
@@ -75,6 +80,9 @@ def tape_events(machine: Machine, notes: Sequence[Any], written: Callable[[Any],
                 break
             if note is SKIPPED:
                 shift -= 1
+                continue
+            if note is NEXT_TURN or note is FIRST_TURN:
+                turn = 0 if written is None or note is FIRST_TURN else turn + TURN
                 continue
             if unpriced and kind is Op:
                 if note.name in OF_THE_HOST:
@@ -105,6 +113,8 @@ def tape_events(machine: Machine, notes: Sequence[Any], written: Callable[[Any],
                     role = block.role or block.role_by_life(is_head)
                     part = parts[note] = size, role, block.module, block.stream
                 number = numbers[note] = note + shift
+                if turn:
+                    part = (part[0] + turn, *part[1:])
                 out.append(tuple.__new__(Alloc, (number, *part)))
     if frees:
         _let_go(out, frees)

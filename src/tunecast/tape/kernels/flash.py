@@ -35,6 +35,18 @@ class Call(NamedTuple):
     splits: int = 1
 
 
+def counted_pairs(length: int, key_length: int, call: Call) -> int:
+    """Of queries and keys, as torch counts them: with the half that a causal mask hides, which kernels leave out.
+
+    Blocks outside a window are not computed (flash_fwd_kernel.h, `n_block_min`): there, twice the band below the
+    diagonal.
+    """
+    window = call.window[0] + 1
+    if not call.causal or window <= 0 or window >= key_length:
+        return length * key_length
+    return window * (2 * min(length, key_length) - window)
+
+
 class Sizes(NamedTuple):
     batch: int
     length: int

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
-from tunecast.tape.build.eras import numbers
+from tunecast.tape.build.eras import era_of, numbers
 from tunecast.tape.build.tensor import Machine
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
@@ -29,6 +29,7 @@ STACKS: Mapping[str, str] = {
     "fsdp_qlora": "tunecast.tape.build.stacks.fsdp_qlora",
     "megatron": "tunecast.tape.build.stacks.megatron",
     "nemo": "tunecast.tape.build.stacks.megatron",
+    "automodel": "tunecast.tape.build.stacks.automodel",
     "llm-foundry": "tunecast.tape.build.stacks.foundry",
     "torchtitan": "tunecast.tape.build.stacks.torchtitan",
     "torchtune": "tunecast.tape.build.stacks.torchtune",
@@ -47,6 +48,7 @@ FOLLOWED: Mapping[str, Mapping[str, str]] = {
     "litgpt": {**TORCH, "litgpt": "0.5.13", "bitsandbytes": "0.49.2"},
     "megatron": MEGATRON,
     "nemo": MEGATRON,
+    "automodel": {**HUGGING_FACE, "nemo-automodel": "0.5.0"},
     "llm-foundry": {"torch": "2.1.0", "llm-foundry": "0.4.0", "mosaicml": "0.17.1", "flash-attn": "2.3.2"},
     "torchtitan": {**TORCH, "torchtitan": "0.2.2", "torchao": "0.18.0"},
     "fsdp_qlora": {"torch": "2.2.0", "transformers": "4.37.2", "peft": "0.8.2", "bitsandbytes": "0.43.0"},
@@ -58,9 +60,12 @@ FOLLOWED: Mapping[str, Mapping[str, str]] = {
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    if job.torch_version is not None:
-        numbers(job.torch_version, "torch_version", "2.13")
-    asked = {"torch": job.torch_version, "transformers": job.transformers_version, job.stack: job.stack_version}
+    torch = job.torch_version
+    if torch is None:
+        torch = era_of(job.transformers_version).torch
+    else:
+        numbers(torch, "torch_version", "2.13")
+    asked = {"torch": torch, "transformers": job.transformers_version, job.stack: job.stack_version}
     default = FOLLOWED[job.stack]
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 
@@ -71,6 +76,9 @@ class Program(Protocol):
     def model(self, machine: Machine, config: Mapping[str, Any]) -> Any: ...
 
     def train(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None: ...
+
+    def evaluate(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+        """Of stacks that evaluate with the Trainer; others have none."""
 
 
 def program_of(job: Job) -> Program:

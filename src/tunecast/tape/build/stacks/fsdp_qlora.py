@@ -97,6 +97,7 @@ def take_steps(job: Job, model: Any, optimizer: Optimizer, lengths: Sequence[int
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         for micro in range(job.grad_accum):
+            machine.take_turn(micro)
             input_ids, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with scheme.micro_batch(last=True) if micro else contextlib.nullcontext():

@@ -18,7 +18,7 @@ from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.stacks import transformers
-from tunecast.tape.build.stacks.transformers import model, prepared
+from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import PASS, Phase
 
@@ -40,11 +40,22 @@ TAKEN = "{stack} is taken to train as transformers' Trainer does with the same s
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     """For stacks of which nothing but the Trainer is written down, and that is said."""
-    model, parameters, optimizer = prepared(job, config, machine)
+    model, parameters, optimizer = prepared(job, config, machine, in_trainer=True)
     machine.guesses[TAKEN.format(stack=job.stack)] = None
     if job.checkpoint_reentrant is None:
         machine.reentrant = job.stack in REENTRANT
     take_steps(job, model, parameters, optimizer, lengths, models_loss)
+    machine.end()
+
+
+def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    """Trainer.evaluate: the model's own loss, whatever that of training is."""
+    model, _, _ = prepared(job, config, machine, in_trainer=True)
+
+    def loss_of(inputs: Sequence[Tensor]) -> Tensor:
+        return outputs_of(job, model, (inputs[0], inputs[1], inputs[2]), None)[0]
+
+    evaluation_loop(job, model, lengths, loss_of)
     machine.end()
 
 
@@ -62,6 +73,7 @@ def take_steps(
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         batch_samples, num_items_in_batch = batches(job, machine, length, collated or rows)
         for number in micro_batches(machine, job.grad_accum):
+            machine.take_turn(number)
             inputs = batch_samples[number]
             with machine.scheme.micro_batch(last=number == job.grad_accum - 1):
                 tr_loss_step = training_step(job, model, inputs, num_items_in_batch, compute_loss)
@@ -110,9 +122,13 @@ def embeddings(model: Any) -> set[int]:
 
 def batches(job: Job, machine: Machine, length: int, collated: Collated) -> tuple[list[Batch], Tensor]:
     """`get_batch_samples`: every micro-batch, and how many labels count."""
-    found = [collated(job, machine, machine.scheme.tokens_of(length)) for _ in range(job.grad_accum)]
+    found: list[Batch] = []
+    for number in range(job.grad_accum):
+        machine.take_turn(number)
+        found.append(collated(job, machine, machine.scheme.tokens_of(length)))
     total: Any = None
-    for batch in found:
+    for number, batch in enumerate(found):
+        machine.take_turn(number)
         batch_rows, tokens = batch[2].shape
         counted = (batch_rows, tokens - (machine.era.release >= (5, 0)))
         count = ops.total(machine.run("ne", (batch[2],), counted, BOOL), range(2), dtype=INT64)
@@ -141,7 +157,7 @@ def models_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor)
     return ops.scale_in_place(loss)
 
 
-def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> tuple[Tensor, Tensor | None]:
+def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Loss and logits (none with kernels that make none), widened where autocast was on."""
     scheme = model.machine.scheme
     model.gives_logits, vars(model)["num_items_in_batch"] = True, num_items_in_batch

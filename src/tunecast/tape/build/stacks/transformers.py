@@ -18,6 +18,7 @@ from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import quantize
 from tunecast.tape.build.repeats import Passes, micro_batches
 from tunecast.tape.build.sharding import scheme_of
+from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
 from tunecast.tape.op import PASS, Phase
 
@@ -45,15 +46,22 @@ def part(name: str) -> Any:
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    model, parameters, optimizer = prepared(job, config, machine)
-    take_steps(job, model, parameters, optimizer, lengths)
+    in_trainer = job.data.lengths is not None and not job.compile and not job.optimizer_in_backward
+    model, parameters, optimizer = prepared(job, config, machine, in_trainer=in_trainer)
+    if in_trainer:  # samplers, batches and `run` of a job with samples are the Trainer's, and so is its loop
+        trainer = part("stacks.trainer")
+        trainer.take_steps(job, model, parameters, optimizer, lengths, trainer.models_loss)
+    else:
+        take_steps(job, model, parameters, optimizer, lengths)
     machine.end()
 
 
 def prepared(
-    job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt
-) -> tuple[Any, list[Tensor], Optimizer]:
-    """What stands on the card when the first step begins; `adapting` is the stack's own way to it."""
+    job: Job, config: Mapping[str, Any], machine: Machine, adapting: Callable[[Job, Any], None] = adapt,
+    *, in_trainer: bool = False,
+) -> tuple[Any, list[Tensor], Optimizer]:  # fmt: skip
+    """What stands on the card when the first step begins; `adapting` is the stack's own way to it. The Trainer empties
+    the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached."""
     if job.optimizer_in_backward:
         part("optimizers.in_backward").require_one_gradient(job)
     given = job.checkpoint_reentrant
@@ -70,8 +78,11 @@ def prepared(
             part(job.matmul_dtype).apply(model)
         if "foak" in job.kernels:
             part("foak").apply(job, model)
+    if in_trainer:
+        machine.empty_cache()
     scheme.wrap(model)
-    machine.empty_cache()
+    if not in_trainer:
+        machine.empty_cache()
     parameters = scheme.parameters(model)
     ends = (model.input_embedding(), model.output_embedding())
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
@@ -100,10 +111,12 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     model.name_all()
     machine.head_modules = {model.output_embedding().path, model.path}
     model.model_type = text["model_type"]
+    if reads_checkpoint(job):
+        part("checkpoint").warm_up(job, model)
     if job.quantization.format == "gptq":
         part("gptq").replace_linears(model)
     elif job.quantization.format is not None:
-        quantize(job, model, text.get("initializer_range", 0.02))
+        quantize(job, model, text.get("initializer_range", 0.02), reads_checkpoint(job))
     for module in model.modules():
         for tensor in module.own.values():
             if tensor.storage is None:
@@ -114,10 +127,49 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
     return model
 
 
+def reads_checkpoint(job: Job) -> bool:
+    """A job that lists its samples is a whole program on one card, which loads by `from_pretrained` onto it; of steps
+    alone the model was made there."""
+    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format != "gptq"
+
+
 def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """Tables of positions are made as long as the run needs, as `build` of tape/trace/recipe.py makes them."""
     roomy = {name: max(value, longest) if name in POSITIONS and value else value for name, value in config.items()}
     return {**roomy, "text_config": with_room(config["text_config"], longest)} if "text_config" in config else roomy
+
+
+def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    """Trainer.evaluate: one batch for each of `lengths`."""
+    model, _, _ = prepared(job, config, machine)
+
+    def loss_of(inputs: Sequence[Tensor]) -> Tensor:
+        with machine.autocasting(machine.scheme.autocast):
+            return first_of(model(*inputs))  # type: ignore[no-any-return]
+
+    evaluation_loop(job, model, lengths, loss_of)
+    machine.end()
+
+
+def evaluation_loop(
+    job: Job, model: Any, lengths: Sequence[int], loss_of: Callable[[Sequence[Tensor]], Tensor]
+) -> None:
+    """`evaluation_loop` without compute_metrics (transformers' trainer.py, 5.17.0): outputs go where `prediction_step`
+    returns, the batch when the next one takes its name, and of each batch a loss a row is kept."""
+    machine = model.machine
+    inputs: Any = None
+    losses: Any = None
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+        machine.phase, machine.in_forward = Phase.FORWARD, True
+        with machine.no_grad():
+            loss = loss_of(inputs)
+        machine.phase, machine.module = Phase.OTHER, ""
+        losses = machine.run("repeat", (loss,), (job.micro_batch,), FLOAT32)
+        del loss
+    machine.step = len(lengths)
+    del inputs, losses
 
 
 def take_steps(
@@ -137,6 +189,7 @@ def take_steps(
     def passes() -> Tensor:
         for micro in micro_batches(machine, job.grad_accum, repeats):
             if micro:
+                machine.take_turn(micro)
                 next_batch(batch[0].shape[1])
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with scheme.micro_batch(last=micro == job.grad_accum - 1):
@@ -149,6 +202,7 @@ def take_steps(
 
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        machine.take_turn(0)
         next_batch(scheme.tokens_of(length))
         loss = passes_of_steps.run(passes, batch, repeats)
         if job.max_grad_norm:

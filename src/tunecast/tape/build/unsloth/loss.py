@@ -13,6 +13,7 @@ from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
 from tunecast.tape.build.unsloth.fast_lora import into, t
+from tunecast.tape.symbols import ask, starts
 from tunecast.units import GIB, MIB
 
 FLOAT64 = Dtype("float64", 8)
@@ -105,7 +106,7 @@ class Loss:
             ratio = ops.divide(coef, pow2)
             coef = pow2
             gh: Any = None
-            for a in range(0, n_keep, rows):
+            for a in starts(n_keep, rows):
                 n = min(rows, n_keep - a)
                 h = machine.run("index_select", (hidden, idx), (n, width), hidden.dtype)
                 chosen = machine.run("index_select", (targets, idx), (n,), INT64)
@@ -172,10 +173,15 @@ def kept_rows(targets: Tensor, count: int) -> Tensor:
 
 def chunk_rows(rows: int, width: int, vocabulary: int) -> int:
     """`fused_linear_rows`: as many logits as hidden states, within bounds."""
-    wanted = power_of_two(rows * width / vocabulary)
+    wanted: int = ask(_as_many, (width, vocabulary), (rows,))
     least = min(max(power_of_two(MIN_LOGITS / vocabulary), LEAST_ROWS), MOST_ROWS)
     wanted = min(max(wanted, least), MOST_ROWS)
     return max(min(wanted, max(CHUNK_BYTES // (vocabulary * 4), 2), max(rows, 1)), 1)
+
+
+def _as_many(of: tuple[int, int], rows: int) -> int:
+    width, vocabulary = of
+    return power_of_two(rows * width / vocabulary)
 
 
 def power_of_two(x: float) -> int:
@@ -248,7 +254,7 @@ def tiled(hidden: Tensor, head: Tensor, targets: Tensor, idx: Tensor) -> None:
     buf = machine.run("empty", (), (rows, tile), FLOAT32)
     acc = machine.run("empty", (), (rows, width), FLOAT32)
     running = machine.run("empty", (), (rows,), FLOAT32)
-    for a in range(0, n_keep, rows):
+    for a in starts(n_keep, rows):
         n = min(rows, n_keep - a)
         h = machine.run("index_select", (hidden, idx), (n, width), hidden.dtype)
         chosen = machine.run("index_select", (targets, idx), (n,), INT64)

@@ -39,7 +39,7 @@ def forward_2(
     probs = torch.empty(wide if call.return_probs and call.dropout else (0,), dtype=q.dtype, device=q.device)
     parts = [_floats(q, *shape) for shape in flash.forward_parts_2(size, call, recorder.card)]
     random = torch.empty(2, dtype=torch.int64, device=q.device)
-    _launched(recorder, "flash_attn::fwd", (q, k, v), out, _scores(size, cu_q))
+    _launched(recorder, "flash_attn::fwd", (q, k, v), out, _scores(size, cu_q, call))
     del parts
     return out, lse, probs, random
 
@@ -57,7 +57,7 @@ def backward_2(
     grouped = size.key_heads != size.heads
     places = (*k.shape[:-2], size.heads, size.width)
     expanded = [torch.empty(places, dtype=q.dtype, device=q.device) for _ in range(2)] if grouped else []
-    _launched(recorder, "flash_attn::bwd", (dout, q, k, dq_accum), dq, _scores(size, cu_q) * 5 // 2)
+    _launched(recorder, "flash_attn::bwd", (dout, q, k, dq_accum), dq, _scores(size, cu_q, call) * 5 // 2)
     for total, part in zip((dk, dv), expanded, strict=False):
         groups = part.view(*k.shape[:-1], size.heads // size.key_heads, size.width)
         torch.sum(groups, dim=-2, out=total)
@@ -78,7 +78,7 @@ def forward_3(
         parts.append(_floats(q, call.splits, *size.rows()))
     if scheduler is not None and not flash.one_per_sequence_3(size):
         scheduler.zero_()
-    _launched(recorder, "flash_attn_3::fwd", (q, k, v), out, _scores(size, cu_q))
+    _launched(recorder, "flash_attn_3::fwd", (q, k, v), out, _scores(size, cu_q, call))
     return out, lse
 
 
@@ -90,15 +90,16 @@ def backward_3(
     kept = [_floats(q, *shape) for shape in made.floats]
     kept += [torch.zeros(shape, dtype=torch.float32, device=q.device) for shape in made.zeroed]
     kept += [torch.empty(shape, dtype=torch.int32, device=q.device) for shape in made.semaphores]
-    _launched(recorder, "flash_attn_3::bwd", (dout, q, k, v), dq, _scores(size, cu_q) * 5 // 2)
+    _launched(recorder, "flash_attn_3::bwd", (dout, q, k, v), dq, _scores(size, cu_q, call) * 5 // 2)
 
 
-def _scores(size: Sizes, cu_q: Tensor | None) -> int:
+def _scores(size: Sizes, cu_q: Tensor | None, call: Call) -> int:
     """FLOPs of the forward kernel, the masked half counted as torch counts it (an FMA is 2)."""
-    pairs = size.batch * size.length * size.key_length
+    pairs = size.batch * flash.counted_pairs(size.length, size.key_length, call)
     ends = None if cu_q is None else known(cu_q)
     if ends is not None:
-        pairs = sum(length**2 for length in without_modes(lambda: ends.diff().tolist()))
+        lengths = without_modes(lambda: ends.diff().tolist())
+        pairs = sum(flash.counted_pairs(length, length, call) for length in lengths)
     return 4 * size.heads * size.width * pairs
 
 

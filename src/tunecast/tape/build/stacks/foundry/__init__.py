@@ -90,7 +90,8 @@ def take_steps(job: Job, mpt: MPT, parameters: Sequence[Tensor], optimizer: Opti
     machine, scheme = mpt.machine, mpt.machine.scheme
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-        for _ in range(job.grad_accum):
+        for number in range(job.grad_accum):
+            machine.take_turn(number)
             batch = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with machine.autocasting(scheme.autocast):

@@ -223,6 +223,7 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> Non
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         for micro in range(job.grad_accum):
+            machine.take_turn(micro)
             input_ids = machine.run("randint", (), (job.micro_batch, length), INT64)
             targets = machine.run("ones_like", (input_ids,), input_ids.shape, INT64)
             machine.phase, machine.in_forward = Phase.FORWARD, True

@@ -51,6 +51,9 @@ REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "stack_version": lambda job: job.stack_version is not None,
 }
 UNTRACED = "Megatron Core and TransformerEngine follow their source and figures of their tests; none of it was traced"
+UNFUSED_LOSS = ("nemotron",)
+"""Architectures whose recipes turn the fused loss off (nemo/collections/llm/recipes/nemotron3_8b.py, nemotron4_15b.py,
+nemotron4_340b.py)."""
 LOW: Mapping[str, Dtype] = {"float8": Dtype("float8", 1), "float4": Dtype("float4", 1)}
 """What a kernel keeps of a number: float4 codes come twice, by row and by column, at half a byte each."""
 
@@ -105,10 +108,17 @@ def parts_of(job: Job) -> Parts:
     low = LOW[job.matmul_dtype] if job.matmul_dtype else None
     frozen = LOW["float8"] if job.quantization.format == "float8" else None
     return Parts(
-        parallel.tensor, parallel.context, parallel.expert, job.stack == "nemo", low,
+        parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
-        job.lora.dropout or 0.0,
+        job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
+        job.stack == "nemo",
     )  # fmt: skip
+
+
+def overlaps(job: Job) -> bool:
+    """Whether collectives of tensor parallelism run beside products: in NeMo's performance recipes, but for NVFP4
+    (Megatron Bridge, scripts/performance/configs/llama: `tp_comm_overlap = False if precision == "nvfp4"`)."""
+    return job.stack == "nemo" and job.matmul_dtype != "float4"
 
 
 def gradients_dtype(job: Job) -> Dtype:
@@ -123,7 +133,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     ranks = {} if job.method == "full" else adapters_of(job)
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first
-    fused_loss = job.stack == "nemo" and job.loss is None
+    fused_loss = job.stack == "nemo" and job.loss is None and config.get("model_type") not in UNFUSED_LOSS
     parts = parts_of(job)
     gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, fused_loss)
     gpt.name_all()

@@ -8,17 +8,19 @@ from typing import Any
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear
+from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, called
 from tunecast.tape.build.stacks.megatron.shape import Shape
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
 CONTEXT_STREAM = 7
+SAMPLE = 384
+"""Tokens of a sample in a packed row, where nothing is said: those of instruction data are a few hundred long."""
 KERNELS = {
-    "sdpa": ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+    "sdpa": ("te::fused_attn_fwd", "te::fused_attn_bwd"),
     "flash_attention_2": ("flash_attn::fwd", "flash_attn::bwd"),
     "flash_attention_3": ("flash_attn_3::fwd", "flash_attn_3::bwd"),
 }
-"""`--attention-backend fused` (cuDNN), which TE takes by itself on Hopper and later, or flash with either release."""
+"""`--attention-backend fused` (cuDNN, on AMD's cards aiter), which TE takes by itself, or flash with either release."""
 
 
 class Attention(Module):
@@ -39,6 +41,7 @@ class Attention(Module):
         shape, ways = self.shape, self.parts.tensor
         mixed_qkv = self.linear_qkv(hidden_states)
         tokens, batch = mixed_qkv.shape[:2]
+        called(self.machine, self.parts)
         widths = [shape.heads * shape.head // ways, *[shape.key_heads * shape.head // ways] * 2]
         query, key, value = ops.split(mixed_qkv, widths, 2)
         if not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
@@ -69,11 +72,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts
     heads, key_heads = shape.heads // ways, max(1, shape.key_heads // ways)
     dtype, made = query.dtype, [t.shape for t in (query, key, value)]
     written, around_bytes, around_numel = query.nbytes, key.nbytes + value.nbytes, 2 * key.numel()
-    flops = 4 * batch * heads * tokens * every * shape.head
+    rows, own, seen = (batch * tokens / SAMPLE, SAMPLE, SAMPLE) if parts.packed else (batch, tokens, every)
+    flops = round(4 * rows * heads * own * seen * shape.head)
     forward, backward = KERNELS[parts.attention]
     shapes = tuple(
-        Factor(machine, (batch, *(size if "::" not in forward else size[::-1]), shape.head), query.dtype)
-        for size in ((heads, tokens), (key_heads, every), (key_heads, every))
+        Factor(machine, (-int(-rows // 1), *(size if "::" not in forward else size[::-1]), shape.head), query.dtype)
+        for size in ((heads, own), (key_heads, seen), (key_heads, seen))
     )
 
     def around(times: int) -> None:
@@ -89,6 +93,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts
             machine.wait(CONTEXT_STREAM)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        called(machine, parts)
         around(2)
         launched = (Factor(machine, shapes[0].shape, dtype), *shapes)
         machine.launch(backward, launched, dtype, written + around_bytes, flops * 5 // 2)

@@ -48,6 +48,16 @@ class Parts(NamedTuple):
     gradients: Dtype = FLOAT32
     """Of the buffer that gradients are added up in (`grad_reduce_in_fp32`)."""
     adapter_dropout: float = 0.0
+    packed: bool = False
+    """Rows are of several samples that attention keeps apart (`thd`, with `cu_seqlens`)."""
+
+    graphed: bool = True
+    """Layers are launched as CUDA graphs, as performance recipes have them; else Python calls every module."""
+
+    @property
+    def beside(self) -> bool:
+        """Whether collectives of `tensor` run beside products."""
+        return self.overlapped and self.sequence and self.tensor > 1
 
 
 class SplitLinear(Module):
@@ -89,18 +99,22 @@ class SplitLinear(Module):
         parts, machine, weight = self.parts, self.machine, self.weight
         column = self.split == "column"
         rest, dtype = x.shape[1:-1], x.dtype
+        called(machine, parts)
         given = x
         if parts.low is not None:
             given = quantised(x, parts.low)
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
             kept = node.take(0)
+            called(machine, parts)
             gradient = gradients[0]
             if parts.low is not None:
                 gradient = quantised(gradient, parts.low)
             if not column:
                 gradient = exchange(gradient, "all_gather", parts)
             wants_x, wants_weight = node.needs
+            if column and wants_x and wants_weight and parts.beside:
+                return in_bulk(weight, kept, gradient, (gradient.shape[0], *rest, self.inputs), dtype, parts), None
             keep_workspace(machine, self.in_torch)
             grad_x = None
             if wants_x:
@@ -126,17 +140,47 @@ class SplitLinear(Module):
         return finish(node, out)
 
 
+def in_bulk(
+    weight: Tensor, kept: Tensor, gradient: Tensor, shape: tuple[int, ...], dtype: Dtype, parts: Parts
+) -> Tensor:
+    """Back through a column layer: its input is gathered beside the one product, and the sums of that scattered beside
+    the other (`BulkOverlapCfg` of qkv and fc1, dgrad and wgrad)."""
+    machine = weight.machine
+    whole = exchange(kept, "all_gather", parts)
+    sums = matmul(gradient, shape, weight.shape[0], dtype, parts._replace(overlapped=False))
+    settle(machine, parts)
+    grad_x = exchange(sums, "reduce_scatter", parts)
+    add_to_main_gradient(weight, whole, gradient, parts)
+    settle(machine, parts)
+    return grad_x
+
+
+CALLS = 18
+"""A module of TransformerEngine is Python, forward and backward, as long as so many calls about saved tensors (0.39 ms
+of the host that is taken): a layer's forward pass, five of them, takes 1.9 ms, by which two of Megatron-LM's tests on an
+H100 differ that compute the same 12 layers once and twice (uniform_full_recompute and dist_optimizer_fim_dataset of
+benchmarks/data/megatron_ci.jsonl; on an A100's host 1.6)."""
+
+
+def called(machine: Machine, parts: Parts) -> None:
+    if not parts.graphed:
+        for _ in range(CALLS):
+            machine.hook()
+
+
 def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: Parts) -> Tensor:
-    """[tokens, batch, inner] times a weight: rows are tokens times batch."""
+    """[tokens, batch, inner] times a weight: rows are tokens times batch. Beside a ring of other ranks' tokens, one
+    product for each rank's (`RingExchangeOverlapCfg`; `PipelineOverlapCfg` has four)."""
     rows = prod(shape[:-1])
     flops = 2 * rows * inner * shape[-1]
     name = "mm" if parts.low is None else "_scaled_mm"
     machine = x.machine
-    flat = x.alias((rows, inner), None)
+    pieces = parts.tensor if parts.beside else 1
+    flat = x.alias((rows // pieces, inner), None)
     weight = Factor(machine, (inner, shape[-1]), x.dtype)
-    machine.launch(
-        name, (flat, weight), dtype if parts.low is None else parts.low, rows * shape[-1] * dtype.itemsize, flops
-    )
+    written = rows * shape[-1] * dtype.itemsize
+    for _ in range(pieces):
+        machine.launch(name, (flat, weight), parts.low or dtype, written // pieces, flops // pieces)
     out = machine.tensor(shape, dtype)
     return out
 
@@ -213,9 +257,7 @@ def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dt
     """A product whose sums are scattered. Overlapped, pieces of it are on their way while others are computed: the
     collective starts with the product, and is awaited after it (`settle`)."""
     machine, ways = x.machine, parts.tensor
-    if not parts.overlapped or ways == 1:
-        return exchange(matmul(x, shape, inner, dtype, parts), "reduce_scatter", parts)
-    if not parts.sequence:  # user buffers pipeline gathers and scatters alone
+    if not parts.beside:  # without sequence parallelism there is no gather or scatter to pipeline
         return exchange(matmul(x, shape, inner, dtype, parts), "reduce_scatter", parts)
     numel = prod(shape)
     send(machine, "reduce_scatter", parts, dtype, numel, numel // ways)
@@ -226,9 +268,8 @@ def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dt
 
 
 def send(machine: Machine, what: str, parts: Parts, dtype: Dtype, sent: int, received: int) -> None:
-    overlapped = parts.overlapped and parts.sequence
-    with machine.on_stream(TENSOR_STREAM if overlapped else 0):
-        if overlapped:
+    with machine.on_stream(TENSOR_STREAM if parts.beside else 0):
+        if parts.beside:
             machine.wait(0)
         size = dtype.itemsize
         machine.collective(what, "tensor", parts.tensor, dtype, sent * size, received * size, sent)
@@ -236,7 +277,7 @@ def send(machine: Machine, what: str, parts: Parts, dtype: Dtype, sent: int, rec
 
 def settle(machine: Machine, parts: Parts) -> None:
     """What ran beside the product is awaited once the product is launched."""
-    if parts.overlapped and parts.tensor > 1:
+    if parts.beside:
         machine.wait(TENSOR_STREAM)
 
 

@@ -4,10 +4,11 @@ Gradients of all weights lie in one buffer as long as the rank's part of the mod
 (`grad_reduce_in_fp32`). Sharing (`--use-distributed-optimizer`), they are summed and scattered over the data-parallel
 ranks (beside the last backward pass: `overlap_grad_reduce`); each rank keeps master weights and two moments of its
 share, updates them in one fused kernel, and all gather the 16-bit weights anew (beside the next forward pass:
-`overlap_param_gather`). Else every rank has masters and moments of all. Weights in float32 are their own masters. What
-a rank updates it copies to float32 first, where the buffer is not; the copies go when the next step begins. An optimizer
-that is aware of precisions (`use_precision_aware_optimizer`) reads the buffer as it is, and of its masters keeps the 16
-bits that the weights have not (`store_param_remainders`).
+`overlap_param_gather`). Else every rank has masters and moments of all. Weights in float32 are their own masters.
+
+What a rank updates it copies to float32 first, where the buffer is not; the copies go when the next step begins. An
+optimizer that is aware of precisions (`use_precision_aware_optimizer`) reads the buffer as it is, and of its masters
+keeps the 16 bits that the weights have not (`store_param_remainders`).
 """
 
 from __future__ import annotations

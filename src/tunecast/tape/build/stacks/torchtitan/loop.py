@@ -65,7 +65,11 @@ class Trainer:
         machine.end()
 
     def forward_backward(self, length: int) -> list[Tensor]:
-        return [self.forward_backward_step(length) for _ in range(self.job.grad_accum)]
+        losses = []
+        for number in range(self.job.grad_accum):
+            self.machine.take_turn(number)
+            losses.append(self.forward_backward_step(length))
+        return losses
 
     def forward_backward_step(self, length: int) -> Tensor:
         machine, job = self.machine, self.job

@@ -191,7 +191,8 @@ class Recipe:
         num_tokens: Any = None
         for step, length in enumerate(lengths):
             machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
-            for _ in range(job.grad_accum):
+            for number in range(job.grad_accum):
+                machine.take_turn(number)
                 mask = document_mask(machine, job.micro_batch, length) if job.data.packing else None
                 batch: dict[str, Any] = {"mask": mask}
                 del mask
