@@ -34,7 +34,7 @@ OTHERS: dict[str, list[Any]] = {
     "model": ["llama-3.1-8b"], "id": [], "stack": [], "method": [], "weights_dtype": ["float16"], "autocast": [None],
     "lora.rank": [32], "lora.alpha": [8.0], "lora.dropout": [0.2], "lora.targets": ["all-linear"],
     "seq_len": [256], "micro_batch": [2], "grad_accum": [8, 3], "max_grad_norm": [0.0], "lengths": [[512, 256]],
-    "stack_version": ["1.0"], "transformers_version": ["4.57.0"], "kernels": [["liger"]],
+    "stack_version": ["1.0"], "transformers_version": ["4.57.0"], "torch_version": ["2.5"], "kernels": [["liger"]],
     "data.tokens": [10**6], "data.samples": [300], "data.lengths": [[300] * 400], "data.epochs": [7.0],
     "data.pad_to_multiple_of": [64], "data.max_tokens_per_batch": [2048], "data.workers": [4], "data.num_proc": [4],
     "data.seed": [7],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tunecast.cli.main import main
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
 from tunecast.tape.build.families.unknown import nearest
@@ -46,6 +49,7 @@ def test_other_names_for_the_same_sizes() -> None:
         ("qwen3_next_thing", {}, "qwen3"),
         ("gemma2b", {}, "gemma2"),
         ("newcomer", {"num_local_experts": 8, "num_experts_per_tok": 2}, "qwen3_moe"),
+        ("newcomer", {"num_experts": 8, "num_experts_per_tok": 2, "is_moe": False}, "llama"),  # Doge's
         ("newcomer", {"n_routed_experts": 8, "num_experts_per_tok": 2, "kv_lora_rank": 32}, "deepseek_v3"),
     ],
 )
@@ -69,3 +73,11 @@ def test_missing_sizes_are_refused() -> None:
 def test_a_model_with_eyes_counts_its_text_part_and_says_so() -> None:
     seeing = {"model_type": "seeing", "text_config": CONFIG | {"model_type": "llama"}, "vision_config": {}}
     assert built(seeing).guesses == ("only the text part of seeing is counted",)
+
+
+def test_the_first_lines_say_that_the_model_was_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    for how in ([], ["--short"]):
+        main(["predict", str(tmp_path), "--method", "full", "--seq-len", "16", *how])
+        told = " ".join(capsys.readouterr().out.split())
+        assert "an estimate: architecture newcomer taken as Llama's" in told[:400]

@@ -160,6 +160,10 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
     if own is not None:
         told = [own.told]
+    elif job.data.lengths is not None and job.lengths is None:
+        told.append(
+            f"memory is not that of the job's own batches: every row is taken to be {job.seq_len:,} tokens long"
+        )
     taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
     if taken is not None:
         told.insert(0, taken)

@@ -53,7 +53,7 @@ def verdict_lines(figures: Figures) -> list[str]:
     room = figures.room
     if room is None:
         return []
-    lines = [phrase_of(room), _needs(room, figures)]
+    lines = [phrase_of(room), _needs(room, figures), *unknown_model(figures)]
     if figures.stopped_by is not None:
         stop = figures.stopped_by
         where = f" at {short_source(stop.source)}" if stop.source else ""
@@ -61,6 +61,11 @@ def verdict_lines(figures: Figures) -> list[str]:
         purpose = f" of {words(stop.role)}" if stop.role else ""
         lines.append(f"runs out of memory {when(stop.phase, stop.step)}: {asks}{purpose}{where}")
     return [*lines, *_smallest(figures, room)]
+
+
+def unknown_model(figures: Figures) -> list[str]:
+    """That the model itself was guessed comes before all else."""
+    return [f"an estimate: {guess}" for guess in figures.guesses if guess.startswith("architecture ")]
 
 
 def _needs(room: Room, figures: Figures) -> str:
@@ -107,7 +112,7 @@ def between(low_bytes: int, high_bytes: int, of_bytes: int) -> str:
 def short_line(figures: Figures, time: Mapping[str, Any] | None = None, cost: str = "") -> str:
     """All that decides, in one line."""
     room = figures.room
-    verdict = [] if room is None else [phrase_of(room), _needs(room, figures)]
+    verdict = [] if room is None else [phrase_of(room), _needs(room, figures), *unknown_model(figures)]
     clock = [] if time is None else [per_step(time), *whole_job(time)]
     told = "; ".join([*verdict, *clock, *filter(None, [cost])])
     return f"{shown(figures.title)}: {told}\n"

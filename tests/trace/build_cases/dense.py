@@ -32,6 +32,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm": {**PAD, **WIDE},
     "glm4": {**PAD, **WIDE},
     "seed_oss": {"head_dim": 32},
+    "arcee": {"hidden_act": "relu2"},
+    "cwm": {"head_dim": 32, **BOTH_KINDS},
+    "ministral": {"head_dim": 32, **BOTH_KINDS},
+    "hunyuan_v1_dense": {"head_dim": 32},
+    "exaone4": {"head_dim": 32, **BOTH_KINDS},
+    "ernie4_5": {"head_dim": 32, **TIED},
 }
 LONG = {"short_factor": [1.0] * 160, "long_factor": [2.0] * 160, "rope_type": "longrope"}
 LLAMA3 = {

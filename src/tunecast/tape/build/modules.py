@@ -145,9 +145,14 @@ class LayerNorm(Module):
         return ops.layer_norm(x, self.weight, self.bias)
 
 
+def relu_squared(x: Tensor) -> Tensor:
+    relu_applied = ops.relu(x)
+    return ops.power(relu_applied)
+
+
 ACTIVATIONS: dict[str, Any] = {
     "silu": ops.silu, "swish": ops.silu, "gelu": ops.gelu, "gelu_pytorch_tanh": ops.gelu, "relu": ops.relu,
-    "gelu_new": ops.gelu_new, "gelu_fast": ops.gelu_fast,
+    "gelu_new": ops.gelu_new, "gelu_fast": ops.gelu_fast, "relu2": relu_squared,
 }  # fmt: skip
 """transformers/activations.py."""
 

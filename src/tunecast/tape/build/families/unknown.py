@@ -47,7 +47,7 @@ def nearest(config: Config) -> Guess | None:
     if "linear_attention" in kinds or any(key not in usual for key in NEEDED):
         return None
     usual["hidden_act"] = usual.get("hidden_act") if usual.get("hidden_act") in ACTIVATIONS else "silu"
-    experts = next((usual[key] for key in EXPERTS if usual.get(key)), 0)
+    experts = 0 if usual.get("is_moe") is False else next((usual[key] for key in EXPERTS if usual.get(key)), 0)
     if experts and "kv_lora_rank" in usual:
         family = "deepseek_v3"
     elif experts:
