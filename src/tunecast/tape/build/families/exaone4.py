@@ -43,8 +43,8 @@ class Layer(Olmo2Layer):
         Module.__init__(self, machine)
         self.self_attn = Attention(machine, config, index)
         self.mlp = GatedMLP(machine, config)
-        self.post_attention_layernorm = RMSNorm(machine, config["hidden_size"])
-        self.post_feedforward_layernorm = RMSNorm(machine, config["hidden_size"])
+        self.post_attention_layernorm: Any = RMSNorm(machine, config["hidden_size"])
+        self.post_feedforward_layernorm: Any = RMSNorm(machine, config["hidden_size"])
 
 
 class Decoder(decoder.Decoder):
