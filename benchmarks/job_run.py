@@ -422,6 +422,8 @@ def answer(
         os.environ["PYTORCH_ALLOC_CONF"] = os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     try:
         found = run_case(case, folder, small, cpu, capacity_bytes, traced)
+        compiled = [each for each in Path(os.environ["CUDA_CACHE_PATH"]).rglob("*") if each.is_file()]
+        found["compiled_bytes"] = sum(each.stat().st_size for each in compiled)
     except Exception as error:
         oom = "OutOfMemory" in type(error).__name__
         found = {"id": case["id"], "completed": False, "oom": oom, "error": traceback.format_exc()[-1500:]}

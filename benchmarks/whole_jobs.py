@@ -2,6 +2,7 @@
 
     python benchmarks/whole_jobs.py --predict scored [--calibration FILE]    writes data/job_predictions.jsonl
     python benchmarks/whole_jobs.py --measure scored --out FOLDER            runs them on the card: FOLDER/runs.jsonl
+    ... --calibrate-s 20      measures the machine before, and predicts with that: FOLDER/predictions.jsonl
     python benchmarks/whole_jobs.py --compare data/job_runs_dev.jsonl        predicted, now, beside measured
     python benchmarks/whole_jobs.py --compare RUNS --predictions FILE        what was predicted then
     python benchmarks/whole_jobs.py --measure development --small --cpu --out FOLDER    tries it out without a card
@@ -21,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,11 @@ from job_run import BNB_PATHS, answer, needs_bitsandbytes, write_checkpoint  # n
 from job_sets import CAPACITIES, SETS, TRACED, Case  # noqa: E402
 
 MEASURE = HERE.parent / "src" / "tunecast" / "learn" / "measure.py"
-PROBES = 6
-JOB_S = 110.0
+PROBES = 4
+JOB_S = 90.0
+PREDICTIONS = HERE / "data" / "job_predictions.jsonl"
+NEAR = {"device": 0.02, "least": 0.015, "time": 0.10}
+"""How near predictions should be."""
 
 
 # ------------------------------------------------------------------------------------------------------- measurement
@@ -80,15 +85,22 @@ class Bench:
         )
 
     def least(self, case: Case) -> dict[str, Any]:
-        """Between what tensors held and what torch reserved without a limit lies the least that runs: bisected."""
+        """Between what tensors held and what torch reserved without a limit lies the least that runs: bisected. Where
+        it was predicted (data/job_predictions.jsonl), what lies `NEAR` that to either side is tried first."""
         began = time.monotonic()
-        found = self.run(case, traced=True)
+        found = self.run(case)
         if not found["completed"] or self.cpu:
             return found
         fails, runs = found["allocated_bytes"], found["reserved_bytes"]
+        said = predicted_least(case["id"])
+        first = [] if said is None else [int(said * (1 - NEAR["least"])), int(said * (1 + NEAR["least"]))]
         probes = []
         while len(probes) < PROBES and time.monotonic() < self.deadline:
             middle = (fails + runs) // 2
+            while first:
+                if fails < (tried := first.pop(0)) < runs:
+                    middle = tried
+                    break
             probe = self.run(case, middle)
             probes.append([middle, probe["completed"], probe.get("retries"), round(probe["process_s"], 1)])
             if probe["completed"]:
@@ -101,6 +113,13 @@ class Bench:
         return {**found, "least_bytes": [fails, runs], "probes": probes, "process_s": time.monotonic() - began}
 
 
+def predicted_least(name: str) -> int | None:
+    if not PREDICTIONS.exists():
+        return None
+    rows = map(json.loads, PREDICTIONS.read_text("utf-8").splitlines())
+    return next((row["smallest_capacity_bytes"] for row in rows if row["id"] == name), None)
+
+
 def measure(name: str, out: Path, only: list[str], small: bool, cpu: bool, limit_s: float, calibrate_s: float) -> None:
     began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
@@ -109,6 +128,11 @@ def measure(name: str, out: Path, only: list[str], small: bool, cpu: bool, limit
         said = subprocess.run(given, capture_output=True, text=True, check=False, timeout=calibrate_s + 60)
         (out / "calibration.json").write_text(said.stdout or said.stderr, "utf-8")
         print("calibrated", round(time.monotonic() - began, 1), flush=True)
+        with multiprocessing.get_context("spawn").Pool(len(SETS[name])) as pool:  # said before any of them runs
+            told = pool.map(partial(predicted_row, calibration=out / "calibration.json"), SETS[name])
+        lines = [json.dumps({"set": name, "kind": "whole", **row}) + "\n" for row in told]
+        (out / "predictions.jsonl").write_text("".join(lines), "utf-8")
+        print("predicted", round(time.monotonic() - began, 1), flush=True)
     sys.path[:] = [path for path in sys.path if path not in BNB_PATHS]
     import accelerate  # noqa: F401  imported before the fork, so that each job starts in a moment
     import datasets  # noqa: F401
@@ -165,7 +189,6 @@ def predicted_row(case: Case, calibration: Path | None = None) -> dict[str, Any]
 # -------------------------------------------------------------------------------------------------------- comparison
 
 TOGETHER = {"training": ("training", "first_step", "new_lengths")}
-NEAR = {"device": 0.02, "least": 0.015, "time": 0.10}
 
 
 def compare(runs: Path, predictions: Path | None, only: list[str]) -> None:
@@ -242,7 +265,7 @@ def main() -> None:
     parser.add_argument("--calibrate-s", type=float, default=0.0)
     given = parser.parse_args()
     if given.predict:
-        predict(given.predict, given.out or HERE / "data" / "job_predictions.jsonl", given.calibration)
+        predict(given.predict, given.out or PREDICTIONS, given.calibration)
     elif given.measure:
         measure(given.measure, given.out, given.only, given.small, given.cpu, given.limit_s, given.calibrate_s)
     else:

@@ -64,7 +64,6 @@ MISSED = {
     "published, torchtitan, torchao, of something else": "a prototype's fused kernels; B200s held to an unknown power",
     "rtx-6000-ada": "two runs on a cloud machine whose links nobody states; the cause is not known",
     "rtx-a5000": "two runs on a cloud machine whose links nobody states; the cause is not known",
-    "sharded memory, litgpt": "three of fifteen are compiled by Thunder, and refused",
 }
 """Promises that are not kept, by how they begin, and what is known about it."""
 

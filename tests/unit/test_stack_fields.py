@@ -15,31 +15,34 @@ from tunecast.job import job_from_dict
 from tunecast.job.job import all_knobs
 from tunecast.predict.engines import prediction
 
-LENGTHS = [500, 380, 640, 260] * 100
 SPLIT = {
     "model": "llama-3.2-1b", "task": "sft", "seq_len": 512, "micro_batch": 1, "grad_accum": 4,
     "gradient_checkpointing": True, "hardware": {"gpu": "h100-sxm-80gb", "gpus": 8, "nodes": 2},
-    "parallel": {"data": "zero1", "tensor": 2, "pipeline": 2},
-    "data": {"lengths": LENGTHS, "samples": 400, "eval_samples": 64},
+    "parallel": {"data": "zero1", "tensor": 2, "pipeline": 2}, "data": {"samples": 400},
+}  # fmt: skip
+OF_DATA = {
+    "data": {"lengths": [500, 260] * 200, "samples": 400, "eval_samples": 64},
+    "parallel": {"data": "zero1", "tensor": 2},
     "run": {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 3},
 }  # fmt: skip
-BASES: dict[str, dict[str, Any]] = {
-    "full": {**SPLIT, "method": "full"},
-    "adapters": {**SPLIT, "method": "lora", "lora": {"rank": 8, "dropout": 0.0, "targets": "attention"}},
+"""Instead, for fields of `data` and `run`."""
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full"},
+    "adapters": {"method": "lora", "lora": {"rank": 8, "dropout": 0.0, "targets": "attention"}},
 }
 OTHERS: dict[str, list[Any]] = {
     "model": ["llama-3.1-8b"], "id": [], "stack": [], "method": [], "weights_dtype": ["float16"], "autocast": [None],
     "lora.rank": [32], "lora.alpha": [8.0], "lora.dropout": [0.2], "lora.targets": ["all-linear"],
     "seq_len": [256], "micro_batch": [2], "grad_accum": [8, 3], "max_grad_norm": [0.0], "lengths": [[512, 256]],
-    "stack_version": ["1.0"], "transformers_version": ["4.57.0"], "kernels": [["liger"]],
-    "data.tokens": [10**6], "data.samples": [300], "data.lengths": [[256] * 400], "data.epochs": [7.0],
+    "stack_version": ["1.0"], "transformers_version": ["4.57.0"], "torch_version": ["2.5"], "kernels": [["liger"]],
+    "data.tokens": [10**6], "data.samples": [300], "data.lengths": [[300] * 400], "data.epochs": [7.0],
     "data.pad_to_multiple_of": [64], "data.max_tokens_per_batch": [2048], "data.workers": [4], "data.num_proc": [4],
     "data.seed": [7],
     "data.eval_samples": [500], "run.max_steps": [7], "run.eval_steps": [4], "run.eval_batch": [1],
     "run.save_steps": [2],
     "run.save_total_limit": [1], "hardware.gpu": ["b200-sxm-180gb"], "hardware.gpus": [4], "hardware.nodes": [1],
     "hardware.capacity_bytes": [2**34], "hardware.reserve_bytes": [2**33], "hardware.interconnect": ["pcie4"],
-    "hardware.inter_node_gbps": [0.5], "hardware.launch_us": [50.0], "hardware.provisioning_s": [60.0],
+    "hardware.inter_node_gbps": [0.01], "hardware.launch_us": [50.0], "hardware.provisioning_s": [60.0],
     "hardware.image_bytes": [10**10], "hardware.download_bytes_per_s": [10**7], "hardware.disk_bytes_per_s": [10**7],
     "hardware.nvme_bytes_per_s": [10**9], "hardware.host_w": [100.0], "hardware.pue": [2.0], "hardware.country": ["FR"],
     "parallel.fsdp_version": [1, 2], "parallel.layers": [2], "parallel.tensor": [1, 4], "parallel.pipeline": [1, 4],
@@ -101,16 +104,19 @@ def values_of(field: str, default: Any, now: Any) -> list[Any]:
     return [value for value in knob.choices if value not in (default, now)]
 
 
-@pytest.mark.parametrize("method", list(BASES))
+@pytest.mark.parametrize("of_data", [False, True], ids=["step", "data"])
+@pytest.mark.parametrize("method", list(METHODS))
 @pytest.mark.parametrize("stack", ["megatron", "nemo"])
-def test_every_field_counts_or_is_refused_or_has_a_reason(stack: str, method: str) -> None:
-    base = {**BASES[method], "stack": stack}
+def test_every_field_counts_or_is_refused_or_has_a_reason(stack: str, method: str, of_data: bool) -> None:
+    base = {**SPLIT, **METHODS[method], **(OF_DATA if of_data else {}), "stack": stack}
     before = told(base)
     assert before is not None
     ignored = []
     flat = job_from_dict(base).flat()
     for field, knob in all_knobs().items():
         if field in STILL or (method == "full" and field.startswith("lora.")):
+            continue
+        if field.startswith(("data.", "run.")) is not of_data:
             continue
         for value in values_of(field, knob.default, flat[field]):
             if OWN.get((stack, field)) != value and told(with_value(base, field, value)) == before:

@@ -167,7 +167,7 @@ def test_gradients_lie_in_the_dtype_they_are_summed_in(stack: str, said: str | N
 
 
 def test_eager_attention_keeps_scores_of_every_pair_of_tokens() -> None:
-    """Two rows, eight heads, 192 x 192 scores: they, their softmax, and backward their gradient, in each of two layers."""
+    """Two rows, eight heads, 192 x 192 scores: they, their softmax, and back their gradient, in each of two layers."""
     fused, eager = (tape_of(attention=kind, seq_len=192) for kind in ("sdpa", "eager"))
     scores = 2 * 8 * 192 * 192 * 2
     kept = [sum(e.nbytes == scores for e in t.steps()[1] if isinstance(e, Alloc)) for t in (fused, eager)]

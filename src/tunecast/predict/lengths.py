@@ -69,10 +69,6 @@ class Epoch:
         return max(0.0, 1 - self.real_tokens / self.padded_tokens) if self.padded_tokens else 0.0
 
 
-LOGGING_STEPS = 500
-"""TrainingArguments.logging_steps: of eval_steps where that is not given."""
-
-
 def total_steps(job: Job, epoch: Epoch | None) -> int | None:
     """Optimizer steps of the whole run (set_initial_training_values): max_steps, or epochs times those of one."""
     if job.run.max_steps is not None:

@@ -16,6 +16,7 @@ from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
+from tunecast.predict.spreading import MEGATRON
 from tunecast.predict.spreading import RULES as SPREADING
 from tunecast.tape.build.fill_in import has_own_dtype
 from tunecast.tape.build.stacks import TRACE_INSTEAD
@@ -159,6 +160,10 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
     told = [f"peak over the first {max(6, len(job.lengths or ()))} optimizer steps, starting with an empty cache"]
     if own is not None:
         told = [own.told]
+    elif job.data.lengths is not None and job.lengths is None:
+        told.append(
+            f"memory is not that of the job's own batches: every row is taken to be {job.seq_len:,} tokens long"
+        )
     taken = meant_by(job.hardware.gpu).note(job.hardware.gpu)
     if taken is not None:
         told.insert(0, taken)
@@ -168,13 +173,19 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
         told.append(f"the last {job.grad_accum - followed.grad_accum} micro-batches of a step are like those before")
     if job.data.packing and keeps_apart(job):
         told.append("packed samples: all rows of a batch are one, and a mask keeps samples apart (TRL's padding_free)")
+    elif job.data.packing and job.stack in MEGATRON and job.task == "sft":
+        told.append("packed rows are of samples of 384 tokens, which attention keeps apart (thd)")
     elif job.data.packing:
         told.append("packed rows are full rows of one sample: masks that keep packed samples apart are left out")
     if job.autocast == "float16":
         told.append("the loss scaler's few hundred bytes are left out")
     if job.optimizer.startswith(("galore", "apollo")):
         told.append("optim_target_modules: every linear layer but the head; rank 128")
-    if job.matmul_dtype is not None:
+    if job.quantization.format == "float8":
+        told.append("float8: frozen weights, and what attention and the MLP's activation keep (TransformerEngine, MLPerf)")
+    if job.matmul_dtype is not None and job.stack in MEGATRON:
+        told.append(f"{job.matmul_dtype}: TransformerEngine's linear layers, all but the head; weights without a copy")
+    elif job.matmul_dtype is not None:
         scales = "one scale per tensor" if job.matmul_dtype == "float8" else "NVFP4"
         told.append(f"{job.matmul_dtype}: torchao's linear layers ({scales}), all but the first and the last")
     if job.loss == "chunked" and job.stack == "transformers":

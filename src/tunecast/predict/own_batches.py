@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import Lengths, sample_lengths
-from tunecast.predict.batches import MicroBatch, batches_of, padded
-from tunecast.predict.lengths import LOGGING_STEPS, epoch_of, total_steps
+from tunecast.predict.batches import EVAL_STEPS, MicroBatch, batches_of, padded
+from tunecast.predict.lengths import epoch_of, total_steps
 from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.shapes import Shapes
 from tunecast.tape.build.sharding.scheme import ranks_of
@@ -56,6 +56,8 @@ ORDERS = 3
 MOST_RANKS = 4
 """Replayed where each has batches of its own: the first ones."""
 MOST_EVALUATIONS = 3
+USUAL_TURNS = 8
+"""Micro-batches of a step whose structure tells how much one of them is: no other is built where there are no more."""
 LEAST_STEPS = 12
 """A step of more micro-batches than leave room for so many steps is replayed with its largest ones."""
 
@@ -96,10 +98,15 @@ def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = Fa
     every = [first.steps, *(each.steps for each in rest if each is not None and each.steps)]
     try:
         largest = max((micro for step in first.steps for micro in step), key=lambda micro: micro.rows * micro.length)
-        orders, taken = _composed(job, config, card, every, largest, evaluation_batches(job, lengths), budget)
+        orders, taken, strangers = _composed(
+            job, config, card, every, largest, evaluation_batches(job, lengths), budget
+        )
     except (NotComposable, OverflowError):
         return None
-    return OwnRun(orders, first.known, largest, _told(job, lengths, taken, len(first.steps), len(orders), first.known))
+    told = _told(job, lengths, taken, len(first.steps), len(orders), first.known)
+    if strangers:
+        told += f"; {strangers:,} lengths are taken to run as the nearest that was built does"
+    return OwnRun(orders, first.known, largest, told)
 
 
 def with_tape(folded: Folded, job: Job, own: OwnRun, config: Mapping[str, Any], card: Card) -> Folded:
@@ -120,7 +127,7 @@ def _composed(
     largest: MicroBatch,
     evaluation: Sequence[MicroBatch],
     budget: Budget,
-) -> tuple[tuple[Composed, ...], int]:
+) -> tuple[tuple[Composed, ...], int, int]:
     shapes: dict[tuple[int, bool], Shapes | None] = {}
 
     def structure_of(turns: int, micro: tuple[int, int, bool]) -> tuple[Structure, Sequence[int]] | None:
@@ -132,12 +139,13 @@ def _composed(
         found = shapes[turns, masked]
         return None if found is None else found.of(rows, length)
 
-    one = structure_of(1, largest)
+    usual = min(job.grad_accum, USUAL_TURNS)
+    one = structure_of(usual, largest)
     if one is None:
         raise NotComposable("there is no structure")
     program = one[0].program
     again = again_of(program)
-    events = max(1, program.bounds[again + 1] - program.bounds[again])
+    events = max(1, (program.bounds[again + 1] - program.bounds[again]) // usual)
     each = budget.events // len(every)
     turns = max(2, each // (LEAST_STEPS * events))
     short = [[fewer(step, turns) for step in steps] for steps in every]
@@ -148,7 +156,8 @@ def _composed(
     for steps, numbers in zip(short, chosen, strict=True):
         at = _after(numbers, evaluated_after(job, len(steps))) if batches else []
         composed.append(compose([steps[n] for n in numbers], structure_of, dict.fromkeys(at, batches)))
-    return tuple(composed), len(chosen[0])
+    strangers = sum(found.strangers for found in shapes.values() if found is not None)
+    return tuple(composed), len(chosen[0]), strangers
 
 
 def _evaluated(job: Job) -> Job:
@@ -161,7 +170,7 @@ def evaluated_after(job: Job, steps: int) -> list[int]:
     run = job.run
     if run.eval_strategy == "no" or not job.data.eval_samples:
         return []
-    every = (run.eval_steps or LOGGING_STEPS) if run.eval_strategy == "steps" else max(1, ceil(steps / job.data.epochs))
+    every = (run.eval_steps or EVAL_STEPS) if run.eval_strategy == "steps" else max(1, ceil(steps / job.data.epochs))
     return [number - 1 for number in range(every, steps + 1, every)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
@@ -34,8 +35,10 @@ def build(
     machine.keeps_ops, machine.standing, machine.priced_from = keeps_ops, standing, priced_from
     machine.ends, machine.masked = ends_of(config), masked
     machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
-    if evaluates:
+    if not evaluates:
+        program.train(job, config, lengths, machine)
+    elif hasattr(program, "evaluate"):
         program.evaluate(job, config, lengths, machine)
     else:
-        program.train(job, config, lengths, machine)
+        raise Unsupported(f"run.eval_strategy: how {job.stack} evaluates is not known", field="run.eval_strategy")
     return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))

@@ -78,7 +78,7 @@ class Program(Protocol):
     def train(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None: ...
 
     def evaluate(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-        """Of stacks that evaluate with the Trainer."""
+        """Of stacks that evaluate with the Trainer; others have none."""
 
 
 def program_of(job: Job) -> Program:

@@ -19,7 +19,7 @@ from tunecast.tape.build.eras import Era, era_of, numbers
 from tunecast.tape.build.quantized import change_dtype
 from tunecast.tape.build.stacks import trainer
 from tunecast.tape.build.stacks.trainer import Batch, models_loss, outputs_of, take_steps
-from tunecast.tape.build.stacks.transformers import model, prepared
+from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared
 from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Machine, Tensor
 
 __all__ = ["REFUSES", "model", "train"]
@@ -57,6 +57,27 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     if packs(job) and machine.scheme.sequence is None:
         machine.packs = SAMPLES_A_ROW * job.micro_batch - 1
     take_steps(job, model, parameters, optimizer, lengths, compute_loss, one_row if machine.packs else None)
+    machine.end()
+
+
+def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    """Trainer.evaluate, with the head of training. What the metrics make in it is left out."""
+    release = release_of(job, machine.era)
+
+    def adapting(job: Job, model: Any) -> None:
+        adapt(as_peft_makes_them(job), model)
+        cast(job, model, release)
+
+    model, _, _ = prepared(job, config, machine, adapting, in_trainer=True)
+    whole = release < CHUNKED or "foak" in job.kernels
+
+    def loss_of(inputs: Sequence[Tensor]) -> Tensor:
+        batch = inputs[0], inputs[1], inputs[2]
+        if whole:
+            return outputs_of(job, model, batch, None)[0]
+        return machine.scheme.call(model, fused_forward, *batch).loss  # type: ignore[no-any-return]
+
+    evaluation_loop(job, model, lengths, loss_of)
     machine.end()
 
 

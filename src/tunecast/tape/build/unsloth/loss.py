@@ -173,7 +173,7 @@ def kept_rows(targets: Tensor, count: int) -> Tensor:
 
 def chunk_rows(rows: int, width: int, vocabulary: int) -> int:
     """`fused_linear_rows`: as many logits as hidden states, within bounds."""
-    wanted = ask(_as_many, (width, vocabulary), (rows,))
+    wanted: int = ask(_as_many, (width, vocabulary), (rows,))
     least = min(max(power_of_two(MIN_LOGITS / vocabulary), LEAST_ROWS), MOST_ROWS)
     wanted = min(max(wanted, least), MOST_ROWS)
     return max(min(wanted, max(CHUNK_BYTES // (vocabulary * 4), 2), max(rows, 1)), 1)
