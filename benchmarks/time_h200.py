@@ -37,7 +37,7 @@ from tunecast.predict.host import DEFAULT_HOST, Host  # noqa: E402
 from tunecast.predict.price import ATTENTION, PRODUCTS, rates_of, seconds  # noqa: E402
 from tunecast.predict.runtime import Lowered, StepTime  # noqa: E402
 from tunecast.predict.time_ranges import CARD, HOST, host_share, waits_for_host  # noqa: E402
-from tunecast.predict.whole import NEW_LENGTH_S  # noqa: E402
+from tunecast.predict.whole import new_length_s, planning_of  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.shorten import steps_of  # noqa: E402
 from tunecast.tape.timed import timed_steps  # noqa: E402
@@ -77,8 +77,10 @@ class Run:
         """The median step, as measured: of the steps after the second, the first of a length longer than the others."""
         times = {length: _scaled_s(lowered, scales, host) for length, lowered in self.steps.items()}
         order = steps_of(self.job)
+        plans = any("cudnn" in op.name for lowered in self.steps.values() for op in lowered.ops)
+        planned_s = new_length_s(self.job, planning_of(plans, host))[0]
         taken = sorted(
-            times[length] + (NEW_LENGTH_S[0] if length not in order[:step] else 0.0)
+            times[length] + (planned_s if length not in order[:step] else 0.0)
             for step, length in enumerate(order)
             if step > 1
         )
@@ -157,8 +159,9 @@ def shares(run: Run) -> list[float]:
     return [spent[name] / run.measured_s for name in SCALES]
 
 
-def estimated(found: Sequence[Run]) -> tuple[dict[str, float], Host]:
-    """The scales that other runs ask for: of the card by least squares, of the host the median of what waits for it."""
+def estimated(found: Sequence[Run]) -> tuple[dict[str, float], dict[str, Host]]:
+    """The scales that other runs ask for: of the card by least squares, of the host the median of what waits for it, in
+    each set: each was another machine, and their hosts differ by a third. Who has such a machine calibrates it."""
     fitting = [run for run in found if run.source == FITTED and run.kind == "fixed length"]
     steady = [run for run in fitting if host_share(run.usual) < STEADY and not _rests_on(run)]
     rows = [shares(run) for run in steady]
@@ -167,8 +170,11 @@ def estimated(found: Sequence[Run]) -> tuple[dict[str, float], Host]:
     normal = [[sum(r[i] * r[j] for r in rows) + (pull if i == j else 0) for j in range(size)] for i in range(size)]
     right = [sum(r[i] for r in rows) + pull for i in range(size)]
     scales = dict(zip(SCALES, solved(normal, right), strict=True))
-    waiting = [run for run in fitting if host_share(run.usual) > 2 * STEADY]
-    return scales, replace(DEFAULT_HOST, launch_s=_launch_s(waiting, scales))
+    hosts = {}
+    for source in (FITTED, *DRAWN):
+        waiting = [run for run in found if run.source == source and host_share(run.usual) > 2 * STEADY]
+        hosts[source] = replace(DEFAULT_HOST, launch_s=_launch_s(waiting, scales))
+    return scales, hosts
 
 
 def _launch_s(waiting: Sequence[Run], scales: Mapping[str, float]) -> float:
@@ -200,8 +206,8 @@ def _rests_on(run: Run) -> str | None:
 # --------------------------------------------------------------------------------------------------------- the result
 
 
-def compared(run: Run, scales: Mapping[str, float], host: Host) -> Row:
-    usual, predicted, left_out = run.usual, run.predicted_s({}), run.predicted_s(scales, host)
+def compared(run: Run, scales: Mapping[str, float], hosts: Mapping[str, Host]) -> Row:
+    usual, predicted, left_out = run.usual, run.predicted_s({}), run.predicted_s(scales, hosts[run.source])
     about = run.job
     made: Row = {
         "id": about.id,
@@ -220,6 +226,10 @@ def compared(run: Run, scales: Mapping[str, float], host: Host) -> Row:
     if run.source == FITTED and (told := _rests_on(run)) is not None:
         made["one_run"] = told
     return made
+
+
+def in_us(hosts: Mapping[str, Host]) -> dict[str, float]:
+    return {source: round(host.launch_s * 1e6, 2) for source, host in hosts.items()}
 
 
 def groups(rows: Sequence[Row]) -> list[Row]:
@@ -261,18 +271,19 @@ def main() -> None:
     for r in sorted(shown, key=lambda r: -abs(r.get("error", 9))):
         told = r.get("refused") or f"{r['error']:+.1%} left out {r['left_out_error']:+.1%} {r['measured_s']:.4f} s"
         print(r["id"], r.get("bound_by", ""), told, r.get("one_run", ""))
-    scales, host = estimated(timed)
+    scales, hosts = estimated(timed)
     made = {
         "commit": commit(),
         "scales": {name: round(scale, 4) for name, scale in scales.items()},
-        "launch_us": round(host.launch_s * 1e6, 2),
+        "launch_us": in_us(hosts),
         "left_out": {
-            name: {k: round(v, 4) for k, v in s.items()} | {"launch_us": round(h.launch_s * 1e6, 2)}
+            name: {k: round(v, 4) for k, v in s.items()} | {"launch_us": in_us(h)}
             for name, (s, h) in sorted(without.items())
         },
         "groups": groups(rows),
         "rows": rows,
     }
+    print("launch_us", made["launch_us"], "scales", made["scales"])
     for group in made["groups"]:
         print({k: v if not isinstance(v, dict) else {a: f"{b:.1%}" for a, b in v.items()} for k, v in group.items()})
     if not options.only:

@@ -1,53 +1,102 @@
-"""The host's part of a step: the CPU time an operation takes before the card has it.
+"""The host's part of a step: the CPU time that work takes before the card has it, by kind of work.
 
 Eager PyTorch launches one operation after another from one thread. Forward, Python calls it through modules, and
-autograd records it; backward, the engine's thread runs in C++ what was recorded; a recomputed layer is forward again.
-An optimizer's operations are recorded by nobody and belong to no module.
+autograd records it; backward, the engine's thread comes to nodes, many of which launch nothing, and runs in C++ what
+was recorded; a recomputed layer is forward again, with Python called about every tensor it keeps. Packages have Python
+of their own around their kernels: PEFT's around an adapted layer, bitsandbytes' around a 4-bit weight, Liger's around
+Triton's launcher. An optimizer's operations are recorded by nobody and belong to no module.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
+
 from tunecast.job.job import Job
 from tunecast.predict.spreading import TRAINER
 from tunecast.records import dataclass, replace
-from tunecast.tape.op import HOOK, Op, Phase
+from tunecast.tape.op import CALLS, CHECKPOINT, EXCHANGE, HOOK, LET_GO, NODES, PASS, RECOMPUTE, TENSORS, Op, Phase
 
 LEAN = frozenset({Phase.CLIP, Phase.OPTIMIZER})
+FORWARD, ENGINE, OPTIMIZER, LISTS, UPDATE = "forward", "engine", "optimizer", "lists", "update"
+FOUR_BIT, FOUR_BIT_ENGINE, EIGHT_BIT = "4 bit", "4 bit, engine", "8 bit"
+EXPERTS, EXPERTS_ENGINE, TRITON, TRITON_ENGINE = "experts", "experts, engine", "triton", "triton, engine"
+KINDS_S: Mapping[str, float] = {
+    FORWARD: 20.2e-6,
+    CALLS: 36.1e-6,
+    ENGINE: 11.5e-6,
+    NODES: 18.4e-6,
+    HOOK: 10.0e-6,
+    CHECKPOINT: 395e-6,
+    RECOMPUTE: 582e-6,
+    PASS: 600e-6,
+    EXCHANGE: 542e-6,
+    FOUR_BIT: 121e-6,
+    FOUR_BIT_ENGINE: 125e-6,
+    EIGHT_BIT: 234e-6,
+    EXPERTS: 156e-6,
+    EXPERTS_ENGINE: 134e-6,
+    TRITON: 204e-6,
+    TRITON_ENGINE: 173e-6,
+    OPTIMIZER: 13.7e-6,
+    LISTS: 63e-6,
+    UPDATE: 74e-6,
+    TENSORS: 3.4e-6,
+    LET_GO: 9.1e-6,
+}
+"""Seconds of one thread for a piece of each kind, on a host that launches every `MEASURED_LAUNCH_S`: 90 models so small
+that an H200 always waits, full training, LoRA and QLoRA, 20 families, 9 optimizers, with and without checkpointing and
+Liger's kernels (benchmarks/host_kinds.py, data/host_kinds.jsonl; torch 2.11, transformers 5.17, peft 0.21, bitsandbytes
+0.50). `host_kinds.py --fit` finds them all at once: the least sum of relative errors of forward and backward passes,
+which are then 10 % each and steps 8 %, as much as the same pass differs from one minute to the next."""
+COUNTED = (CHECKPOINT, CALLS, NODES, TENSORS, LET_GO)
+MEASURED_LAUNCH_S = 35.1e-6
+"""By the calibration's loop on that host: `calibration.MODULES`."""
+WRITTEN = ("kernel", "rope", "layernorm", "_fg_")
+"""In the names of Triton's kernels that a package launches from Python; a compiler's are called as operations are."""
+
+
+@lru_cache(maxsize=10_000)
+def kind_of(name: str, by_engine: bool, lean: bool) -> str:
+    """What an operation of this name is to the host."""
+    if name in KINDS_S:  # of the host alone
+        return name
+    if name.startswith("optimizer_update"):
+        return UPDATE
+    if lean:
+        return LISTS if name.startswith(("_foreach", "_fused")) else OPTIMIZER
+    if name == "dequantize_4bit":
+        return FOUR_BIT_ENGINE if by_engine else FOUR_BIT
+    if name.startswith("int8_"):
+        return EIGHT_BIT
+    if name == "_grouped_mm":
+        return EXPERTS_ENGINE if by_engine else EXPERTS
+    if name.startswith("triton::") and any(part in name for part in WRITTEN):
+        return TRITON_ENGINE if by_engine else TRITON
+    return ENGINE if by_engine else FORWARD
 
 
 @dataclass(frozen=True)
 class Host:
-    """Seconds of one thread, and shares of them. `benchmarks/time_h200.py` says how well they are known.
-
-    A host's own speed is an input (`hardware.launch_us`, or `tunecast calibrate`); the shares follow from what has to
-    be done, and were seen alike on a CPU without any card (torch 2.13: backward 0.62 of forward without the launch
-    itself, checkpointing 20 us more for each saved tensor where an operation takes 9).
-    """
+    """Its own speed is an input (`hardware.launch_us`, or `tunecast calibrate`); what kinds of work take of each other
+    is alike on all. `benchmarks/time_h200.py` says how well steps that wait for it are known."""
 
     launch_s: float = 33e-6
-    """Of an operation in the forward pass: the H200's host, median of 7 runs that wait for it. It moves by a fifth from
-    step to step; published figures for eager PyTorch begin at 13."""
-    backward: float = 0.8
-    """Of it, what an operation takes that the engine runs (the same runs)."""
-    optimizer: float = 0.3
-    """Of an optimizer's operation: recorded by nobody, called by no module (Adafactor, two runs)."""
-    hook: float = 0.65
-    """Of a Python call about a saved tensor, three of which checkpointing makes for each tensor it does not keep (eight
-    runs with small batches)."""
-    triton: float = 1.0
-    """What Triton's launcher, written in Python, takes more (two runs with Liger's kernels)."""
+    """Of an operation in the forward pass and all that comes with it: the H200's host, median of 7 runs that wait for
+    it. It moves by a fifth from step to step; published figures for eager PyTorch begin at 13."""
     more_kernels_s: float = 4e-6
     """Of each further kernel of one operation: cudaLaunchKernel alone."""
     nvme_bytes_per_s: float | None = None
     """Of its drives together; None: see `price/offload.py`."""
 
     def op_s(self, op: Op, phase: Phase) -> float:
+        speed = self.launch_s / MEASURED_LAUNCH_S
         if not op.kernels:
-            return self.launch_s * self.hook if op.name == HOOK else 0.0
-        share = self.optimizer if phase in LEAN else self.backward if op.by_engine else 1.0
-        if op.name.startswith("triton::"):
-            share += self.triton
-        return self.launch_s * share + self.more_kernels_s * (op.kernels - 1)
+            if op.name not in KINDS_S:
+                return 0.0
+            return KINDS_S[op.name] * speed * (op.shapes[0][0] if op.name in COUNTED else 1)
+        kind = kind_of(op.name, op.by_engine, phase in LEAN)
+        return KINDS_S[kind] * speed + self.more_kernels_s * (op.kernels - 1)
 
 
 DEFAULT_HOST = Host()

@@ -24,7 +24,7 @@ from tunecast.predict.fsdp_files import writes_parts
 from tunecast.predict.host import DEFAULT_HOST, Host
 from tunecast.predict.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
 from tunecast.predict.preparation import TOKENS_PER_S, preparation_s
-from tunecast.predict.spreading import CUT
+from tunecast.predict.spreading import CUT, TRAINER
 from tunecast.records import dataclass, field, replace
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.units import GB, MB
@@ -58,6 +58,9 @@ DOWNLOAD_SPREAD = (1 / 3, 2.3)
 FIRST_STEP_S = (0.65, 0.5, 3.3)
 """By how much a first step is longer than the rest, kernels being loaded and blocks asked for: the median of 69 eager
 runs is 0.645 s, a tenth each below 0.52 and above 1.76; of 14 others it was 0.5 to 3.5 s, 1.1 in the median."""
+TRAIN_START_S = (0.34, 0.2, 1.0)
+"""What transformers' Trainer does between train() and its first step: 0.34 s twice, in a process where all else was
+loaded (data/host_kinds.jsonl)."""
 LIGER_S = (4.3, 1.0, 6.0)
 """With Triton's kernels to compile (one run; none where Triton's cache has them)."""
 COMPILE_S = (37.6, 15.0, 120.0)
@@ -191,7 +194,7 @@ def whole_job(
     spans["first_step"] = _first_step(job)
     fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
     compiled = kinds_of_lengths(epoch.lengths, count * job.grad_accum)
-    spans["new_lengths"] = _planned(fresh, _length_s(job, planning), compiled, planning.kernel_s)
+    spans["new_lengths"] = _planned(fresh, new_length_s(job, planning), compiled, planning.kernel_s)
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)
     if outside is None:
@@ -274,7 +277,7 @@ def kinds_of_lengths(lengths: Mapping[float, float], batches: float) -> int:
     return sum(share * batches >= 0.5 for share in shares.values())
 
 
-def _length_s(job: Job, planning: Planning) -> Likely:
+def new_length_s(job: Job, planning: Planning) -> Likely:
     """Plans are kept by thread (ATen/native/cudnn/MHA.cpp), and checkpointing computes a layer again in the engine's:
     there the forward pass is planned once more. 0.23 s in the median of a model with it, 0.16 of two without
     (benchmarks/data/new_lengths.jsonl)."""
@@ -299,9 +302,9 @@ def _first_evaluation(job: Job, planning: Planning) -> Spread:
 
 
 def _first_step(job: Job) -> Spread:
-    if job.compile:
-        return Spread(*COMPILE_S)
-    return Spread(*(LIGER_S if "liger" in job.kernels else FIRST_STEP_S))
+    loaded = COMPILE_S if job.compile else LIGER_S if "liger" in job.kernels else FIRST_STEP_S
+    begun = TRAIN_START_S if job.stack in TRAINER else NOTHING
+    return Spread(*map(sum, zip(loaded, begun, strict=True)))
 
 
 def _download(nbytes: int, job: Job) -> Spread:

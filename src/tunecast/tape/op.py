@@ -115,6 +115,20 @@ WAIT = "wait"
 HOOK = "saved_tensor_hook"
 """An operation of no kernels: Python is called because a tensor is saved for the backward pass, or asked for again
 (`torch.autograd.graph.saved_tensors_hooks`; torch's checkpointing lives on them)."""
+CHECKPOINT, RECOMPUTE = "checkpoint", "recompute"
+"""The same: torch's checkpointing begins a call, or does it again: states of random numbers are kept and set."""
+CALLS = "module_calls"
+"""The same: Python has called so many modules, `shapes[0][0]`, since the operation before."""
+NODES = "autograd_nodes"
+"""The same: so many nodes has autograd's engine come to, whether or not they have anything to launch."""
+PASS = "model_pass"
+"""The same: a model of transformers is called, and what it does around its layers."""
+EXCHANGE = "parameter_exchange"
+"""The same: PEFT puts a computed weight in the place of a parameter, and the parameter back."""
+TENSORS = "list_of_tensors"
+"""The same: Python goes over a list of so many tensors, `shapes[0][0]`."""
+LET_GO = "gradients_let_go"
+"""The same: so many gradients go, `shapes[0][0]`."""
 SYNCHRONIZE = "synchronize"
 """An operation of no kernels: the host goes on only when the card has done all it was given."""
 HOST_WAIT = "host_wait"
@@ -180,7 +194,9 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
-OF_THE_HOST = (HOOK, SYNCHRONIZE, HOST_WAIT)
+BETWEEN = frozenset({HOOK, RECOMPUTE, PASS, EXCHANGE, LET_GO, SYNCHRONIZE, HOST_WAIT})
+"""What only time asks for, and may stand between frees."""
+OF_THE_HOST = BETWEEN | {CHECKPOINT, CALLS, NODES, TENSORS}
 """What only time asks for: a tape for memory alone goes without."""
 
 
@@ -196,7 +212,7 @@ def with_frees_in_order(events: Iterable[Event]) -> list[Event]:
         if isinstance(event, Free):
             frees.append(event)
             continue
-        if frees and not (isinstance(event, Op) and event.name in OF_THE_HOST):
+        if frees and not (isinstance(event, Op) and event.name in BETWEEN):
             out.extend(sorted(frees))
             frees.clear()
         out.append(event)

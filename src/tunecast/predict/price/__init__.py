@@ -19,7 +19,7 @@ from tunecast.predict.price.moving import is_only_bookkeeping, moved_bytes, movi
 from tunecast.predict.price.offload import OFFLOADED, offload_seconds
 from tunecast.predict.price.products import is_product, product_seconds
 from tunecast.predict.price.rates import Rates, rates_of
-from tunecast.tape.op import COLLECTIVES, HOOK, HOST_WAIT, SYNCHRONIZE, WAIT, Op
+from tunecast.tape.op import COLLECTIVES, OF_THE_HOST, WAIT, Op
 
 PRODUCTS, ATTENTION, MOVING, COMMUNICATION, NOTHING = "products", "attention", "moving", "communication", "nothing"
 OFFLOAD = "offload"
@@ -32,7 +32,7 @@ def kind_of(name: str) -> str:
         return COMMUNICATION
     if name in OFFLOADED:
         return OFFLOAD
-    if name in (WAIT, SYNCHRONIZE, HOST_WAIT, HOOK) or is_only_bookkeeping(name):
+    if name == WAIT or name in OF_THE_HOST or is_only_bookkeeping(name):
         return NOTHING
     if is_attention(name):
         return ATTENTION

@@ -16,7 +16,7 @@ from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.modules import Linear, Module, bring
 from tunecast.tape.build.tensor import Dtype, Tensor
-from tunecast.tape.op import Role
+from tunecast.tape.op import EXCHANGE, Role
 
 MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
 QWEN = {
@@ -88,6 +88,7 @@ class ParameterLora(Module):
         return [self.lora_A.weight, self.lora_B.weight]
 
     def forward(self, *args: Any) -> Any:
+        self.machine.of_host(EXCHANGE)
         holder, name = self.holder[0], self.parameter_name
         weight = holder.own[name]
         proxy = self.by_factors(weight) if self.experts > 1 else self.by_sum(weight)

@@ -35,6 +35,8 @@ class Module:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         machine = self.machine
         before, machine.module = machine.module, self.path
+        if machine.graph is None:
+            machine.calls += 1
         try:
             return self.forward(*args, **kwargs)
         finally:

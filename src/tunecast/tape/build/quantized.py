@@ -329,6 +329,7 @@ def vectorwise_quantized(x: Tensor, outliers: Outliers) -> tuple[Tensor, Tensor,
     out = made(machine, "empty", x.shape, INT8)
     beyond = ops.map_("ge", ops.map_("abs", x), BOOL)
     machine.run("any", (beyond,), (), BOOL, args=(beyond,))
+    machine.synchronize()  # `if outliers.any()`
     machine.guesses[OUTLIERS_GUESSED] = None
     columns = None
     if count := outliers.columns(rows, width):

@@ -25,9 +25,13 @@ from tunecast.tape.kernels.counts import SEVERAL
 from tunecast.tape.kernels.lists import LISTS, Lists, list_launches
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
+    CALLS,
+    CHECKPOINT,
     HOOK,
     MANY,
+    NODES,
     SYNCHRONIZE,
+    TENSORS,
     WAIT,
     Begin,
     EmptyCache,
@@ -230,7 +234,9 @@ class Machine:
         self.era = Era()  # the release of transformers
         self.packs = 0  # samples that begin within a batch's one row, which brings positions in place of a mask
         self.reentrant = False  # which of torch's two kinds of checkpointing is in use
-        self._marks, self._hooks = dict[str, Op](), dict[str, Op]()
+        self._marks, self._of_host = dict[str, Op](), dict[tuple[str, str, int], Op]()
+        self.calls = self.nodes = self.tensors = self.rewinds = 0
+        """What the host has done since the operation before (`op.CALLS`, `NODES`, `TENSORS`, `CHECKPOINT`)."""
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
         self.masked = False  # not all tokens are real, or of one sample: attention needs a mask (`masks.py`)
@@ -315,11 +321,16 @@ class Machine:
             return
         self._announce()
         if not self.writes_ops():
+            self.calls = self.nodes = self.tensors = self.rewinds = 0
             mark = self._marks.get(self.module)
             if mark is None:
                 mark = self._marks[self.module] = Op("", self.module, kernels=0)
             self.events.append(mark)
             return
+        if self.module == MANY and (lists or name in LISTS):
+            self.go_over(inputs)
+        if self.calls or self.nodes or self.tensors or self.rewinds:
+            self._note_python()
         shapes = tuple([t.shape for t in inputs[:3]])
         if self.module == MANY and (lists := lists or LISTS.get(name)) is not None:
             whole = self.repeated(inputs)
@@ -359,12 +370,35 @@ class Machine:
 
     def hook(self) -> None:
         """Python is called about a saved tensor."""
-        if self.writes_ops():
+        self.of_host(HOOK)
+
+    def of_host(self, name: str) -> None:
+        """Work of the host's alone (`op.OF_THE_HOST`)."""
+        if self.writes_ops() and self.graph is None:
             self._announce()
-            mark = self._hooks.get(self.module)
+            mark = self._of_host.get((name, self.module, 0))
             if mark is None:
-                mark = self._hooks[self.module] = Op(HOOK, self.module, kernels=0)
+                mark = self._of_host[name, self.module, 0] = Op(name, self.module, kernels=0)
             self.events.append(mark)
+
+    def go_over(self, tensors: Sequence[Tensor], times: int = 1) -> None:
+        """Python goes over a list of tensors of many modules, so many times."""
+        self.tensors += times * len(self.repeated(tensors))
+
+    def _note_python(self) -> None:
+        """What the host has done since the operation before. It is noted with the next, so that it stands where that
+        does: between them tensors go that belong to the one before."""
+        for name, count in (
+            *((CHECKPOINT, self.rewinds), (CALLS, self.calls)),
+            *((NODES, self.nodes), (TENSORS, self.tensors)),
+        ):
+            if count:
+                mark = self._of_host.get((name, self.module, count))
+                if mark is None:
+                    mark = Op(name, self.module, kernels=0, shapes=((count,),))
+                    self._of_host[name, self.module, count] = mark
+                self.events.append(mark)
+        self.calls = self.nodes = self.tensors = self.rewinds = 0
 
     def synchronize(self) -> None:
         """The host waits for the card."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tunecast.tape.op import COLLECTIVES, OF_THE_HOST, WAIT, Alloc, Begin, Event, Free, Op, name_clip_phases
+from tunecast.tape.op import BETWEEN, COLLECTIVES, OF_THE_HOST, WAIT, Alloc, Begin, Event, Free, Op, name_clip_phases
 
 if TYPE_CHECKING:
     from tunecast.tape.build.tensor import Machine
@@ -97,7 +97,7 @@ def tape_events(machine: Machine, notes: Sequence[Any], written: Callable[[Any],
                     begun = begin
                 begin = None
             if kind is not int:
-                if frees and not (kind is Op and note.name in OF_THE_HOST):
+                if frees and not (kind is Op and note.name in BETWEEN):
                     _let_go(out, frees)
                 out.append(note)
             elif note < 0:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
-from tunecast.tape.op import MANY, Role
+from tunecast.tape.op import LET_GO, MANY, Op, Role
+
+COLLECTED = 2
+"""Lists of a norm for each gradient, of which one comes out of a kernel and goes into another."""
 
 
 def clip_gradients(
@@ -36,6 +39,7 @@ def total_norm(gradients: Sequence[Tensor], over_ranks: Callable[[Tensor], Tenso
         norms += found
         del found, norm
     dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
+    machine.go_over(gradients, COLLECTED)
     stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), dtype)
     whole = over_ranks(stacked)
     return machine.run("linalg_vector_norm", (whole,), (), dtype, args=(whole, 2.0, None))
@@ -76,6 +80,9 @@ class Optimizer:
         raise NotImplementedError
 
     def zero_grad(self) -> None:
+        if trained := self.trained():
+            self.machine.mark(Op(LET_GO, MANY, kernels=0, shapes=((len(self.machine.repeated(trained)),),)))
+        del trained
         for parameter in self.parameters:
             parameter.grad = None
 

@@ -20,7 +20,7 @@ from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.stacks import transformers
 from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared
 from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
-from tunecast.tape.op import Phase
+from tunecast.tape.op import PASS, Phase
 
 __all__ = ["REFUSES", "model", "train"]
 
@@ -145,6 +145,7 @@ def rows(job: Job, machine: Machine, length: int) -> Batch:
 def training_step(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor, compute_loss: ComputeLoss) -> Tensor:
     machine = model.machine
     machine.phase, machine.in_forward = Phase.FORWARD, True
+    machine.of_host(PASS)
     loss = compute_loss(job, model, inputs, num_items_in_batch)
     backward(ops.scale(loss, "div"))
     return loss.detached()

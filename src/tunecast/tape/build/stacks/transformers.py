@@ -20,7 +20,7 @@ from tunecast.tape.build.repeats import Passes, micro_batches
 from tunecast.tape.build.sharding import scheme_of
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
-from tunecast.tape.op import Phase
+from tunecast.tape.op import PASS, Phase
 
 REFUSES: Mapping[str, Callable[[Job], bool]] = {
     "compile": lambda job: (
@@ -194,6 +194,7 @@ def take_steps(
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with scheme.micro_batch(last=micro == job.grad_accum - 1):
                 scheme.begin_forward()
+                machine.of_host(PASS)
                 with machine.autocasting(scheme.autocast):
                     loss = ops.scale(first_of(scheme.end_forward(run(*batch, batch[0]))), "div")
                 backward(loss)
