@@ -3,10 +3,13 @@
     python benchmarks/host_fit.py
 
 The tape says how many pieces of each kind a forward pass, a backward pass and an optimizer's step have; the seconds of
-a kind are those for which the passes of all cases come out best, all kinds at once, by the least sum of relative errors:
-the same pass differs by a fifth from minute to minute, and squares would follow the worst minutes. What a pass takes
-beside its layers (PASS) is not asked of them: six layers say too little of it, and it was measured on a CPU (2 layers
-against 14 of a Llama: 1.25 layers' worth, half of which is on the tape).
+a kind are those for which the passes of all cases come out best, all kinds at once, by the least sum of relative
+errors: the same pass differs by a fifth from minute to minute, and squares would follow the worst minutes.
+
+Two kinds are not asked of these data, and were measured on a CPU. PASS, what a pass takes beside its layers: 2 layers
+against 14 of a Llama say 1.25 layers' worth, half of which is on the tape; six layers here say too little. HOOK, a
+Python call about a saved tensor: 5 us there, by checkpointed calls that keep 4 and 40 tensors, which is 10 on a host
+whose Python is half as fast; here it cannot be told from what each checkpointed call takes.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
     python benchmarks/host_kinds.py OUT.jsonl [--seconds 240] [--small]       every case, on a card
     python benchmarks/host_kinds.py OUT.jsonl --cold [--seconds 240]          a process each: its first steps
-    python benchmarks/host_kinds.py --fit                                     kinds and seconds from data/host_kinds.jsonl
 
 A row is a job with a configuration of its own, and the seconds of its steps by phase (forward, backward, clip,
 optimizer, zero_grad) with the card idle between phases, the median of steps after the third. Rows without a job are
-loops of `learn/measure.py` taken on the way: how fast the host was. `--cold` has all steps from the first on, how many
-segments the allocator asked for in each, and the kernels in the driver's cache on disk: the first run of a case finds
-none, the second those of the first.
+loops of `learn/measure.py` taken on the way: how fast the host was. `host_fit.py` finds what kinds of work take.
+`--cold` has all steps from the first on, how many segments the allocator asked for in each, and the kernels in the
+driver's cache on disk: the first run of a case finds none, the second those of the first.
 """
 
 from __future__ import annotations
@@ -385,10 +384,11 @@ def first_calls() -> dict[str, Any]:
     segments = []
     for mib in (2, 20, 50, 200, 1000, 4000):
         held: list[Any] = []
-        taken = [
-            seconds(lambda size=mib << 20: held.append(torch.empty(size, dtype=torch.uint8, device="cuda")))
-            for _ in range(6)
-        ]
+
+        def ask(size: int = mib << 20, into: list[Any] = held) -> None:
+            into.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+
+        taken = [seconds(ask) for _ in range(6)]
         held.clear()
         segments.append([mib, taken, seconds(torch.cuda.empty_cache)])
     return {"first_calls": calls, "segments_mib": segments}

@@ -194,9 +194,9 @@ class Tape:
         return replace(self, events=tuple(events))
 
 
-BETWEEN = frozenset({HOOK, RECOMPUTE, PASS, EXCHANGE, LET_GO, SYNCHRONIZE, HOST_WAIT})
+BETWEEN = frozenset({HOOK, PASS, EXCHANGE, LET_GO, SYNCHRONIZE, HOST_WAIT})
 """What only time asks for, and may stand between frees."""
-OF_THE_HOST = BETWEEN | {CHECKPOINT, CALLS, NODES, TENSORS}
+OF_THE_HOST = BETWEEN | {CHECKPOINT, RECOMPUTE, CALLS, NODES, TENSORS}
 """What only time asks for: a tape for memory alone goes without."""
 
 

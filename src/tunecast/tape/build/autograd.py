@@ -14,7 +14,7 @@ from typing import Any
 
 from tunecast.tape.build.ready import ReadyQueue
 from tunecast.tape.build.tensor import Machine, Tensor
-from tunecast.tape.op import RECOMPUTE, Phase, Role
+from tunecast.tape.op import Phase, Role
 
 Gradients = list[Any]
 Backward = Callable[["Node", Gradients], Sequence[Any]]
@@ -325,7 +325,7 @@ class Frame:
 
         before = machine.module, machine.in_forward, machine.grad_enabled
         machine.module, machine.in_forward, machine.grad_enabled = self.module, True, True
-        machine.of_host(RECOMPUTE)
+        machine.redone += 1
         machine.pack_hooks.append(keep)
         try:
             with machine.autocasting(self.autocast):
@@ -356,7 +356,7 @@ def checkpointed(machine: Machine, function: Callable[..., Any], *args: Any) -> 
     if machine.graph is not None:
         return machine.graph.checkpointed(function, args)
     frame = Frame(machine, function, args)
-    machine.rewinds += 1
+    machine.saved += 1
     machine.pack_hooks.append(frame.pack)
     try:
         return function(*args)
@@ -380,7 +380,7 @@ def checkpointed_reentrant(machine: Machine, function: Callable[..., Any], *args
             detached_inputs[place] = node.take(number).detached()
             detached_inputs[place].requires_grad = node.needs[number]
         machine.module, machine.in_forward, machine.grad_enabled = module, True, True
-        machine.of_host(RECOMPUTE)
+        machine.redone += 1
         with machine.autocasting(autocast):
             outputs = function(*detached_inputs)
         machine.in_forward, machine.grad_enabled = False, False
@@ -390,7 +390,7 @@ def checkpointed_reentrant(machine: Machine, function: Callable[..., Any], *args
 
     inputs = [args[place] for place in tensors]
     node = start(machine, inputs, back)
-    machine.rewinds += 1
+    machine.saved += 1
     with machine.no_grad():
         outputs = function(*args)
     finish(node, first_of(outputs), *inputs)

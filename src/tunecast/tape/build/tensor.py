@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from tunecast.tape.block import Block
 from tunecast.tape.build.eras import Era
 from tunecast.tape.build.layouts import factors_layout, shared_layout
+from tunecast.tape.build.of_host import HostNotes
 from tunecast.tape.build.standing import layer_number as layer_number
 from tunecast.tape.build.standing import repeated, times_stood_for
 from tunecast.tape.build.written import FIRST_TURN, NEXT_TURN, tape_events
@@ -25,13 +26,7 @@ from tunecast.tape.kernels.counts import SEVERAL
 from tunecast.tape.kernels.lists import LISTS, Lists, list_launches
 from tunecast.tape.kernels.steps import Borrow, Call, Make, Script
 from tunecast.tape.op import (
-    CALLS,
-    CHECKPOINT,
-    HOOK,
     MANY,
-    NODES,
-    SYNCHRONIZE,
-    TENSORS,
     WAIT,
     Begin,
     EmptyCache,
@@ -190,12 +185,13 @@ def contiguous_strides(shape: Shape) -> Shape:
     return tuple(strides)
 
 
-class Machine:
+class Machine(HostNotes):
     """Writes the tape, and holds what a running torch program holds besides its tensors: modes, names, workspaces."""
 
     def __init__(
         self, card: Card, weights_dtype: Dtype = FLOAT32, attention: str = "sdpa", shared_workspace: bool = False
     ) -> None:
+        super().__init__()
         self.card = card
         self.weights_dtype = weights_dtype
         """Of weights that are not quantised, as they are loaded."""
@@ -234,9 +230,7 @@ class Machine:
         self.era = Era()  # the release of transformers
         self.packs = 0  # samples that begin within a batch's one row, which brings positions in place of a mask
         self.reentrant = False  # which of torch's two kinds of checkpointing is in use
-        self._marks, self._of_host = dict[str, Op](), dict[tuple[str, str, int], Op]()
-        self.calls = self.nodes = self.tensors = self.rewinds = 0
-        """What the host has done since the operation before (`op.CALLS`, `NODES`, `TENSORS`, `CHECKPOINT`)."""
+        self._marks: dict[str, Op] = {}
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
         self.masked = False  # not all tokens are real, or of one sample: attention needs a mask (`masks.py`)
@@ -272,7 +266,7 @@ class Machine:
         number = len(self.blocks)
         self.blocks.append(Block(nbytes, self.module, self.phase, self.in_forward, self.stream))
         if self.stream != HOST:
-            self._announce()
+            self.announce()
             self.events.append(number)
         return number
 
@@ -280,15 +274,15 @@ class Machine:
         block = self.blocks[number]
         if block.stream == HOST:
             return
-        self._announce()
+        self.announce()
         block.died_backward = self.in_backward and not self.in_forward
         self.events.append(~number)
 
     def empty_cache(self) -> None:
-        self._announce()
+        self.announce()
         self.events.append(EmptyCache())
 
-    def _announce(self) -> None:
+    def announce(self) -> None:
         announced = self._announced
         if announced is None or announced.phase is not self.phase or announced.step != self.step:
             self._announced = Begin(self.phase, self.step)
@@ -319,9 +313,9 @@ class Machine:
         kernel on lists of tensors moves where it is not what its name says."""
         if self.stream == HOST:
             return
-        self._announce()
+        self.announce()
         if not self.writes_ops():
-            self.calls = self.nodes = self.tensors = self.rewinds = 0
+            self.forget_python()
             mark = self._marks.get(self.module)
             if mark is None:
                 mark = self._marks[self.module] = Op("", self.module, kernels=0)
@@ -329,8 +323,8 @@ class Machine:
             return
         if self.module == MANY and (lists or name in LISTS):
             self.go_over(inputs)
-        if self.calls or self.nodes or self.tensors or self.rewinds:
-            self._note_python()
+        if self.has_notes():
+            self.note_python()
         shapes = tuple([t.shape for t in inputs[:3]])
         if self.module == MANY and (lists := lists or LISTS.get(name)) is not None:
             whole = self.repeated(inputs)
@@ -353,7 +347,7 @@ class Machine:
         """Between cards; what it reads and fills the caller made. See `op.COLLECTIVES`."""
         if self.stream == HOST:
             return
-        self._announce()
+        self.announce()
         shapes = ((elements,), (ranks,))
         self.events.append(Op(name, self.module, 0, sent, received, 1, dtype.name, shapes, "", self.stream, group))
 
@@ -365,50 +359,8 @@ class Machine:
 
     def wait(self, on: int) -> None:
         """The current stream waits for all that another was given."""
-        self._announce()
+        self.announce()
         self.events.append(Op(WAIT, self.module, kernels=0, shapes=((on,),), stream=self.stream))
-
-    def hook(self) -> None:
-        """Python is called about a saved tensor."""
-        self.of_host(HOOK)
-
-    def of_host(self, name: str) -> None:
-        """Work of the host's alone (`op.OF_THE_HOST`)."""
-        if self.writes_ops() and self.graph is None:
-            self._announce()
-            mark = self._of_host.get((name, self.module, 0))
-            if mark is None:
-                mark = self._of_host[name, self.module, 0] = Op(name, self.module, kernels=0)
-            self.events.append(mark)
-
-    def go_over(self, tensors: Sequence[Tensor], times: int = 1) -> None:
-        """Python goes over a list of tensors of many modules, so many times."""
-        self.tensors += times * len(self.repeated(tensors))
-
-    def _note_python(self) -> None:
-        """What the host has done since the operation before. It is noted with the next, so that it stands where that
-        does: between them tensors go that belong to the one before."""
-        for name, count in (
-            *((CHECKPOINT, self.rewinds), (CALLS, self.calls)),
-            *((NODES, self.nodes), (TENSORS, self.tensors)),
-        ):
-            if count:
-                mark = self._of_host.get((name, self.module, count))
-                if mark is None:
-                    mark = Op(name, self.module, kernels=0, shapes=((count,),))
-                    self._of_host[name, self.module, count] = mark
-                self.events.append(mark)
-        self.calls = self.nodes = self.tensors = self.rewinds = 0
-
-    def synchronize(self) -> None:
-        """The host waits for the card."""
-        self.mark(Op(SYNCHRONIZE, self.module, kernels=0))
-
-    def mark(self, *ops: Op) -> None:
-        """What only time asks for."""
-        if self.writes_ops():
-            self._announce()
-            self.events += ops
 
     def run(
         self, name: str, inputs: Sequence[Tensor], shape: Shape, dtype: Dtype, flops: int = 0,
