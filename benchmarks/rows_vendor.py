@@ -148,7 +148,7 @@ def software_of(row: Published, stack: str) -> str:
 def frozen_of(row: Published, stack: str, dtypes: Row) -> Row:
     """MLPerf's LoRA on Megatron stores frozen weights in float8 wherever products are in float8 or less (`fp8_params`,
     training_results_v4.0, NVIDIA, nemo/conf/megatron_gpt_peft_tuning_config.yaml, which others and later rounds have
-    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION). Its loss is not fused."""
+    too), and with them what attention and the MLP's activation keep (FP8_DPA, FP8_ACTIVATION). Its loss is unfused."""
     low = row["source"].startswith("MLPerf") and row["method"] == "lora" and "matmul_dtype" in dtypes
     return {"quantization": {"format": "float8"}, "loss": "full"} if low and stack == "nemo" else {}
 

@@ -158,14 +158,17 @@ KINDS: Mapping[str, Callable[[Run], str]] = {
 
 
 def result(public: Sequence[Row], vendor: Sequence[Row]) -> Row:
-    """By kind each part, and of all runs that others published how far they are off with their own part left out."""
+    """By kind each part, and of all runs that others or vendors published how far they are off with their own part left
+    out."""
     runs = runs_of([*public, *vendor])
-    published = {row["id"] for row in public}
     by_kind = {kind: parts_of(runs, part_of) for kind, part_of in KINDS.items()}
-    told: Row = {"rows": len(runs), "published": {}}
-    for kind, parts in by_kind.items():
-        errors = [error for part in parts for run, error in part.errors().items() if run in published]
-        told["published"][kind] = off(errors, len(errors))
+    told: Row = {"rows": len(runs)}
+    for whose, rows in (("published", public), ("vendors", vendor)):
+        ids = {row["id"] for row in rows}
+        told[whose] = {}
+        for kind, parts in by_kind.items():
+            errors = [error for part in parts for run, error in part.errors().items() if run in ids]
+            told[whose][kind] = off(errors, len(errors))
     return told | {kind: left_out(parts) for kind, parts in by_kind.items()}
 
 
@@ -175,8 +178,9 @@ def main() -> None:
         for one in made[kind]:
             as_is, out = one["as it is"], one["left out"]
             print(f"{one['part']:20} {one['rows']:4}  median {as_is['median']:.1%}, left out {out['median']:.1%}")
-    for kind, figures in made["published"].items():
-        print(f"published, {kind} left out: median {figures['median']:.1%}, p90 {figures['p90']:.1%}")
+    for whose in ("published", "vendors"):
+        for kind, figures in made[whose].items():
+            print(f"{whose}, {kind} left out: median {figures['median']:.1%}, p90 {figures['p90']:.1%}")
     (HERE / "results" / "time_left_out.json").write_text(json.dumps(made, indent=1) + "\n")
 
 

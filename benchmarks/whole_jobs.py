@@ -37,7 +37,7 @@ from job_run import BNB_PATHS, answer, needs_bitsandbytes, write_checkpoint  # n
 from job_sets import CAPACITIES, SETS, TRACED, Case  # noqa: E402
 
 MEASURE = HERE.parent / "src" / "tunecast" / "learn" / "measure.py"
-PROBES = 4
+PROBES = 3
 JOB_S = 90.0
 PREDICTIONS = HERE / "data" / "job_predictions.jsonl"
 NEAR = {"device": 0.02, "least": 0.015, "time": 0.10}

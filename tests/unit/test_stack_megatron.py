@@ -249,3 +249,9 @@ def test_a_pipeline_of_experts_is_priced() -> None:
     }  # fmt: skip
     said = prediction(job_from_dict(job))
     assert said.time is not None and said.time["step_s"] > 0
+
+
+def test_nemo_shares_its_optimizer_where_nothing_is_said() -> None:
+    said = [tape_of(given, gpus=4, stack="nemo") for given in ({}, {"data": "zero1"}, {"data": "ddp"})]
+    states = [sum(e.nbytes for e in t.events if isinstance(e, Alloc) and e.role is Role.OPTIMIZER) for t in said]
+    assert states[0] == states[1] < states[2]

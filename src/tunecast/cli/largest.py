@@ -27,8 +27,9 @@ from tunecast.predict.largest import (
     longest_sequence,
     of_model,
     positions_of,
+    with_rows,
+    with_rows_of,
 )
-from tunecast.records import replace
 from tunecast.report.adapters import adapters_words
 from tunecast.report.largest import (
     Figure,
@@ -145,10 +146,10 @@ def most_that_fits(source: str, overrides: Overrides, asking: Asking) -> Largest
             continue
 
         def at_length(most: int, job: Job = job) -> Job:
-            return replace(job, seq_len=most, lengths=None)
+            return with_rows_of(job, most)
 
         def at_rows(most: int, job: Job = job) -> Job:
-            return replace(job, micro_batch=most)
+            return with_rows(job, most)
 
         sequences.append(most_of(job.method, job.micro_batch, length, at_length, asking))
         batches.append(most_of(job.method, job.seq_len, rows, at_rows, asking))

@@ -179,12 +179,22 @@ def longest_sequence(job: Job, predict: Predict, positions: int | None = None) -
     """Rows of how many tokens, at the job's micro-batch. `positions`: what the model knows positions for."""
     most = int(all_knobs()["seq_len"].high)
     limit = min(most, positions or most)
-    return reach(lambda length: predict(replace(job, seq_len=length, lengths=None)), limit, SEQUENCE_STEP, UNBROKEN)
+    return reach(lambda length: predict(with_rows_of(job, length)), limit, SEQUENCE_STEP, UNBROKEN)
+
+
+def with_rows_of(job: Job, length: int) -> Job:
+    """Every row as long as that, whatever its own samples are."""
+    return replace(job, seq_len=length, lengths=None, data=replace(job.data, lengths=None))
 
 
 def largest_batch(job: Job, predict: Predict) -> Reach:
     """How many rows at a time, of the job's length."""
-    return reach(lambda rows: predict(replace(job, micro_batch=rows)), int(all_knobs()["micro_batch"].high))
+    return reach(lambda rows: predict(with_rows(job, rows)), int(all_knobs()["micro_batch"].high))
+
+
+def with_rows(job: Job, rows: int) -> Job:
+    """So many at a time, each as long as the job says rows are."""
+    return replace(job, micro_batch=rows, data=replace(job.data, lengths=None))
 
 
 def largest_model(

@@ -182,9 +182,7 @@ def job_assumptions(job: Job, followed: Job, own: OwnRun | None = None) -> list[
     if job.optimizer.startswith(("galore", "apollo")):
         told.append("optim_target_modules: every linear layer but the head; rank 128")
     if job.quantization.format == "float8":
-        told.append(
-            "float8: frozen weights, and what attention and the MLP's activation keep (TransformerEngine, MLPerf)"
-        )
+        told.append("float8: frozen weights, and what attention and the MLP's activation keep (as in MLPerf's LoRA)")
     if job.matmul_dtype is not None and job.stack in MEGATRON:
         told.append(f"{job.matmul_dtype}: TransformerEngine's linear layers, all but the head; weights without a copy")
     elif job.matmul_dtype is not None:

@@ -124,10 +124,22 @@ def _automodel(job: Job) -> dict[str, Any]:
     return ways
 
 
+def _nemo(job: Job) -> dict[str, Any]:
+    """NeMo 2.4: every recipe shares the optimizer (`use_distributed_optimizer`); nemo/collections/llm/peft/lora.py,
+    `LoRA`, whose adapters have the weights' dtype."""
+    ways: dict[str, Any] = {}
+    if job.hardware.gpus * job.hardware.nodes > 1 and job.parallel.data == "ddp":
+        ways["parallel.data"] = "zero1"
+    if job.method != "full":
+        ways |= {"lora.dropout": 0.0, "lora.rank": 32, "lora.adapter_dtype": job.weights_dtype}
+    return ways
+
+
 _OWN_WAYS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
     "fsdp_qlora": _fsdp_qlora,
     "trl": _trl,
     "automodel": _automodel,
+    "nemo": _nemo,
 }
 BITSANDBYTES = ("nf4", "fp4", "int8")
 FORCED = ("checkpoint_reentrant",)

@@ -41,7 +41,7 @@ class Attention(decoder.SelfAttention):
 class Layer(Olmo2Layer):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         Module.__init__(self, machine)
-        self.self_attn = Attention(machine, config, index)
+        self.self_attn: Any = Attention(machine, config, index)
         self.mlp = GatedMLP(machine, config)
         self.post_attention_layernorm: Any = RMSNorm(machine, config["hidden_size"])
         self.post_feedforward_layernorm: Any = RMSNorm(machine, config["hidden_size"])

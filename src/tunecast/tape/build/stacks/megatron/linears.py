@@ -157,8 +157,8 @@ def in_bulk(
 
 CALLS = 18
 """A module of TransformerEngine is Python, forward and backward, as long as so many calls about saved tensors (0.39 ms
-of the host that is taken): a layer's forward pass, five of them, takes 1.9 ms, by which two of Megatron-LM's tests on an
-H100 differ that compute the same 12 layers once and twice (uniform_full_recompute and dist_optimizer_fim_dataset of
+of the host that is taken): a layer's forward pass, five of them, takes 1.9 ms, by which two of Megatron-LM's tests on
+an H100 differ that compute the same 12 layers once and twice (uniform_full_recompute and dist_optimizer_fim_dataset of
 benchmarks/data/megatron_ci.jsonl; on an A100's host 1.6)."""
 
 
