@@ -55,7 +55,7 @@ def test_a_calibrated_card_has_its_own_rates_and_the_rest_as_before() -> None:
     host = calibrated_host(DEFAULT_HOST, calibration_from(FOUND, ""))
     # its small operations take the host 20 us forward and 10 backward
     assert host.launch_s == pytest.approx(MODULES * 30e-6)
-    assert host.backward == DEFAULT_HOST.backward
+    assert host.more_kernels_s == DEFAULT_HOST.more_kernels_s
 
 
 def test_a_hosts_speed_is_the_middle_of_several_loops() -> None:

@@ -196,7 +196,6 @@ def test_the_breakdown_sums_to_the_step() -> None:
     assert told.breakdown_s["optimizer"] == pytest.approx(4 * MS)
     assert told.flops == 9 * product_.flops
     assert told.model_flops == 6 * product_.flops
-    assert told.low_s < told.step_s < told.high_s
 
 
 def test_a_step_on_many_cards() -> None:
@@ -212,7 +211,7 @@ def test_many_places_are_as_each_alone() -> None:
     )
     wait = Op(WAIT, kernels=0, shapes=((1,),))
     lowered = Lowered(step((1, [moving(1)]), (20, [gather, moving(2), wait, moving(3)])))
-    slow = replace(HOST, launch_s=3 * MS)
+    slow = replace(HOST, launch_s=3 * HOST.launch_s)
     cards = [gpus()[name] for name in ("a100-sxm-80gb", "h200-sxm-141gb", "l40s", "h200-sxm-141gb")]
     places = [
         Place(gpu, host, cluster)
