@@ -120,13 +120,19 @@ def _middle(values: Sequence[float]) -> float | None:
 
 
 def _planning(rows: Sequence[Mapping[str, Any]]) -> Planning | None:
-    """Of lengths whose kernel was there: what compiling one takes is not of this machine, which has them now."""
+    """Of lengths whose kernel was there: what the calibration compiled is there for every later program on the machine.
+    What one took that was not bounds what heads of another width may take."""
 
-    def seconds(*names: str) -> list[float]:
-        return [sum(_sane(row[n], LONGEST_S, least=0.0) for n in names) for row in rows if row["compiled"] is False]
+    def seconds(compiled: bool, *names: str) -> list[float]:
+        return [sum(_sane(row[n], LONGEST_S, least=0.0) for n in names) for row in rows if row["compiled"] is compiled]
 
-    planned, evaluated = seconds("forward_s", "backward_s"), seconds("evaluation_s")
-    return Planning(_likely(planned), evaluation_length_s=_likely(evaluated)) if planned else None
+    planned, evaluated = seconds(False, "forward_s", "backward_s"), seconds(False, "evaluation_s")
+    if not planned:
+        return None
+    most, evaluation_most = (
+        max(each, default=0.0) for each in (seconds(True, "forward_s", "backward_s"), seconds(True, "evaluation_s"))
+    )
+    return Planning(_likely(planned), (0.0, 0.0, most), _likely(evaluated), (0.0, 0.0, evaluation_most))
 
 
 def _likely(seconds: Sequence[float]) -> Likely:

@@ -123,9 +123,7 @@ def run_time(
     start, planning = START_S, planning_of(priced.planned_width, host)
     if calibration is not None:
         start = calibration.start_s or start
-        if calibration.planning is not None and priced.planned_width:
-            lengths = calibration.planning
-            planning = planning._replace(length_s=lengths.length_s, evaluation_length_s=lengths.evaluation_length_s)
+        planning = (calibration.planning or planning) if priced.planned_width else planning
     return RunTime(
         mean_step(typical, priced.by_length, job.grad_accum, ranks_of(job), each_waits=waits),
         whole_job(
