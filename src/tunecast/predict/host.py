@@ -47,9 +47,9 @@ KINDS_S: Mapping[str, float] = {
 """Seconds of one thread for a piece of each kind, on a host that launches every `MEASURED_LAUNCH_S`: 90 models so small
 that an H200 always waits, full training, LoRA and QLoRA, 20 families, 9 optimizers, with and without checkpointing and
 Liger's kernels (benchmarks/host_kinds.py, data/host_kinds.jsonl; torch 2.11, transformers 5.17, peft 0.21, bitsandbytes
-0.50), and steps of two real ones on two other hosts. benchmarks/host_fit.py finds them all at once; PASS and HOOK are of
-a CPU. Passes are then off by 8 % in the median, nine of ten by less than 23: as much as the same pass differs from one
-minute to the next."""
+0.50), and steps of two real ones on two other hosts. benchmarks/host_fit.py finds them all at once; PASS and HOOK are
+of a CPU. Passes are then off by 8 % in the median, nine of ten by less than 23: as much as the same pass differs from
+one minute to the next."""
 COUNTED = (CHECKPOINT, RECOMPUTE, CALLS, NODES, TENSORS, LET_GO)
 MEASURED_LAUNCH_S = 35.1e-6
 """By the calibration's loop on that host: `calibration.MODULES`."""
