@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 CAN_COMPILE = shutil.which("cc") is not None and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
 DATA = {
     "tunecast/py.typed", "tunecast/hardware/gpus.toml", "tunecast/job/models.toml", "tunecast/job/architectures.toml",
-    "tunecast/job/lengths.toml", "tunecast/report/page/timeline.css", "tunecast/report/page/timeline.js", "tunecast/report/page/common.js",
+    "tunecast/job/lengths.toml",
+    "tunecast/report/page/timeline.css", "tunecast/report/page/timeline.js", "tunecast/report/page/common.js",
     "tunecast/report/page/plan.css", "tunecast/report/page/plan.js",
 }  # fmt: skip
 
