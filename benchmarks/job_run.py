@@ -64,7 +64,8 @@ def config_of(name: str, small: bool) -> Any:
     raw = json.loads((MODELS / f"{name}.json").read_text())
     if small:
         raw |= {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 500}
-        raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "layer_types": None}
+        raw |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+        raw |= {"layer_types": None} if "layer_types" in raw else {}
         raw |= {"pad_token_id": None, "bos_token_id": 1, "eos_token_id": 1}
     return AutoConfig.for_model(raw.pop("model_type"), **{k: v for k, v in raw.items() if k != "torch_dtype"})
 
@@ -413,7 +414,8 @@ def find_bitsandbytes() -> None:
 def answer(
     case: dict[str, Any], folder: Path, small: bool, cpu: bool, capacity_bytes: int | None, traced: bool, out: Any
 ) -> None:
-    """In the child."""
+    """In the child. Its kernels are compiled anew, as on a machine that was just rented."""
+    os.environ["CUDA_CACHE_PATH"] = str(folder / f"kernels-{os.getpid()}")
     if needs_bitsandbytes(case):
         find_bitsandbytes()
     if case["job"].get("allocator") == "expandable_segments":

@@ -128,6 +128,9 @@ def _sharded() -> Iterable[Residual]:
             field = KIND_FIELDS[row["kind"]]
             kind = field.removesuffix("_bytes")
             yield Residual(row["id"], job["model"], basis, kind, said[field], row["measured_bytes"])
+            if "measured_device_bytes" in row:
+                measured_bytes = row["measured_device_bytes"]
+                yield Residual(row["id"], job["model"], basis, "device", said["device_bytes"], measured_bytes)
 
 
 def _lines(name: str) -> list[Row]:

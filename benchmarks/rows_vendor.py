@@ -77,7 +77,7 @@ def one(row: Published, name: str) -> Row:
     stack = stack_of(row)
     dtypes, more = precision_of(row["precision"])
     beyond |= more
-    if stack in ("nemo", "megatron"):
+    if stack == "nemo":
         dtypes |= {"weights_dtype": "bfloat16", "autocast": None}
     elif row["method"] == "lora":
         dtypes |= {"weights_dtype": "bfloat16", "autocast": "bfloat16"}
@@ -107,8 +107,6 @@ def one(row: Published, name: str) -> Row:
         "hardware": cards_of(row),
         "parallel": parallel,
     }
-    if stack == "megatron":  # as NeMo does: grad_reduce_in_fp32 is False in every performance recipe
-        parallel["reduce_dtype"] = "bfloat16"
     if "fp8 DPA" in row["attention_impl"]:
         beyond["attention"] = "float8"
     doubts += [told for words, told in DOUBTS.items() if words in row["notes"] or words in row["precision"]]
@@ -135,13 +133,7 @@ def stack_of(row: Published) -> str:
         return "trl"
     if row["source"].startswith("IBM"):
         return "torchtitan"
-    waits = row["source"].startswith("Megatron-Bridge") and row["precision"] in WAITS_FOR_TENSORS
-    return "megatron" if waits else "nemo"
-
-
-WAITS_FOR_TENSORS = ("nvfp4",)
-"""Megatron Bridge overlaps the collectives of tensor parallelism with their products, as NeMo does, but for these
-(scripts/performance/configs/llama: `tp_comm_overlap = False if precision == "nvfp4"`)."""
+    return "nemo"
 
 
 def software_of(row: Published, stack: str) -> str:

@@ -2,8 +2,9 @@
 
     python benchmarks/sharded_memory.py
 
-The rows of data/public_runs.jsonl that have a peak, each compared in the kind its source measured. Memory is
-the fullest rank's; sources report one rank's, or the most of all.
+The rows of data/public_runs.jsonl that have a peak, each compared in the kind its source measured, and in device memory
+where nvidia-smi was read too. Memory is the fullest rank's; sources report one rank's, the most of all, or, of
+nvidia-smi, the mean of the cards.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ def memory_said(job: Job) -> Row:
 def compared(row: Row, said: Row) -> Row:
     measured = row["measured"]["memory"]
     field = KIND_FIELDS[measured["kind"]]
+    told: Row = {}
+    if "device_bytes" in measured and "device_bytes" in said:
+        told["measured_device_bytes"] = measured["device_bytes"]
+        told["device_error"] = {"tunecast": said["device_bytes"] / measured["device_bytes"] - 1}
     return {
         "id": row["id"],
         "stack": row["stack"],
@@ -47,6 +52,7 @@ def compared(row: Row, said: Row) -> Row:
         "resolution_bytes": measured["resolution_bytes"],
         "said": {"tunecast": said},
         "error": {"tunecast": said[field] / measured["bytes"] - 1} if field in said else {},
+        **told,
         **({"doubts": row["doubts"]} if "doubts" in row else {}),
     }
 
@@ -85,6 +91,8 @@ def main() -> None:
         shown = done["said"]["tunecast"].get("refused", "").splitlines()[0][:90] if error is None else f"{error:+.1%}"
         print(done["id"], done["stack"], done["kind"], done["about"], shown, flush=True)
     groups = grouped(found, lambda row: ["all", f"stack: {row['stack']}", f"kind: {row['kind']}", f"gpu: {row['gpu']}"])
+    on_cards = [row | {"error": row["device_error"]} for row in found if "device_error" in row]
+    groups += grouped(on_cards, lambda row: [f"device: {row['stack']}"])
     for line in promises(groups):
         print(line)
     for row in worst_first(found)[:10]:

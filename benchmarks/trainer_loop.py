@@ -13,7 +13,7 @@ import tempfile
 import time
 from typing import Any
 
-from whole_jobs import ROOT, config_of
+from job_run import ROOT, config_of
 
 CASES = (
     ("llama-3.2-1b", False, 8),

@@ -36,7 +36,7 @@ from job_sets import CAPACITIES, SETS, TRACED, Case  # noqa: E402
 
 MEASURE = HERE.parent / "src" / "tunecast" / "learn" / "measure.py"
 PROBES = 6
-JOB_S = 70.0
+JOB_S = 110.0
 
 
 # ------------------------------------------------------------------------------------------------------- measurement
@@ -115,7 +115,7 @@ def measure(name: str, out: Path, only: list[str], small: bool, cpu: bool, limit
     import torch
     import transformers.modeling_utils
 
-    kinds = (("whole", SETS), ("traced", TRACED), ("least", CAPACITIES))
+    kinds = (("least", CAPACITIES), ("whole", SETS), ("traced", TRACED))
     cases = [(case, kind) for kind, sets in kinds for case in sets[name] if not only or case["id"] in only]
     cases.sort(key=lambda each: not needs_bitsandbytes(each[0]))
     ready = False
@@ -141,7 +141,7 @@ def measure(name: str, out: Path, only: list[str], small: bool, cpu: bool, limit
 
 def predict(name: str, out: Path, calibration: Path | None) -> None:
     """What is said of a set before it runs, with and without a calibration."""
-    with out.open("a", encoding="utf-8") as file:
+    with out.open("x", encoding="utf-8") as file:  # what was predicted before a run is never written again
         for kind, sets in (("whole", SETS), ("least", CAPACITIES)):
             for case in sets[name]:
                 for known in (None,) if calibration is None else (None, calibration):

@@ -45,7 +45,7 @@ def visits(number: int) -> tuple[Visit, ...]:
         host_of(job),
         None,
     )
-    assert priced.plans_by_shape
+    assert priced.planned_width
     return tuple(
         Visit(seconds, priced.by_length[length].step_s, length not in job.lengths[:place])
         for place, (length, seconds) in enumerate(zip(job.lengths, row["measured"]["step_s"], strict=True))
@@ -99,7 +99,7 @@ def held_out() -> list[tuple[float, float, float]]:
         least, *_ = kinds = sorted(set(every))
         wide = replace(job, seq_len=max(job.seq_len, *kinds), lengths=(least, *kinds))
         priced = times_by_length(wide, resolve_model(job.model).raw, gpu(CARD), host_of(job), None)
-        if priced.plans_by_shape:
+        if priced.planned_width:
             plain = sum(priced.by_length[length].step_s for length in every) / job.grad_accum
             told = plain + FIRST_STEP_S[0] + (len(kinds) - 1) * NEW_LENGTH_S[0]
             found.append((told, plain, sum(seconds)))

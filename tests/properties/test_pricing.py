@@ -125,11 +125,12 @@ def numbers(told: StepTime) -> list[float]:
 @given(st.integers(0, 10**9), st.integers(1, 40))
 @settings(max_examples=150, deadline=None)
 def test_a_step_ends_when_its_operations_do(in_c: bool, seed: int, count: int) -> None:
-    """Where collectives slow nothing; what they do is a number that `test_contention.py` has."""
+    """Where other cards slow nothing; what they do is a number that `test_contention.py` has."""
     step, asked = some_step(seed), places(seed, count)
     with (
         patch.object(native, "price", native.price if in_c else None),
         patch.object(runtime, "slowdown", lambda *_: 1.0),
+        patch.object(runtime, "slowest", lambda card, _: card),
     ):
         told = Lowered(step).on_all(asked)
     for time, place in list(zip(told, asked, strict=True))[:3]:

@@ -271,14 +271,9 @@ def test_a_step_that_recomputes_some_layers_lies_between_none_and_all() -> None:
     assert time_public.answered(whole, lambda asked: steps[True]) == steps[True]  # type: ignore[arg-type, return-value]
 
 
-def test_megatron_bridge_waits_for_tensors_in_float4_only() -> None:
-    """As its recipes say; the group stays one."""
+def test_megatron_bridge_is_run_as_nemo_is() -> None:
     bridge = [row for row in VENDOR if row["id"].startswith("bridge")]
-    assert {row["stack"] for row in bridge} == {"megatron"}
-    assert {(row["job"]["matmul_dtype"], row["job"]["stack"]) for row in bridge} == {
-        ("float4", "megatron"),
-        ("float8", "nemo"),
-    }
+    assert {row["job"]["stack"] for row in bridge} == {"nemo"}
 
 
 def test_the_converter_knows_no_single_row() -> None:

@@ -168,14 +168,14 @@ def test_lengths_cost_when_they_are_new():
 
 
 def test_a_kernel_is_compiled_for_lengths_aligned_otherwise():
-    """10 and 20 tokens are multiples of 2 and of 4: one kernel besides the first; in evaluation every kind is new."""
+    """10 and 20 tokens are multiples of 2 and of 4: a kernel each; in evaluation every kind is new."""
     made = job(data={"lengths": [10, 20] * 16, "eval_samples": 32}, micro_batch=1, run={"eval_strategy": "epoch"},
                gradient_checkpointing=False)  # fmt: skip
     epoch = epoch_of(made, sample_lengths(made.data))
     known = {10: step(0.1), 20: step(0.2)}
     told = whole_job(made, epoch, known, evaluation_s=1.0, planning=CUDNN_PLANNING)
     assert told is not None
-    assert told.phases_s["new_lengths"] == pytest.approx(NEW_LENGTH_S[0] + NEW_KERNEL_S[0])
+    assert told.phases_s["new_lengths"] == pytest.approx(NEW_LENGTH_S[0] + 2 * NEW_KERNEL_S[0])
     assert kinds_of_lengths({64.0: 0.5, 24.0: 0.25, 7.0: 0.25}, 4) == 3
     assert kinds_of_lengths({64.0: 0.99, 7.0: 0.01}, 4) == 1  # so few that none is likely
     # eight samples to a batch: nearly all are padded to 20
@@ -193,10 +193,10 @@ def test_checkpointing_plans_the_forward_pass_in_both_threads():
 
 
 def test_planning_goes_with_the_hosts_speed():
-    twice = planning_of(True, Host(launch_s=2 * DEFAULT_HOST.launch_s))
+    twice = planning_of(64, Host(launch_s=2 * DEFAULT_HOST.launch_s))
     assert twice.length_s == pytest.approx([2 * seconds for seconds in NEW_LENGTH_S])
-    assert planning_of(True) is CUDNN_PLANNING
-    assert planning_of(False, Host(launch_s=1.0)) == planning_of(False)
+    assert planning_of(64) is CUDNN_PLANNING and planning_of(128).kernel_s > planning_of(96).kernel_s
+    assert planning_of(0, Host(launch_s=1.0)) == planning_of(0)
 
 
 def test_the_trainer_walks_over_modules_around_every_step():

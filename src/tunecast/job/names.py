@@ -16,6 +16,7 @@ STACKS = (
     "torchtitan",
     "megatron",
     "nemo",
+    "automodel",
     "llm-foundry",
 )
 DTYPES = ("float32", "bfloat16", "float16")

@@ -32,11 +32,13 @@ from typing import NamedTuple
 from tunecast.hardware.cluster import cards_of
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
+from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import ModelConfig
 from tunecast.plan.space import Rig, Spread
 from tunecast.predict.checkpoint import FOUR_BIT, QUANTIZED, WIDTHS, Parameter, optimizer_states
 from tunecast.predict.collectives import SIMPLE, rate
 from tunecast.predict.host import Host
+from tunecast.predict.lengths import longest_row
 from tunecast.predict.outside import held_bytes
 from tunecast.predict.price import ATTENTION, MOVING, PRODUCTS, kind_of, rates_of, seconds
 from tunecast.predict.price.attention import CUDNN, FLASH_2, FLASH_3
@@ -144,7 +146,7 @@ def _state_bytes(job: Job, trained: Sequence[Parameter]) -> int:
 
 
 def _layer_inputs_bytes(job: Job, model: ModelConfig) -> int:
-    longest = max(job.lengths or (job.seq_len,))
+    longest = longest_row(job, sample_lengths(job.data))
     is_free = job.offload_activations or job.compile  # which chooses for itself what it computes again
     return 0 if is_free else max(0, model.layers - 1) * longest * model.hidden_size * HALF_BYTES
 

@@ -12,7 +12,7 @@ alike share one.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware.catalog import gpus
@@ -42,7 +42,7 @@ from tunecast.plan.space import Rig, Setting, Space, Split, Spread, ranks_on
 from tunecast.predict import engines
 from tunecast.predict.culprit import config_errors
 from tunecast.predict.host import Host, host_of, loop_s
-from tunecast.predict.lengths import Epoch, epoch_of, total_steps
+from tunecast.predict.lengths import Epoch, epoch_of, longest_row, total_steps
 from tunecast.predict.modelled import card_of
 from tunecast.predict.outside import Outside, machine_ram_bytes, outside_of, tensors_on_paper
 from tunecast.predict.pages import managed_bytes
@@ -66,6 +66,9 @@ from tunecast.tape.fold import Folded
 from tunecast.tape.shorten import with_few_micro_batches
 from tunecast.tape.timed import steps_of_fold
 from tunecast.units import MIB
+
+if TYPE_CHECKING:
+    from tunecast.predict.own_batches import OwnRun
 
 CANONICAL = "h200-sxm-141gb"
 """The card whose tape floors are read off: products are the same on every card."""
@@ -106,6 +109,11 @@ class Timed(NamedTuple):
     checkpoint_bytes: int
 
 
+BRIEFLY = 0.01
+"""Of the capacity, left free where a job's own batches were replayed briefly: all of them reserved, and needed, at most
+0.6 % more (predict/own_batches.py), and no plan may show what a prediction then refuses."""
+
+
 class Held(NamedTuple):
     """Memory of the fullest card."""
 
@@ -132,6 +140,7 @@ class Estimator:
         self.bounds_time = has_time_floor(space.job)
         self._epochs: dict[tuple[int, Split], Epoch | None] = {}
         self._frames: dict[tuple[object, ...], Frame] = {}
+        self._owns: dict[tuple[object, ...], OwnRun | None] = {}
         self._outsides: dict[tuple[object, ...], Outside | None] = {}
         self._ram: dict[tuple[object, ...], int | None] = {}
         self._tensors: dict[tuple[object, ...], Tensors] = {}
@@ -273,7 +282,7 @@ class Estimator:
     def _alone_bytes(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> tuple[int, Tensors]:
         """The most that is alive, and what of it lasts."""
         setting = Setting(recipe, Spread("ddp", 1), Split(micro_batch, 1))
-        longest = max(self.space.job.lengths or (self.space.job.seq_len,))
+        longest = longest_row(self.space.job, self.lengths)
         try:
             job = self._job_alone(recipe, micro_batch, is_cast)
             folded = self._fold(ALONE, setting, replace(plain(job), seq_len=longest, lengths=None))
@@ -292,7 +301,7 @@ class Estimator:
         key = rig.gpu, recipe.base, data, cards
         found = self._ends.get(key)
         if found is None:
-            length = max(self.space.job.lengths or (self.space.job.seq_len,))
+            length = longest_row(self.space.job, self.lengths)
             work = self._work(recipe, 1, length, is_cast=False)
             found = self._ends[key] = 0.0 if work is None else work.end_s(rig.card, data, cards)
         return found
@@ -347,13 +356,13 @@ class Estimator:
             cluster = cluster_of(job, gpu) if rig.cards > 1 else None
             host, bare = host_of(job), plain(job)
             times: dict[int, StepTime] = {}
-            plans = False
+            width = 0
             for length in lengths_to_price(job, typical):
                 one = replace(bare, seq_len=length, lengths=None)
                 folded = self._fold(rig, setting, one) if setting.spread.layers == 1 else None
                 priced = times_by_length(one, self.config, gpu, host, cluster, folded)
-                times[length], plans = next(iter(priced.by_length.values())), plans or priced.plans_by_shape
-            self._priced[key] = StepTimes(times, plans)
+                times[length], width = next(iter(priced.by_length.values())), width or priced.planned_width
+            self._priced[key] = StepTimes(times, width)
         return self._priced[key]
 
     def prepared(self, timed: Timed, processes: int) -> Timed:
@@ -370,10 +379,12 @@ class Estimator:
         """Raises what the closed form raises."""
         job, gpu = self.space.job_of(rig, setting), rig.card
         folded = self._fold(rig, setting, replace(plain(job), lengths=job.lengths))
-        held = job_on_card(job, gpu, folded, managed_bytes(job, self.model))
+        own = None if job.data.lengths is None else self._own(rig, setting, job)
+        held = job_on_card(job, gpu, folded, managed_bytes(job, self.model), own)
         needs, has = held.unlimited.reserved_bytes, held.capacity_bytes
         device = held.device
-        return Held(held.fits, needs, has, device.nbytes, device.range_bytes, has + held.outside_bytes)
+        fits = held.fits and (own is None or held.runs.within(int(has * (1 - BRIEFLY))).completed)
+        return Held(fits, needs, has, device.nbytes, device.range_bytes, has + held.outside_bytes)
 
     def said(self, job: Job) -> Prediction:
         """As `tunecast predict` says it."""
@@ -411,6 +422,18 @@ class Estimator:
         if isinstance(found, TunecastError):
             raise found
         return found
+
+    def _own(self, rig: Rig, setting: Setting, job: Job) -> OwnRun | None:
+        """The job's own batches, briefly; the same on every card that looks alike."""
+        from tunecast.predict.own_batches import own_run  # few jobs say how long their samples are
+
+        shape = (rig.gpus, rig.nodes) if setting.spread.data == "hsdp" else (rig.cards,)
+        key = _plainly_loaded(setting), shape, _look(rig.card, job.stack), job.autocast
+        if key not in self._owns:
+            while len(self._owns) >= MOST_FOLDS:
+                del self._owns[next(iter(self._owns))]
+            self._owns[key] = own_run(job, self.config, card_of(rig.card), brief=True)
+        return self._owns[key]
 
     def _folded(self, rig: Rig, short: Job) -> Folded:
         def fold(of: ModelConfig) -> Folded:

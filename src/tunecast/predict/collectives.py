@@ -17,8 +17,8 @@ Measured  all_reduce of 32 KiB to 16 GiB (ml-engineering, network/benchmarks; `t
           8 H200: within 24 %, from 64 MiB within 8 %; 8 B200: from 128 MiB within 12 %, up to 47 % too fast below;
           4 x 8 B200 over EFA: from 64 MiB within 8 %, up to 43 % too fast between 1 and 32 MiB;
           all_gather of 2 GiB by 256 H100 with a user's settings: 36 % too fast (NVIDIA/nccl#1218)
-Ignored   user buffers registered with NCCL, CollNet, PAT, two machines' trees, cards of other jobs on the same switch,
-          what the communication kernels take from the computing ones; PyTorch's 20 to 30 us of CPU a call (the host's)
+Ignored   user buffers registered with NCCL, CollNet, PAT, two machines' trees, cards of other jobs on the same switch;
+          PyTorch's 20 to 30 us of CPU a call (the host's). What they take from kernels beside them: `contention.py`
 """
 
 from __future__ import annotations

@@ -160,6 +160,14 @@ def new_lengths(epoch: Epoch, batches: int, ranks: int = 1) -> float:
     return total + (1 - (1 - min(1.0, last)) ** ranks) * (batches - 1 - before)
 
 
+def longest_row(job: Job, lengths: Lengths | None) -> int:
+    """Of the job's batches: no sample is longer, where it says how long they are."""
+    most = max(job.lengths or (job.seq_len,))
+    if job.lengths is not None or lengths is None or job.data.packing:
+        return most
+    return min(most, padded(min(lengths.counts[-1][0], job.seq_len), job.data.pad_to_multiple_of))
+
+
 def cut_rows(job: Job, known: Lengths) -> list[str]:
     """What truncation does to the samples, in words; nothing where all fit."""
     longer = sum(count for length, count in known.counts if length > job.seq_len)

@@ -268,7 +268,9 @@ def is_cut(job: Job) -> bool:
     return parts.data != "ddp" or (parts.layers, parts.tensor, parts.pipeline, parts.expert) != (1, 1, 1, 1)
 
 
-OTHER_FILES = frozenset({"litgpt", "torchtune", "torchtitan", "megatron", "nemo", "llm-foundry", "fsdp_qlora"})
+OTHER_FILES = frozenset(
+    {"litgpt", "torchtune", "torchtitan", "megatron", "nemo", "automodel", "llm-foundry", "fsdp_qlora"}
+)
 """Stacks with checkpoints of their own; the others load and save as transformers does."""
 EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""

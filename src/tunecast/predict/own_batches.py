@@ -35,9 +35,20 @@ from tunecast.tape.fold import Folded
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import STEPS
 
-MOST_EVENTS = 2_400_000
-"""Of all the orders of a job that are replayed, at 0.1 to 0.2 microseconds each in C; a search for the least capacity
-takes as long as two to four of them."""
+
+class Budget(NamedTuple):
+    """What a replay may take."""
+
+    events: int
+    """Of all orders together, at 0.1 to 0.2 microseconds each in C; a search for the least capacity takes as long as
+    two to four of them."""
+    structures: int
+    """That are built of each kind of step, at 0.1 to 0.4 s each; beyond, the nearest one stands in."""
+
+
+WHOLLY = Budget(2_400_000, 24)
+BRIEFLY = Budget(200_000, 2)
+"""For a search that asks for hundreds of jobs: the first steps, records and some of the largest, in one order."""
 MOST_READ = 100_000
 """Micro-batches that are looked at for the largest, of all ranks together."""
 ORDERS = 3
@@ -63,7 +74,7 @@ class OwnRun(NamedTuple):
     """One sentence: what was replayed of what."""
 
 
-def own_run(job: Job, config: Mapping[str, Any], card: Card, *, most_events: int = MOST_EVENTS) -> OwnRun | None:
+def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = False) -> OwnRun | None:
     """None where a job says nothing of its samples' lengths, or its stack's steps cannot be put together."""
     lengths = sample_lengths(job.data)
     if lengths is None or job.lengths is not None:
@@ -73,16 +84,19 @@ def own_run(job: Job, config: Mapping[str, Any], card: Card, *, most_events: int
     first = batches_of(job, lengths, most_steps=most_steps)
     if first is None or not first.steps:
         return None
-    if first.known:
+    if brief:
+        rest = []
+    elif first.known:
         rest = [batches_of(job, lengths, rank=r, most_steps=most_steps) for r in range(1, min(ranks, MOST_RANKS))]
     else:
         seeds = range(job.data.seed + 1, job.data.seed + ORDERS)
         drawn = [replace(job, data=replace(job.data, seed=seed)) for seed in seeds]
         rest = [batches_of(other, lengths, most_steps=most_steps) for other in drawn]
+    budget = BRIEFLY if brief else WHOLLY
     every = [first.steps, *(each.steps for each in rest if each is not None and each.steps)]
     try:
         largest = max((micro for step in first.steps for micro in step), key=lambda micro: micro.rows * micro.length)
-        orders, taken = _composed(job, config, card, every, largest, evaluation_batches(job, lengths), most_events)
+        orders, taken = _composed(job, config, card, every, largest, evaluation_batches(job, lengths), budget)
     except (NotComposable, OverflowError):
         return None
     return OwnRun(orders, first.known, largest, _told(job, lengths, taken, len(first.steps), len(orders), first.known))
@@ -105,7 +119,7 @@ def _composed(
     every: Sequence[Sequence[Step]],
     largest: MicroBatch,
     evaluation: Sequence[MicroBatch],
-    most_events: int,
+    budget: Budget,
 ) -> tuple[tuple[Composed, ...], int]:
     shapes: dict[tuple[int, bool], Shapes | None] = {}
 
@@ -113,7 +127,8 @@ def _composed(
         rows, length, masked = micro
         if (turns, masked) not in shapes:
             like, evaluates = replace_unchecked(job, grad_accum=max(1, turns)), turns == EVALUATION
-            shapes[turns, masked] = shapes_of(_evaluated(like) if evaluates else like, config, card, masked, evaluates)
+            like = _evaluated(like) if evaluates else like
+            shapes[turns, masked] = shapes_of(like, config, card, masked, evaluates, budget.structures)
         found = shapes[turns, masked]
         return None if found is None else found.of(rows, length)
 
@@ -123,10 +138,10 @@ def _composed(
     program = one[0].program
     again = again_of(program)
     events = max(1, program.bounds[again + 1] - program.bounds[again])
-    budget = most_events // len(every)
-    turns = max(2, budget // (LEAST_STEPS * events))
+    each = budget.events // len(every)
+    turns = max(2, each // (LEAST_STEPS * events))
     short = [[fewer(step, turns) for step in steps] for steps in every]
-    most = max(LEAST_STEPS, budget // (events * max(len(step) for step in short[0])))
+    most = max(LEAST_STEPS, each // (events * max(len(step) for step in short[0])))
     chosen = [those_that_count(steps, most) for steps in short]
     batches = evaluation if evaluation and structure_of(EVALUATION, evaluation[0]) is not None else []
     composed = []

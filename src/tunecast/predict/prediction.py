@@ -233,7 +233,7 @@ class OnCard:
         below, above = (0, 0) if self.spread is None else self.spread.around(shown.reserved_bytes)
         low, high = range_of(shown.reserved_bytes, "reserved", basis)
         low, high = reserved = low - below, high + above
-        if device_was_measured(basis) and not outside.nbytes:
+        if device_was_measured(basis):
             least, most = range_of(nbytes, "device", basis)
             return Device(nbytes, (least - below, most + above), reserved)
         most = high + pages + context.high_bytes + outside.high_bytes

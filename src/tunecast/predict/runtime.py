@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tunecast.hardware.spec import Gpu
 from tunecast.predict.clocks import course_of, ends, stretches_of
-from tunecast.predict.contention import slowdown, slowed
+from tunecast.predict.contention import slowdown, slowed, slowest
 from tunecast.predict.host import LEAN, Host
 from tunecast.predict.price import ATTENTION, COMMUNICATION, OFFLOAD, PRODUCTS, kind_of, moved_bytes, rates_of
 from tunecast.predict.price.attention import computed_flops
@@ -183,6 +183,10 @@ class Lowered:
             spent = list(zip(*made.spent_s, strict=True)) or [()] * len(on)
             return list(zip(made.end_s, made.alone_s, spent, strict=True))
 
+        cards = [
+            card if cluster is None else slowest(card, cluster.ranks)
+            for card, cluster in zip(cards, clusters, strict=True)
+        ]
         alone = asked(cards)
         if not any(clusters) or not any(waits == COMMUNICATION for _, waits in self.plan.parts):
             return alone

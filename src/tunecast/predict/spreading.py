@@ -21,6 +21,7 @@ DATA: Mapping[str, tuple[str, ...]] = {
     "torchtitan": ("fsdp", "hsdp"),
     "torchtune": ("fsdp",),
     "llm-foundry": ("fsdp",),
+    "automodel": ("fsdp", "hsdp"),
     "megatron": ("ddp", "zero1"),
     "nemo": ("ddp", "zero1"),
 }
@@ -144,7 +145,7 @@ def _spread(job: Job) -> str | None:
 def _offload(job: Job) -> str | None:
     """Which scheme can offload what is the job's own rule (job/check.py)."""
     offload = job.parallel.offload
-    if offload == "none" or job.stack in (*THROUGH_ACCELERATE, "torchtitan", "torchtune", "fsdp_qlora"):
+    if offload == "none" or job.stack in (*THROUGH_ACCELERATE, "torchtitan", "torchtune", "fsdp_qlora", "automodel"):
         return None
     return f"got {offload}, which is not known of {job.stack}; allowed: none"
 

@@ -120,10 +120,10 @@ def run_time(
 ) -> RunTime:
     """Of steps that were priced, the mean one and the whole job."""
     waits = job.parallel.data in CUT
-    start, planning = START_S, planning_of(priced.plans_by_shape, host)
+    start, planning = START_S, planning_of(priced.planned_width, host)
     if calibration is not None:
         start = calibration.start_s or start
-        planning = (calibration.planning or planning) if priced.plans_by_shape else planning
+        planning = (calibration.planning or planning) if priced.planned_width else planning
     return RunTime(
         mean_step(typical, priced.by_length, job.grad_accum, ranks_of(job), each_waits=waits),
         whole_job(
@@ -221,8 +221,8 @@ def plain(job: Job) -> Job:
 
 class StepTimes(NamedTuple):
     by_length: Mapping[int, StepTime]
-    plans_by_shape: bool
-    """Whether attention is cuDNN's, which plans anew for every length."""
+    planned_width: int
+    """Of attention's heads where it is cuDNN's, which plans anew for every length; 0 where it is another's."""
 
 
 def _priced(
@@ -240,13 +240,13 @@ def _priced(
     if alone or with_room(config, longest) != config:
         return times_by_length(wanted, config, gpu, host, cluster, folded if wanted == played else None)
     found: dict[int, StepTime] = {}
-    plans = False
+    width = 0
     for length in dict.fromkeys(wanted.lengths or ()):
         one = replace(wanted, seq_len=length, lengths=None)
         each = times_by_length(one, config, gpu, host, cluster, folded if one == played else None)
-        plans = plans if found else each.plans_by_shape
+        width = width if found else each.planned_width
         found |= each.by_length
-    return StepTimes(found, plans)
+    return StepTimes(found, width)
 
 
 def times_by_length(
@@ -262,7 +262,7 @@ def times_by_length(
         from tunecast.predict.stages import pipelined_steps
 
         times = pipelined_steps(job, config, card_of(gpu), gpu, host, cluster)
-        return StepTimes(ranged(times, job, gpu.name, several=True), plans_by_shape=False)
+        return StepTimes(ranged(times, job, gpu.name, several=True), planned_width=0)
     if job.parallel.layers > 1:  # one card works at a time: together they take what one with all layers would
         alone = replace(job.hardware, gpus=1)
         job, folded = replace(job, parallel=replace(job.parallel, layers=1), hardware=alone), None
@@ -272,9 +272,10 @@ def times_by_length(
         steps = steps_of_fold(folded, job.grad_accum)
     else:
         steps = timed_steps(job, config, card_of(gpu))
-    plans = any("cudnn" in op.name for op in next(iter(steps.values())).table.distinct)
+    distinct = next(iter(steps.values())).table.distinct
+    width = next((op.shapes[0][-1] for op in distinct if "cudnn" in op.name), 0)
     times = {length: step_time(step, gpu, host, cluster) for length, step in steps.items()}
-    return StepTimes(ranged(times, job, gpu.name, several=cluster is not None), plans)
+    return StepTimes(ranged(times, job, gpu.name, several=cluster is not None), width)
 
 
 def evaluation_seconds(

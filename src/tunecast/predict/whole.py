@@ -71,10 +71,12 @@ and 0.12 on one day's host and 0.14 and 0.17 on another's, which also took a thi
 (whole_runs.jsonl): it goes as the host's speed, which `tunecast calibrate` measures.
 Ignored  that planning backward runs beside what the card still has to do of the forward pass: 0.12 to 0.15 s of 0.16 in
          steps that the card bounds."""
-NEW_KERNEL_S = (0.8, 0.0, 3.4)
-"""Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd, but of the first such kind, which
-`FIRST_STEP_S` has: cuDNN compiles a kernel, 0.8 to 3.4 s for nine of them in new_lengths.jsonl, and nothing where an
-earlier run left it in the driver's cache on disk (four of fourteen runs of varying_lengths.jsonl paid for one)."""
+NEW_KERNEL_S, NEW_WIDE_KERNEL_S = (1.5, 0.0, 2.5), (2.4, 0.0, 3.4)
+"""Of the first length that is a multiple of 128, of 64, of 8, of 4, of 2, or odd: cuDNN compiles a kernel for heads of
+up to `WIDE` elements, or wider ones. Of eleven of 64, two of 96, five of 128 and four of 256 elements in
+new_lengths.jsonl and job_runs_dev.jsonl 0.8 to 2.5, 0.9 to 1.1, 2.0 to 3.4 and 2.4 to 2.8 s. On a machine that was just
+rented; nothing where an earlier run left it in the driver's cache on disk."""
+WIDE = 96
 ALIGNED = (128, 64, 8, 4, 2, 1)
 EVALUATION_NEW_LENGTH_S = (0.05, 0.0, 0.15)
 """Without gradients, which is another plan: 0.045 to 0.071 s in the median of three models."""
@@ -96,18 +98,21 @@ class Planning(NamedTuple):
 
 
 CUDNN_PLANNING = Planning(NEW_LENGTH_S, NEW_KERNEL_S, EVALUATION_NEW_LENGTH_S, EVALUATION_KERNEL_S)
+CUDNN_WIDE_PLANNING = CUDNN_PLANNING._replace(kernel_s=NEW_WIDE_KERNEL_S)
 OTHER_PLANNING = Planning(OTHER_NEW_LENGTH_S)
 
 
-def planning_of(plans_by_shape: bool, host: Host = DEFAULT_HOST) -> Planning:
-    """Whether attention is cuDNN's, which plans anew for every shape: one thread's work, as launching is. Four hosts
-    planned for 0.127, 0.115, 0.139 and 0.162 s where the calibration's operations took 46, 47, 50 and 65 us."""
-    if not plans_by_shape:
+def planning_of(planned_width: int, host: Host = DEFAULT_HOST) -> Planning:
+    """Of which width heads are for which cuDNN plans anew by shape, 0 where attention is not cuDNN's: one thread's
+    work, as launching is. Four hosts planned for 0.127, 0.115, 0.139 and 0.162 s where the calibration's operations
+    took 46, 47, 50 and 65 us."""
+    if not planned_width:
         return OTHER_PLANNING
+    found = CUDNN_WIDE_PLANNING if planned_width > WIDE else CUDNN_PLANNING
     if host.launch_s == DEFAULT_HOST.launch_s:
-        return CUDNN_PLANNING
+        return found
     slower = host.launch_s / DEFAULT_HOST.launch_s
-    return Planning(*((likely * slower, low * slower, high * slower) for likely, low, high in CUDNN_PLANNING))
+    return Planning(*((likely * slower, low * slower, high * slower) for likely, low, high in found))
 
 
 PHASES = (
@@ -185,7 +190,7 @@ def whole_job(
     spans["provisioning"] = Spread(*[job.hardware.provisioning_s] * 3)
     spans["first_step"] = _first_step(job)
     fresh = max(0.0, new_lengths(epoch, count * job.grad_accum, ranks_of(job)) - 1)
-    compiled = max(0, kinds_of_lengths(epoch.lengths, count * job.grad_accum) - 1)
+    compiled = kinds_of_lengths(epoch.lengths, count * job.grad_accum)
     spans["new_lengths"] = _planned(fresh, _length_s(job, planning), compiled, planning.kernel_s)
     if job.hardware.image_bytes:
         spans["image"] = _download(job.hardware.image_bytes, job)

@@ -57,10 +57,11 @@ A100's FlashAttention 2, with which 12 steps of MLPerf's LoRA on MI300X and MI32
 FLASH_2_ON_CDNA = Kernel(0.70, 0.41, 500)
 """355 TFLOP/s forward and 205 backward on an MI300X at 16,384 tokens (ROCm/flash-attention#142, 2025; torch's SDPA runs
 the same Triton kernels). In 2024 its backward was ten times slower (pytorch/pytorch#135431)."""
-FLASH_1 = Kernel(0.38, 0.36, 500, narrow=1.0)
-FLASH_1_ON_HOPPER = Kernel(0.27, 0.25, 500, narrow=1.0)
-"""Half as fast as its successor, and no slower with heads of 64 (FlashAttention-2 paper, figure 5; llm-foundry's table
-of long rows agrees, on H100 too)."""
+FLASH_1 = Kernel(0.50, 0.376, 500, narrow=1.0)
+FLASH_1_ON_HOPPER = Kernel(0.32, 0.242, 500, narrow=1.0)
+"""Of an A100's peak 30 to 50 % forward and 25 to 35 % backward: the middle of both, 125 and 94 TFLOP/s
+(FlashAttention-2 paper, section 1), and no slower with heads of 64 (its figure 5). On an H100 as much of that as its
+successor has."""
 FLASH_3 = Kernel(0.97, 0.75, 500)
 """640 TFLOP/s forward on an H100."""
 EFFICIENT = Kernel(0.50, 0.40, 300, work=1.0)

@@ -19,11 +19,11 @@ GA10x 0.41 on an RTX A6000 of 300 W, 0.40 on an A4000 of 140 W, 0.41 on an A2000
 and 0.81 on an L4 of 72 W."""
 OF_CHIP = {"CDNA4": 0.626}
 """Of the dense rate, where nobody measured the card but another with its chip: the MI355X's 1565 of 2500 TFLOP/s."""
-SUSTAINED = {"Hopper": 0.83, "Ampere": 0.92, "Blackwell": 0.78, "CDNA3": 0.77, "CDNA4": 0.77}
+SUSTAINED = {"Hopper": 0.845, "Ampere": 0.92, "Blackwell": 0.78, "CDNA3": 0.77, "CDNA4": 0.77}
 """Of the best product anyone measured on a card, what products reach in the middle of a training step, where memory
-takes its share of the power. Hopper: 0.845 in 38 steps of one H200, about 0.80 in published ones of H100s. Ampere: 65
-published steps of an A100. Blackwell: five of GB200s. The more of its power a card needs at full rate, the less. CDNA:
-74 to 81 % of the best in products of models (AMD's typical attained FLOPs of an MI325X, ROCm blogs, taf-blog)."""
+takes its share of the power. Hopper: 38 steps of one H200; published ones of H100s agree. Ampere: 65 published steps of
+an A100. Blackwell: five of GB200s. The more of its power a card needs at full rate, the less. CDNA: 74 to 81 % of the
+best in products of models (AMD's typical attained FLOPs of an MI325X, ROCm blogs, taf-blog)."""
 LOW_PRECISION = {"fp8": 0.93, "fp4": 0.80}
 """Of as much of their dense rate as of bfloat16's: scales are carried along, and power again (published steps of
 Megatron, NeMo and MLPerf on H100, H200 and B200; torchao's lose more)."""

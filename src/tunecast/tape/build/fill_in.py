@@ -34,6 +34,7 @@ TARGETS_OF_STACK: Mapping[str, str | tuple[str, ...]] = {
     "unsloth": "all-linear",  # FastLanguageModel.get_peft_model, target_modules
     "torchtune": ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # its configurations
     "litgpt": ("q_proj", "v_proj"),  # lora_query, lora_value
+    "automodel": "all-linear",  # `target_modules: "*_proj"` of its examples; PeftConfig names none
     "megatron": "attention",  # linear_qkv, linear_proj
     "nemo": "attention",
 }
@@ -110,7 +111,24 @@ def _trl(job: Job) -> dict[str, Any]:
     return ways
 
 
-_OWN_WAYS: Mapping[str, Callable[[Job], dict[str, Any]]] = {"fsdp_qlora": _fsdp_qlora, "trl": _trl}
+def _automodel(job: Job) -> dict[str, Any]:
+    """NeMo Automodel 0.5: components/distributed/config.py, `FSDP2Config`; components/_peft/lora.py, `PeftConfig`; the
+    optimizer of its examples, torch.optim.AdamW as it is."""
+    ways: dict[str, Any] = {"autocast": None, "gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    if job.hardware.gpus * job.hardware.nodes > 1 and job.parallel.data == "ddp":
+        ways["parallel.data"] = "fsdp"
+    if job.method != "full":
+        ways |= {"lora.adapter_dtype": job.weights_dtype, "lora.rank": 8}
+    if job.method == "qlora":
+        ways["quantization.prepare_kbit"] = False
+    return ways
+
+
+_OWN_WAYS: Mapping[str, Callable[[Job], dict[str, Any]]] = {
+    "fsdp_qlora": _fsdp_qlora,
+    "trl": _trl,
+    "automodel": _automodel,
+}
 BITSANDBYTES = ("nf4", "fp4", "int8")
 FORCED = ("checkpoint_reentrant",)
 """TRL sets it whatever the user said, with a warning."""
@@ -154,7 +172,8 @@ def _filled_lora(job: Job, model_type: str) -> Lora:
         chosen = USUAL_TARGETS.get(model_type, "attention" if model_type in MANY_FROM_A_ROUTER else "all-linear")
         lora = replace(lora, targets=TARGETS_OF_STACK.get(job.stack, chosen))
     if lora.dropout is None:
-        lora = replace(lora, dropout=0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT)
+        none = job.stack == "automodel" or _adapts_experts(job, lora.targets, model_type)
+        lora = replace(lora, dropout=0.0 if none else DROPOUT)
     return lora
 
 

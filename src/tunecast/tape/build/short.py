@@ -121,20 +121,17 @@ def _folded_card(job: Job, config: Mapping[str, Any], card: Card, keeps_ops: boo
     return Folded(made.program, make_tape, made.guesses, made.assumptions, followed(job), made.short)
 
 
-MOST_STRUCTURES = 24
-"""Of one job's micro-batches that are built, at 0.1 to 0.4 s each."""
-
-
 def shapes_of(
-    job: Job, config: Mapping[str, Any], card: Card, masked: bool = False, evaluates: bool = False
-) -> Shapes | None:
+    job: Job, config: Mapping[str, Any], card: Card, masked: bool = False, evaluates: bool = False,
+    most: int = 24,
+) -> Shapes | None:  # fmt: skip
     """For the job's own micro-batches, of those that need a mask or of those that need none, or for those it is
-    evaluated on; None where several cards hold different layers and take turns."""
+    evaluated on, at most so many structures; None where several cards hold different layers and take turns."""
     job = fill_in(job, config)
     cards = candidates(job, config, program_of(job).model)
     if len(cards) > 1 or job.parallel.pipeline > 1:
         return None
-    return Shapes(job, cards[0], card, partial(_fold, job, config=cards[0]), MOST_STRUCTURES, masked, evaluates)
+    return Shapes(job, cards[0], card, partial(_fold, job, config=cards[0]), most, masked, evaluates)
 
 
 def most_alive_bytes(rows: Program) -> int:

@@ -227,10 +227,8 @@ class Machine:
         """A later step, which is priced, will be what this one is (`repeats.py`)."""
         self.standing: Standing | None = None
         """For which layers of the whole model its layers stand; None: all are there."""
-        self.era = Era()
-        """The release of transformers."""
-        self.packs = 0
-        """Samples that begin within a batch's one row, which brings positions in place of a mask; 0: none is packed."""
+        self.era = Era()  # the release of transformers
+        self.packs = 0  # samples that begin within a batch's one row, which brings positions in place of a mask
         self.reentrant = False  # which of torch's two kinds of checkpointing is in use
         self._marks, self._hooks = dict[str, Op](), dict[str, Op]()
         self.scheme: Any = None

@@ -61,7 +61,7 @@ class Block(gpt2.Block):
     attention_class: Any = Attention
     mlp_class: Any = MLP
 
-    def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor) -> Tensor:
+    def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Any = None) -> Tensor:
         residual = hidden_states
         hidden_states = self.ln_1(hidden_states)
         attn_output, _ = self.attn(hidden_states, attention_mask=attention_mask)

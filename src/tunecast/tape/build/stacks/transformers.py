@@ -46,8 +46,13 @@ def part(name: str) -> Any:
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
-    model, parameters, optimizer = prepared(job, config, machine)
-    take_steps(job, model, parameters, optimizer, lengths)
+    in_trainer = job.data.lengths is not None and not job.compile and not job.optimizer_in_backward
+    model, parameters, optimizer = prepared(job, config, machine, in_trainer=in_trainer)
+    if in_trainer:  # samplers, batches and `run` of a job with samples are the Trainer's, and so is its loop
+        trainer = part("stacks.trainer")
+        trainer.take_steps(job, model, parameters, optimizer, lengths, trainer.models_loss)
+    else:
+        take_steps(job, model, parameters, optimizer, lengths)
     machine.end()
 
 

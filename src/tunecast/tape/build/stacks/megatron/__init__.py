@@ -108,10 +108,17 @@ def parts_of(job: Job) -> Parts:
     low = LOW[job.matmul_dtype] if job.matmul_dtype else None
     frozen = LOW["float8"] if job.quantization.format == "float8" else None
     return Parts(
-        parallel.tensor, parallel.context, parallel.expert, job.stack == "nemo", low,
+        parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
+        job.stack == "nemo",
     )  # fmt: skip
+
+
+def overlaps(job: Job) -> bool:
+    """Whether collectives of tensor parallelism run beside products: in NeMo's performance recipes, but for NVFP4
+    (Megatron Bridge, scripts/performance/configs/llama: `tp_comm_overlap = False if precision == "nvfp4"`)."""
+    return job.stack == "nemo" and job.matmul_dtype != "float4"
 
 
 def gradients_dtype(job: Job) -> Dtype:

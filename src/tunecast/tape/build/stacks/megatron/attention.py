@@ -8,7 +8,7 @@ from typing import Any
 from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear
+from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, called
 from tunecast.tape.build.stacks.megatron.shape import Shape
 from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
 
@@ -41,6 +41,7 @@ class Attention(Module):
         shape, ways = self.shape, self.parts.tensor
         mixed_qkv = self.linear_qkv(hidden_states)
         tokens, batch = mixed_qkv.shape[:2]
+        called(self.machine, self.parts)
         widths = [shape.heads * shape.head // ways, *[shape.key_heads * shape.head // ways] * 2]
         query, key, value = ops.split(mixed_qkv, widths, 2)
         if not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
@@ -92,6 +93,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts
             machine.wait(CONTEXT_STREAM)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        called(machine, parts)
         around(2)
         launched = (Factor(machine, shapes[0].shape, dtype), *shapes)
         machine.launch(backward, launched, dtype, written + around_bytes, flops * 5 // 2)

@@ -51,6 +51,9 @@ class Parts(NamedTuple):
     packed: bool = False
     """Rows are of several samples that attention keeps apart (`thd`, with `cu_seqlens`)."""
 
+    graphed: bool = True
+    """Layers are launched as CUDA graphs, as performance recipes have them; else Python calls every module."""
+
     @property
     def beside(self) -> bool:
         """Whether collectives of `tensor` run beside products."""
@@ -96,12 +99,14 @@ class SplitLinear(Module):
         parts, machine, weight = self.parts, self.machine, self.weight
         column = self.split == "column"
         rest, dtype = x.shape[1:-1], x.dtype
+        called(machine, parts)
         given = x
         if parts.low is not None:
             given = quantised(x, parts.low)
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
             kept = node.take(0)
+            called(machine, parts)
             gradient = gradients[0]
             if parts.low is not None:
                 gradient = quantised(gradient, parts.low)
@@ -148,6 +153,19 @@ def in_bulk(
     add_to_main_gradient(weight, whole, gradient, parts)
     settle(machine, parts)
     return grad_x
+
+
+CALLS = 18
+"""A module of TransformerEngine is Python, forward and backward, as long as so many calls about saved tensors (0.39 ms
+of the host that is taken): a layer's forward pass, five of them, takes 1.9 ms, by which much two of Megatron-LM's tests on
+an H100 differ that compute the same 12 layers once and twice (uniform_full_recompute and dist_optimizer_fim_dataset,
+benchmarks/data/megatron_ci.jsonl; on an A100's host 1.6)."""
+
+
+def called(machine: Machine, parts: Parts) -> None:
+    if not parts.graphed:
+        for _ in range(CALLS):
+            machine.hook()
 
 
 def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: Parts) -> Tensor:

@@ -1,0 +1,260 @@
+"""NVIDIA's NeMo Automodel on paper: its fine-tuning recipe under FSDP 2, of transformers' models and three of its own.
+
+    lora.py   its adapters, which keep less than PEFT's
+
+Weights stay in the dtype they were loaded in; FSDP 2 gathers them as bf16 and sums gradients in fp32. Alone on a card
+nothing is wrapped and nothing cast. Llama, Qwen 2 and Qwen 3 are its own modules: norms are one compiled kernel, and
+checkpointing is of attention, MLP and norms each. Of other models checkpointing is of whole layers.
+
+Source   NVIDIA-NeMo/Automodel at 36044ad3 (0.5.0, August 2026): recipes/llm/train_ft.py, `_forward_backward_step`,
+         `_run_train_optim_step`; components/distributed/config.py, `FSDP2Config`; parallelizer.py,
+         `DefaultParallelizationStrategy`, `apply_fsdp2_sharding_recursively`; activation_checkpointing.py;
+         components/loss/masked_ce.py; models/llama, qwen2, qwen3.
+Checked  tests/golden/stacks/automodel: its modules, traced alone and as one rank of eight, event for event; of weights
+         in 4 bits nothing. Two published steps of LoRA on an H100, run with more fused kernels, are told 12 and 18 %
+         slower than they were.
+Ignored  Liger's kernels, which it puts into transformers' models where the package is installed; Transformer Engine's
+         rotary kernel, which replaces torch's where that is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MethodType
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build import attention, ops
+from tunecast.tape.build.autograd import backward, checkpointed
+from tunecast.tape.build.decoder import SelfAttention
+from tunecast.tape.build.modules import Module, RMSNorm
+from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.repeats import micro_batches
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2, store_as_floats
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy
+from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
+from tunecast.tape.build.stacks import no_such_model, transformers
+from tunecast.tape.build.stacks.automodel.lora import insert_adapters
+from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm
+from tunecast.tape.build.stacks.transformers import load, model
+from tunecast.tape.build.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.op import Phase
+
+__all__ = ["REFUSES", "model", "train"]
+
+REFUSES: Mapping[str, Callable[[Job], bool]] = {
+    **transformers.REFUSES,
+    "compile": lambda job: job.compile,
+    "kernels": lambda job: bool(job.kernels),
+    "loss": lambda job: job.loss == "chunked",
+    "matmul_dtype": lambda job: job.matmul_dtype is not None,
+    "autocast": lambda job: job.autocast is not None,
+    "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
+    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
+    "transformers_version": lambda job: job.transformers_version is not None,
+}
+LAST_LAYERS = 2
+"""The last layer's weights stay between its two passes, which changes when the one before it is gathered."""
+OWN_MODELS = ("llama", "qwen2", "qwen3")
+OWN_EXPERTS = ("qwen3_moe", "deepseek_v3", "gpt_oss")
+"""Models with experts of its own code, which is not written down (_transformers/registry.py)."""
+READ = "NeMo Automodel: its modules were traced, but nobody measured the memory of a run"
+NO_LIGER = "Liger's kernels, which Automodel uses where the package is installed, are left out"
+WRAPPED = ("mlp", "self_attn", "input_layernorm", "post_attention_layernorm")
+"""`apply_submodule_checkpointing`, in its order."""
+
+
+def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
+    kind = config.get("text_config", config)["model_type"]
+    if kind in OWN_EXPERTS:
+        raise no_such_model(job.stack, kind)
+    machine.guesses[READ] = None
+    if kind not in OWN_MODELS:
+        machine.assumptions[NO_LIGER] = None
+    machine.run("zeros", (), (1,), FLOAT32)
+    scheme = machine.scheme = scheme_of(job, machine)
+    with scheme.loading():
+        model = load(job, config, machine)
+        if kind in OWN_MODELS:
+            make_own(model, kind)
+        if job.method != "full":
+            insert_adapters(job, model)
+    vars(model)["output"] = lambda logits, labels: logits  # the loss is the recipe's
+    if job.gradient_checkpointing:
+        checkpoint(model, whole_layers=kind not in OWN_MODELS)
+        model.input_embedding().gives_gradient = kind not in OWN_MODELS and type(scheme) is Scheme  # transformers' own
+    scheme.wrap(model)
+    machine.empty_cache()
+    parameters = scheme.parameters(model)
+    take_steps(job, model, parameters, scheme.optimizer(parameters, (), ()), lengths)
+    machine.end()
+
+
+# ------------------------------------------------------------------------------------------------------- the model
+
+
+def make_own(model: Any, kind: str) -> None:
+    """What its modules do otherwise than transformers', from which Qwen 3's derive but for the positions.
+    components/models/common/utils.py, `Float32RMSNorm`, is compiled: one kernel of what it reads and writes."""
+    decoder = model.base()
+    replace_method(decoder, "position_ids", counted)
+    replace_method(decoder.rotary_emb, "forward", looked_up)
+    for module in model.modules() if kind != "qwen3" else ():
+        if isinstance(module, RMSNorm):
+            replace_method(module, "forward", normed)
+        elif isinstance(module, SelfAttention):
+            replace_method(module, "forward", attended)
+
+
+def replace_method(of: Any, name: str, function: Callable[..., Any]) -> None:
+    object.__setattr__(of, name, MethodType(function, of))
+
+
+def normed(norm: Any, x: Tensor) -> Tensor:
+    return fused_rms_norm(x, norm.weight)
+
+
+def attended(self: Any, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any) -> Any:
+    """models/llama/model.py, `LlamaAttention.forward`, whose q, k and v live as long as it runs."""
+    batch, length, _ = hidden_states.shape
+    q = self.q_proj(hidden_states)
+    k = self.k_proj(hidden_states)
+    v = self.v_proj(hidden_states)
+    query_states, key_states, value_states = (
+        ops.transpose(ops.view(x, batch, length, -1, self.head_dim), 1, 2) for x in (q, k, v)
+    )
+    query_states, key_states = self.placed(query_states, key_states, position_embeddings)
+    attn_output, attn_weights = attention.attend(
+        query_states, key_states, value_states, attention_mask, self.groups, self.dropout, position_ids=position_ids
+    )
+    attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+    attn_output = self.o_proj(attn_output)
+    return attn_output, attn_weights
+
+
+def counted(decoder: Any, length: int) -> Tensor:
+    return ops.unsqueeze(decoder.machine.run("arange", (), (length,), INT64), 0)
+
+
+def looked_up(rotary: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """models/llama/rope_utils.py: tables of all positions, made once and again where rows get longer."""
+    machine, (batch, length) = rotary.machine, position_ids.shape
+    machine.run("max", (position_ids,), (), INT64, args=(position_ids,))
+    tables = vars(rotary).get("tables")
+    if tables is None or length > tables[0].shape[0]:
+        tables = vars(rotary)["tables"] = made_tables(rotary, length)
+    shape = (batch, length, rotary.width)
+    cos, sin = (machine.run("index", (table, position_ids), shape, table.dtype) for table in tables)
+    return cos, sin
+
+
+def made_tables(rotary: Any, length: int) -> tuple[Tensor, Tensor]:
+    machine, width = rotary.machine, rotary.width
+    positions = machine.run("arange", (), (length,), FLOAT32)
+    freqs = machine.run("mul", (positions, rotary.inv_freq), (length, width // 2), FLOAT32)
+    emb = machine.run("cat", (freqs, freqs), (length, width), FLOAT32)
+    cos = ops.to(ops.map_("mul", ops.map_("cos", emb)), machine.weights_dtype)
+    return cos, ops.to(ops.map_("mul", ops.map_("sin", emb)), machine.weights_dtype)
+
+
+def checkpoint(model: Any, whole_layers: bool) -> None:
+    """Both kinds are torch's without reentrance. Alone on a card, of whole layers, transformers' own is switched on,
+    which wants gradients of the embeddings."""
+    for layer in model.layers():
+        if whole_layers:
+            layer.checkpoint = True
+            continue
+        for name in WRAPPED:
+            if name in layer.children:
+                setattr(layer, name, Checkpointed(layer.children[name]))
+
+
+class Checkpointed(Module):
+    """torch/distributed/algorithms/_checkpoint/checkpoint_wrapper.py, `CheckpointWrapper`."""
+
+    def __init__(self, module: Module) -> None:
+        super().__init__(module.machine)
+        self.path = module.path
+        self._checkpoint_wrapped_module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        def again(*args: Any) -> Any:
+            return self._checkpoint_wrapped_module(*args, **kwargs)
+
+        return checkpointed(self.machine, again, *args)
+
+
+# ----------------------------------------------------------------------------------------------------- the sharding
+
+
+def scheme_of(job: Job, machine: Machine) -> Scheme:
+    ranks = ranks_of(job)
+    if ranks == 1:
+        return Scheme(job, machine)
+    shard = min(ranks, job.hardware.gpus) if job.parallel.data == "hsdp" else ranks
+    return Fsdp(job, machine, Mesh(shard, ranks // shard))
+
+
+class Fsdp(AccelerateFsdp2):
+    """`FSDP2Config`: a unit a layer, of which the last is not given back, and the model with what is left."""
+
+    def __init__(self, job: Job, machine: Machine, mesh: Mesh) -> None:
+        super().__init__(job, machine, mesh)
+        reduce = job.parallel.reduce_dtype
+        policy = Policy(BFLOAT16, DTYPES[reduce] if reduce else FLOAT32, BFLOAT16)
+        self.sharder = FullyShard(machine, mesh, policy, on_host=self.sharder.on_host)
+
+    def wrap(self, model: Any) -> None:
+        sharder = self.sharder
+        if self.job.quantization.format is not None:
+            store_as_floats(sharder, model)
+        layers = list(model.layers())
+        for layer in layers:
+            sharder.shard([layer], self.job.parallel.reshard_after_forward and layer is not layers[-1])
+        sharder.shard_root(model)
+
+
+# ---------------------------------------------------------------------------------------------------------- the loop
+
+
+def take_steps(
+    job: Job, model: Any, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]
+) -> None:
+    """`_run_train_optim_step`. A step's losses live until the next step's are there."""
+    machine, scheme = model.machine, model.machine.scheme
+    loss_buffer: list[Tensor] = []
+    for step, length in enumerate(lengths):
+        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        loss_buffer = []
+        for number in micro_batches(machine, job.grad_accum):
+            with scheme.micro_batch(last=number == job.grad_accum - 1):
+                loss_buffer.append(forward_backward_step(job, model, length))
+        if job.max_grad_norm:
+            scheme.clip(parameters)
+        machine.phase = Phase.OPTIMIZER
+        optimizer.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.zero_grad()
+    machine.step = len(lengths)
+    scheme.end()
+    loss_buffer.clear()
+
+
+def forward_backward_step(job: Job, model: Any, length: int) -> Tensor:
+    """The batch and the logits live as long as it runs."""
+    machine = model.machine
+    batch = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
+    machine.phase, machine.in_forward = Phase.FORWARD, True
+    logits = model(*batch)
+    local_loss = masked_cross_entropy(logits, batch[2])
+    kept: Tensor = ops.map_("clone", local_loss.detached())
+    backward(ops.scale(local_loss))
+    del logits
+    return kept
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """`MaskedCrossEntropy`: logits in fp32, and a sum over the labels of all ranks. They were shifted before."""
+    with logits.machine.within("loss"):
+        flat = ops.view(logits, -1, logits.shape[-1])
+        return ops.scale(ops.cross_entropy(ops.to(flat, FLOAT32), ops.view(labels, -1)), "div")
