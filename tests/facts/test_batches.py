@@ -107,7 +107,7 @@ def ours(job: Any, rank: int = 0) -> list[tuple[tuple[int, int], ...]]:
     found = batches_of(job, sample_lengths(job.data), rank=rank, most_steps=10**6)
     assert found is not None
     assert found.known
-    return [tuple(tuple(batch) for batch in step) for step in found.steps]
+    return [tuple((batch.rows, batch.length) for batch in step) for step in found.steps]
 
 
 GROUPED = {"train_sampling_strategy": "group_by_length"}

@@ -299,12 +299,12 @@ def _turns(job: Job, dealt: Sequence[Dealt]) -> tuple[tuple[tuple[float, ...], .
 
 
 def _first_seen(batches: Iterable[MicroBatch], ranks: int) -> tuple[int, ...]:
-    seen: list[set[MicroBatch]] = [set() for _ in range(ranks)]
+    seen: list[set[tuple[int, int]]] = [set() for _ in range(ranks)]
     found: list[int] = []
     for number, batch in enumerate(batches):
-        own = seen[number % ranks]
-        if batch not in own:
-            own.add(batch)
+        own, shape = seen[number % ranks], (batch.rows, batch.length)
+        if shape not in own:
+            own.add(shape)
             if not found or found[-1] != number // ranks:
                 found.append(number // ranks)
     return tuple(found)
