@@ -44,6 +44,7 @@ from tunecast.predict.ranges import (  # noqa: E402
     MEASURED_CARD,
     UNSEEN,
     USUAL,
+    VARYING,
     Band,
     Basis,
     band_of,
@@ -51,7 +52,7 @@ from tunecast.predict.ranges import (  # noqa: E402
 
 TABLE = HERE.parent / "src" / "tunecast" / "predict" / "ranges_table.py"
 SHARE = 0.8
-ASSUMED = {MEASURED_CARD: 0.0, ELSEWHERE: 0.01, GUESSED: 0.05}
+ASSUMED = {MEASURED_CARD: 0.0, ELSEWHERE: 0.01, VARYING: 0.05, GUESSED: 0.05}
 """Where fewer runs than four say something. Elsewhere: kernels' workspaces follow their source code, unchecked, tens of
 MiB of a peak of some GiB. Guessed: what the benchmark allows the runs it knows least about."""
 Row = dict[str, Any]
@@ -73,7 +74,7 @@ class Residual(NamedTuple):
 
 
 def residuals() -> list[Residual]:
-    return [*_h200(), *_predicted_first(), *_published(), *_sharded()]
+    return [*_h200(), *_predicted_first(), *_published(), *_sharded(), *_megatron_ci(), *_whole_jobs()]
 
 
 def _h200() -> Iterable[Residual]:
@@ -133,6 +134,25 @@ def _sharded() -> Iterable[Residual]:
                 yield Residual(row["id"], job["model"], basis, "device", said["device_bytes"], measured_bytes)
 
 
+def _megatron_ci() -> Iterable[Residual]:
+    jobs = {row["id"]: row for row in _lines("megatron_ci.jsonl")}
+    for row in load("megatron_ci.json")["rows"]:
+        said = row["said"]["max_allocated_bytes"]
+        measured = round(said / (1 + row["error"]["max_allocated_bytes"]))
+        basis = Basis("megatron", measured_card=False, several=True)
+        model = f"{jobs[row['id']]['config']['n_embd']} x {jobs[row['id']]['config']['n_layer']}"
+        yield Residual(row["id"], model, basis, "allocated", said, measured)
+
+
+def _whole_jobs() -> Iterable[Residual]:
+    """With what was said before they ran; those of stack trl count for what its lengths do, too."""
+    said = {row["id"]: row["memory"] for row in _lines("job_predictions.jsonl")}
+    for row in _lines("job_runs.jsonl"):
+        for kind in KINDS if row["completed"] else ():
+            predicted, measured = said[row["id"]][f"{kind}_bytes"], row[f"{kind}_bytes"]
+            yield Residual(row["id"], row["id"], Basis(varies=True), kind, predicted, measured)
+
+
 def _lines(name: str) -> list[Row]:
     return [json.loads(line) for line in (HERE / "data" / name).read_text().splitlines()]
 
@@ -145,6 +165,7 @@ def groups(found: Sequence[Residual]) -> dict[str, Callable[[Residual], bool]]:
         MEASURED_CARD: lambda r: r.basis == Basis(),
         ELSEWHERE: lambda r: r.basis == Basis(measured_card=False),
         **{name: lambda r, name=name: r.basis.own == name for name in own},  # type: ignore[misc]
+        VARYING: lambda r: r.basis.varies,
         GUESSED: lambda r: r.basis.guessed and r.basis.stack in USUAL and not r.basis.several,
     }
 
@@ -167,14 +188,14 @@ def _who(r: Residual) -> tuple[str, bool]:
     return r.basis.stack, r.basis.several
 
 
-def ends(off: Sequence[float]) -> tuple[float, float] | None:
+def ends(off: Sequence[float], share: float = SHARE) -> tuple[float, float] | None:
     """How far below and above a prediction the range ends; None where there are too few."""
     n = len(off)
-    side = math.ceil((n + 1) * (1 + SHARE) / 2)
+    side = math.ceil((n + 1) * (1 + share) / 2)
     if side <= n:
         ordered = sorted(off)
         return max(0.0, -ordered[n - side]), max(0.0, ordered[side - 1])
-    both = math.ceil((n + 1) * SHARE)
+    both = math.ceil((n + 1) * share)
     if both <= n:
         size = sorted(map(abs, off))[both - 1]
         return size, size

@@ -4,8 +4,8 @@
     python benchmarks/time_ranges.py --show     print the groups and how many steps each range holds, write nothing
 
 Off = measured / predicted - 1. A group's range ends where a tenth of its steps lie beyond on either side (conformal,
-`ranges.ends`). A group stands where it has enough steps and models (`FEWEST`, `FEWEST_MODELS`) and where ranges made
-without a model hold three quarters of that model's steps. Of a card's own group: the H200's runs with the model left
+`ranges.ends`), or further out until ranges made without a model hold three quarters of that model's steps. A group
+stands where it has enough steps and models (`FEWEST`, `FEWEST_MODELS`). Of a card's own group: the H200's runs with the model left
 out, published ones as they are answered now; of any card: with the card left out of every constant that was read off
 published steps (`time_left_out.py`). `UNSEEN` counts every card the same, however many of its steps were published.
 """
@@ -126,16 +126,27 @@ def without_their_card(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def band(name: str, members: Sequence[Residual]) -> Band | None:
-    """The fields of a range, or None where there are too few."""
-    found = ends([r.of(name) for r in members])
-    if found is None:
-        return None
-    inside, models = [], {r.model for r in members}
-    for model in models:
-        others = ends([r.of(name) for r in members if r.model != model])
+    """The fields of a range, or None where there are too few. Where models differ so much that a range of the others
+    holds less of one's steps than it should, it ends further out."""
+    made = None
+    for percent in range(round(100 * SHARE), 98, 2):
+        found = ends([r.of(name) for r in members], percent / 100)
+        if found is None:
+            break
+        made = Band(*found, len(members), len({r.model for r in members}), _covered(name, members, percent / 100))
+        if made.covered is None or made.covered >= LEAST_COVERED:
+            break
+    return made
+
+
+def _covered(name: str, members: Sequence[Residual], share: float) -> float | None:
+    """The share of steps inside ranges made of the other models' steps."""
+    inside = []
+    for model in {r.model for r in members}:
+        others = ends([r.of(name) for r in members if r.model != model], share)
         if others is not None:
             inside += [covers(others, r.of(name)) for r in members if r.model == model]
-    return Band(*found, len(members), len(models), round(sum(inside) / len(inside), 3) if inside else None)
+    return round(sum(inside) / len(inside), 3) if inside else None
 
 
 def stands(name: str, found: Band, members: Sequence[Residual]) -> bool:

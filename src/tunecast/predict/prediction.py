@@ -199,7 +199,8 @@ class OnCard:
     @property
     def basis(self) -> Basis:
         """What its ranges rest on."""
-        return Basis(self.stack, self.context.measured, bool(self.guesses), several=self.cluster is not None)
+        varies = isinstance(self.runs, LongReplays)
+        return Basis(self.stack, self.context.measured, bool(self.guesses), self.cluster is not None, varies)
 
     @property
     def pages_bytes(self) -> int:

@@ -8,7 +8,8 @@ here. Runs are alike where the same is known about them:
     measured card     an exact tape on the card that was measured, the H200
     elsewhere         an exact tape on any other card, of transformers' own loop
     unseen            a stack whose memory nobody measured: as far off as all others are, each counting the same
-    guessed           a tape with guesses: at least this wide, wherever it runs
+    varying lengths   a job's own batches, replayed in their order: at least this wide, wherever it runs
+    guessed           a tape with guesses: likewise
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tunecast.predict.evidence import family_of
 from tunecast.predict.ranges_table import BANDS
 from tunecast.units import MIB
 
-MEASURED_CARD, ELSEWHERE, GUESSED, UNSEEN = "measured card", "elsewhere", "guessed", "unseen"
+MEASURED_CARD, ELSEWHERE, UNSEEN = "measured card", "elsewhere", "unseen"
+VARYING, GUESSED = "varying lengths", "guessed"
 USUAL = frozenset({"transformers", "unsloth"})
 """Stacks whose runs on the measured card make its range: event for event as traced."""
 KINDS = ("allocated", "reserved", "device")
@@ -49,6 +51,8 @@ class Basis(NamedTuple):
     guessed: bool = False
     several: bool = False
     """Cards share the job."""
+    varies: bool = False
+    """The job's own batches were replayed, of many lengths."""
 
     @property
     def own(self) -> str:
@@ -57,13 +61,15 @@ class Basis(NamedTuple):
 
 
 def band_of(kind: str, basis: Basis, bands: Mapping[tuple[str, str], BandFields] | None = None) -> Band:
-    """Of the stack's own runs where there are enough, else of those on such a card; a guess can only make it wider."""
+    """Of the stack's own runs where there are enough, else of those on such a card; many lengths
+    and guesses can only make it wider."""
     table = BANDS if bands is None else bands
     band = Band(*table[_group(kind, basis, table), kind])
-    if not basis.guessed:
-        return band
-    guessed = Band(*table[GUESSED, kind])
-    return band._replace(below=max(band.below, guessed.below), above=max(band.above, guessed.above))
+    for holds, name in ((basis.varies, VARYING), (basis.guessed, GUESSED)):
+        if holds:
+            least = Band(*table[name, kind])
+            band = band._replace(below=max(band.below, least.below), above=max(band.above, least.above))
+    return band
 
 
 def _group(kind: str, basis: Basis, table: Mapping[tuple[str, str], BandFields]) -> str:
