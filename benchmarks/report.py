@@ -22,6 +22,8 @@ from report_evidence import (  # noqa: E402
     public_section,
     ranges_section,
 )
+from report_jobs import jobs_section  # noqa: E402
+from report_jobs import promises as job_promises  # noqa: E402
 from report_rows import promise_rows  # noqa: E402
 from report_speed import speed_page  # noqa: E402
 from report_summary import as_appendix  # noqa: E402
@@ -46,6 +48,9 @@ def promises_section() -> list[str]:
         "`python benchmarks/memory.py --python ENV/bin/python` with those packages in ENV.",
         "",
         *table(head, promise_rows(summary(traced["rows"]))),
+        "Whole jobs, as people run them:",
+        "",
+        *table(head, promise_rows(job_promises())),
     ]
 
 
@@ -65,6 +70,7 @@ def page() -> str:
         *plot_section(),
         *as_appendix(
             [
+                *jobs_section(),
                 *memory_calls_section(),
                 *ranges_section(),
                 *peers_section(),

@@ -5,9 +5,10 @@
 
 Off = measured / predicted - 1. A group's range ends where a tenth of its steps lie beyond on either side (conformal,
 `ranges.ends`), or further out until ranges made without a model hold three quarters of that model's steps. A group
-stands where it has enough steps and models (`FEWEST`, `FEWEST_MODELS`). Of a card's own group: the H200's runs with the model left
-out, published ones as they are answered now; of any card: with the card left out of every constant that was read off
-published steps (`time_left_out.py`). `UNSEEN` counts every card the same, however many of its steps were published.
+stands where it has enough steps and models (`FEWEST`, `FEWEST_MODELS`). Of a card's own group: the H200's runs with the
+model left out, published ones as they are answered now; of any card: with the card left out of every constant that was
+read off published steps (`time_left_out.py`). `UNSEEN` counts every card the same, however many of its steps were
+published.
 """
 
 from __future__ import annotations

@@ -242,11 +242,18 @@ def _times(said: dict[str, Any], row: dict[str, Any], line: Any) -> None:
         part = sum(phases[each] for each in TOGETHER.get(name, (name,)))
         if took.get(name, 0.0) > 1e-3:
             line(name + suffix, part, took[name], unit=1.0)
+    told_s, took_s, bounds = seconds_of(said, row)
+    line("time" + suffix, told_s, took_s, bounds, 1.0)
+
+
+def seconds_of(said: dict[str, Any], row: dict[str, Any]) -> tuple[float, float, list[float]]:
+    """Of the whole program but for its start, and for the last save where the job made none: said, measured, range."""
+    phases, took = said["time"]["phases_s"], row["phases_s"]
+    saved = took.get("final_save", 0.0) > 1e-3
     left_out = phases["start"] + (0.0 if saved else phases["final_save"])
-    total = sum(took.get(name, 0.0) for name in ("load", "construction", "training", "evaluation", "checkpoints"))
-    total += took.get("final_save", 0.0)
+    parts = ("load", "construction", "training", "evaluation", "checkpoints", "final_save")
     bounds = [end - left_out for end in said["time"]["total_range_s"]]
-    line("time" + suffix, said["time"]["total_s"] - left_out, total, bounds, 1.0)
+    return said["time"]["total_s"] - left_out, sum(took.get(name, 0.0) for name in parts), bounds
 
 
 def main() -> None:
