@@ -28,8 +28,9 @@ def test_four_of_five_runs_of_a_model_left_out_lie_in_their_range(kind: str) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_of_all_ranges_are_at_most_three_percent_to_either_side(kind: str) -> None:
-    assert benchmark.median_half_widths(FOUND, benchmark.bands(FOUND))[kind] <= 0.03
+def test_half_of_all_ranges_on_one_card_are_at_most_three_percent_to_either_side(kind: str) -> None:
+    alone = [r for r in FOUND if not r.basis.several]
+    assert benchmark.median_half_widths(alone, benchmark.bands(FOUND))[kind] <= 0.03
 
 
 def test_ends_of_a_range_by_hand() -> None:

@@ -12,7 +12,7 @@ A step's time is validated where each thing it consists of was timed in at least
 
 Not all in one run: of H100s nobody published clean steps of transformers' Trainer, yet 103 in 16 bits of three other
 stacks, and the Trainer was timed on A100s and an H200. Where a card was timed with one family only, a prediction for
-another is about as far off: medians of the 13 pairs of card and family in 16 bits lie between 2 and 11 %.
+another is about as far off: medians of the 13 pairs of card and family in 16 bits lie between 1.5 and 7 %.
 
 Memory is the stack's and the allocator's; a card changes only workspaces and the context. Its like cases are therefore
 the stack's runs on any card.
