@@ -62,7 +62,7 @@ def test_no_row_meets_a_fault_of_ours(name: str) -> None:
 MISSED = {
     "whole Trainer programs": "the host's speed, which moves from minute to minute; QLoRA's launches",
     "published, torchtitan, torchao, of something else": "a prototype's fused kernels; B200s held to an unknown power",
-    "published: the 80 % range holds for 75%; half of it on others": "few runs of fsdp_qlora on cards nobody else timed: "
+    "published: the 80 % range holds for 75%; half of it on others": "few runs of fsdp_qlora on cards nobody timed: "
     "four of eighteen took 26 to 54 % longer than said",
     "rtx-6000-ada": "two runs on a cloud machine whose links nobody states; the cause is not known",
     "rtx-a5000": "two runs on a cloud machine whose links nobody states; the cause is not known",
