@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,15 @@ from tunecast.predict.engines import prediction
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
+import report_jobs  # noqa: E402
 from job_sets import CAPACITIES, SETS, TRACED  # noqa: E402
 
-RUNS = [json.loads(line) for line in (BENCHMARKS / "data" / "job_runs_dev.jsonl").read_text("utf-8").splitlines()]
+
+def runs_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (BENCHMARKS / "data" / name).read_text("utf-8").splitlines()]
+
+
+RUNS, SCORED = runs_of("job_runs_dev.jsonl"), runs_of("job_runs.jsonl")
 JOBS = {
     case["id"]: job_from_dict(case["job"])
     for sets in (SETS, CAPACITIES, TRACED)
@@ -34,7 +41,7 @@ def test_sets_share_no_job():
     assert len(names) == len(set(names)) == len(set(lengths)) >= 24
 
 
-@pytest.mark.parametrize("run", RUNS, ids=lambda run: run["id"])
+@pytest.mark.parametrize("run", [*RUNS, *SCORED], ids=lambda run: run["id"])
 def test_batches_came_in_the_order_that_was_told(run):
     job = JOBS[run["id"]]
     told = batches_of(job, sample_lengths(job.data), most_steps=1000)
@@ -60,3 +67,29 @@ def test_least_capacity():
     [run] = [run for run in RUNS if "least_bytes" in run]
     fails, runs = run["least_bytes"]
     assert fails < prediction(JOBS[run["id"]]).smallest_capacity_bytes <= runs
+
+
+def test_memory_that_was_told_before():
+    """Two are farther off: of full-grouped-3b a segment is asked for where the card found room, and of least-sft-full
+    TRL's head takes fewer rows than there are."""
+    jobs = report_jobs.compared()
+    assert len(jobs) == 14
+    assert max(abs(job.allocated) for job in jobs) < 0.0005
+    assert {job.id for job in jobs if abs(job.device) > 0.006} == {"full-grouped-3b", "least-sft-full"}
+    assert max(abs(job.device) for job in jobs) < 0.07
+
+
+def test_time_that_was_told_before():
+    """Not within 10 % for four of five, which is promised and missed (docs/accuracy.md): the host's speed, first steps
+    of TRL and of QLoRA, and loading from files nothing had read."""
+    timed = [job for job in report_jobs.compared() if job.total is not None]
+    assert len(timed) == 11 and all(job.inside for job in timed)
+    assert median(abs(job.training) for job in timed) < 0.10
+    assert max(abs(job.total) for job in timed) < 0.20
+
+
+@pytest.mark.parametrize("name", ["full-qwen", "sft-wrapped-sgd"])
+def test_what_is_told_now_is_what_was_told_before(name):
+    (before,) = (row for row in runs_of("job_predictions.jsonl") if row["id"] == name)
+    now = prediction(JOBS[name]).memory
+    assert now.device_bytes == pytest.approx(before["memory"]["device_bytes"], rel=1e-3)
