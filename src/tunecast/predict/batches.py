@@ -47,6 +47,8 @@ class MicroBatch(NamedTuple):
     """Padded. What is flattened without padding is one row of all its tokens."""
     masked: bool = False
     """Some of it is padding, or samples lie side by side in a row: attention is told so by a mask."""
+    padding: int = 0
+    """Tokens of all its rows that are none of a sample."""
 
 
 class Batches(NamedTuple):
@@ -300,11 +302,14 @@ def _by_tokens(job: Job, rows: Rows, sampler: _Sampler, epoch: int, most: int) -
 def _padded(job: Job, batches: Sequence[Sequence[int]]) -> list[MicroBatch]:
     """bfd makes the collator flatten a micro-batch into one row without padding; else it is as long as its longest."""
     flat, multiple = job.data.packing and job.data.packing_strategy != "wrapped", job.data.pad_to_multiple_of
-    shapes = [(1, sum(batch), 0) if flat else (len(batch), max(batch), min(batch)) for batch in batches]
+    if flat:
+        return [MicroBatch(1, padded(sum(batch), multiple), masked=True) for batch in batches]
+    shapes = [(len(batch), max(batch), sum(batch)) for batch in batches]
     made = {}
-    for rows, longest, shortest in set(shapes):
+    for rows, longest, tokens in set(shapes):
         length = padded(longest, multiple)
-        made[rows, longest, shortest] = MicroBatch(rows, length, masked=shortest < length)
+        padding = rows * length - tokens
+        made[rows, longest, tokens] = MicroBatch(rows, length, padding > 0, padding)
     return [made[shape] for shape in shapes]
 
 

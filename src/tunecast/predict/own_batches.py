@@ -96,11 +96,13 @@ def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = Fa
         rest = [batches_of(other, lengths, most_steps=most_steps) for other in drawn]
     budget = BRIEFLY if brief else WHOLLY
     every = [first.steps, *(each.steps for each in rest if each is not None and each.steps)]
+    evaluation = evaluation_batches(job, lengths)
+    if not counts_labels(job):  # then batches of one shape are alike
+        every = [[tuple([micro._replace(padding=0) for micro in step]) for step in steps] for steps in every]
+        evaluation = [micro._replace(padding=0) for micro in evaluation]
     try:
-        largest = max((micro for step in first.steps for micro in step), key=lambda micro: micro.rows * micro.length)
-        orders, taken, strangers = _composed(
-            job, config, card, every, largest, evaluation_batches(job, lengths), budget
-        )
+        largest = max((micro for step in every[0] for micro in step), key=lambda micro: micro.rows * micro.length)
+        orders, taken, strangers = _composed(job, config, card, every, largest, evaluation, budget)
     except (NotComposable, OverflowError):
         return None
     told = _told(job, lengths, taken, len(first.steps), len(orders), first.known)
@@ -109,11 +111,16 @@ def own_run(job: Job, config: Mapping[str, Any], card: Card, *, brief: bool = Fa
     return OwnRun(orders, first.known, largest, told)
 
 
+def counts_labels(job: Job) -> bool:
+    """Whether the loss takes labelled tokens alone: TRL's own head (tape/build/chunked.py)."""
+    return job.stack == "trl" and not job.data.packing
+
+
 def with_tape(folded: Folded, job: Job, own: OwnRun, config: Mapping[str, Any], card: Card) -> Folded:
     """The tape that is written out for reports: of the largest batch over and over."""
 
     def make_tape() -> Tape:
-        rows, length, _ = own.largest
+        rows, length = own.largest[:2]
         return fold_job(replace_unchecked(job, micro_batch=rows, seq_len=length), config, card).make_tape()
 
     return replace(folded, make_tape=make_tape)
@@ -130,14 +137,14 @@ def _composed(
 ) -> tuple[tuple[Composed, ...], int, int]:
     shapes: dict[tuple[int, bool], Shapes | None] = {}
 
-    def structure_of(turns: int, micro: tuple[int, int, bool]) -> tuple[Structure, Sequence[int]] | None:
-        rows, length, masked = micro
+    def structure_of(turns: int, micro: tuple[int, int, bool, int]) -> tuple[Structure, Sequence[int]] | None:
+        rows, length, masked, padding = micro
         if (turns, masked) not in shapes:
             like, evaluates = replace_unchecked(job, grad_accum=max(1, turns)), turns == EVALUATION
             like = _evaluated(like) if evaluates else like
             shapes[turns, masked] = shapes_of(like, config, card, masked, evaluates, budget.structures)
         found = shapes[turns, masked]
-        return None if found is None else found.of(rows, length)
+        return None if found is None else found.of(rows, length, padding)
 
     usual = min(job.grad_accum, USUAL_TURNS)
     one = structure_of(usual, largest)
@@ -197,7 +204,8 @@ def evaluation_batches(job: Job, lengths: Lengths) -> list[MicroBatch]:
     for at in range(0, len(own), job.run.eval_batch):
         rows = own[at : at + job.run.eval_batch]
         length = padded(max(rows), job.data.pad_to_multiple_of)
-        micro = MicroBatch(len(rows), length, min(rows) < length)
+        padding = len(rows) * length - sum(rows)
+        micro = MicroBatch(len(rows), length, padding > 0, padding)
         if len(found) < 2 or all(len(rows) * length > one.rows * one.length for one in found):
             found.append(micro)
     return found
@@ -205,7 +213,8 @@ def evaluation_batches(job: Job, lengths: Lengths) -> list[MicroBatch]:
 
 def size_of(step: Sequence[MicroBatch]) -> tuple[int, int]:
     """By which steps are compared: the tokens of the largest micro-batch, then of all."""
-    return max(rows * length for rows, length, _ in step), sum(rows * length for rows, length, _ in step)
+    tokens = [micro.rows * micro.length for micro in step]
+    return max(tokens), sum(tokens)
 
 
 def fewer(step: Step, most: int) -> Step:

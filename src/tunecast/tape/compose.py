@@ -28,8 +28,8 @@ class Structure(Protocol):
     def turns(self) -> array[int] | None: ...
 
 
-MicroBatch = tuple[int, int, bool]
-"""Rows, the length they are padded to, and whether attention is given a mask."""
+MicroBatch = tuple[int, int, bool, int]
+"""Rows, the length they are padded to, whether attention is given a mask, and how many tokens are padding."""
 StructureOf = Callable[[int, MicroBatch], "tuple[Structure, Sequence[int]] | None"]
 """Of a step of so many micro-batches the rows, and what such a micro-batch makes of their sizes."""
 

@@ -71,9 +71,9 @@ def summed(x: Tensor) -> Tensor:
 
 
 def where(x: Tensor, mask: Tensor) -> Tensor:
-    """x[mask], all of it: every label of a job's rows counts, but for those that would lead to another sample."""
+    """x[mask]: every label of a job's rows counts, but for those that would lead to another sample, and padding."""
     machine, shape = x.machine, x.shape
-    rows = mask.numel() - machine.packs
+    rows = mask.numel() - machine.packs - machine.padding
     width = shape[2:]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:

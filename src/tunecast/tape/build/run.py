@@ -23,6 +23,7 @@ def build(
     job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str | None = None,
     *, keeps_ops: bool = True, standing: Standing | None = None, priced_from: int = 0,
     written: Callable[[Any], int] | None = None, masked: bool = False, evaluates: bool = False,
+    padding: int = 0,
 ) -> Tape:  # fmt: skip
     """The tape of one optimizer step for each of `lengths`; see `Machine` for `keeps_ops`, `standing` and
     `priced_from`. `written` says how a request's size is written down where it is no number. `masked`: batches have
@@ -33,7 +34,7 @@ def build(
     machine = Machine(card, DTYPES[job.weights_dtype], job.attention, shared)
     machine.era = era_of(job.transformers_version)
     machine.keeps_ops, machine.standing, machine.priced_from = keeps_ops, standing, priced_from
-    machine.ends, machine.masked = ends_of(config), masked
+    machine.ends, machine.masked, machine.padding = ends_of(config), masked, padding
     machine.scheme = Scheme(job, machine)  # a stack that knows others takes one of those
     if not evaluates:
         program.train(job, config, lengths, machine)

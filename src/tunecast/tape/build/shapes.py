@@ -30,8 +30,9 @@ MOST_ROWS = 4_000_000
 MOST_KINDS = 1000
 """Of jobs, that are remembered to have been asked for."""
 MARKS = sorted((BEGIN, EMPTY_CACHE, FREE))
-NAMES = "batch, length, longest, rank, sms, capability, card_bytes, gpus, nodes"
-"""The symbols: `length` is the rows', `longest` what the job says the longest are; `gpus` of each of `nodes`."""
+NAMES = "batch, length, longest, rank, sms, capability, card_bytes, gpus, nodes, padding"
+"""The symbols: `length` is the rows', `longest` what the job says the longest are; `gpus` of each of `nodes`; `padding`
+the tokens of a batch that have no label."""
 APART = ("allocator", "data", "given", "hardware", "id", "lora", "micro_batch", "run", "seq_len")
 """What a job's program does not depend on, or not alone: see `key_of`."""
 
@@ -54,6 +55,8 @@ class Paper(NamedTuple):
     """Attention is told of padding, or of samples that share a row."""
     evaluates: bool = False
     """Not a training step, but a batch that is evaluated on."""
+    padding: int = 0
+    """Tokens that have no label, where the loss leaves them out."""
 
 
 class Answers:
@@ -172,7 +175,7 @@ class Shapes:
         self._plain = Paper(job, job.seq_len, card, masked=masked, evaluates=evaluates)
         self._build_as, self._most = build_as, most
         self._key = (*key_of(job, config, False), masked, evaluates)
-        self._rest = values_of(self._plain)[2:]
+        self._rest = values_of(self._plain)[2:-1]
         self._known: list[Shape] = []
         for key in (
             self._key,
@@ -183,10 +186,10 @@ class Shapes:
         self.strangers = 0
         """Micro-batches that another structure stands in for, since there are too many."""
 
-    def of(self, rows: int, length: int) -> tuple[Shape, tuple[int, ...]] | None:
+    def of(self, rows: int, length: int, padding: int = 0) -> tuple[Shape, tuple[int, ...]] | None:
         """The structure of such a micro-batch and what its expressions come to; None where a plain number is needed
         somewhere, or the job is refused with such rows."""
-        values = (rows, length, *self._rest)
+        values = (rows, length, *self._rest, padding)
         found = self._among_known(values)
         if found is not None or hash(self._key) in _plain:
             return found
@@ -200,7 +203,7 @@ class Shapes:
         self._newly += 1
         job = replace_unchecked(self._plain.job, micro_batch=rows)
         with contextlib.suppress(TunecastError):
-            _made(self._key, self._plain._replace(job=job, length=length), self._build_as, rows=False)
+            _made(self._key, self._plain._replace(job=job, length=length, padding=padding), self._build_as, rows=False)
             self._known += [s for s in _kinds.get(self._key, ()) if isinstance(s, Shape) and s not in self._known]
             found = self._among_known(values)
             if found is not None:
@@ -289,7 +292,8 @@ def values_of(paper: Paper) -> tuple[Any, ...]:
     job, card = paper.job, paper.card
     lengths = paper.length, job.seq_len
     cards = cards_of(job)
-    return (job.micro_batch, *lengths, job.lora.rank, card.sm_count, card.capability, card.total_bytes, *cards)
+    sizes = job.micro_batch, *lengths, job.lora.rank
+    return (*sizes, card.sm_count, card.capability, card.total_bytes, *cards, paper.padding)
 
 
 def cards_of(job: Job) -> tuple[int, int]:
@@ -314,7 +318,9 @@ def with_symbols(paper: Paper, asked: Asked) -> Paper:
         capability=asked.fact("capability", card.capability),
         total_bytes=asked.fact("card_bytes", card.total_bytes),
     )
-    return Paper(job, asked.symbol("length", paper.length), card, asked, paper.masked, paper.evaluates)
+    length = asked.symbol("length", paper.length)
+    padding = asked.symbol("padding", paper.padding) if paper.padding else 0
+    return Paper(job, length, card, asked, paper.masked, paper.evaluates, padding)
 
 
 @contextmanager

@@ -185,10 +185,10 @@ def _settles_late(job: Job) -> bool:
 
 
 def _folded(paper: Paper, config: Mapping[str, Any], lengths: list[int], order: list[int], keeps_ops: bool) -> Built:
-    job, _, card, asked, masked, evaluates = paper
+    job, _, card, asked, masked, evaluates, padding = paper
     how: Any = {"keeps_ops": keeps_ops, "priced_from": min(1, len(lengths) - 1)}
     how["written"] = None if asked is None else asked.place
-    how["masked"], how["evaluates"] = masked, evaluates
+    how["masked"], how["evaluates"], how["padding"] = masked, evaluates, padding
     rhythm = _rhythm(job, config)
     models: list[tuple[Standing | None, Mapping[str, Any]]] = [(None, config)]
     if not compiles_whole(job):

@@ -234,6 +234,7 @@ class Machine(HostNotes):
         self.scheme: Any = None
         """How this rank holds the model among others (`sharding.Scheme`)."""
         self.masked = False  # not all tokens are real, or of one sample: attention needs a mask (`masks.py`)
+        self.padding = 0  # tokens of a batch that have no label, where the loss leaves them out (`chunked.py`)
         self.ends: Any = None
         """Which ends of the model it holds (`sharding.layers.Ends`)."""
         self.rotary: Any = None
