@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,14 @@ DRAW = random.Random(7)
 DRAWN = [DRAW.choice((3, 17, 40, 64, 90, 200)) + DRAW.randint(0, 25) for _ in range(2500)]
 FEW = DRAWN[:211]
 SEQ_LEN = 64
+
+
+@pytest.fixture(autouse=True, scope="module")
+def environment() -> Iterator[None]:
+    """datasets puts a copy in the place of os.environ where several processes map (arrow_dataset.py)."""
+    own = os.environ
+    yield
+    os.environ = own  # noqa: B003
 
 
 @pytest.mark.parametrize("seed", [0, 42, 2**32 + 5])

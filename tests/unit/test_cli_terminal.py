@@ -98,6 +98,7 @@ def test_counts_are_shown_as_they_are_and_the_seconds_go_on(monkeypatch: pytest.
 
 
 def test_counting_ticks_by_itself_and_cleans_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(threading.enumerate())
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr(Counting, "EVERY_S", 0.01)
     screen = Screen()
@@ -109,7 +110,7 @@ def test_counting_ticks_by_itself_and_cleans_up(monkeypatch: pytest.MonkeyPatch)
             time.sleep(0.01)
     assert "\x1b[Kplanning gpt2  0 s  3 of 9 settings\r" in screen.getvalue()
     assert screen.getvalue().endswith("\r\x1b[K")
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("Thread") and thread.daemon]
+    assert set(threading.enumerate()) <= before
 
 
 def test_counting_into_a_pipe_is_nothing() -> None:
