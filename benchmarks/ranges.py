@@ -25,7 +25,7 @@ import math
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -171,17 +171,24 @@ def groups(found: Sequence[Residual]) -> dict[str, Callable[[Residual], bool]]:
 
 
 def unseen(found: Sequence[Residual]) -> Band:
-    """Of all runs, every stack counting the same, on one card and on several; to one side as to the other. One stack
-    more comes with the question, which may be as far off as the worst: hence n + 1."""
+    """Of all runs, every stack counting the same, on one card and on several."""
     exact = [r for r in found if not r.basis.guessed]
-    runs = Counter(_who(r) for r in exact)
+    end, within = end_of_all([(_who(r), r.off) for r in exact])
+    return Band(end, end, len(exact), len({r.model for r in exact}), within)
+
+
+def end_of_all(off: Sequence[tuple[Hashable, float]]) -> tuple[float, float]:
+    """Where a range ends, to one side as to the other, that holds a stranger: of runs by whose they are, everyone
+    counting the same; and the share it holds. One more comes with the question, who may be as far off as the worst:
+    hence n + 1."""
+    runs = Counter(who for who, _ in off)
     wanted = SHARE * (len(runs) + 1) / len(runs)
     within = end = 0.0
-    for r in sorted(exact, key=lambda r: abs(r.off)):
-        within, end = within + 1 / runs[_who(r)] / len(runs), abs(r.off)
+    for who, each in sorted(off, key=lambda one: abs(one[1])):
+        within, end = within + 1 / runs[who] / len(runs), abs(each)
         if within >= wanted:
             break
-    return Band(end, end, len(exact), len({r.model for r in exact}), round(within, 3))
+    return end, round(within, 3)
 
 
 def _who(r: Residual) -> tuple[str, bool]:

@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from figures import load  # noqa: E402
-from ranges import SHARE, covers, ends  # noqa: E402
+from ranges import SHARE, covers, end_of_all, ends  # noqa: E402
 from time_left_out import error_at, fitted, runs_of  # noqa: E402
 from timing import is_of_something_else, rows_of  # noqa: E402
 
@@ -168,16 +168,9 @@ def bands(found: Sequence[Residual]) -> dict[str, Band]:
 
 
 def unseen(found: Sequence[Residual]) -> Band:
-    """Of all steps without their card, every card counting the same; of one side as of the other. One card more comes
-    with the question, which may be as far off as the worst: hence n + 1."""
-    steps = {card: sum(r.kind.card == card for r in found) for card in {r.kind.card for r in found}}
-    wanted = SHARE * (len(steps) + 1) / len(steps)
-    within, end = 0.0, 0.0
-    for r in sorted(found, key=lambda r: abs(r.left_out)):
-        within, end = within + 1 / steps[r.kind.card] / len(steps), abs(r.left_out)
-        if within >= wanted:
-            break
-    return Band(end, end, len(found), len({r.model for r in found}), round(within, 3))
+    """Of all steps without their card, every card counting the same."""
+    end, within = end_of_all([(r.kind.card, r.left_out) for r in found])
+    return Band(end, end, len(found), len({r.model for r in found}), within)
 
 
 def written(table: dict[str, Band]) -> str:

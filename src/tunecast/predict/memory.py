@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
 
@@ -146,31 +146,14 @@ def _steps(nbytes: int) -> int:
 
 def _live_peak_bytes(rows: Program | Composed, settings: AllocatorSettings) -> int:
     """Most bytes alive at once, each block as large as its request rounded."""
-    divisions = settings.roundup_power2_divisions
-    if isinstance(rows, Composed):
-        return _most_alive_bytes(rows, divisions)
-    rounded = {size: rounded_bytes(size, divisions) for size in set(rows.sizes) if size > 0}
+    asked = rows.table if isinstance(rows, Composed) else rows.sizes
+    rounded = {size: rounded_bytes(size, settings.roundup_power2_divisions) for size in set(asked) if size > 0}
     sizes: dict[int, int] = {}
     now = most = 0
-    for block, size in zip(rows.blocks, rows.sizes, strict=True):
-        if size > 0:
-            sizes[block] = nbytes = rounded[size]
-            now += nbytes
-            if now > most:
-                most = now
-        elif size == FREE:
-            now -= sizes.pop(block, 0)
-    return most
-
-
-def _most_alive_bytes(rows: Composed, divisions: tuple[int, ...]) -> int:
-    rounded = {size: rounded_bytes(size, divisions) for size in set(rows.table) if size > 0}
-    sizes: dict[int, int] = {}
-    now = most = 0
-    for number, (_, stretch) in enumerate(rows.stretches):
-        moved = [(sizes.pop(old, 0), new) for old, new in rows.renames_before(number)]
+    for renames, blocks, asked in _in_turn(rows):
+        moved = [(sizes.pop(old, 0), new) for old, new in renames]
         sizes.update((new, nbytes) for nbytes, new in moved)
-        for block, size in zip(rows.blocks[stretch.start : stretch.end], rows.sizes_of(number), strict=True):
+        for block, size in zip(blocks, asked, strict=True):
             if size > 0:
                 sizes[block] = nbytes = rounded[size]
                 now += nbytes
@@ -179,6 +162,15 @@ def _most_alive_bytes(rows: Composed, divisions: tuple[int, ...]) -> int:
             elif size == FREE:
                 now -= sizes.pop(block, 0)
     return most
+
+
+def _in_turn(rows: Program | Composed) -> Iterator[tuple[list[tuple[int, int]], Sequence[int], Sequence[int]]]:
+    """What blocks are called from there on, and the blocks and sizes of the rows that follow."""
+    if isinstance(rows, Program):  # every step as it is written
+        yield [], rows.blocks, rows.sizes
+        return
+    for number, (_, stretch) in enumerate(rows.stretches):
+        yield rows.renames_before(number), rows.blocks[stretch.start : stretch.end], rows.sizes_of(number)
 
 
 def _hold(allocator: CachingAllocator, event: Event, held_bytes: dict[int, int]) -> bool:

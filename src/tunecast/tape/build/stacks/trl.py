@@ -16,6 +16,7 @@ from tunecast.tape.build import ops
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.chunked import fused_forward, summed
 from tunecast.tape.build.eras import Era, era_of, numbers
+from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.quantized import change_dtype
 from tunecast.tape.build.stacks import trainer
 from tunecast.tape.build.stacks.trainer import Batch, models_loss, outputs_of, take_steps
@@ -40,19 +41,14 @@ TAKEN = "TRL is taken to be {}.{}, of the time of that transformers; stack_versi
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     release = release_of(job, machine.era)
-
-    def adapting(job: Job, model: Any) -> None:
-        adapt(as_peft_makes_them(job), model)
-        cast(job, model, release)
-
-    model, parameters, optimizer = prepared(job, config, machine, adapting, in_trainer=True)
+    model, parameters, optimizer = set_up(job, config, machine, release)
     if job.checkpoint_reentrant is None:
         machine.reentrant = machine.era.reentrant and release < OWN_CHECKPOINTS
     if job.stack_version is None and machine.era.release < (5, 0):
         machine.guesses[TAKEN.format(*release)] = None
     if CHUNKED <= release < FUSED:
         machine.guesses["TRL chunked the loss in another way before 1.15; 1.15's is taken"] = None
-    whole = release < CHUNKED or "foak" in job.kernels
+    whole = has_whole_head(job, release)
     compute_loss = (metrics_loss if release >= ACCURACY else models_loss) if whole else fused_loss
     if packs(job) and machine.scheme.sequence is None:
         machine.packs = SAMPLES_A_ROW * job.micro_batch - 1
@@ -63,13 +59,8 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     """Trainer.evaluate, with the head of training. What the metrics make in it is left out."""
     release = release_of(job, machine.era)
-
-    def adapting(job: Job, model: Any) -> None:
-        adapt(as_peft_makes_them(job), model)
-        cast(job, model, release)
-
-    model, _, _ = prepared(job, config, machine, adapting, in_trainer=True)
-    whole = release < CHUNKED or "foak" in job.kernels
+    model, _, _ = set_up(job, config, machine, release)
+    whole = has_whole_head(job, release)
 
     def loss_of(inputs: Sequence[Tensor]) -> Tensor:
         batch = inputs[0], inputs[1], inputs[2]
@@ -83,6 +74,23 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
 
 def chunks(job: Job) -> bool:
     return release_of_job(job) >= CHUNKED
+
+
+def set_up(
+    job: Job, config: Mapping[str, Any], machine: Machine, release: tuple[int, int]
+) -> tuple[Any, list[Tensor], Optimizer]:
+    """Model, what is trained of it, and its optimizer, as SFTTrainer makes them."""
+
+    def adapting(job: Job, model: Any) -> None:
+        adapt(as_peft_makes_them(job), model)
+        cast(job, model, release)
+
+    return prepared(job, config, machine, adapting, in_trainer=True)
+
+
+def has_whole_head(job: Job, release: tuple[int, int]) -> bool:
+    """Whether the head makes all logits at once."""
+    return release < CHUNKED or "foak" in job.kernels
 
 
 def packs(job: Job) -> bool:
