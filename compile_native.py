@@ -1,4 +1,4 @@
-"""Compiles predict/*.c, which replays runs and prices steps ten times as fast as the Python that does the same.
+"""Compiles prediction/native/*.c, which replays runs and prices steps ten times as fast as the Python that does the same.
 
     python compile_native.py          beside the source, for this checkout
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-FOLDER = Path(__file__).parent / "src" / "tunecast" / "predict"
+FOLDER = Path(__file__).parent / "src" / "tunecast" / "prediction" / "native"
 SOURCES = ("_native.c", "_pricing.c", "_columns.c")
 MADE = FOLDER / "_native.abi3.so"
 FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wextra", "-Wno-unused-parameter")
@@ -25,7 +25,7 @@ FLAGS = ("-O3", "-ffp-contract=off", "-shared", "-fPIC", "-Wall", "-Wextra", "-W
 
 
 def checksum() -> int:
-    """As `tunecast.predict.native` reckons it."""
+    """As `tunecast.prediction.native` reckons it."""
     value = 0
     for name in SOURCES:
         value = crc32((FOLDER / name).read_bytes(), value)
@@ -56,7 +56,7 @@ def compiled(wanted: str | None) -> bool:
     except (OSError, subprocess.CalledProcessError) as error:
         if wanted == "1":
             why = getattr(error, "stderr", None) or error
-            raise SystemExit(f"TUNECAST_NATIVE=1, but predict/*.c cannot be compiled: {why}") from error
+            raise SystemExit(f"TUNECAST_NATIVE=1, but prediction/native/*.c cannot be compiled: {why}") from error
         print("tunecast: no C compiler with Python's headers, so replays and prices run in Python", file=sys.stderr)
         return False
     return True

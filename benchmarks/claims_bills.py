@@ -11,9 +11,9 @@ from claims_money import CARDS, cheapest, on_demand, priced, usd_per_million
 from claims_rule import Case
 from claims_time import A100, B200, H100, HOUR_S, NVLINK, SWITCHED, card_against
 
-from tunecast.offers.provider import providers
-from tunecast.predict.outside import outside_of
-from tunecast.predict.preparation import TOKENS_PER_S
+from tunecast.market.provider import providers
+from tunecast.prediction.data.preparation import TOKENS_PER_S
+from tunecast.prediction.outside.needs import outside_of
 
 Cases = Iterator[Case]
 RUNPOD_USD: Mapping[str, float] = {
@@ -137,7 +137,7 @@ def pipeline_a100() -> Cases:
 
 
 def pipeline_preparation() -> Cases:
-    """Tokenising, at the rate measured of one process (src/tunecast/predict/preparation.py)."""
+    """Tokenising, at the rate measured of one process (src/tunecast/prediction/data/preparation.py)."""
     for processes in (1, 16, 64):
         taken = PIPELINE_TOKENS / TOKENS_PER_S[0] / processes / HOUR_S
         told = f"{PIPELINE_TOKENS:.3g} tokens / {TOKENS_PER_S[0]:,.0f} a second and process / {processes} / 3,600"

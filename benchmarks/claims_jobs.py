@@ -20,8 +20,9 @@ from claims_rule import NotComputed
 from tunecast.errors import TunecastError
 from tunecast.job.job import all_knobs
 from tunecast.job.mapping import job_from_dict
-from tunecast.predict.engines import predicted
-from tunecast.predict.prediction import Memory, Predicted, Prediction, memory_of
+from tunecast.prediction.engines import predict
+from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.values import Memory, Time
 
 Row = dict[str, Any]
 GB = 1e9
@@ -66,7 +67,7 @@ def job(model: str, *parts: Row, gpu: str = BIG, gpus: int = 1, nodes: int = 1, 
     return {**made, "hardware": hardware}
 
 
-def ask(asked: Row) -> Predicted:
+def ask(asked: Row) -> Prediction:
     """What is behind a prediction of memory. Raises NotComputed with tunecast's reason where it refuses."""
     return _asked(_text(asked))
 
@@ -76,10 +77,10 @@ def _text(asked: Row) -> str:
 
 
 @lru_cache(maxsize=4)
-def _asked(text: str) -> Predicted:
+def _asked(text: str) -> Prediction:
     """Few are kept: each holds its tape."""
     with _told():
-        return predicted(job_from_dict(json.loads(text)))
+        return predict(job_from_dict(json.loads(text)))
 
 
 @contextmanager
@@ -98,7 +99,7 @@ def memory(asked: Row) -> Memory:
 
 @cache
 def _memory(text: str) -> Memory:
-    return memory_of(_asked(text).held)
+    return _asked(text).memory
 
 
 def device_gb(asked: Row) -> float:
@@ -112,7 +113,7 @@ def model_gb(asked: Row) -> float:
 
 
 def fits(asked: Row) -> bool:
-    return ask(asked).held.fits
+    return ask(asked).on_card.fits
 
 
 def timed(asked: Row) -> Prediction:
@@ -122,35 +123,37 @@ def timed(asked: Row) -> Prediction:
 @cache
 def _timed(text: str) -> Prediction:
     with _told():
-        return predicted(job_from_dict(json.loads(text)), timed=True).prediction
+        return predict(job_from_dict(json.loads(text)), timed=True)
+
+
+def time_of(asked: Row) -> Time:
+    found = timed(asked)
+    if found.time is None or found.utilization is None:
+        raise NotComputed(next((told for told in found.warnings if "time" in told), "no time is predicted"))
+    return found.time
 
 
 def step_s(asked: Row) -> float:
     """One optimizer step."""
-    found = timed(asked)
-    if found.time is None or found.utilization is None:
-        raise NotComputed(next((told for told in found.warnings if "time" in told), "no time is predicted"))
-    return float(found.time["step_s"])
+    return time_of(asked).step_s
 
 
 def tokens_per_s(asked: Row) -> float:
-    step_s(asked)
-    time = timed(asked).time or {}
-    return float(time["tokens_per_s"])
+    return time_of(asked).tokens_per_s
 
 
 def waiting(asked: Row) -> float:
     """Share of a step in which the card waits for other cards."""
-    step = step_s(asked)
-    time = timed(asked).time or {}
-    return float(time["breakdown_s"]["communication"]) / step
+    time = time_of(asked)
+    return time.breakdown_s["communication"] / time.step_s
 
 
 def busy(asked: Row) -> float:
     """Share of a step in which the card computes."""
     step_s(asked)
-    use = timed(asked).utilization or {}
-    return float(use["gpu_busy_fraction"])
+    used = timed(asked).utilization
+    assert used is not None
+    return used.gpu_busy_fraction
 
 
 def least_count(make: Callable[[int], Row], low: int, high: int) -> int:

@@ -47,7 +47,7 @@ def peak_told(asked: Row) -> str:
 
 
 def fits_told(asked: Row) -> str:
-    found = ask(asked).held
+    found = ask(asked).on_card
     return (
         f"needs {found.smallest_capacity_bytes / GB:.1f} GB of the {found.capacity_bytes / GB:.1f} GB PyTorch may hold "
         f"on the {asked['hardware']['gpu']}"
@@ -210,7 +210,7 @@ def qlora_70b_80gb() -> Cases:
 def headroom() -> Cases:
     for label, method in {"prepared for k-bit training": qlora(), "embeddings and head in 16 bits": NO_UPCAST}.items():
         asked = job("70B", method, LEAN, gpu="h100-sxm-80gb")
-        room = ask(asked).held.capacity_bytes / GB
+        room = ask(asked).on_card.capacity_bytes / GB
         left = room - model_gb(asked)
         told = f"{room:.1f} GB for PyTorch less {model_gb(asked):.1f} GB of model"
         yield Case(f"Llama 3.1 70B, {label}", left, (asked,), told)

@@ -28,11 +28,11 @@ from claims_rule import Case
 from claims_time import A100, B200, FSDP, H100, WORK
 
 from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.offers.jurisdiction import EU27, area
-from tunecast.offers.offer import ON_DEMAND, Offer
-from tunecast.offers.provider import provider
-from tunecast.offers.store import bundled
-from tunecast.predict.outside import outside_of
+from tunecast.market.jurisdiction import EU27, area
+from tunecast.market.offer import ON_DEMAND, Offer
+from tunecast.market.provider import provider
+from tunecast.market.store import bundled
+from tunecast.prediction.outside.needs import outside_of
 
 Cases = Iterator[Case]
 HOUR_S = 3600

@@ -28,7 +28,7 @@ from claims_rule import (
 )
 from figures import table
 
-from tunecast.predict.evidence import FEWEST
+from tunecast.prediction.evidence import FEWEST
 
 Row = dict[str, Any]
 COMMANDS = 3

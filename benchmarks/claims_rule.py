@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tunecast.job.mapping import job_from_dict
-from tunecast.predict import time_ranges
-from tunecast.predict.evidence import evidence_of
-from tunecast.predict.time_table import BANDS
+from tunecast.prediction.evidence import evidence_of
+from tunecast.prediction.time import ranges as time_ranges
+from tunecast.prediction.time.ranges_table import BANDS
 
 MEASURED = frozenset({"h200-sxm-141gb"})
 """Cards we timed ourselves."""
-UNSEEN = time_ranges.Band(*BANDS[time_ranges.UNSEEN]).above
+UNSEEN = time_ranges.TimeBand(*BANDS[time_ranges.UNSEEN]).above
 """How far times of cards nobody timed are off, to either side."""
 CLAIMS = Path(__file__).parent / "data" / "claims.csv"
 TOLERANCE = 0.10
@@ -147,7 +147,7 @@ def is_timed(claim: Claim, case: Case) -> bool:
 
 
 def is_unvalidated(claim: Claim, case: Case) -> bool:
-    """Whether it rests on a predicted time of a card or a stack nobody timed often enough (predict/evidence.py)."""
+    """Whether it rests on a predicted time of a card or a stack nobody timed often enough (prediction/evidence.py)."""
     return is_timed(claim, case) and not all(_is_validated(json.dumps(asked)) for asked in case.jobs)
 
 

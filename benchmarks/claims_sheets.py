@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from claims_jobs import BF16, GB, LEAN, MASTER, ONE_ROW, USUAL, Row, job, lora, memory, qlora, step_s, timed
+from claims_jobs import BF16, GB, LEAN, MASTER, ONE_ROW, USUAL, Row, job, lora, memory, qlora, time_of
 from claims_memory import FSDP, ZERO3, memory_saved
 from claims_rule import Case
 from claims_time import A100, B200, FULL_8B, H100, nemo_70b
@@ -70,11 +70,10 @@ TRAINED: Mapping[str, tuple[str, tuple[Row, ...], int]] = {
 
 def moving_share(asked: Row) -> tuple[float, str]:
     """Of a step, what the card's memory bandwidth decides: kernels that move data and the optimizer."""
-    step = step_s(asked)
-    time = timed(asked).time or {}
-    moving = time["breakdown_s"]["memory_bound"] + time["breakdown_s"]["optimizer"]
-    told = f"{moving:.2f} of {step:.2f} s are kernels that wait for memory; the step is {time['bound_by']}-bound"
-    return moving / step, told
+    time = time_of(asked)
+    moving = time.breakdown_s["memory_bound"] + time.breakdown_s["optimizer"]
+    told = f"{moving:.2f} of {time.step_s:.2f} s are kernels that wait for memory; the step is {time.bound_by}-bound"
+    return moving / time.step_s, told
 
 
 def memory_bound() -> Cases:

@@ -19,7 +19,7 @@ from claims_jobs import (
     job,
     lora,
     qlora,
-    timed,
+    time_of,
 )
 from claims_jobs import tokens_per_s as rate_of
 from claims_memory import FSDP, NO_UPCAST, fits_told, fitting, memory_saved, total
@@ -27,7 +27,7 @@ from claims_rule import Case
 from claims_time import A100, B200, H100, ratio
 
 from tunecast.job.model import resolve_model
-from tunecast.predict.outside import outside_of
+from tunecast.prediction.outside.needs import outside_of
 
 Cases = Iterator[Case]
 MB = 1e6
@@ -195,8 +195,7 @@ def static_batches() -> Cases:
 
 
 def _padding(label: str, asked: Row) -> Case:
-    rate, time = rate_of(asked), timed(asked).time or {}
-    share = float(time["padding_fraction"])
+    rate, share = rate_of(asked), time_of(asked).padding_fraction
     return Case(label, share, (asked,), f"{share:.0%} of all tokens are padding; {rate:,.0f} real tokens a second")
 
 

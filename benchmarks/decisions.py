@@ -33,16 +33,16 @@ from tunecast.hardware.catalog import gpu as gpu_named  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.model import resolve_model  # noqa: E402
 from tunecast.job.registry import bundled_config  # noqa: E402
-from tunecast.offers.asked import Asked  # noqa: E402
-from tunecast.offers.offer import SPOT, Offer  # noqa: E402
-from tunecast.offers.selection import MARKETPLACE, Rules, Selection, select  # noqa: E402
-from tunecast.offers.store import bundled  # noqa: E402
-from tunecast.plan.choice import DOLLARS, Choice, Plan  # noqa: E402
-from tunecast.plan.plan import VALIDATED, Question, plan_of  # noqa: E402
-from tunecast.plan.space import Freedom  # noqa: E402
-from tunecast.predict.outside import tensors_on_paper  # noqa: E402
-from tunecast.report.plan_words import amount, amounts, changes, offer_told, room  # noqa: E402
-from tunecast.report.time import duration, span  # noqa: E402
+from tunecast.market.filters import Filters  # noqa: E402
+from tunecast.market.offer import SPOT, Offer  # noqa: E402
+from tunecast.market.selection import MARKETPLACE, Rules, Selection, select  # noqa: E402
+from tunecast.market.store import bundled  # noqa: E402
+from tunecast.planning.choice import DOLLARS, Choice, Plan  # noqa: E402
+from tunecast.planning.plan import VALIDATED, Question, plan_of  # noqa: E402
+from tunecast.planning.space import Freedom  # noqa: E402
+from tunecast.prediction.outside.needs import tensors_on_paper  # noqa: E402
+from tunecast.report.plan.words import amount, amounts, changes, offer_told, room  # noqa: E402
+from tunecast.report.run.time import duration, span  # noqa: E402
 
 RESULTS, PAGE = HERE / "results" / "decisions.json", HERE.parent / "docs" / "decisions.md"
 Row = dict[str, Any]
@@ -73,7 +73,7 @@ class Table(NamedTuple):
     """Which offers a table's picks are from."""
 
     rules: Rules
-    wanted: Asked = Asked()
+    filters: Filters = Filters()
     accepts: Callable[[Offer], bool] = lambda offer: True
 
 
@@ -85,7 +85,7 @@ def is_data_centre(offer: Offer) -> bool:
 TABLES: Mapping[str, Table] = {
     "anything": Table(Rules(frozenset({SPOT, MARKETPLACE}))),
     "contract": Table(Rules(), accepts=is_data_centre),
-    "eu": Table(Rules(), Asked(eu=True, no_cloud_act=True)),
+    "eu": Table(Rules(), Filters(eu=True, no_cloud_act=True)),
 }
 """By the names of `decisions_page.TABLES`."""
 
@@ -104,7 +104,7 @@ def job_of(model: str, method: str, folder: Path) -> Row:
 def parameters(written: Row) -> int:
     """As transformers builds the model, without adapters."""
     job = job_from_dict({"model": written["model"]})
-    return sum(tensor.elements for tensor in tensors_on_paper(job, resolve_model(job.model).raw).parameters)
+    return sum(tensor.elements for tensor in tensors_on_paper(job, resolve_model(job.model).raw))
 
 
 def offers_of(table: Table) -> Selection:
@@ -115,7 +115,7 @@ def offers_of(table: Table) -> Selection:
 
 def with_any_card(table: Table) -> Selection:
     """What the table's other conditions leave: a guide may name a card that the table does not pick from."""
-    return replace(select(bundled(), table.wanted, table.rules, AS_OF), beside={}, unproven={}, doubts={})
+    return replace(select(bundled(), table.filters, table.rules, AS_OF), beside={}, unproven={}, doubts={})
 
 
 def decided(size: str, method: str, table: Table, folder: Path) -> Row:
@@ -152,7 +152,7 @@ def _guide(each: Recommendation, written: Row, method: str, offers: Selection, b
         plan = _plan(written, method, replace(offers, offers=same), each.nodes)
     except TunecastError as error:
         return {**row, "verdict": "refused", "why": error.message.splitlines()[0]}
-    fitting = [one for one in plan.choices if one.machine.nodes == each.nodes]
+    fitting = [one for one in plan.choices if one.fleet.nodes == each.nodes]
     if not fitting:
         return {**row, "verdict": "does not fit", "why": _why(plan)}
     found = min(fitting, key=lambda one: (not one.fits_surely, one.total_usd))
@@ -179,8 +179,8 @@ def _choice(one: Choice) -> Row:
     held = room(one)
     return {
         "hardware": one.hardware,
-        "offer": offer_told(one.machine.offer),
-        "dated": one.machine.offer.dated.isoformat(),
+        "offer": offer_told(one.fleet.offer),
+        "dated": one.fleet.offer.dated.isoformat(),
         "settings": changes(one),
         "memory": held.used,
         "surely": held.surely,

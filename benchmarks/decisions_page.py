@@ -8,8 +8,8 @@ from typing import Any
 from decisions_guides import GUIDES
 from figures import table
 
-from tunecast.predict.evidence import FEWEST
-from tunecast.report.plan_md import plain
+from tunecast.prediction.evidence import FEWEST
+from tunecast.report.plan.markdown import plain
 from tunecast.units import billions, percent
 
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""How many measured runs stand behind predictions, by card and stack; writes src/tunecast/predict/evidence.csv.
+"""How many measured runs stand behind predictions, by card and stack; writes src/tunecast/prediction/evidence.csv.
 
     python benchmarks/evidence.py        after time_h200.py, time_public.py, time_vendor.py, memory.py, public.py and
                                          sharded_memory.py
@@ -23,7 +23,7 @@ from figures import load  # noqa: E402
 from time_ranges import without_their_card  # noqa: E402
 from timing import is_of_something_else, rows_of  # noqa: E402
 
-from tunecast.predict.evidence import (  # noqa: E402
+from tunecast.prediction.evidence import (  # noqa: E402
     COLUMNS,
     LOW_PRECISION,
     MEMORY,
@@ -35,7 +35,7 @@ from tunecast.predict.evidence import (  # noqa: E402
     family_of,
 )
 
-TABLE = HERE.parent / "src" / "tunecast" / "predict" / "evidence.csv"
+TABLE = HERE.parent / "src" / "tunecast" / "prediction" / "evidence.csv"
 H200 = "h200-sxm-141gb"
 SCRIPTS: Mapping[str, str] = {"trainer_full.py": "full", "trl_sft_lora.py": "lora", "loop_qlora.py": "qlora"}
 """Methods of the scripts of script_runs.jsonl."""

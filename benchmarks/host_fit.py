@@ -1,4 +1,4 @@
-"""Seconds of each kind of the host's work (`predict/host.py`), from data/host_kinds.jsonl and data/host_speed.jsonl.
+"""Seconds of each kind of the host's work (`prediction/price/host.py`), from data/host_kinds.jsonl, host_speed.jsonl.
 
     python benchmarks/host_fit.py
 
@@ -24,8 +24,8 @@ from host_kinds import FULL, HERE, LORA, config_of, job_values
 from time_h200 import solved
 
 from tunecast.job import job_from_dict
-from tunecast.predict.calibration import MODULES
-from tunecast.predict.host import COUNTED, KINDS_S, LEAN, MEASURED_LAUNCH_S, OPTIMIZER, kind_of
+from tunecast.prediction.price.host import COUNTED, KINDS_S, LEAN, MEASURED_LAUNCH_S, OPTIMIZER, kind_of
+from tunecast.prediction.time.calibration import MODULES
 from tunecast.tape.card import Card
 from tunecast.tape.op import HOOK, LET_GO, OF_THE_HOST, PASS, Phase
 from tunecast.tape.timed import timed_steps

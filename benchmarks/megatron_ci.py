@@ -25,8 +25,8 @@ from timing import rows_of, step_of, write_result  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.hardware import gpu as gpu_named  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
-from tunecast.predict.modelled import card_of, require_modelled  # noqa: E402
-from tunecast.tape.build.short import fold_rank  # noqa: E402
+from tunecast.prediction.modelled import card_of, require_modelled  # noqa: E402
+from tunecast.tape.build.job_runs import fold_rank  # noqa: E402
 from tunecast.tape.program import FREE, Program  # noqa: E402
 from tunecast.tape.shorten import with_few_micro_batches  # noqa: E402
 

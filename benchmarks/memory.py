@@ -26,11 +26,11 @@ sys.path.insert(0, str(HERE.parent / "src"))
 
 from tunecast.errors import Unsupported  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
-from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
-from tunecast.predict.memory import smallest_capacity_bytes  # noqa: E402
-from tunecast.predict.prediction import H200_CONTEXT  # noqa: E402
-from tunecast.predict.replay import Replays, replay, rows_of  # noqa: E402
-from tunecast.tape.build.short import fold_job  # noqa: E402
+from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
+from tunecast.prediction.memory.needs import smallest_capacity_bytes  # noqa: E402
+from tunecast.prediction.memory.replay import Replays, replay, rows_of  # noqa: E402
+from tunecast.prediction.on_card import H200_CONTEXT  # noqa: E402
+from tunecast.tape.build.job_runs import fold_job  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.fold import Folded  # noqa: E402
 from tunecast.tape.op import Tape  # noqa: E402

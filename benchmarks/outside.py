@@ -1,7 +1,7 @@
 """Loading, saving, evaluating, resuming: what was said before they were measured, what was measured, what is said now.
 
     python benchmarks/outside.py       joins data/outside_predictions.jsonl and data/outside_runs.jsonl with what
-                                       `tunecast.predict.outside` says today; writes results/outside.json
+                                       `tunecast.prediction.outside.needs` says today; writes results/outside.json
 
 Host figures are growth over what the process held when the phase began. Samples every 2 ms, of counters that Linux
 keeps to a few MiB on a machine of many cores: host figures are not exact beyond that. Bytes, but for counts.
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,37 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent / "src"))
 sys.path.insert(0, str(HERE))
 
-from outside_measure import CASES, EVAL_BATCH, job_of  # noqa: E402
+from outside_measure import CASES, EVAL_BATCH, SEQ_LEN, job_of  # noqa: E402
 
 from tunecast.job.model import resolve_model  # noqa: E402
-from tunecast.predict.checkpoint import optimizer_states  # noqa: E402
-from tunecast.predict.evaluation import state_card_bytes  # noqa: E402
-from tunecast.predict.outside import (  # noqa: E402
+from tunecast.prediction.engines import predict  # noqa: E402
+from tunecast.prediction.memory.allocator import (  # noqa: E402
+    MIN_LARGE_BYTES,
+    AllocatorSettings,
+    rounded_bytes,
+    segment_bytes,
+)
+from tunecast.prediction.outside.checkpoint import optimizer_states  # noqa: E402
+from tunecast.prediction.outside.loading import Stored, loading  # noqa: E402
+from tunecast.prediction.outside.needs import (  # noqa: E402
     HOST_BITSANDBYTES_BYTES,
     HOST_PROCESS_BYTES,
     as_loaded,
     held_bytes,
-    outside,
     tensors_on_paper,
 )
+from tunecast.result import json_fields  # noqa: E402
+from tunecast.tape.program import SMALL_BYTES  # noqa: E402
 from tunecast.units import MIB, gib  # noqa: E402
 
 Figures = dict[str, int]
 ROUNDING_BYTES = 4 * MIB
 """A row that is off by no more, then and now, is only counted in the report."""
+WORKSPACES_BYTES = 2 * 32 * MIB
+"""cuBLAS's, of the threads that ran the forward and the backward pass."""
+MASK_BYTES = 8 * EVAL_BATCH * SEQ_LEN
+"""What was evaluated on had no attention mask. It was evaluated after `train` had returned, on a card nothing had been
+on before the model: what stands there is the model, its state and the workspaces, and no batch of training."""
 NOTES = {
     ("lora-3b", "saving: host"): "of three saves, the heap kept what the first took: growth of the last",
     ("load-3b-float32", "loading: host"): "the threads' heaps keep casts that are done",
@@ -58,32 +71,50 @@ def lines_of(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (HERE / "data" / name).read_text().splitlines()]
 
 
+def block_bytes(nbytes: int) -> int:
+    """What a tensor in a segment of its own counts for: up to 1 MiB left of the last 2 MiB is not split off.
+
+    Source   CUDACachingAllocator.cpp, should_split.
+    """
+    block = rounded_bytes(nbytes)
+    left = segment_bytes(block) - block
+    return block + left if block >= MIN_LARGE_BYTES and left <= SMALL_BYTES else block
+
+
 def said_now(case: dict[str, Any]) -> dict[str, Any]:
     """What the closed form says today, in the shape of a line of outside_predictions.jsonl."""
     if case["kind"] == "context":
         return {"host_process_bytes": HOST_PROCESS_BYTES}
-    job = job_of(case)
-    tensors = tensors_on_paper(job, resolve_model(job.model).raw)
-    said = outside(
-        job,
-        tensors.parameters,
-        buffers=tensors.buffers,
-        device_map=case.get("device_map", True),
+    job, model = job_of(case), resolve_model(job_of(case).model)
+    run = replace(
+        job.run,
         eval_batch=EVAL_BATCH,
         save_steps=case.get("save_steps", 500),
         save_total_limit=case.get("limit"),
-        steps=case.get("steps"),
+        max_steps=case.get("steps"),
     )
-    double = job.quantization.double_quant
-    since = held_bytes(tensors.parameters, double) - held_bytes(
-        as_loaded(job.weights_dtype, tensors.parameters), double
-    )
+    job = replace(job, run=run)
+    whole = replace(
+        job, data=replace(job.data, lengths=(SEQ_LEN,) * (case.get("steps") or 1))
+    )  # the Trainer's own loop
+    said = predict(whole).outside
+    assert said is not None
+    parameters = tensors_on_paper(job, model.raw)
+    base, double = as_loaded(job.weights_dtype, parameters), job.quantization.double_quant
+    stored = Stored(device_map=case.get("device_map", True))
+    loads = loading(job, model, base, stored, AllocatorSettings())
+    states = optimizer_states(job.optimizer, parameters)
+    state = sum(block_bytes(state.nbytes) for state in states if not state.on_host)
     now: dict[str, Any] = {
-        **{name: part for name, part in asdict(said).items() if isinstance(part, dict)},
+        **{name: part for name, part in said.to_dict().items() if isinstance(part, dict)},
+        "loading": json_fields(loads),
         "training_process_bytes": said.training_process_bytes,
-        "model_bytes": said.loading.model_bytes + since,
-        "state_card_bytes": state_card_bytes(optimizer_states(job.optimizer, tensors.parameters)),
+        "model_bytes": loads.model_bytes + held_bytes(parameters, double) - held_bytes(base, double),
+        "state_card_bytes": state,
     }
+    now["evaluation"]["card_allocated_bytes"] = (
+        now["model_bytes"] + state + WORKSPACES_BYTES + now["evaluation"]["transient_bytes"] - MASK_BYTES
+    )
     if case["kind"] == "load" and job.quantization.format:
         now["loading"]["host_bytes"] += HOST_BITSANDBYTES_BYTES  # which from_pretrained imports there
     return now

@@ -1,4 +1,4 @@
-"""What loading, saving, evaluating and resuming take: predicted by `tunecast.predict.outside`, then measured on a card.
+"""What loading, saving, evaluating and resuming take: predicted by `prediction/outside`, then measured on a card.
 
     python benchmarks/outside_measure.py --predict                writes data/outside_predictions.jsonl; needs no card
     python benchmarks/outside_measure.py OUT.jsonl                measures every case on the card, a line each
@@ -133,37 +133,6 @@ def with_adapters(job: Any, model: Any) -> Any:
 # ---------------------------------------------------------------------------------------------- the predictions
 
 
-def parameters_of(job: Any, tiny: bool) -> list[Any]:
-    """The tensors of the model that trains, read off the real one on the meta device."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from tunecast.predict.checkpoint import Parameter
-
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(getattr(torch, job.weights_dtype))
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config_of(job.model, tiny))
-            model.tie_weights()
-            packed = {f"{name}.weight" for name, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-            packed -= {"lm_head.weight"}
-            if job.method != "full":
-                model = with_adapters(job, model)
-    finally:
-        torch.set_default_dtype(before)
-    found = []
-    for name, tensor in model.named_parameters():
-        plain = name.removeprefix("base_model.model.").replace(".base_layer", "")
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        if job.quantization.format and plain in packed:
-            dtype = job.quantization.format
-        elif ".lora_" in name:
-            dtype = job.lora.adapter_dtype
-        found.append(Parameter(name, tuple(tensor.shape), dtype, tensor.requires_grad))
-    return found
-
-
 SHOWN = {
     "write": ("saving", "disk"),
     "load": ("loading",),
@@ -172,38 +141,17 @@ SHOWN = {
 }
 
 
-def predict(path: Path, tiny: bool) -> None:
-    from dataclasses import asdict
-
-    from tunecast.predict.allocator import AllocatorSettings
-    from tunecast.predict.checkpoint import optimizer_states
-    from tunecast.predict.evaluation import state_card_bytes
-    from tunecast.predict.outside import HOST_PROCESS_BYTES, held_bytes, outside
+def predict(path: Path) -> None:
+    from outside import said_now
 
     with path.open("x") as out:  # what was predicted before a measurement is never written again
         for case in CASES:
             row: dict[str, Any] = {"case": case["case"], "kind": case["kind"], "job": case["job"]}
-            if case["kind"] == "context":
-                row["predicted"] = {"host_process_bytes": HOST_PROCESS_BYTES}
-            else:
-                job = job_of(case)
-                parameters = parameters_of(job, tiny)
-                said = outside(
-                    job,
-                    parameters,
-                    device_map=case.get("device_map", True),
-                    settings=AllocatorSettings(),
-                    eval_batch=EVAL_BATCH,
-                    save_steps=case.get("save_steps", 500),
-                    save_total_limit=case.get("limit"),
-                    steps=case.get("steps"),
-                )
-                state = state_card_bytes(optimizer_states(job.optimizer, parameters))
-                row["predicted"] = {name: asdict(said)[name] for name in SHOWN[case["kind"]]} | {
-                    "model_bytes": held_bytes(parameters, job.quantization.double_quant),
-                    "state_card_bytes": state,
-                    "checkpoint_bytes": said.disk.checkpoint_bytes,
-                }
+            said = said_now(case)
+            names = SHOWN.get(case["kind"], tuple(said))
+            row["predicted"] = {
+                name: said[name] for name in (*names, "model_bytes", "state_card_bytes") if name in said
+            }
             out.write(json.dumps(row) + "\n")
 
 
@@ -599,7 +547,7 @@ def main() -> None:
     parser.add_argument("--case-s", type=float, default=60)
     options = parser.parse_args()
     if options.predict:
-        predict(options.out or HERE / "data" / "outside_predictions.jsonl", options.tiny)
+        predict(options.out or HERE / "data" / "outside_predictions.jsonl")
     elif options.out is None:
         parser.error("OUT.jsonl is missing")
     else:

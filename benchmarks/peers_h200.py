@@ -17,8 +17,7 @@ from peers import PEERS, answers, versions  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.job.model import bundled_models  # noqa: E402
-from tunecast.predict.engines import predicted  # noqa: E402
-from tunecast.predict.prediction import memory_of  # noqa: E402
+from tunecast.prediction.engines import predict  # noqa: E402
 
 KINDS = {"allocated_bytes": "peak_alloc", "device_bytes": "device_used"}
 Row = dict[str, Any]
@@ -37,7 +36,7 @@ def runs() -> list[Row]:
 
 def said_by_tunecast(job: Job, engine: str, **how: Any) -> Row:
     try:
-        memory = memory_of(predicted(job, engine=engine, **how).held)
+        memory = predict(job, engine=engine, **how).memory
     except TunecastError as error:
         return {"refused": error.message}
     return {name: getattr(memory, name) for name in KINDS}

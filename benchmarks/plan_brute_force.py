@@ -29,15 +29,15 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 
 from memory import commit  # noqa: E402
 
-from tunecast.cli.plan import answer, parser  # noqa: E402
+from tunecast.door.plan import plan as plan_of  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job.mapping import job_from_dict  # noqa: E402
 from tunecast.job.model import resolve_model  # noqa: E402
-from tunecast.predict.engines import predicted  # noqa: E402
-from tunecast.predict.outside import outside_of  # noqa: E402
+from tunecast.prediction.engines import predict  # noqa: E402
+from tunecast.prediction.outside.needs import outside_of  # noqa: E402
 
 RESULTS = HERE / "results" / "plan_brute_force.json"
-OFFERS = HERE.parent / "src" / "tunecast" / "offers"
+OFFERS = HERE.parent / "src" / "tunecast" / "market"
 DAY = "2026-11-15"
 MONTH_H = 365.25 * 24 / 12
 GIB = 2**30
@@ -141,30 +141,29 @@ def brute(space: Space) -> tuple[list[Row], int, int]:
             tried += 1
             try:
                 job = job_from_dict({**written, "hardware": hardware, "data": data})
-                said = predicted(job, timed=True).prediction
-                needs = outside_of(job, resolve_model(job.model)).machine_bytes
+                said = predict(job, timed=True)
+                needs = outside_of(job, resolve_model(job.model)).machine_ram_bytes
             except TunecastError:
                 refused += 1
                 continue
-            held = said.memory.range_bytes["device"][1]
+            held = said.memory.range_bytes.device[1]
             if not said.fits or held > said.capacity_bytes + (said.memory.device_bytes - said.memory.reserved_bytes):
                 continue
             for row in (row for row in rows if row["vcpus"] == vcpus):
                 if row["ram_gib"] and needs is not None and needs > float(row["ram_gib"]) * GIB:
                     continue
-                usd = to_pay(row, said.time["phases_s"], job, said.time["checkpoints"])
+                usd = to_pay(row, said.time.phases_s, job, said.time.checkpoints)
                 kept = {name: written[name] for name in ("micro_batch", "grad_accum", "parallel", "kernels")}
-                found.append({"hardware": f"{gpus} x {gpu}", "usd": usd, "seconds": said.time["total_s"], **kept})
+                found.append({"hardware": f"{gpus} x {gpu}", "usd": usd, "seconds": said.time.total_s, **kept})
     return found, tried, refused
 
 
 def compared(name: str, space: Space) -> Row:
     began_s = time.perf_counter()
     found, tried, refused = brute(space)
-    flags = [f"--set={key}={value}" for key, value in _flat(space.job).items() if key != "model"]
-    line = [space.job["model"], *flags, "--provider", space.provider, "--as-of", DAY, "--no-spot", "--quiet"]
-    plan, failed = answer(parser().read([*line, *(["--gpu", space.gpu] if space.gpu else [])]))
-    assert failed is None, failed
+    only = {"gpu": space.gpu} if space.gpu else {}
+    plan = plan_of(space.job, provider=[space.provider], as_of=DAY, no_spot=True, **only)
+    assert plan.failure is None, plan.failure
     cheap, fast = plan.picks["cheapest"], plan.picks["fastest"]
     least = min(found, key=lambda each: (each["usd"], each["seconds"]))
     soonest = min(found, key=lambda each: (each["seconds"], each["usd"]))
@@ -184,14 +183,7 @@ def compared(name: str, space: Space) -> Row:
 
 
 def _told(choice: Any) -> Row:
-    return {"hardware": choice.hardware, "usd": choice.total_usd, "seconds": choice.total_s, "set": choice.settings()}
-
-
-def _flat(job: Row, before: str = "") -> Row:
-    flat: Row = {}
-    for name, value in job.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) else {f"{before}{name}": value}
-    return flat
+    return {"hardware": choice.hardware, "usd": choice.total_usd, "seconds": choice.total_s, "set": choice.settings}
 
 
 def main() -> None:

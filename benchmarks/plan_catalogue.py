@@ -31,8 +31,9 @@ from memory import commit  # noqa: E402
 from plan_speed import KIB  # noqa: E402
 from speed import installed, machine  # noqa: E402
 
-from tunecast.job.names import METHODS, STACKS  # noqa: E402
+from tunecast.job.names import METHODS  # noqa: E402
 from tunecast.job.registry import bundled_config, bundled_models  # noqa: E402
+from tunecast.job.stacks import STACKS  # noqa: E402
 
 Figures = dict[str, Any]
 RESULTS = HERE / "results" / "plan_catalogue.json"

@@ -29,14 +29,14 @@ from memory import commit  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.job import Job  # noqa: E402
-from tunecast.offers.offer import ON_DEMAND  # noqa: E402
-from tunecast.offers.selection import Selection  # noqa: E402
-from tunecast.offers.store import bundled  # noqa: E402
-from tunecast.plan.choice import Choice  # noqa: E402
-from tunecast.plan.plan import Question, plan_of  # noqa: E402
-from tunecast.plan.space import Freedom  # noqa: E402
-from tunecast.predict.engines import predicted  # noqa: E402
-from tunecast.predict.prediction import Predicted, memory_of  # noqa: E402
+from tunecast.market.offer import ON_DEMAND  # noqa: E402
+from tunecast.market.selection import Selection  # noqa: E402
+from tunecast.market.store import bundled  # noqa: E402
+from tunecast.planning.choice import Choice  # noqa: E402
+from tunecast.planning.plan import Question, plan_of  # noqa: E402
+from tunecast.planning.space import Freedom  # noqa: E402
+from tunecast.prediction.engines import predict  # noqa: E402
+from tunecast.prediction.prediction import Prediction  # noqa: E402
 
 RESULTS = HERE / "results" / "plan_traced.json"
 Row = dict[str, Any]
@@ -90,14 +90,14 @@ def cheapest(written: Row, cards: tuple[str, ...], today: date) -> Choice | None
     return plan.picks["cheapest"]
 
 
-def told(done: Predicted) -> Row:
-    memory = memory_of(done.held)
+def told(done: Prediction) -> Row:
+    memory = done.memory
     return {
         "allocated_bytes": memory.allocated_bytes,
         "reserved_bytes": memory.reserved_bytes,
         "device_bytes": memory.device_bytes,
-        "capacity_bytes": done.held.capacity_bytes,
-        "fits": done.held.fits,
+        "capacity_bytes": done.on_card.capacity_bytes,
+        "fits": done.on_card.fits,
     }
 
 
@@ -105,7 +105,7 @@ def traced(job: Job, python: str) -> Row:
     """Raises nothing: what the tracer refuses is a row that says so."""
     start = time.perf_counter()
     try:
-        found = told(predicted(job, engine="traced", python=python))
+        found = told(predict(job, engine="traced", python=python))
     except TunecastError as error:
         return {"refused": error.message.splitlines()[0]}
     return {**found, "seconds": round(time.perf_counter() - start, 1)}
@@ -119,7 +119,7 @@ def row_of(number: int, written: Row, cards: tuple[str, ...], pick: Choice, pyth
         "capacity_bytes": pick.capacity_bytes,
         "fits_surely": pick.fits_surely,
         "fits": pick.prediction is not None and pick.prediction.fits,
-        "settings": pick.settings(),
+        "settings": pick.settings,
     }
     found = traced(pick.job, python)
     row: Row = {"draw": number, "job": written, "cards": list(cards), "plan": plan, "traced": found}

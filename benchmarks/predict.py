@@ -23,9 +23,9 @@ from memory import H200_CAPACITY_BYTES, commit  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.registry import bundled_config  # noqa: E402
-from tunecast.predict.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
-from tunecast.predict.replay import replay, rows_of  # noqa: E402
-from tunecast.tape.build.short import fold_job  # noqa: E402
+from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first  # noqa: E402
+from tunecast.prediction.memory.replay import replay, rows_of  # noqa: E402
+from tunecast.tape.build.job_runs import fold_job  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.fold import Folded  # noqa: E402
 from tunecast.tape.op import Tape  # noqa: E402

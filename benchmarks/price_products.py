@@ -4,7 +4,7 @@
 
 DATA is a published table of float16 products of an A100 and a GH200, forward (one product) and backward (two): columns
 gpu, M, N, K, f and b in microseconds. One number is estimated on a card, the share of its dense rate that a large
-product reaches alone (`share`); tiles, their efficiencies and the pipeline are those of `predict/price/products.py`,
+product reaches alone (`share`); tiles, their efficiencies and the pipeline are those of `prediction/price/products.py`,
 and what other pipelines would give is told beside.
 """
 
@@ -25,8 +25,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 from memory import commit  # noqa: E402
 
 from tunecast.hardware.catalog import gpu  # noqa: E402
-from tunecast.predict.price import products  # noqa: E402
-from tunecast.predict.price.rates import Rates  # noqa: E402
+from tunecast.prediction.price import products  # noqa: E402
+from tunecast.prediction.price.rates import Rates  # noqa: E402
 
 CARDS = {"A100": "a100-sxm-80gb", "GH200": "gh200-96gb"}
 PIPELINES = (64, 128, 192, 256)

@@ -26,11 +26,11 @@ from tunecast.hardware.cluster import cluster_of  # noqa: E402
 from tunecast.hardware.spec import Gpu  # noqa: E402
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.registry import bundled_config  # noqa: E402
-from tunecast.predict import native  # noqa: E402
-from tunecast.predict.host import host_of  # noqa: E402
-from tunecast.predict.modelled import card_of  # noqa: E402
-from tunecast.predict.price import products, rates_of  # noqa: E402
-from tunecast.predict.runtime import Lowered, Place  # noqa: E402
+from tunecast.prediction import native  # noqa: E402
+from tunecast.prediction.modelled import card_of  # noqa: E402
+from tunecast.prediction.price import products, rates_of  # noqa: E402
+from tunecast.prediction.price.host import host_of  # noqa: E402
+from tunecast.prediction.time.runtime import GpuHost, Lowered  # noqa: E402
 from tunecast.tape.step import Step  # noqa: E402
 from tunecast.tape.timed import timed_steps  # noqa: E402
 
@@ -64,7 +64,7 @@ def best_ms(work: Callable[[], object]) -> float:
     return min(taken) * 1e3
 
 
-def measured(step: Step, places: list[Place]) -> str:
+def measured(step: Step, places: list[GpuHost]) -> str:
     def sizes() -> object:
         products.matrix_seconds.cache_clear()
         return Lowered(step).on_all(places)
@@ -84,7 +84,7 @@ def main() -> None:
         job = job_from_dict({"model": MODEL, "seq_len": 2048, "weights_dtype": "bfloat16", **values})
         (step,) = timed_steps(job, bundled_config(MODEL), card_of(cards[0])).values()
         several = job.hardware.gpus > 1
-        places = [Place(gpu, host_of(job), cluster_of(job, gpu) if several else None) for gpu in cards]
+        places = [GpuHost(gpu, host_of(job), cluster_of(job, gpu) if several else None) for gpu in cards]
         operations, differing = sum(map(len, step.table.places)), len(step.table.distinct)
         line = f"{name:20} {operations:6} operations, {differing} that differ"
         if native.price:

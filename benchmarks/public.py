@@ -27,8 +27,7 @@ from public_figures import KIND_FIELDS, groups, promises  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.job.model import bundled_models, resolve_model  # noqa: E402
-from tunecast.predict.engines import predicted  # noqa: E402
-from tunecast.predict.prediction import memory_of  # noqa: E402
+from tunecast.prediction.engines import predict  # noqa: E402
 
 FIELDS = ("allocated_bytes", "reserved_bytes", "device_bytes")
 Row = dict[str, Any]
@@ -67,11 +66,11 @@ class Predictor:
     def _said(self, job: Job) -> Row:
         start = time.perf_counter()
         try:
-            done = predicted(job, engine=self.engine, **self.how)
-            memory = memory_of(done.held)  # the whole prediction has the least capacity too, which takes longer
+            done = predict(job, engine=self.engine, **self.how)
+            memory = done.memory  # the whole prediction has the least capacity too, which takes longer
         except TunecastError as error:
             return {"refused": error.message}
-        guessed = {"guessed": list(done.held.guesses)} if done.held.guesses else {}
+        guessed = {"guessed": list(done.on_card.guesses)} if done.on_card.guesses else {}
         seconds = round(time.perf_counter() - start, 3)
         return {name: getattr(memory, name) for name in FIELDS} | guessed | {"seconds": seconds}
 

@@ -1,4 +1,4 @@
-"""The 80 % ranges of a prediction from the residuals of measured runs; writes src/tunecast/predict/ranges_table.py.
+"""The 80 % ranges of a prediction from the residuals of measured runs; writes prediction/memory/ranges_table.py.
 
     python benchmarks/ranges.py             write the table
     python benchmarks/ranges.py --show      print it with every run outside its range
@@ -7,10 +7,10 @@ A run that was predicted before it was measured counts with that first predictio
 the runs of h200_runs.jsonl and the published ones with that of the committed result. Left out: published rows whose
 adapter a job can only call LoRA (`variant`), which never were the job that is predicted. Rows with doubts count.
 
-Runs on several cards count for whose code spreads a job (`tunecast.predict.evidence.family_of`). A stack nobody
+Runs on several cards count for whose code spreads a job (`tunecast.prediction.evidence.family_of`). A stack nobody
 measured is as far off as the measured groups are, each counting the same.
 
-Of each group of runs (`tunecast.predict.ranges`) and each kind of memory, off = measured / predicted - 1, and 0 where
+Of each group of runs (prediction/memory/ranges.py), each kind of memory, off = measured / predicted - 1, and 0 where
 that is less than the floor. With n of them, the range ends at the (n + 1) x 0.9-th from below and from above (that is
 conformal, a tenth on each side). With too few for that it is symmetric and ends at the (n + 1) x 0.8-th of their sizes;
 with fewer than four it is assumed. It never excludes the prediction itself. Covered: each model's runs judged by a
@@ -35,22 +35,22 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 from figures import load  # noqa: E402
 from public_figures import KIND_FIELDS  # noqa: E402
 
-from tunecast.predict.prediction import H200_CONTEXT  # noqa: E402
-from tunecast.predict.ranges import (  # noqa: E402
+from tunecast.prediction.memory.ranges import (  # noqa: E402
     ELSEWHERE,
     FLOOR_BYTES,
     GUESSED,
     KINDS,
     MEASURED_CARD,
+    TRACED,
     UNSEEN,
-    USUAL,
     VARYING,
-    Band,
     Basis,
+    MemoryBand,
     band_of,
 )
+from tunecast.prediction.on_card import H200_CONTEXT  # noqa: E402
 
-TABLE = HERE.parent / "src" / "tunecast" / "predict" / "ranges_table.py"
+TABLE = HERE.parent / "src" / "tunecast" / "prediction" / "memory" / "ranges_table.py"
 SHARE = 0.8
 ASSUMED = {MEASURED_CARD: 0.0, ELSEWHERE: 0.01, VARYING: 0.05, GUESSED: 0.05}
 """Where fewer runs than four say something. Elsewhere: kernels' workspaces follow their source code, unchecked, tens of
@@ -160,21 +160,21 @@ def _lines(name: str) -> list[Row]:
 def groups(found: Sequence[Residual]) -> dict[str, Callable[[Residual], bool]]:
     """Which runs make each group's range. Other stacks' runs are of other releases: each makes its own range, with what
     its program guesses, and no other's, whether that would be narrower or wider."""
-    own = sorted({r.basis.own for r in found if r.basis.several or r.basis.stack not in USUAL})
+    own = sorted({r.basis.own for r in found if r.basis.several or r.basis.stack not in TRACED})
     return {
         MEASURED_CARD: lambda r: r.basis == Basis(),
         ELSEWHERE: lambda r: r.basis == Basis(measured_card=False),
         **{name: lambda r, name=name: r.basis.own == name for name in own},  # type: ignore[misc]
         VARYING: lambda r: r.basis.varies,
-        GUESSED: lambda r: r.basis.guessed and r.basis.stack in USUAL and not r.basis.several,
+        GUESSED: lambda r: r.basis.guessed and r.basis.stack in TRACED and not r.basis.several,
     }
 
 
-def unseen(found: Sequence[Residual]) -> Band:
+def unseen(found: Sequence[Residual]) -> MemoryBand:
     """Of all runs, every stack counting the same, on one card and on several."""
     exact = [r for r in found if not r.basis.guessed]
     end, within = end_of_all([(_who(r), r.off) for r in exact])
-    return Band(end, end, len(exact), len({r.model for r in exact}), within)
+    return MemoryBand(end, end, len(exact), len({r.model for r in exact}), within)
 
 
 def end_of_all(off: Sequence[tuple[Hashable, float]]) -> tuple[float, float]:
@@ -224,8 +224,8 @@ def covered(members: Sequence[Residual]) -> float | None:
     return sum(inside) / len(inside)
 
 
-def bands(found: Sequence[Residual]) -> dict[tuple[str, str], Band]:
-    table: dict[tuple[str, str], Band] = {}
+def bands(found: Sequence[Residual]) -> dict[tuple[str, str], MemoryBand]:
+    table: dict[tuple[str, str], MemoryBand] = {}
     for name, belongs in groups(found).items():
         for kind in KINDS:
             if (name, kind) == (ELSEWHERE, "device"):
@@ -237,7 +237,7 @@ def bands(found: Sequence[Residual]) -> dict[tuple[str, str], Band]:
             below, above = made or (ASSUMED[name], ASSUMED[name])
             below, above = (math.ceil(side * 1e5) / 1e5 for side in (below, above))
             share = covered(members) if made else None
-            table[name, kind] = Band(
+            table[name, kind] = MemoryBand(
                 below, above, len(members), len({r.model for r in members}), share and round(share, 3)
             )
     table |= dict.fromkeys(((UNSEEN, kind) for kind in KINDS), unseen(found))
@@ -248,21 +248,21 @@ def bands(found: Sequence[Residual]) -> dict[tuple[str, str], Band]:
     return table
 
 
-def half_width(found: Residual, table: dict[tuple[str, str], Band]) -> float:
+def half_width(found: Residual, table: dict[tuple[str, str], MemoryBand]) -> float:
     """Of the range a prediction would come with, as a share of it."""
     band = band_of(found.kind, found.basis, table)
     floor = FLOOR_BYTES[found.kind] / found.predicted_bytes
     return (max(floor, band.below) + max(floor, band.above)) / 2
 
 
-def median_half_widths(found: Sequence[Residual], table: dict[tuple[str, str], Band]) -> dict[str, float]:
+def median_half_widths(found: Sequence[Residual], table: dict[tuple[str, str], MemoryBand]) -> dict[str, float]:
     return {kind: statistics.median(half_width(r, table) for r in found if r.kind == kind) for kind in KINDS}
 
 
 HEAD = '''"""How far measured runs lie from their predictions. Written by `benchmarks/ranges.py`; do not edit.
 
 From {card} runs of one H200 (2026-11-15) and {public} published ones, as benchmarks/data and benchmarks/results have
-them. A line: a group and a kind, and of it the fields of `tunecast.predict.ranges.Band`.
+them. A line: a group and a kind, and of it the fields of `tunecast.prediction.memory.ranges.Band`.
 """
 
 from __future__ import annotations

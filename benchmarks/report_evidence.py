@@ -30,7 +30,7 @@ from plots import (  # noqa: E402
 from public_figures import promises  # noqa: E402
 from report_rows import lines_of  # noqa: E402
 
-from tunecast.predict.ranges import FLOOR_BYTES  # noqa: E402
+from tunecast.prediction.memory.ranges import FLOOR_BYTES  # noqa: E402
 from tunecast.units import gib  # noqa: E402
 
 TOOLS = {"tunecast": "tunecast", "fitcheck": "fitcheck-llm", "vramcalc": "vramcalc"}

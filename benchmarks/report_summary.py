@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from figures import table
 
-from tunecast.predict.evidence import MEMORY, TIME, Runs, Spread, spread
-from tunecast.predict.evidence import table as evidence
+from tunecast.prediction.evidence import MEMORY, TIME, ErrorSpread, Runs, spread
+from tunecast.prediction.evidence import table as evidence
 
 CARDS: Mapping[str, tuple[str, ...]] = {
     "H200": ("h200-sxm-141gb", "h200-nvl-141gb"),
@@ -47,7 +47,7 @@ def summary() -> list[str]:
         "one training step. Some rates behind times are estimated from these runs; with the card predicted left out "
         f"of them, the {apart.runs} steps timed by others are off by {apart.median:.1%} (p90 {apart.p90:.1%}). An "
         "empty cell: no such runs are known; a prediction there is about as far off as those of like cards, and its "
-        "range is wider. Sources: our own runs on one H200, and published ones (`src/tunecast/predict/evidence.csv`, "
+        "range is wider. Sources: our own runs on one H200, and published ones (`prediction/evidence.csv`, "
         "written by `benchmarks/evidence.py`).",
         "",
     ]
@@ -62,7 +62,7 @@ def _of_kind(found: Iterable[Runs], kind: str) -> Sequence[Runs]:
     return [runs for runs in found if runs.kind == kind]
 
 
-def _cells(found: Spread) -> tuple[str, str, str]:
+def _cells(found: ErrorSpread) -> tuple[str, str, str]:
     if found.median is None or found.p90 is None:
         return "", "", ""
     return str(found.runs), f"{found.median:.1%}", f"{found.p90:.1%}"

@@ -244,8 +244,8 @@ def left_out_section() -> list[str]:
         "## Left out",
         "",
         "How much of the best product a generation of cards sustains, and what float8 and float4 reach of it "
-        "(`predict/price/rates.py`), are estimated from published steps and those of one H200. Here they are estimated "
-        f"anew without the card, the model or the source whose runs are then predicted; {made['rows']} runs, "
+        "(`prediction/price/rates.py`), are estimated from published steps and those of one H200. Here they are "
+        f"estimated anew without the card, the model or the source whose runs are then predicted; {made['rows']} runs, "
         "`python benchmarks/time_left_out.py`.",
         "",
         *table(["left out", "runs", "median as it is", "median left out", "signed", "p90"], lines),

@@ -22,8 +22,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
 from figures import load, table  # noqa: E402
 from timing import is_of_something_else, rows_of  # noqa: E402
 
+from tunecast.door.predict import predict  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
-from tunecast.predict.engines import prediction  # noqa: E402
 
 RESULTS, PAGE = HERE / "results" / "scaling.json", HERE.parent / "docs" / "scaling.md"
 GIB = 2**30
@@ -45,20 +45,20 @@ CONTEXT_RANKS = 8
 def asked(job: Row) -> Row:
     """What is said of a job, or why nothing is."""
     try:
-        said = prediction(job)
+        said = predict(job)
     except TunecastError as error:
         return {"refused": error.message.splitlines()[0]}
-    if said.time is None:
+    if said.time is None or said.utilization is None:
         return {"refused": next((w for w in said.warnings if w.startswith("time")), "no time")}
     return {
-        "tokens_per_s_per_gpu": said.time["tokens_per_s_per_gpu"],
-        "low": said.time["low_s"],
-        "high": said.time["high_s"],
-        "step_s": said.time["step_s"],
-        "bound_by": said.time["bound_by"],
-        "communication": (said.utilization or {}).get("communication_fraction"),
-        "mfu": (said.utilization or {}).get("mfu"),
-        "breakdown_s": said.time["breakdown_s"],
+        "tokens_per_s_per_gpu": said.time.tokens_per_s_per_gpu,
+        "low": said.time.low_s,
+        "high": said.time.high_s,
+        "step_s": said.time.step_s,
+        "bound_by": said.time.bound_by,
+        "communication": said.utilization.communication_fraction,
+        "mfu": said.utilization.mfu,
+        "breakdown_s": said.time.breakdown_s,
         "device_bytes": said.memory.device_bytes,
         "fits": said.fits,
     }

@@ -22,8 +22,7 @@ from public_figures import KIND_FIELDS  # noqa: E402
 from timing import Asked, described, grouped, refusals, rows_of, worst_first, write_result  # noqa: E402
 
 from tunecast.job import Job  # noqa: E402
-from tunecast.predict.engines import predicted  # noqa: E402
-from tunecast.predict.prediction import memory_of  # noqa: E402
+from tunecast.prediction.engines import predict  # noqa: E402
 
 Row = dict[str, Any]
 FIELDS = ("allocated_bytes", "reserved_bytes", "device_bytes")
@@ -33,7 +32,7 @@ MOST = {"all": (0.02, 0.08), "stack": (0.06, 0.15), "device": (0.08, 0.25)}
 
 
 def memory_said(job: Job) -> Row:
-    memory = memory_of(predicted(job).held)  # the whole prediction has the least capacity too, which takes longer
+    memory = predict(job).memory  # the whole prediction has the least capacity too, which takes longer
     return {name: getattr(memory, name) for name in FIELDS} | {"peak_phase": memory.peak_phase}
 
 

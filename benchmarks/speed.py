@@ -45,8 +45,8 @@ from memory import commit  # noqa: E402
 
 from tunecast.job import job_from_dict  # noqa: E402
 from tunecast.job.registry import bundled_config, bundled_models  # noqa: E402
-from tunecast.predict import native  # noqa: E402
-from tunecast.predict.engines import predicted  # noqa: E402
+from tunecast.prediction import native  # noqa: E402
+from tunecast.prediction.engines import predict  # noqa: E402
 
 Figures = dict[str, Any]
 TIMES = 20
@@ -80,13 +80,13 @@ def in_process() -> Figures:
         for number in range(-2, TIMES):
             job = job_from_dict({"model": "llama-3.1-8b", "seq_len": 2048 + 8 * number, **values})
             start, cpu_start = time.perf_counter(), time.process_time()
-            done = predicted(job)
-            done.held.at_peak  # noqa: B018  what is asked for is computed
+            done = predict(job)
+            done.on_card.at_peak  # noqa: B018  what is asked for is computed
             memory.append(time.perf_counter() - start)
             cpu.append(time.process_time() - cpu_start)
-            done.held.smallest_capacity_bytes  # noqa: B018
+            done.on_card.smallest_capacity_bytes  # noqa: B018
             least.append(time.perf_counter() - start)
-            done.prediction  # noqa: B018
+            done.to_dict()
             whole.append(time.perf_counter() - start)
         found[name] = {
             "first": told(memory[:1]),
@@ -105,7 +105,7 @@ def growth() -> list[Figures]:
         times = []
         for number in range(7):
             job = job_from_dict({"model": model, "seq_len": 2048 + 8 * number, **JOBS["lora"]})
-            times.append(seconds(lambda job=job: predicted(job)))  # type: ignore[misc]
+            times.append(seconds(lambda job=job: predict(job)))  # type: ignore[misc]
         found.append({"model": model, "layers": layers, "memory": told(times[2:])})
     return found
 

@@ -3,7 +3,7 @@
     python benchmarks/time_h200.py
     python benchmarks/time_h200.py --only TEXT     prints rows whose id contains it, writes nothing
 
-Three sets of runs. `h200_runs.jsonl` is what the constants of `predict/price` were estimated on (the longer of two
+Three sets of runs. `h200_runs.jsonl` is what the constants of `prediction/price` were estimated on (the longer of two
 runs of a job; runs of mixed lengths apart). `generated_runs.jsonl` and `closed_runs.jsonl` were drawn at random for
 memory; of them only the host's shares (`Host.hook`, `optimizer`, `triton`) were estimated, since no other run waits for
 them.
@@ -33,11 +33,11 @@ from memory import commit, models  # noqa: E402
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.hardware.catalog import gpu  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
-from tunecast.predict.host import DEFAULT_HOST, Host  # noqa: E402
-from tunecast.predict.price import ATTENTION, PRODUCTS, rates_of, seconds  # noqa: E402
-from tunecast.predict.runtime import Lowered, StepTime  # noqa: E402
-from tunecast.predict.time_ranges import CARD, HOST, host_share, waits_for_host  # noqa: E402
-from tunecast.predict.whole import new_length_s, planning_of  # noqa: E402
+from tunecast.prediction.price import ATTENTION, PRODUCTS, rates_of, seconds  # noqa: E402
+from tunecast.prediction.price.host import DEFAULT_HOST, Host  # noqa: E402
+from tunecast.prediction.time.ranges import CARD, HOST, host_share, waits_for_host  # noqa: E402
+from tunecast.prediction.time.runtime import Lowered, StepTime  # noqa: E402
+from tunecast.prediction.time.whole import new_length_s, planning_of  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 from tunecast.tape.shorten import steps_of  # noqa: E402
 from tunecast.tape.timed import timed_steps  # noqa: E402

@@ -2,7 +2,7 @@
 
     python benchmarks/time_left_out.py        after time_public.py and time_vendor.py; writes results/time_left_out.json
 
-Two kinds of constants of `predict/price/rates.py` are estimated from published steps: how much of the best product a
+Two kinds of constants of `prediction/price/rates.py` are estimated from published steps: how much of the best product a
 generation of cards sustains in training, and what float8 and float4 reach of it. For each card in turn both are
 estimated without its runs, and its runs are predicted with those; the same for each model and for each source (a
 repository, or a vendor's publication). Nothing is priced again: a share w of a step (products, attention, what is

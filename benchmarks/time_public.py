@@ -3,7 +3,7 @@
     python benchmarks/time_public.py --peers ENV/bin/python        ENV holds llm-analysis (`time_peers.py`)
 
 A row that is refused stays in the result with the reason. A few of tunecast's rates were read off such rows
-(`SUSTAINED` and `LOW_PRECISION` of predict/price/rates.py); `time_left_out.py` tells them left out by card and by
+(`SUSTAINED` and `LOW_PRECISION` of prediction/price/rates.py); `time_left_out.py` tells them left out by card and by
 model. What is fitted in the peers' favour is called so, and told left out by card as well.
 """
 
@@ -37,7 +37,7 @@ from timing import (  # noqa: E402
 
 from tunecast.hardware import known_gpu  # noqa: E402
 from tunecast.job.model import resolve_model  # noqa: E402
-from tunecast.predict.time_ranges import has_own_range  # noqa: E402
+from tunecast.prediction.time.ranges import has_own_range  # noqa: E402
 
 Row = dict[str, Any]
 

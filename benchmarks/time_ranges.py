@@ -1,4 +1,4 @@
-"""The 80 % ranges of a step's time from the errors of timed steps; writes src/tunecast/predict/time_table.py.
+"""The 80 % ranges of a step's time from the errors of timed steps; writes src/tunecast/prediction/time/ranges_table.py.
 
     python benchmarks/time_ranges.py            after time_h200.py, time_public.py and time_vendor.py; evidence.py next
     python benchmarks/time_ranges.py --show     print the groups and how many steps each range holds, write nothing
@@ -27,8 +27,8 @@ from ranges import SHARE, covers, end_of_all, ends  # noqa: E402
 from time_left_out import error_at, fitted, runs_of  # noqa: E402
 from timing import is_of_something_else, rows_of  # noqa: E402
 
-from tunecast.predict.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS, family_of  # noqa: E402
-from tunecast.predict.time_ranges import (  # noqa: E402
+from tunecast.prediction.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS, family_of  # noqa: E402
+from tunecast.prediction.time.ranges import (  # noqa: E402
     CARD,
     HOST,
     LONG,
@@ -36,11 +36,11 @@ from tunecast.predict.time_ranges import (  # noqa: E402
     SHORT_S,
     UNSEEN,
     WAITS,
-    Band,
-    Kind,
+    StepKind,
+    TimeBand,
 )
 
-TABLE = HERE.parent / "src" / "tunecast" / "predict" / "time_table.py"
+TABLE = HERE.parent / "src" / "tunecast" / "prediction" / "time" / "ranges_table.py"
 H200 = "h200-sxm-141gb"
 FEWEST, FEWEST_MODELS, LEAST_COVERED = 10, 2, 0.75
 """Steps and models that make a group, and of the steps what a range made of the other models' must hold."""
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 HEAD = '''"""How far measured steps lie from their predictions. Written by `benchmarks/time_ranges.py`; do not edit.
 
-A line: a group of alike steps, and of it the fields of `tunecast.predict.time_ranges.Band`.
+A line: a group of alike steps, and of it the fields of `tunecast.prediction.time.ranges.Band`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ BANDS: dict[str, tuple[float, float, int, int, float | None]] = {
 
 class Residual(NamedTuple):
     id: str
-    kind: Kind
+    kind: StepKind
     model: str
     off: float
     """Measured over predicted, less 1."""
@@ -83,13 +83,15 @@ def _own() -> Iterator[Residual]:
         if "error" not in row or row["kind"] == "mixed lengths":
             continue
         off = row["measured_s"] / row["left_out_s"] - 1
-        kind = Kind(H200, family_of("transformers"), SIXTEEN_BITS, ONE, row["waits_for"], _length(row["measured_s"]))
+        kind = StepKind(
+            H200, family_of("transformers"), SIXTEEN_BITS, ONE, row["waits_for"], _length(row["measured_s"])
+        )
         yield Residual(row["id"], kind, row["model"], off, off)
 
 
 def _published() -> Iterator[Residual]:
     """Of `time_public.py` and `time_vendor.py`. Those as they are answered now are not unseen: some rates of
-    `predict/price` were set by them, so a card's own ranges may be too narrow."""
+    `prediction/price` were set by them, so a card's own ranges may be too narrow."""
     rows = [*load("time_public.json")["rows"], *load("time_vendor.json")["rows"]]
     jobs = {row["id"]: row["job"] for name in ("public_runs.jsonl", "vendor_runs.jsonl") for row in rows_of(name)}
     left_out = without_their_card(rows)
@@ -100,9 +102,9 @@ def _published() -> Iterator[Residual]:
             yield Residual(row["id"], kind_of(row, job, said), job["model"], off, 1 / (1 + left_out[row["id"]]) - 1)
 
 
-def kind_of(row: Row, job: Row, said: Row) -> Kind:
+def kind_of(row: Row, job: Row, said: Row) -> StepKind:
     hardware = job["hardware"]
-    return Kind(
+    return StepKind(
         row["gpu"],
         family_of(job.get("stack", "transformers")),
         LOW_PRECISION if job.get("matmul_dtype") else SIXTEEN_BITS,
@@ -126,7 +128,7 @@ def without_their_card(rows: Sequence[Row]) -> dict[str, float]:
     return made
 
 
-def band(name: str, members: Sequence[Residual]) -> Band | None:
+def band(name: str, members: Sequence[Residual]) -> TimeBand | None:
     """The fields of a range, or None where there are too few. Where models differ so much that a range of the others
     holds less of one's steps than it should, it ends further out."""
     made = None
@@ -134,7 +136,7 @@ def band(name: str, members: Sequence[Residual]) -> Band | None:
         found = ends([r.of(name) for r in members], percent / 100)
         if found is None:
             break
-        made = Band(*found, len(members), len({r.model for r in members}), _covered(name, members, percent / 100))
+        made = TimeBand(*found, len(members), len({r.model for r in members}), _covered(name, members, percent / 100))
         if made.covered is None or made.covered >= LEAST_COVERED:
             break
     return made
@@ -150,14 +152,14 @@ def _covered(name: str, members: Sequence[Residual], share: float) -> float | No
     return round(sum(inside) / len(inside), 3) if inside else None
 
 
-def stands(name: str, found: Band, members: Sequence[Residual]) -> bool:
+def stands(name: str, found: TimeBand, members: Sequence[Residual]) -> bool:
     cards = {r.kind.card for r in members}
     enough = found.runs >= FEWEST and found.models >= FEWEST_MODELS
     enough = enough and (len(cards) >= FEWEST_CARDS or any(card in name for card in cards))
     return enough and (found.covered is None or found.covered >= LEAST_COVERED)
 
 
-def bands(found: Sequence[Residual]) -> dict[str, Band]:
+def bands(found: Sequence[Residual]) -> dict[str, TimeBand]:
     groups: dict[str, list[Residual]] = {}
     for r in found:
         for name in r.kind.alike():
@@ -167,13 +169,13 @@ def bands(found: Sequence[Residual]) -> dict[str, Band]:
     return {UNSEEN: unseen(found), **table}
 
 
-def unseen(found: Sequence[Residual]) -> Band:
+def unseen(found: Sequence[Residual]) -> TimeBand:
     """Of all steps without their card, every card counting the same."""
     end, within = end_of_all([(r.kind.card, r.left_out) for r in found])
-    return Band(end, end, len(found), len({r.model for r in found}), within)
+    return TimeBand(end, end, len(found), len({r.model for r in found}), within)
 
 
-def written(table: dict[str, Band]) -> str:
+def written(table: dict[str, TimeBand]) -> str:
     """The ranges as a Python file."""
     lines = [
         f'    "{name}": ({b.below:.4f}, {b.above:.4f}, {b.runs}, {b.models}, {b.covered}),\n'
@@ -191,13 +193,13 @@ class Held(NamedTuple):
     half_width: float
 
 
-def told(r: Residual, table: dict[str, Band]) -> tuple[Band, float]:
+def told(r: Residual, table: dict[str, TimeBand]) -> tuple[TimeBand, float]:
     """The range a step would be told, and where in it the step lies."""
     name = next((name for name in r.kind.alike() if name in table), UNSEEN)
     return table[name], r.of(name)
 
 
-def held(found: Sequence[Residual], table: dict[str, Band]) -> Iterator[Held]:
+def held(found: Sequence[Residual], table: dict[str, TimeBand]) -> Iterator[Held]:
     """By card, by family, by source, by what is waited for: groups of ten or more."""
     for what, value in (
         ("card", lambda r: r.kind.card), ("stacks", lambda r: r.kind.family),

@@ -20,7 +20,7 @@ from time_public import run  # noqa: E402
 from timing import Asked, rows_of  # noqa: E402
 
 from tunecast.job import Job  # noqa: E402
-from tunecast.predict.analytic import analytic  # noqa: E402
+from tunecast.prediction.engines import analytic  # noqa: E402
 
 Row = dict[str, Any]
 ORDERED = ("h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "mi300x")
@@ -57,7 +57,7 @@ def is_lora_on_eight(row: Row) -> bool:
 
 def verdict(job: Job) -> Row:
     """Of memory alone."""
-    held = analytic(job).held
+    held = analytic(job).on_card
     return {"fits": held.fits, "surely": held.room.surely}
 
 

@@ -22,11 +22,10 @@ from public_figures import off  # noqa: E402
 
 from tunecast.errors import TunecastError  # noqa: E402
 from tunecast.hardware import gpu as gpu_named  # noqa: E402
-from tunecast.hardware.cluster import cluster_of  # noqa: E402
 from tunecast.job import Job, job_from_dict  # noqa: E402
 from tunecast.job.model import bundled_models, resolve_model  # noqa: E402
-from tunecast.predict import timing as predict_timing  # noqa: E402
-from tunecast.predict.modelled import require_modelled  # noqa: E402
+from tunecast.prediction.modelled import require_modelled  # noqa: E402
+from tunecast.prediction.time import timing as predict_timing  # noqa: E402
 
 Row = dict[str, Any]
 
@@ -148,12 +147,12 @@ class Asked:
 
 
 def step_of(job: Job) -> Row:
-    """What a prediction says of time (`predict.timing`), without its memory, which takes longer."""
+    """What a prediction says of time (prediction/time/timing.py), without its memory, which takes longer."""
     require_modelled(job)
     gpu, model = gpu_named(job.hardware.gpu), resolve_model(job.model)
-    cards = job.hardware.gpus * job.hardware.nodes
-    told = predict_timing.timing(job, model, gpu, cluster_of(job, gpu) if cards > 1 else None).time
-    kept = {name: told[name] for name in ("step_s", "low_s", "high_s", "bound_by", "breakdown_s") if name in told}
+    told = predict_timing.timing(job, model, gpu).time
+    assert told is not None
+    kept = {name: getattr(told, name) for name in ("step_s", "low_s", "high_s", "bound_by", "breakdown_s")}
     return {name: rounded(value) for name, value in kept.items()}
 
 

@@ -3,7 +3,7 @@
     python benchmarks/trainer_loop.py
 
 Models have their layers but are 64 wide. CPU time, since other programs may run; loops of two lengths, so that what
-happens once is taken off. Printed: modules, and milliseconds of a step and of a micro-batch (`predict/host.py`).
+happens once is taken off. Printed: modules, and milliseconds per step and per micro-batch (prediction/price/host.py).
 """
 
 from __future__ import annotations

@@ -176,12 +176,12 @@ def predict(name: str, out: Path, calibration: Path | None) -> None:
 
 def predicted_row(case: Case, calibration: Path | None = None) -> dict[str, Any]:
     from tunecast.job import job_from_dict
-    from tunecast.predict.calibration import calibration_from
-    from tunecast.predict.engines import predicted
+    from tunecast.prediction.engines import predict
+    from tunecast.prediction.time.calibration import calibration_from
 
     found = None if calibration is None else json.loads(calibration.read_text("utf-8"))
     own = None if found is None else calibration_from(found, found.get("measured", ""))
-    said = predicted(job_from_dict(case["job"]), timed=True, calibration=own).prediction.to_dict()
+    said = predict(job_from_dict(case["job"]), timed=True, calibration=own).to_dict()
     kept = ("memory", "smallest_capacity_bytes", "time")
     return {"id": case["id"], "calibrated": own is not None, **{key: said[key] for key in kept}}
 

@@ -1,10 +1,14 @@
-"""tunecast: the GPU memory of a fine-tuning job, from the real training code, before it runs and without a GPU.
+"""tunecast: which GPUs to rent for a fine-tune: its memory to the byte, its time and its cost, before it runs.
 
     >>> import tunecast
-    >>> said = tunecast.prediction({"model": "llama-3.2-1b", "method": "lora", "hardware": {"gpu": "rtx-4090"}})
-    >>> said.fits, said.memory.device_bytes
+    >>> job = tunecast.read("llama-3.1-8b", method="lora", gpu="rtx-4090", samples=20_000)
+    >>> p = tunecast.predict(job)
+    >>> p.fits, p.memory.device_bytes, p.time.step_s
+    >>> plan = tunecast.plan(job, within="6h", eu=True)
+    >>> plan.best.hardware, plan.best.total_usd
 
-Importing this loads nothing else: each name below is read from its place when it is first asked for.
+What a command prints with `--json` is `to_dict()` of what the function of its name returns, and attributes have the
+JSON's names. Importing this loads nothing else: each name below is read from its place when it is first asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +16,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tunecast.advise.most import Largest as Largest
+    from tunecast.advise.oom.explanation import OomExplanation as OomExplanation
+    from tunecast.door.catalogue import gpus as gpus
+    from tunecast.door.catalogue import models as models
+    from tunecast.door.catalogue import nodes as nodes
+    from tunecast.door.compare import compare as compare
+    from tunecast.door.explain_oom import explain_oom as explain_oom
+    from tunecast.door.fit import fit as fit
+    from tunecast.door.largest import largest as largest
+    from tunecast.door.offers import offers as offers
+    from tunecast.door.plan import plan as plan
+    from tunecast.door.predict import predict as predict
+    from tunecast.door.read import read as read
+    from tunecast.door.trace import ScriptTrace as ScriptTrace
+    from tunecast.door.trace import trace as trace
     from tunecast.errors import DoesNotFit as DoesNotFit
     from tunecast.errors import NotResolved as NotResolved
     from tunecast.errors import OverBudget as OverBudget
@@ -20,44 +39,51 @@ if TYPE_CHECKING:
     from tunecast.errors import UsageError as UsageError
     from tunecast.job.job import Job as Job
     from tunecast.job.readers import read_jobs as read_jobs
-    from tunecast.predict.engines import prediction as prediction
-    from tunecast.predict.prediction import Memory as Memory
-    from tunecast.predict.prediction import Prediction as Prediction
+    from tunecast.market.listed import Offers as Offers
+    from tunecast.planning.choice import Choice as Choice
+    from tunecast.planning.choice import Plan as Plan
+    from tunecast.planning.comparison import Comparison as Comparison
+    from tunecast.planning.fit.solution import Fit as Fit
+    from tunecast.prediction.prediction import Prediction as Prediction
+    from tunecast.prediction.values import Memory as Memory
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DoesNotFit",
-    "Job",
-    "Memory",
-    "NotResolved",
-    "OverBudget",
-    "Prediction",
-    "TunecastError",
-    "Unsupported",
-    "UsageError",
-    "__version__",
-    "prediction",
-    "read_jobs",
-]
-
 _PLACES = {
-    **dict.fromkeys(
-        ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"), "tunecast.errors"
-    ),
-    "Job": "tunecast.job.job",
-    "read_jobs": "tunecast.job.readers",
-    **dict.fromkeys(("Memory", "Prediction"), "tunecast.predict.prediction"),
-    "prediction": "tunecast.predict.engines",
+    "advise.most": ("Largest",),
+    "advise.oom.explanation": ("OomExplanation",),
+    "door.catalogue": ("gpus", "models", "nodes"),
+    "door.compare": ("compare",),
+    "door.explain_oom": ("explain_oom",),
+    "door.fit": ("fit",),
+    "door.largest": ("largest",),
+    "door.offers": ("offers",),
+    "door.plan": ("plan",),
+    "door.predict": ("predict",),
+    "door.read": ("read",),
+    "door.trace": ("ScriptTrace", "trace"),
+    "errors": ("DoesNotFit", "NotResolved", "OverBudget", "TunecastError", "Unsupported", "UsageError"),
+    "job.job": ("Job",),
+    "job.readers": ("read_jobs",),
+    "market.listed": ("Offers",),
+    "planning.choice": ("Choice", "Plan"),
+    "planning.comparison": ("Comparison",),
+    "planning.fit.solution": ("Fit",),
+    "prediction.prediction": ("Prediction",),
+    "prediction.values": ("Memory",),
 }
+"""Where each public name is."""
+
+__all__ = ["__version__", *(name for names in _PLACES.values() for name in names)]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    place = next((place for place, names in _PLACES.items() if name in names), None)
+    if place is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_PLACES[name]), name)
+    value = getattr(import_module(f"{__name__}.{place}"), name)
     globals()[name] = value
     return value
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+DEBUG = "TUNECAST_DEBUG"
+"""The environment variable with which what is wrong with tunecast itself is shown in full."""
 LONGEST_LINE = 4000
 """Characters of a line that is shown. The longest of our own lists what is allowed, in half of them."""
 _UNSHOWN = "[\x00-\x1f\x7f-\x9f\u2028\u2029\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
@@ -74,3 +76,9 @@ def nearest(given: object, allowed: Iterable[str]) -> str | None:
 
     matches = difflib.get_close_matches(str(given).lower(), list(allowed), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def internal_error(error: BaseException) -> str:
+    """One line, whatever the message holds."""
+    told = printable(" ".join(f"{type(error).__name__}: {error}".split()), 500)
+    return f"internal error: {told}. Please report this, with the traceback that {DEBUG}=1 shows."

@@ -57,3 +57,10 @@ def digits(value: float, count: int = 3) -> str:
 def percent(fraction: float, digits: int = 0) -> str:
     """`57.8 %`."""
     return f"{100 * fraction:.{digits}f} %"
+
+
+def positive(given: object) -> int | None:
+    """The whole number from 1 on that was given, as text or not; None where it is none, or has ten digits and more."""
+    if isinstance(given, str):
+        given = int(given) if given.isdecimal() and len(given) < 10 else None
+    return given if isinstance(given, int) and not isinstance(given, bool) and 1 <= given < 10**9 else None

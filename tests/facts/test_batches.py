@@ -13,10 +13,12 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.job.lengths import sample_lengths
-from tunecast.predict.batches import batches_of, grouped
-from tunecast.predict.lengths import epoch_of, new_lengths
-from tunecast.predict.packing import packed_rows
-from tunecast.predict.torch_random import Generator
+from tunecast.prediction.data.batches import batches_of, grouped
+from tunecast.prediction.data.lengths import epoch_of, new_lengths
+from tunecast.prediction.data.packing import packed_rows
+from tunecast.prediction.data.torch_random import Generator
+
+pytestmark = pytest.mark.whole
 
 torch = pytest.importorskip("torch")
 DRAW = random.Random(7)

@@ -11,7 +11,8 @@ import pytest
 
 from tunecast.hardware import gpus
 from tunecast.hardware.catalog import known_gpu
-from tunecast.hardware.names import is_geforce
+from tunecast.hardware.links import links
+from tunecast.prediction.price.rates import SUSTAINED
 from tunecast.units import GB, GIB, MIB
 
 TABLE = tomllib.loads((files("tunecast.hardware") / "gpus.toml").read_text("utf-8"))
@@ -100,6 +101,26 @@ def test_a_measured_context_lies_in_its_spread(name):
             assert TABLE[name]["context_source"]
 
 
+@pytest.mark.parametrize("name", TABLE)
+def test_a_consumer_card_says_so(name):
+    """A GeForce by its name; what machines of them are taken to have (network, links) follows from the segment."""
+    assert gpus()[name].is_consumer == bool(re.match(r"rtx-\d0[5-9]0", name))
+    assert TABLE[name].get("segment", "consumer") == "consumer"
+    bridge = gpus()[name].bridge
+    assert bridge is None or "bridge" in links()[bridge].name
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_an_architecture_is_one_whose_rates_were_looked_at(name):
+    assert TABLE[name]["architecture"].partition(" ")[0] in SUSTAINED
+
+
+def test_a_spelling_of_price_lists_means_one_card():
+    spellings = [spelling for card in gpus().values() for spelling in card.offered_as]
+    assert len(set(spellings)) == len(spellings)
+    assert all(re.fullmatch(r"[A-Z0-9]+", spelling) for spelling in spellings)
+
+
 FLOP_PER_CLOCK = {
     # NVIDIA's white papers of the architectures, a multiprocessor: GP100, GV100, TU102, GA102, AD102, GB202; GeForce
     # halves what accumulates in float32 (GA102, appendix A; AD102, appendix A; GB202, appendix A). AMD: RDNA 3, RDNA 4.
@@ -127,7 +148,7 @@ def test_multiprocessors_times_clock_give_the_printed_rates(name):
         if card.vendor == "AMD":
             each = FLOP_PER_CLOCK["AMD"].get((major, "fp16" if kind == "bf16" else kind))
         else:
-            each = FLOP_PER_CLOCK[major, is_geforce(name)].get(kind)
+            each = FLOP_PER_CLOCK[major, gpus()[name].is_consumer].get(kind)
         if each is None or (name, kind) == ("titan-v", "fp16"):  # NVIDIA prints 110 of it, 8 % less
             continue
         assert clocks * each / 1e12 == pytest.approx(rate, rel=0.02), (kind, clocks * each / 1e12)

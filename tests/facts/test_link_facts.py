@@ -9,9 +9,8 @@ from importlib.resources import files
 import pytest
 
 from tunecast.hardware.catalog import gpus
-from tunecast.hardware.cluster import BRIDGED, own_link
+from tunecast.hardware.cluster import own_link
 from tunecast.hardware.links import inside_names, links, nodes
-from tunecast.hardware.names import is_geforce
 
 LINKS = tomllib.loads((files("tunecast.hardware") / "links.toml").read_text("utf-8"))
 NODES = tomllib.loads((files("tunecast.hardware") / "nodes.toml").read_text("utf-8"))
@@ -37,11 +36,11 @@ def test_a_link_has_a_history_and_is_slower_than_its_vendor_says(name):
 )
 def test_a_cards_own_link_has_the_peak_the_card_is_sold_with(name):
     card = gpus()[name]
-    link = links()[BRIDGED[name]] if name in BRIDGED else own_link(card, 2)
+    link = links()[card.bridge] if card.bridge else own_link(card, 2)
     assert link.peak_bytes_per_s == card.link_bytes_per_s
 
 
-@pytest.mark.parametrize("name", [name for name in gpus() if is_geforce(name)])
+@pytest.mark.parametrize("name", [name for name, card in gpus().items() if card.is_consumer])
 def test_a_geforce_has_no_bridge_unless_one_is_named(name):
     """Bought apart; without it the driver lets no GeForce read another's memory."""
     assert own_link(gpus()[name], 2).kind == "host"

@@ -15,17 +15,17 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.grids import grid
-from tunecast.offers.clean import OLDEST
-from tunecast.offers.jurisdiction import EU27, beyond_us_law, in_eu, told
-from tunecast.offers.level import FAR
-from tunecast.offers.names import _rules
-from tunecast.offers.offer import KINDS, PLACED
-from tunecast.offers.provider import EXPOSURES, FACTS, SHARED_CARD, TENANCIES, providers
-from tunecast.offers.store import bundled, sources
+from tunecast.market.clean import OLDEST
+from tunecast.market.jurisdiction import EU27, beyond_us_law, in_eu, told
+from tunecast.market.level import FAR
+from tunecast.market.names import _rules
+from tunecast.market.offer import KINDS, PLACED
+from tunecast.market.provider import EXPOSURES, FACTS, SHARED_CARD, TENANCIES, providers
+from tunecast.market.store import bundled, sources
 
 CHECKED = date(2026, 11, 15)
-TABLE = tomllib.loads((files("tunecast.offers") / "providers.toml").read_text("utf-8"))
-REGIONS = list(csv.DictReader((files("tunecast.offers") / "catalog" / "regions.csv").read_text("utf-8").splitlines()))
+TABLE = tomllib.loads((files("tunecast.market") / "providers.toml").read_text("utf-8"))
+REGIONS = list(csv.DictReader((files("tunecast.market") / "catalog" / "regions.csv").read_text("utf-8").splitlines()))
 
 
 def test_every_row_has_a_source_a_day_and_a_card():
@@ -219,7 +219,7 @@ def test_regions():
 
 
 def test_rules_of_names_name_cards_and_reasons():
-    text = (files("tunecast.offers") / "catalog" / "instances.csv").read_text("utf-8")
+    text = (files("tunecast.market") / "catalog" / "instances.csv").read_text("utf-8")
     for row in csv.DictReader(text.splitlines()):
         assert row["why"]
         assert row["gpu"] in {*gpus(), "", "PCIE"}, row

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tunecast.predict.checkpoint import (
+from tunecast.prediction.outside.checkpoint import (
     SMALL_FILES_BYTES,
     Parameter,
     optimizer_file_bytes,

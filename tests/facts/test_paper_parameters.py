@@ -7,8 +7,9 @@ import pytest
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
 from tunecast.job.registry import bundled_config, bundled_models
+from tunecast.tape.build.dtypes import DTYPES
+from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.stacks.transformers import load
-from tunecast.tape.build.tensor import DTYPES, Machine
 from tunecast.tape.card import Card
 
 LEAST_KNOWN = 150
@@ -16,7 +17,7 @@ LEAST_KNOWN = 150
 
 
 def parameters_on_paper(name: str) -> int | None:
-    machine = Machine(Card(), DTYPES["bfloat16"])
+    machine = Machine(Card(), Setup(DTYPES["bfloat16"]))
     try:
         model = load(job_from_dict({"model": name, "weights_dtype": "bfloat16"}), bundled_config(name), machine)
     except Unsupported:

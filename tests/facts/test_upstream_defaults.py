@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tunecast.job.job import VERSIONS, all_knobs
-from tunecast.job.names import OPTIMIZERS
+from tunecast.job.optimizers import OF_TRANSFORMERS
 
 DISTRIBUTIONS = {"TRL": "trl", "transformers": "transformers", "PEFT": "peft", "accelerate": "accelerate"}
 SOURCES = {
@@ -115,7 +115,7 @@ def test_the_optimizers_are_transformers_own():
     module = tree(installed("transformers") / "training_args.py")
     [names] = [n for n in ast.walk(module) if isinstance(n, ast.ClassDef) and n.name == "OptimizerNames"]
     values = [ast.literal_eval(node.value) for node in names.body if isinstance(node, ast.Assign)]
-    assert tuple(values) == OPTIMIZERS
+    assert tuple(values) == OF_TRANSFORMERS
 
 
 def test_the_architectures_are_transformers_own():

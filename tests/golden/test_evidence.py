@@ -13,7 +13,7 @@ import report_summary  # noqa: E402
 from figures import load  # noqa: E402
 
 from tunecast.hardware import known_gpu  # noqa: E402
-from tunecast.predict.evidence import FEWEST, MEMORY, SIXTEEN_BITS, TIME, spread, table  # noqa: E402
+from tunecast.prediction.evidence import FEWEST, MEMORY, SIXTEEN_BITS, TIME, spread, table  # noqa: E402
 
 FOUND = benchmark.measured()
 
@@ -39,7 +39,7 @@ def test_cards_are_those_of_the_catalogue() -> None:
 
 
 def test_medians_of_cards_and_families_in_16_bits() -> None:
-    """What `predict/evidence.py` says of them."""
+    """What `prediction/evidence.py` says of them."""
     pairs: dict[tuple[str, str], list[object]] = {}
     for runs in table():
         if runs.kind == TIME and runs.precision == SIXTEEN_BITS:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.job import job_from_dict
 from tunecast.job.lengths import sample_lengths
-from tunecast.predict.batches import batches_of
-from tunecast.predict.engines import prediction
+from tunecast.prediction.data.batches import batches_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
@@ -52,7 +52,7 @@ def test_batches_came_in_the_order_that_was_told(run):
 
 
 def test_memory():
-    told = {run["id"]: prediction(JOBS[run["id"]]).memory for run in RUNS}
+    told = {run["id"]: predict(JOBS[run["id"]]).memory for run in RUNS}
     for kind, most in (("allocated", 0.001), ("reserved", 0.001), ("device", 0.008)):
         errors = [abs(getattr(told[run["id"]], f"{kind}_bytes") / run[f"{kind}_bytes"] - 1) for run in RUNS]
         assert max(errors) < most and median(errors) < 0.001, kind
@@ -61,7 +61,7 @@ def test_memory():
 def test_least_capacity():
     [run] = [run for run in RUNS if "least_bytes" in run]
     fails, runs = run["least_bytes"]
-    assert fails < prediction(JOBS[run["id"]]).smallest_capacity_bytes <= runs
+    assert fails < predict(JOBS[run["id"]]).smallest_capacity_bytes <= runs
 
 
 def test_memory_that_was_told_before():
@@ -86,5 +86,5 @@ def test_time_that_was_told_before():
 @pytest.mark.parametrize("name", ["full-qwen", "sft-wrapped-sgd"])
 def test_what_is_told_now_is_what_was_told_before(name):
     (before,) = (row for row in runs_of("job_predictions.jsonl") if row["id"] == name)
-    now = prediction(JOBS[name]).memory
+    now = predict(JOBS[name]).memory
     assert now.device_bytes == pytest.approx(before["memory"]["device_bytes"], rel=1e-3)

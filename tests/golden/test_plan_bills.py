@@ -8,15 +8,20 @@ import csv
 import tomllib
 from math import ceil
 from pathlib import Path
+from typing import cast
 
 import pytest
 
-from tunecast.cli.plan import answer, parser
+from tunecast.cli.filters import options_from
+from tunecast.cli.plan import parser
+from tunecast.door.plan import Planner, PlanOptions
+from tunecast.door.read import read
+from tunecast.job.flags import overrides_from
 from tunecast.job.model import resolve_model
-from tunecast.plan.choice import Choice
-from tunecast.predict.outside import outside_of
+from tunecast.planning.choice import Choice
+from tunecast.prediction.outside.needs import outside_of
 
-OFFERS = Path(__file__).parents[2] / "src" / "tunecast" / "offers"
+OFFERS = Path(__file__).parents[2] / "src" / "tunecast" / "market"
 MONTH_H = 365.25 * 24 / 12
 LORA = "llama-3.1-8b --method lora --targets all-linear --weights-dtype bfloat16 --seq-len 2048 --samples 5000"
 BILLS = (
@@ -35,7 +40,7 @@ BILLS = (
 
 def raw_row(choice: Choice) -> dict[str, str]:
     """The one row of the file with this machine and price."""
-    offer = choice.machine.offer
+    offer = choice.fleet.offer
     with (OFFERS / "catalog" / "offers.csv").open(encoding="utf-8", newline="") as file:
         rows = [
             row
@@ -51,7 +56,7 @@ def raw_row(choice: Choice) -> dict[str, str]:
 def to_pay(choice: Choice, line: str) -> float:
     row = raw_row(choice)
     terms = tomllib.loads((OFFERS / "providers.toml").read_text("utf-8"))[row["provider"]]
-    hourly, seconds = float(row["usd_per_hour"]) * choice.machine.nodes, dict(choice.phases_s)
+    hourly, seconds = float(row["usd_per_hour"]) * choice.fleet.nodes, dict(choice.phases_s)
     is_free = terms.get("bills_start") is False
     used_s = sum(spent for name, spent in seconds.items() if not (is_free and name == "provisioning"))
     step_s = terms.get("billing_step_s", 3600)
@@ -62,7 +67,7 @@ def to_pay(choice: Choice, line: str) -> float:
     words = line.split()
     runs = int(words[words.index("--runs") + 1]) if "--runs" in words else 1
     disk = outside_of(choice.job, resolve_model(choice.job.model)).disk
-    weights_gb, saved = disk.weights_bytes / 1e9, choice.prediction.time["checkpoints"]
+    weights_gb, saved = disk.weights_bytes / 1e9, choice.prediction.time.checkpoints
     stored_gb = runs * (saved * disk.checkpoint_bytes / 1e9 + weights_gb)
     hours = sum(seconds.values()) / 3600
     if "--storage" in words:
@@ -76,7 +81,9 @@ def to_pay(choice: Choice, line: str) -> float:
 @pytest.mark.parametrize("line", BILLS, ids=[str(n) for n in range(len(BILLS))])
 def test_a_bill_is_the_raw_rows_to_the_cent(line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    plan, failed = answer(parser().read([*line.split(), "--as-of", "2026-11-15", "--quiet"]))
-    assert failed is None
+    arguments = parser().read([*line.split(), "--as-of", "2026-11-15", "--quiet"])
+    options = cast(PlanOptions, options_from(arguments, PlanOptions.__annotations__))
+    plan = Planner(read(arguments.source, overrides_from(arguments)), options).plan()
+    assert plan.failure is None
     for choice in filter(None, plan.picks.values()):
         assert choice.total_usd == pytest.approx(to_pay(choice, line), abs=0.005)

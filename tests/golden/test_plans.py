@@ -8,21 +8,26 @@ import html
 import re
 from datetime import date
 from functools import cache
+from typing import cast
 
 import pytest
 
-from tunecast.cli.plan import answer, parser
+from tunecast.cli.filters import options_from
+from tunecast.cli.plan import parser
+from tunecast.door.plan import Planner, PlanOptions
+from tunecast.door.read import read
 from tunecast.errors import TunecastError
-from tunecast.offers.offer import OWNED
-from tunecast.offers.outliers import outliers
-from tunecast.offers.provider import provider
-from tunecast.offers.store import offers
-from tunecast.plan.choice import Choice, Plan
-from tunecast.report.plan import text
-from tunecast.report.plan_html import page
-from tunecast.report.plan_md import markdown
-from tunecast.report.plan_words import amount
-from tunecast.report.text import Terminal
+from tunecast.job.flags import overrides_from
+from tunecast.market.offer import OWNED
+from tunecast.market.outliers import outliers
+from tunecast.market.provider import provider
+from tunecast.market.store import offers
+from tunecast.planning.choice import Choice, Plan
+from tunecast.report.draw.text import Terminal
+from tunecast.report.plan.markdown import markdown
+from tunecast.report.plan.page import page
+from tunecast.report.plan.text import text
+from tunecast.report.plan.words import amount
 
 DAY = "--as-of 2026-11-15"
 LORA = "--method lora --targets all-linear --weights-dtype bfloat16"
@@ -78,7 +83,10 @@ def own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:
 
 @cache
 def made(line: str) -> tuple[Plan, TunecastError | None]:
-    return answer(parser().read([*line.split(), *DAY.split(), "--quiet"]))
+    arguments = parser().read([*line.split(), *DAY.split(), "--quiet"])
+    options = cast(PlanOptions, options_from(arguments, PlanOptions.__annotations__))
+    plan = Planner(read(arguments.source, overrides_from(arguments)), options).plan(unstated=True)
+    return plan, plan.failure
 
 
 def shown(plan: Plan) -> list[Choice]:
@@ -92,7 +100,14 @@ def words_of(plan: Plan) -> dict[str, str]:
     return {name: " ".join(html.unescape(of).split()) for name, of in bare.items()}
 
 
-every = pytest.mark.parametrize("line", PLANS, ids=[str(n) for n in range(len(PLANS))])
+every = pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, id=str(number), marks=[pytest.mark.long] if number % 4 else [])
+        for number, line in enumerate(PLANS)
+    ],
+)
+"""One in four with every change."""
 
 
 def test_there_are_forty() -> None:
@@ -140,7 +155,7 @@ def test_everything_shown_can_be_signed_for(line: str) -> None:
     odd = outliers([offer for offer in offers() if offer.dated <= date(2026, 11, 15)])
     cheap = {(offer.provider, offer.kind, offer.gpu, offer.gpus, offer.usd_per_hour) for offer in odd}
     for each in shown(plan):
-        offer = each.machine.offer
+        offer = each.fleet.offer
         assert offer.kind == "on-demand" or f"--{offer.kind}" in line or f"--kind {offer.kind}" in line
         if "--marketplace" not in line and f"--provider {offer.provider}" not in line:
             for party in filter(None, (offer.provider, offer.via)):
@@ -160,10 +175,10 @@ def test_everything_shown_can_be_signed_for(line: str) -> None:
 def test_the_machine_has_what_the_job_needs(line: str) -> None:
     plan, _ = made(line)
     for each in shown(plan):
-        offer = each.machine.offer
+        offer = each.fleet.offer
         if each.ram_bytes is not None and offer.ram_bytes is not None and offer.kind != OWNED:
             assert each.ram_bytes <= offer.ram_bytes
-        assert each.machine.nodes == 1 or "--nodes-up-to" in line or any("not enough" in a for a in plan.assumptions)
+        assert each.fleet.nodes == 1 or "--nodes-up-to" in line or any("not enough" in a for a in plan.assumptions)
 
 
 @every
@@ -214,6 +229,6 @@ def test_lines_add_up_and_figures_lie_in_their_ranges(line: str) -> None:
             assert low <= value <= high
     for pick in filter(None, plan.picks.values()):
         assert pick.prediction is not None and pick.kwh is not None
-        assert (pick.co2_kg is None) == (not pick.machine.offer.known_countries or "" in pick.machine.offer.countries)
+        assert (pick.co2_kg is None) == (not pick.fleet.offer.known_countries or "" in pick.fleet.offer.countries)
     if plan.best is not None:
         assert all(0 < each.usd < plan.best.total_usd for each in plan.savings)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import ranges as benchmark  # noqa: E402
 
-from tunecast.predict.ranges import KINDS, MEASURED_CARD  # noqa: E402
+from tunecast.prediction.memory.ranges import KINDS, MEASURED_CARD  # noqa: E402
 
 FOUND = benchmark.residuals()
 

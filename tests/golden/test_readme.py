@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tunecast.offers.store import bundled
-from tunecast.predict.evidence import MEMORY, TIME, spread, table
+from tunecast.market.store import bundled
+from tunecast.prediction.evidence import MEMORY, TIME, spread, table
 
 README = Path(__file__).parents[2] / "README.md"
 

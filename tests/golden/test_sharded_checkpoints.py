@@ -10,7 +10,7 @@ import pytest
 
 from tunecast.job import Job, job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.predict.checkpoint import (
+from tunecast.prediction.outside.checkpoint import (
     SMALL_FILES_OF_MODEL_BYTES,
     Parameter,
     optimizer_file_bytes,
@@ -19,9 +19,9 @@ from tunecast.predict.checkpoint import (
     saved_parameters,
     weights_bytes,
 )
-from tunecast.predict.fsdp_files import PART_BYTES, as_sharded, fsdp_disk_bytes
-from tunecast.predict.outside import outside_of
-from tunecast.predict.zero_files import again_bytes, as_zero, partitioned_bytes
+from tunecast.prediction.outside.fsdp_files import PART_BYTES, as_sharded, fsdp_disk_bytes
+from tunecast.prediction.outside.needs import outside_of
+from tunecast.prediction.outside.zero_files import again_bytes, as_zero, partitioned_bytes
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "sharded_checkpoints.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]
@@ -139,7 +139,8 @@ def test_a_whole_job_under_zero():
         assert said.disk.checkpoint_bytes == pytest.approx(each * weights, rel=1e-3)
         assert said.saving.host_bytes == 2 * weights
         assert said.resuming.host_bytes == pytest.approx((12 / 8 + each - 14) * weights, rel=1e-3)
-        told = said.to_dict()
+        assert said.published is not None
+        told = said.published.to_dict()
         assert told["evaluation"] is None
         assert told["loading"]["card_allocated_bytes"] is told["saving"]["card_bytes"] is None
         assert told["loading"]["host_mapped_bytes"] == 2 * weights

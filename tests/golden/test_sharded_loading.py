@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from tunecast.job import Job, job_from_dict
-from tunecast.predict.checkpoint import Parameter, optimizer_states, weights_bytes
-from tunecast.predict.fsdp_files import as_sharded, fsdp_loading, fsdp_saving, others_loading_bytes
-from tunecast.predict.loading import Loading, loading
-from tunecast.predict.saving import Saving
+from tunecast.prediction.outside.checkpoint import Parameter, optimizer_states, weights_bytes
+from tunecast.prediction.outside.fsdp_files import as_sharded, fsdp_loading_bytes, fsdp_saving, others_loading_bytes
+from tunecast.prediction.outside.loading import Stored, host_bytes
+from tunecast.prediction.outside.saving import Saving
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "sharded_loading.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]
@@ -32,10 +32,10 @@ def job_of(row: dict[str, Any]) -> Job:
     return job_from_dict({"model": "llama-3.2-1b", **told, **spread})
 
 
-def loaded(row: dict[str, Any]) -> tuple[list[Parameter], Loading]:
+def loaded(row: dict[str, Any]) -> tuple[list[Parameter], int]:
     """As if all weights were one; adapters are too small to count."""
     base = [Parameter("weight", (row["parameters"],), row["weights_dtype"], row["method"] == "full")]
-    return base, loading(base, row["weights_dtype"], device_map=False)
+    return base, host_bytes(base, row["weights_dtype"], Stored(device_map=False))
 
 
 def name_of(row: dict[str, Any]) -> str:
@@ -47,9 +47,9 @@ def name_of(row: dict[str, Any]) -> str:
 def test_from_pretrained(row: dict[str, Any]) -> None:
     """The first rank as ever; another one nothing, or zeros of all weights on top."""
     base, of = loaded(row)
-    expected = of.host_bytes
+    expected = of
     if row["rank"] and row["cpu_ram_efficient_loading"] != "false":
-        expected = 0 if row["cpu_ram_efficient_loading"] == "empty" else of.host_bytes + weights_bytes(base)
+        expected = 0 if row["cpu_ram_efficient_loading"] == "empty" else of + weights_bytes(base)
     assert row["loading_bytes"] == pytest.approx(expected, rel=0.01, abs=5_000_000)
 
 
@@ -58,7 +58,7 @@ def test_what_a_rank_needs_until_the_model_is_cut(row: dict[str, Any]) -> None:
     job, (base, of) = job_of(row), loaded(row)
     cast = as_sharded(job, base)
     part = weights_bytes(cast) // RANKS
-    first, other = fsdp_loading(of, base, cast).host_bytes, others_loading_bytes(job, of, base, cast)
+    first, other = fsdp_loading_bytes(of, base, cast), others_loading_bytes(job, of, base, cast)
     measured = max(row["loading_bytes"], row["preparing_bytes"] - part)
     assert 0 <= measured - (other if row["rank"] else first) <= OVER * measured
 

@@ -14,9 +14,9 @@ import pytest
 from tunecast.hardware.catalog import gpu
 from tunecast.job import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.predict.host import host_of
-from tunecast.predict.timing import times_by_length
-from tunecast.predict.whole import FIRST_STEP_S, NEW_LENGTH_S
+from tunecast.prediction.price.host import host_of
+from tunecast.prediction.time.timing import times_by_length
+from tunecast.prediction.time.whole import FIRST_STEP_S, NEW_LENGTH_S
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "varying_lengths.jsonl"
 CARD = "h200-sxm-141gb"
@@ -107,7 +107,7 @@ def held_out() -> list[tuple[float, float, float]]:
 
 
 def test_runs_it_was_not_chosen_on():
-    """Much worse than in sample, and said so in predict/whole.py; six to twelve steps, so first steps weigh much."""
+    """Much worse than in sample, and said so in prediction/time/whole.py; six to twelve steps, so first steps weigh."""
     found = held_out()
     assert len(found) == 13
     told, without = (median(abs(row[i] / row[2] - 1) for row in found) for i in (0, 1))

@@ -33,15 +33,20 @@ def program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def made_by(tmp_path: Path, *others: str, ensurepip: int = 1, pip: int = 1) -> tuple[int, str, str]:
+TOOLS = ("bash", "sh", "env", "dirname", "cat", "cksum", "cut", "rm", "mkdir", "cp", "sed", "mktemp")
+
+
+def made_by(
+    tmp_path: Path, *others: str, ensurepip: int = 1, pip: int = 1, command: str = "example", python: str = PYTHON
+) -> tuple[int, str, str]:
     """Exit code, what was called first, and what was said, where Python has (0) or lacks (1) its parts."""
     tools, log = tmp_path / "tools", tmp_path / "log"
     tools.mkdir()
-    program(tools / "python3", PYTHON.format(ensurepip=ensurepip, pip=pip))
+    program(tools / "python3", python.format(ensurepip=ensurepip, pip=pip))
     program(tools / "id", "#!/bin/sh\necho 1000\n")
     for name in others:
         program(tools / name, OTHER.format(name=name))
-    for name in ("bash", "sh", "env", "dirname", "cat", "cksum", "cut", "rm", "mkdir", "cp", "sed"):
+    for name in TOOLS:
         (tools / name).symlink_to(shutil.which(name) or name)
     environment = {
         "PATH": str(tools),
@@ -49,7 +54,7 @@ def made_by(tmp_path: Path, *others: str, ensurepip: int = 1, pip: int = 1) -> t
         "TUNECAST_VENVS": str(tmp_path / "venvs"),
         "HOME": str(tmp_path),
     }
-    done = subprocess.run(["bash", str(ROOT / "dev"), "example"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(["bash", str(ROOT / "dev"), command], env=environment, capture_output=True, text=True)
     first = log.read_text().splitlines()[0] if log.exists() else ""
     return done.returncode, first, done.stderr
 
@@ -75,3 +80,18 @@ def test_where_there_is_nothing_it_says_what_to_install(tmp_path: Path) -> None:
     code, first, said = made_by(tmp_path)
     assert (code, first) == (1, "")
     assert "To fix: apt-get install python3.11-venv, as root; or have uv or virtualenv on the PATH." in said
+
+
+def test_the_whole_suite_is_four_runs_and_its_end_says_how_they_went(tmp_path: Path) -> None:
+    code, _, said = made_by(tmp_path, ensurepip=0, command="test")
+    calls = [line for line in (tmp_path / "log").read_text().splitlines() if line.startswith("python -m pytest")]
+    assert (code, len(calls)) == (0, 4), said
+    assert said.endswith("== all tests pass\n")
+    assert sum("tests/trace -m trace and not slow and not newer" in call for call in calls) == 1
+
+
+def test_a_run_that_fails_fails_the_suite(tmp_path: Path) -> None:
+    python = PYTHON.replace("\n*) echo", "\n*pytest*properties*) exit 1 ;;\n*) echo")
+    code, _, said = made_by(tmp_path, ensurepip=0, command="test", python=python)
+    assert code == 1
+    assert said.endswith("some tests fail\n")

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tunecast.cli import trace
-from tunecast.cli.launchers import launch_from
 from tunecast.cli.main import COMMANDS
+from tunecast.door.launchers import launch_from
 
 ROOT = Path(__file__).parents[2]
 PAGES = [

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
 import tunecast
 from tunecast.cli import compare, explain_oom, fit, gpus, largest, main, offers, plan, predict, trace
 from tunecast.job.foreign import MEANINGS, called
-from tunecast.predict.prediction import SCHEMA
 
-PUBLIC = [
-    "DoesNotFit", "Job", "Memory", "NotResolved", "OverBudget", "Prediction", "TunecastError", "Unsupported",
-    "UsageError", "__version__", "prediction", "read_jobs",
-]  # fmt: skip
+PUBLIC = {
+    "Choice", "Comparison", "DoesNotFit", "Fit", "Job", "Largest", "Memory", "NotResolved", "Offers",
+    "OomExplanation", "OverBudget", "Plan", "Prediction", "ScriptTrace", "TunecastError", "Unsupported", "UsageError",
+    "__version__", "compare", "explain_oom", "fit", "gpus", "largest", "models", "nodes", "offers", "plan", "predict",
+    "read", "read_jobs", "trace",
+}  # fmt: skip
+SCHEMAS = {
+    tunecast.Prediction: "tunecast.prediction/1", tunecast.Plan: "tunecast.plan/1", tunecast.Fit: "tunecast.fit/1",
+    tunecast.Comparison: "tunecast.compare/1", tunecast.Largest: "tunecast.largest/1",
+    tunecast.OomExplanation: "tunecast.oom/1", tunecast.Offers: "tunecast.offers/1",
+}  # fmt: skip
 
 OUTPUT_AND_TRACING = {
     "-h", "--help", "--json", "--html", "--snapshot", "--python", "--time-limit", "--memory-limit", "--short",
@@ -52,7 +61,7 @@ JOB = {
 
 
 def test_public_names() -> None:
-    assert tunecast.__all__ == PUBLIC
+    assert set(tunecast.__all__) == PUBLIC and len(tunecast.__all__) == len(PUBLIC)
     for name in PUBLIC:
         assert getattr(tunecast, name) is not None
         assert name in dir(tunecast)
@@ -64,8 +73,8 @@ def test_a_name_that_is_not_there() -> None:
 
 
 def test_public_names_survive_the_import_of_their_rooms() -> None:
-    """A function called as its own package would be hidden by it: `tunecast.predict` is a room."""
-    for room in ("errors", "job", "tape", "hardware", "predict", "offers", "report", "cli"):
+    """A function called as its own package would be hidden by it."""
+    for room in ("errors", "job", "tape", "hardware", "prediction", "market", "planning", "report", "door", "cli"):
         importlib.import_module(f"tunecast.{room}")
         assert room not in PUBLIC
 
@@ -76,7 +85,7 @@ def test_commands() -> None:
 
 
 def test_flags_of_predict() -> None:
-    own = {"--engine", "--exact", "--no-advice", "--no-calibration"}
+    own = {"--engine", "--exact", "--no-advice", "--no-calibration", "--cost"}
     assert set(predict.parser()._option_string_actions) == OUTPUT_AND_TRACING | HELP_ALL | JOB | own
 
 
@@ -116,7 +125,6 @@ def test_flags_of_offers() -> None:
         "--country", "--eu", "--no-cloud-act", "--certified", "--interconnect", "--vendor", "--max-usd", "--max-age",
         "--eur", "--usd-per-eur", "--vat", "--exclude-provider", "--md", "--available",
     }  # fmt: skip
-    assert offers.SCHEMA == "tunecast.offers/1"
 
 
 def test_flags_of_plan() -> None:
@@ -138,5 +146,55 @@ def test_flags_of_trace() -> None:
     assert set(trace.parser()._option_string_actions) == OUTPUT_AND_TRACING | TRACE
 
 
-def test_schema() -> None:
-    assert SCHEMA == "tunecast.prediction/1"
+def test_schemas() -> None:
+    assert {kind: kind.schema for kind in SCHEMAS} == SCHEMAS
+    for kind in SCHEMAS:
+        assert kind.KEYS[0] == "schema"
+
+
+SOURCE = Path(tunecast.__file__).parent
+UPSTREAM = (SOURCE / "tape" / "build" / "families", SOURCE / "tape" / "build" / "stacks", SOURCE / "tape" / "trace")
+"""Where modules of a model have the names of the package that is followed: each file is a model of its own."""
+
+
+def class_definitions(folder: Path) -> Iterator[tuple[str, Path, set[str]]]:
+    """Each class at the top of a file: its name, the file, and the names of its bases."""
+    for path in sorted(folder.rglob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                bases = {ast.unparse(base).split("[")[0].rpartition(".")[2] for base in node.bases}
+                yield node.name, path, bases
+
+
+def names_twice(folder: Path, upstream: Sequence[Path]) -> dict[str, list[str]]:
+    """Class names that are defined in two files, but for modules of a model in the files of `upstream`."""
+    classes = list(class_definitions(folder))
+    modules, size = {"Module"}, 0
+    while size != len(modules):
+        size = len(modules)
+        modules |= {name for name, _, bases in classes if bases & modules}
+    places: dict[str, list[str]] = {}
+    for name, path, bases in classes:
+        is_model = bases & modules and any(place in path.parents for place in upstream)
+        if not is_model:
+            places.setdefault(name, []).append(str(path.relative_to(folder)))
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_no_class_name_twice() -> None:
+    """One noun for one concept: who looks for a class finds one."""
+    assert names_twice(SOURCE, UPSTREAM) == {}
+
+
+def test_a_class_name_that_comes_twice_is_found(tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    models.mkdir()
+    (tmp_path / "a.py").write_text("class Plan: ...\nclass Module: ...\nclass _Own: ...\n")
+    (tmp_path / "b.py").write_text("class Plan: ...\nclass Only: ...\nclass _Own: ...\n")
+    for name in ("one.py", "two.py"):
+        (models / name).write_text("class Layer(a.Module): ...\nclass Deep(Layer): ...\nclass Release: ...\n")
+    both = ["models/one.py", "models/two.py"]
+    assert names_twice(tmp_path, [models]) == {
+        "Plan": ["a.py", "b.py"], "_Own": ["a.py", "b.py"], "Release": both,
+    }  # fmt: skip
+    assert names_twice(tmp_path, []).keys() == {"Plan", "_Own", "Release", "Layer", "Deep"}

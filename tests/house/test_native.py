@@ -11,26 +11,29 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
-FOLDER = ROOT / "src" / "tunecast" / "predict"
+FOLDER = ROOT / "src" / "tunecast" / "prediction" / "native"
 CAN_COMPILE = shutil.which("cc") is not None and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
 needs_compiler = pytest.mark.skipif(not CAN_COMPILE, reason="no C compiler with Python's headers")
-IS_USED = "from tunecast.predict import native as n; print(None not in (n.run, n.least, n.price))"
+IS_USED = "from tunecast.prediction import native as n; print(None not in (n.run, n.least, n.price))"
 
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One of its own, as far as predict/native.py asks, and compiled."""
+    """One of its own, as far as prediction/native asks, and compiled."""
     root = tmp_path_factory.mktemp("checkout")
     shutil.copy(ROOT / "compile_native.py", root)
-    made = root / "src" / "tunecast" / "predict"
+    made = root / "src" / "tunecast" / "prediction" / "native"
     made.mkdir(parents=True)
-    for name in ("native.py", "_native.c", "_pricing.c", "_columns.c"):
+    for name in ("__init__.py", "_native.c", "_pricing.c", "_columns.c"):
         shutil.copy(FOLDER / name, made)
-    tape = made.parent / "tape"
+    tape = made.parent.parent / "tape"
     tape.mkdir()
     shutil.copy(ROOT / "src" / "tunecast" / "tape" / "columns.py", tape)
-    for package in (made, made.parent, tape):
+    shutil.copy(ROOT / "src" / "tunecast" / "records.py", made.parent.parent)
+    for package in (made.parent, made.parent.parent, tape):
         (package / "__init__.py").touch()
     return root
 
@@ -58,7 +61,7 @@ def test_is_used_once_it_is_compiled_and_until_its_source_changes(checkout: Path
     assert (told.returncode, told.stderr) == (0, "")
     assert is_used(checkout)
     assert not is_used(checkout, TUNECAST_NATIVE="0")
-    source = checkout / "src" / "tunecast" / "predict" / "_pricing.c"
+    source = checkout / "src" / "tunecast" / "prediction" / "native" / "_pricing.c"
     text = source.read_text(encoding="utf-8")
     source.write_text(text + "\n", encoding="utf-8")
     assert not is_used(checkout), "a file that was made of another source"
@@ -86,7 +89,7 @@ def test_compiles_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_both_files_name_the_same_sources() -> None:
-    from tunecast.predict.native import SOURCES
+    from tunecast.prediction.native import SOURCES
 
     assert sorted(SOURCES) == sorted(path.name for path in FOLDER.glob("*.c"))
     assert f"SOURCES = {SOURCES!r}".replace("'", '"') in (ROOT / "compile_native.py").read_text(encoding="utf-8")

@@ -12,7 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "arguments", [("ruff", "check", "--no-cache", "src", "tests"), ("mypy",)], ids=["ruff", "mypy"]
+    "arguments",
+    [("ruff", "check", "--no-cache", "src", "tests"), pytest.param(("mypy",), marks=pytest.mark.whole)],
+    ids=["ruff", "mypy"],
 )
 def test_is_clean(arguments: tuple[str, ...], tmp_path: Path) -> None:
     cache = ("--cache-dir", str(tmp_path)) if arguments[0] == "mypy" else ()

@@ -15,6 +15,8 @@ import pytest
 
 import tunecast
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).parents[2]
 CAN_COMPILE = shutil.which("cc") is not None and (Path(sysconfig.get_path("include")) / "Python.h").is_file()
 DATA = {
@@ -64,7 +66,7 @@ def test_is_compiled_where_it_can_be(wheel: zipfile.ZipFile, tmp_path: Path) -> 
     assert told.returncode == 0, told.stderr
     (path,) = tmp_path.glob("tunecast-*-cp311-abi3-*.whl")
     native = zipfile.ZipFile(path)
-    assert content(native) - content(wheel) == {"tunecast/predict/_native.abi3.so"}
+    assert content(native) - content(wheel) == {"tunecast/prediction/native/_native.abi3.so"}
     (tags,) = (name for name in native.namelist() if name.endswith(".dist-info/WHEEL"))
     assert message_from_bytes(native.read(tags))["Root-Is-Purelib"] == "false"
 

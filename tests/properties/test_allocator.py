@@ -9,9 +9,9 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, rounded_bytes
-from tunecast.predict.memory import least_beside, peak, smallest_capacity_bytes, timeline
-from tunecast.predict.replay import Replays, replay
+from tunecast.prediction.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory, rounded_bytes
+from tunecast.prediction.memory.needs import least_beside, peak, smallest_capacity_bytes, timeline
+from tunecast.prediction.memory.replay import Replays, replay
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import KIB, MIB

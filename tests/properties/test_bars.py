@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunecast.report.bars import END, LETTERS, stacked
+from tunecast.report.draw.bars import END, LETTERS, stacked
 
 
 @given(

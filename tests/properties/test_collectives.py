@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tunecast.hardware.cluster import Cluster
 from tunecast.hardware.links import inside_names, links, network
-from tunecast.predict.collectives import WAYS, collective_seconds, inside_rate
+from tunecast.prediction.price.collectives import WAYS, collective_seconds, inside_rate
 from tunecast.tape.op import Op
 
 FABRICS = sorted(name for name, link in links().items() if link.kind == "network")

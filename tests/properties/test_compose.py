@@ -14,18 +14,21 @@ from hypothesis import strategies as st
 from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict import long_run, memory, native
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.long_run import LongReplays
-from tunecast.predict.modelled import card_of
-from tunecast.predict.replay import Replays, at_peak, phase_peaks
+from tunecast.prediction import native
+from tunecast.prediction.memory import long_run
+from tunecast.prediction.memory import needs as memory
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.long_run import LongReplays
+from tunecast.prediction.memory.replay import Replays, at_peak, phase_peaks
+from tunecast.prediction.modelled import card_of
 from tunecast.records import replace
-from tunecast.tape.build import ops
+from tunecast.tape.build.dtypes import BOOL, INT64
 from tunecast.tape.build.fill_in import fill_in_of
+from tunecast.tape.build.job_runs import micro_batch_structures
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.run import build
-from tunecast.tape.build.short import shapes_of
 from tunecast.tape.build.stacks import trainer
-from tunecast.tape.build.tensor import BOOL, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.compose import Composed, MicroBatch, StructureOf, compose
 from tunecast.tape.program import Program, program
 
@@ -49,7 +52,7 @@ def structures_of(job: Job, config: dict[str, Any]) -> StructureOf:
     def structure_of(turns: int, micro: MicroBatch) -> Any:
         rows, length, masked = micro
         if (turns, masked) not in known:
-            known[turns, masked] = shapes_of(replace(job, grad_accum=turns), config, CARD, masked)
+            known[turns, masked] = micro_batch_structures(replace(job, grad_accum=turns), config, CARD, masked=masked)
         return known[turns, masked].of(rows, length)
 
     return structure_of
@@ -79,7 +82,7 @@ def every_step_built(job: Job, config: dict[str, Any], steps: Sequence[Sequence[
         ]
         total: Any = None
         for (rows, length, _), batch in zip(step.micros, found, strict=True):
-            count = ops.total(machine.run("ne", (batch[2],), (rows, length - 1), BOOL), range(2), dtype=INT64)
+            count = machine.run("ne", (batch[2],), (rows, length - 1), BOOL).sum(range(2), dtype=INT64)
             total = machine.run("add", (count,), (), INT64)
             del count
         return found, total
@@ -145,9 +148,10 @@ def test_any_steps_go_together(steps: list[list[MicroBatch]], stack: str) -> Non
 
 def evaluating(job: Job, config: dict[str, Any]) -> StructureOf:
     train = structures_of(job, config)
-    shapes = shapes_of(replace(job, gradient_checkpointing=False), config, CARD, False, True)
-    assert shapes is not None
-    return lambda turns, micro: shapes.of(*micro[:2]) if turns == 0 else train(turns, micro)
+    plain = replace(job, gradient_checkpointing=False)
+    structures = micro_batch_structures(plain, config, CARD, evaluates=True)
+    assert structures is not None
+    return lambda turns, micro: structures.of(*micro[:2]) if turns == 0 else train(turns, micro)
 
 
 @pytest.mark.skipif(native.run is None, reason="nothing was compiled")

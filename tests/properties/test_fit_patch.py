@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tunecast.job.mapping import job_from_dict, with_overrides
-from tunecast.plan.fit_patch import edited
+from tunecast.planning.fit.patch import edited
 
 FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "id": st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), min_size=1, max_size=12),

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunecast.predict.largest import Candidate, largest_fitting, largest_item
+from tunecast.advise.largest import SizedItem, largest_fitting, largest_item
 
 limits = st.integers(1, 10_000_000)
 steps = st.sampled_from([1, 2, 64, 1000])
@@ -60,7 +60,7 @@ def test_questions_grow_with_the_logarithm(threshold: int, limit: int, step: int
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50), st.booleans()), max_size=12), st.integers(0, 50))
 def test_no_larger_item_fits(items: list[tuple[int, int, bool]], capacity: int) -> None:
     """(size, least it needs, whether it fits): what needs more than there is does not fit either."""
-    candidates = [Candidate(index, size, least) for index, (size, least, _) in enumerate(items)]
+    candidates = [SizedItem(index, size, least) for index, (size, least, _) in enumerate(items)]
     able = {index for index, (_, least, fits) in enumerate(items) if fits and least <= capacity}
     found = largest_item(candidates, lambda index: index in able, capacity)
     if not able:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tunecast.job import job_from_dict
 from tunecast.job.lengths import sample_lengths
-from tunecast.predict.batches import grouped
-from tunecast.predict.by_length import ByLength, mean_step_s, priced_lengths
-from tunecast.predict.lengths import epoch_of, longest_of
-from tunecast.predict.packing import packed_rows
+from tunecast.prediction.data.batches import grouped
+from tunecast.prediction.data.lengths import epoch_of, longest_of
+from tunecast.prediction.data.packing import packed_rows
+from tunecast.prediction.time.by_length import ByLength, mean_step_s, priced_lengths
 
 lengths = st.lists(st.integers(1, 300), min_size=1, max_size=60)
 seq_lens = st.integers(1, 256)

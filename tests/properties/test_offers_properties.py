@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tunecast.errors import NotResolved
-from tunecast.offers.clean import cleaned
-from tunecast.offers.cost import total_cost
-from tunecast.offers.listing import Listing
-from tunecast.offers.offer import Offer
-from tunecast.offers.provider import Provider
-from tunecast.offers.sources import gpuhunt, runpod, skypilot, vast
-from tunecast.offers.table import offers_from, text_from
+from tunecast.market.clean import cleaned
+from tunecast.market.cost import total_cost
+from tunecast.market.listing import Listing
+from tunecast.market.offer import Offer
+from tunecast.market.provider import Provider
+from tunecast.market.sources import gpuhunt, runpod, skypilot, vast
+from tunecast.market.table import offers_from, text_from
 
 DAY = date(2026, 11, 15)
 seconds = st.just(0.0) | st.floats(1e-3, 1e6)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunecast.predict.oom import filled, messages, short_bytes, the_message
-from tunecast.predict.oom_advice import advice_for
+from tunecast.advise.oom.advice import advice_for
+from tunecast.advise.oom.message import filled, messages, short_bytes, the_message
 from tunecast.units import GIB, KIB, MIB
 
 sizes = st.integers(0, 512 * GIB)

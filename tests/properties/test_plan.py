@@ -8,12 +8,12 @@ from datetime import date
 import pytest
 
 from tunecast.job.mapping import job_from_dict
-from tunecast.offers.offer import Offer
-from tunecast.offers.selection import Selection
-from tunecast.plan.choice import NO_LIMITS, Choice, Limits, Plan
-from tunecast.plan.pareto import Front, Point
-from tunecast.plan.plan import Question, plan_of
-from tunecast.plan.space import Freedom, freed
+from tunecast.market.offer import Offer
+from tunecast.market.selection import Selection
+from tunecast.planning.choice import NO_LIMITS, Choice, Constraints, Plan
+from tunecast.planning.pareto import Front, Point
+from tunecast.planning.plan import Question, plan_of
+from tunecast.planning.space import Freedom, freed_fields
 
 DAY = date(2026, 11, 1)
 CARDS = ("rtx-4090", "l4", "a100-sxm-40gb", "h100-sxm-80gb")
@@ -45,7 +45,7 @@ def job(seed: int) -> dict[str, object]:
     }
 
 
-def plans(seed: int, limits: Limits) -> tuple[Plan, Plan]:
+def plans(seed: int, limits: Constraints) -> tuple[Plan, Plan]:
     freedom = Freedom(written=frozenset({"kernels", "method", "weights_dtype"}))
     searched, brute = (
         plan_of(
@@ -62,12 +62,12 @@ def plans(seed: int, limits: Limits) -> tuple[Plan, Plan]:
 def told(choice: Choice | None) -> object:
     if choice is None:
         return None
-    return choice.hardware, choice.machine.offer, choice.changes, choice.total_usd, choice.total_s
+    return choice.hardware, choice.fleet.offer, choice.changes, choice.total_usd, choice.total_s
 
 
-@pytest.mark.parametrize("limits", [NO_LIMITS, Limits(within_s=1800.0)], ids=["no limit", "30 minutes"])
+@pytest.mark.parametrize("limits", [NO_LIMITS, Constraints(within_s=1800.0)], ids=["no limit", "30 minutes"])
 @pytest.mark.parametrize("seed", range(3))
-def test_brute_force_finds_no_better_pick(seed: int, limits: Limits) -> None:
+def test_brute_force_finds_no_better_pick(seed: int, limits: Constraints) -> None:
     searched, brute = plans(seed, limits)
     assert {name: told(one) for name, one in searched.picks.items()} == {
         name: told(one) for name, one in brute.picks.items()
@@ -85,7 +85,7 @@ def test_brute_force_finds_no_better_pick_with_zero_and_compile_allowed() -> Non
     """Of a quantised base, whose norms and embeddings stay as they are."""
     fields = {"model": "llama-3.2-1b", "method": "qlora", "weights_dtype": "bfloat16", "micro_batch": 2, "seq_len": 512}
     wanted = job_from_dict({**fields, "kernels": [], "data": {"tokens": 20_000_000}})
-    freedom = Freedom(frozenset(fields) | {"kernels"}, allow=freed(["zero", "compile"]))
+    freedom = Freedom(frozenset(fields) | {"kernels"}, allow=freed_fields(["zero", "compile"]))
     offers = [Offer("lambda", "on-demand", "l4", gpus, 0.8 * gpus, DAY, "test") for gpus in (1, 2)]
     searched, brute = (
         plan_of(wanted, Selection(tuple(offers)), Question(DAY, freedom), bounds=bounds) for bounds in (True, False)

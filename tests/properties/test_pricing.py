@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.cluster import Cluster, cards_of
-from tunecast.predict import native, runtime
-from tunecast.predict.clocks import READ_BY_THE_HOST
-from tunecast.predict.collectives import collective_seconds
-from tunecast.predict.host import DEFAULT_HOST
-from tunecast.predict.price import COMMUNICATION, kind_of, rates_of, seconds
-from tunecast.predict.runtime import Lowered, Place, StepTime
+from tunecast.prediction import native
+from tunecast.prediction.price import COMMUNICATION, kind_of, rates_of, seconds
+from tunecast.prediction.price.clocks import READ_BY_THE_HOST
+from tunecast.prediction.price.collectives import collective_seconds
+from tunecast.prediction.price.host import DEFAULT_HOST
+from tunecast.prediction.time import runtime
+from tunecast.prediction.time.runtime import GpuHost, Lowered, StepTime
 from tunecast.tape.op import COLLECTIVES, CROSSED, FROM_HOST, HOOK, OFF_GRID, SYNCHRONIZE, WAIT, Op, Phase
-from tunecast.tape.step import Section, Step
+from tunecast.tape.step import Step, StepSection
 
 CARDS = [gpu for gpu in gpus().values() if gpu.dense_flop_per_s or gpu.achieved_flop_per_s]
 MESH = (("data", 16), ("others", 1))
@@ -67,18 +68,18 @@ def some_step(seed: int) -> Step:
     for _ in range(chance.randint(1, 7)):
         times = chance.choice((1, 1, 2, 5, 9, 80))
         sections.append(
-            Section(chance.choice((Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)), times, chance.choice(known))
+            StepSection(chance.choice((Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)), times, chance.choice(known))
         )
     return Step(sections)
 
 
-def places(seed: int, count: int) -> list[Place]:
+def places(seed: int, count: int) -> list[GpuHost]:
     chance = random.Random(seed)
     cards = [chance.choice(CARDS) for _ in range(count)]
-    return [Place(card, DEFAULT_HOST, chance.choice((None, cards_of(card, 8, 2, MESH)))) for card in cards]
+    return [GpuHost(card, DEFAULT_HOST, chance.choice((None, cards_of(card, 8, 2, MESH)))) for card in cards]
 
 
-def one_by_one(step: Step, place: Place, silent: bool = False) -> float:
+def one_by_one(step: Step, place: GpuHost, silent: bool = False) -> float:
     """Every operation of every layer, by the definition."""
     rates, cluster = rates_of(place.gpu), place.cluster
     host, streams, communicators = 0.0, {0: 0.0}, {"data": 0.0, "others": 0.0}

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tunecast.predict import native
-from tunecast.predict import replay as replay_module
-from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
-from tunecast.predict.memory import smallest_capacity_bytes
-from tunecast.predict.replay import Replays, at_peak, in_c, phase_peaks, replay
+from tunecast.prediction import native
+from tunecast.prediction.memory import replay as replay_module
+from tunecast.prediction.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from tunecast.prediction.memory.needs import smallest_capacity_bytes
+from tunecast.prediction.memory.replay import Replays, at_peak, in_c, phase_peaks, replay
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import KIB, MIB

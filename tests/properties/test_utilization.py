@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tunecast.door.predict import predict
 from tunecast.hardware.catalog import gpus
-from tunecast.predict.engines import prediction
 
 MODELS = ("llama-3.2-1b", "qwen2.5-0.5b", "gemma-3-1b", "gpt2", "mistral-7b", "olmoe-1b-7b")
 CARDS = sorted(
@@ -32,7 +32,7 @@ def test_utilisation_is_at_most_whole(
         "model": model, "method": method, "weights_dtype": "bfloat16", "seq_len": length, "micro_batch": rows,
         "gradient_checkpointing": checkpointing, "attention": attention, "hardware": {"gpu": card},
     }  # fmt: skip
-    told = prediction(job).utilization
+    told = predict(job).utilization
     assert told is not None
-    assert 0 < told["mfu"] <= told["hfu"] <= 1
-    assert 0 < told["gpu_busy_fraction"] <= 1 + 1e-9
+    assert 0 < told.mfu <= told.hfu <= 1
+    assert 0 < told.gpu_busy_fraction <= 1 + 1e-9

@@ -1,6 +1,7 @@
 """The closed form against its referee: the same allocations and frees as the tracer, in the same order.
 
-Every case is two layers of a small model, two steps. A difference names the first event that differs.
+Every case is two layers of a small model, two steps. A difference names the first event that differs. The model is made
+on the card here, in an order of our own; how a checkpoint is loaded has its referee in test_loading.py.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def loaded(path: Path) -> ModuleType:
 def cases() -> dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]]:
     found = {}
     for path in sorted(HERE.glob("*.py")):
-        if path.stem != "trace_all":
+        if not path.stem.startswith("trace_"):
             for name, values, config in loaded(path).CASES:
                 job = JOB | values
                 lengths = list(job.get("lengths") or [job["seq_len"]] * 2)
@@ -51,9 +52,11 @@ CASES = cases()
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory, traced_by_two: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    cases = [[name, *case] for name, case in CASES.items()]
-    return traced_by_two(HERE / "trace_all.py", cases, tmp_path_factory.mktemp("build"), limit_s=1500)
+def traced(
+    selected: list[str], tmp_path_factory: pytest.TempPathFactory, trace_cases: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    cases = [[name, *CASES[name]] for name in selected]
+    return trace_cases(HERE / "trace_all.py", cases, tmp_path_factory.mktemp("build"))
 
 
 @pytest.mark.parametrize("name", CASES)

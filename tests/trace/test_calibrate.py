@@ -6,7 +6,7 @@ import pytest
 
 from tunecast.errors import NotResolved
 from tunecast.learn.calibrate import measured
-from tunecast.predict.calibration import calibration_from
+from tunecast.prediction.time.calibration import calibration_from
 
 torch = pytest.importorskip("torch")
 

@@ -7,8 +7,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,23 +32,29 @@ open("checkpoint.pt", "w").write("never")
 """
 
 
-def started(*argv: str, folder: Path) -> subprocess.Popen[str]:
+Tunecast = Callable[..., tuple[int, str, str]]
+
+
+def command_and_options(*argv: str, folder: Path) -> tuple[list[str], dict[str, Any]]:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1"}
-    return subprocess.Popen(
-        [sys.executable, "-m", "tunecast", *argv], cwd=folder, env=environment, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
+    return [sys.executable, "-m", "tunecast", *argv], {"cwd": folder, "env": environment}
 
 
-def tunecast(*argv: str, folder: Path) -> tuple[int, str, str]:
-    process = started(*argv, folder=folder)
-    out, err = process.communicate(timeout=300)
-    return process.returncode, out, err
+@pytest.fixture
+def tunecast(tmp_path: Path, run_programs: Callable[..., Any]) -> Tunecast:
+    """Exit code, stdout and stderr of a command."""
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        command, options = command_and_options(*argv, folder=tmp_path)
+        (done,) = run_programs(command, **options)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
 
 
-def test_predict_a_bundled_example(tmp_path: Path) -> None:
+def test_predict_a_bundled_example(tmp_path: Path, tunecast: Tunecast) -> None:
     example = str(ROOT / "examples" / "tiny-lora.yaml")
-    code, out, err = tunecast("predict", example, "--json", "--html", "page.html", folder=tmp_path)
+    code, out, err = tunecast("predict", example, "--json", "--html", "page.html")
     assert (code, err) == (0, "")
     said = json.loads(out)
     memory = said["memory"]
@@ -58,9 +65,9 @@ def test_predict_a_bundled_example(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
-def test_trace_a_script(tmp_path: Path) -> None:
+def test_trace_a_script(tmp_path: Path, tunecast: Tunecast) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
-    code, out, err = tunecast("trace", "--json", "--gpu", "h200", "--", "python", "train.py", "512", folder=tmp_path)
+    code, out, err = tunecast("trace", "--json", "--gpu", "h200", "--", "python", "train.py", "512")
     assert code == 0, err
     said = json.loads(out)
     breakdown = said["memory"]["breakdown_bytes"]
@@ -73,11 +80,14 @@ def test_trace_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_it_leaves_no_process_behind(tmp_path: Path, number: signal.Signals) -> None:
+def test_interrupted_it_leaves_no_process_behind(
+    tmp_path: Path, number: signal.Signals, ends: Callable[[int], bool]
+) -> None:
     (tmp_path / "train.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
     before = signal.signal(number, signal.SIG_DFL)  # what is ignored, as under nohup, is so by its children
     try:
-        process = started("trace", "--", "train.py", folder=tmp_path)
+        command, options = command_and_options("trace", "--", "train.py", folder=tmp_path)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
     finally:
         signal.signal(number, before)
     try:
@@ -87,10 +97,9 @@ def test_interrupted_it_leaves_no_process_behind(tmp_path: Path, number: signal.
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert children
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
     finally:
         process.kill()
     assert process.returncode == 128 + number
     assert (out, err) == ("", "tunecast: interrupted\n" if number is signal.SIGINT else "")
-    time.sleep(0.2)
-    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+    assert all(ends(int(pid)) for pid in children)

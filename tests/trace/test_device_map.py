@@ -9,9 +9,9 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+from tunecast.tape.build.machine import Machine  # noqa: E402
 from tunecast.tape.build.sharding.device_map import outline, split  # noqa: E402
 from tunecast.tape.build.stacks.transformers import model as model_of  # noqa: E402
-from tunecast.tape.build.tensor import Machine  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "rms_norm_eps": 1e-5, "vocab_size": 128256}

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tunecast.cli.accelerate import accelerate_config
+from tunecast.door.accelerate import accelerate_config
 from tunecast.errors import TunecastError
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.replay import replay
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.replay import replay
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Alloc, Begin, Event, Free, Op, Phase, Role, Tape
@@ -40,26 +40,14 @@ WORTH_COMPARING_BYTES = 64 * KIB
 """Below are activations, and tables that only a card's kernels need."""
 
 
-def started(how: str, folder: Path, names: list[str]) -> subprocess.Popen[str]:
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        [sys.executable, str(HERE / "programs.py"), how, str(folder), *names], env=environment,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-    )  # fmt: skip
-
-
 @pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def results(tmp_path_factory: pytest.TempPathFactory, run_programs: Callable[..., Any]) -> Path:
     folder = tmp_path_factory.mktemp("distributed")
-    running = [started("traced", folder, ON_HOST + ON_PAPER), started("host", folder, ON_HOST)]
-    try:
-        for process in running:
-            said, _ = process.communicate(timeout=300)
-            assert process.returncode == 0, said[-3000:]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    names = {"traced": ON_HOST + ON_PAPER, "host": ON_HOST}
+    commands = [[sys.executable, str(HERE / "programs.py"), how, str(folder), *names[how]] for how in names]
+    for done in run_programs(*commands, env=environment):
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     return folder
 
 
@@ -414,12 +402,13 @@ AGENTS_OWN = {"OMP_NUM_THREADS", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNAL
 """What torchrun's agent tells itself and its children inherit."""
 
 
-def test_rank_zero_is_told_what_torchrun_tells(tmp_path: Path) -> None:
+def test_rank_zero_is_told_what_torchrun_tells(tmp_path: Path, run_programs: Callable[..., Any]) -> None:
     script = tmp_path / "environment.py"
     script.write_text("import json, os, sys\njson.dump(dict(os.environ), open(sys.argv[1], 'w'))\n")
     before = {name: value for name, value in os.environ.items() if not name.startswith(("TORCH", "OMP"))}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", str(script)]
-    subprocess.run([*command, str(tmp_path / "told.json")], env=before, check=True, capture_output=True, timeout=120)
+    (done,) = run_programs([*command, str(tmp_path / "told.json")], env=before)
+    assert done.returncode == 0, done.stderr
     told = json.loads((tmp_path / "told.json").read_text())
     expected = rank_zero(1)
     assert set(told) - set(before) - AGENTS_OWN <= set(expected)

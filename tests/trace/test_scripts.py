@@ -15,7 +15,6 @@ import pytest
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Tape
-from tunecast.tape.trace.limits import Limits
 from tunecast.tape.trace.request import Answer
 from tunecast.tape.trace.run import trace_script
 
@@ -39,7 +38,7 @@ def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def trace(name: str, *args: str, steps: int = 0, **options: object) -> tuple[Tape, Answer]:
-    return trace_script(str(SCRIPTS / name), args, Card(), steps=steps, limits=Limits(seconds=300), **options)  # type: ignore[arg-type]
+    return trace_script(str(SCRIPTS / name), args, Card(), steps=steps, **options)  # type: ignore[arg-type]
 
 
 def phases(tape: Tape) -> list[tuple[int, Phase]]:

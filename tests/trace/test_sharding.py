@@ -41,9 +41,11 @@ TRACING = loaded("trace_all")
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory, traced_by_two: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    cases = [[name, *CASES.case(name)] for name in CASES.CASES]
-    return traced_by_two(HERE / "trace_all.py", cases, tmp_path_factory.mktemp("sharding"), limit_s=600)
+def traced(
+    selected: list[str], tmp_path_factory: pytest.TempPathFactory, trace_cases: Callable[..., dict[str, Any]]
+) -> dict[str, Any]:
+    cases = [[name, *CASES.case(name)] for name in selected]
+    return trace_cases(HERE / "trace_all.py", cases, tmp_path_factory.mktemp("sharding"))
 
 
 def parted(events: list[Any]) -> tuple[list[Any], list[Any]]:

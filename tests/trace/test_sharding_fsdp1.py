@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -74,13 +74,15 @@ def job_of(name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def traced(
+    selected: list[str], tmp_path_factory: pytest.TempPathFactory, run_programs: Callable[..., Any]
+) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("flat")
     asked, answer = folder / "cases.json", folder / "told.json"
-    asked.write_text(json.dumps([[name, job_of(name), CONFIG, LENGTHS, CASES[name][2]] for name in CASES]))
+    asked.write_text(json.dumps([[name, job_of(name), CONFIG, LENGTHS, CASES[name][2]] for name in selected]))
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "trace_flat.py"), str(asked), str(answer)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    (done,) = run_programs(command, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(answer.read_text())
     return found

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.report.snapshot import snapshot
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.report.run.snapshot import snapshot
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 

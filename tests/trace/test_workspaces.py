@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import cub
-from tunecast.tape.kernels.launch import Kernel, Room, accumulation_bytes, buffers, extent
+from tunecast.tape.kernels.launch import Multiprocessors, ReductionKernel, accumulation_bytes, buffers, extent
 from tunecast.tape.kernels.steps import Borrow, Make, Return, Script
 from tunecast.tape.trace import workspaces
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 PROVENANCE, *LINES = (ROOT / "tests" / "golden" / "data" / "h200_kernel_temporaries.jsonl").read_text().splitlines()
 ROWS = [json.loads(line) for line in LINES]
 H200 = Card()
-ROOM = Room(132, 2048)
+ROOM = Multiprocessors(132, 2048)
 """Of an H200."""
 A100 = Card(name="NVIDIA A100", total_bytes=80 << 30, capability=(8, 0), sm_count=108)
 L4 = Card(name="NVIDIA L4", total_bytes=23 << 30, capability=(8, 9), sm_count=58)
@@ -30,11 +30,9 @@ B200 = Card(name="NVIDIA B200", total_bytes=180 << 30, capability=(10, 0), sm_co
 
 
 @pytest.fixture(scope="module")
-def recorded() -> dict[str, dict[str, str]]:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("kernel_rows.py"))], input="\n".join(LINES), text=True,
-        capture_output=True, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, timeout=300,
-    )  # fmt: skip
+def recorded(run_programs: Callable[..., Any]) -> dict[str, dict[str, str]]:
+    command = [sys.executable, str(Path(__file__).with_name("kernel_rows.py"))]
+    (done,) = run_programs(command, text="\n".join(LINES), env=os.environ | {"PYTHONPATH": str(ROOT / "src")})
     assert done.returncode == 0, done.stderr[-4000:]
     answer: dict[str, dict[str, str]] = json.loads(done.stdout)
     return answer
@@ -100,11 +98,11 @@ def test_the_sum_of_a_bias_gradient_by_hand() -> None:
     too little of 132 * (2048/128) = 2112 places: min(2112/32, 512/16) = 32 blocks a result. Every lane keeps its own
     fp32 sum: 4 * 4096 * 32 * (32 * 4) bytes, and a 4-byte semaphore for each of the 32 columns of blocks."""
     rows = extent((2048, 4096), (4096, 1), reduced=(0,))
-    assert list(buffers(rows, Kernel(2, 4), 2, ROOM)) == [(4 * 4096 * 32 * 32 * 4, 4 * 32)]
+    assert list(buffers(rows, ReductionKernel(2, 4), 2, ROOM)) == [(4 * 4096 * 32 * 32 * 4, 4 * 32)]
 
 
 def test_few_values_need_no_buffer() -> None:
-    assert list(buffers(extent((10_000,), (1,), (0,)), Kernel(4, 4), 4, ROOM)) == [(0, 0)]
+    assert list(buffers(extent((10_000,), (1,), (0,)), ReductionKernel(4, 4), 4, ROOM)) == [(0, 0)]
 
 
 def test_dimensions_merge_before_a_reduction() -> None:
@@ -117,9 +115,9 @@ def test_dimensions_merge_before_a_reduction() -> None:
 def test_more_than_two_gibibytes_are_halved() -> None:
     """1.5e9 bf16 are 3e9 bytes, beyond 2**31: two halves, which meet in one fp32 number."""
     row = extent((1_500_000_000,), (1,), (0,))
-    assert len(list(buffers(row, Kernel(2, 4), 2, ROOM))) == 2
-    assert accumulation_bytes(row, Kernel(2, 4), 2) == 4
-    assert accumulation_bytes(extent((1_000_000_000,), (1,), (0,)), Kernel(2, 4), 2) == 0
+    assert len(list(buffers(row, ReductionKernel(2, 4), 2, ROOM))) == 2
+    assert accumulation_bytes(row, ReductionKernel(2, 4), 2) == 4
+    assert accumulation_bytes(extent((1_000_000_000,), (1,), (0,)), ReductionKernel(2, 4), 2) == 0
 
 
 def test_a_radix_sort_by_hand() -> None:

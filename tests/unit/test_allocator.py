@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from tunecast.errors import UsageError
-from tunecast.predict.allocator import (
+from tunecast.prediction.memory.allocator import (
     AllocatorSettings,
     CachingAllocator,
     OutOfMemory,

@@ -10,9 +10,11 @@ import pytest
 from tunecast.errors import UsageError
 from tunecast.job import Data, Job, job_from_dict
 from tunecast.job.lengths import Lengths, data_sets, sample_lengths
-from tunecast.predict.batches import MOST_ROWS, Batches, MicroBatch, batches_of
-from tunecast.predict.lengths import epoch_of
-from tunecast.predict.torch_random import Generator
+from tunecast.prediction.data.batches import MOST_ROWS, Batches, MicroBatch, batches_of
+from tunecast.prediction.data.lengths import epoch_of
+from tunecast.prediction.data.torch_random import Generator
+
+pytestmark = pytest.mark.whole
 
 MANY = 10**6
 

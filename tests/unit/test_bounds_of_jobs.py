@@ -14,10 +14,12 @@ from tunecast.job.job import Data
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.model import model_config
 from tunecast.job.registry import bundled_config
-from tunecast.predict.engines import predicted
+from tunecast.prediction.engines import predict
 from tunecast.records import replace
-from tunecast.tape.build.short import require_compilable
+from tunecast.tape.build.job_runs import require_compilable
 from tunecast.units import MIB
+
+pytestmark = pytest.mark.whole
 
 
 @pytest.mark.parametrize(
@@ -63,27 +65,27 @@ def test_counted_lengths_are_not_written_out(tmp_path: Path) -> None:
 
 def test_litgpt_needs_a_next_token() -> None:
     with pytest.raises(UsageError, match=r"^seq_len: .* 2 tokens or more"):
-        tunecast.prediction({"model": "llama-3.2-1b", "stack": "litgpt", "seq_len": 1, "micro_batch": 1})
-    assert tunecast.prediction({"model": "llama-3.2-1b", "stack": "litgpt", "seq_len": 2, "micro_batch": 1})
+        tunecast.predict({"model": "llama-3.2-1b", "stack": "litgpt", "seq_len": 1, "micro_batch": 1})
+    assert tunecast.predict({"model": "llama-3.2-1b", "stack": "litgpt", "seq_len": 2, "micro_batch": 1})
 
 
 def test_a_card_without_float8_is_refused() -> None:
     job = {"model": "llama-3.2-1b", "seq_len": 64, "matmul_dtype": "float8"}
     with pytest.raises(UsageError, match=r"^matmul_dtype: got float8 on a100-sxm-80gb, .* To fix: matmul_dtype null"):
-        tunecast.prediction({**job, "hardware": {"gpu": "a100-sxm-80gb"}})
-    assert tunecast.prediction({**job, "hardware": {"gpu": "h100-sxm-80gb"}})
+        tunecast.predict({**job, "hardware": {"gpu": "a100-sxm-80gb"}})
+    assert tunecast.predict({**job, "hardware": {"gpu": "h100-sxm-80gb"}})
 
 
 @pytest.mark.parametrize("gpu", ["rtx-4090", "a100-sxm-80gb", "h100-sxm-80gb"])
 def test_no_card_is_used_beyond_its_peak(gpu: str) -> None:
     job = {"model": "qwen3-0.6b", "method": "lora", "seq_len": 1_000_000, "micro_batch": 1, "hardware": {"gpu": gpu}}
-    used = tunecast.prediction(job).utilization
-    assert used is not None and 0 < used["mfu"] < used["hfu"] <= 1
+    used = tunecast.predict(job).utilization
+    assert used is not None and 0 < used.mfu < used.hfu <= 1
 
 
 def test_padding_is_never_negative() -> None:
-    said = tunecast.prediction({"model": "gpt2", "micro_batch": 123, "seq_len": 64})
-    assert said.time is not None and said.time["padding_fraction"] == 0
+    said = tunecast.predict({"model": "gpt2", "micro_batch": 123, "seq_len": 64})
+    assert said.time is not None and said.time.padding_fraction == 0
 
 
 JOBS = [
@@ -98,7 +100,7 @@ JOBS = [
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: str(job["model"]))
 def test_no_answer_contradicts_itself(job: dict[str, Any]) -> None:
     """`fits` is said of the very capacity; the least capacity beside it lies on the same side."""
-    held = predicted(job_from_dict(job)).held
+    held = predict(job_from_dict(job)).on_card
     least, most = held.smallest_capacity_bytes, held.unlimited.reserved_bytes
     for capacity in range(least - 64 * MIB, most + 64 * MIB, max(2 * MIB, (most - least) // 80 + 1)):
         here = replace(held, capacity_bytes=capacity, limited=held.runs.within(capacity))
@@ -111,6 +113,6 @@ def test_no_answer_contradicts_itself(job: dict[str, Any]) -> None:
 def test_a_run_that_less_would_do_for_is_called_fragmented() -> None:
     """With torch 2.11 it completes with 19.14 GiB, not with 19.16, again with 19.19."""
     job = {**JOBS[0], "hardware": {"gpu": "rtx-4090", "capacity_bytes": int(19.17 * 2**30)}}
-    said = tunecast.prediction(job).to_dict()
+    said = tunecast.predict(job).to_dict()
     assert (said["fits"], said["fragmented"]) == (False, True)
     assert said["smallest_capacity_bytes"] > said["capacity_bytes"]

@@ -9,10 +9,10 @@ import pytest
 from tunecast.hardware.catalog import gpu
 from tunecast.job import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.predict.by_length import ByLength, priced_lengths
-from tunecast.predict.host import host_of
-from tunecast.predict.modelled import card_of
-from tunecast.predict.runtime import step_time
+from tunecast.prediction.modelled import card_of
+from tunecast.prediction.price.host import host_of
+from tunecast.prediction.time.by_length import ByLength, priced_lengths
+from tunecast.prediction.time.runtime import step_time
 from tunecast.tape.timed import timed_steps
 
 CARD = "h200-sxm-141gb"

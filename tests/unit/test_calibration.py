@@ -13,7 +13,9 @@ from tunecast.errors import NotResolved
 from tunecast.hardware.catalog import gpu
 from tunecast.job import job_from_dict
 from tunecast.learn.store import keep, kept, path_of
-from tunecast.predict.calibration import (
+from tunecast.prediction.engines import predict
+from tunecast.prediction.price.host import DEFAULT_HOST
+from tunecast.prediction.time.calibration import (
     COPY,
     MODULES,
     REFERENCE,
@@ -23,9 +25,7 @@ from tunecast.predict.calibration import (
     calibration_from,
     reference,
 )
-from tunecast.predict.engines import predicted
-from tunecast.predict.host import DEFAULT_HOST
-from tunecast.predict.whole import START_S
+from tunecast.prediction.time.whole import START_S
 
 FOUND: dict[str, Any] = {
     "schema": SCHEMA, "device": "NVIDIA H200", "torch": "2.11.0", "measured": "2026-11-15",
@@ -91,9 +91,7 @@ def test_a_calibrated_machines_whole_job() -> None:
     made = job_from_dict({"model": "llama-3.2-1b", "seq_len": 1024, "micro_batch": 1, "hardware": {"gpu": REFERENCE},
                           "autocast": "bfloat16", "data": data})  # fmt: skip
     own = calibration_from({**FOUND, "plans": PLANS, "starts": [{"seconds": 14.0}]}, "")
-    told, without = (
-        predicted(made, timed=True, calibration=known).prediction.time["phases_s"] for known in (own, None)
-    )
+    told, without = (predict(made, timed=True, calibration=known).time.phases_s for known in (own, None))
     assert told["start"] == 14.0
     assert without["start"] == START_S[0]
     # the first of them belongs to the first step; those of checkpointing are planned for twice forward

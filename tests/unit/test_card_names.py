@@ -9,6 +9,8 @@ import pytest
 
 from tunecast.cli import main as cli
 
+pytestmark = pytest.mark.whole
+
 JOB = ("qwen2.5-0.5b", "--method", "lora", "--micro-batch", "2", "--samples", "2000")
 HEAVY = ("qwen2.5-3b", "--method", "lora", "--weights-dtype", "float32", "--micro-batch", "16")
 COMMANDS = {

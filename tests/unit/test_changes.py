@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from tunecast.advise.changes import changes_tried
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.predict.changes import changes_tried
-from tunecast.predict.prediction import Predicted, Prediction, job_on_card
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.values import Timing
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import MIB
 
 
-def predicted(job: Job) -> Predicted:
+def predicted(job: Job) -> Prediction:
     """20 MiB a row, 100 less where prepare_model_for_kbit_training casts nothing; the time is not asked."""
     weights = 200 * MIB if job.quantization.prepare_kbit else 100 * MIB
     events = (Alloc(0, weights, Role.WEIGHTS), Begin(Phase.FORWARD), Alloc(1, 20 * MIB * job.micro_batch))
 
-    def never() -> Prediction:
+    def never(_: object) -> Timing:
         raise AssertionError("advice on memory prices nothing")
 
-    return Predicted(job, resolve_model(job.model), job_on_card(job, gpu("h200"), Tape(events)), never)
+    return Prediction(job, resolve_model(job.model), job_on_card(job, gpu("h200"), Tape(events)), clock=never)
 
 
 def tried(**fields: Any) -> dict[str, int]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +13,19 @@ from typing import Any
 
 import pytest
 
+from tunecast.advise import suggestions
 from tunecast.cli import main as cli
-from tunecast.cli import predict, trials
-from tunecast.cli.told import title_of
+from tunecast.cli import predict
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.predict.engines import predicted as real_predicted
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.prediction import engines, prediction
+from tunecast.prediction.engines import predict as real_predict
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
+from tunecast.report.run.job import title_of
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.units import MIB
@@ -41,7 +46,7 @@ TAPE = Tape(
 def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
     """Runs a command line in an empty folder: (exit code, stdout, stderr)."""
 
-    def predicted(job: Job, *, engine: str, **how: Any) -> Predicted:
+    def predict_on_tape(job: Job, *, engine: str, **how: Any) -> Prediction:
         model = resolve_model(job.model)
         job = fill_in(job, model.raw, model.dtype)
         if job.id == "breaks":
@@ -49,14 +54,14 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         if job.id == "fails":
             raise TunecastError("TypeError: it fails inside\nTraceback (most recent call last):\n  ...")
         held = job_on_card(job, gpu(job.hardware.gpu), TAPE)
-        return Predicted(job, model, held, prediction_of(held, id=job.id, engine=engine))
+        return Prediction(job, model, held, engine=engine)
 
     def run(*argv: str) -> tuple[int, str, str]:
         code = cli.main(argv)
         out, err = capsys.readouterr()
         return code, out, err
 
-    monkeypatch.setattr(predict.engines, "predicted", predicted)
+    monkeypatch.setattr(engines, "predict", predict_on_tape)
     monkeypatch.setattr(predict, "python_of", lambda given: "python")
     monkeypatch.chdir(tmp_path)
     return run
@@ -177,7 +182,7 @@ def test_a_name_of_several_cards_says_which_was_taken(shell: Any) -> None:
 def test_several_home_cards_say_what_joins_them_and_what_the_host_needs(
     shell: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predict.engines, "predicted", real_predicted)
+    monkeypatch.setattr(engines, "predict", real_predict)
     cards = ("--gpu", "3090", "--gpus", "2", "--parallel-data", "fsdp", "--offload", "parameters")
     code, out, _ = shell("predict", "qwen2.5-0.5b", "--method", "lora", *cards, "--no-advice")
     assert code == 0
@@ -188,7 +193,7 @@ def test_several_home_cards_say_what_joins_them_and_what_the_host_needs(
 
 
 def test_a_program_that_reads_the_answer_does_not_wait_for_the_text(tmp_path: Path) -> None:
-    loaded = "print(*(name for name in sys.modules if name.startswith(('tunecast.report', 'tunecast.plan'))))"
+    loaded = "print(*(name for name in sys.modules if name.startswith(('tunecast.report', 'tunecast.planning'))))"
     code = f"import sys; from tunecast.cli.main import main; main(['predict', 'gpt2', '--json']); {loaded}"
     told = subprocess.run(
         [sys.executable, "-c", code],
@@ -208,24 +213,24 @@ def test_details_are_asked_for(shell: Any) -> None:
 
 
 def test_a_traced_job_has_its_lines_and_no_changes_tried(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trials, "changes_tried", lambda *_: pytest.fail("each would be traced"))
+    monkeypatch.setattr(suggestions, "changes_tried", lambda *_: pytest.fail("each would be traced"))
     code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--engine", "traced")
     assert (code, err) == (0, "")
     assert "Largest blocks alive at the peak" in out and "frees" not in out
 
 
-def smaller(job: Job, *, engine: str, **how: Any) -> Predicted:
+def smaller(job: Job, *, engine: str, **how: Any) -> Prediction:
     """Half the micro-batch holds half the activations; nothing else helps."""
     events = [e._replace(nbytes=e.nbytes * job.micro_batch // 8) if e == TAPE.events[-1] else e for e in TAPE.events]
     model = resolve_model(job.model)
     job = fill_in(job, model.raw, model.dtype)
     held = job_on_card(job, gpu(job.hardware.gpu), TAPE.with_events(events))
-    return Predicted(job, model, held, prediction_of(held, id=job.id, engine=engine))
+    return Prediction(job, model, held, engine=engine)
 
 
 def test_what_to_change_first(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """30 MiB of activations, then 15 of 16 reserved in segments of 2. As flags where the job was given by flags."""
-    monkeypatch.setattr(predict.engines, "predicted", smaller)
+    monkeypatch.setattr(engines, "predict", smaller)
     argv = ("predict", "gpt2", "--capacity-bytes", str(120 * MIB))
     code, out, err = shell(*argv)
     assert (code, err) == (3, "")
@@ -236,7 +241,7 @@ def test_what_to_change_first(shell: Any, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_where_no_single_change_is_enough_fit_is_the_next_command(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict.engines, "predicted", smaller)
+    monkeypatch.setattr(engines, "predict", smaller)
     Path("my job.yaml").write_text(f"model: gpt2\nhardware: {{capacity_bytes: {90 * MIB}}}\n")
     out = shell("predict", "my job.yaml", "--set", "lora.rank=8", "--method", "lora")[1]
     assert "\n  micro_batch: 4, grad_accum: 2  frees 14.00 MiB, not enough alone\n" in out
@@ -247,20 +252,6 @@ def test_where_no_single_change_is_enough_fit_is_the_next_command(shell: Any, mo
     assert "tunecast fit" not in shell("predict", jobs_file({"model": "gpt2"}, {"model": "gpt2"}))[1]
 
 
-def test_what_goes_with_an_answer_does_not_take_it_along(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> None:
-        raise KeyError("a bug of ours")
-
-    monkeypatch.setattr(trials, "changes_tried", broken)
-    monkeypatch.setattr(predict, "outside_of", broken)
-    code, out, err = shell("predict", "gpt2", "--gpu", "4090")
-    assert code == 0 and "fits, " in out and "disk" not in out
-    assert err.count("internal error: KeyError: 'a bug of ours'") == 2
-    code, out, err = shell("predict", "gpt2", "--gpu", "4090", "--json")
-    assert (code, json.loads(out)["outside"]) == (0, None)
-    assert err.startswith("tunecast: what lies outside the step: internal error")
-
-
 def test_what_lies_outside_the_step(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     outside = json.loads(shell("predict", "gpt2", "--json")[1])["outside"]
     assert outside["disk"]["weights_bytes"] > 4 * 124_000_000, "gpt2 has 124 million parameters of four bytes"
@@ -269,9 +260,17 @@ def test_what_lies_outside_the_step(shell: Any, monkeypatch: pytest.MonkeyPatch)
     def unsupported(*_: object) -> None:
         raise Unsupported("model: not written down")
 
-    monkeypatch.setattr(predict, "outside_of", unsupported)
+    monkeypatch.setattr(prediction, "outside_of", unsupported)
     code, out, err = shell("predict", "gpt2", "--json")
     assert (code, json.loads(out)["outside"], err) == (0, None, "")
+
+
+def test_a_command_called_in_process_leaves_it_as_it_was(shell: Any) -> None:
+    """What the console command sets (signals, the collector's thresholds, streams) is its own process's."""
+    before = (signal.getsignal(signal.SIGTERM), gc.get_threshold(), gc.isenabled(), sys.stdout, sys.stderr)
+    assert shell("predict", "gpt2", "--json")[0] == 0
+    assert shell("predict")[0] == 2
+    assert (signal.getsignal(signal.SIGTERM), gc.get_threshold(), gc.isenabled(), sys.stdout, sys.stderr) == before
 
 
 def test_evaluation_that_does_not_fit_is_told_where_training_does(shell: Any) -> None:
@@ -316,7 +315,7 @@ def test_a_model_that_is_not_there(shell: Any) -> None:
 
 
 def test_what_is_not_modelled_is_an_answer_about_one_job(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict.engines, "predicted", real_predicted)
+    monkeypatch.setattr(engines, "predict", real_predict)
     code, out, _ = shell("predict", "llama-3.1-8b", "--stack", "unsloth", "--gpus", "2", "--json")
     assert code == 2
     assert "tunecast trace --nproc-per-node 2" in json.loads(out)["error"]["message"]
@@ -385,7 +384,7 @@ def test_ctrl_c_ends_cleanly(shell: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(predict.engines, "predicted", interrupted)
+    monkeypatch.setattr(engines, "predict", interrupted)
     assert shell("predict", "gpt2") == (130, "", "tunecast: interrupted\n")
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tunecast.cli.accelerate import accelerate_config
-from tunecast.cli.launchers import Launch, launch_from
+from tunecast.door.accelerate import accelerate_config
+from tunecast.door.launchers import ScriptLaunch, launch_from
 from tunecast.errors import TunecastError, UsageError
 from tunecast.tape.trace.launch import rank_zero
 
@@ -15,23 +15,29 @@ from tunecast.tape.trace.launch import rank_zero
 @pytest.mark.parametrize(
     ("command", "launch"),
     [
-        ("train.py --lr 1e-4", Launch("train.py", ("--lr", "1e-4"))),
-        ("-m pkg.train --lr 1e-4", Launch("pkg.train", ("--lr", "1e-4"), as_module=True)),
-        ("python train.py -m x", Launch("train.py", ("-m", "x"), python="python")),
-        ("/env/bin/python3.12 -u -X dev -m pkg", Launch("pkg", (), True, python="/env/bin/python3.12")),
-        ("python -W ignore train.py", Launch("train.py", python="python")),
-        ("torchrun train.py", Launch("train.py", nproc_per_node=1, nnodes=1, environment=rank_zero(1))),
-        ("torchrun --nproc-per-node 8 train.py --nnodes 3", Launch("train.py", ("--nnodes", "3"), False, None, 8, 1)),
-        ("torchrun --standalone --nproc_per_node=4 --nnodes=2 train.py", Launch("train.py", (), False, None, 4, 2)),
-        ("torchrun --nnodes 1:4 --nproc-per-node 2 -m pkg a", Launch("pkg", ("a",), True, None, 2, 4)),
+        ("train.py --lr 1e-4", ScriptLaunch("train.py", ("--lr", "1e-4"))),
+        ("-m pkg.train --lr 1e-4", ScriptLaunch("pkg.train", ("--lr", "1e-4"), as_module=True)),
+        ("python train.py -m x", ScriptLaunch("train.py", ("-m", "x"), python="python")),
+        ("/env/bin/python3.12 -u -X dev -m pkg", ScriptLaunch("pkg", (), True, python="/env/bin/python3.12")),
+        ("python -W ignore train.py", ScriptLaunch("train.py", python="python")),
+        ("torchrun train.py", ScriptLaunch("train.py", nproc_per_node=1, nnodes=1, environment=rank_zero(1))),
+        (
+            "torchrun --nproc-per-node 8 train.py --nnodes 3",
+            ScriptLaunch("train.py", ("--nnodes", "3"), False, None, 8, 1),
+        ),
+        (
+            "torchrun --standalone --nproc_per_node=4 --nnodes=2 train.py",
+            ScriptLaunch("train.py", (), False, None, 4, 2),
+        ),
+        ("torchrun --nnodes 1:4 --nproc-per-node 2 -m pkg a", ScriptLaunch("pkg", ("a",), True, None, 2, 4)),
         (
             "torchrun --rdzv-backend c10d --rdzv_endpoint=h:1 train.py",
-            Launch("train.py", (), False, None, 1, 1, rank_zero(1)),
+            ScriptLaunch("train.py", (), False, None, 1, 1, rank_zero(1)),
         ),
-        ("python -m torch.distributed.run --nproc-per-node 2 t.py", Launch("t.py", (), False, "python", 2, 1)),
+        ("python -m torch.distributed.run --nproc-per-node 2 t.py", ScriptLaunch("t.py", (), False, "python", 2, 1)),
     ],
 )
-def test_launches(command: str, launch: Launch) -> None:
+def test_launches(command: str, launch: ScriptLaunch) -> None:
     assert launch_from(command.split()) == launch
 
 

@@ -103,7 +103,7 @@ def test_counting_ticks_by_itself_and_cleans_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Counting, "EVERY_S", 0.01)
     screen = Screen()
     with Counting("planning gpt2", "settings", after_s=0.0, stream=screen) as counting:
-        for _ in range(500):
+        for _ in range(30_000):
             if "3 of 9" in screen.getvalue():
                 break
             counting(0.0, 3, 9)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tunecast.cli import main as cli
-from tunecast.cli import trace
+from tunecast.door import trace
 from tunecast.errors import NotResolved, TunecastError
 from tunecast.tape.op import Alloc, Begin, Op, Phase, Role, Tape
 from tunecast.tape.trace.request import Answer
@@ -48,7 +48,7 @@ def shell(
     tmp_path: Path,
 ) -> Any:
     def trace_script(script: str, args: Any, card: Any, **how: Any) -> tuple[Tape, Answer]:
-        asked.update(how, script=script, args=args, card=card)
+        asked.update(how, script=script, args=args, card=card, environment=dict(os.environ))
         if "raise" in answer:
             raise answer["raise"]
         return TAPE, Answer(**answer)
@@ -101,7 +101,8 @@ def test_an_accelerate_file(shell: Any, asked: dict[str, Any]) -> None:
     Path("a.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: fp16\n")
     shell("--accelerate-config", "a.yaml", "--", "train.py")
     assert asked["nproc_per_node"] == 4
-    assert os.environ["ACCELERATE_MIXED_PRECISION"] == "fp16", "the traced process inherits it"
+    assert asked["environment"]["ACCELERATE_MIXED_PRECISION"] == "fp16", "the traced process inherits it"
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ, "who asks does not keep it"
 
 
 def test_models_are_offered_by_the_names_scripts_use(shell: Any, asked: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.hardware.catalog import known_gpu
-from tunecast.hardware.cluster import Cluster, Group, cards_of, cluster_of, mesh_of
+from tunecast.hardware.cluster import Cluster, RankGroup, cards_of, cluster_of, mesh_of
 from tunecast.hardware.links import links
 from tunecast.job.job import Job
 from tunecast.job.parallel import Parallel
@@ -37,15 +37,15 @@ def test_hybrid_shards_stay_in_a_machine():
 def test_experts_take_their_ranks_from_the_data():
     found = cluster(nodes=2, expert=8, data="fsdp")
     assert found.mesh == (("expert", 8), ("shard", 2))
-    assert found.group("shard") == Group(16, 8)
-    assert found.group("expert") == Group(8, 8)
+    assert found.group("shard") == RankGroup(16, 8)
+    assert found.group("expert") == RankGroup(8, 8)
 
 
 def test_ranks_with_the_same_experts_are_a_machine_apart():
     # 8 machines of 8: the experts fill a machine, so who shares an expert is one card of each
-    assert cluster(nodes=8, expert=8, data="fsdp").group("shard", 8) == Group(8, 1)
-    assert cluster(nodes=8, expert=4, data="fsdp").group("shard", 16) == Group(16, 2)
-    assert cluster(nodes=8, expert=8, data="hsdp").group("shard", 1) == Group(1, 1)
+    assert cluster(nodes=8, expert=8, data="fsdp").group("shard", 8) == RankGroup(8, 1)
+    assert cluster(nodes=8, expert=4, data="fsdp").group("shard", 16) == RankGroup(16, 2)
+    assert cluster(nodes=8, expert=8, data="hsdp").group("shard", 1) == RankGroup(1, 1)
 
 
 def test_the_cards_of_a_device_map_are_one_rank():
@@ -56,25 +56,25 @@ def test_the_cards_of_a_device_map_are_one_rank():
 def test_a_group_spans_machines_when_what_is_inside_of_it_fills_one():
     # 4 machines of 8: tensor 4 beside each other, so both pipeline stages fit, and every shard is elsewhere
     found = cluster(nodes=4, tensor=4, pipeline=2, data="fsdp")
-    assert found.group("tensor") == Group(4, 4)
-    assert found.group("pipeline") == Group(2, 2)
-    assert found.group("shard") == Group(4, 1)
+    assert found.group("tensor") == RankGroup(4, 4)
+    assert found.group("pipeline") == RankGroup(2, 2)
+    assert found.group("shard") == RankGroup(4, 1)
     assert found.group("shard").nodes == 4
-    assert found.group("") == Group(32, 8)
-    assert found.group("context") == Group(1, 1)
+    assert found.group("") == RankGroup(32, 8)
+    assert found.group("context") == RankGroup(1, 1)
 
 
 def test_a_tape_that_knows_its_groups_better_is_believed():
-    assert cluster(nodes=2).group("", 4) == Group(4, 4)
-    assert cluster(nodes=2).group("expert", 16) == Group(16, 8)
+    assert cluster(nodes=2).group("", 4) == RankGroup(4, 4)
+    assert cluster(nodes=2).group("expert", 16) == RankGroup(16, 8)
 
 
 def test_ranks_that_share_a_sequence_share_weights():
     # tensor 4 x context 2 fill a machine; the weights' shards are on both halves of it, and on every machine
     found = cluster(nodes=4, tensor=4, context=2, data="fsdp")
-    assert found.group("shard") == Group(4, 1)
-    assert found.group("shard", 8) == Group(8, 2)
-    assert found.group("shard", 2) == Group(2, 1)
+    assert found.group("shard") == RankGroup(4, 1)
+    assert found.group("shard", 8) == RankGroup(8, 2)
+    assert found.group("shard", 2) == RankGroup(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_rack_of_trays_is_one_domain():
     assert cluster("gb200-186gb", 4, 18).gpus_per_node == 72
     two = cluster("gb200-186gb", 4, 36)
     assert (two.gpus_per_node, two.nodes) == (72, 2)
-    assert two.group("data") == Group(144, 72)
+    assert two.group("data") == RankGroup(144, 72)
 
 
 def test_a_switch_ends_with_its_machine():
@@ -135,8 +135,8 @@ def test_an_unknown_link_is_told_with_the_nearest():
 def test_a_script_has_cards_and_no_mesh_we_know():
     found = cards_of(known_gpu("h100-sxm-80gb"), 8, 2)
     assert found.ranks == 16
-    assert found.group("shard", 16) == found.group("") == Group(16, 8)
-    assert found.group("", 4) == Group(4, 4)
+    assert found.group("shard", 16) == found.group("") == RankGroup(16, 8)
+    assert found.group("", 4) == RankGroup(4, 4)
 
 
 def test_more_cards_than_a_board_joins_are_told_to_be_machines() -> None:

@@ -12,7 +12,7 @@ from tunecast.hardware.cluster import Cluster, cluster_of
 from tunecast.hardware.links import Link, links, network
 from tunecast.job.job import Job
 from tunecast.job.sections import Hardware
-from tunecast.predict.collectives import LL, RAMP_S, SIMPLE, collective_seconds, inside_rate
+from tunecast.prediction.price.collectives import LL, RAMP_S, SIMPLE, collective_seconds, inside_rate
 from tunecast.tape.op import COLLECTIVES, Op
 
 US, KIB, GIB = 1e-6, 2**10, 2**30

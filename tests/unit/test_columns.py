@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunecast.predict import native
+from tunecast.prediction import native
 from tunecast.tape import columns
 
 SMALL = st.integers(0, 9)

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 
+from tunecast.advise.compare import differences, steps_between
 from tunecast.cli import main as cli
 from tunecast.errors import UsageError
 from tunecast.hardware import gpu
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict import engines
-from tunecast.predict.compare import compared, differences
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.prediction import engines
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import GIB
 
 
-def needed(job: Job, **_: Any) -> Predicted:
+def needed(job: Job, **_: Any) -> Prediction:
     """Weights 8 GiB (qlora 2), adapters rank / 16 GiB, activations 1 GiB a row, none of these shared."""
     model = resolve_model(job.model)
     job = fill_in(job, model.raw, model.dtype)
@@ -38,7 +39,7 @@ def needed(job: Job, **_: Any) -> Predicted:
     events = [Alloc(index, nbytes, role, "model") for index, (nbytes, role) in enumerate(blocks) if nbytes]
     tape = Tape((events[0], Begin(Phase.FORWARD, 0), *events[1:]), versions={"torch": "2.13.0"})
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
-    return Predicted(job, model, held, prediction_of(held, id=job.id))
+    return Prediction(job, model, held)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         out, err = capsys.readouterr()
         return code, out, err
 
-    monkeypatch.setattr(engines, "predicted", needed)
+    monkeypatch.setattr(engines, "predict", needed)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return run
@@ -218,4 +219,4 @@ def test_an_end_that_cannot_be_predicted_is_an_error() -> None:
     lora = {"adapter_dtype": "bfloat16"}
     bad = job_from_dict({"model": "gpt2", "method": "lora", "weights_dtype": "float32", "lora": lora})
     with pytest.raises(UsageError):
-        compared(Job("gpt2"), bad, needed)
+        list(steps_between(Job("gpt2"), bad, needed))

@@ -12,15 +12,18 @@ from typing import Any
 
 import pytest
 
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import backward, checkpointed
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.compiled import Region
 from tunecast.tape.build.compiler.flow import Flow
 from tunecast.tape.build.compiler.graph import INPUT, TANGENT, Graph
-from tunecast.tape.build.compiler.order import Schedule, Step
+from tunecast.tape.build.compiler.order import Schedule, ScheduleStep
 from tunecast.tape.build.compiler.partition import Partitioner
+from tunecast.tape.build.dtypes import BOOL, FLOAT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
-from tunecast.tape.build.tensor import BOOL, FLOAT32, Machine, Tensor
+from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase
 
@@ -36,7 +39,7 @@ def machine_with_weight() -> tuple[Machine, Tensor]:
 
 
 def gate(x: Tensor, weight: Tensor) -> Tensor:
-    return ops.tanh(ops.scale(ops.tanh(ops.matrix_product(x, weight))))
+    return (F.mm(x, weight).tanh() * 0.5).tanh()
 
 
 def trained(call: Callable[[Tensor, Tensor], Tensor], steps: int = 1) -> list[tuple[str, int]]:
@@ -48,9 +51,9 @@ def trained(call: Callable[[Tensor, Tensor], Tensor], steps: int = 1) -> list[tu
         x = machine.run("ones", (), (1024, 64), FLOAT32)
         machine.phase, machine.in_forward = Phase.FORWARD, True
         out = call(x, weight)
-        loss = ops.mean(ops.view(out, 1, -1), -1)
+        loss = out.view(1, -1).mean(-1, keepdim=True)
         del out, x
-        backward(ops.view(loss, 1))
+        backward(loss.view(1))
         del loss
         weight.grad = None
     phase, now, found = "", -1, []
@@ -90,7 +93,7 @@ def test_a_recomputed_product_is_not_kept() -> None:
     """Checkpointed inside: the result is written over the product."""
 
     def again(x: Tensor, weight: Tensor) -> Tensor:
-        out: Tensor = checkpointed(weight.machine, lambda x: gate(x, weight), x)
+        out: Tensor = checkpoint(weight.machine, lambda x: gate(x, weight), x)
         return out
 
     assert blocks(trained(compiled(again), steps=2), "forward") == 1
@@ -101,7 +104,7 @@ def test_checkpointed_from_outside() -> None:
     call = compiled(gate)
 
     def again(x: Tensor, weight: Tensor) -> Tensor:
-        out: Tensor = checkpointed(weight.machine, lambda x: call(x, weight), x)
+        out: Tensor = checkpoint(weight.machine, lambda x: call(x, weight), x)
         return out
 
     found = trained(again, steps=2)
@@ -115,7 +118,7 @@ def test_the_first_launch_is_timed_with_a_buffer() -> None:
     assert second == 0
 
 
-def test_regions_of_one_kind_share_a_plan() -> None:
+def test_regions_of_one_kind_share_their_code() -> None:
     machine, weight = machine_with_weight()
     other = Tensor(machine, None, (64, 64), FLOAT32)  # type: ignore[arg-type]
     other.requires_grad = True
@@ -124,8 +127,8 @@ def test_regions_of_one_kind_share_a_plan() -> None:
     x = machine.run("ones", (), (1024, 64), FLOAT32)
     for region in regions:
         region(x)
-    plans = [next(iter(region._compiled.values())).plan for region in regions]
-    assert plans[0] is plans[1]
+    codes = [next(iter(region._compiled.values())).code for region in regions]
+    assert codes[0] is codes[1]
 
 
 def test_everything_a_region_makes_is_let_go() -> None:
@@ -135,7 +138,7 @@ def test_everything_a_region_makes_is_let_go() -> None:
     for _ in range(2):
         x = machine.run("ones", (), (1024, 64), FLOAT32)
         machine.in_forward = True
-        backward(ops.view(ops.mean(ops.view(region(x), 1, -1), -1), 1))
+        backward(region(x).view(1, -1).mean(-1, keepdim=True).view(1))
         weight.grad = None
         del x
     alive: dict[int, Any] = {}
@@ -257,14 +260,24 @@ def test_checkpointed_calls_keep_what_lies_between_them() -> None:
 def test_what_frees_most_goes_first() -> None:
     """Two results of 10 bytes, each from a block of 100, and a block of 500 with a result of 1: first, it lives beside
     both blocks of 100 and its result, 701; last, beside the results, 521."""
-    steps = [Step(0, {10: 500}, []), Step(1, {11: 1}, [10]), Step(2, {12: 10}, [1]), Step(3, {13: 10}, [2])]
+    steps = [
+        ScheduleStep(0, {10: 500}, []),
+        ScheduleStep(1, {11: 1}, [10]),
+        ScheduleStep(2, {12: 10}, [1]),
+        ScheduleStep(3, {13: 10}, [2]),
+    ]
     schedule = Schedule(steps, {1: 100, 2: 100}, {11, 12, 13})
     assert schedule.peak([0, 1, 2, 3]) == 701
     assert schedule.peak(schedule.best()) == 521
 
 
 def test_every_order_keeps_what_is_needed_first() -> None:
-    steps = [Step(0, {10: 5}, []), Step(1, {11: 5}, [10]), Step(2, {12: 5}, [10]), Step(3, {13: 5}, [11, 12])]
+    steps = [
+        ScheduleStep(0, {10: 5}, []),
+        ScheduleStep(1, {11: 5}, [10]),
+        ScheduleStep(2, {12: 5}, [10]),
+        ScheduleStep(3, {13: 5}, [11, 12]),
+    ]
     schedule = Schedule(steps, {}, {13})
     for order in (schedule.as_given(), schedule.least_memory(), schedule.oldest_first(), schedule.depth_first()):
         assert sorted(order) == [0, 1, 2, 3]

@@ -16,7 +16,7 @@ from tunecast.job.config_keys import wrong_kinds
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import model_config
 from tunecast.job.registry import bundled_config, bundled_names
-from tunecast.predict.culprit import require_architecture
+from tunecast.prediction.culprit import require_architecture
 from tunecast.tape.build import decoder
 
 JOB = {"method": "lora", "lora": {"targets": "all-linear"}, "seq_len": 64, "micro_batch": 2}
@@ -24,7 +24,7 @@ JOB = {"method": "lora", "lora": {"targets": "all-linear"}, "seq_len": 64, "micr
 
 def predict(folder: Path, config: dict[str, Any]) -> tunecast.Prediction:
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    return tunecast.prediction({"model": str(folder), **JOB})
+    return tunecast.predict({"model": str(folder), **JOB})
 
 
 @pytest.mark.parametrize("name", sorted(bundled_names()))
@@ -79,7 +79,7 @@ def test_our_own_fault_stays_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(decoder, "rotary_width", broken)
     config = bundled_config("llama-3.2-1b")
     with pytest.raises(TypeError, match="ours"):
-        tunecast.prediction({"model": "llama-3.2-1b", **JOB, "seq_len": 65})
+        tunecast.predict({"model": "llama-3.2-1b", **JOB, "seq_len": 65})
     with pytest.raises(TypeError, match="ours"):
         predict(tmp_path, {**config, "rope_theta": 7.0})
 
@@ -97,6 +97,7 @@ def places(config: dict[str, Any], before: tuple[str, ...] = ()) -> Iterator[tup
             yield from places(value, (*before, key))
 
 
+@pytest.mark.whole
 def test_one_key_of_another_value_is_answered_or_refused(tmp_path: Path) -> None:
     """A sample: any key of any bundled config, any junk."""
     chance = random.Random(20261116)

@@ -6,8 +6,8 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.cluster import Cluster, cards_of
-from tunecast.predict.contention import SECOND_WAVE, SPREAD, lost, slowdown, slowed, slowest
-from tunecast.predict.price.rates import rates_of
+from tunecast.prediction.price.contention import SECOND_WAVE, SPREAD, lost, slowdown, slowed, slowest
+from tunecast.prediction.price.rates import rates_of
 
 A100, H100, MI300X = (rates_of(gpus()[name]) for name in ("a100-sxm-80gb", "h100-sxm-80gb", "mi300x"))
 PRODUCTS, MOVING = ("matrix_products", "compute"), ("memory_bound", "memory")

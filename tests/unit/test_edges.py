@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tunecast import prediction
+from tunecast import predict
 from tunecast.cli.arguments import positive
 from tunecast.cli.main import main
 from tunecast.errors import LONGEST_LINE, NotResolved, TunecastError, UsageError, printable
@@ -20,10 +20,10 @@ from tunecast.job import writer
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.writer import write_file
 from tunecast.learn import store as calibrations
-from tunecast.offers import store
-from tunecast.offers.own import own_offers
-from tunecast.offers.table import COLUMNS, offers_from, text_from
-from tunecast.predict.calibration import SCHEMA, calibration_from
+from tunecast.market import store
+from tunecast.market.own import own_offers
+from tunecast.market.table import COLUMNS, offers_from, text_from
+from tunecast.prediction.time.calibration import SCHEMA, calibration_from
 
 OWN = '[[offer]]\nprovider = "lab"\ngpu = "rtx-4090"\ngpus = 2\nusd_per_hour = 1.5\n'
 
@@ -92,7 +92,7 @@ def test_adding_offers_to_a_full_disk(
     NoRoom(monkeypatch)
     assert main(["offers", "add", str(tmp_path / "own.toml")]) == 5
     assert "own.csv could not be written: No space left on device" in capsys.readouterr().err
-    assert os.listdir(tmp_path / "data" / "tunecast" / "offers") == []
+    assert os.listdir(tmp_path / "data" / "tunecast" / "market") == []
 
 
 # streams
@@ -306,8 +306,8 @@ def test_a_field_without_what_it_belongs_to_is_refused(wrong: dict[str, Any], ri
     ids=["inter_node_gbps", "fsdp_version", "packing_strategy"],
 )
 def test_a_field_that_may_come_to_count_is_warned_of(given: dict[str, Any], told: str) -> None:
-    assert any(text.endswith(told) for text in prediction({"model": "gpt2", **given}).warnings)
-    assert not [text for text in prediction({"model": "gpt2"}).warnings if "changes nothing" in text]
+    assert any(text.endswith(told) for text in predict({"model": "gpt2", **given}).warnings)
+    assert not [text for text in predict({"model": "gpt2"}).warnings if "changes nothing" in text]
 
 
 def test_a_country_that_is_none_is_refused_without_data_too(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.job.names import STACKS
-from tunecast.predict.evidence import FEWEST, Runs, Spread, evidence_for, evidence_of, family_of, spread, table
-from tunecast.predict.ranges import Basis
-from tunecast.predict.room import Room
-from tunecast.report.evidence import trust
+from tunecast.job.stacks import STACKS
+from tunecast.prediction.evidence import FEWEST, ErrorSpread, Runs, evidence_for, evidence_of, family_of, spread, table
+from tunecast.prediction.memory.ranges import Basis
+from tunecast.prediction.verdict import Room
+from tunecast.report.run.evidence import trust
 from tunecast.units import GIB
 
 
@@ -20,11 +21,11 @@ def runs(*errors: float) -> Runs:
 
 
 def test_median_and_nine_in_ten_by_hand() -> None:
-    assert spread([]) == Spread(0)
-    assert spread([runs(0.1, 0.4), runs(0.3)]) == Spread(3, 0.3, 0.4)
-    assert spread([runs(0.1, 0.3)]) == Spread(2, 0.2, 0.3)
+    assert spread([]) == ErrorSpread(0)
+    assert spread([runs(0.1, 0.4), runs(0.3)]) == ErrorSpread(3, 0.3, 0.4)
+    assert spread([runs(0.1, 0.3)]) == ErrorSpread(2, 0.2, 0.3)
     ten = runs(*(each / 10 for each in range(10)))
-    assert spread([ten]) == Spread(10, 0.45, 0.8), "the ninth of ten"
+    assert spread([ten]) == ErrorSpread(10, 0.45, 0.8), "the ninth of ten"
 
 
 def test_a_card_nobody_measured() -> None:
@@ -100,7 +101,7 @@ def test_a_family_is_known_by_its_stacks() -> None:
 
 
 ROOM = Room(100 * GIB, 97 * GIB, 105 * GIB, 200 * GIB, fits=True)
-TIME = {"low_s": 0.9, "step_s": 1.0, "high_s": 1.1}
+TIME = SimpleNamespace(low_s=0.9, step_s=1.0, high_s=1.1)
 
 
 def told(gpu_name: str, stack: str, *, method: str | None = None, guessed: bool = False, time: Any = TIME) -> str:

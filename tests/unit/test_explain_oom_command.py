@@ -9,16 +9,19 @@ from typing import Any
 
 import pytest
 
+from tunecast.advise.changes import with_fields
+from tunecast.advise.oom.job import is_same_run
+from tunecast.advise.oom.message import parsed
 from tunecast.cli import explain_oom
 from tunecast.cli import main as cli
+from tunecast.door.explain_oom import with_room_of
 from tunecast.errors import UsageError
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict import engines
-from tunecast.predict.oom import parsed
-from tunecast.predict.oom_job import is_same_run
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.prediction import engines
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.units import GIB, MIB
 
@@ -31,7 +34,7 @@ MESSAGE = (
 """24 = 16.5 in use + 1 in pieces + 0.5 outside PyTorch + 5 of another process + 1 free. 3 GiB were missing."""
 
 
-def needed(job: Job, **_: Any) -> Predicted:
+def needed(job: Job, **_: Any) -> Prediction:
     """8 GiB of weights (qlora: 2), 1 GiB of logits a row, 1.5 GiB of activations a row."""
     if "liger" in job.kernels:
         raise UsageError("kernels: not for this architecture", field="kernels")
@@ -48,7 +51,7 @@ def needed(job: Job, **_: Any) -> Predicted:
         versions={"torch": "2.13.0"},
     )
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
-    return Predicted(job, resolve_model(job.model), held, prediction_of(held, id=job.id))
+    return Prediction(job, resolve_model(job.model), held)
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         out, err = capsys.readouterr()
         return code, out, err
 
-    monkeypatch.setattr(engines, "predicted", needed)
+    monkeypatch.setattr(engines, "predict", needed)
     monkeypatch.chdir(tmp_path)
     return run
 
@@ -236,9 +239,9 @@ def test_a_message_without_figures(shell: Any) -> None:
 
 def test_a_capacity_the_job_names_stands() -> None:
     job = Job("gpt2")
-    assert explain_oom.with_room_of(job, parsed(MESSAGE[9:])).hardware.capacity_bytes == int(18.5 * GIB)
-    named = explain_oom.with_fields(job, {"hardware.capacity_bytes": GIB})
-    assert explain_oom.with_room_of(named, parsed(MESSAGE[9:])) is named
+    assert with_room_of(job, parsed(MESSAGE[9:])).hardware.capacity_bytes == int(18.5 * GIB)
+    named = with_fields(job, {"hardware.capacity_bytes": GIB})
+    assert with_room_of(named, parsed(MESSAGE[9:])) is named
 
 
 def test_of_a_long_file_the_end_is_read(

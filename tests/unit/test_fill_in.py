@@ -10,8 +10,10 @@ from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import bundled_models, resolve_model
-from tunecast.predict.analytic import analytic
+from tunecast.prediction.engines import analytic
 from tunecast.tape.build.fill_in import fill_in, fill_in_of
+
+pytestmark = pytest.mark.whole
 
 LLAMA = {"model_type": "llama", "torch_dtype": "bfloat16"}
 

@@ -7,19 +7,23 @@ from typing import Any
 
 import pytest
 
+from tunecast.advise.changes import with_fields
+from tunecast.advise.ladder import LESS_MEMORY, Harm
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.plan.fit import Fit, fitted
-from tunecast.plan.fit_search import Trials, harm_of, overrides_of, strongest
-from tunecast.predict.changes import with_fields
-from tunecast.predict.ladder import LESS_MEMORY, Harm
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
-from tunecast.records import replace
+from tunecast.planning.fit.fit import fit_job
+from tunecast.planning.fit.search import Trials, harm_of, overrides_of, strongest
+from tunecast.planning.fit.solution import Fit
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.values import Time, Timing
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import GIB
+
+pytestmark = pytest.mark.whole
 
 
 def needs_gib(job: Job) -> float:
@@ -41,7 +45,7 @@ def seconds(job: Job) -> float:
     return (row * job.micro_batch + 0.1) * job.grad_accum
 
 
-def predicted(job: Job, **_: Any) -> Predicted:
+def predicted(job: Job, **_: Any) -> Prediction:
     if job.loss == "chunked" and job.kernels:
         raise UsageError("loss: not with kernels", field="loss")
     if job.compile:
@@ -50,8 +54,8 @@ def predicted(job: Job, **_: Any) -> Predicted:
     held = job_on_card(job, gpu(job.hardware.gpu), Tape(parts, versions={"torch": "2.13.0"}))
     step_s = seconds(job)
     tokens_per_s = job.micro_batch * job.grad_accum * job.seq_len / step_s
-    time = {"step_s": step_s, "tokens_per_s": tokens_per_s}
-    return Predicted(job, resolve_model(job.model), held, replace(prediction_of(held, id=job.id), time=time))
+    time = Time(step_s, step_s, step_s, tokens_per_s, tokens_per_s, None, "compute", {})
+    return Prediction(job, resolve_model(job.model), held, clock=lambda _: Timing(time))
 
 
 def job(capacity_gib: float, **fields: Any) -> Job:
@@ -68,7 +72,7 @@ def job(capacity_gib: float, **fields: Any) -> Job:
 
 
 def fit(capacity_gib: float, allow: tuple[str, ...] = (), **fields: Any) -> Fit:
-    return fitted(job(capacity_gib, **fields), predicted, predicted, allow)
+    return fit_job(job(capacity_gib, **fields), predicted, predicted, allow)
 
 
 def chosen(found: Fit) -> dict[str, object]:
@@ -80,10 +84,10 @@ def test_one_change_that_is_enough() -> None:
     found = fit(16)
     assert chosen(found) == {"gradient_checkpointing": True}
     assert found.chosen is not None
-    (effect,) = found.chosen.effects
+    (effect,) = found.chosen.changes
     assert effect.frees_bytes == 3 * GIB
-    assert effect.more_time == pytest.approx(1.4 / 1.1 - 1)
-    assert found.chosen.state.room.surely
+    assert effect.more_time_fraction == pytest.approx(1.4 / 1.1 - 1)
+    assert found.chosen.room.surely
     assert not found.before.room.fits
 
 
@@ -98,7 +102,7 @@ def test_two_where_one_is_not_enough() -> None:
     assert chosen(found) == {"gradient_checkpointing": True, "kernels": ["liger"]}
     assert not found.others, "in chunks it is 14, and no more than that is there: likely, not surely"
     assert found.chosen is not None
-    assert [effect.frees_bytes for effect in found.chosen.effects] == [3 * GIB, 2 * GIB]
+    assert [effect.frees_bytes for effect in found.chosen.changes] == [3 * GIB, 2 * GIB]
     assert found.chosen.harm is Harm.SAME
 
 
@@ -126,7 +130,7 @@ def test_a_smaller_micro_batch_is_no_smaller_than_it_has_to_be() -> None:
     found = fit(26, micro_batch=4, kernels=["liger"], gradient_checkpointing=True, seq_len=6144)
     assert chosen(found) == {"micro_batch": 2, "grad_accum": 2}
     assert found.chosen is not None
-    assert found.chosen.state.job.micro_batch * found.chosen.state.job.grad_accum == 4
+    assert found.chosen.job.micro_batch * found.chosen.job.grad_accum == 4
 
 
 def test_what_takes_less_time_than_the_smallest_set_is_shown_beside_it() -> None:
@@ -134,11 +138,11 @@ def test_what_takes_less_time_than_the_smallest_set_is_shown_beside_it() -> None
     assert not fit(20.5, micro_batch=2).quicker, "liger alone is enough, and the fastest"
     found = fit(21, micro_batch=4)
     assert chosen(found) == {"micro_batch": 1, "grad_accum": 4}
-    assert found.chosen is not None and found.chosen.more_time is not None
+    assert found.chosen is not None and found.chosen.more_time_fraction is not None
     (quicker,) = found.quicker
     assert quicker.overrides == {"kernels": ["liger"], "micro_batch": 2, "grad_accum": 2}
-    assert quicker.harm is Harm.SAME and quicker.state.room.surely
-    assert quicker.more_time is not None and quicker.more_time < found.chosen.more_time
+    assert quicker.harm is Harm.SAME and quicker.room.surely
+    assert quicker.more_time_fraction is not None and quicker.more_time_fraction < found.chosen.more_time_fraction
 
 
 def test_other_training_only_where_nothing_else_fits() -> None:
@@ -175,7 +179,7 @@ def test_a_job_that_fits_closely_is_made_to_fit_surely() -> None:
     assert not found.before.room.surely
     assert not found.faster
     assert found.chosen is not None
-    assert found.chosen.state.room.surely
+    assert found.chosen.room.surely
 
 
 def test_a_job_that_fits_is_made_faster() -> None:
@@ -183,8 +187,10 @@ def test_a_job_that_fits_is_made_faster() -> None:
     assert found.faster
     assert chosen(found) == {"gradient_checkpointing": False, "kernels": ["liger"], "micro_batch": 4, "grad_accum": 1}
     assert found.chosen is not None
-    assert found.chosen.more_time == pytest.approx((0.9 * 4 + 0.1) / (1.4 * 4) - 1)
-    assert all(effect.more_time is not None and effect.more_time < 0 for effect in found.chosen.effects)
+    assert found.chosen.more_time_fraction == pytest.approx((0.9 * 4 + 0.1) / (1.4 * 4) - 1)
+    assert all(
+        effect.more_time_fraction is not None and effect.more_time_fraction < 0 for effect in found.chosen.changes
+    )
 
 
 def test_nothing_makes_it_faster() -> None:
@@ -197,12 +203,12 @@ def test_nothing_makes_it_faster() -> None:
 def test_nothing_makes_it_fit() -> None:
     found = fit(0.9)
     assert not found.fits
-    assert found.wanting is not None
-    needs = [each.needs_bytes for each in found.wanting.frugal]
+    assert found.would_do is not None
+    needs = [each.needs_bytes for each in found.would_do.least_cards]
     assert needs == sorted(needs, reverse=True)
     assert needs[0] == 18 * GIB
-    assert [each.harm for each in found.wanting.frugal] == [Harm.SAME, Harm.ROUNDED, Harm.OTHER]
-    least = found.wanting.frugal[0].least_card
+    assert [each.harm for each in found.would_do.least_cards] == [Harm.SAME, Harm.ROUNDED, Harm.OTHER]
+    least = found.would_do.least_cards[0].least_card
     assert least is not None
     assert least.memory_bytes >= 18 * GIB
 
@@ -220,7 +226,7 @@ def brute_force(of: Job, most: Harm, size: int) -> bool:
                 done = predicted(with_fields(of, overrides_of(options_tried)))
             except (UsageError, NotResolved):
                 continue
-            if done.held.room.surely:
+            if done.on_card.room.surely:
                 return True
     return False
 
@@ -230,7 +236,7 @@ def test_no_smaller_and_no_more_harmless_set_fits(capacity_gib: float) -> None:
     found = fit(capacity_gib, micro_batch=2)
     assert found.chosen is not None
     of, options = found.before.job, found.chosen.options
-    assert needs_gib(found.chosen.state.job) < capacity_gib
+    assert needs_gib(found.chosen.job) < capacity_gib
     assert found.chosen.harm < Harm.OTHER
     assert not any(brute_force(of, Harm(harm), size) for harm in range(harm_of(options)) for size in range(1, 6))
     assert not any(brute_force(of, harm_of(options), size) for size in range(1, len(options)))

@@ -13,11 +13,14 @@ from tunecast.cli import main as cli
 from tunecast.hardware import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
-from tunecast.predict import engines
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
-from tunecast.records import replace
+from tunecast.prediction import engines
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.values import Time, Timing
 from tunecast.tape.op import Alloc, Role, Tape
 from tunecast.units import GIB
+
+pytestmark = pytest.mark.whole
 
 TEXT = """\
 model: gpt2   # small
@@ -28,14 +31,14 @@ hardware:
 """
 
 
-def predicted(job: Job, **_: Any) -> Predicted:
+def predicted(job: Job, **_: Any) -> Prediction:
     need = (8 if job.method == "full" else 1) + job.micro_batch * (1 if job.gradient_checkpointing else 4)
     held = job_on_card(
         job, gpu(job.hardware.gpu), Tape((Alloc(0, need * GIB, Role.WEIGHTS),), versions={"torch": "2.13"})
     )
     step_s = 1.25 if job.gradient_checkpointing else 1.0
-    time = {"step_s": step_s, "tokens_per_s": 1000 / step_s}
-    return Predicted(job, resolve_model(job.model), held, replace(prediction_of(held, id=job.id), time=time))
+    time = Time(step_s, step_s, step_s, 1000 / step_s, 1000 / step_s, None, "compute", {})
+    return Prediction(job, resolve_model(job.model), held, clock=lambda _: Timing(time))
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         out, err = capsys.readouterr()
         return code, out, err
 
-    monkeypatch.setattr(engines, "predicted", predicted)
+    monkeypatch.setattr(engines, "predict", predicted)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.yaml").write_text(TEXT, encoding="utf-8")
     return run

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tunecast.advise.changes import with_fields
 from tunecast.errors import NotResolved
 from tunecast.job.job import Job
 from tunecast.job.readers import read_jobs
-from tunecast.plan.fit_patch import Patch, edited, patch_of, unified_diff, write
-from tunecast.predict.changes import with_fields
+from tunecast.planning.fit.patch import Patch, edited, patch_of, unified_diff, write
 
 YAML = """\
 # what we run on Fridays

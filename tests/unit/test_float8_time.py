@@ -6,8 +6,8 @@ import pytest
 
 from tunecast.hardware import gpu
 from tunecast.job import job_from_dict
-from tunecast.predict.price import op_seconds
-from tunecast.tape.build.short import build_job
+from tunecast.prediction.price import op_seconds
+from tunecast.tape.build.job_runs import whole_tape
 from tunecast.tape.card import Card
 from tunecast.tape.op import Begin, Op, Phase
 
@@ -24,7 +24,7 @@ def forward_ops(**fields: object) -> list[Op]:
         {"model": "llama-3.2-1b", "method": "full", "stack": "torchtitan", "seq_len": TOKENS, "micro_batch": 1,
          "gradient_checkpointing": False, "compile": True, **fields}
     )  # fmt: skip
-    step, phase = build_job(job, CONFIG, Card()).steps()[1], None
+    step, phase = whole_tape(job, CONFIG, Card()).steps()[1], None
     found = []
     for event in step:
         if isinstance(event, Begin):

@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.memory import peak
-from tunecast.predict.replay import at_peak, replay
-from tunecast.tape.build.short import build_job, fold_job
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.needs import peak
+from tunecast.prediction.memory.replay import at_peak, replay
+from tunecast.tape.build.job_runs import fold_job, whole_tape
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
+
+pytestmark = pytest.mark.whole
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 9,
@@ -39,7 +41,7 @@ def test_folded_is_written_out(name: str, layers: int) -> None:
     values = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 256, "micro_batch": 2, **JOBS[name]}
     job, config = job_from_dict(values), CONFIG | {"num_hidden_layers": layers}
     folded = fold_job(job, config, Card())
-    tape = build_job(job, config, Card())
+    tape = whole_tape(job, config, Card())
     short, whole = folded.program, program(tape)
     assert list(short.written_out()) == list(whole.written_out())
     for settings in (AllocatorSettings(), AllocatorSettings(expandable_segments=True)):

@@ -9,13 +9,17 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
-from tunecast.tape.build import shapes, short
+from tunecast.tape.build import paper_run
+from tunecast.tape.build.builder import Builder
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Tape
 from tunecast.tape.program import program
 from tunecast.tape.schedule import scheduled
 from tunecast.tape.shorten import steps_to_trace
+
+pytestmark = pytest.mark.whole
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_attention_heads": 4,
@@ -68,9 +72,8 @@ def test_folded_is_built(way: str, shape: str, monkeypatch: pytest.MonkeyPatch) 
         built.append(config["num_hidden_layers"])
         return build(job, config, lengths, card, **how)
 
-    monkeypatch.setattr(shapes, "_kinds", {})  # nothing from before
-    monkeypatch.setattr(short, "build", watched)
-    folded = short.fold_job(job, config, card, keeps_ops=keeps_ops)
+    monkeypatch.setattr(paper_run, "build", watched)
+    folded = fold_job(job, config, card, keeps_ops=keeps_ops, builder=Builder())
     assert built == [4], "once, with a few layers"
     lengths, order = steps_to_trace(job)
     whole = program(scheduled(build(job, config, lengths, card), order))

@@ -10,12 +10,14 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
-from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import steps_of, steps_to_trace, with_layers
+
+pytestmark = pytest.mark.whole
 
 CASES = Path(__file__).parents[1] / "trace" / "build_cases"
 JOB = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 128, "micro_batch": 1}
@@ -33,7 +35,7 @@ def configs() -> dict[str, dict[str, Any]]:
         spec = importlib.util.spec_from_file_location(path.stem, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        if path.stem != "trace_all":
+        if not path.stem.startswith("trace_"):
             spec.loader.exec_module(module)
             for _, _, config in module.CASES:
                 found.setdefault(config.get("text_config", config)["model_type"], config)

@@ -15,7 +15,7 @@ from tunecast.job.flags import assignments, job_flags, overrides_from
 from tunecast.job.foreign import MEANINGS, POINTERS, WITHOUT_EFFECT, called, fields_of_meaning
 from tunecast.job.job import all_knobs, sections
 from tunecast.job.mapping import job_from_dict
-from tunecast.job.names import OPTIMIZERS
+from tunecast.job.optimizers import OPTIMIZERS
 
 
 def fields(*flags: str) -> dict[str, object]:

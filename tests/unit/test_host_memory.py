@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tunecast.job import Job, job_from_dict
-from tunecast.predict.checkpoint import Parameter
-from tunecast.predict.host_memory import (
-    Ranks,
+from tunecast.prediction.outside.checkpoint import Parameter
+from tunecast.prediction.outside.host_memory import (
+    RankMemory,
     assumption,
     buffers_bytes,
     drives_assumption,
@@ -21,7 +21,9 @@ from tunecast.predict.host_memory import (
 
 M = 1_000_000
 WEIGHT = (Parameter("weight", (1000, 1000), "float32", True),)
-ONE = Ranks(process_bytes=10 * M, training_bytes=20 * M, loading_bytes=4 * M, saving_bytes=4 * M, resuming_bytes=8 * M)
+ONE = RankMemory(
+    process_bytes=10 * M, training_bytes=20 * M, loading_bytes=4 * M, saving_bytes=4 * M, resuming_bytes=8 * M
+)
 
 
 def spread(data: str, offload: str = "none", gpus: int = 8, nodes: int = 1, **more: Any) -> Job:
@@ -85,14 +87,14 @@ def test_what_an_offloaded_optimizer_keeps_on_the_host() -> None:
 
 @pytest.mark.parametrize(("nodes", "share"), [(1, 1.0), (2, 0.5), (4, 0.25)])
 def test_a_machine_holds_its_share_of_what_waits(nodes: int, share: float) -> None:
-    small = Ranks(0, 0, 0, 0, 0)
+    small = RankMemory(0, 0, 0, 0, 0)
     with_it = machine_bytes(spread("zero3", "optimizer", nodes=nodes), WEIGHT, small)
     # and, when a run is resumed, its share of masters and moments once more
     assert with_it == pytest.approx(share * (18 + 12) * M, rel=1e-5)
 
 
 def test_machines_that_replicate_each_other_hold_all() -> None:
-    small = Ranks(0, 0, 0, 0, 0)
+    small = RankMemory(0, 0, 0, 0, 0)
     one, two = (machine_bytes(spread("hsdp", "parameters", nodes=nodes), WEIGHT, small) for nodes in (1, 2))
     assert one == two == pytest.approx(16 * M, rel=1e-5)
 
@@ -141,7 +143,7 @@ def test_buffers_stand_in_host_memory() -> None:
 
 def test_a_machine_has_its_ranks_buffers_and_its_share_of_the_rest() -> None:
     """Nothing is read into memory to resume: files are copied."""
-    small = Ranks(0, 0, 0, 0, 0)
+    small = RankMemory(0, 0, 0, 0, 0)
     job = on_drives("optimizer", nodes=2)
     assert machine_nvme_bytes(job, LARGE) == pytest.approx(16 * 2000 * M / 2, rel=1e-5)
     assert machine_bytes(job, LARGE, small) == 8 * 4 * 4 * 125 * M + 2 * 2000 * M // 2

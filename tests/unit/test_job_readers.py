@@ -204,10 +204,10 @@ def test_an_alias_bomb_is_refused_before_it_is_built(tmp_path):
     # nine levels of nine: 9**9 values from a few hundred bytes
     levels = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     levels += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
-    started = time.monotonic()
+    started = time.process_time()
     error = refused(written(tmp_path, "bomb.yaml", "\n".join(levels)))
     assert f"more than {bounds.MOST_NODES} values" in error.message
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_size_is_bounded(tmp_path, monkeypatch):

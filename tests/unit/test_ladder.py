@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunecast.job.mapping import job_from_dict
-from tunecast.predict.changes import with_fields
-from tunecast.predict.ladder import (
+from tunecast.advise.changes import with_fields
+from tunecast.advise.ladder import (
     ALLOWED,
     LESS_MEMORY,
     LESS_TIME,
@@ -16,6 +15,7 @@ from tunecast.predict.ladder import (
     shorter_rows,
     smaller_micro_batches,
 )
+from tunecast.job.mapping import job_from_dict
 
 
 def job(**fields: Any) -> Any:

@@ -9,25 +9,27 @@ from typing import Any
 
 import pytest
 
-from tunecast.cli import asking
-from tunecast.cli import largest as command
-from tunecast.cli import main as cli
-from tunecast.errors import UsageError
-from tunecast.hardware import gpu
-from tunecast.job.job import Job
-from tunecast.job.model import bundled_models, resolve_model
-from tunecast.predict import engines
-from tunecast.predict.largest import (
+from tunecast.advise.largest import (
     Boundary,
-    Candidate,
     Reach,
+    SizedItem,
     largest_fitting,
     largest_item,
     of_model,
     positions_of,
     reach,
 )
-from tunecast.predict.prediction import Predicted, job_on_card, prediction_of
+from tunecast.cli import asking
+from tunecast.cli import main as cli
+from tunecast.door import largest as door
+from tunecast.door.read import read
+from tunecast.errors import UsageError
+from tunecast.hardware import gpu
+from tunecast.job.job import Job
+from tunecast.job.model import bundled_models, resolve_model
+from tunecast.prediction import engines
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
 from tunecast.records import replace
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import GIB, MIB
@@ -37,7 +39,7 @@ ASKED: list[Job] = []
 CARD = ("--gpu", "rtx-4090", "--capacity-bytes", str(20 * GIB))
 
 
-def needed(job: Job, **_: Any) -> Predicted:
+def needed(job: Job, **_: Any) -> Prediction:
     """16, 4 or 1 bytes a parameter, and 2 MiB a token."""
     ASKED.append(job)
     if job.model == "phi-3-mini":
@@ -52,7 +54,7 @@ def needed(job: Job, **_: Any) -> Predicted:
         versions={"torch": "2.13.0"},
     )
     held = job_on_card(job, gpu(job.hardware.gpu), tape)
-    return Predicted(job, resolve_model(job.model), held, prediction_of(held, id=job.id))
+    return Prediction(job, resolve_model(job.model), held)
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ def shell(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], t
         out, err = capsys.readouterr()
         return code, out, err
 
-    monkeypatch.setattr(engines, "predicted", needed)
+    monkeypatch.setattr(engines, "predict", needed)
     monkeypatch.chdir(tmp_path)
     return run
 
@@ -99,7 +101,7 @@ def test_what_fits_for_sure_comes_first(shell: Any) -> None:
     sure = length["surely"]
     assert sure["seq_len"] < length["seq_len"] and sure["range_bytes"][1] <= 20 * GIB < length["range_bytes"][1]
     longer = needed(replace(ASKED[0], seq_len=sure["seq_len"] + 64, micro_batch=1))
-    assert longer.held.fits and not longer.held.room.surely, "the next step up is not sure any more"
+    assert longer.on_card.fits and not longer.on_card.room.surely, "the next step up is not sure any more"
     assert batch["surely"]["micro_batch"] <= batch["micro_batch"]
     assert told["measured_runs"] == 0
     _, out, _ = shell("llama-3.2-1b", "--method", "lora", *CARD)
@@ -116,7 +118,7 @@ def test_a_safe_length_has_safe_lengths_below_it() -> None:
 
     def question(value: int) -> Any:
         room = SimpleNamespace(surely=value in fine)
-        return SimpleNamespace(held=SimpleNamespace(fits=value in fine, room=room))
+        return SimpleNamespace(on_card=SimpleNamespace(fits=value in fine, room=room))
 
     found = reach(question, 100, unbroken=3)
     assert (found.likely.most, found.surely, found.jagged) == (16, 5, True)
@@ -167,7 +169,7 @@ def test_the_largest_bundled_model_by_method(shell: Any) -> None:
 
 def test_a_model_without_an_answer_is_told_not_passed_over(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: bundled_models()[name] for name in ("gpt2", "phi-3-mini", "llama-3.2-1b", "llama-3.1-8b")}
-    monkeypatch.setattr(command, "bundled_models", lambda: few)
+    monkeypatch.setattr(door, "bundled_models", lambda: few)
     _, out, _ = shell(*CARD, "--method", "lora", "--weights-dtype", "float32", "--seq-len", "64", "--json")
     (row,) = json.loads(out)["models"]
     assert row["model"] == "llama-3.2-1b"
@@ -225,10 +227,10 @@ def test_wrong_usage(shell: Any, argv: list[str], code: int, told: str) -> None:
 
 
 def test_an_engine_that_answers_nothing_is_not_a_card_too_small(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuses(job: Job, **_: Any) -> Predicted:
+    def refuses(job: Job, **_: Any) -> Prediction:
         raise UsageError("stack: not modelled", field="stack")
 
-    monkeypatch.setattr(engines, "predicted", refuses)
+    monkeypatch.setattr(engines, "predict", refuses)
     code, out, err = shell(*CARD)
     assert (code, out) == (5, "")
     assert "no bundled model could be predicted: stack: not modelled" in err
@@ -271,7 +273,7 @@ def test_the_largest_item_is_asked_from_above() -> None:
         asked.append(name)
         return name in ("b", "d")
 
-    items = [Candidate(name, size, size) for name, size in (("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 9))]
+    items = [SizedItem(name, size, size) for name, size in (("a", 1), ("b", 2), ("c", 3), ("d", 4), ("e", 5), ("f", 9))]
     found = largest_item(items, fits, capacity_bytes=5)
     assert (found.item, found.beyond, asked) == ("d", "e", ["e", "d"])  # f cannot fit by what it weighs
 
@@ -302,4 +304,4 @@ def test_where_a_configuration_keeps_its_positions() -> None:
 def test_a_bundled_model_has_what_the_search_needs() -> None:
     for name, entry in bundled_models().items():
         assert entry["parameters"] > 0
-        assert command.job_with(name, {"method": "lora"}).model == name
+        assert read({"model": name}, method="lora").model == name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.tape.layers import NotRepeating, Run, aligned, extended, renumbered
+from tunecast.tape.layers import LayerRun, NotRepeating, aligned, extended, renumbered
 from tunecast.tape.op import MANY, Alloc, Begin, Event, Free, Op, Phase, Tape
 
 
@@ -115,8 +115,8 @@ def test_the_last_layer_may_make_more_and_layer_0_may_free_for_all(layers: int, 
 
 
 def test_births_are_told_from_both_ends_and_not_by_guessing() -> None:
-    def run(layer: int, sizes: list[int]) -> Run:
-        return Run(layer, tuple(Alloc(n, size, module=f"model.layers.{layer}") for n, size in enumerate(sizes)))
+    def run(layer: int, sizes: list[int]) -> LayerRun:
+        return LayerRun(layer, tuple(Alloc(n, size, module=f"model.layers.{layer}") for n, size in enumerate(sizes)))
 
     assert aligned(run(3, [1, 2, 3]), run(2, [4, 5, 6])) == [0, 1, 2], "as many: each is its like"
     assert aligned(run(3, [1, 9, 2, 3]), run(2, [1, 2, 3])) == [0, None, 1, 2]

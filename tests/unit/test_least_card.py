@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from tunecast.advise.smallest_card import largest_memory_bytes, least_card
 from tunecast.hardware.catalog import gpus
 from tunecast.job.job import Job
 from tunecast.job.sections import Hardware
-from tunecast.predict.least_card import largest_memory_bytes, least_card
-from tunecast.predict.prediction import context_of
+from tunecast.prediction.on_card import context_of
 from tunecast.units import GIB
 
 JOB = Job("gpt2", weights_dtype="bfloat16", autocast="bfloat16")

@@ -12,8 +12,8 @@ import pytest
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job import Data, Job, job_from_dict
 from tunecast.job.lengths import Lengths, all_of, sample_lengths
-from tunecast.predict.batches import grouped, padded
-from tunecast.predict.lengths import (
+from tunecast.prediction.data.batches import grouped, padded
+from tunecast.prediction.data.lengths import (
     Epoch,
     cut_rows,
     epoch_of,
@@ -22,7 +22,7 @@ from tunecast.predict.lengths import (
     new_lengths,
     total_steps,
 )
-from tunecast.predict.packing import packed_rows
+from tunecast.prediction.data.packing import packed_rows
 from tunecast.records import replace
 
 LENGTHS = (5, 3, 9, 3, 7, 1, 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.predict.clocks import Course, course_of, ends, stretches_of
+from tunecast.prediction.price.clocks import ClockProgram, clock_program, ends, stretches_of
 from tunecast.tape.op import HOST_WAIT, WAIT, Op, Phase
 
 EVENT = 11
@@ -16,7 +16,7 @@ GATHER = Op("all_gather", stream=1, group="shard")
 
 def end_of(*ops: Op) -> float:
     distinct = list(dict.fromkeys(ops))
-    course: Course = course_of([(Phase.FORWARD, 1, [distinct.index(op) for op in ops])], distinct)
+    course: ClockProgram = clock_program([(Phase.FORWARD, 1, [distinct.index(op) for op in ops])], distinct)
     prices = [[{"mm": 10.0, "all_gather": 10.0}.get(op.name, 0.0)] for op in distinct]
     launches = [1.0 if op.kernels else 0.0 for op in distinct] * 2
     return ends(course, stretches_of(course, prices, launches))[0]

@@ -8,18 +8,18 @@ import sys
 import pytest
 
 from tunecast.errors import NotResolved
-from tunecast.tape.trace.limits import Limits
+from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.run import _end, _watch
 
 
 @pytest.mark.parametrize(
     ("limits", "told"),
     [
-        (Limits(seconds=0.01), "tracing took longer than 0 s and was stopped. To fix: --time-limit SECONDS"),
-        (Limits(memory_bytes=1), "of host memory, more than 1 B, and was stopped. To fix: --memory-limit GIB"),
+        (TraceLimits(seconds=0.01), "tracing took longer than 0 s and was stopped. To fix: --time-limit SECONDS"),
+        (TraceLimits(memory_bytes=1), "of host memory, more than 1 B, and was stopped. To fix: --memory-limit GIB"),
     ],
 )
-def test_a_limit_that_is_reached_is_no_internal_error(limits: Limits, told: str) -> None:
+def test_a_limit_that_is_reached_is_no_internal_error(limits: TraceLimits, told: str) -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
     try:
         with pytest.raises(NotResolved) as stopped:

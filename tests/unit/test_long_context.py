@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.predict.engines import predicted
-from tunecast.predict.prediction import Memory
+from tunecast.prediction.engines import predict
+from tunecast.prediction.values import Memory
 
 TOKENS = 1_000_000
 LAYERS, WIDTH, WORDS = 32, 4096, 128_256
@@ -22,7 +22,7 @@ MASK = TOKENS * TOKENS
 
 
 def memory(**change: Any) -> Memory:
-    return predicted(job_from_dict(LORA | change)).prediction.memory
+    return predict(job_from_dict(LORA | change)).memory
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "flash_attention_2"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.memory import op_before, peak, smallest_capacity_bytes, timeline
-from tunecast.predict.replay import PhasePeak, Replays, replay
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.needs import op_before, peak, smallest_capacity_bytes, timeline
+from tunecast.prediction.memory.replay import PhaseReplay, Replays, replay
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import MIB
@@ -73,13 +73,13 @@ def test_replay_reports_what_torch_would() -> None:
 
 def test_peaks_by_phase_count_what_a_phase_starts_with() -> None:
     assert replay(TAPE, NATIVE).peaks == (
-        PhasePeak(0, Phase.LOAD, 160 * MIB, 160 * MIB),
-        PhasePeak(0, Phase.FORWARD, 130 * MIB, 130 * MIB),
-        PhasePeak(0, Phase.BACKWARD, 180 * MIB, 180 * MIB),
-        PhasePeak(0, Phase.OPTIMIZER, 164 * MIB, 180 * MIB),
-        PhasePeak(1, Phase.FORWARD, 130 * MIB, 180 * MIB),
-        PhasePeak(1, Phase.BACKWARD, 180 * MIB, 180 * MIB),
-        PhasePeak(1, Phase.OPTIMIZER, 164 * MIB, 180 * MIB),
+        PhaseReplay(0, Phase.LOAD, 160 * MIB, 160 * MIB),
+        PhaseReplay(0, Phase.FORWARD, 130 * MIB, 130 * MIB),
+        PhaseReplay(0, Phase.BACKWARD, 180 * MIB, 180 * MIB),
+        PhaseReplay(0, Phase.OPTIMIZER, 164 * MIB, 180 * MIB),
+        PhaseReplay(1, Phase.FORWARD, 130 * MIB, 180 * MIB),
+        PhaseReplay(1, Phase.BACKWARD, 180 * MIB, 180 * MIB),
+        PhaseReplay(1, Phase.OPTIMIZER, 164 * MIB, 180 * MIB),
     )
 
 

@@ -10,7 +10,10 @@ import pytest
 from tunecast.job import Job, job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.tape.card import Card
-from tunecast.tape.timed import Step, timed_steps
+from tunecast.tape.step import Step
+from tunecast.tape.timed import timed_steps
+
+pytestmark = pytest.mark.whole
 
 LENGTH, BATCH, RANK = 1024, 2, 16
 FULL: dict[str, Any] = {

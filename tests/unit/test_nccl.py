@@ -10,15 +10,16 @@ from tunecast.job import job_from_dict
 from tunecast.job.job import Job
 from tunecast.job.parallel import Parallel
 from tunecast.job.sections import Hardware
-from tunecast.predict.nccl import LIBRARY_BYTES, NONE, Buffers, nccl_bytes
-from tunecast.predict.prediction import job_on_card, memory_of, prediction_from_tape, prediction_of
-from tunecast.report.memory import figures_text
-from tunecast.report.traced import card_figures
+from tunecast.prediction.memory.nccl import LIBRARY_BYTES, NONE, NcclBuffers, nccl_bytes
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction, memory_of, prediction_from_tape
+from tunecast.report.run.memory import figures_text
+from tunecast.report.run.on_card import run_figures
 from tunecast.tape.op import Alloc, Begin, Phase, Role, Tape
 from tunecast.units import MIB
 
 
-def held(gpu: str = "h100-sxm-80gb", gpus: int = 8, nodes: int = 1, **parallel) -> Buffers:
+def held(gpu: str = "h100-sxm-80gb", gpus: int = 8, nodes: int = 1, **parallel) -> NcclBuffers:
     job = Job(model="m", hardware=Hardware(gpu=gpu, gpus=gpus, nodes=nodes), parallel=Parallel(**parallel))
     return nccl_bytes(cluster_of(job, known_gpu(gpu)))
 
@@ -97,7 +98,7 @@ def test_it_lies_on_the_card_beside_the_context():
     assert many.memory.device_bytes - one.memory.device_bytes == more
     assert one.capacity_bytes - many.capacity_bytes == more
     assert sum(many.memory.breakdown_bytes.values()) == many.memory.device_bytes
-    low, high = many.memory.range_bytes["device"]
+    low, high = many.memory.range_bytes.device
     assert low < many.memory.device_bytes < high
     assert any("NCCL's buffers take" in text for text in many.assumptions)
     assert any("nvlink4" in text for text in many.assumptions)
@@ -106,7 +107,7 @@ def test_it_lies_on_the_card_beside_the_context():
 def test_the_report_draws_it():
     card = known_gpu("h200-sxm-141gb")
     held = job_on_card(on_card_of(gpus=8), card, TAPE)
-    figures = card_figures(held, prediction_of(held), "8 cards")
+    figures = run_figures(Prediction(None, None, held), "8 cards")
     assert figures.device_bytes == memory_of(held).device_bytes
     assert figures.others_bytes == 0
     assert "of NCCL" in figures_text(figures)

@@ -6,9 +6,9 @@ from datetime import date
 
 import pytest
 
-from tunecast.offers import clean, names
-from tunecast.offers.clean import cleaned
-from tunecast.offers.listing import Listing, count, price, words
+from tunecast.market import clean, names
+from tunecast.market.clean import cleaned
+from tunecast.market.listing import Listing, count, price, words
 
 TODAY = date(2026, 11, 15)
 NEW = date(2026, 11, 1)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tunecast.cli import main as cli
-from tunecast.offers import store
+from tunecast.market import store
 
 
 @pytest.fixture(autouse=True)

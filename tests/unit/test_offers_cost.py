@@ -8,7 +8,7 @@ from math import exp
 
 import pytest
 
-from tunecast.offers.cost import (
+from tunecast.market.cost import (
     CALM_PER_HOUR,
     INTERRUPTIONS_PER_HOUR,
     MONTH_S,
@@ -18,9 +18,9 @@ from tunecast.offers.cost import (
     expected_interruptions,
     total_cost,
 )
-from tunecast.offers.money import RATE, given
-from tunecast.offers.offer import Offer
-from tunecast.offers.provider import Provider, providers, terms
+from tunecast.market.money import RATE, given
+from tunecast.market.offer import Offer
+from tunecast.market.provider import Provider, providers, terms
 
 DAY = date(2026, 11, 15)
 OFFER = Offer("p", "on-demand", "h100-sxm-80gb", 8, 36.0, DAY, "test")

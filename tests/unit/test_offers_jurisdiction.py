@@ -7,9 +7,9 @@ from datetime import date
 import pytest
 
 from tunecast.errors import UsageError
-from tunecast.offers.jurisdiction import EEA, EU27, area, beyond_us_law, country, exposure, in_eu, narrowed, stands_in
-from tunecast.offers.offer import Offer
-from tunecast.offers.provider import EXPOSURES, provider, providers
+from tunecast.market.jurisdiction import EEA, EU27, area, beyond_us_law, country, exposure, in_eu, narrowed, stands_in
+from tunecast.market.offer import Offer
+from tunecast.market.provider import EXPOSURES, provider, providers
 
 
 def offer(name="verda", places=(), placed="proven", via="", kind="on-demand"):

@@ -8,8 +8,8 @@ from datetime import date
 import pytest
 
 from tunecast.cli import main as cli
-from tunecast.offers.offer import Offer
-from tunecast.report.offer_md import offer_markdown
+from tunecast.market.offer import Offer
+from tunecast.report.lists.offer_md import offer_markdown
 
 TODAY = date(2026, 11, 16)
 OFFER = Offer(

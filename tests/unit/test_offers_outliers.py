@@ -7,9 +7,9 @@ from datetime import date
 
 import pytest
 
-from tunecast.offers.offer import Offer
-from tunecast.offers.outliers import OWN_SHARE, PEER_SHARE, outliers, own_price
-from tunecast.offers.store import bundled
+from tunecast.market.offer import Offer
+from tunecast.market.outliers import OWN_SHARE, PEER_SHARE, outliers, own_price
+from tunecast.market.store import bundled
 
 DAY = date(2026, 8, 22)
 

@@ -8,10 +8,10 @@ from datetime import date
 import pytest
 
 from tunecast.errors import NotResolved, UsageError
-from tunecast.offers.money import given
-from tunecast.offers.offer import Offer, age
-from tunecast.offers.own import joined, own_offers
-from tunecast.offers.table import COLUMNS, FIRST_COLUMNS, offers_from, text_from
+from tunecast.market.money import given
+from tunecast.market.offer import Offer, age
+from tunecast.market.own import joined, own_offers
+from tunecast.market.table import COLUMNS, FIRST_COLUMNS, offers_from, text_from
 
 TODAY = date(2026, 11, 15)
 RATE = given(1.25, TODAY)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tunecast.offers.asked import Asked
-from tunecast.offers.offer import Offer
-from tunecast.offers.selection import ON_DEMAND_DAYS, SPOT_DAYS, Rules, Selection, has_contract, select, sort_of
+from tunecast.market.filters import Filters
+from tunecast.market.offer import Offer
+from tunecast.market.selection import ON_DEMAND_DAYS, SPOT_DAYS, Rules, Selection, has_contract, select, sort_of
 
 LISTED = date(2026, 8, 22)
 TODAY = date(2026, 11, 15)
-PLAIN, ANY = Rules(), Asked()
+PLAIN, ANY = Rules(), Filters()
 
 
 def offer(provider: str = "lambda", kind: str = "on-demand", usd: float = 3.0, days: int = 0, **more: Any) -> Offer:
@@ -22,8 +22,8 @@ def offer(provider: str = "lambda", kind: str = "on-demand", usd: float = 3.0, d
     return Offer(provider, kind, "h100-sxm-80gb", 1, usd, dated, "skypilot/x", ("r",), ("US",), **more)
 
 
-def chosen(offers: list[Offer], rules: Rules = PLAIN, wanted: Asked = ANY, **more: Any) -> Selection:
-    return select(offers, wanted, rules, TODAY, **more)
+def chosen(offers: list[Offer], rules: Rules = PLAIN, filters: Filters = ANY, **more: Any) -> Selection:
+    return select(offers, filters, rules, TODAY, **more)
 
 
 def test_on_demand_from_a_company_is_picked_and_the_rest_stands_beside() -> None:
@@ -44,7 +44,7 @@ def test_what_needs_two_permissions_is_no_line_of_one() -> None:
 
 def test_a_provider_that_is_named_is_wanted_and_so_is_a_price_of_ones_own() -> None:
     market, own = offer("vast.ai"), offer("lab-next-door", days=900)
-    assert chosen([market], wanted=Asked(providers=("vast.ai",))).offers == (market,)
+    assert chosen([market], filters=Filters(providers=("vast.ai",))).offers == (market,)
     assert set(chosen([offer(), own], own=frozenset({own})).offers) == {offer(), own}
     assert sort_of(offer("nobody-knows")) == {"marketplace"}
 
@@ -76,7 +76,7 @@ def test_an_outlier_is_named_and_not_picked() -> None:
 def test_what_cannot_be_proven_is_told_by_provider() -> None:
     here = replace(offer("verda"), regions=("FIN-01",), countries=("FI",))
     unplaced = replace(offer("lyceum"), regions=("eu",), countries=("",))
-    left = chosen([here, unplaced, offer()], wanted=Asked(eu=True))
+    left = chosen([here, unplaced, offer()], filters=Filters(eu=True))
     assert left.offers == (here,)
     assert left.unproven == {"lyceum": (unplaced,)}
     assert "EU" in left.doubts["lyceum"]

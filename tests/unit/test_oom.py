@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.predict.oom import OomMessage, Process, filled, messages, parsed, short_bytes, the_message
-from tunecast.predict.oom_advice import advice_for
+from tunecast.advise.oom.advice import advice_for
+from tunecast.advise.oom.message import OomMessage, Process, filled, messages, parsed, short_bytes, the_message
 from tunecast.units import GIB, KIB, MIB
 
 

@@ -13,9 +13,12 @@ import pytest
 
 from tunecast.job.lengths import sample_lengths
 from tunecast.job.mapping import job_from_dict
-from tunecast.predict import engines, own_batches
-from tunecast.predict.batches import MicroBatch
-from tunecast.predict.own_batches import Budget, evaluated_after, evaluation_batches, fewer, those_that_count
+from tunecast.prediction import engines
+from tunecast.prediction.data import own_batches
+from tunecast.prediction.data.batches import MicroBatch
+from tunecast.prediction.data.own_batches import Budget, evaluated_after, evaluation_batches, fewer, those_that_count
+
+pytestmark = pytest.mark.whole
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "intermediate_size": 640,
@@ -60,9 +63,9 @@ def test_of_many_micro_batches_the_ends_and_the_largest_count() -> None:
 
 def test_memory_follows_the_batches_not_the_bound(model: str) -> None:
     """All samples short: nothing as long as seq_len is replayed. One as long: that row with its batch."""
-    short = engines.predicted(job_with(model, [100] * 64)).held
-    bound = engines.predicted(job_with(model, None)).held
-    one_long = engines.predicted(job_with(model, [100] * 63 + [1000])).held
+    short = engines.predict(job_with(model, [100] * 64)).on_card
+    bound = engines.predict(job_with(model, None)).on_card
+    one_long = engines.predict(job_with(model, [100] * 63 + [1000])).on_card
     assert short.shown.allocated_bytes < one_long.shown.allocated_bytes <= bound.shown.allocated_bytes * 1.05
     assert short.shown.reserved_bytes < one_long.shown.reserved_bytes
 
@@ -70,11 +73,11 @@ def test_memory_follows_the_batches_not_the_bound(model: str) -> None:
 def test_a_skipped_step_moves_nothing_that_counts(model: str) -> None:
     """Every step of 450 beside a third of them: allocated to the byte, reserved and least capacity to 1 %."""
     job = job_with(model, lognormal(600))
-    whole = engines.predicted(job).held
+    whole = engines.predict(job).on_card
     events = whole.program.events  # type: ignore[union-attr]
-    assert "all 450 steps" in engines.predicted(job).prediction.assumptions[1]
+    assert "all 450 steps" in engines.predict(job).assumptions[1]
     with patch.object(own_batches, "WHOLLY", Budget(events // 3, 24)):
-        some = engines.predicted(job).held
+        some = engines.predict(job).on_card
     assert some.program.steps < 200  # type: ignore[union-attr]
     assert some.shown.allocated_bytes == whole.shown.allocated_bytes
     assert some.shown.reserved_bytes == pytest.approx(whole.shown.reserved_bytes, rel=0.01)
@@ -83,23 +86,23 @@ def test_a_skipped_step_moves_nothing_that_counts(model: str) -> None:
 
 def test_ten_times_the_data_is_no_more_to_replay(model: str) -> None:
     events = [
-        engines.predicted(job_with(model, lognormal(count), grad_accum=2)).held.program.events  # type: ignore[union-attr]
+        engines.predict(job_with(model, lognormal(count), grad_accum=2)).on_card.program.events  # type: ignore[union-attr]
         for count in (3000, 30000)
     ]
     assert events[1] < 1.2 * events[0] < 1.2 * 1.1 * own_batches.WHOLLY.events
 
 
 def test_orders_that_are_drawn_widen_the_range(model: str) -> None:
-    drawn = engines.predicted(job_with(model, "lognormal(median=200, p90=600)", data={"samples": 400})).held
+    drawn = engines.predict(job_with(model, "lognormal(median=200, p90=600)", data={"samples": 400})).on_card
     assert drawn.spread is not None
     low, high = drawn.device.reserved_range_bytes
     assert low <= drawn.spread.least_bytes <= drawn.shown.reserved_bytes <= drawn.spread.most_bytes <= high
-    listed = engines.predicted(job_with(model, lognormal(400))).held
+    listed = engines.predict(job_with(model, lognormal(400))).on_card
     assert listed.spread is None
 
 
 def test_figures_belong_together(model: str) -> None:
-    said = engines.predicted(job_with(model, lognormal(300), grad_accum=3)).prediction
+    said = engines.predict(job_with(model, lognormal(300), grad_accum=3))
     memory = said.memory
     assert sum(memory.breakdown_bytes.values()) == memory.device_bytes
     assert memory.allocated_bytes <= said.smallest_capacity_bytes <= memory.reserved_bytes
@@ -107,13 +110,13 @@ def test_figures_belong_together(model: str) -> None:
 
 
 def test_a_job_that_does_not_fit_says_where(model: str) -> None:
-    whole = engines.predicted(job_with(model, lognormal(300)))
-    least = whole.held.smallest_capacity_bytes
+    whole = engines.predict(job_with(model, lognormal(300)))
+    least = whole.on_card.smallest_capacity_bytes
     tight = job_with(model, lognormal(300), hardware={"gpu": "rtx-4090", "capacity_bytes": least - (64 << 20)})
-    held = engines.predicted(tight).held
+    held = engines.predict(tight).on_card
     assert not held.fits and held.limited.out_of_memory is not None
     enough = job_with(model, lognormal(300), hardware={"gpu": "rtx-4090", "capacity_bytes": least})
-    assert engines.predicted(enough).held.fits
+    assert engines.predict(enough).on_card.fits
 
 
 def test_evaluation_comes_between_steps(model: str) -> None:
@@ -125,11 +128,13 @@ def test_evaluation_comes_between_steps(model: str) -> None:
     batches = evaluation_batches(job, lengths)
     assert [micro[:2] for micro in batches] == [(16, 60), (16, 60), (16, 900)]
     plain = job_with(model, [60] * 40 + [900] * 20)
-    evaluated, without = (engines.predicted(each).held.shown for each in (job, plain))
+    evaluated, without = (engines.predict(each).on_card.shown for each in (job, plain))
     assert evaluated.allocated_bytes > without.allocated_bytes
 
 
 def test_a_padded_batch_has_a_mask(model: str) -> None:
     """As many tokens, but one sample shorter: a mask of the batch's square, and the heads repeated for it."""
-    full, padded = (engines.predicted(job_with(model, [1000, 1000, 1000, last] * 4)).held.shown for last in (1000, 999))
+    full, padded = (
+        engines.predict(job_with(model, [1000, 1000, 1000, last] * 4)).on_card.shown for last in (1000, 999)
+    )
     assert padded.allocated_bytes > full.allocated_bytes + 0.95 * 4 * 1000 * 1000  # which lives through all layers

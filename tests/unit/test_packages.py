@@ -14,14 +14,15 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
-from tunecast.job.names import OPTIMIZERS, OWN_OPTIMIZERS
-from tunecast.tape.build.optimizers import is_known
+from tunecast.job.optimizers import OPTIMIZERS
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
-from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
 from tunecast.tape.schedule import scheduled
 from tunecast.tape.shorten import steps_to_trace
+
+pytestmark = pytest.mark.whole
 
 HERE = Path(__file__).parents[1] / "golden" / "packages"
 REFUSED = {
@@ -57,7 +58,7 @@ def test_same_allocations_as_the_package(name: str) -> None:
 
 
 def test_what_is_not_written_down_is_named() -> None:
-    unknown = [name for name in (*OPTIMIZERS, *OWN_OPTIMIZERS) if not is_known(name)]
+    unknown = [name for name, kind in OPTIMIZERS.items() if not kind.paper]
     assert sorted(unknown) == sorted(REFUSED)
 
 

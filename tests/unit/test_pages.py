@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.job import job_from_dict
-from tunecast.predict.engines import prediction
-from tunecast.predict.pages import CHUNK_BYTES, pages_bytes
+from tunecast.prediction.memory.pages import CHUNK_BYTES, pages_bytes
 from tunecast.units import MIB
+
+pytestmark = pytest.mark.whole
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 MEASURED = {
@@ -33,7 +35,7 @@ def runs() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("row", runs(), ids=lambda row: row["job"]["id"])
 def test_the_card_holds_what_was_measured(row: dict[str, Any]) -> None:
-    memory = prediction(job_from_dict({**row["job"], "hardware": {"gpu": "h200-sxm-141gb"}})).memory
+    memory = predict(job_from_dict({**row["job"], "hardware": {"gpu": "h200-sxm-141gb"}})).memory
     assert abs(memory.device_bytes - row["measured"]["device_used"]) <= CONTEXT_SPREAD_BYTES
     assert sum(memory.breakdown_bytes.values()) == memory.device_bytes
 
@@ -52,11 +54,11 @@ FULL = {"model": "llama-3.2-1b", "method": "full", "optimizer": "paged_adamw_32b
 
 def test_state_leaves_a_card_that_is_full() -> None:
     """8 bytes a weight of 1.24 billion; in need the least PyTorch completes with is what it was."""
-    roomy = prediction({**FULL, "hardware": {"gpu": "h200-sxm-141gb"}})
+    roomy = predict({**FULL, "hardware": {"gpu": "h200-sxm-141gb"}})
     paged = roomy.memory.breakdown_bytes["paged_optimizer"]
     assert paged == pages_bytes(2 * 4 * 1_235_746_816)
     least = roomy.smallest_capacity_bytes
-    tight = prediction({**FULL, "hardware": {"gpu": "h200-sxm-141gb", "capacity_bytes": least + 100 * MIB}})
+    tight = predict({**FULL, "hardware": {"gpu": "h200-sxm-141gb", "capacity_bytes": least + 100 * MIB}})
     assert tight.fits and tight.smallest_capacity_bytes == least
     assert tight.memory.device_bytes <= least + 100 * MIB + tight.memory.breakdown_bytes["context"]
     assert tight.memory.breakdown_bytes.get("paged_optimizer", 0) <= 100 * MIB

@@ -9,13 +9,18 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.job import Job, job_from_dict
-from tunecast.predict.modelled import card_of
-from tunecast.tape.build import shapes
-from tunecast.tape.build.short import _fold, fold_job, short_job
+from tunecast.prediction.modelled import card_of
+from tunecast.tape.build.builder import SHARED, Builder
+from tunecast.tape.build.job_runs import fold_job, operations_of
+from tunecast.tape.build.paper_run import paper_run
+from tunecast.tape.build.request import BuildRequest, Contents, StructureKey, structure_key
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase
-from tunecast.tape.step import Section, Step
+from tunecast.tape.step import Step, StepSection
+from tunecast.tape.structure import Structure
 from tunecast.tape.timed import steps_of_fold, timed_steps
+
+pytestmark = pytest.mark.whole
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 6,
@@ -39,46 +44,54 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def folded(job: Job, card: Card) -> tuple[Any, Step]:
+def folded(job: Job, card: Card, builder: Builder = SHARED) -> tuple[Any, Step]:
     """From the structures there are, or a new one."""
-    made = fold_job(job, CONFIG, card, keeps_ops=True)
+    made = fold_job(job, CONFIG, card, keeps_ops=True, builder=builder)
     (step,) = steps_of_fold(made, job.grad_accum).values()
     return made.program, step
 
 
 def anew(job: Job, card: Card, length: int | None = None) -> tuple[Any, Step]:
     """Of plain numbers."""
-    made = _fold(job, shapes.Paper(job, length or job.seq_len, card), CONFIG, keeps_ops=True)
-    assert made.short is not None
-    return made.program, made.short.pattern.step(1, job.grad_accum)
+    made = paper_run(BuildRequest(job, CONFIG, card, length or job.seq_len, Contents.BOTH))
+    assert made.operations is not None
+    return made.program, made.operations.pattern.step(1, job.grad_accum)
+
+
+def structures(builder: Builder) -> list[Structure]:
+    """Of the one key it was asked for."""
+    (key,) = builder.keys
+    return builder.structures(key)
+
+
+def key_of(job: Job, **changed: Any) -> StructureKey:
+    return structure_key(BuildRequest(job, CONFIG | changed, Card(), job.seq_len, Contents.BOTH))
 
 
 @pytest.mark.parametrize("name", ["full", "qlora", "liger", "fsdp lora"])
-def test_a_structure_serves_every_card(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_structure_serves_every_card(name: str) -> None:
     """Its program and its operations on each card of the catalogue, and far fewer structures than cards."""
-    monkeypatch.setattr(shapes, "_kinds", {})
-    monkeypatch.setattr(shapes, "_plain", set())
+    builder = Builder()
     job, cards = job_from_dict(BASE | JOBS[name]), [card_of(gpu) for gpu in gpus().values()]
     plain: dict[Any, Any] = {}
     for card in cards:
         told = card.capability, card.sm_count  # the rest nobody asks for here
         if told not in plain:
             plain[told] = anew(job, card)
-        assert folded(job, card) == plain[told], card
-    assert not shapes._plain
-    (made,) = shapes._kinds.values()
+        assert folded(job, card, builder) == plain[told], card
+    assert not builder.fallbacks
+    made = structures(builder)
     assert 1 < len(made) <= len(cards) / 3
 
 
-def test_cards_of_one_generation_share_a_structure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "_kinds", {})
+def test_cards_of_one_generation_share_a_structure() -> None:
+    builder = Builder()
     job = job_from_dict(BASE | LORA)
     for sms in (114, 132):
-        folded(job, Card(sm_count=sms, total_bytes=sms << 30))
-    (made,) = shapes._kinds.values()
-    assert len(made) == 1
-    folded(job, Card(capability=(8, 0), sm_count=108))  # no cuDNN attention, another workspace
-    assert len(made) == 2
+        folded(job, Card(sm_count=sms, total_bytes=sms << 30), builder)
+    assert len(structures(builder)) == 1
+    folded(job, Card(capability=(8, 0), sm_count=108), builder)  # no cuDNN attention, another workspace
+    assert len(structures(builder)) == 2
 
 
 @pytest.mark.parametrize("name", ["full", "lora", "qlora", "ddp", "trl"])
@@ -95,23 +108,21 @@ def test_each_length_s_step_is_that_of_a_run_with_all_of_them(name: str) -> None
 def test_rows_may_be_shorter_than_the_longest(name: str) -> None:
     job = job_from_dict(BASE | JOBS[name])
     for length in (512, 100, 256):
-        short = short_job(job, CONFIG, Card(), length)
+        short = operations_of(job, CONFIG, Card(), length)
         assert short.lengths[1] == length
         assert short.pattern.step(1, 1, short.values) == anew(job, Card(), length)[1]
 
 
 @pytest.mark.parametrize("name", ["liger", "fsdp", "fsdp lora", "ddp"])
-def test_a_structure_serves_every_number_of_cards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_structure_serves_every_number_of_cards(name: str) -> None:
     """And with Liger's head, whose chunks grow with the batch, every batch that makes as many chunks."""
-    monkeypatch.setattr(shapes, "_kinds", {})
-    monkeypatch.setattr(shapes, "_plain", set())
+    builder = Builder()
     for gpus_, nodes, batch in ((2, 1, 2), (4, 1, 4), (8, 2, 8)):
         change = {"hardware": {"gpus": gpus_, "nodes": nodes}, "micro_batch": batch}
         job = job_from_dict(BASE | JOBS[name] | change)
-        assert folded(job, Card()) == anew(job, Card()), change
-    assert not shapes._plain
-    (made,) = shapes._kinds.values()
-    assert len(made) < 3
+        assert folded(job, Card(), builder) == anew(job, Card()), change
+    assert not builder.fallbacks
+    assert len(structures(builder)) < 3
 
 
 class Unread:
@@ -135,52 +146,60 @@ def test_what_a_structure_s_key_leaves_out_is_not_read(name: str) -> None:
 
 def test_jobs_that_run_otherwise_have_other_structures() -> None:
     job = job_from_dict(BASE | LORA)
-    key = shapes.key_of(job, CONFIG, True)
+    key = key_of(job)
     same: list[dict[str, Any]] = [{"micro_batch": 4}, {"seq_len": 96}, {"data": {"tokens": 10**6}}]
     for change in [*same, {"hardware": {"gpu": "l4-24gb"}}, {"lora": {**LORA["lora"], "rank": 64}}]:
-        assert shapes.key_of(job_from_dict(BASE | LORA | change), CONFIG, True) == key, change
+        assert key_of(job_from_dict(BASE | LORA | change)) == key, change
     others: list[dict[str, Any]] = [{"grad_accum": 2}, {"optimizer": "sgd"}, {"hardware": {"gpus": 2}}]
     for change in [*others, {"data": {"packing": True}}]:
-        assert shapes.key_of(job_from_dict(BASE | LORA | change), CONFIG, True) != key, change
-    assert shapes.key_of(job, {**CONFIG, "vocab_size": 3002}, True) != key
+        assert key_of(job_from_dict(BASE | LORA | change)) != key, change
+    assert key_of(job, vocab_size=3002) != key
 
 
 @pytest.mark.parametrize("name", sorted(JOBS.keys() - {"unsloth"}))  # which needs plain numbers
-def test_memory_is_served_by_what_was_built_for_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_served_by_what_was_built_for_time(name: str) -> None:
     """Operations are not in the program: with and without them it is the same."""
     job = job_from_dict(BASE | JOBS[name])
-    monkeypatch.setattr(shapes, "_kinds", {})
-    alone = fold_job(job, CONFIG, Card())
-    monkeypatch.setattr(shapes, "_kinds", {})
-    assert fold_job(job, CONFIG, Card(), keeps_ops=True).program == alone.program
-    assert fold_job(job, CONFIG, Card()).program == alone.program
-    (made,) = shapes._kinds.values()
-    assert len(made) == 1
+    alone = fold_job(job, CONFIG, Card(), builder=Builder())
+    builder = Builder()
+    assert fold_job(job, CONFIG, Card(), keeps_ops=True, builder=builder).program == alone.program
+    assert fold_job(job, CONFIG, Card(), builder=builder).program == alone.program
+    assert len(structures(builder)) == 1
 
 
-def test_who_asks_once_is_given_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "_kinds", {})
+def test_who_asks_once_is_given_numbers() -> None:
     job = job_from_dict(BASE | LORA)
-    with shapes.only_numbers():
-        assert folded(job, Card()) == anew(job, Card())
-    assert not shapes._kinds
+    builder = Builder(symbolic=False)
+    assert folded(job, Card(), builder) == anew(job, Card())
+    assert not builder.keys
 
 
-def test_structures_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "_kinds", {})
-    monkeypatch.setattr(shapes, "MOST_ROWS", 1)
+def test_structures_are_forgotten() -> None:
+    builder = Builder(most_rows=1)
     for optimizer in ("sgd", "adamw_torch"):
         job = job_from_dict(BASE | LORA | {"optimizer": optimizer})
-        assert folded(job, Card()) == anew(job, Card())
-    assert len(shapes._kinds) == 1
+        assert folded(job, Card(), builder) == anew(job, Card())
+    assert len(builder.keys) == 1
 
 
 def test_a_job_that_is_refused_is_refused_for_what_it_is() -> None:
     """And the next one of its kind is not taken for one that cannot be built with symbols."""
     job = job_from_dict(BASE | {"method": "full", "matmul_dtype": "float4", "micro_batch": 4})
+    builder = Builder()
     with pytest.raises(Exception, match="tensor cores"):
-        folded(job, Card())
-    assert hash(shapes.key_of(job, CONFIG, True)) not in shapes._plain
+        folded(job, Card(), builder)
+    (key,) = builder.keys
+    assert not builder.needs_numbers(key) and not builder.fallbacks
+
+
+def test_a_job_that_needs_numbers_is_built_of_them_and_counted() -> None:
+    """Once it was tried with symbols in vain, it is not tried again; any other error is one of ours and is raised."""
+    builder, job = Builder(), job_from_dict(BASE | {"method": "full", "compile": True})
+    for _ in range(2):
+        assert folded(job, Card(), builder) == anew(job, Card())
+    assert sum(builder.fallbacks.values()) == 1 and next(iter(builder.fallbacks)).startswith("NumberNeeded")
+    (key,) = builder.keys
+    assert builder.needs_numbers(key) and not builder.structures(key)
 
 
 # ---------------------------------------------------------------------------------------------------- the table
@@ -193,8 +212,8 @@ def product(module: str, flops: int = 8, **fields: Any) -> Op:
 def test_a_step_s_table_has_each_operation_once() -> None:
     one, other, again = product("a"), product("b", 9), product("c")
     layer = (one, other, again)
-    step = Step((Section(Phase.FORWARD, 3, layer), Section(Phase.BACKWARD, 2, (other, one)),
-                 Section(Phase.FORWARD, 1, layer)))  # fmt: skip
+    step = Step((StepSection(Phase.FORWARD, 3, layer), StepSection(Phase.BACKWARD, 2, (other, one)),
+                 StepSection(Phase.FORWARD, 1, layer)))  # fmt: skip
     distinct, places, layout = step.table
     assert distinct == (one, other) and places == ((0, 1, 0), (1, 0), (0, 1, 0)) and places[0] is places[2]
     assert layout.turns == ((Phase.FORWARD, 3), (Phase.BACKWARD, 2), (Phase.FORWARD, 1))
@@ -202,9 +221,9 @@ def test_a_step_s_table_has_each_operation_once() -> None:
     assert step.model_flops == 4 * 25  # what is not the engine's in a backward pass is computed again
 
 
-def test_steps_of_a_structure_share_their_layout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shapes, "_kinds", {})
-    steps = [folded(job_from_dict(BASE | LORA | {"micro_batch": batch}), Card())[1] for batch in (2, 4)]
+def test_steps_of_a_structure_share_their_layout() -> None:
+    builder = Builder()
+    steps = [folded(job_from_dict(BASE | LORA | {"micro_batch": batch}), Card(), builder)[1] for batch in (2, 4)]
     assert steps[0].table.layout is steps[1].table.layout
     assert steps[1].flops == pytest.approx(2 * steps[0].flops, rel=1e-4)  # but for the rotary table, which is as long
     plain = Step(steps[0].sections)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.replay import AtPeak, at_peak, phase_peaks, replay
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.replay import AtPeak, at_peak, phase_peaks, replay
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import MIB

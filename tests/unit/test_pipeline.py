@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tunecast.predict.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, order, pipeline_time
+from tunecast.prediction.time.pipeline import GPIPE, INTERLEAVED, ONE_F_ONE_B, SCHEDULES, order, pipeline_time
 
 
 def written(schedule: str, rank: int, ranks: int, micro_batches: int, chunks: int = 1) -> str:

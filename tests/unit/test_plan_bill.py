@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from tunecast.job.mapping import job_from_dict
-from tunecast.offers.offer import Offer
-from tunecast.plan.bill import Biller, Start, Terms
-from tunecast.plan.estimate import Timed
-from tunecast.plan.goals import Aim, Goal
-from tunecast.plan.objective import balanced, picked, reasons, spaced
-from tunecast.plan.pareto import Point
-from tunecast.predict.whole import WholeTime
+from tunecast.market.offer import Offer
+from tunecast.planning.bill import Biller, StartTime, Terms
+from tunecast.planning.estimate import Timed
+from tunecast.planning.goals import Aim, Goal
+from tunecast.planning.objective import balanced, pick, reasons, space_out
+from tunecast.planning.pareto import Point
+from tunecast.prediction.time.whole import WholeTime
 from tunecast.records import replace
 
 DAY = date(2026, 11, 1)
@@ -47,7 +47,7 @@ def test_a_bill_is_seconds_times_price_and_has_a_range():
 def test_how_long_a_provider_takes_to_start_is_in_the_time():
     asked = biller()
     _, start = asked.terms(offer(provider="nobody-knows"))
-    assert start == Start(120, 210, 300)
+    assert start == StartTime(120, 210, 300)
     bill = asked.bill(timed(), offer(provider="nobody-knows"), nodes=1)
     assert bill.total_s == 3700 + 210
     assert bill.range_s[1] == pytest.approx(3910 + (400**2 + 90**2) ** 0.5)
@@ -131,18 +131,18 @@ def test_the_knee_of_a_front():
 
 def test_what_hardly_differs_is_not_paid_for():
     front = [choice(1.0, 100), choice(1.005, 60), choice(2, 15), choice(4, 14.9)]
-    assert spaced(front) == [front[1], front[2]], "half a percent cheaper, or faster, is nothing that is known"
-    assert spaced([]) == []
-    assert spaced(front[:1]) == front[:1]
-    picks = picked(spaced(front), None)
+    assert space_out(front) == [front[1], front[2]], "half a percent cheaper, or faster, is nothing that is known"
+    assert space_out([]) == []
+    assert space_out(front[:1]) == front[:1]
+    picks = pick(space_out(front), None)
     assert picks["cheapest"] is front[1] and picks["fastest"] is front[2] and picks["deadline"] is None
 
 
 def test_a_front_is_spaced_without_losing_a_bargain():
     front = [choice(10, 100), choice(12, 98), choice(13, 70), choice(13.4, 40), choice(20, 30), choice(40, 29)]
-    assert spaced(front) == [front[0], front[3], front[4], front[5]]
+    assert space_out(front) == [front[0], front[3], front[4], front[5]]
     for one in front:
-        near = [each for each in spaced(front) if each.total_usd <= one.total_usd * 1.05]
+        near = [each for each in space_out(front) if each.total_usd <= one.total_usd * 1.05]
         assert any(each.total_s <= one.total_s * 1.06 for each in near), "something shown is nearly as good"
 
 

@@ -10,13 +10,15 @@ import pytest
 from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.offers.offer import Offer
-from tunecast.plan.bill import Biller, Terms
-from tunecast.plan.bounds import memory_floor_bytes
-from tunecast.plan.estimate import Estimator
-from tunecast.plan.search import Search
-from tunecast.plan.space import Freedom, Rig, Setting, Space, Spread, freed, space_of
+from tunecast.market.offer import Offer
+from tunecast.planning.bill import Biller, Terms
+from tunecast.planning.bounds import memory_floor_bytes
+from tunecast.planning.estimate import Estimator
+from tunecast.planning.search import Search
+from tunecast.planning.space import Freedom, Rig, Setting, Space, Spread, freed_fields, space_of
 from tunecast.tape.build.fill_in import fill_in
+
+pytestmark = pytest.mark.whole
 
 DAY = date(2026, 11, 1)
 CARDS = ("rtx-4090", "l4", "a100-pcie-40gb", "a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb")
@@ -45,7 +47,7 @@ def space(fields: dict[str, object], *allowed: str) -> Space:
     given = {"data": {"tokens": 2_000_000}, "micro_batch": 4, "grad_accum": 2, **fields}
     offers = [offer(gpu, gpus, vcpus=8 * gpus, max_nodes=2 if gpus == 4 else 1) for gpu in CARDS for gpus in (1, 2, 4)]
     config = resolve_model(str(fields["model"])).raw
-    return space_of(fill_in(job_from_dict(given), config), Freedom(allow=freed(allowed)), offers, config)
+    return space_of(fill_in(job_from_dict(given), config), Freedom(allow=freed_fields(allowed)), offers, config)
 
 
 def settings(of: Space) -> list[tuple[Rig, Setting]]:
@@ -156,7 +158,7 @@ def test_the_close_floor_of_zero_is_close(data: str) -> None:
     of = space({"model": "llama-3.2-1b", "method": "lora"})
     estimator = Estimator(of, resolve_model(of.job.model))
     search = Search(of, estimator, Biller(of.job, Terms()))
-    found = [each for each in settings(of) if each[0].gpu == "h100-sxm-80gb" and each[1].spread.data == data]
+    found = [each for each in settings(of) if each[0].gpu_name == "h100-sxm-80gb" and each[1].spread.data == data]
     rig, setting = found[-1]
     ((_, seconds),) = search._floors(rig, setting)
     (rented,) = of.offers[rig]
@@ -187,7 +189,7 @@ def test_floors_are_close_where_weights_are_whole() -> None:
     of = space({"model": "llama-3.2-1b", "method": "lora", "weights_dtype": "bfloat16"})
     estimator = Estimator(of, resolve_model(of.job.model))
     search = Search(of, estimator, Biller(of.job, Terms()))
-    rig = next(rig for rig in of.offers if rig.gpu == "h100-sxm-80gb" and rig.cards == 1)
+    rig = next(rig for rig in of.offers if rig.gpu_name == "h100-sxm-80gb" and rig.cards == 1)
     block = next(of.blocks(rig))
     setting = Setting(block.recipe, block.spread, block.splits[-1])
     ((_, seconds),) = search._floors(rig, setting)
@@ -203,7 +205,7 @@ def test_the_floor_of_memory_on_paper() -> None:
     blocks = {
         (rig.cards, block.spread.data, block.spread.layers): block
         for rig in of.offers
-        if rig.gpu == "h100-sxm-80gb" and rig.nodes == 1
+        if rig.gpu_name == "h100-sxm-80gb" and rig.nodes == 1
         for block in of.blocks(rig)
     }
     for (cards, data, layers), block in blocks.items():

@@ -11,6 +11,8 @@ import pytest
 
 from tunecast.cli import main as cli
 
+pytestmark = pytest.mark.whole
+
 SMALL = ("qwen3-0.6b", "--method", "lora", "--weights-dtype", "bfloat16", "--tokens", "2000000")
 ONE = ("--gpu", "l4", "--gpus", "1", "--provider", "aws", "--no-spot")
 
@@ -189,7 +191,7 @@ def test_a_job_nothing_runs_says_what_would(capsys):
 
 
 def test_kernels_that_no_card_helps_are_refused_before_any_search(capsys, monkeypatch):
-    monkeypatch.setattr("tunecast.plan.plan.Search", None)
+    monkeypatch.setattr("tunecast.planning.plan.Search", None)
     code, out, err = run(capsys, "bloom-560m", "--kernels", "liger,foak")
     assert (code, out) == (5, "") and err.startswith("tunecast: error: kernels: the closed form does not know foak's")
 

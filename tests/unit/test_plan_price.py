@@ -8,16 +8,17 @@ import pytest
 
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
-from tunecast.offers import store
-from tunecast.offers.asked import Asked
-from tunecast.offers.selection import Rules, select
-from tunecast.plan import price
-from tunecast.plan.plan import Question, plan_of
-from tunecast.plan.price import rent_of
-from tunecast.plan.space import KEEPABLE, Freedom
-from tunecast.predict import engines
-from tunecast.predict.prediction import Predicted
-from tunecast.report.price import cost_words, rent_words
+from tunecast.market import store
+from tunecast.market.filters import Filters
+from tunecast.market.selection import Rules, select
+from tunecast.planning import price
+from tunecast.planning.plan import Question, plan_of
+from tunecast.planning.price import rent_of
+from tunecast.planning.space import KEEPABLE, Freedom
+from tunecast.prediction import engines
+from tunecast.prediction.prediction import Prediction
+from tunecast.records import replace
+from tunecast.report.plan.price import cost_words, rent_words
 
 DAY = date(2026, 11, 15)
 
@@ -32,18 +33,18 @@ def job(**fields: object) -> Job:
     return job_from_dict({**known, "hardware": {"gpu": "h100"}, **fields})
 
 
-def predicted(job: Job) -> Predicted:
-    return engines.predicted(job, timed=True)
+def predicted(job: Job) -> Prediction:
+    return engines.predict(job, timed=True)
 
 
 def test_the_same_as_a_plan_that_may_change_nothing():
     asked = job(data={"samples": 20_000, "epochs": 1}, micro_batch=8)
     rent = rent_of(predicted(asked), DAY)
-    offers = select(store.offers(), Asked(gpu="h100", gpus=1), Rules(), DAY)
+    offers = select(store.offers(), Filters(gpu="h100", gpus=1), Rules(), DAY)
     best = plan_of(asked, offers, Question(DAY, Freedom(keep=frozenset(KEEPABLE), nodes_up_to=1))).best
     assert rent is not None and best is not None and rent.bill is not None
     assert set(best.changes) <= {"hardware.gpu"}, "its whole name"
-    assert rent.offer == best.machine.offer
+    assert rent.fleet.offer == best.fleet.offer
     assert rent.total_usd == pytest.approx(best.total_usd, rel=1e-6)
     assert rent.usd_range == pytest.approx(best.usd_range, rel=1e-6)
     assert rent.bill.total_s == pytest.approx(best.total_s, rel=1e-6)
@@ -52,9 +53,9 @@ def test_the_same_as_a_plan_that_may_change_nothing():
 def test_of_an_unknown_amount_of_data_an_hour_and_a_million_tokens():
     done = predicted(job())
     rent = rent_of(done, DAY)
-    assert rent is not None and done.prediction.time is not None
+    assert rent is not None and done.time is not None
     assert rent.bill is None and rent.total_usd is None and rent.usd_range is None
-    an_hour = done.prediction.time["tokens_per_s"] * 3600 / 1e6
+    an_hour = done.time.tokens_per_s * 3600 / 1e6
     assert rent.usd_per_million_tokens == pytest.approx(rent.usd_per_hour / an_hour)
     assert rent.to_dict()["offer"]["dated"] == rent.offer.dated.isoformat()
 
@@ -90,5 +91,5 @@ def test_in_words():
     unknown = rent_of(predicted(job()), DAY)
     assert unknown is not None
     assert rent_words(unknown).startswith(f"${unknown.usd_per_million_tokens:.2g} per million tokens on 1 x h100")
-    flat = whole._replace(bill=whole.bill._replace(usd_range=(16.001, 16.004)))
+    flat = replace(whole, bill=whole.bill._replace(usd_range=(16.001, 16.004)))
     assert "(" not in cost_words(flat)

@@ -6,11 +6,21 @@ from datetime import date
 
 import pytest
 
+from tunecast.door.read import read
 from tunecast.errors import UsageError
 from tunecast.job.mapping import job_from_dict
-from tunecast.job.readers.given import fields_given
-from tunecast.offers.offer import Offer
-from tunecast.plan.space import Freedom, Setting, Space, Split, Spread, divisors, freed, kept, space_of
+from tunecast.market.offer import Offer
+from tunecast.planning.space import (
+    Freedom,
+    Setting,
+    Space,
+    Split,
+    Spread,
+    divisors,
+    freed_fields,
+    kept_fields,
+    space_of,
+)
 
 DAY = date(2026, 11, 1)
 
@@ -76,7 +86,7 @@ def test_zero_is_a_last_resort_unless_it_is_allowed_or_asked_for():
         return {(of.comes_late(block), of.is_last_resort(block)) for block in blocks}
 
     assert zero(Freedom()) == {(True, True)}
-    assert zero(Freedom(allow=freed(["zero"]))) == {(True, False)}
+    assert zero(Freedom(allow=freed_fields(["zero"]))) == {(True, False)}
     asked = Freedom(frozenset({"parallel.data"}))
     assert zero(asked, parallel={"data": "zero3"}) == {(False, False)}
 
@@ -101,7 +111,7 @@ def test_recipes_are_those_the_user_left_open():
     of = space(offer(), written=("gradient_checkpointing", "kernels"))
     assert len(of.recipes) == 1
     job = job_from_dict({"model": "qwen3-0.6b", "weights_dtype": "bfloat16"})
-    freely = space_of(job, Freedom(allow=freed(["method", "optimizer"])), [offer()])
+    freely = space_of(job, Freedom(allow=freed_fields(["method", "optimizer"])), [offer()])
     assert {recipe.method for recipe in freely.recipes} == {"full", "lora", "qlora"}
     assert {recipe.optimizer for recipe in freely.recipes} == {"adamw_torch_fused", "adamw_8bit", "paged_adamw_8bit"}
 
@@ -111,7 +121,7 @@ def test_compile_and_float8_are_tried_where_allowed_and_alone():
         *names: str, gpu: str = "h100-sxm-80gb", **fields: object
     ) -> set[tuple[bool, str | None, tuple[str, ...]]]:
         job = job_from_dict({"model": "qwen3-0.6b", "micro_batch": 4, **fields})
-        of = space_of(job, Freedom(allow=freed(names)), [offer(gpu)])
+        of = space_of(job, Freedom(allow=freed_fields(names)), [offer(gpu)])
         recipes = [block.recipe for block in of.blocks(only_rig(of))]
         return {(each.compile, each.matmul_dtype, each.kernels) for each in recipes}
 
@@ -150,7 +160,7 @@ def test_every_core_prepares_data_where_the_offer_says_how_many_there_are():
 
 
 def test_what_no_engine_models_is_not_in_the_space():
-    """Liger with adapters on cut weights is refused by predict/spreading.py."""
+    """Liger with adapters on cut weights is refused by prediction/spreading.py."""
     of = space(offer(gpus=2), method="lora")
     blocks = {(block.spread.data, block.spread.layers, block.recipe.kernels) for block in of.blocks(only_rig(of))}
     assert ("ddp", 1, ("liger",)) in blocks
@@ -170,14 +180,14 @@ def test_a_job_of_a_setting():
 @pytest.mark.parametrize("names", [["seq_len"], ["method", "x"]])
 def test_what_may_not_be_freed(names):
     with pytest.raises(UsageError, match="--allow"):
-        freed(names)
+        freed_fields(names)
     with pytest.raises(UsageError, match="--keep"):
-        kept(names)
+        kept_fields(names)
 
 
 def test_fields_that_were_given(tmp_path):
     path = tmp_path / "job.yaml"
-    path.write_text("model: qwen3-0.6b\nlora:\n  rank: 8\nparallel: null\nhardware: {gpu: l4}\n")
-    found = fields_given(str(path), {"seq_len": "512"})
-    assert found == {"model", "lora.rank", "hardware.gpu", "seq_len"}
-    assert fields_given("qwen3-0.6b", {"method": "lora"}) == {"method"}
+    path.write_text("model: qwen3-0.6b\nmethod: lora\nlora:\n  rank: 8\nparallel: null\nhardware: {gpu: l4}\n")
+    found = read(path, {"seq_len": "512"}).given
+    assert found == {"model", "method", "lora.rank", "hardware.gpu", "seq_len"}
+    assert read("qwen3-0.6b", {"method": "lora"}).given == {"model", "method"}

@@ -12,16 +12,10 @@ import pytest
 from tunecast.errors import NotResolved, UsageError
 from tunecast.hardware import Gpu, gpu
 from tunecast.job import Job, job_from_dict
-from tunecast.predict.engines import the_job
-from tunecast.predict.modelled import job_assumptions, require_engine, require_modelled, require_traceable
-from tunecast.predict.prediction import (
-    H200_CONTEXT,
-    allocator_settings,
-    context_of,
-    job_on_card,
-    prediction_from_tape,
-    prediction_of,
-)
+from tunecast.job.readers import read_job
+from tunecast.prediction.modelled import job_assumptions, require_engine, require_modelled, require_traceable
+from tunecast.prediction.on_card import H200_CONTEXT, allocator_settings, context_of, job_on_card
+from tunecast.prediction.prediction import Prediction, prediction_from_tape
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.tape.shorten import with_few_micro_batches
 from tunecast.units import GIB, MIB
@@ -113,16 +107,16 @@ def test_what_fits_shows_what_that_card_would_reserve() -> None:
 
 def test_an_exact_tape_on_a_measured_card_is_off_by_a_block_or_a_segment() -> None:
     memory = prediction_from_tape(job(), H200, TAPE).memory
-    assert memory.range_bytes["allocated"] == (340 * MIB - 512, 340 * MIB + 512)
-    assert memory.range_bytes["reserved"] == (388 * MIB, 392 * MIB)
-    low, high = memory.range_bytes["device"]
+    assert memory.range_bytes.allocated == (340 * MIB - 512, 340 * MIB + 512)
+    assert memory.range_bytes.reserved == (388 * MIB, 392 * MIB)
+    low, high = memory.range_bytes.device
     assert low <= memory.device_bytes - 2 * MIB and high >= memory.device_bytes + 2 * MIB
     assert high - low < memory.device_bytes / 100
 
 
 def test_a_guess_widens_the_range_and_is_told() -> None:
     said = prediction_from_tape(job(), H200, dataclasses.replace(TAPE, guesses=("a kernel's workspace",)))
-    low, high = said.memory.range_bytes["allocated"]
+    low, high = said.memory.range_bytes.allocated
     assert low < 340 * MIB * 0.96 and high > 340 * MIB * 1.04, "some percent, where an exact tape has half a KiB"
     assert said.warnings == ("guessed: a kernel's workspace",)
 
@@ -131,7 +125,7 @@ def test_a_card_nobody_measured_is_said_to_be_one() -> None:
     said = prediction_from_tape(job(hardware={"gpu": "rtx-4090"}), UNMEASURED, TAPE)
     (warning,) = said.warnings
     assert "the CUDA context of the RTX 4090 was not measured" in warning
-    low, high = said.memory.range_bytes["device"]
+    low, high = said.memory.range_bytes.device
     assert low < said.memory.device_bytes < high
     assert high - low > 600 * MIB
 
@@ -169,7 +163,7 @@ def test_json_has_the_contracts_keys_and_nulls() -> None:
             "capacity_bytes",
             "smallest_capacity_bytes",
         ),
-        *("time", "utilization", "cost", "energy", "assumptions", "warnings"),
+        *("exactness", "reasons", "time", "utilization", "cost", "energy", "assumptions", "warnings", "outside"),
     ]
     assert (said["schema"], said["id"], said["engine"]) == ("tunecast.prediction/1", 7, "traced")
     assert said["time"] is said["utilization"] is said["cost"] is said["energy"] is None
@@ -181,7 +175,7 @@ def test_json_has_the_contracts_keys_and_nulls() -> None:
 
 
 def test_callers_add_what_they_know() -> None:
-    said = prediction_of(job_on_card(job(), H200, TAPE), assumptions=["a"], warnings=["b"])
+    said = Prediction(job(), None, job_on_card(job(), H200, TAPE), assumptions=["a"], warnings=["b"])
     assert "a" in said.assumptions
     assert said.warnings == ("b",)
 
@@ -240,17 +234,17 @@ def test_micro_batches_that_were_not_followed_are_told_by_both_engines() -> None
 def test_the_one_job_of_a_file_or_a_name(tmp_path: Path) -> None:
     path = tmp_path / "jobs.jsonl"
     path.write_text('{"model": "gpt2", "id": 1}')
-    assert the_job(str(path)).id == 1
-    assert the_job("gpt2").model == "gpt2"
+    assert read_job(str(path)).id == 1
+    assert read_job("gpt2").model == "gpt2"
     path.write_text('{"model": "gpt2"}\n{"model": "gpt2"}')
     with pytest.raises(UsageError, match="got 2 jobs"):
-        the_job(str(path))
+        read_job(str(path))
     path.write_text('{"model": "gpt2", "seqlen": 1}')
     with pytest.raises(UsageError, match="nearest: seq_len") as refused:
-        the_job(str(path))
+        read_job(str(path))
     assert refused.value.field == "seqlen"
     with pytest.raises(NotResolved):
-        the_job(str(tmp_path / "none.yaml"))
+        read_job(str(tmp_path / "none.yaml"))
 
 
 def test_what_others_hold_is_not_there_for_the_allocator() -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tunecast.job import Job, job_from_dict
-from tunecast.predict.lengths import epoch_of
-from tunecast.predict.preparation import TEXT_BYTES_PER_TOKEN, preparation_s
+from tunecast.prediction.data.lengths import epoch_of
+from tunecast.prediction.data.preparation import TEXT_BYTES_PER_TOKEN, preparation_s
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "preparation.jsonl"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tunecast.hardware.catalog import gpus
-from tunecast.predict.price import kind_of, op_seconds
-from tunecast.predict.price.attention import (
+from tunecast.prediction.price import kind_of, op_seconds
+from tunecast.prediction.price.attention import (
     CUDNN,
     FLASH_2,
     FLASH_2_AT_HALF_RATE,
@@ -15,7 +15,7 @@ from tunecast.predict.price.attention import (
     START_S,
     kernel_of,
 )
-from tunecast.predict.price.rates import rates_of
+from tunecast.prediction.price.rates import rates_of
 from tunecast.tape.op import Op
 
 A100, H100 = gpus()["a100-sxm-80gb"], gpus()["h100-sxm-80gb"]

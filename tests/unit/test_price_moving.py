@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tunecast.hardware.catalog import gpus
-from tunecast.predict.price import kind_of, op_seconds
-from tunecast.predict.price.moving import BANDWIDTH, LISTS, START_S, STREAMING, moved_bytes
+from tunecast.prediction.price import kind_of, op_seconds
+from tunecast.prediction.price.moving import BANDWIDTH, LISTS, START_S, STREAMING, moved_bytes
 from tunecast.tape.kernels.lists import LISTS as MOVED
 from tunecast.tape.kernels.lists import list_launches
 from tunecast.tape.op import COLLECTIVES, CROSSED, HOOK, SPREAD, SYNCHRONIZE, WAIT, Op

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tunecast.hardware import gpu
-from tunecast.predict.price import OFFLOAD, kind_of
-from tunecast.predict.price.offload import OFFLOADED, ON_DRIVES, copy_seconds, host_link, offload_seconds
-from tunecast.predict.price.rates import rates_of
+from tunecast.prediction.price import OFFLOAD, kind_of
+from tunecast.prediction.price.offload import OFFLOADED, ON_DRIVES, copy_seconds, host_link, offload_seconds
+from tunecast.prediction.price.rates import rates_of
 from tunecast.tape.op import FROM_HOST, FROM_NVME, HOST_LOOP, HOST_STEP, TO_HOST, TO_NVME, Op
 
 MEASURED = [

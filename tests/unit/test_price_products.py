@@ -7,9 +7,9 @@ from math import ceil
 import pytest
 
 from tunecast.hardware.catalog import gpus
-from tunecast.predict.price import kind_of, op_seconds, rates_of
-from tunecast.predict.price.offload import HostLink
-from tunecast.predict.price.products import (
+from tunecast.prediction.price import kind_of, op_seconds, rates_of
+from tunecast.prediction.price.offload import HostLink
+from tunecast.prediction.price.products import (
     BANDWIDTH,
     OFF_GRID_RATE,
     PIPELINE,
@@ -17,7 +17,7 @@ from tunecast.predict.price.products import (
     dimensions,
     matrix_seconds,
 )
-from tunecast.predict.price.rates import Rates
+from tunecast.prediction.price.rates import Rates
 from tunecast.tape.op import OFF_GRID, Op
 
 TEN = Rates(

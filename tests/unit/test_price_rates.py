@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunecast.hardware.catalog import gpus
-from tunecast.predict.price.rates import ACHIEVABLE, PER_JOULE, USUALLY_SUSTAINED, rates_of
+from tunecast.prediction.price.rates import ACHIEVABLE, PER_JOULE, USUALLY_SUSTAINED, rates_of
 from tunecast.records import replace
 
 ADA = replace(gpus()["rtx-6000-ada"], achieved_flop_per_s={})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.predict import ranges
-from tunecast.predict.ranges import Band, Basis, band_of, device_was_measured, is_unseen, range_of
+from tunecast.prediction.memory import ranges
+from tunecast.prediction.memory.ranges import Basis, MemoryBand, band_of, device_was_measured, is_unseen, range_of
 from tunecast.units import GIB, MIB
 
 TABLE = {
@@ -49,7 +49,7 @@ def test_a_prediction_is_judged_by_the_runs_most_like_it(basis: Basis, expected:
 
 
 def test_a_stack_nobody_measured_in_a_kind_is_judged_by_its_card() -> None:
-    assert band_of("reserved", Basis("litgpt", measured_card=False)) == Band(0.01, 0.02, 9, 3, 0.9)
+    assert band_of("reserved", Basis("litgpt", measured_card=False)) == MemoryBand(0.01, 0.02, 9, 3, 0.9)
 
 
 def test_several_cards_are_not_judged_by_one() -> None:

@@ -7,7 +7,7 @@ import dataclasses
 import pickle
 from functools import cached_property
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 
@@ -144,3 +144,51 @@ def test_copied_and_sent_to_another_process() -> None:
     match Ours(2):
         case Ours(found):
             assert found == 2
+
+
+def named(by: Any) -> Any:
+    class Pair(by):  # type: ignore[misc,valid-type]
+        """Two of a kind."""
+
+        left: int
+        right: str = "r"
+
+        @property
+        def both(self) -> str:
+            return f"{self.left}{self.right}"
+
+    return Pair
+
+
+class Empty(records.NamedTuple):
+    pass
+
+
+class Point(records.NamedTuple):
+    x: int
+    y: int = 2
+
+
+@pytest.mark.parametrize("made", [named(records.NamedTuple), named(NamedTuple)], ids=["ours", "theirs"])
+def test_named_tuples(made: Any) -> None:
+    pair = made(1)
+    assert (pair, pair.left, pair.both, repr(pair)) == ((1, "r"), 1, "1r", "Pair(left=1, right='r')")
+    assert hash(pair) == hash((1, "r")) and made(1, right="r") == pair and made(2) > pair
+    assert pair._replace(left=3)._asdict() == {"left": 3, "right": "r"}
+    assert (made._fields, made._field_defaults, made.__match_args__) == (
+        ("left", "right"),
+        {"right": "r"},
+        ("left", "right"),
+    )
+    assert made._make([1, 2]) == (1, 2) and copy.copy(pair) == pair and made.__doc__ == "Two of a kind."
+    for wrong in (lambda: made(), lambda: made(1, 2, 3), lambda: made(1, other=2), lambda: made._make([1])):
+        with pytest.raises(TypeError):
+            wrong()
+    with pytest.raises(ValueError, match="other"):
+        pair._replace(other=1)
+    with pytest.raises(AttributeError):
+        pair.left = 2
+
+
+def test_named_tuples_go_to_other_processes() -> None:
+    assert pickle.loads(pickle.dumps(Point(1))) == Point(1, 2) and Empty() == ()

@@ -11,7 +11,9 @@ import pytest
 
 import tunecast
 from tunecast.errors import TunecastError, UsageError
-from tunecast.tape.build.stacks import STACKS
+from tunecast.job.stacks import STACKS
+
+pytestmark = pytest.mark.whole
 
 MOST_ROUNDS = 4
 """A remedy may uncover what was hidden behind the first refusal; no more than this."""
@@ -49,7 +51,7 @@ def test_what_a_refusal_says_works(stack: str, method: str, extra: dict[str, Any
     told: list[str] = []
     for _ in range(MOST_ROUNDS):
         try:
-            tunecast.prediction(job)
+            tunecast.predict(job)
             return
         except TunecastError as error:
             told.append(error.message)
@@ -63,7 +65,7 @@ def test_the_traced_engine_is_named_only_where_it_runs_the_job() -> None:
         for field, value in (("compile", True), ("kernels", ["liger"]), ("method", "qlora")):
             with_flash = {"attention": "flash_attention_2"} if stack == "transformers" else {}
             try:
-                tunecast.prediction({"model": "llama-3.2-1b", "stack": stack, field: value, **with_flash})
+                tunecast.predict({"model": "llama-3.2-1b", "stack": stack, field: value, **with_flash})
             except TunecastError as error:
                 assert stack == "transformers" or "--engine traced" not in error.message
 
@@ -72,7 +74,7 @@ def test_unsloth_over_a_compiled_model_is_refused_by_name() -> None:
     with pytest.raises(
         TunecastError, match=r"^compile: got true, .* of unsloth; allowed: false\. To fix: compile false"
     ):
-        tunecast.prediction({"model": "llama-3.2-1b", "stack": "unsloth", "method": "lora", "compile": True})
+        tunecast.predict({"model": "llama-3.2-1b", "stack": "unsloth", "method": "lora", "compile": True})
 
 
 MAMBA = {
@@ -86,13 +88,13 @@ def refused(job: dict[str, Any], engine: str) -> str | None:
     """By rules alone: nothing is traced."""
     from tunecast.job import job_from_dict
     from tunecast.job.model import resolve_model
-    from tunecast.predict import remedies
-    from tunecast.predict.modelled import require_traceable
+    from tunecast.prediction import remedies
+    from tunecast.prediction.modelled import require_traceable
     from tunecast.tape.build.fill_in import fill_in_of
 
     try:
         if engine == "analytic":
-            tunecast.prediction(job)
+            tunecast.predict(job)
         else:
             filled = fill_in_of(job_from_dict(job), resolve_model(job["model"]))
             try:

@@ -1,4 +1,4 @@
-"""Passes and micro-batches that are noted as coming again, and the same ones run: one tape."""
+"""RepeatedPasses and micro-batches that are noted as coming again, and the same ones run: one tape."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build import autograd
+from tunecast.tape.build import autograd, repeats
 from tunecast.tape.build.run import build
-from tunecast.tape.build.sharding import scheme
 from tunecast.tape.card import Card
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import Rhythm, as_they_are
+
+pytestmark = pytest.mark.whole
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3,
@@ -77,7 +78,7 @@ def test_what_comes_again_is_what_would_have_been_run(name: str, monkeypatch: py
         repeated = built(values, **how)
         assert len(runs) == expected
         with monkeypatch.context() as nobody_says:
-            nobody_says.setattr(scheme, "REPEATING", {})
+            nobody_says.setattr(repeats, "repeats_as", lambda scheme: None)
             whole = built(values, **how)
         assert repeated.events == whole.events
         assert (repeated.guesses, repeated.assumptions) == (whole.guesses, whole.assumptions)
@@ -87,5 +88,5 @@ def test_only_steps_of_one_length_stand_for_each_other(monkeypatch: pytest.Monke
     job = job_from_dict({"model": "small", "weights_dtype": "bfloat16", "lengths": [64, 128, 96], "micro_batch": 2})
     lengths = [64, 128, 96, 128, 64]
     repeated = build(job, CONFIG, lengths, Card())
-    monkeypatch.setattr(scheme, "REPEATING", {})
+    monkeypatch.setattr(repeats, "repeats_as", lambda scheme: None)
     assert repeated.events == build(job, CONFIG, lengths, Card()).events

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from tunecast.advise.changes import Change
+from tunecast.advise.suggestions import best_of
 from tunecast.job.job import Job
-from tunecast.predict.changes import Change
-from tunecast.predict.room import Verdict
-from tunecast.report.advice import advice_text, as_flags, best_of, with_flags
-from tunecast.report.text import Terminal
+from tunecast.prediction.verdict import Verdict
+from tunecast.report.draw.text import Terminal
+from tunecast.report.run.advice import advice_text, as_flags, with_flags
 from tunecast.units import GIB, MIB
 
 JOB = Job("gpt2")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tunecast.report.bars import END, FREE, LETTERS, MEANINGS, legend, stacked
+from tunecast.report.draw.bars import END, FREE, LETTERS, MEANINGS, legend, stacked
 from tunecast.tape.op import Role
 
 

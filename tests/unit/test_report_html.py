@@ -10,12 +10,12 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from tunecast.predict.room import Room
-from tunecast.report.chart import stacked
-from tunecast.report.figures import Figures, LiveBlock
-from tunecast.report.html import timeline_html
-from tunecast.report.markup import Markup, breakable, tag
-from tunecast.report.moments import Band, Moment, Timeline, steps
+from tunecast.prediction.verdict import Room
+from tunecast.report.draw.figures import Figures, LiveBlock
+from tunecast.report.draw.moments import Band, Moment, Timeline, steps
+from tunecast.report.page.chart import stacked
+from tunecast.report.page.job import timeline_html
+from tunecast.report.page.markup import Markup, breakable, tag
 from tunecast.units import GIB
 
 ROLES = ("weights", "activations", "temporaries")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tunecast.predict.evaluation import Evaluation
-from tunecast.predict.loading import Loading
-from tunecast.predict.outside import Outside
-from tunecast.predict.saving import Disk, Resuming, Saving
-from tunecast.report.outside import host_text, outside_lines, outside_text, outside_warnings
-from tunecast.report.text import Terminal
+from tunecast.prediction.outside.evaluation import Evaluation
+from tunecast.prediction.outside.loading import Loading
+from tunecast.prediction.outside.needs import Outside
+from tunecast.prediction.outside.saving import Disk, Resuming, Saving
+from tunecast.report.draw.text import Terminal
+from tunecast.report.run.outside import host_text, outside_lines, outside_text, outside_warnings
 from tunecast.units import GIB, MIB
 
+EVALUATION = Evaluation(8, 1024, 4 * GIB, 20 * GIB, 0, None, -2 * GIB)
 SAID = Outside(
     loading=Loading(GIB, 8 * GIB, 9 * GIB, 10 * GIB, 9 * GIB),
     saving=Saving(8 * GIB, 512),
     disk=Disk(8 * GIB, 16 * GIB, 0, saves=3, kept=3, most=3),
-    evaluation=Evaluation(8, 1024, 4 * GIB, 20 * GIB, 0, None, -2 * GIB),
+    evaluate=lambda: EVALUATION,
     resuming=Resuming(16 * GIB, 8 * GIB, 3 * MIB, 5 * MIB),
     process_bytes=GIB,
     training_process_bytes=2 * GIB,
@@ -44,18 +45,18 @@ def test_the_most_of_all_phases() -> None:
 
 
 def test_a_machine_of_several_processes_comes_first() -> None:
-    told = outside_text(replace(SAID, machine_bytes=130 * GIB), Terminal(width=200))
+    told = outside_text(replace(SAID, machine_ram_bytes=130 * GIB), Terminal(width=200))
     assert "host memory: 130.00 GiB per machine, all its processes together; the first has 17.00 GiB" in told
     assert "host, first process" in told
-    alone = outside_text(replace(SAID, machine_bytes=17 * GIB))
+    alone = outside_text(replace(SAID, machine_ram_bytes=17 * GIB))
     assert "host memory: 17.00 GiB" in alone and "first" not in alone
 
 
 def test_evaluation_is_compared_with_training() -> None:
     assert "evaluation: 8 x 1,024 tokens, 2.00 GiB less than training\n" in outside_text(SAID)
-    more = replace(SAID, evaluation=replace(SAID.evaluation, above_training_bytes=GIB, cache_growth_bytes=3 * GIB))
+    more = replace(SAID, evaluate=lambda: replace(EVALUATION, above_training_bytes=GIB, cache_growth_bytes=3 * GIB))
     assert "1.00 GiB more than training; reserved grows by 3.00 GiB" in outside_text(more)
-    alone = replace(SAID, evaluation=replace(SAID.evaluation, above_training_bytes=None))
+    alone = replace(SAID, evaluate=lambda: replace(EVALUATION, above_training_bytes=None))
     assert "training" not in outside_text(alone)
 
 

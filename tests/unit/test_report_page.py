@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 import yaml
 
+from tunecast.advise.changes import Change
 from tunecast.cli import predict
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
-from tunecast.predict.changes import Change
-from tunecast.predict.evaluation import Evaluation
-from tunecast.predict.loading import Loading
-from tunecast.predict.outside import Outside
-from tunecast.predict.room import Room
-from tunecast.predict.saving import Disk, Resuming, Saving
-from tunecast.report.card_bar import card_bar, card_key
-from tunecast.report.document import Provenance, byline
-from tunecast.report.figures import Figures, LeastCard, LiveBlock
-from tunecast.report.html import Beside, timeline_html
-from tunecast.report.job_yaml import job_in_yaml
-from tunecast.report.moments import AFTER, Band, Moment, Timeline, steps
-from tunecast.report.outside_page import outside_panel
-from tunecast.report.time_page import stacked_time
+from tunecast.prediction.outside.evaluation import Evaluation
+from tunecast.prediction.outside.loading import Loading
+from tunecast.prediction.outside.needs import Outside
+from tunecast.prediction.outside.saving import Disk, Resuming, Saving
+from tunecast.prediction.verdict import Room
+from tunecast.report.draw.figures import Figures, LeastCard, LiveBlock
+from tunecast.report.draw.job_yaml import job_in_yaml
+from tunecast.report.draw.moments import AFTER, Band, Moment, Timeline, steps
+from tunecast.report.page.card_bar import card_bar, card_key
+from tunecast.report.page.document import Provenance, byline
+from tunecast.report.page.job import PageExtras, timeline_html
+from tunecast.report.page.outside import outside_panel
+from tunecast.report.page.time import stacked_time
 from tunecast.units import GIB, MIB
 
 JOB = Job("gpt2")
@@ -37,7 +37,7 @@ OUTSIDE = Outside(
     loading=Loading(GIB, 8 * GIB, 9 * GIB, 10 * GIB, 9 * GIB),
     saving=Saving(8 * GIB, 512),
     disk=Disk(8 * GIB, 16 * GIB, 0, saves=3, kept=3, most=3),
-    evaluation=Evaluation(8, 1024, 4 * GIB, 20 * GIB, 0, None, -2 * GIB),
+    evaluate=lambda: Evaluation(8, 1024, 4 * GIB, 20 * GIB, 0, None, -2 * GIB),
     resuming=Resuming(16 * GIB, 8 * GIB, 3 * MIB, 5 * MIB),
     process_bytes=GIB,
     training_process_bytes=2 * GIB,
@@ -100,7 +100,7 @@ def test_the_verdict_is_read_off_the_range() -> None:
 
 
 def test_what_belongs_to_the_verdict_stands_with_it() -> None:
-    beside = Beside(
+    beside = PageExtras(
         remarks=("also needs RAM",), warnings=("evaluation does not fit: 20 GiB",), trust="12 runs measured"
     )
     top = text(timeline_html(FIGURES, TIMELINE, beside)).partition("Memory over the run")[0]
@@ -108,10 +108,10 @@ def test_what_belongs_to_the_verdict_stands_with_it() -> None:
 
 
 def test_what_was_taken_is_told() -> None:
-    page = text(timeline_html(FIGURES, TIMELINE, Beside(taken=("batch 8; batch 1: 12 GiB less", "rank 16"))))
+    page = text(timeline_html(FIGURES, TIMELINE, PageExtras(taken=("batch 8; batch 1: 12 GiB less", "rank 16"))))
     assert "Not given, so takenbatch 8; batch 1: 12 GiB lessrank 16" in page
     assert "Not given" not in timeline_html(FIGURES, TIMELINE)
-    assert "Cost: $5.00" in text(timeline_html(FIGURES, TIMELINE, Beside(cost="$5.00")))
+    assert "Cost: $5.00" in text(timeline_html(FIGURES, TIMELINE, PageExtras(cost="$5.00")))
 
 
 def change(**overrides: object) -> Change:
@@ -121,7 +121,7 @@ def change(**overrides: object) -> Change:
 def test_the_smallest_gpu_and_the_advice_are_there() -> None:
     figures = replace(TOO_LARGE, least_card=LeastCard("a10", 22 * GIB, measured=False))
     tried = change(gradient_checkpointing=True, kernels=["liger"])
-    page = text(timeline_html(figures, TIMELINE, Beside(changes=(tried,), fit_command="tunecast fit x --gpu l4")))
+    page = text(timeline_html(figures, TIMELINE, PageExtras(changes=(tried,), fit_command="tunecast fit x --gpu l4")))
     for told in (
         "Smallest GPU that fits: A10 (22.00 GiB usable)",
         "What to change first",
@@ -129,16 +129,16 @@ def test_the_smallest_gpu_and_the_advice_are_there() -> None:
         "tunecast fit x --gpu l4",
     ):
         assert told in page
-    fitting = text(timeline_html(FIGURES, TIMELINE, Beside(changes=(tried,), fit_command="tunecast fit x")))
+    fitting = text(timeline_html(FIGURES, TIMELINE, PageExtras(changes=(tried,), fit_command="tunecast fit x")))
     assert "What would free memory" in fitting
     assert "fits then" not in fitting and "tunecast fit" not in fitting
     assert "What" not in text(timeline_html(FIGURES, TIMELINE)).partition("Memory over the run")[0]
-    typed = timeline_html(TOO_LARGE, TIMELINE, Beside(changes=(change(kernels=["liger"]),), by_flags=True))
+    typed = timeline_html(TOO_LARGE, TIMELINE, PageExtras(changes=(change(kernels=["liger"]),), by_flags=True))
     assert "--kernels liger" in typed
 
 
 def test_the_page_tells_how_to_make_it_again() -> None:
-    page = timeline_html(FIGURES, TIMELINE, Beside(MADE))
+    page = timeline_html(FIGURES, TIMELINE, PageExtras(MADE))
     assert byline(MADE) == "tunecast 9.9, 2026-11-16 · follows torch 2.11.0"
     assert byline(MADE) in text(page)
     assert '<pre class="mono">tunecast predict gpt2\n</pre><button type="button" hidden="" class="copy">Copy' in page
@@ -176,7 +176,7 @@ def test_host_memory_and_disk() -> None:
     page = outside_panel(OUTSIDE)
     assert '<dt>Host memory</dt><dd class="number">17.00 GiB' in page
     assert "24.00 GiB<small>weights 8.00 GiB, optimizer 16.00 GiB" in page and "72.00 GiB<small>3 at once" in page
-    several = outside_panel(replace(OUTSIDE, machine_bytes=130 * GIB))
+    several = outside_panel(replace(OUTSIDE, machine_ram_bytes=130 * GIB))
     assert "130.00 GiB<small>of each machine, all processes; 17.00 GiB of the first" in several
     parts = outside_panel(replace(OUTSIDE, in_parts=True))
     assert "Evaluation" not in parts and "not known" in parts
@@ -200,6 +200,7 @@ def test_a_picture_of_many_moments_is_drawn_to_its_end() -> None:
     assert area.count("v") == 3000 and area.endswith("H60000V2000Z")
 
 
+@pytest.mark.whole
 def test_the_page_of_a_large_run_stays_small(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Llama 3.1 70B over 8 cards: 80 layers, gathered and freed one by one in six steps."""
     job = ["llama-3.1-70b", "--method", "lora", "--gpu", "h100-sxm-80gb", "--gpus", "8", "--parallel-data", "fsdp"]
@@ -244,7 +245,7 @@ def test_the_command_is_told_without_its_secrets() -> None:
 def test_nothing_beside_becomes_markup() -> None:
     made = Provenance(EVIL, EVIL, date(2026, 11, 16), EVIL, EVIL)
     tried = Change({EVIL: EVIL}, JOB, GIB, "fits")
-    beside = Beside(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), EVIL, (EVIL,), (EVIL,), EVIL)
+    beside = PageExtras(made, None, OUTSIDE, (tried,), EVIL, False, (EVIL,), EVIL, (EVIL,), (EVIL,), EVIL)
     figures = replace(TOO_LARGE, least_card=LeastCard(EVIL, GIB, measured=False), warnings=(EVIL,))
     page = timeline_html(figures, TIMELINE, beside)
     assert not [name for name in Words(page).attributes if name.startswith("on")]

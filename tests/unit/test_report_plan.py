@@ -13,24 +13,24 @@ from typing import Any
 
 import pytest
 
+from tunecast.advise.unstated import Taken
 from tunecast.hardware.catalog import gpus
 from tunecast.job import job_from_dict
-from tunecast.offers.cost import Cost, Line
-from tunecast.offers.money import Rate
-from tunecast.offers.offer import Offer
-from tunecast.plan.choice import Choice, Limits, Machine, Money, Plan, PriceList, Refusal, Searched
-from tunecast.predict.taken import Taken
-from tunecast.report.document import Provenance
-from tunecast.report.markdown import plain
-from tunecast.report.plan import short, text
-from tunecast.report.plan_html import page
-from tunecast.report.plan_md import markdown
-from tunecast.report.plan_notes import price_age, refusals
-from tunecast.report.plan_plot import money_axis, plot, points, time_axis
-from tunecast.report.plan_svg import SCREENS
-from tunecast.report.plan_words import amount, amounts, answer, bill, changes
-from tunecast.report.text import Terminal
-from tunecast.report.time import span
+from tunecast.market.cost import Cost, CostLine
+from tunecast.market.money import Rate
+from tunecast.market.offer import Offer
+from tunecast.planning.choice import Choice, Constraints, Fleet, Money, Plan, PriceList, Refusal, Searched
+from tunecast.report.draw.markdown import plain
+from tunecast.report.draw.text import Terminal
+from tunecast.report.page.document import Provenance
+from tunecast.report.plan.markdown import markdown
+from tunecast.report.plan.notes import price_age, refusals
+from tunecast.report.plan.page import page
+from tunecast.report.plan.plot import money_axis, plot, points, time_axis
+from tunecast.report.plan.svg import SCREENS
+from tunecast.report.plan.text import short, text
+from tunecast.report.plan.words import amount, amounts, answer, bill, changes
+from tunecast.report.run.time import span
 from tunecast.units import GIB
 
 JOB = job_from_dict({"model": "gpt2", "method": "lora", "id": "mine", "data": {"tokens": 10_000_000}})
@@ -45,10 +45,13 @@ def choice(gpu: str, cards: int, hours: float, usd: float, provider: str = "lamb
     """Takes a tenth less to a tenth more of its time; 3 % of its cost is storage."""
     offer = replace(BASE, gpu=gpu, gpus=cards, provider=provider, usd_per_hour=usd / hours)
     cost = Cost(
-        (Line("training", 0.97 * usd, "training"), Line("storage", 0.03 * usd, "2 GB")), hours * 3600, hours * 3600, 0
+        (CostLine("training", 0.97 * usd, "training"), CostLine("storage", 0.03 * usd, "2 GB")),
+        hours * 3600,
+        hours * 3600,
+        0,
     )
     fields: dict[str, Any] = {
-        "machine": Machine(gpus()[gpu], cards, 1, offer),
+        "fleet": Fleet(gpus()[gpu], cards, 1, offer),
         "job": JOB,
         "changes": {},
         "device_bytes": 20 * GIB,
@@ -58,7 +61,7 @@ def choice(gpu: str, cards: int, hours: float, usd: float, provider: str = "lamb
         "total_s": hours * 3600,
         "total_range_s": (hours * 3240, hours * 3960),
         "usd_range": (0.9 * usd, 1.1 * usd),
-        "cost": cost,
+        "bill": cost,
         "tokens": 30e6,
     }
     return Choice(**fields | more)
@@ -75,7 +78,7 @@ DEAR = choice("a100-sxm-80gb", 1, 9.0, 70.0)
 def plan(**more: Any) -> Plan:
     fields: dict[str, Any] = {
         "job": JOB,
-        "today": TODAY,
+        "as_of": TODAY,
         "picks": {"cheapest": CHEAP, "fastest": FAST, "balanced": MIDDLE, "deadline": None},
         "pareto": (CHEAP, MIDDLE, FAST),
         "choices": (CHEAP, MIDDLE, FAST, DEAR),
@@ -97,7 +100,7 @@ def test_the_first_line_is_the_answer():
 
 def test_a_deadline_is_answered_first():
     made = plan(
-        picks={"cheapest": CHEAP, "fastest": FAST, "balanced": MIDDLE, "deadline": MIDDLE}, limits=Limits(21600.0)
+        picks={"cheapest": CHEAP, "fastest": FAST, "balanced": MIDDLE, "deadline": MIDDLE}, limits=Constraints(21600.0)
     )
     lines = told(made).splitlines()
     assert lines[0].startswith("Rent 1 x h100-sxm-80gb at lambda (US), on demand: 4 h 12 min (3.8 to 4.6 h), $30.00")
@@ -194,7 +197,7 @@ def test_the_plot_has_the_front_by_letters_and_the_rest_as_dots():
 
 
 def test_points_that_fall_together_are_both_drawn():
-    twin = replace(CHEAP, total_s=CHEAP.total_s * 0.9999, cost=replace(CHEAP.cost, wall_s=1.0))
+    twin = replace(CHEAP, total_s=CHEAP.total_s * 0.9999, bill=replace(CHEAP.bill, wall_s=1.0))
     made = plan(pareto=(CHEAP, twin, FAST), choices=())
     assert [point.mark for point in points(made) if point.mark] == ["a", "b", "c"]
     lines = plot(made, Terminal(width=80))
@@ -241,14 +244,14 @@ def test_the_age_of_a_price():
 
 
 def test_the_age_of_the_whole_list_is_one_line():
-    stale = " ".join(told(plan(prices=PriceList(date(2026, 8, 22), 7))).split())
+    stale = " ".join(told(plan(prices=PriceList(date(2026, 8, 22), left_out_old=7))).split())
     assert "Prices as of 2026-08-22, 85 days ago; tunecast offers update fetches newer ones; 7 older offers" in stale
     assert "A price is not availability" in stale
     assert "fetches newer ones" not in told(plan(prices=PriceList(date(2026, 11, 12))))
 
 
 def test_ones_own_machine_is_not_rented():
-    own = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="lab", kind="owned", gpu="l4")))
+    own = replace(CHEAP, fleet=replace(CHEAP.fleet, offer=replace(BASE, provider="lab", kind="owned", gpu="l4")))
     made = plan(picks={"cheapest": own}, pareto=(own,), choices=(own,))
     assert answer(made, own).startswith("Use 1 x l4, your own: 40 h")
     assert "Provider" not in told(made)
@@ -263,7 +266,7 @@ def test_nothing_found_is_said_with_the_reasons():
 
 def test_what_costs_too_much_is_shown_with_the_limit():
     """The front is there all the same."""
-    over = plan(picks=dict.fromkeys(("cheapest", "fastest", "balanced", "deadline")), limits=Limits(max_usd=0.5))
+    over = plan(picks=dict.fromkeys(("cheapest", "fastest", "balanced", "deadline")), limits=Constraints(max_usd=0.5))
     least = over.pareto[0]
     for shown in (told(over), page(over), markdown(over).replace("<span>$</span>", "$")):
         assert "Nothing costs at most $0.50" in shown
@@ -406,7 +409,7 @@ def test_every_point_of_the_front_is_named_below_the_picture():
 
 def test_names_from_price_lists_stay_text():
     evil = replace(
-        CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider=HOSTILE, via=HOSTILE, source=HOSTILE))
+        CHEAP, fleet=replace(CHEAP.fleet, offer=replace(BASE, provider=HOSTILE, via=HOSTILE, source=HOSTILE))
     )
     evil = replace(evil, why=HOSTILE, risk=HOSTILE)
     made = plan(
@@ -429,7 +432,7 @@ def _prose(written: str) -> list[str]:
 
 
 def test_markdown_keeps_its_columns():
-    evil = replace(CHEAP, machine=replace(CHEAP.machine, offer=replace(BASE, provider="a|b")))
+    evil = replace(CHEAP, fleet=replace(CHEAP.fleet, offer=replace(BASE, provider="a|b")))
     written = markdown(plan(picks={"cheapest": evil, "fastest": FAST}, pareto=(evil, FAST)))
     tables = [line for line in written.splitlines() if line.startswith("|")]
     head = tables.index("|  | rent | memory per card | time | cost |")

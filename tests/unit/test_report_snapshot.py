@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tunecast.predict.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
-from tunecast.report.snapshot import pickled_snapshot, snapshot
+from tunecast.prediction.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
+from tunecast.report.run.snapshot import pickled_snapshot, snapshot
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from tunecast.predict.room import Room
-from tunecast.report.answer import NOTHING, Sections, answer_text, details_text
-from tunecast.report.figures import (
+from tunecast.prediction.verdict import Room
+from tunecast.report.draw.figures import (
     OUTSIDE,
     Alike,
     Figures,
@@ -24,9 +24,10 @@ from tunecast.report.figures import (
     tail,
     top,
 )
-from tunecast.report.memory import composition, figures_text, memory_text, module_table, phases_text
-from tunecast.report.text import DEFAULT, Terminal
-from tunecast.report.verdict import between, headline, short_line
+from tunecast.report.draw.text import DEFAULT, Terminal
+from tunecast.report.run.answer import NOTHING, Sections, answer_text, details_text
+from tunecast.report.run.memory import composition, figures_text, memory_text, module_table, phases_text
+from tunecast.report.run.verdict import between, headline, short_line
 from tunecast.units import GIB, KIB, MIB
 
 LOGITS = LiveBlock(2 * GIB, "logits_and_loss", "lm_head", "aten._to_copy", "/home/me/train.py:31", "forward", 1)
@@ -103,7 +104,7 @@ def test_ranges_are_told_in_the_unit_of_their_middle() -> None:
 
 
 def test_one_line_says_all_that_decides() -> None:
-    time = {"step_s": 1.25, "low_s": 1.1, "high_s": 1.4, "total_s": 7300.0, "total_range_s": [6500.0, 8100.0]}
+    time = SimpleNamespace(step_s=1.25, low_s=1.1, high_s=1.4, total_s=7300.0, total_range_s=[6500.0, 8100.0])
     assert short_line(FIGURES, time, "$4.20") == (
         "train.py: fits, 19.00 GiB to spare; needs 21.00 GiB (20.5 to 22.0) of the 40.00 GiB PyTorch can use; "
         "1.25 s per step (1.1 s to 1.4 s); 2 h 1 min in all (1 h 48 min to 2 h 15 min); $4.20\n"

@@ -8,33 +8,31 @@ from typing import Any
 import pytest
 
 from tunecast.job import Job, job_from_dict
-from tunecast.predict.reasons import host_needs, parts_told, reasons, whole_reasons
-from tunecast.predict.runtime import StepTime
-from tunecast.report.text import Terminal
-from tunecast.report.time import duration, host_words, time_text
-from tunecast.report.time_page import time_panel
+from tunecast.prediction.time.reasons import host_needs, parts_told, reasons, whole_reasons
+from tunecast.prediction.time.runtime import StepTime
+from tunecast.prediction.values import Energy, HostNeeds, Time, Utilization
+from tunecast.report.draw.text import Terminal
+from tunecast.report.page.time import time_panel
+from tunecast.report.run.time import duration, host_words, time_text
 
-TIME: dict[str, Any] = {
-    "step_s": 1.25,
-    "low_s": 1.1,
-    "high_s": 1.4,
-    "tokens_per_s": 26_214.4,
-    "tokens_per_s_per_gpu": 3_276.8,
-    "total_s": 7300.0,
-    "total_range_s": [6500.0, 8100.0],
-    "steps": 5600,
-    "bound_by": "compute",
-    "breakdown_s": {"products": 1.25},
-    "phases_s": {"download": 53.0, "load": 0.0, "training": 7247.0},
-    "padding_fraction": 0.31,
-    "why": ["compute-bound: matmuls 100 %"],
-    "missing": ["evaluation (data.eval_samples is not given)"],
-}
-UTILIZATION = {
-    "mfu": 0.41, "hfu": 0.55, "gpu_busy_fraction": 0.98, "memory_fraction": 0.3,
-    "host": {"cpu_cores": 8, "ram_bytes": 16 * 2**30},
-}  # fmt: skip
-ENERGY = {"kwh": 12.345, "range": [8.0, 150.0], "co2_kg": 4.2, "country": "DE", "source": ""}
+TIME = Time(
+    step_s=1.25,
+    low_s=1.1,
+    high_s=1.4,
+    tokens_per_s=26_214.4,
+    tokens_per_s_per_gpu=3_276.8,
+    total_s=7300.0,
+    total_range_s=(6500.0, 8100.0),
+    steps=5600,
+    bound_by="compute",
+    breakdown_s={"products": 1.25},
+    phases_s={"download": 53.0, "load": 0.0, "training": 7247.0},
+    padding_fraction=0.31,
+    why=("compute-bound: matmuls 100 %",),
+    missing=("evaluation (data.eval_samples is not given)",),
+)
+UTILIZATION = Utilization(0.41, 0.55, 1e14, 0.98, 0.3, 0.0, HostNeeds(8, 16 * 2**30))
+ENERGY = Energy(12.345, (8.0, 150.0), 4.2, "DE", "")
 
 
 def job(**fields: Any) -> Job:
@@ -76,33 +74,33 @@ def test_the_whole_section():
 
 
 def test_the_short_section_names_only_the_phases_that_take_long():
-    slow = TIME | {"phases_s": {"preparation": 700.0, "load": 9.0, "training": 6600.0}}
-    told = time_text(slow, UTILIZATION, ENERGY | {"co2_kg": None}, hint="--samples N")
+    slow = replace(TIME, phases_s={"preparation": 700.0, "load": 9.0, "training": 6600.0})
+    told = time_text(slow, UTILIZATION, replace(ENERGY, co2_kg=None), hint="--samples N")
     assert "  of the whole job: preparing the data 11 min 40 s" in told.splitlines()
     assert "phase  " not in told and "energy" not in told and "--samples" not in told
     assert "of the whole job" not in time_text(TIME)
-    unknown = time_text(TIME | {"total_s": None}, hint="--samples N", fits=False)
+    unknown = time_text(replace(TIME, total_s=None), hint="--samples N", fits=False)
     assert unknown.startswith("Time, if it had the memory\n") and unknown.endswith("\n  --samples N")
 
 
 def test_what_a_host_needs_in_words():
     assert host_words(UTILIZATION) == ["host needs 16.00 GiB of RAM, 8 CPU cores"]
-    assert host_words({"host": {"cpu_cores": 1, "ram_bytes": None}}) == ["host needs 1 CPU core"]
-    drives = {"host": {"cpu_cores": 2, "ram_bytes": 2**30, "nvme_bytes": 2**40}}
+    assert host_words(replace(UTILIZATION, host=HostNeeds(1))) == ["host needs 1 CPU core"]
+    drives = replace(UTILIZATION, host=HostNeeds(2, 2**30, 2**40))
     assert host_words(drives) == ["host needs 1.00 GiB of RAM, 2 CPU cores, 1024.00 GiB of NVMe"]
     assert host_words(None) == []
 
 
 def test_what_was_not_computed_is_not_shown():
     assert time_text(None) == ""
-    bare = {name: TIME[name] for name in ("step_s", "low_s", "high_s", "bound_by", "breakdown_s")}
-    text = time_text(bare | {"total_s": None, "tokens_per_s": None})
+    bare = Time(1.25, 1.1, 1.4, None, None, None, "compute", {"products": 1.25})
+    text = time_text(bare)
     assert text.splitlines() == ["Time", "  per step  1.25 s  1.1 s to 1.4 s"]
-    assert "CO2" in time_text(bare, None, ENERGY | {"co2_kg": None, "country": None}, details=True)
+    assert "CO2" in time_text(bare, None, replace(ENERGY, co2_kg=None, country=None), details=True)
 
 
 def test_small_jobs_have_small_units():
-    small = ENERGY | {"kwh": 0.0085, "range": [0.004, 0.015], "co2_kg": 0.000376}
+    small = replace(ENERGY, kwh=0.0085, range=(0.004, 0.015), co2_kg=0.000376)
     assert "  energy: 8.5 Wh (4 to 15), 0.376 g of CO2 in DE" in time_text(TIME, None, small).splitlines()
 
 
@@ -161,7 +159,7 @@ def test_what_a_machine_needs():
 
 
 def test_the_page_shows_the_same():
-    panel = time_panel(TIME, UTILIZATION, ENERGY | {"country": "<b>"})
+    panel = time_panel(TIME, UTILIZATION, replace(ENERGY, country="<b>"))
     for told in ("Time", "1.25 s", "downloading the model", "99.3 %", "4.2 kg of CO2 in &lt;b&gt;", "41 %"):
         assert told in panel
     assert time_panel(None, None, None) == ""

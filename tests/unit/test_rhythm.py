@@ -9,12 +9,17 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.job.registry import bundled_config, bundled_names
-from tunecast.tape.build import short
+from tunecast.tape.build import paper_run
+from tunecast.tape.build.job_runs import fold_job
+from tunecast.tape.build.layer_rhythm import job_rhythm, stands_for_all
 from tunecast.tape.build.run import build
+from tunecast.tape.build.stacks import program_of
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
 from tunecast.tape.schedule import scheduled
 from tunecast.tape.shorten import Rhythm, rhythm_of, steps_to_trace, with_layers
+
+pytestmark = pytest.mark.whole
 
 JOB = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 96, "micro_batch": 1}
 LORA = {"method": "lora", "lora": {"targets": "attention", "dropout": 0.0}}
@@ -53,7 +58,7 @@ def test_no_rhythm_means_all_layers():
 
 @cache
 def rhythm(name: str) -> Rhythm:
-    return short._rhythm(job_from_dict(JOB), bundled_config(name))
+    return job_rhythm(job_from_dict(JOB), bundled_config(name))
 
 
 @pytest.mark.parametrize("name", sorted(bundled_names()))
@@ -62,7 +67,7 @@ def test_every_bundled_model_is_folded(name: str) -> None:
         assert rhythm(name).copies < 1, "it can be folded now: take it off the list"
     else:
         assert rhythm(name).copies >= 1
-        assert short._repeat(job_from_dict(JOB), bundled_config(name), rhythm(name))
+        assert stands_for_all(program_of(job_from_dict(JOB)).model, bundled_config(name), rhythm(name))
 
 
 def fewest_folded(config: dict[str, Any], name: str) -> dict[str, Any]:
@@ -88,9 +93,9 @@ class Counted:
 def test_folded_is_built(name: str, method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where layers take turns: the same requests and frees as with every layer built, in the same order."""
     job, config = job_from_dict(JOB | method), fewest_folded(bundled_config(name), name)
-    monkeypatch.setattr(short, "build", few_layers := Counted())
-    folded = short.fold_job(job, config, Card())
-    found = short._rhythm(job, config)
+    monkeypatch.setattr(paper_run, "build", few_layers := Counted())
+    folded = fold_job(job, config, Card())
+    found = job_rhythm(job, config)
     assert few_layers.most <= found.small < found.total, "built whole after all"
     lengths, order = steps_to_trace(job)
     whole = program(scheduled(build(job, config, lengths, Card()), order))

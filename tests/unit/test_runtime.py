@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.cluster import cards_of
-from tunecast.predict.clocks import Column, power, product
-from tunecast.predict.host import FORWARD, KINDS_S, MEASURED_LAUNCH_S, Host
-from tunecast.predict.price import op_seconds
-from tunecast.predict.runtime import Lowered, Place, StepTime, step_time
+from tunecast.prediction.price import op_seconds
+from tunecast.prediction.price.clocks import Column, power, product
+from tunecast.prediction.price.host import FORWARD, KINDS_S, MEASURED_LAUNCH_S, Host
+from tunecast.prediction.time.runtime import GpuHost, Lowered, StepTime, step_time
 from tunecast.tape.op import CALLS, HOOK, SYNCHRONIZE, WAIT, Op, Phase
-from tunecast.tape.step import Section, Step
+from tunecast.tape.step import Step, StepSection
 
 H200 = gpus()["h200-sxm-141gb"]
 MS = 1e-3
@@ -32,7 +32,7 @@ def moving(milliseconds: float, stream: int = 0, name: str = "copy") -> Op:
 
 
 def step(*sections: tuple[int, list[Op]], phase: Phase = Phase.FORWARD) -> Step:
-    return Step(tuple(Section(phase, times, tuple(ops)) for times, ops in sections))
+    return Step(tuple(StepSection(phase, times, tuple(ops)) for times, ops in sections))
 
 
 def seconds(made: Step, host: Host = HOST) -> float:
@@ -131,14 +131,14 @@ def test_a_wait_for_oneself_changes_nothing() -> None:
     ops = [moving(0.2), moving(3.0), moving(0.4)]
     plain = step((5, ops), (30, [moving(0.6)]))
     waits = step((5, [*ops[:2], Op(WAIT, kernels=0, shapes=((0,),)), ops[2]]), (30, [moving(0.6)]))
-    assert len(Lowered(waits).plan.course.stretches) == len(Lowered(plain).plan.course.stretches) + 1
+    assert len(Lowered(waits).structure.course.stretches) == len(Lowered(plain).structure.course.stretches) + 1
     assert seconds(plain) == pytest.approx(seconds(waits))
 
 
 def test_what_is_alike_is_computed_once() -> None:
     """Layers that are written out are one stretch of operations, wherever they are cut by what waits."""
     layer = [moving(0.2), moving(3.0), Op(SYNCHRONIZE, kernels=0)]
-    course = Lowered(step((1, layer * 7), (20, layer))).plan.course
+    course = Lowered(step((1, layer * 7), (20, layer))).structure.course
     assert len(course.stretches) == 1
 
 
@@ -186,9 +186,11 @@ def test_the_breakdown_sums_to_the_step() -> None:
     product_ = Op("mm", flops=2 * 4096**3, read_bytes=4 * 4096**2, written_bytes=2 * 4096**2, dtype="bfloat16",
                   shapes=((4096, 4096), (4096, 4096)))  # fmt: skip
     made = Step((
-        Section(Phase.FORWARD, 3, (product_, moving(1))),
-        Section(Phase.BACKWARD, 3, (product_, product_._replace(by_engine=True), moving(2)._replace(by_engine=True))),
-        Section(Phase.OPTIMIZER, 1, (moving(4),)),
+        StepSection(Phase.FORWARD, 3, (product_, moving(1))),
+        StepSection(
+            Phase.BACKWARD, 3, (product_, product_._replace(by_engine=True), moving(2)._replace(by_engine=True))
+        ),
+        StepSection(Phase.OPTIMIZER, 1, (moving(4),)),
     ))  # fmt: skip
     told = step_time(made, H200, HOST, None)
     assert sum(told.breakdown_s.values()) == pytest.approx(told.step_s)
@@ -200,7 +202,7 @@ def test_the_breakdown_sums_to_the_step() -> None:
 
 def test_a_step_on_many_cards() -> None:
     made = step((3, [moving(1)]))
-    h200, a100 = Lowered(made).on_all([Place(H200, HOST), Place(gpus()["a100-sxm-80gb"], HOST)])
+    h200, a100 = Lowered(made).on_all([GpuHost(H200, HOST), GpuHost(gpus()["a100-sxm-80gb"], HOST)])
     assert a100.step_s > h200.step_s == seconds(made)
 
 
@@ -214,7 +216,7 @@ def test_many_places_are_as_each_alone() -> None:
     slow = replace(HOST, launch_s=3 * HOST.launch_s)
     cards = [gpus()[name] for name in ("a100-sxm-80gb", "h200-sxm-141gb", "l40s", "h200-sxm-141gb")]
     places = [
-        Place(gpu, host, cluster)
+        GpuHost(gpu, host, cluster)
         for host in (HOST, slow)
         for gpu in cards
         for cluster in (None, cards_of(gpu, 8, 1, (("data", 8),)))

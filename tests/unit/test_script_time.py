@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tunecast.hardware.catalog import gpu
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.host import DEFAULT_HOST
-from tunecast.predict.prediction import Prediction, on_card, prediction_of
-from tunecast.predict.runtime import step_time
-from tunecast.predict.script_time import OF_A_SCRIPT, whole_steps, with_script_time
-from tunecast.predict.time_ranges import BANDS, UNSEEN, Band
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.on_card import on_card
+from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.price.host import DEFAULT_HOST
+from tunecast.prediction.time.ranges import BANDS, UNSEEN, TimeBand
+from tunecast.prediction.time.runtime import step_time
+from tunecast.prediction.time.script_time import OF_A_SCRIPT, script_timing, whole_steps
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
 from tunecast.tape.step import step_of
 from tunecast.units import GB
@@ -30,7 +31,7 @@ def tape(*events: Event) -> Tape:
 
 
 def priced(of: Tape) -> Prediction:
-    return with_script_time(prediction_of(on_card(of, CARD, AllocatorSettings())), of, CARD)
+    return Prediction(None, None, on_card(of, CARD, AllocatorSettings()), clock=lambda _: script_timing(of, CARD))
 
 
 def test_the_mean_of_all_whole_steps_but_the_first() -> None:
@@ -40,13 +41,13 @@ def test_the_mean_of_all_whole_steps_but_the_first() -> None:
     told = priced(whole)
     assert told.time is not None
     seconds = [step_time(step_of(step(1, size), None), CARD, DEFAULT_HOST).step_s for size in (10, 30)]
-    assert told.time["step_s"] == pytest.approx(sum(seconds) / 2)
+    assert told.time.step_s == pytest.approx(sum(seconds) / 2)
     # three times 20 GB at 4.8 TB/s, four fifths of which such an operation reaches
-    assert told.time["step_s"] == pytest.approx(3 * 20 * GB / 4.8e12 / 0.8, rel=0.02)
-    unseen = Band(*BANDS[UNSEEN])
-    assert 1 - told.time["low_s"] / told.time["step_s"] > unseen.below - 1e-9
-    assert told.time["high_s"] / told.time["step_s"] - 1 > unseen.above - 1e-9
-    assert sum(told.time["breakdown_s"].values()) == pytest.approx(told.time["step_s"])
+    assert told.time.step_s == pytest.approx(3 * 20 * GB / 4.8e12 / 0.8, rel=0.02)
+    unseen = TimeBand(*BANDS[UNSEEN])
+    assert 1 - told.time.low_s / told.time.step_s > unseen.below - 1e-9
+    assert told.time.high_s / told.time.step_s - 1 > unseen.above - 1e-9
+    assert sum(told.time.breakdown_s.values()) == pytest.approx(told.time.step_s)
     assert told.assumptions[-1] == OF_A_SCRIPT
 
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
+from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32
+from tunecast.tape.build.machine import Detail, Machine
 from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.ddp import BUCKET, FIRST_BUCKET, bucketed
 from tunecast.tape.build.sharding.scheme import in_whole_model
-from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Role
 from tunecast.tape.shorten import Rhythm, as_they_are
@@ -48,8 +50,7 @@ def test_dtypes_have_buckets_of_their_own() -> None:
 
 
 def test_layers_that_repeat_come_as_often_as_they_do() -> None:
-    machine = Machine(Card())
-    machine.standing = as_they_are(Rhythm(1, 1, 5))
+    machine = Machine(Card(), detail=Detail(standing=as_they_are(Rhythm(1, 1, 5))))
     found = []
     for module in ("embed", "layers.0.q", "layers.1.q", "layers.1.k", "layers.2.q", "head"):
         with machine.within(module):

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.predict.allocator import AllocatorSettings
-from tunecast.predict.replay import replay
+from tunecast.prediction.memory.allocator import AllocatorSettings
+from tunecast.prediction.memory.replay import replay
+from tunecast.tape.build.job_runs import fold_job, whole_tape
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, bring
 from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.shards import Shard
-from tunecast.tape.build.short import build_job, fold_job
-from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Event, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import program
@@ -179,7 +179,7 @@ def test_a_folded_run_is_the_whole_one(name: str) -> None:
 
 def test_written_out_layer_by_layer_it_is_the_same() -> None:
     job, config = job_from_dict(BASE | FOLDED["fsdp"]), CONFIG | {"num_hidden_layers": 9}
-    extended, whole = build_job(job, config, Card()), build(job, config, steps_of(job), Card())
+    extended, whole = whole_tape(job, config, Card()), build(job, config, steps_of(job), Card())
     sizes = [[(e.nbytes, e.stream) for e in tape.events if isinstance(e, Alloc)] for tape in (extended, whole)]
     assert sizes[0] == sizes[1]
     phases = {event.phase for event in whole.events if hasattr(event, "phase")}

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.predict.engines import predicted, prediction
-from tunecast.tape.build.sharding.device_map import OnCard, Outline, Piece, outline, split
+from tunecast.tape.build.job_runs import fold_job, most_alive_bytes
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.sharding.device_map import CardShare, Outline, TreePiece, outline, split
 from tunecast.tape.build.sharding.layers import ENDS, candidates, from_layer, held, last_stage, worth_asking
-from tunecast.tape.build.short import fold_job, most_alive_bytes
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.stacks.transformers import model
-from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Phase, Role, Tape
 
@@ -40,13 +40,13 @@ def spread(cards: int, **changes: Any) -> Any:
 def of_bytes(embedding: int, layer: int, layers: int, head: int) -> Outline:
     """A model of so many bytes; a head without is the embedding."""
     names = tuple(f"model.layers.{number}" for number in range(layers))
-    listed = Piece("model.layers", layer * layers, tuple(Piece(name, layer) for name in names))
-    inside = (Piece("model.embed", embedding), listed, Piece("model.norm", 0))
-    body = Piece("model", embedding + layer * layers, inside)
-    return Outline((body, Piece("head", head)), names, "model.embed", "head", not head, 100)
+    listed = TreePiece("model.layers", layer * layers, tuple(TreePiece(name, layer) for name in names))
+    inside = (TreePiece("model.embed", embedding), listed, TreePiece("model.norm", 0))
+    body = TreePiece("model", embedding + layer * layers, inside)
+    return Outline((body, TreePiece("head", head)), names, "model.embed", "head", not head, 100)
 
 
-def counts(cards: tuple[OnCard, ...]) -> list[int]:
+def counts(cards: tuple[CardShare, ...]) -> list[int]:
     return [len(card.layers) for card in cards]
 
 
@@ -68,7 +68,7 @@ def test_cards_take_a_share_and_a_quarter_more_than_a_layer() -> None:
 
 def test_an_embedding_larger_than_a_share_leaves_cards_empty() -> None:
     # 20 + 4 x 1 = 24 bytes; 6 + 1 a card: the embedding fits none but the last, and all that follows comes after it.
-    assert split(of_bytes(20, 1, 4, 0), 4) == (OnCard((0, 1, 2, 3), True, True, True, 24),)
+    assert split(of_bytes(20, 1, 4, 0), 4) == (CardShare((0, 1, 2, 3), True, True, True, 24),)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-70b", "llama-3.1-8b", "llama-3.2-1b", "qwen2.5-7b", "mixtral-8x7b"])
@@ -90,7 +90,7 @@ def test_seventy_billion_on_eight_cards() -> None:
     """The fullest is one in between: 11 of 80 layers; weights, gradients and Adam's two are in float32."""
     asked = spread(8, model="llama-3.1-70b", weights_dtype="float32", autocast=None)
     weights = 4 * 11 * LAYER_70B
-    run = predicted(asked).held.unlimited
+    run = predict(asked).on_card.unlimited
     assert weights <= run.model_bytes <= weights + 2**20
     assert 4 * weights < run.allocated_bytes < 4.1 * weights
     whole = 4 * (80 * LAYER_70B + 2 * 128256 * 8192 + 8192)
@@ -99,7 +99,7 @@ def test_seventy_billion_on_eight_cards() -> None:
 
 def test_eight_billion_on_two_cards() -> None:
     """The fullest is the last: 18 of 32 layers, the norm and the head."""
-    run = predicted(spread(2, model="llama-3.1-8b", weights_dtype="float32", autocast=None)).held.unlimited
+    run = predict(spread(2, model="llama-3.1-8b", weights_dtype="float32", autocast=None)).on_card.unlimited
     weights = 4 * (18 * LAYER_8B + 4096 + 128256 * 4096)
     assert weights <= run.model_bytes <= weights + 2**20
     assert run.allocated_bytes > 4 * weights
@@ -171,14 +171,14 @@ def test_later_cards_have_later_layers() -> None:
 
 
 def test_of_cards_in_between_the_heaviest_is_asked() -> None:
-    first, last = OnCard((0,), True, False, False, 9), OnCard((5,), False, True, True, 9)
-    light, heavy = OnCard((1,), False, False, False, 2), OnCard((2, 3), False, False, False, 4)
+    first, last = CardShare((0,), True, False, False, 9), CardShare((5,), False, True, True, 9)
+    light, heavy = CardShare((1,), False, False, False, 2), CardShare((2, 3), False, False, False, 4)
     assert worth_asking((first, light, heavy, last)) == [first, last, heavy]
 
 
 def test_cards_and_layers_must_agree() -> None:
     with pytest.raises(TunecastError, match=r"hardware\.gpus 2"):
-        prediction({"model": "llama-3.2-1b", "parallel": {"layers": 2}, "hardware": {"gpus": 4}})
+        predict({"model": "llama-3.2-1b", "parallel": {"layers": 2}, "hardware": {"gpus": 4}})
     with pytest.raises(TunecastError, match="10 layers for 16"):
         held(spread(16), CONFIG, model)
 
@@ -186,10 +186,10 @@ def test_cards_and_layers_must_agree() -> None:
 def test_one_card_works_at_a_time() -> None:
     """The time is that of all layers, whatever the cards."""
     given = {"model": "llama-3.2-1b", "method": "lora", "seq_len": 512, "micro_batch": 1}
-    alone = prediction(given)
-    spread = prediction({**given, "parallel": {"layers": 2}, "hardware": {"gpus": 2}})
+    alone = predict(given)
+    spread = predict({**given, "parallel": {"layers": 2}, "hardware": {"gpus": 2}})
     assert alone.time is not None and spread.time is not None
-    assert spread.time["step_s"] == alone.time["step_s"]
+    assert spread.time.step_s == alone.time.step_s
     assert spread.memory.allocated_bytes < alone.memory.allocated_bytes
 
 
@@ -200,6 +200,7 @@ def stages(stack: str, **changes: Any) -> Any:
     return job(**{**given, "hardware": {"gpus": 2}, "parallel": parallel, "seq_len": 512, **changes})
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("stack", ["torchtitan", "megatron"])
 def test_a_pipelines_last_stage_has_the_head(stack: str) -> None:
     asked = stages(stack)
@@ -218,6 +219,7 @@ def test_a_pipelines_last_stage_has_the_head(stack: str) -> None:
     assert not any(event.nbytes == 16 * 512 * 1408 * width for event in tape.events if isinstance(event, Alloc))
 
 
+@pytest.mark.whole
 def test_torchtitan_kept_the_logits_of_all_micro_batches() -> None:
     """Until 0.2.1, and put them together once more: four micro-batches more are 4 + 4 times their logits more."""
     large = {**CONFIG, "vocab_size": 20_000}

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward, record
+from tunecast.tape.build.dtypes import BFLOAT16, INT64
+from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Embedding, Linear, Module, bring
 from tunecast.tape.build.sharding.tensor import TensorParallel
-from tunecast.tape.build.tensor import BFLOAT16, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.op import COLLECTIVES, Op, Phase
 
@@ -26,12 +28,12 @@ class Mlp(Module):
         )  # fmt: skip
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(ops.multiply(ops.silu(self.gate(x)), self.up(x)))  # type: ignore[no-any-return]
+        return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
 
 
 def trained(sequence: bool) -> tuple[list[tuple[str, int]], list[tuple[str, int]], Mlp]:
     """Collectives of an MLP's forward and backward pass, with the elements each rank sends."""
-    machine = Machine(Card(), BFLOAT16)
+    machine = Machine(Card(), Setup(BFLOAT16))
     mlp = Mlp(machine)
     split = TensorParallel(machine, RANKS)
     if sequence:
@@ -60,7 +62,7 @@ def trained(sequence: bool) -> tuple[list[tuple[str, int]], list[tuple[str, int]
 def loss_of(out: Tensor) -> Tensor:
     """A number whose gradient is as large as `out`."""
     total = out.machine.run("sum", (out,), (), out.dtype)
-    return record(total, (out,), lambda node, gradients: (ops.expand(gradients[0], *out.shape),))
+    return record(total, (out,), lambda node, gradients: (gradients[0].expand(*out.shape),))
 
 
 def sent(machine: Machine) -> list[tuple[str, int]]:
@@ -86,7 +88,7 @@ def test_a_whole_sequence_is_summed_once_each_way_and_input() -> None:
 
 
 def test_an_embedding_holds_its_own_words() -> None:
-    machine = Machine(Card(), BFLOAT16)
+    machine = Machine(Card(), Setup(BFLOAT16))
     embedding = Embedding(machine, WORDS, WIDTH)
     TensorParallel(machine, RANKS).by_words(embedding, sequence=True)
     assert embedding.weight.shape == (WORDS // RANKS, WIDTH)
@@ -97,7 +99,7 @@ def test_an_embedding_holds_its_own_words() -> None:
 
 
 def test_a_loss_of_split_logits_exchanges_a_number_a_token() -> None:
-    machine = Machine(Card(), BFLOAT16)
+    machine = Machine(Card(), Setup(BFLOAT16))
     split = TensorParallel(machine, RANKS)
     logits = machine.run("_to_copy", (), (BATCH * LENGTH, WORDS // RANKS), BFLOAT16)
     loss = split.cross_entropy(logits, machine.tensor((BATCH * LENGTH,), INT64))
@@ -106,6 +108,6 @@ def test_a_loss_of_split_logits_exchanges_a_number_a_token() -> None:
 
 
 def test_what_does_not_divide_is_refused() -> None:
-    machine = Machine(Card(), BFLOAT16)
+    machine = Machine(Card(), Setup(BFLOAT16))
     with pytest.raises(UsageError, match="cannot be split over 3"):
         TensorParallel(machine, 3).columns(Linear(machine, WIDTH, INNER))

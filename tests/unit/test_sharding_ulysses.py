@@ -17,15 +17,15 @@ from tunecast.hardware.catalog import known_gpu
 from tunecast.hardware.cluster import cluster_of
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
-from tunecast.predict.host import DEFAULT_HOST
-from tunecast.predict.modelled import require_modelled
-from tunecast.predict.nccl import nccl_bytes
-from tunecast.predict.runtime import step_time
+from tunecast.prediction.memory.nccl import nccl_bytes
+from tunecast.prediction.modelled import require_modelled
+from tunecast.prediction.price.host import DEFAULT_HOST
+from tunecast.prediction.time.runtime import step_time
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.ulysses import Ulysses
 from tunecast.tape.build.stacks import transformers
-from tunecast.tape.build.tensor import Machine
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Role, Tape
 from tunecast.tape.timed import timed_steps

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
-from tunecast.tape.build.sharding.deepspeed import MAX_IN_CPU, Settings, kept_in_memory, settings_of, sub_groups
-from tunecast.tape.build.short import fold_job
+from tunecast.tape.build.sharding.deepspeed import (
+    MAX_IN_CPU,
+    DeepSpeedSettings,
+    kept_in_memory,
+    settings_of,
+    sub_groups,
+)
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import program
@@ -135,9 +141,9 @@ def test_zero_is_told_as_a_guess() -> None:
 
 
 def test_sizes_are_those_of_the_file_people_start_from() -> None:
-    assert settings_of("transformers", 3, 4096) == Settings()
+    assert settings_of("transformers", 3, 4096) == DeepSpeedSettings()
     assert settings_of("llama-factory", 3, 4096).reduce_bucket_size == 4096**2
-    assert settings_of("llama-factory", 2, 4096) == Settings()
+    assert settings_of("llama-factory", 2, 4096) == DeepSpeedSettings()
     axolotl = settings_of("axolotl", 3, 4096)
     assert (axolotl.max_live_parameters, axolotl.param_persistence_threshold) == (0, 40960)
     assert settings_of("axolotl", 2, 4096).overlap_comm

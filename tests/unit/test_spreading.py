@@ -8,7 +8,7 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
-from tunecast.predict.modelled import require_modelled, require_traceable
+from tunecast.prediction.modelled import require_modelled, require_traceable
 
 EIGHT = {"gpus": 8}
 

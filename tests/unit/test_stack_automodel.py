@@ -16,10 +16,12 @@ import tunecast
 from tunecast.errors import TunecastError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
-from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Tape
+
+pytestmark = pytest.mark.whole
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HERE = GOLDEN / "stacks" / "automodel"
@@ -105,20 +107,20 @@ def test_what_it_leaves_unsaid_is_its_own() -> None:
 )  # fmt: skip
 def test_what_is_not_written_down_is_refused(more: dict[str, Any]) -> None:
     with pytest.raises(TunecastError):
-        tunecast.prediction({"model": "llama-3.2-1b", "stack": "automodel", "seq_len": 64, **more})
+        tunecast.predict({"model": "llama-3.2-1b", "stack": "automodel", "seq_len": 64, **more})
 
 
 @pytest.mark.parametrize(("model", "step_s"), [("llama-3.1-8b", 10.51), ("qwen2.5-7b", 9.29)])
 def test_published_steps(model: str, step_s: float) -> None:
     """docs/performance-summary.mdx of Automodel, LoRA on one H100 (examples/llm_benchmark, *_peft_benchmark.yaml). Run
     with Liger's and its own Triton kernels, which are not written down: told to be slower, and within the range."""
-    told = tunecast.prediction(
+    told = tunecast.predict(
         {
             "model": model, "stack": "automodel", "method": "lora", "lora": {"rank": 16, "dropout": 0.1},
             "seq_len": 4096, "micro_batch": 2, "grad_accum": 16, "max_grad_norm": 0,
             "hardware": {"gpu": "h100-sxm-80gb"},
         }
     )  # fmt: skip
-    assert told.time is not None and told.time["low_s"] < step_s < told.time["high_s"]
-    assert step_s < told.time["step_s"] < 1.2 * step_s
+    assert told.time is not None and told.time.low_s < step_s < told.time.high_s
+    assert step_s < told.time.step_s < 1.2 * step_s
     assert any("nobody measured" in warning for warning in told.warnings)

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.job import job_from_dict
 from tunecast.job.job import all_knobs
-from tunecast.predict.engines import prediction
+
+pytestmark = pytest.mark.whole
 
 SPLIT = {
     "model": "llama-3.2-1b", "task": "sft", "seq_len": 512, "micro_batch": 1, "grad_accum": 4,
@@ -84,7 +86,7 @@ OWN = {("megatron", "parallel.reduce_dtype"): "float32", ("nemo", "parallel.redu
 def told(job: dict[str, Any]) -> Any:
     """All that is predicted; None where it is refused."""
     try:
-        said = prediction(job_from_dict(job)).to_dict()
+        said = predict(job_from_dict(job)).to_dict()
     except TunecastError:
         return None
     return {name: said[name] for name in ("memory", "time", "fits", "capacity_bytes", "energy", "cost")}

@@ -20,6 +20,8 @@ from tunecast.tape.build.stacks.litgpt import ADAPTER_DTYPE, UNCLIPPED, lora_of
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, SINCE, lit_config, release_of
 from tunecast.tape.op import Tape
 
+pytestmark = pytest.mark.whole
+
 HERE = Path(__file__).parents[1] / "golden" / "stacks" / "litgpt"
 
 

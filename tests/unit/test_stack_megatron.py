@@ -228,7 +228,7 @@ def test_packed_samples_do_not_see_each_other() -> None:
     ],
 )
 def test_what_is_not_modelled_is_refused(changes: dict[str, Any], words: str) -> None:
-    from tunecast.predict.engines import prediction
+    from tunecast.door.predict import predict
 
     given = {
         "model": "llama-3.2-1b", "stack": "megatron", "method": "full", "weights_dtype": "bfloat16", "autocast": None,
@@ -236,19 +236,19 @@ def test_what_is_not_modelled_is_refused(changes: dict[str, Any], words: str) ->
     }  # fmt: skip
     given["hardware"] = {"gpus": given.pop("gpus", 1)}
     with pytest.raises(TunecastError, match=words):
-        prediction(job_from_dict(given))
+        predict(job_from_dict(given))
 
 
 def test_a_pipeline_of_experts_is_priced() -> None:
-    from tunecast.predict.engines import prediction
+    from tunecast.door.predict import predict
 
     job = {
         "model": "mixtral-8x7b", "stack": "nemo", "method": "full", "weights_dtype": "bfloat16", "seq_len": 4096,
         "micro_batch": 1, "grad_accum": 8, "hardware": {"gpu": "h100-sxm-80gb", "gpus": 8, "nodes": 4},
         "parallel": {"data": "zero1", "tensor": 2, "pipeline": 4, "expert": 4},
     }  # fmt: skip
-    said = prediction(job_from_dict(job))
-    assert said.time is not None and said.time["step_s"] > 0
+    said = predict(job_from_dict(job))
+    assert said.time is not None and said.time.step_s > 0
 
 
 def test_nemo_shares_its_optimizer_where_nothing_is_said() -> None:

@@ -15,15 +15,17 @@ import pytest
 from tunecast.errors import TunecastError, UsageError
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
+from tunecast.tape.build.job_runs import fold_job, whole_tape
 from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.layers import candidates
-from tunecast.tape.build.short import build_job, fold_job
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.stacks.torchtitan.pipeline import places
-from tunecast.tape.build.stacks.torchtitan.selective import SAVED, Policy
+from tunecast.tape.build.stacks.torchtitan.selective import SAVED, SavePolicy
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase, Tape
 from tunecast.tape.program import program
+
+pytestmark = pytest.mark.whole
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HERE = GOLDEN / "stacks" / "torchtitan"
@@ -96,7 +98,7 @@ def test_selective_checkpointing_keeps_every_second_product() -> None:
 
 
 def test_products_are_counted_anew_when_computed_again() -> None:
-    policy = Policy(SAVED)
+    policy = SavePolicy(SAVED)
     assert [policy("mm") for _ in range(7)] == [True, False, True, False, True, False, True]
     assert policy("max") and not policy("silu")
 
@@ -115,7 +117,7 @@ def test_few_layers_stand_for_all(name: str) -> None:
     config = cases.LARGER | {"num_hidden_layers": 12}
     given = {"model": "small", "stack": "torchtitan", "seq_len": 512, "micro_batch": 1, "hardware": {"gpus": 8}}
     job = job_from_dict(given | {"parallel": {"data": "fsdp"}} | SEVERAL[name])
-    whole = build_job(job, config, Card())
+    whole = whole_tape(job, config, Card())
     assert most_held(fold_job(job, config, Card()).program) == most_held(program(whole))
     if job.parallel.pipeline == 1:  # its stages have been cut
         every = build(job, config, [job.seq_len] * 6, Card())

@@ -14,11 +14,13 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
-from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Tape
 from tunecast.tape.program import program
+
+pytestmark = pytest.mark.whole
 
 HERE = Path(__file__).parents[1] / "golden" / "stacks" / "torchtune"
 NEAR = 0.1

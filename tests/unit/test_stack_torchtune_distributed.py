@@ -6,15 +6,17 @@ from typing import Any
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.job import job_from_dict
-from tunecast.predict.engines import prediction
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
-from tunecast.tape.build.short import fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Free, Op, Role, Tape
 from tunecast.tape.program import program
 from tunecast.tape.shorten import steps_of
+
+pytestmark = pytest.mark.whole
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 2,
@@ -78,7 +80,7 @@ def test_a_published_run() -> None:
             "parallel": {"data": "fsdp", "offload": "parameters"},
         }
     )  # fmt: skip
-    assert prediction(row).memory.allocated_bytes == pytest.approx(14_925_011_354, rel=0.03)
+    assert predict(row).memory.allocated_bytes == pytest.approx(14_925_011_354, rel=0.03)
 
 
 @pytest.mark.parametrize(
@@ -92,5 +94,5 @@ def test_a_published_run() -> None:
 )
 def test_what_is_not_known_of_several_cards(values: dict[str, Any], field: str) -> None:
     with pytest.raises(TunecastError) as refusal:
-        prediction(job(**{"model": "llama-3-8b", **values}))
+        predict(job(**{"model": "llama-3-8b", **values}))
     assert refusal.value.field == field

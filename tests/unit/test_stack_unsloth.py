@@ -15,16 +15,20 @@ import pytest
 from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.registry import bundled_config
+from tunecast.tape.build.compiler.graph import EXTERN, ITEM, MANY, Graph
+from tunecast.tape.build.compiler.lowering import launches_of
+from tunecast.tape.build.compiler.memory import pooled, reusing
+from tunecast.tape.build.compiler.passes import Pass
+from tunecast.tape.build.dtypes import BFLOAT16
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
-from tunecast.tape.build.short import fold_job
 from tunecast.tape.build.stacks import unsloth as stack
-from tunecast.tape.build.tensor import BFLOAT16
 from tunecast.tape.build.unsloth import loss
-from tunecast.tape.build.unsloth.graph import Graph, Size
-from tunecast.tape.build.unsloth.plan import pooled, reusing
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Free
 from tunecast.tape.program import program
+
+pytestmark = pytest.mark.whole
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "stacks" / "unsloth"
 
@@ -98,21 +102,18 @@ def test_reuse_and_pools_of_a_graph_on_paper() -> None:
     """Three steps of a chain, each of 100 numbers: trained, the third takes the first's memory; not trained, the
     second lies in a pool of its own, and the third, which goes out, shares one with the first."""
 
-    def chain() -> Graph:
-        g = Graph({})
-        a = g.empty(Size(100), BFLOAT16)
-        b = g.make("mm", g.change("fill", [], a), Size(100), BFLOAT16)
-        g.outputs = [g.make("mm", [b], Size(100), BFLOAT16)]
-        return g
-
-    g = chain()
-    assert [line.kind for line in reusing(g, g.ordered(), "forward").lines] == [
-        "make", "run", "make", "run", "reuse", "run",
-    ]  # fmt: skip
-    g = chain()
-    plan = pooled(g, g.ordered())
+    graph = Graph()
+    empty = graph.add("empty", (), (100,), BFLOAT16, kind=EXTERN).number
+    fill = graph.add("triton::fill", (empty,), (), BFLOAT16, kind=MANY).number
+    full = graph.add("getitem", (fill,), (100,), BFLOAT16, kind=ITEM, over=empty).number
+    second = graph.add("mm", (full, full), (100,), BFLOAT16).number
+    third = graph.add("mm", (second, second), (100,), BFLOAT16).number
+    launches = launches_of(graph, Pass([empty, fill, full, second, third], set(), [third]), frozenset())
+    trained = reusing(launches, "forward", int)
+    assert [line.kind for line in trained.lines] == ["make", "run", "make", "run", "reuse", "run"]
+    plan = pooled(launches, "inference", int)
     assert [line.kind for line in plan.lines if line.kind in ("pool", "drain")] == ["pool", "pool", "drain"]
-    assert {pool.nbytes({}) for pool in plan.pools.values()} == {200}
+    assert {pool.nbytes(int) for pool in plan.pools.values()} == {200}
 
 
 def test_compilation_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,20 @@ from typing import Any
 
 import pytest
 
+from tunecast.advise.unstated import effects, taken, worth_telling
 from tunecast.job.job import Job
 from tunecast.job.mapping import job_from_dict
-from tunecast.predict.analytic import analytic
-from tunecast.predict.prediction import Predicted
-from tunecast.predict.taken import effects, taken, worth_telling
+from tunecast.prediction.engines import analytic
+from tunecast.prediction.prediction import Prediction
 from tunecast.records import replace
-from tunecast.report.taken import taken_lines
+from tunecast.report.run.unstated import taken_lines
+
+pytestmark = pytest.mark.whole
 
 SMALL = {"model": "llama-3.2-1b", "hardware": {"gpu": "h200"}}
 
 
-def predicted(job: Job) -> Predicted:
+def predicted(job: Job) -> Prediction:
     return analytic(job, timed=True)
 
 
@@ -49,10 +51,10 @@ def test_an_effect_is_what_predicting_it_says(method: str) -> None:
     done = predicted(job)
     found = {each.taken.field: each for each in effects(done, taken(done.job), predicted)}
     one = predicted(replace(job, data=replace(job.data, epochs=1.0)))
-    assert found["data.epochs"].total_s == pytest.approx(one.prediction.time["total_s"])  # type: ignore[index]
+    assert found["data.epochs"].total_s == pytest.approx(one.time.total_s)  # type: ignore[index]
     assert found["data.epochs"].more_bytes == 0
     rows = predicted(replace(job, micro_batch=1, grad_accum=8))
-    less = rows.prediction.smallest_capacity_bytes - done.prediction.smallest_capacity_bytes
+    less = rows.smallest_capacity_bytes - done.smallest_capacity_bytes
     assert found["micro_batch"].more_bytes == less < 0
 
 

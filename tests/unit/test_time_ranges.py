@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.predict.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS
-from tunecast.predict.runtime import StepTime
-from tunecast.predict.time_ranges import (
+from tunecast.prediction.evidence import LOW_PRECISION, ONE, SEVERAL, SIXTEEN_BITS
+from tunecast.prediction.time.ranges import (
     BANDS,
     CARD,
     HOST,
@@ -15,16 +14,17 @@ from tunecast.predict.time_ranges import (
     SHORT,
     SHORT_S,
     UNSEEN,
-    Band,
-    Kind,
+    StepKind,
+    TimeBand,
     band_of,
     has_own_range,
     kind_of,
     ranged,
 )
+from tunecast.prediction.time.runtime import StepTime
 
 H200, A100, H100 = "h200-sxm-141gb", "a100-sxm-80gb", "h100-sxm-80gb"
-NOWHERE = Band(*BANDS[UNSEEN])
+NOWHERE = TimeBand(*BANDS[UNSEEN])
 
 
 def step(step_s: float, launch_s: float = 0.0) -> StepTime:
@@ -38,34 +38,34 @@ def step(step_s: float, launch_s: float = 0.0) -> StepTime:
 @pytest.mark.parametrize("cards", [ONE, SEVERAL])
 def test_what_nobody_timed_is_never_surer_than_what_was(waits: str, cards: str) -> None:
     for card in (H200, A100, "l40s"):
-        kind = Kind(card, "accelerate", SIXTEEN_BITS, cards, waits, LONG)
+        kind = StepKind(card, "accelerate", SIXTEEN_BITS, cards, waits, LONG)
         timed, untimed = band_of(kind), band_of(kind, timed=False)
         assert untimed.below >= max(timed.below, NOWHERE.below) and untimed.above >= max(timed.above, NOWHERE.above)
 
 
 def test_a_cards_own_steps_decide_where_there_are_enough() -> None:
-    own = Kind(A100, "accelerate", SIXTEEN_BITS, ONE, CARD, LONG)
-    assert band_of(own) == Band(*BANDS[own.alike()[0]])
+    own = StepKind(A100, "accelerate", SIXTEEN_BITS, ONE, CARD, LONG)
+    assert band_of(own) == TimeBand(*BANDS[own.alike()[0]])
     assert has_own_range(A100) and not has_own_range("l40s")
     assert band_of(own._replace(card="l40s")) == NOWHERE, "one card: an A100 and an H200 tell nothing of a third"
 
 
 def test_the_most_alike_steps_that_were_timed_are_taken() -> None:
-    kind = Kind("l40s", "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
-    assert band_of(kind) == Band(*BANDS["several, megatron, 8 or 4 bits, long"])
-    assert band_of(kind._replace(family="nobody's")) == Band(*BANDS["several, 8 or 4 bits, long"])
+    kind = StepKind("l40s", "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
+    assert band_of(kind) == TimeBand(*BANDS["several, megatron, 8 or 4 bits, long"])
+    assert band_of(kind._replace(family="nobody's")) == TimeBand(*BANDS["several, 8 or 4 bits, long"])
     assert band_of(kind._replace(waits=HOST)) == NOWHERE, "on several cards no step that waits for its host was timed"
 
 
 def test_short_steps_of_several_cards_are_less_sure() -> None:
-    long = Kind(H100, "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
+    long = StepKind(H100, "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
     assert band_of(long._replace(length=SHORT)).above > band_of(long).above
 
 
 def test_what_a_step_is_alike_to() -> None:
     kind = kind_of(step(2 * SHORT_S), H100, "nemo", several=True, low_precision=True)
-    assert kind == Kind(H100, "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
-    assert kind_of(step(0.5, launch_s=0.2), H200, "trl", several=False) == Kind(
+    assert kind == StepKind(H100, "megatron", LOW_PRECISION, SEVERAL, CARD, LONG)
+    assert kind_of(step(0.5, launch_s=0.2), H200, "trl", several=False) == StepKind(
         H200, "accelerate", SIXTEEN_BITS, ONE, HOST, SHORT
     )
 

@@ -13,7 +13,10 @@ from tunecast.job.model import resolve_model
 from tunecast.tape.build.run import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import CROSSED, HOOK, OFF_GRID, SPREAD, Op, Phase
-from tunecast.tape.timed import Section, Step, micro_batches, step_of, timed_steps
+from tunecast.tape.step import Step, StepSection, micro_batches, step_of
+from tunecast.tape.timed import timed_steps
+
+pytestmark = pytest.mark.whole
 
 FULL = {
     "model": "llama-3.2-1b",
@@ -107,7 +110,7 @@ def test_where_micro_batches_begin() -> None:
         Phase.CLIP,
         Phase.OPTIMIZER,
     ]
-    sections = [Section(phase, 1, (Op(str(number)),)) for number, phase in enumerate(order)]
+    sections = [StepSection(phase, 1, (Op(str(number)),)) for number, phase in enumerate(order)]
     assert [[s.ops[0].name for s in part] for part in micro_batches(sections)] == [
         ["0", "1", "2"], ["3", "4", "5"], ["6", "7"],
     ]  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tunecast.door.predict import predict
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
-from tunecast.predict.engines import prediction
 
 JOB = {
     "model": "qwen2.5-7b", "method": "lora", "micro_batch": 1, "seq_len": 2048, "gradient_checkpointing": True,
@@ -21,7 +21,7 @@ four micro-batches need 0.75 GiB more than one: the tape is the same but for a w
 def test_the_closed_form_gives_what_a_release_does(grad_accum: int) -> None:
     found = {}
     for release in ("2.11", "2.13"):
-        told = prediction(job_from_dict({**JOB, "grad_accum": grad_accum, "torch_version": release}))
+        told = predict(job_from_dict({**JOB, "grad_accum": grad_accum, "torch_version": release}))
         assert any(f"torch {release}," in line for line in told.assumptions)
         found[release] = (told.memory.allocated_bytes, told.memory.reserved_bytes, told.smallest_capacity_bytes)
     assert found["2.13"] == TRACED_BY_2_13[grad_accum]
@@ -30,9 +30,9 @@ def test_the_closed_form_gives_what_a_release_does(grad_accum: int) -> None:
 
 def test_a_release_that_is_none_is_refused() -> None:
     with pytest.raises(UsageError, match="torch_version: got 'newest'"):
-        prediction({**JOB, "torch_version": "newest"})
+        predict({**JOB, "torch_version": "newest"})
 
 
 def test_the_tracer_runs_the_torch_it_has() -> None:
     with pytest.raises(UsageError, match="torch_version"):
-        prediction({**JOB, "torch_version": "2.13"}, engine="traced")
+        predict({**JOB, "torch_version": "2.13"}, engine="traced")

@@ -12,18 +12,20 @@ import pytest
 
 from tunecast.job import Job, job_from_dict
 from tunecast.job.lengths import sample_lengths
-from tunecast.predict import whole
-from tunecast.predict.by_length import WAITING, ByLength, mean_step, mean_step_s, priced_lengths
-from tunecast.predict.host import DEFAULT_HOST, Host, loop_s
-from tunecast.predict.lengths import Epoch, epoch_of
-from tunecast.predict.runtime import StepTime
-from tunecast.predict.whole import (
+from tunecast.prediction.data.lengths import Epoch, epoch_of
+from tunecast.prediction.price.host import DEFAULT_HOST, Host, loop_s
+from tunecast.prediction.time import whole
+from tunecast.prediction.time.by_length import WAITING, ByLength, mean_step, mean_step_s, priced_lengths
+from tunecast.prediction.time.runtime import StepTime
+from tunecast.prediction.time.whole import (
     CUDNN_PLANNING,
     EVALUATION_KERNEL_S,
     EVALUATION_NEW_LENGTH_S,
     NEW_KERNEL_S,
     NEW_LENGTH_S,
     Planning,
+    WholeTime,
+    fixed_phases,
     kinds_of_lengths,
     planning_of,
     whole_job,
@@ -48,6 +50,14 @@ def files(model: int, checkpoint: int, weights: int, cast: int = 0) -> Any:
         loading=SimpleNamespace(host_mapped_bytes=model, host_bytes=cast, model_bytes=2 * model),
         disk=SimpleNamespace(checkpoint_bytes=checkpoint, weights_bytes=weights, writers=1),
     )
+
+
+def whole_time(
+    made: Job, epoch: Epoch | None, steps: dict[int, StepTime], evaluation_s: float | None = None, loop_s: float = 0.0,
+    **known: Any,
+) -> WholeTime | None:  # fmt: skip
+    fixed = fixed_phases(made, epoch, **known)
+    return None if fixed is None else whole_job(made, fixed, steps, evaluation_s=evaluation_s, loop_s=loop_s)
 
 
 def an_epoch(lengths: dict[float, float], **more: Any) -> Epoch:
@@ -132,7 +142,7 @@ def test_every_phase_on_paper():
         run={"eval_strategy": "epoch", "save_steps": 300},
         hardware={"provisioning_s": 60, "image_bytes": "6GB", "download_bytes_per_s": "0.3GB"},
     )
-    told = whole_job(made, epoch_of(made), {100: step(0.5)}, outside=files(3 * GB, 4 * GB, GB), evaluation_s=5.0)
+    told = whole_time(made, epoch_of(made), {100: step(0.5)}, outside=files(3 * GB, 4 * GB, GB), evaluation_s=5.0)
     assert told is not None
     assert (told.steps, told.evaluations, told.checkpoints) == (1000, 2, 4)
     assert told.phases_s == pytest.approx(
@@ -162,7 +172,7 @@ def test_lengths_cost_when_they_are_new():
     made = job(data={"lengths": [10, 20] * 16}, micro_batch=1)
     known = {10: step(0.1), 20: step(0.2)}
     epoch = epoch_of(made, sample_lengths(made.data))
-    told = whole_job(made, epoch, known, planning=Planning((0.15, 0.1, 0.2)))
+    told = whole_time(made, epoch, known, planning=Planning((0.15, 0.1, 0.2)))
     assert told is not None
     assert told.phases_s["new_lengths"] == pytest.approx(0.15)
 
@@ -173,7 +183,7 @@ def test_a_kernel_is_compiled_for_lengths_aligned_otherwise():
                gradient_checkpointing=False)  # fmt: skip
     epoch = epoch_of(made, sample_lengths(made.data))
     known = {10: step(0.1), 20: step(0.2)}
-    told = whole_job(made, epoch, known, evaluation_s=1.0, planning=CUDNN_PLANNING)
+    told = whole_time(made, epoch, known, evaluation_s=1.0, planning=CUDNN_PLANNING)
     assert told is not None
     assert told.phases_s["new_lengths"] == pytest.approx(NEW_LENGTH_S[0] + 2 * NEW_KERNEL_S[0])
     assert kinds_of_lengths({64.0: 0.5, 24.0: 0.25, 7.0: 0.25}, 4) == 3
@@ -187,7 +197,7 @@ def test_checkpointing_plans_the_forward_pass_in_both_threads():
     made = job(data={"lengths": [10, 20] * 16}, micro_batch=1, gradient_checkpointing=True)
     known = {10: step(0.1), 20: step(0.2)}
     planning = Planning((0.15, 0.1, 0.2), evaluation_length_s=(0.05, 0.0, 0.1))
-    told = whole_job(made, epoch_of(made, sample_lengths(made.data)), known, planning=planning)
+    told = whole_time(made, epoch_of(made, sample_lengths(made.data)), known, planning=planning)
     assert told is not None
     assert told.phases_s["new_lengths"] == pytest.approx(0.15 + 0.05)
 
@@ -208,22 +218,22 @@ def test_the_trainer_walks_over_modules_around_every_step():
     slow = Host(launch_s=2 * DEFAULT_HOST.launch_s)
     assert loop_s(adapted, 10, slow) == pytest.approx(2 * (8.6e-3 + 330 * 10.7e-6))
     assert loop_s(job(stack="torchtune"), 16, DEFAULT_HOST) == 0
-    told = whole_job(job(run={"max_steps": 20}), None, {100: step(0.5)}, loop_s=0.01)
+    told = whole_time(job(run={"max_steps": 20}), None, {100: step(0.5)}, loop_s=0.01)
     assert told is not None
     assert told.phases_s["training"] == pytest.approx(20 * 0.51)
 
 
 def test_what_is_not_known_is_named():
     made = job(data={"samples": 10}, run={"eval_strategy": "steps"})
-    told = whole_job(made, epoch_of(made), {100: step(0.5)})
+    told = whole_time(made, epoch_of(made), {100: step(0.5)})
     assert told is not None
     assert [reason.partition(" (")[0] for reason in told.missing] == ["download, loading and saving", "evaluation"]
     assert told.phases_s["checkpoints"] == 0
-    assert whole_job(job(), None, {100: step(0.5)}) is None
+    assert whole_time(job(), None, {100: step(0.5)}) is None
 
 
 def test_max_steps_alone_makes_a_whole_job():
-    told = whole_job(job(run={"max_steps": 20}, grad_accum=3), None, {100: step(0.5)})
+    told = whole_time(job(run={"max_steps": 20}, grad_accum=3), None, {100: step(0.5)})
     assert told is not None
     assert (told.steps, told.phases_s["training"]) == (20, 10.0)
     assert told.real_tokens == 20 * 3 * 2 * 100
@@ -232,7 +242,7 @@ def test_max_steps_alone_makes_a_whole_job():
 def test_a_short_last_step_takes_its_share():
     # 5 micro-batches in steps of 4: one whole and a quarter
     made = job(data={"samples": 10, "epochs": 1}, grad_accum=4)
-    told = whole_job(made, epoch_of(made), {100: step(0.4)})
+    told = whole_time(made, epoch_of(made), {100: step(0.4)})
     assert told is not None
     assert told.steps == 2
     assert told.phases_s["training"] == pytest.approx(0.5)
@@ -241,7 +251,7 @@ def test_a_short_last_step_takes_its_share():
 def test_shorter_samples_train_faster_than_full_rows():
     steps = {n: step(0.001 * n) for n in (10, 55, 100)}
     full, short = (
-        whole_job(made, epoch_of(made, sample_lengths(made.data)), steps)
+        whole_time(made, epoch_of(made, sample_lengths(made.data)), steps)
         for made in (job(data={"samples": 500}), job(data={"samples": 500, "lengths": "uniform(10, 100)"}))
     )
     assert full is not None
@@ -252,7 +262,7 @@ def test_shorter_samples_train_faster_than_full_rows():
 
 def test_a_slow_disk_is_waited_for():
     made = job(data={"samples": 10}, hardware={"disk_bytes_per_s": "0.1GB", "download_bytes_per_s": None})
-    told = whole_job(made, epoch_of(made), {100: step(0.5)}, outside=files(GB, GB, GB))
+    told = whole_time(made, epoch_of(made), {100: step(0.5)}, outside=files(GB, GB, GB))
     assert told is not None
     assert told.phases_s["download"] == 0
     assert told.phases_s["load"] == pytest.approx(10.2)

@@ -1,19 +1,30 @@
 """The command line. stdout carries only results, stderr the rest; no traceback reaches a user.
 
-    main.py         which command, and what every ending looks like
-    predict.py      tunecast predict JOB...           trace.py        tunecast trace -- train.py
-    largest.py      tunecast largest --gpu 4090       compare.py      tunecast compare A B
-    gpus.py         tunecast gpus                     explain_oom.py  tunecast explain-oom < log
-    models.py       tunecast models [TEXT...]
-    asking.py       what commands share that ask an engine many times
-    arguments.py    parsers that take other trainers' names, and whose refusals name the nearest right thing
-    hints.py        what an unknown command or flag means here
-    usage.py        --help on one screen, --help-all
-    completion.py   tunecast completion bash|zsh|fish
-    launchers.py    what stands before the script: python, torchrun, accelerate launch
-    accelerate.py   accelerate's configuration as the environment its launcher sets
-    files.py        files asked for with --html and --snapshot
-    terminal.py     what stdout and stderr can show; the line that counts the seconds
+arguments.py    parsers that take other trainers' names, and whose refusals name the nearest right thing
+asking.py       what commands share that ask an engine many times
+calibrate.py    `tunecast calibrate`: measure this machine's GPU, so that predictions for it use its own figures
+compare.py      `tunecast compare A B`: what differs between two jobs, and what each difference costs
+completion.py   `tunecast completion bash|zsh|fish`
+cores.py        many jobs on all cores
+explain_oom.py  `tunecast explain-oom [JOB] train.log`: what filled the card, and what to change
+files.py        files asked for with --html and --snapshot
+filters.py      Flags that say which offers are meant, and in what money: `offers` and `plan` have the same
+fit.py          `tunecast fit JOB --gpu 4090`: the smallest changes after which it fits, as a patch to the job's file
+gpus.py         `tunecast gpus`: the GPUs that are known, with their figures and sources
+hints.py        what an unknown command or flag means here
+largest.py      `tunecast largest --gpu 4090`: the largest model, sequence or batch that fits
+main.py         which command, and what every ending looks like
+models.py       `tunecast models [TEXT...]`: the models that are bundled
+nodes.py        `tunecast nodes [TEXT...]`: machines, and the links inside and between them
+offers.py       `tunecast offers [TEXT...]`, `offers update`, `offers add FILE`, `offers remove TEXT...`: what
+                machines cost, and where that was read
+pages.py        what a page says of itself
+plan.py         `tunecast plan JOB`: which machines to rent, with which settings, at what total cost
+predict.py      `tunecast predict JOB...`: what a job needs, how long it takes, whether it fits
+terminal.py     what stdout and stderr can show; the line that counts the seconds
+trace.py        `tunecast trace -- train.py`: an unmodified script, run by the user's own interpreter on a card that
+                is not there
+usage.py        --help on one screen, --help-all
 
 A command is one file with `run(argv) -> exit code` and a line in `main.COMMANDS`; nothing of it is imported before it
 is asked for, so that `tunecast --version` takes no longer than Python itself.

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from tunecast.errors import UsageError
 from tunecast.job.knob import shown
-from tunecast.tape.trace.limits import Limits
-from tunecast.units import GIB, bytes_from
+from tunecast.tape.trace.limits import TraceLimits
+from tunecast.units import GIB, bytes_from, positive
 
 BOOLS = ("true", "false", "yes", "no", "on", "off", "1", "0")
 """What may follow a switch, as transformers' HfArgumentParser has it: `--packing True`."""
@@ -146,13 +146,6 @@ def number(low: float, high: float, unit: str = "") -> Callable[[str], float]:
     return read
 
 
-def positive(given: object) -> int | None:
-    """The whole number from 1 on that was given, as text or not; None where it is none, or has ten digits and more."""
-    if isinstance(given, str):
-        given = int(given) if given.isdecimal() and len(given) < 10 else None
-    return given if isinstance(given, int) and not isinstance(given, bool) and 1 <= given < 10**9 else None
-
-
 def count(text: str) -> int:
     number = positive(text)
     if number is None or number > 100_000:
@@ -171,7 +164,7 @@ def size(text: str) -> int:
 def add_tracing_flags(parser: argparse.ArgumentParser) -> None:
     """What both commands that trace can be told about it."""
     group = parser.add_argument_group("tracing")
-    limits = Limits()
+    limits = TraceLimits()
     group.add_argument(
         "--python", metavar="PATH", help="interpreter that has your torch (default: ours, or the active environment's)"
     )
@@ -205,5 +198,5 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def limits_from(arguments: argparse.Namespace) -> Limits:
-    return Limits(arguments.time_limit, int(arguments.memory_limit * GIB))
+def limits_from(arguments: argparse.Namespace) -> TraceLimits:
+    return TraceLimits(arguments.time_limit, int(arguments.memory_limit * GIB))

@@ -1,20 +1,17 @@
-"""Commands that ask an engine many times: which engine, the same question only once, and the seconds on stderr."""
+"""Commands that ask an engine many times: which engine, and the seconds on stderr."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator
 
 from tunecast.cli.terminal import Progress
+from tunecast.door.asking import Tick
 from tunecast.hardware.catalog import meant_by
-from tunecast.job.job import Job
-from tunecast.predict import engines
-from tunecast.predict.modelled import require_engine
-from tunecast.predict.prediction import Predicted
+from tunecast.prediction import engines
 
 QUIET_S = 1.0
 """Shorter work needs no line that counts seconds."""
@@ -29,52 +26,27 @@ def add_asking_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--json", action="store_true", help="JSON instead of text")
 
 
-def say_card(job: Job) -> None:
+def say_card(given: str) -> None:
     """Which card a size was taken for, where the answer has no place for it."""
-    given = job.hardware.gpu
     meant = meant_by(given)
     if meant.is_size and (taken := meant.note(given)) is not None:
         print(f"tunecast: {taken}", file=sys.stderr)
 
 
-class Asking:
-    """`predict(job)` for as long as the `with` lasts. Jobs are values, so each is asked for once.
+def say_problems(problems: tuple[str, ...]) -> None:
+    for problem in problems:
+        print(f"tunecast: {problem}", file=sys.stderr, flush=True)
 
-    `timed`: time is asked for too, with the prices measured on this machine unless the command was told not to.
-    """
 
-    def __init__(self, arguments: argparse.Namespace, label: str, *, timed: bool = False) -> None:
-        require_engine(arguments.engine)
-        self.engine: str = arguments.engine
-        self._how: Mapping[str, Any] = {} if arguments.python is None else {"python": arguments.python}
-        self._progress = Progress(label)
-        self._began_s = time.monotonic()
-        self._known: dict[Job, Predicted] = {}
-        self._timed = timed
-        self._calibrated = timed and not arguments.no_calibration
+@contextlib.contextmanager
+def counting_seconds(label: str) -> Iterator[Tick]:
+    """Called before each prediction it shows the seconds, where it takes some."""
+    began_s = time.monotonic()
+    with Progress(label) as progress:
 
-    @property
-    def asked(self) -> int:
-        return len(self._known)
-
-    def predict(self, job: Job) -> Predicted:
-        if job not in self._known:
-            passed_s = time.monotonic() - self._began_s
+        def tick() -> None:
+            passed_s = time.monotonic() - began_s
             if passed_s >= QUIET_S:
-                self._progress(passed_s)
-            self._known[job] = engines.predicted(job, engine=self.engine, **self._how, **self._clock(job))
-        return self._known[job]
+                progress(passed_s)
 
-    def _clock(self, job: Job) -> dict[str, Any]:
-        if not self._timed or self.engine != engines.DEFAULT_ENGINE:
-            return {}
-        from tunecast.cli.predict import own_prices
-
-        return {"timed": True, "calibration": own_prices(job) if self._calibrated else None}
-
-    def __enter__(self) -> Asking:
-        self._progress.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._progress.__exit__(kind, error, at)
+        yield tick

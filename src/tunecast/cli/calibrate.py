@@ -10,7 +10,7 @@ from tunecast.errors import NotResolved, TunecastError, printable
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.learn.calibrate import measured
 from tunecast.learn.store import keep
-from tunecast.predict.calibration import Calibration, calibration_from
+from tunecast.prediction.time.calibration import Calibration, calibration_from
 
 USAGE = "tunecast calibrate [options]"
 DESCRIPTION = """\

@@ -5,21 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import date
 
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import Asking, add_asking_flags, say_card
-from tunecast.cli.predict import extra
+from tunecast.cli.asking import add_asking_flags, counting_seconds, say_card, say_problems
 from tunecast.cli.terminal import terminal_of
-from tunecast.cli.told import title_of
+from tunecast.door.compare import compare
 from tunecast.errors import UsageError
 from tunecast.job.flags import COMMON, add_job_flags, assignments, overrides_from
 from tunecast.job.job import Job
-from tunecast.plan.price import Rent, rent_of
-from tunecast.predict.compare import compared
-from tunecast.predict.engines import the_job
-from tunecast.predict.prediction import Predicted
-from tunecast.report.compare import Rents, compare_dict, compare_short, compare_text
+from tunecast.report.lists.compare import compare_short, compare_text
+from tunecast.report.run.job import title_of
 
 USAGE = "tunecast compare A B [options]"
 DESCRIPTION = """\
@@ -68,27 +63,26 @@ def run(argv: Sequence[str]) -> int:
         got = f"got {len(arguments.sources)} job{'s' if len(arguments.sources) > 1 else ' and no --to'}"
         raise UsageError(f"{got}; allowed: two jobs, or one with --to FIELD=VALUE. See tunecast compare --help")
     first, last = arguments.sources[0], arguments.sources[-1]
-    before, after = the_job(first, overrides), the_job(last, {**overrides, **changes})
-    say_card(before)
-    with Asking(arguments, f"comparing {first} and {last}", timed=True) as asking:
-        found = compared(before, after, asking.predict)
-        rents = Rents(rent(found.before), rent(found.after))
+    with counting_seconds(f"comparing {first} and {last}") as tick:
+        found = compare(
+            first, last, overrides, engine=arguments.engine, python=arguments.python,
+            calibrated=not arguments.no_calibration, tick=tick, **changes,
+        )  # fmt: skip
+    say_card(found.before.job.hardware.gpu)
+    say_problems(found.problems)
     if arguments.json:
-        print(json.dumps(compare_dict(found, rents)))
+        print(json.dumps(found.to_dict()))
         return 0
+    before, after = found.before.job, found.after.job
     alone = len(arguments.sources) == 1
     names = (
         (title_of(before), f"with {', '.join(arguments.to)}") if alone else (named(before, first), named(after, last))
     )
     if arguments.short:
-        print(compare_short(found, names, rents), end="")
+        print(compare_short(found, names), end="")
     else:
-        print(compare_text(found, names, rents, terminal_of(sys.stdout)), end="")
+        print(compare_text(found, names, terminal_of(sys.stdout)), end="")
     return 0
-
-
-def rent(side: Predicted) -> Rent | None:
-    return extra("the cost", lambda: rent_of(side, date.today()))
 
 
 def named(job: Job, source: str) -> str:

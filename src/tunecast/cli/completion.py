@@ -9,7 +9,6 @@ import argparse
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import NamedTuple
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.main import COMMANDS
@@ -17,7 +16,8 @@ from tunecast.hardware.catalog import gpus
 from tunecast.job.flags import PREFIX, job_flags
 from tunecast.job.job import all_knobs, sections
 from tunecast.job.registry import bundled_names
-from tunecast.predict.modelled import ENGINES
+from tunecast.prediction.modelled import ENGINES
+from tunecast.records import NamedTuple
 
 USAGE = "tunecast completion bash|zsh|fish"
 DESCRIPTION = "Prints a script that completes commands, flags, values of flags, models and cards."
@@ -32,7 +32,7 @@ JOBS = ("plan", "predict", "fit", "largest", "compare", "explain-oom")
 """Commands whose words are jobs: files, or models."""
 
 
-class Flag(NamedTuple):
+class CompletedFlag(NamedTuple):
     spelled: str
     help: str
     takes: str
@@ -52,11 +52,11 @@ def run(argv: Sequence[str]) -> int:
     return 0
 
 
-def flags_of(command: str) -> list[Flag]:
+def flags_of(command: str) -> list[CompletedFlag]:
     """Every flag of a command, as it may be typed."""
     made: argparse.ArgumentParser = import_module(COMMANDS[command].module).parser()
     return [
-        Flag(spelled, action.help or "", *_takes(spelled, action))
+        CompletedFlag(spelled, action.help or "", *_takes(spelled, action))
         for action in made._actions
         for spelled in action.option_strings
     ]
@@ -77,9 +77,9 @@ def _takes(spelled: str, action: argparse.Action) -> tuple[str, tuple[str, ...]]
     return "word", tuple(action.choices or chosen)
 
 
-def _by_flag() -> dict[str, Flag]:
+def _by_flag() -> dict[str, CompletedFlag]:
     """Flags that take something. One that takes other words elsewhere is left to the file names."""
-    known: dict[str, Flag] = {}
+    known: dict[str, CompletedFlag] = {}
     for command in COMMANDS:
         for flag in flags_of(command):
             if flag.takes == "nothing":
@@ -189,7 +189,7 @@ def fish() -> str:
     lines = ["# fish completion of tunecast, made by: tunecast completion fish"]
     for name, command in COMMANDS.items():
         lines.append(f"complete -c tunecast -n __fish_use_subcommand -f -a {name} -d {shlex.quote(command.summary)}")
-    shared: dict[Flag, list[str]] = {}
+    shared: dict[CompletedFlag, list[str]] = {}
     for name in COMMANDS:
         seen = f"'__fish_seen_subcommand_from {name}'"
         if own := _first_words(name):

@@ -2,7 +2,7 @@
 
     jobs ──► as far as `AHEAD` ──► a queue a process, like to like ──► answers, held back until it is their turn
 
-What was built for one job serves those like it (`tape/build/shapes.py`), so these go to the same process; one that has
+What was built for one job serves those like it (`tape/build/builder.py`), so these go to the same process; one that has
 nothing left to do takes over from the longest queue.
 """
 
@@ -17,11 +17,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from multiprocessing import connection, get_context
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.errors import TunecastError
 from tunecast.job.job import Job
 from tunecast.job.readers import JobError
+from tunecast.records import NamedTuple
 
 AHEAD = 256
 """Jobs under way beyond the last answer printed: bounds what is held back, and lost when it is interrupted. With fewer

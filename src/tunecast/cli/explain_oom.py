@@ -12,18 +12,14 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import Asking, add_asking_flags
+from tunecast.cli.asking import add_asking_flags, counting_seconds
 from tunecast.cli.terminal import terminal_of
+from tunecast.door.explain_oom import explain_oom
+from tunecast.door.read import read
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
-from tunecast.job.job import Job
 from tunecast.job.readers import FORMATS, is_job_file
-from tunecast.predict.changes import changes_tried, with_fields
-from tunecast.predict.engines import the_job
-from tunecast.predict.oom import OomMessage, filled, messages, the_message
-from tunecast.predict.oom_advice import advice_for
-from tunecast.predict.oom_job import advice_for_job, is_same_run
-from tunecast.report.oom import Explained, Foreseen, oom_dict, oom_text
+from tunecast.report.lists.oom import oom_text
 from tunecast.units import MIB, gib
 
 USAGE = "tunecast explain-oom [JOB] [train.log] [options]"
@@ -68,29 +64,14 @@ def run(argv: Sequence[str]) -> int:
     if source is None and overrides:
         given = next(iter(overrides))
         raise UsageError(f"{given}: given without a JOB it would belong to. To fix: {USAGE}", field=given)
-    job = None if source is None else the_job(source, overrides)
-    with opened(log) as stream:
-        message, count = the_message(messages(pieces(stream)))
-    if message is None:
-        raise NotResolved(
-            f"{log or 'the log'} holds no out-of-memory message of PyTorch (such as 'CUDA out of memory. Tried to "
-            "allocate ...'). "
-            "To fix: give the whole log, stderr included: python train.py > train.log 2>&1",
-            field=log or "stdin",
-        )
-    foreseen, advice = None, advice_for(message)
-    if job is not None:
-        with Asking(arguments, f"predicting {source}") as asking:
-            on_this_card = with_room_of(job, message)
-            before = asking.predict(on_this_card)
-            changes = tuple(changes_tried(on_this_card, before, asking.predict))
-            foreseen = Foreseen(before, changes, is_same_run(before.held.tape, before.held.capacity_bytes, message))
-        advice = advice_for_job(advice, before.prediction, changes, foreseen.same_run)
-    told = Explained(message, count, tuple(advice), foreseen)
+    job = None if source is None else read(source, overrides)
+    with opened(log) as stream, counting_seconds(f"predicting {source}") as tick:
+        found = explain_oom(pieces(stream), job, name=log, engine=arguments.engine, python=arguments.python, tick=tick)
     if arguments.json:
-        print(json.dumps(oom_dict(told)))
+        print(json.dumps(found.to_dict()))
     else:
-        print(oom_text(told, terminal_of(sys.stdout), flags=source is not None and not is_job_file(source)), end="")
+        by_flags = source is not None and not is_job_file(source)
+        print(oom_text(found, terminal_of(sys.stdout), flags=by_flags), end="")
     return 0
 
 
@@ -126,20 +107,6 @@ def opened(log: str | None) -> Iterator[BinaryIO]:
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError(f"there is no log: neither a file nor stdin. To fix: {USAGE}", field="stdin")
     yield sys.stdin.buffer
-
-
-def with_room_of(job: Job, message: OomMessage) -> Job:
-    """The job with what PyTorch could have had on the card that ran out: all but what is outside it and others'.
-
-    A capacity the job itself names stands.
-    """
-    filling = filled(message)
-    if filling is None or job.hardware.capacity_bytes is not None:
-        return job
-    room = filling.total_bytes - filling.outside_bytes - filling.others_bytes
-    if message.allowed_bytes is not None:
-        room = min(room, message.allowed_bytes)
-    return with_fields(job, {"hardware.capacity_bytes": max(1, room), "hardware.reserve_bytes": 0})
 
 
 def pieces(stream: BinaryIO) -> Iterator[str]:

@@ -8,10 +8,10 @@ from pathlib import Path
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.knob import shown
 from tunecast.job.writer import write_file
-from tunecast.predict import memory
-from tunecast.predict.prediction import OnCard
-from tunecast.report.figures import Figures
-from tunecast.report.html import Beside, timeline_html
+from tunecast.prediction.memory import needs as memory
+from tunecast.prediction.on_card import OnCard
+from tunecast.report.draw.figures import Figures
+from tunecast.report.page.job import PageExtras, timeline_html
 
 
 def require_writable(flag: str, name: str | None) -> None:
@@ -33,16 +33,16 @@ def require_writable(flag: str, name: str | None) -> None:
         raise NotResolved(f"{flag}: {shown(name)} cannot be written", field=flag)
 
 
-def write_asked(figures: Figures, held: OnCard, html: str | None, snapshot: str | None, beside: Beside) -> None:
+def write_asked(figures: Figures, held: OnCard, html: str | None, snapshot: str | None, beside: PageExtras) -> None:
     """The page and the pickle, where asked for. That of a run that does not fit ends with the allocation that fails."""
     if html is not None:
-        from tunecast.report.traced import SAMPLES, traced_timeline
+        from tunecast.report.run.on_card import SAMPLES, run_timeline
 
         samples = memory.timeline(held.tape, held.settings, SAMPLES)
-        page = timeline_html(figures, traced_timeline(held.tape, samples, held.peak.event), beside)
+        page = timeline_html(figures, run_timeline(held.tape, samples, held.peak.event), beside)
         write_file(Path(html), page, flag="--html")
     if snapshot is not None:
-        from tunecast.report.snapshot import pickled_snapshot
+        from tunecast.report.run.snapshot import pickled_snapshot
 
         content = pickled_snapshot(held.tape, held.settings, held.capacity_bytes)
         write_file(Path(snapshot), content, flag="--snapshot")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from datetime import date
+from collections.abc import Iterable
+from typing import Any
 
 from tunecast.cli.arguments import count, number
-from tunecast.offers.asked import Asked
-from tunecast.offers.jurisdiction import country
-from tunecast.offers.money import RATE, Rate, given
-from tunecast.offers.offer import KINDS
+from tunecast.market.money import RATE
+from tunecast.market.offer import KINDS
 
 FILTERS = ("--gpu", "--gpus", "--country", "--interconnect")
 """Flags that are also fields of a job, by the same name."""
@@ -31,39 +30,12 @@ def add_filter_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--vendor", metavar="NAME", help="NVIDIA, AMD or Intel")
 
 
-def asked_from(arguments: argparse.Namespace) -> Asked:
-    return Asked(
-        gpu=arguments.gpu,
-        gpus=arguments.gpus,
-        providers=tuple(name.lower() for name in arguments.provider),
-        excluded=tuple(name.lower() for name in arguments.exclude_provider),
-        kinds=tuple(arguments.kind),
-        countries=tuple(country(name) for name in arguments.country),
-        eu=arguments.eu,
-        no_cloud_act=arguments.no_cloud_act,
-        certified=arguments.certified,
-        interconnect=arguments.interconnect,
-        vendor=arguments.vendor,
-    )
-
-
-def flags_told(arguments: argparse.Namespace) -> list[str]:
-    """The filters that were given, as they are typed."""
-    told = []
-    for name in ("gpu", "gpus", "certified", "interconnect", "vendor"):
-        value = getattr(arguments, name)
-        told += [] if value is None else [f"--{name} {value}"]
-    several = ("provider", "exclude_provider", "kind", "country")
-    told += [f"--{name.replace('_', '-')} {value}" for name in several for value in getattr(arguments, name)]
-    switches = ("spot", "no_spot", "marketplace", "reserved", "eu", "no_cloud_act")
-    return told + [f"--{name.replace('_', '-')}" for name in switches if getattr(arguments, name, False)]
-
-
 def add_money_flags(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("--eur", action="store_true", help="show euros")
     parser.add_argument("--usd-per-eur", metavar="N", type=number(0, 100), help=f"(default: {RATE.usd_per_eur:g})")
     parser.add_argument("--vat", metavar="PERCENT", type=number(0, 100), help="show prices with it")
 
 
-def rate_from(arguments: argparse.Namespace, today: date) -> Rate:
-    return RATE if arguments.usd_per_eur is None else given(arguments.usd_per_eur, today)
+def options_from(arguments: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+    """What was given, by the names the functions of `door` have for it."""
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from datetime import date
-from pathlib import Path
 
+from tunecast.advise.ladder import ALLOWED, Harm
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import QUIET_S, say_card
-from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable, printable_lines
+from tunecast.cli.asking import counting_seconds, say_card, say_problems
+from tunecast.cli.terminal import terminal_of
+from tunecast.door.fit import allowed, fit
+from tunecast.door.read import read
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable, printable_lines
 from tunecast.job.flags import COMMON, add_job_flags, job_flags, overrides_from
-from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
-from tunecast.plan.fit import Fit, Solution, fitted
-from tunecast.plan.fit_patch import Patch, patch_of, write
-from tunecast.predict import engines
-from tunecast.predict.ladder import ALLOWED, Harm
-from tunecast.predict.prediction import Predicted
-from tunecast.report.advice import as_flags, in_yaml
-from tunecast.report.fit import fit_dict, fit_short, fit_text
+from tunecast.planning.fit.patch import Patch, write
+from tunecast.planning.fit.solution import Fit, Solution
+from tunecast.report.lists.fit import fit_short, fit_text
+from tunecast.report.run.advice import as_flags, in_yaml
+from tunecast.report.run.job import title_of
 
 USAGE = "tunecast fit JOB [options]"
 DESCRIPTION = """\
@@ -79,69 +76,25 @@ def run(argv: Sequence[str]) -> int:
     wants_file = "--patch" if arguments.patch else "--write" if arguments.write else None
     if wants_file and not is_job_file(source):
         raise UsageError(f"{wants_file}: {source} is no job file; allowed: with one", field=wants_file)
-    job = engines.the_job(source, flags)
-    say_card(job)
-    found = answer(job, allow, calibrated=not arguments.no_calibration)
-    chosen = found.chosen
-    patch = None
-    if chosen is not None and is_job_file(source):
-        patch = patch_of(Path(source), chosen.overrides, chosen.state.job, flags)
+    job = read(source, flags)
+    say_card(job.hardware.gpu)
+    with counting_seconds(f"trying changes to {job.id or job.model}") as tick:
+        found = fit(source, flags, allow=allow, calibrated=not arguments.no_calibration, tick=tick)
+    say_problems(found.problems)
+    chosen, by_flags = found.chosen, not is_job_file(source)
     if wants_file is not None:
-        changed(found, patch, source, allow, writing=arguments.write)
+        changed(found, source, allow, writing=arguments.write)
         if chosen is not None and (over := masked(chosen, flags)):
             print(f"tunecast: leave out {over}, which would win over the file", file=sys.stderr)
     elif arguments.json:
-        print(json.dumps(fit_dict(found, patch.diff if patch else None)))
+        print(json.dumps(found.to_dict()))
+    elif arguments.short:
+        print(fit_short(found, title_of(job), flags=by_flags), end="")
     else:
-        from tunecast.cli.told import title_of
-
-        by_flags = not is_job_file(source)
-        if arguments.short:
-            print(fit_short(found, title_of(job), flags=by_flags), end="")
-        else:
-            told = printable_lines(how_to(chosen, patch, source, masked(chosen, flags)))
-            terminal, details = terminal_of(sys.stdout), arguments.details
-            print(fit_text(found, title_of(job), told, terminal, flags=by_flags, details=details), end="")
+        told = printable_lines(how_to(chosen, found.file_patch, source, masked(chosen, flags)))
+        terminal, details = terminal_of(sys.stdout), arguments.details
+        print(fit_text(found, title_of(job), told, terminal, flags=by_flags, details=details), end="")
     return 0 if found.fits else DoesNotFit.exit_code
-
-
-def allowed(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in ALLOWED:
-            near = nearest(name, ALLOWED)
-            hint = f"; nearest: {near}" if near else ""
-            raise UsageError(f"--allow: got {name!r}; allowed: {', '.join(ALLOWED)}{hint}", field="--allow")
-    return names
-
-
-def answer(job: Job, allow: Sequence[str], *, calibrated: bool) -> Fit:
-    from tunecast.cli.predict import extra, own_prices
-    from tunecast.plan.fit_hardware import other_hardware
-
-    own, today = own_prices(job) if calibrated else None, date.today()
-    began_s = time.monotonic()
-    with Progress(f"trying changes to {job.id or job.model}") as progress:
-
-        def seen() -> None:
-            passed_s = time.monotonic() - began_s
-            if passed_s >= QUIET_S:
-                progress(passed_s)
-
-        def quick(job: Job) -> Predicted:
-            seen()
-            return engines.predicted(job)
-
-        def full(job: Job) -> Predicted:
-            seen()
-            return engines.predicted(job, timed=True, calibration=own)
-
-        found = fitted(job, quick, full, allow)
-        if found.faster:
-            return found
-        return found._replace(
-            elsewhere=extra("other hardware", lambda: other_hardware(found, quick, full, today)) or ()
-        )
 
 
 def masked(chosen: Solution | None, flags: Mapping[str, object]) -> str:
@@ -161,9 +114,9 @@ def how_to(chosen: Solution | None, patch: Patch | None, source: str, over: str)
     return f"Add\n  {as_flags(chosen.overrides)}"
 
 
-def changed(found: Fit, patch: Patch | None, source: str, allow: Sequence[str], *, writing: bool) -> None:
+def changed(found: Fit, source: str, allow: Sequence[str], *, writing: bool) -> None:
     """The patch to stdout, or into the file; why there is none to stderr."""
-    chosen = found.chosen
+    chosen, patch = found.chosen, found.file_patch
     if chosen is None:
         why = "nothing to change" if found.fits else "nothing makes it fit; tunecast fit without it says what would"
         print(f"tunecast: {why}", file=sys.stderr)

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 
 from tunecast.cli.arguments import Parser
 from tunecast.cli.terminal import terminal_of
-from tunecast.errors import DoesNotFit, UsageError, nearest
-from tunecast.hardware.catalog import gpus, known_gpu, matching
-from tunecast.hardware.spec import Gpu
-from tunecast.report.cards import card_dict, card_page, card_table
-from tunecast.units import bytes_from, gib
+from tunecast.door.catalogue import gpus
+from tunecast.report.lists.cards import card_page, card_table
+from tunecast.units import bytes_from
 
 USAGE = "tunecast gpus [TEXT...] [options]"
 DESCRIPTION = """\
@@ -28,7 +26,6 @@ examples:
   tunecast gpus "NVIDIA A100-SXM4-80GB"      one card, by any usual spelling
   tunecast gpus --json | jq '.gpus[].name'
 """
-SCHEMA = "tunecast.gpus/1"
 
 
 def parser() -> Parser:
@@ -49,34 +46,10 @@ def size(text: str) -> int:
 
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
-    cards = asked(arguments.texts, arguments.vendor, arguments.min_memory)
+    found = gpus(*arguments.texts, vendor=arguments.vendor, min_memory=arguments.min_memory)
     if arguments.json:
-        print(json.dumps({"schema": SCHEMA, "gpus": [card_dict(card) for card in cards]}))
+        print(json.dumps(found.to_dict()))
     else:
-        page = card_page if len(cards) == 1 else None
-        terminal = terminal_of(sys.stdout)
-        print(page(cards[0], terminal) if page else card_table(cards, terminal), end="")
+        cards, terminal = found.gpus, terminal_of(sys.stdout)
+        print(card_page(cards[0], terminal) if len(cards) == 1 else card_table(cards, terminal), end="")
     return 0
-
-
-def asked(texts: Sequence[str], vendor: str | None, min_bytes: int) -> list[Gpu]:
-    """The cards that match. An unknown name is told as everywhere, with the nearest; no card left is exit code 3."""
-    cards = matching(texts) or [known_gpu(" ".join(texts))]
-    if vendor is not None:
-        cards = [card for card in cards if card.vendor == vendor_named(vendor)]
-    left = [card for card in cards if card.memory_bytes >= min_bytes]
-    if not left:
-        most = max((card.memory_bytes for card in cards), default=0)
-        told = f"; the largest of the others has {gib(most)} for torch" if most else ""
-        raise DoesNotFit(f"no card matches all of that{told}")
-    return left
-
-
-def vendor_named(given: str) -> str:
-    known = sorted({card.vendor for card in gpus().values()})
-    for name in known:
-        if name.lower() == given.lower():
-            return name
-    near = nearest(given, [name.lower() for name in known])
-    hint = f"; nearest: {next(name for name in known if name.lower() == near)}" if near else ""
-    raise UsageError(f"--vendor: got {given!r}; allowed: {', '.join(known)}{hint}", field="--vendor")

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn, TypeGuard
 
 from tunecast import __version__
-from tunecast.errors import NotResolved, TunecastError, UsageError, printable
+from tunecast.errors import DEBUG, NotResolved, TunecastError, UsageError, internal_error
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
-DEBUG = "TUNECAST_DEBUG"
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF, errno.ENXIO)
 """A full disk or quota, a file at its limit, a device that fails, a stream that is closed."""
 GARBAGE_OBJECTS = 100_000
@@ -120,10 +119,18 @@ def help_text() -> str:
 
 
 def command() -> NoReturn:
-    """The process's own end: all is said, and nothing is left open. Taking apart what the command built, object by
+    """A process of its own: what a command needs of it is set here, and here alone.
+
+    At its end all is said, and nothing is left open. Taking apart what the command built, object by
     object, would take a tenth as long as the command; a profiler that waits for the end gets its turn."""
+    gc.set_threshold(GARBAGE_OBJECTS, 20)
     if sys.argv[1:2] in (["plan"], ["fit"]):
         gc.disable()  # they keep what they build until the end: looking for cycles in it takes a fifth of the time
+    signal.signal(signal.SIGTERM, _terminate)
+    if sys.stderr is None:  # closed by whoever started us: what would be said there is said to nobody
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a name the terminal cannot show is no reason to fail
     code = main()
     if sys.getprofile() is not None or sys.gettrace() is not None:
         sys.exit(code)
@@ -133,16 +140,11 @@ def command() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command and give its exit code; nothing but that leaves this function."""
+    """Run a command and give its exit code; nothing but that leaves this function, and the process stays as it was."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if sys.stderr is None:  # closed by whoever started us: what would be said there is said to nobody
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
     try:
         if sys.stdout is None:
             raise NotResolved("could not write the answer: stdout is closed")
-        signal.signal(signal.SIGTERM, _terminate)
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")  # a name the terminal cannot show is no reason to fail
         code = _run(arguments)
         sys.stdout.flush()
         return code
@@ -179,12 +181,6 @@ def without_traceback(message: str) -> str:
     return f"{before.strip()}{chr(10) if last else ''}{last} ({DEBUG}=1 shows where)"
 
 
-def internal_error(error: BaseException) -> str:
-    """One line, whatever the message holds."""
-    told = printable(" ".join(f"{type(error).__name__}: {error}".split()), 500)
-    return f"internal error: {told}. Please report this, with the traceback that {DEBUG}=1 shows."
-
-
 def _run(arguments: list[str]) -> int:
     if not arguments:
         print(help_text(), file=sys.stderr)
@@ -206,7 +202,6 @@ def _run(arguments: list[str]) -> int:
         raise UsageError(f"got {name!r}; allowed: {', '.join(COMMANDS)}{hint}. See tunecast --help", field="command")
     from importlib import import_module
 
-    gc.set_threshold(GARBAGE_OBJECTS, 20)
     code: int = import_module(COMMANDS[name].module).run(rest)
     return code
 

@@ -5,29 +5,30 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from datetime import UTC, date, datetime
+from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
+from typing import cast
 
 from tunecast.cli.arguments import Parser, count, number
 from tunecast.cli.files import require_writable
-from tunecast.cli.filters import add_filter_flags, add_money_flags, asked_from, rate_from
+from tunecast.cli.filters import add_filter_flags, add_money_flags, options_from
 from tunecast.cli.terminal import terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, printable
-from tunecast.hardware.catalog import gpus
+from tunecast.door.filters import rate_of
+from tunecast.door.offers import OfferOptions, filters_from, offers, stock_of
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable
 from tunecast.job.writer import write_file
-from tunecast.offers import store
-from tunecast.offers.asked import Asked, Left, asked
-from tunecast.offers.availability import availability, doors
-from tunecast.offers.money import Rate
-from tunecast.offers.offer import NOT_AVAILABILITY, Offer
-from tunecast.offers.outliers import outliers
-from tunecast.offers.own import joined, own_offers, same_price
-from tunecast.offers.provider import terms
-from tunecast.offers.selection import Rules, is_fresh
-from tunecast.offers.update import feeds, update
+from tunecast.market import store
+from tunecast.market.filters import Filters, matching
+from tunecast.market.listed import Offers, listed
+from tunecast.market.money import Rate
+from tunecast.market.offer import Offer
+from tunecast.market.own import joined, own_offers, same_price
+from tunecast.market.provider import terms
+from tunecast.market.selection import Rules, is_fresh
+from tunecast.market.update import feeds, update
 from tunecast.records import replace
-from tunecast.report.offers import break_even_text, offer_dict, offer_line, offer_page, offer_table, update_text
+from tunecast.report.lists.offers import break_even_text, offer_line, offer_page, offer_table, update_text
 
 USAGE = "tunecast offers [TEXT...] [options] | offers update | offers add FILE | offers remove TEXT..."
 DESCRIPTION = """\
@@ -53,7 +54,6 @@ examples:
   tunecast offers runpod h200 --available             whether one is free, where the provider tells anybody
   tunecast offers remove lab rtx-4090                 your own, no longer
 """
-SCHEMA = "tunecast.offers/1"
 SHOWN = 30
 NAMED = 5
 """Of one's own offers, in a message."""
@@ -90,73 +90,58 @@ def run(argv: Sequence[str]) -> int:
     today = date.today()
     if words[:1] == ["update"]:
         return _update(words[1:], today, as_json=arguments.json)
-    rate = rate_from(arguments, today)
+    rate = rate_of(arguments.usd_per_eur, today)
     if words[:1] == ["add"]:
         if len(arguments.texts) != 2:
             raise UsageError("offers add: allowed: one FILE. See tunecast offers --help", field="FILE")
         return _add(Path(arguments.texts[1]), today, rate, as_json=arguments.json)
-    removes = words[:1] == ["remove"]
-    wanted = replace(
-        asked_from(arguments),
-        words=tuple(words[1:] if removes else words),
-        kinds=tuple(arguments.kind) or (("spot",) if arguments.spot else ()),
-        no_spot=arguments.no_spot,
-        max_usd_per_hour=arguments.max_usd,
-        max_age_days=arguments.max_age,
-    )
-    if removes:
+    options = cast(OfferOptions, options_from(arguments, OfferOptions.__annotations__))
+    if words[:1] == ["remove"]:
+        wanted = filters_from(words[1:], options)
         return _remove(wanted, today, all_of_them=arguments.all, as_json=arguments.json)
     require_writable("--md", arguments.md)
-    known = store.offers()
-    left = asked(known, wanted, today)
-    if not left.offers:
-        raise _none(known, wanted, left)
+    found = offers(*words, available=arguments.available and arguments.json, **options)
     if arguments.md is not None:
-        _write_page(arguments.md, left.offers, known, today)
-    terminal = terminal_of(sys.stdout)
-    named = outliers(left.offers, known)
-    shown = left.offers if arguments.json else current_first(left.offers, named, arguments.max_age)
-    shown = shown if arguments.all or arguments.json else shown[:SHOWN]
-    free = availability(shown, datetime.now(UTC), doors()) if arguments.available else {}
+        _write_page(arguments.md, found)
     if arguments.json:
-        rows = [offer_dict(each, today, store.sources(), named.get(each, ""), free.get(each)) for each in shown]
-        print(json.dumps({"schema": SCHEMA, "note": NOT_AVAILABILITY, "unknown": dict(left.unknown), "offers": rows}))
-    elif len(left.offers) == 1:
-        (offer,) = left.offers
-        where = store.sources().get(offer.source, offer.source)
-        reason, at_hand = named.get(offer, ""), free.get(offer)
-        print(offer_page(offer, terms(offer), where, rate, today, terminal, outlier=reason, free=at_hand), end="")
-    else:
-        more = len(left.offers) - len(shown)
-        vat = (arguments.vat or 0.0) / 100
-        table = offer_table(
-            shown,
-            rate,
-            today,
-            terminal,
-            more=more,
-            eur=arguments.eur,
-            vat_fraction=vat,
-            outliers=named,
-            free=free or None,
-        )
-        print(table, end="")
-        print(break_even_text(shown, known, terminal), end="")
-        for why, n in left.unknown.items():
-            print(terminal.plain(f"{n} left out: {why}."))
+        print(json.dumps(found.to_dict()))
+        return 0
+    shown = current_first(found, arguments.max_age)
+    shown = shown if arguments.all else shown[:SHOWN]
+    found = replace(found, free=stock_of(shown) if arguments.available else {})
+    _show(found, shown, rate, eur=arguments.eur, vat_fraction=(arguments.vat or 0.0) / 100)
     return 0
 
 
-def current_first(offers: Sequence[Offer], odd: Mapping[Offer, str], max_age_days: int | None) -> tuple[Offer, ...]:
+def _show(found: Offers, shown: Sequence[Offer], rate: Rate, *, eur: bool, vat_fraction: float) -> None:
+    terminal, today = terminal_of(sys.stdout), found.today
+    if len(found.found) == 1:
+        (offer,) = found.found
+        where = store.sources().get(offer.source, offer.source)
+        reason, free = found.outliers.get(offer, ""), found.free.get(offer)
+        print(offer_page(offer, terms(offer), where, rate, today, terminal, outlier=reason, free=free), end="")
+        return
+    more = len(found.found) - len(shown)
+    table = offer_table(
+        shown, rate, today, terminal, more=more, eur=eur, vat_fraction=vat_fraction, outliers=found.outliers,
+        free=found.free or None,
+    )  # fmt: skip
+    print(table, end="")
+    print(break_even_text(shown, store.offers(), terminal), end="")
+    for why, n in found.unknown.items():
+        print(terminal.plain(f"{n} left out: {why}."))
+
+
+def current_first(found: Offers, max_age_days: int | None) -> tuple[Offer, ...]:
     """What a plan counts on, the cheapest card-hour first; then prices that are too old or too low for that."""
     own = frozenset(store.kept(store.OWN))
-    listed = max((offer.dated for offer in offers if offer not in own), default=None)
+    newest = max((offer.dated for offer in found.found if offer not in own), default=None)
     rules = Rules(max_age_days=max_age_days)
 
     def is_doubtful(offer: Offer) -> bool:
-        return offer in odd or not (offer in own or is_fresh(offer, rules, listed))
+        return offer in found.outliers or not (offer in own or is_fresh(offer, rules, newest))
 
-    return tuple(sorted(offers, key=is_doubtful))
+    return tuple(sorted(found.found, key=is_doubtful))
 
 
 def _add(path: Path, today: date, rate: Rate, *, as_json: bool) -> int:
@@ -175,20 +160,20 @@ def _add(path: Path, today: date, rate: Rate, *, as_json: bool) -> int:
 
 
 def _print_own(what: str, offers: Sequence[Offer], today: date, path: Path, **more: int) -> int:
-    rows = [offer_dict(each, today, store.sources(), "", None) for each in offers]
+    rows = [listed(each, today).to_dict() for each in offers]
     print(json.dumps({"schema": "tunecast.offers-own/1", what: rows, "path": str(path), **more}))
     return 0
 
 
-def _remove(wanted: Asked, today: date, *, all_of_them: bool, as_json: bool) -> int:
+def _remove(wanted: Filters, today: date, *, all_of_them: bool, as_json: bool) -> int:
     """Of the user's own only, one unless told otherwise; the file is written whole."""
     own = store.kept(store.OWN)
     if not own:
         raise DoesNotFit("you have no offers of your own; tunecast offers add FILE adds some")
-    if wanted == Asked() and not all_of_them:
+    if wanted == Filters() and not all_of_them:
         raise UsageError(f"offers remove: say which, or --all. Yours: {_named(own)}", field="TEXT")
-    matching = asked(own, wanted, today).offers
-    chosen = [offer for offer in own if any(same_price(offer, each) for each in matching)]
+    found = matching(own, wanted, today).offers
+    chosen = [offer for offer in own if any(same_price(offer, each) for each in found)]
     if not chosen:
         raise DoesNotFit(f"no offer of your own matches all of that. Yours: {_named(own)}")
     if len(chosen) > 1 and not all_of_them:
@@ -218,20 +203,20 @@ def _tell(offers: Sequence[Offer]) -> None:
         print(plain(f"  {offer_line(offer)}"))
 
 
-def _write_page(name: str, offers: Sequence[Offer], known: Sequence[Offer], today: date) -> None:
+def _write_page(name: str, found: Offers) -> None:
     """Of one offer only: a page that speaks of several would say of none where its data go."""
-    if len(offers) > 1:
-        example = f"{offers[0].provider} {offers[0].gpu} --gpus {offers[0].gpus} --kind {offers[0].kind}"
+    offer, *others = found.found
+    if others:
+        example = f"{offer.provider} {offer.gpu} --gpus {offer.gpus} --kind {offer.kind}"
         raise UsageError(
-            f"--md: {len(offers)} offers match, and the page is of one. Narrow them down, as in {example} "
+            f"--md: {len(found.found)} offers match, and the page is of one. Narrow them down, as in {example} "
             "--country DE, or by the machine's name",
             field="--md",
         )
-    from tunecast.report.offer_md import offer_markdown
+    from tunecast.report.lists.offer_md import offer_markdown
 
-    (offer,) = offers
     where = store.sources().get(offer.source, offer.source)
-    page = offer_markdown(offer, where, today, outliers(offers, known).get(offer, ""))
+    page = offer_markdown(offer, where, found.today, found.outliers.get(offer, ""))
     write_file(Path(name), page, flag="--md")
 
 
@@ -254,17 +239,3 @@ def _begins(source: str) -> None:
     """Some lists take a while; told only where somebody watches."""
     if sys.stderr.isatty():
         print(f"fetching {source}", file=sys.stderr)
-
-
-def _none(known: Sequence[Offer], wanted: Asked, left: Left) -> UsageError | DoesNotFit:
-    """A word that names nothing is wrong usage; words that name something nobody offers is nothing found."""
-    names = {name for offer in known for name in (offer.provider, offer.gpu)} | set(gpus())
-    for word in wanted.words:
-        if not any(word in f"{offer.gpu} {offer.provider} {offer.instance}".lower() for offer in known):
-            near = nearest(word, sorted(names))
-            if not any(word in name for name in names):
-                hint = f"; nearest: {near}" if near else ""
-                return UsageError(f"TEXT: got {word!r}, which matches nothing{hint}", field="TEXT")
-    told = "".join(f"; {n} left out: {why}" for why, n in left.unknown.items())
-    last = f"; {left.cut} leaves none" if left.cut else ""
-    return DoesNotFit(f"no offer matches all of that{last}{told}")

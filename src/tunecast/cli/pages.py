@@ -6,21 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from datetime import date
-from typing import TYPE_CHECKING
 
 from tunecast import __version__
-from tunecast.cli.told import cost_of, fit_command, is_by_flags, remarks_on, trust_in, warnings_on
 from tunecast.job.job import Job
-from tunecast.predict.outside import Outside
-from tunecast.predict.prediction import Predicted
-from tunecast.report.document import Provenance
-from tunecast.report.html import Beside
-from tunecast.report.job_yaml import job_in_yaml
-from tunecast.report.taken import taken_lines
-
-if TYPE_CHECKING:
-    from tunecast.cli.predict import How
-    from tunecast.cli.trials import Tried
+from tunecast.report.draw.job_yaml import job_in_yaml
+from tunecast.report.page.document import Provenance
 
 _SECRET = re.compile(r"(?i)--?([a-z0-9_.-]*[-_.])?(token|secret|password|((api|access|secret|private|wandb)[-_]?)key)")
 """A flag whose value is not for others: pages are sent around."""
@@ -58,21 +48,3 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         else:
             kept.append(word)
     return kept
-
-
-def beside_of(done: Predicted, job: Job, outside: Outside | None, tried: Tried, how: How) -> Beside:
-    """What the page of a job shows beside its memory. `job`: as the user wrote it."""
-    source = how.sources[0]
-    return Beside(
-        provenance("predict", how.argv, job, done.held.versions, traced=how.engine == "traced"),
-        done.prediction,
-        outside,
-        tuple(tried.changes),
-        fit_command(source, how),
-        is_by_flags(source),
-        tuple(taken_lines(tried.taken, tried.effects, done.held.verdict)),
-        cost_of(tried),
-        tuple(remarks_on(done)),
-        tuple(warnings_on(done, outside, source)),
-        trust=trust_in(done),
-    )

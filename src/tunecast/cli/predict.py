@@ -5,27 +5,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
-from tunecast.cli.main import DEBUG, internal_error, is_unwritable, without_traceback
-from tunecast.errors import DoesNotFit, OverBudget, TunecastError, UsageError, printable
+from tunecast.cli.main import is_unwritable, without_traceback
+from tunecast.door.predict import predict
+from tunecast.errors import DEBUG, DoesNotFit, OverBudget, TunecastError, UsageError, internal_error, printable
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
-from tunecast.job.readers import JobError, job_error, read_jobs
-from tunecast.predict import engines
-from tunecast.predict.engines import DEFAULT_ENGINE
-from tunecast.predict.modelled import require_engine
-from tunecast.predict.outside import outside_of
+from tunecast.job.readers import JobError, is_job_file, job_error, read_jobs
+from tunecast.prediction.engines import DEFAULT_ENGINE
+from tunecast.prediction.modelled import require_engine
+from tunecast.prediction.prediction import Prediction
 from tunecast.records import dataclass, replace
-from tunecast.tape.build.shapes import only_numbers
-from tunecast.tape.trace.limits import Limits
+from tunecast.tape.trace.limits import TraceLimits
 
 if TYPE_CHECKING:
-    from tunecast.predict.calibration import Calibration
+    from tunecast.report.run.job import JobReport
 
 USAGE = "tunecast predict JOB... [options]"
 DESCRIPTION = """\
@@ -43,8 +41,6 @@ examples:
 The closed form follows the real training code allocation by allocation and needs no torch. --engine traced runs that
 code itself, in your versions, on tensors without contents: seconds instead of a moment, and no GPU either.
 """
-
-Extra = TypeVar("Extra")
 
 LONGEST_ID = 80
 """Characters of a job's id before what is wrong with it; JSON echoes all of it."""
@@ -65,6 +61,7 @@ def parser() -> Parser:
         "--engine", metavar="NAME", default=DEFAULT_ENGINE,
         help="analytic (the default): the closed form, in a moment; traced: the real training code, in seconds",
     )  # fmt: skip
+    made.add_argument("--cost", action="store_true", help="with --json: what the job's own machines cost, rented")
     made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
     made.add_argument(
         "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
@@ -77,22 +74,21 @@ def parser() -> Parser:
 
 
 @dataclass(frozen=True)
-class How:
+class PredictOptions:
     """What holds for every job of one call."""
 
     engine: str
     python: str
     exact: bool
-    limits: Limits
+    limits: TraceLimits
+    calibrated: bool
+    cost: bool
     json: bool
     short: bool
     details: bool
-    with_blocks: bool
-    """Modules and the largest blocks of the peak are shown: the tape is written out for them."""
     advice: bool
     html: str | None
     snapshot: str | None
-    calibrated: bool
     overrides: Mapping[str, object]
     sources: tuple[str, ...]
     """Of each job the model or file it was read from; '' where that holds other jobs too."""
@@ -117,34 +113,33 @@ def run(argv: Sequence[str]) -> int:
     jobs = [job for _, found in by_source for job in found]
     if len(jobs) > 1 and (arguments.html or arguments.snapshot):
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
-    how = How(
-        arguments.engine,
-        python_of(arguments.python)
-        if arguments.engine == "traced" and any(isinstance(job, Job) for job in jobs)
-        else "",
-        arguments.exact,
-        limits_from(arguments),
-        arguments.json,
-        arguments.short,
-        arguments.details,
-        arguments.details or arguments.engine == "traced" or arguments.html is not None,
+    traces = arguments.engine == "traced"
+    options = PredictOptions(
+        engine=arguments.engine,
+        python=python_of(arguments.python) if traces and any(isinstance(job, Job) for job in jobs) else "",
+        exact=arguments.exact,
+        limits=limits_from(arguments),
+        calibrated=not arguments.no_calibration,
+        cost=arguments.cost,
+        json=arguments.json,
+        short=arguments.short,
+        details=arguments.details,
         # A traced change takes as long as the job itself.
-        not (arguments.no_advice or arguments.engine == "traced")
+        advice=not (arguments.no_advice or traces)
         and (arguments.html is not None or not (arguments.json or arguments.short)),
-        arguments.html,
-        arguments.snapshot,
-        not arguments.no_calibration,
-        overrides,
-        tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
-        tuple(argv),
+        html=arguments.html,
+        snapshot=arguments.snapshot,
+        overrides=overrides,
+        sources=tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
+        argv=tuple(argv),
     )
-    if how.json and how.engine == DEFAULT_ENGINE and len(jobs) >= FEWEST_SHARED:
+    if options.json and not traces and len(jobs) >= FEWEST_SHARED:
         # Loaded once, before there are several processes.
         from tunecast.cli.cores import on_all_cores
-        from tunecast.predict import analytic, timing  # noqa: F401
+        from tunecast.prediction.time import timing  # noqa: F401
 
-        return worst(on_all_cores(partial(answer, how=how), jobs))
-    return worst(answer(job, number, how) for number, job in enumerate(jobs, start=1))
+        return worst(on_all_cores(partial(answer, options=options), jobs))
+    return worst(answer(job, number, options) for number, job in enumerate(jobs, start=1))
 
 
 def python_of(given: str | None) -> str:
@@ -158,11 +153,11 @@ def worst(codes: Iterable[int]) -> int:
     return max(codes, key=SEVERITY.index, default=0)
 
 
-def answer(job: Job | JobError, number: int, how: How) -> int:
-    """Print what is to be said of one job; its exit code."""
+def answer(job: Job | JobError, number: int, options: PredictOptions) -> int:
+    """Print the answer of one job; its exit code."""
     if isinstance(job, Job):
         try:
-            return predicted(job, number, how)
+            return print_prediction(job, number, options)
         except TunecastError as error:
             job = replace(job_error(error, job.id), message=without_traceback(error.message))
         except (BrokenPipeError, KeyboardInterrupt):
@@ -171,70 +166,95 @@ def answer(job: Job | JobError, number: int, how: How) -> int:
             if is_unwritable(error) or os.environ.get(DEBUG):
                 raise
             job = JobError(job.id, TunecastError.code, None, internal_error(error), TunecastError.exit_code)
-    if how.json:
+    if options.json:
         print(json.dumps(job.to_dict()), flush=True)
-    which = f"{printable(str(job.id), LONGEST_ID)}: " if job.id is not None and how.total > 1 else ""
+    which = f"{printable(str(job.id), LONGEST_ID)}: " if job.id is not None and options.total > 1 else ""
     print(f"tunecast: error: {which}{job.message}", file=sys.stderr, flush=True)
     return job.exit_code
 
 
-def predicted(job: Job, number: int, how: How) -> int:
-    place = f" ({number} of {how.total})" if how.total > 1 else ""
-    if how.engine == "traced":
+def print_prediction(job: Job, number: int, options: PredictOptions) -> int:
+    name = f"{job.id or job.model}{f' ({number} of {options.total})' if options.total > 1 else ''}"
+    prediction = predict_job(job, name, options)
+    if options.json:
+        print(json.dumps(prediction.to_dict()), flush=True)
+    if not options.json or options.html or options.snapshot:
+        report = report_on(prediction, name, options.sources[number - 1], options)
+        if not options.json:
+            print_report(report, number, options)
+        if options.html or options.snapshot:
+            write_files(report, job, options)
+    return 0 if prediction.fits else DoesNotFit.exit_code
+
+
+def predict_job(job: Job, name: str, options: PredictOptions) -> Prediction:
+    if options.engine == "traced":
         from tunecast.cli.terminal import Progress
 
-        with Progress(f"tracing {job.id or job.model}{place}") as progress:
-            done = engines.predicted(
-                job, engine="traced", exact=how.exact, python=how.python, limits=how.limits, progress=progress
-            )
-    else:
-        own = own_prices(job) if how.calibrated else None
-        # A job with an amount of data has a last batch of another length, and advice asks for other sizes too.
-        once = how.total == 1 and how.json and job.data == Data()
-        with only_numbers() if once else nullcontext():
-            done = engines.predicted(job, engine=how.engine, timed=True, calibration=own)
-            done.prediction  # noqa: B018  computed when it is asked for
-    said, held = done.prediction, done.held
-    outside = extra("what lies outside the step", lambda: outside_of(done.job, done.model, said))
-    figures = None
-    if how.json:
-        print(json.dumps(said.to_dict() | {"outside": None if outside is None else outside.to_dict()}), flush=True)
-    if how.json and not how.html and not how.snapshot:
-        return 0 if held.fits else DoesNotFit.exit_code
-    from tunecast.cli.trials import NOTHING, try_around
-
-    tried = try_around(done, how.engine, place) if how.advice else NOTHING
-    if not how.json:
-        from tunecast.cli.told import tell
-
-        figures = tell(done, outside, tried, number, how)
-    if how.html or how.snapshot:
-        from tunecast.cli.files import write_asked
-        from tunecast.cli.pages import beside_of
-        from tunecast.cli.told import smallest, title_of
-        from tunecast.report.traced import card_figures
-
-        figures = figures or card_figures(held, said, title_of(job), least_card=smallest(done))
-        write_asked(figures, held, how.html, how.snapshot, beside_of(done, job, outside, tried, how))
-    return 0 if held.fits else DoesNotFit.exit_code
+        with Progress(f"tracing {name}") as progress:
+            return predict(
+                job, engine="traced", exact=options.exact, python=options.python, cost=options.cost,
+                limits=options.limits, progress=progress,
+            )  # fmt: skip
+    # A job with an amount of data has a last batch of another length, and advice asks for other sizes too.
+    once = options.total == 1 and options.json and job.data == Data()
+    return predict(job, engine=options.engine, cost=options.cost, calibrated=options.calibrated, once=once)
 
 
-def own_prices(job: Job) -> Calibration | None:
-    """What `tunecast calibrate` kept of this kind of card on this machine."""
-    from tunecast.hardware.catalog import gpu
-    from tunecast.learn.store import kept
+def report_on(prediction: Prediction, name: str, source: str, options: PredictOptions) -> JobReport:
+    """What is said to people. `source`: the model or file that holds this job alone, else ''."""
+    from tunecast.advise.suggestions import NO_SUGGESTIONS
+    from tunecast.cli.asking import counting_seconds
+    from tunecast.door.suggestions import rent_of_run, suggestions
+    from tunecast.report.run.job import JobReport
 
-    return kept(gpu(job.hardware.gpu).name)
+    tried = NO_SUGGESTIONS
+    if options.advice:
+        with counting_seconds(f"trying changes to {name}") as tick:
+            tried = suggestions(prediction, tick=tick)
+    priced = options.advice or (options.short and prediction.fits)
+    return JobReport(
+        prediction,
+        rent_of_run(prediction) if priced else None,
+        tried,
+        fit_command(source, options) if options.advice else "",
+        by_flags=is_by_flags(source),
+        with_blocks=options.details or options.engine == "traced" or options.html is not None,
+    )
 
 
-def extra(what: str, ask: Callable[[], Extra]) -> Extra | None:
-    """What goes with an answer must not take the answer with it: None where it is not known, a line where it breaks."""
-    try:
-        return ask()
-    except TunecastError:
-        return None
-    except Exception as error:
-        if os.environ.get(DEBUG):
-            raise
-        print(f"tunecast: {what}: {internal_error(error)}", file=sys.stderr, flush=True)
-        return None
+def print_report(report: JobReport, number: int, options: PredictOptions) -> None:
+    if options.short:
+        print(report.line(), end="", flush=True)
+        return
+    from tunecast.cli.terminal import terminal_of
+
+    text = report.text(terminal_of(sys.stdout), details=options.details)
+    print(f"{chr(10) if number > 1 else ''}{text}", end="", flush=True)
+
+
+def write_files(report: JobReport, job: Job, options: PredictOptions) -> None:
+    """`job`: as the user wrote it."""
+    from tunecast.cli.files import write_asked
+    from tunecast.cli.pages import provenance
+
+    on_card, traces = report.prediction.on_card, options.engine == "traced"
+    made = provenance("predict", options.argv, job, on_card.versions, traced=traces)
+    beside = report.beside(made, fit_command(options.sources[0], options))
+    write_asked(report.figures, on_card, options.html, options.snapshot, beside)
+
+
+def is_by_flags(source: str) -> bool:
+    """Whether the job was given by flags, not by a file. `source`: the model or file that holds it alone, else ''."""
+    return bool(source) and not is_job_file(source)
+
+
+def fit_command(source: str, options: PredictOptions) -> str:
+    """The same job as it was given; '' where its file holds others too."""
+    if not source:
+        return ""
+    import shlex
+
+    from tunecast.report.run.advice import as_flags
+
+    return " ".join(filter(None, ["tunecast fit", shlex.quote(source), as_flags(options.overrides)]))

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 from tunecast.errors import printable
-from tunecast.report.text import Terminal
+from tunecast.report.draw.text import Terminal
 
 if TYPE_CHECKING:
     import threading

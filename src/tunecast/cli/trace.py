@@ -3,57 +3,26 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import re
-import shutil
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tunecast.cli.accelerate import accelerate_config
-from tunecast.cli.arguments import (
-    Parser,
-    add_output_flags,
-    add_tracing_flags,
-    count,
-    limits_from,
-    number,
-    positive,
-    size,
-)
+from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number, size
 from tunecast.cli.files import require_writable, write_asked
-from tunecast.cli.launchers import Launch, launch_from, with_accelerate
-from tunecast.cli.main import DEBUG
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
-from tunecast.errors import DoesNotFit, NotResolved, TunecastError, UsageError, printable_lines
-from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.hardware.catalog import meant_by
-from tunecast.hardware.cluster import Cluster, cards_of
+from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
+from tunecast.errors import DoesNotFit, UsageError, printable_lines
 from tunecast.hardware.names import card_name
-from tunecast.hardware.spec import Gpu
 from tunecast.job.knob import shown
-from tunecast.job.model import bundled_models, resolve_model
-from tunecast.predict.allocator import AllocatorSettings, settings_from_alloc_conf
-from tunecast.predict.evidence import evidence_for
-from tunecast.predict.modelled import card_of, others_hold
-from tunecast.predict.prediction import OnCard, Prediction, allocator_settings, on_card, prediction_of
-from tunecast.predict.script_time import with_script_time
+from tunecast.prediction.evidence import evidence_for
 from tunecast.records import replace
-from tunecast.report.answer import Sections, answer_text, details_text
-from tunecast.report.evidence import trust
-from tunecast.report.figures import Figures, grouped_blocks
-from tunecast.report.html import Beside
-from tunecast.report.time import time_text
-from tunecast.report.traced import card_figures
-from tunecast.report.verdict import short_line
-from tunecast.tape.op import Tape
-from tunecast.tape.trace.interpreter import has_torch, tracing_python
-from tunecast.tape.trace.request import Answer
-from tunecast.tape.trace.run import trace_script
-from tunecast.units import GIB
+from tunecast.report.page.job import PageExtras
+from tunecast.report.run.answer import Sections, answer_text, details_text
+from tunecast.report.run.evidence import trust
+from tunecast.report.run.time import time_text
+from tunecast.report.run.verdict import short_line
+from tunecast.units import GIB, positive
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
@@ -69,13 +38,7 @@ examples:
   tunecast trace --accelerate-config fsdp.yaml -- train.py
   tunecast trace --model my-org/my-model=./config.json -- train.py    a model whose config.json is not in the cache
 """
-DEFAULT_GPU = "h200-sxm-141gb"
-DEFAULT_STEPS = 3
 ALLOCATORS = ("native", "expandable_segments")
-ALLOC_CONF = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""The newer name wins where both are set."""
-MOST_BLOCKS = 20
-_FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')
 
 
 def parser() -> Parser:
@@ -122,40 +85,41 @@ def run(argv: Sequence[str]) -> int:
     arguments = parser().read(options)
     for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
         require_writable(flag, name)
-    if arguments.capacity is not None and arguments.reserve:
-        told = "got a size with --capacity, which already says what is left for the allocator; allowed: one of them"
-        raise UsageError(f"--reserve: {told}", field="--reserve")
-    launch = launch_with(launch_from(command), arguments)
-    gpu = gpu_named(arguments.gpu or DEFAULT_GPU)
-    configured = allocator_from_environment(arguments)
-    models = models_of(arguments.model)
-    python = python_for(launch, arguments.python)
-    os.environ.update(launch.environment)
-    with Progress(f"tracing {launch.script}", aside=True) as progress:
-        tape, answer = _traced(launch, arguments, gpu, models, python, progress)
-    whole = replace(tape, guesses=(*tape.guesses, *answer.untraced))
-    held = held_of(whole, gpu, arguments, configured, others_of(launch, gpu))
-    memory = prediction_of(held, assumptions=assumptions_of(launch, answer, arguments), warnings=warnings_of(answer))
-    said = with_script_time(memory, whole, gpu, held.cluster)
-    figures = card_figures(held, said, title_of(launch, gpu))
-    sections = sections_of(held, said, arguments)
+    with Progress(f"tracing {' '.join(command)}", aside=True) as progress:
+        found = trace(
+            command,
+            gpu=arguments.gpu,
+            steps=arguments.steps,
+            nproc_per_node=arguments.nproc_per_node,
+            nnodes=arguments.nnodes,
+            accelerate=arguments.accelerate_config,
+            allocator=arguments.allocator,
+            capacity_bytes=None if arguments.capacity is None else int(arguments.capacity * GIB),
+            reserve_bytes=arguments.reserve,
+            models=arguments.model,
+            python=arguments.python,
+            limits=limits_from(arguments),
+            progress=progress,
+        )
+    figures = replace(found.figures, title=title_of(found))
+    sections = sections_of(found, details=arguments.details)
     if arguments.json:
-        print(json.dumps(said.to_dict() | {"trace": details(figures, answer)}), flush=True)
+        print(json.dumps(found.to_dict()), flush=True)
     elif arguments.short:
-        print(short_line(figures, said.time), end="", flush=True)
+        print(short_line(figures, found.time), end="", flush=True)
     else:
         text = details_text if arguments.details else answer_text
         print(text(figures, terminal_of(sys.stdout), sections), end="", flush=True)
-    beside = Beside(
-        provenance("trace", argv, versions=held.versions, traced=True),
-        said,
+    beside = PageExtras(
+        provenance("trace", argv, versions=found.on_card.versions, traced=True),
+        found,
         remarks=tuple(sections.remarks),
         trust=sections.trust,
     )
-    write_asked(figures, held, arguments.html, arguments.snapshot, beside)
-    if answer.error is not None:
-        print(f"tunecast: {printable_lines(script_stopped(answer))}", file=sys.stderr)
-    return 0 if held.fits else DoesNotFit.exit_code
+    write_asked(figures, found.on_card, arguments.html, arguments.snapshot, beside)
+    if found.stop is not None:
+        print(f"tunecast: {printable_lines(found.stop)}", file=sys.stderr)
+    return 0 if found.fits else DoesNotFit.exit_code
 
 
 def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -169,176 +133,23 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return words, []
 
 
-def launch_with(launch: Launch, arguments: argparse.Namespace) -> Launch:
-    """Our own flags win over the launcher's, and those over an accelerate file."""
-    told = launch
-    if arguments.accelerate_config is not None:
-        told = with_accelerate(launch, accelerate_config(arguments.accelerate_config))
-    if not launch.as_module and not os.path.isfile(launch.script):
-        raise NotResolved(f"there is no script {launch.script!r}", field="script")
-    return replace(
-        told,
-        nproc_per_node=arguments.nproc_per_node or launch.nproc_per_node or told.nproc_per_node or 1,
-        nnodes=arguments.nnodes or launch.nnodes or told.nnodes or 1,
-    )
-
-
-def models_of(given: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """Configurations by the name a script loads them under: those given, and the bundled ones by their Hub ids.
-
-    Of a bundled one the user's own copy in the local cache is taken, where there is one.
-    """
-    models: dict[str, Mapping[str, Any]] = {}
-    for entry in bundled_models().values():
-        with contextlib.suppress(NotResolved):  # a damaged copy in the user's cache is for the script to meet
-            models[entry["hub"]] = resolve_model(entry["hub"], offline=True).raw
-    for text in given:
-        name, _, config = text.partition("=")
-        if not name:
-            raise UsageError(f"--model: got {text!r}; allowed: NAME=CONFIG, or NAME alone", field="--model")
-        models[name] = resolve_model(config or name).raw
-    return models
-
-
-def python_for(launch: Launch, given: str | None) -> str:
-    """`--python`; else the python that stands before the script, if it has torch; else as for every trace."""
-    named = launch.python
-    if given is None and named is not None and (os.sep in named or shutil.which(named)):
-        found = tracing_python(named)
-        if has_torch(found):
-            return found
-    return tracing_python(given)
-
-
-def _traced(
-    launch: Launch, arguments: argparse.Namespace, gpu: Gpu, models: Mapping[str, Any], python: str, progress: Progress
-) -> tuple[Tape, Answer]:
-    try:
-        return trace_script(
-            launch.script, launch.args, card_of(gpu), as_module=launch.as_module, steps=arguments.steps,
-            nproc_per_node=launch.nproc_per_node or 1, nnodes=launch.nnodes or 1, models=models, python=python,
-            limits=limits_from(arguments), progress=progress,
-        )  # fmt: skip
-    except TunecastError as error:
-        if error.code != TunecastError.code or "\n" not in error.message:
-            raise
-        raise NotResolved(f"the script fails before its first step is done: {in_short(error.message)}") from None
-
-
-def others_of(launch: Launch, gpu: Gpu) -> Cluster | None:
-    """The cards a script is launched on, where they are several."""
-    each, machines = launch.nproc_per_node or 1, launch.nnodes or 1
-    return cards_of(gpu, each, machines) if each * machines > 1 else None
-
-
-def held_of(
-    tape: Tape,
-    gpu: Gpu,
-    arguments: argparse.Namespace,
-    configured: AllocatorSettings | None = None,
-    cluster: Cluster | None = None,
-) -> OnCard:
-    capacity_bytes = None if arguments.capacity is None else int(arguments.capacity * GIB)
-    settings = allocator_settings(arguments.allocator or "native", gpu, tape, pretended=capacity_bytes is not None)
-    if configured is not None:
-        settings = replace(
-            configured,
-            device_total_bytes=settings.device_total_bytes,
-            oldest_segment_first=settings.oldest_segment_first,
-            capacity_is_physical=settings.capacity_is_physical,
-        )
-    held_by_others = arguments.reserve
-    return on_card(
-        tape, gpu, settings, capacity_bytes, held_by_others, cluster=cluster, managed_bytes=tape.managed_bytes
-    )
-
-
-def allocator_from_environment(arguments: argparse.Namespace) -> AllocatorSettings | None:
-    """As the run itself would read it, unless --allocator says otherwise."""
-    conf = alloc_conf()
-    return settings_from_alloc_conf(conf) if arguments.allocator is None and conf else None
-
-
-def alloc_conf() -> str | None:
-    return next((os.environ[name] for name in ALLOC_CONF if os.environ.get(name)), None)
-
-
-def assumptions_of(launch: Launch, answer: Answer, arguments: argparse.Namespace) -> list[str]:
-    which = "all" if answer.finished else "the first"
-    told = [f"{which} {answer.steps} optimizer steps of the script"]
-    world = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
-    if world > 1:
-        told.append(f"rank 0 of {world} processes, {launch.nproc_per_node} on each machine")
-    if arguments.reserve:
-        told.append(others_hold(arguments.reserve))
-    if arguments.gpu is None:
-        told.append(f"no --gpu was given: {DEFAULT_GPU} is taken")
-    elif (taken := meant_by(arguments.gpu).note(arguments.gpu)) is not None:
-        told.append(taken)
-    if arguments.allocator is None and (conf := alloc_conf()):
-        told.append(f"the allocator is configured by the environment: {conf}")
-    return told
-
-
-def warnings_of(answer: Answer) -> list[str]:
-    told = []
-    if answer.steps < 2 and answer.error is None:
-        told.append(
-            f"the script took {answer.steps} optimizer steps; an optimizer's state exists from the second on, "
-            "so longer training may need more"
-        )
-    if answer.error is not None:
-        told.append(script_stopped(answer).splitlines()[0])
-    return told
-
-
-def script_stopped(answer: Answer) -> str:
-    return f"the script stopped after {answer.steps} steps: {in_short(f'{answer.error}{chr(10)}{answer.detail}')}"
-
-
-def in_short(message: str) -> str:
-    """A script's failure in one line, with the line of its own code: the last that lies in no installed package."""
-    if os.environ.get(DEBUG):
-        return message
-    first, _, traceback = message.partition("\n")
-    frames = _FRAME.findall(traceback)
-    own = [frame for frame in frames if "site-packages" not in frame[0]] or frames
-    return f"{first} ({own[-1][0]}:{own[-1][1]}; {DEBUG}=1 shows more)" if own else first
-
-
-def title_of(launch: Launch, gpu: Gpu) -> str:
+def title_of(found: ScriptTrace) -> str:
     """`train.py --epochs 3 on 8 x H100 SXM 80 GB`."""
+    launch = found.launch
     words = ("-m" if launch.as_module else "", launch.script, *without_secrets(launch.args))
     command = " ".join(filter(None, words))[:200]
     cards = (launch.nproc_per_node or 1) * (launch.nnodes or 1)
-    return f"{command} on {cards} x {card_name(gpu.name)}"
+    return f"{command} on {cards} x {card_name(found.on_card.gpu.name)}"
 
 
-def sections_of(held: OnCard, said: Prediction, arguments: argparse.Namespace) -> Sections:
-    named = [] if arguments.gpu is not None else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
+def sections_of(found: ScriptTrace, *, details: bool) -> Sections:
+    held = found.on_card
+    named = [] if found.gpu_given else [f"no --gpu was given: {card_name(held.gpu.name)} is taken"]
     links = [] if held.cluster is None else [f"links: {told}" for told in held.cluster.assumptions]
     evidence = evidence_for(held.gpu.name, held.stack, None, held.cluster is not None)
-    room = held.room.in_need(said.smallest_capacity_bytes)
+    room = held.room.in_need(found.smallest_capacity_bytes)
     return Sections(
         remarks=[*named, *links],
-        time=time_text(said.time, terminal=terminal_of(sys.stdout), fits=held.fits, details=arguments.details),
+        time=time_text(found.time, terminal=terminal_of(sys.stdout), fits=held.fits, details=details),
         trust=f"{trust(evidence, held.basis, room, None)}; your script's own allocations are followed one by one",
     )
-
-
-def details(figures: Figures, answer: Answer) -> dict[str, Any]:
-    """What a script's trace tells beyond a prediction."""
-    return {
-        "word": figures.word,
-        "steps": answer.steps,
-        "finished": answer.finished,
-        "error": answer.error,
-        "untraced": list(answer.untraced),
-        "versions": dict(figures.versions),
-        "phases": [peak._asdict() for peak in figures.phases],
-        "modules_bytes": dict(figures.modules),
-        "largest": [
-            {"total_bytes": alike.nbytes, "times": alike.times, **alike.block._asdict()}
-            for alike in grouped_blocks(figures.blocks)[:MOST_BLOCKS]
-        ],
-    }

@@ -1,4 +1,12 @@
-"""Cards: what torch sees of their memory, and what they can do."""
+"""Cards: what torch sees of their memory, and what they can do.
+
+catalog.py  The cards tunecast knows, by name
+cluster.py  The cards of a job, and what joins them: `cluster_of`
+grids.py    What a country's electricity emits: one table, `grids.toml`
+links.py    Links between cards, and the machines that have them: `links.toml`, `nodes.toml`
+names.py    A card's name as people write it
+spec.py     What a card is
+"""
 
 from __future__ import annotations
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.errors import UsageError, nearest
-from tunecast.hardware.names import is_geforce
 from tunecast.hardware.spec import Gpu
+from tunecast.records import NamedTuple
 from tunecast.tables import Tables, text_beside
 from tunecast.units import GB, GIB, MIB, TERA, gib
 
@@ -121,7 +121,7 @@ def _of_size(name: str, gb: int) -> Meant:
     nvidia = [card for card in alike if card.vendor == "NVIDIA" and card.dense_flop_per_s]
     usual = [card for card in nvidia if "bf16" in card.dense_flop_per_s] or nvidia or alike
     usual = [card for card in usual if "laptop" not in card.name] or usual
-    geforce = [card for card in usual if is_geforce(card.name)]
+    geforce = [card for card in usual if card.is_consumer]
     if not usual:
         sizes = sorted({int((card.nominal_bytes or 0) / GB) for card in gpus().values() if card.vendor in MODELLED})
         told = f"got {_shown(name)}; allowed: a card's name, or a size there is: {', '.join(map(str, sizes))} GB"
@@ -190,6 +190,10 @@ def _card(name: str) -> Gpu:
         pcie=fields.get("pcie", ""),
         link=fields.get("link", "none"),
         link_bytes_per_s=_scaled(fields.get("link_gb_per_s"), GB),
+        segment=fields.get("segment", ""),
+        through_host=fields.get("through_host", fields.get("segment") == "consumer"),
+        bridge=fields.get("bridge"),
+        offered_as=tuple(fields.get("offered_as", ())),
         notes=fields.get("notes", ""),
     )
 

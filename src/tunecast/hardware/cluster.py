@@ -10,19 +10,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
-from tunecast.hardware.links import Link, Node, interconnect, links, network, nodes
-from tunecast.hardware.names import card_name, is_geforce
+from tunecast.hardware.links import Link, NodeType, interconnect, links, network, nodes
+from tunecast.hardware.names import card_name
 from tunecast.hardware.spec import Gpu
 from tunecast.job.job import Job
-from tunecast.records import dataclass
+from tunecast.job.shardings import sharding_of
+from tunecast.records import NamedTuple, dataclass
 from tunecast.units import percent
 
-BRIDGED = dict.fromkeys(("rtx-3090", "rtx-3090-ti"), "nvlink3-bridge-ga102")
-"""GeForce cards that can have an NVLink bridge, which is bought apart: it has to be named."""
 HOME_GBIT_PER_S = 10.0
-"""Of a machine of GeForce cards: the Ethernet port of a workstation's board."""
+"""Of a machine of consumer cards: the Ethernet port of a workstation's board."""
 OFFICE_GBIT_PER_S = 100.0
 """Of any other machine nobody describes: what the largest machines of A10G and L4 have at AWS (nodes.toml)."""
 DIMENSIONS = ("tensor", "context", "sequence", "expert", "pipeline", "shard", "replicate", "data")
@@ -37,7 +35,7 @@ PARTS: dict[str, tuple[str, ...]] = {
 shards: their dimension is part of those."""
 
 
-class Group(NamedTuple):
+class RankGroup(NamedTuple):
     """Ranks that run a collective together."""
 
     ranks: int
@@ -74,7 +72,7 @@ class Cluster:
     def ranks(self) -> int:
         return math.prod(size for _, size in self.mesh)
 
-    def group(self, name: str, ranks: int | None = None) -> Group:
+    def group(self, name: str, ranks: int | None = None) -> RankGroup:
         """The ranks of a dimension (or of several, `PARTS`), all where it has no name.
 
         `ranks` is how many a tape says they are. Where that is not what the mesh has, ranks that share a sequence are
@@ -93,11 +91,11 @@ class Cluster:
             return self._group(own)
         inner = [size for dimension, size in self.mesh if dimension in ("tensor", *OF_A_ROW)]
         stride = found[0].stride if found else math.prod(inner) if name == "expert" else 1
-        return Group(ranks, min(ranks, max(1, self.gpus_per_node // stride)))
+        return RankGroup(ranks, min(ranks, max(1, self.gpus_per_node // stride)))
 
-    def _group(self, parts: list[_Part]) -> Group:
+    def _group(self, parts: list[_Part]) -> RankGroup:
         inside = math.prod(min(each.size, max(1, self.gpus_per_node // each.stride)) for each in parts)
-        return Group(math.prod(each.size for each in parts), inside)
+        return RankGroup(math.prod(each.size for each in parts), inside)
 
     def _strides(self) -> Iterator[_Part]:
         stride = 1
@@ -151,14 +149,14 @@ def mesh_of(job: Job) -> tuple[tuple[str, int], ...]:
     data = max(1, wanted.gpus * wanted.nodes // (parts.layers * model))
     expert = parts.expert if data % parts.expert == 0 else 1
     rest = data // expert
-    shard = math.gcd(rest, max(1, wanted.gpus // model)) if parts.data == "hsdp" else rest
-    outer = {"ddp": (("data", rest),), "hsdp": (("shard", shard), ("replicate", rest // shard))}
+    sharding = sharding_of(job)
+    inner = math.gcd(rest, max(1, wanted.gpus // model)) if sharding.replicates_machines else rest
     mesh = (
         ("tensor", parts.tensor),
         ("sequence" if parts.context_kind == "ulysses" else "context", parts.context),
         ("expert", expert),
         ("pipeline", parts.pipeline),
-        *outer.get(parts.data, (("shard", rest),)),
+        *zip(sharding.mesh, (inner, rest // inner), strict=False),
     )
     return tuple((name, size) for name, size in mesh if size > 1)
 
@@ -172,17 +170,17 @@ def domain_of(inside: Link, gpus: int, machines: int) -> int:
 
 def own_link(gpu: Gpu, gpus: int) -> Link:
     """The card's own link where it joins this many, else PCIe; through host memory where the driver wants it so."""
-    own = [link for link in links().values() if _has(gpu, link) and link.kind != "host"]
+    own = [link for link in links().values() if _has(gpu, link)]
     if own and (own[0].joins is None or gpus <= own[0].joins):
         return own[0]
-    host = [link for link in links().values() if _has(gpu, link) and link.kind == "host"]
-    return host[0] if host else pcie_link(gpu)
+    pcie = pcie_link(gpu)
+    return links()[f"host-{pcie.name}"] if gpu.through_host else pcie
 
 
 def too_many_for_a_machine(gpu: Gpu, gpus: int, machines: int) -> tuple[str, ...]:
     """A board's switch joins so many cards; more of them are several machines, which a job must say. Bridges join a
     pair of many, and their cards are PCIe's otherwise: nothing to say."""
-    own = next((link for link in links().values() if _has(gpu, link) and link.kind not in ("host", "pcie")), None)
+    own = next((link for link in links().values() if _has(gpu, link)), None)
     if own is None or "bridge" in own.name or own.joins is None or gpus <= own.joins:
         return ()
     each = next(count for count in range(own.joins, 0, -1) if gpus % count == 0)
@@ -203,7 +201,7 @@ def pcie_link(gpu: Gpu) -> Link:
     return links().get(f"pcie{generation}-x{lanes}") or links()[f"pcie{generation}-x16"]
 
 
-def reference_node(gpu: Gpu) -> Node | None:
+def reference_node(gpu: Gpu) -> NodeType | None:
     """The reference design of the card, or of one with the same link: other memory, the next chip on the same board."""
     known = [node for node in nodes().values() if node.provider == "reference"]
     exact = [node for node in known if node.gpu == gpu.name]
@@ -221,8 +219,8 @@ def _inside(gpu: Gpu, gpus: int, named: str | None) -> tuple[Link, str]:
     other = "hardware.interconnect changes it"
     if link.kind == "host":
         how = f"{card}s exchange data through host memory"
-        if gpu.name in BRIDGED:
-            other = f"with an NVLink bridge: hardware.interconnect: {BRIDGED[gpu.name]}"
+        if gpu.bridge is not None:
+            other = f"with an NVLink bridge: hardware.interconnect: {gpu.bridge}"
     elif link.kind == "pcie":
         how = f"{card}s exchange data peer to peer over PCIe"
     elif "bridge" in link.name:
@@ -237,7 +235,7 @@ def _between(gpu: Gpu, gpus: int, given: float | None) -> tuple[Link, str]:
     say = "clusters differ 40-fold: set yours with hardware.inter_node_gbps"
     if node is not None and node.fabric is not None and node.inter_node_gbit_per_s is not None:
         fabric, gbit, like = node.fabric, node.inter_node_gbit_per_s / node.gpus, f"{node.name}, a reference design"
-    elif is_geforce(gpu.name):
+    elif gpu.is_consumer:
         fabric, gbit, like = "ethernet-tcp", HOME_GBIT_PER_S / gpus, "one 10 Gb/s port per machine"
     else:
         fabric, gbit, like = "ethernet-tcp", OFFICE_GBIT_PER_S / gpus, "100 Gb/s per machine"

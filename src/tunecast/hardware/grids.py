@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.errors import UsageError, nearest
+from tunecast.records import NamedTuple
 from tunecast.tables import Tables, text_beside
 
 FIELD = "hardware.country"

@@ -51,7 +51,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeType:
     """One machine. What nobody has said is None."""
 
     name: str
@@ -83,7 +83,7 @@ def links() -> Mapping[str, Link]:
 
 
 @cache
-def nodes() -> Mapping[str, Node]:
+def nodes() -> Mapping[str, NodeType]:
     """Every machine, by name."""
     return {name: _node(name, fields) for name, fields in _table("nodes.toml").items()}
 
@@ -133,10 +133,10 @@ def _link(name: str, fields: Mapping[str, Any]) -> Link:
     )
 
 
-def _node(name: str, fields: Mapping[str, Any]) -> Node:
+def _node(name: str, fields: Mapping[str, Any]) -> NodeType:
     nics, each = fields.get("nics"), fields.get("nic_gbit_per_s")
     total = fields.get("inter_node_gbit_per_s", None if nics is None or each is None else nics * each)
-    return Node(
+    return NodeType(
         name=name,
         provider=fields["provider"],
         gpu=fields["gpu"],

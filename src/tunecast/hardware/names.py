@@ -11,15 +11,9 @@ _WORDS: Mapping[str, str] = {
     **{"gaudi2": "Gaudi 2", "gaudi3": "Gaudi 3"},
 }
 _SIZE = re.compile(r"(\d+)gb")
-_GEFORCE = re.compile(r"rtx-[2-9]0[5-9]0")
 
 
 def card_name(name: str) -> str:
     """`rtx-4090` is an `RTX 4090`, `a100-sxm-80gb` an `A100 SXM 80 GB`. Of a name in gpus.toml."""
     words = (_WORDS.get(word) or _SIZE.sub(r"\1 GB", word).upper() for word in name.split("-"))
     return " ".join(words)
-
-
-def is_geforce(name: str) -> bool:
-    """A card of people's own machines."""
-    return _GEFORCE.match(name) is not None

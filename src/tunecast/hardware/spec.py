@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from tunecast.records import dataclass, field
+from tunecast.result import Result
 
 if TYPE_CHECKING:
     from datetime import date
 
 
 @dataclass(frozen=True)
-class Gpu:
+class Gpu(Result):
     """One device of torch. What nobody is known to have published or measured is None."""
+
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("name", "vendor", "architecture", "released", "compute_capability", "sm_count", "memory_bytes"),
+        *("nominal_bytes", "memory_type", "memory_bytes_per_s", "dense_flop_per_s", "achieved_flop_per_s", "l2_bytes"),
+        *("tdp_w", "pcie", "link", "link_bytes_per_s", "context_bytes", "training_context_bytes", "notes"),
+        *("unverified", "source", "checked"),
+    )
+    FROM: ClassVar[Mapping[str, str]] = {"compute_capability": "capability"}
 
     name: str
     vendor: str
@@ -48,4 +57,21 @@ class Gpu:
     """How cards of one machine are joined."""
     link_bytes_per_s: float | None = None
     """All links of a card together, one way."""
+    segment: str = ""
+    """consumer: of people's own machines."""
+    through_host: bool = False
+    """Its driver lets no card reach another's memory: they exchange data through the host's."""
+    bridge: str | None = None
+    """The NVLink bridge it can have, which is bought apart: it has to be named."""
+    offered_as: tuple[str, ...] = ()
+    """What price lists call it, in capitals without spaces and dashes."""
     notes: str = ""
+
+    @property
+    def is_consumer(self) -> bool:
+        return self.segment == "consumer"
+
+    @property
+    def capability(self) -> str | None:
+        """`9.0`."""
+        return ".".join(map(str, self.compute_capability)) if any(self.compute_capability) else None

@@ -1,4 +1,37 @@
-"""A job: what is to be trained, how and where; read from a file, flags or a model's name."""
+"""A job: what is to be trained, how and where; read from a file, flags or a model's name.
+
+catalogue.py    The bundled models, searched by words and described: what can be named without a network
+check.py        What contradicts what in a job
+config_keys.py  What kind of value each key of a config.json has, as far as anything here reads it
+defaults.py     docs/defaults.md, made from the fields themselves
+fetch.py        One request to a server that is not trusted: bounded in bytes and in time, the token for its own host
+                only
+fields.py       How a field of a job is declared: its knob rides in the dataclass field's metadata
+flags.py        The command line's flags for a job, derived from its fields: no second list to keep
+foreign.py      What other trainers call a job's fields and values: the names flags, `--set` and `--to` accept besides
+                our own
+groups.py       What a job's fields are about: the tables of docs/defaults.md and the groups of --help-all
+hub.py          The Hugging Face Hub, as little of it as is needed: config.json and the headers of safetensors files
+job.py          The Job: everything that decides what a fine-tuning run does to a GPU, as one frozen value
+knob.py         A knob: one field of a job
+lengths.py      How long the samples of a data set are: a list, a file, or a distribution, as `data.lengths` of a job
+                says
+mapping.py      A job from a mapping, as YAML, JSON or flags give it
+model.py        A model's architecture from its config.json: bundled, on disk, or on the Hub
+names.py        The names a job's choices go by, and other spellings of them
+optimizers.py   The optimizers a job may name: transformers' `optim` names in its order, and what it has no name for
+parallel.py     How a job is split over cards: the fields of `parallel`
+registry.py     The models tunecast knows without a network: models.toml tells of them, models/<name>.json is each
+                one's config.json
+safetensors.py  What a safetensors file holds, from its header alone: how many values of which dtype
+sections.py     The parts of a job that have fields of their own
+shardings.py    How data-parallel ranks may hold the model: the declaration of every `parallel.data`
+stacks.py       The training stacks a job may name: what each supports, sets and is known to do, as one light
+                declaration
+writer.py       Files that are written whole or not at all: a reader never sees half of one, and nothing is left where
+                it fails
+readers/        Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags
+"""
 
 from __future__ import annotations
 

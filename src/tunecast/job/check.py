@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.job.fields import knobs_of
 from tunecast.job.knob import Problem, shown
 from tunecast.job.sections import Lora, Quantization
+from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
+from tunecast.records import NamedTuple
 
 Values = Mapping[str, Any]
 Objection = Callable[[Values], str | Problem | None]
 
 MODELLED_TASKS = ("sft", "pretrain")
-SHARDED = ("zero1", "zero2", "zero3", "fsdp", "hsdp")
 
 
 class Rule(NamedTuple):
@@ -50,7 +51,7 @@ def contradictions(values: Values, given: Collection[str], wrong: Collection[str
 
     `given` names the fields that were set: a section that says how to do what the method does not do is refused.
     """
-    found = [] if "method" in wrong else _in_vain(values, [name for name in given if name not in wrong])
+    found = [] if "method" in wrong else in_vain(values, [name for name in given if name not in wrong])
     wrong = {*wrong, *(problem.field for problem in found)}
     for fields, objection in RULES:
         if not any(field in wrong for field in fields):
@@ -60,7 +61,7 @@ def contradictions(values: Values, given: Collection[str], wrong: Collection[str
     return found
 
 
-def _in_vain(values: Values, given: Collection[str]) -> list[Problem]:
+def in_vain(values: Values, given: Collection[str]) -> list[Problem]:
     method, quantised = values["method"], values["quantization.format"] not in (None, "float8")
     problems = []
     for name in given:
@@ -306,28 +307,29 @@ def layers_stay_in_one_machine(v: Values) -> str | None:
 @rule("parallel.data", "parallel.layers")
 def spread_layers_are_not_sharded(v: Values) -> str | None:
     """transformers refuses device_map with ZeRO-3, and accelerate refuses it in any distributed mode."""
-    if v["parallel.layers"] == 1 or v["parallel.data"] not in SHARDED:
+    if v["parallel.layers"] == 1 or SHARDINGS[v["parallel.data"]].is_replicated:
         return None
     got = f'got {v["parallel.data"]} with layers {v["parallel.layers"]} (device_map="auto")'
-    return f"{got}; allowed: ddp, or layers: 1; nearest: ddp"
+    return f"{got}; allowed: {REPLICATED}, or layers: 1; nearest: {REPLICATED}"
 
 
 @rule("parallel.offload", "parallel.data")
 def offload_needs_sharding(v: Values) -> str | None:
     """DeepSpeed offloads the optimizer with ZeRO 1 to 3, parameters with 3; FSDP's offload moves both."""
     data, offload = v["parallel.data"], v["parallel.offload"]
-    able = {"optimizer": ("zero1", "zero2", "zero3"), "parameters": ("zero3", "fsdp", "hsdp")}
-    if offload == "none" or data in able[offload]:
+    able = SHARDINGS[data].offloads
+    if offload == "none" or offload in able:
         return None
-    near = next((kind for kind, kinds in able.items() if data in kinds), "none")
-    return f"got {offload} with parallel.data {data}; allowed: with {' or '.join(able[offload])}; nearest: {near}"
+    near = next(iter(able), "none")
+    others = " or ".join(able_to_offload(offload))
+    return f"got {offload} with parallel.data {data}; allowed: with {others}; nearest: {near}"
 
 
 @rule("run.save_only_model", "parallel.state_dict_type", "parallel.data")
 def parts_of_a_model_come_with_the_optimizer(v: Values) -> str | None:
     """transformers 5.17.0, trainer.py: "save_only_model option is not compatible with FSDP state dict type
     'SHARDED_STATE_DICT'"."""
-    sharded = v["parallel.data"] in ("fsdp", "hsdp") and v["parallel.state_dict_type"] == "sharded"
+    sharded = SHARDINGS[v["parallel.data"]].is_fsdp and v["parallel.state_dict_type"] == "sharded"
     if not v["run.save_only_model"] or not sharded:
         return None
     return (
@@ -340,7 +342,8 @@ def parts_of_a_model_come_with_the_optimizer(v: Values) -> str | None:
 def nvme_needs_zero_3(v: Values) -> str | None:
     """DeepSpeed has code that swaps to drives in stage3.py alone; FSDP has none."""
     device, offload, data = (v[f"parallel.{name}"] for name in ("offload_device", "offload", "data"))
-    if device == "cpu" or (data == "zero3" and offload != "none"):
+    if device == "cpu" or (SHARDINGS[data].uses_drives and offload != "none"):
         return None
     got = f"got {device} with parallel.data {data} and offload {offload}"
-    return f"{got}; allowed: with zero3 and offload optimizer or parameters; nearest: cpu"
+    able = " or ".join(name for name, sharding in SHARDINGS.items() if sharding.uses_drives)
+    return f"{got}; allowed: with {able} and offload optimizer or parameters; nearest: cpu"

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import isfinite
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.job.knob import Problem, shown
+from tunecast.records import NamedTuple
 
 LONGEST_WORD = 64
 

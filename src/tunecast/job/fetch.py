@@ -6,8 +6,10 @@ import http.client
 import threading
 import urllib.error
 import urllib.request
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 from urllib.parse import urlsplit
+
+from tunecast.records import NamedTuple
 
 MOST_REDIRECTS = 5
 CHUNK_BYTES = 64 * 1024

@@ -10,13 +10,13 @@ import argparse
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
-from typing import NamedTuple
 
 from tunecast.errors import UsageError
 from tunecast.job.foreign import fields_meant, plain
 from tunecast.job.groups import ORDER, group_of
 from tunecast.job.job import all_knobs, sections
 from tunecast.job.knob import Kind, shown
+from tunecast.records import NamedTuple
 
 PREFIX = "job:"
 """Of an argument's name in the namespace, so that no command's own argument is taken for a field of the job."""

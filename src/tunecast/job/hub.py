@@ -12,13 +12,13 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.bounds import bounded_bytes, decoded
 from tunecast.job.safetensors import MOST_INDEX_BYTES, Weights, header_counts, shards, weights_of
-from tunecast.records import dataclass, field
+from tunecast.records import NamedTuple, dataclass, field
 from tunecast.units import KIB
 
 if TYPE_CHECKING:

@@ -15,10 +15,13 @@ from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
 from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
 from tunecast.job.knob import Knob, Problem, raise_if_any, shown
-from tunecast.job.names import DTYPES, METHODS, OPTIMIZERS, OWN_OPTIMIZERS, STACKS, TASKS
+from tunecast.job.names import DTYPES, METHODS, TASKS
+from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.parallel import Parallel
 from tunecast.job.sections import Data, Hardware, Lora, Quantization, Run
+from tunecast.job.stacks import DEFAULT_STACK, STACKS
 from tunecast.records import dataclass
+from tunecast.result import notebook_html
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
 
@@ -49,7 +52,7 @@ class Job(Section):
         choices=METHODS,
         aka=("finetuning_type", "adapter", "peft_method"),
     )
-    stack: str = field("choice", "transformers", OURS, "whose kernels, casts and loss", choices=STACKS)
+    stack: str = field("choice", DEFAULT_STACK, OURS, "whose kernels, casts and loss", choices=tuple(STACKS))
     transformers_version: str | None = field(
         "text",
         None,
@@ -106,10 +109,10 @@ class Job(Section):
     )
     optimizer: str = field(
         "choice",
-        "adamw_torch_fused",
-        transformers("TrainingArguments.optim", "adamw_torch_fused"),
+        DEFAULT_OPTIMIZER,
+        transformers("TrainingArguments.optim", DEFAULT_OPTIMIZER),
         "transformers' `optim`, or muon; its default holds from torch 2.8 on",
-        choices=(*OPTIMIZERS, *OWN_OPTIMIZERS),
+        choices=tuple(OPTIMIZERS),
         aka=("optim", "optimiser"),
     )
     optimizer_in_backward: bool = field(
@@ -269,6 +272,9 @@ class Job(Section):
         quantization = records.replace(self.quantization, format=values["quantization.format"])
         object.__setattr__(self, "quantization", quantization)
         raise_if_any(contradictions(values, given=changed(values)))
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
     def is_given(self, field: str) -> bool:
         """Whether somebody chose this field's value."""

@@ -10,11 +10,11 @@ import math
 import re
 import reprlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from tunecast.errors import UsageError, nearest
 from tunecast.job.names import SAME
-from tunecast.records import dataclass
+from tunecast.records import NamedTuple, dataclass
 from tunecast.units import bytes_from
 
 Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes"]

@@ -20,12 +20,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from itertools import pairwise
-from typing import NamedTuple
 
 from tunecast.errors import UsageError, nearest
 from tunecast.job.job import Data
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import bounded_text
+from tunecast.records import NamedTuple
 from tunecast.tables import Tables, text_beside
 from tunecast.units import MIB
 

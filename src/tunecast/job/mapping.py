@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.job.check import contradictions, settled
+from tunecast.job.check import contradictions, in_vain, settled
 from tunecast.job.fields import REQUIRED
 from tunecast.job.foreign import called, fields_of_meaning, plain, remark, spelling
 from tunecast.job.job import Job, all_knobs, sections
@@ -28,8 +28,9 @@ def job_from_dict(mapping: object) -> Job:
     if values["lengths"] is not None and "seq_len" not in given:
         values["seq_len"] = max(values["lengths"])
     problems += _null_and_qlora(given, values, bad)
-    problems += contradictions(settled(values), given, bad)
-    raise_if_any(problems)
+    full = settled(values)
+    if problems or in_vain(full, given):  # else the job itself goes through the rules
+        raise_if_any([*problems, *contradictions(full, given, bad)])
     return job_from_flat(values, frozenset(given))
 
 

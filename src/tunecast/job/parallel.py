@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tunecast.job.fields import OURS, Section, accelerate, field
 from tunecast.job.knob import Origin
+from tunecast.job.shardings import REPLICATED, SHARDINGS
 from tunecast.records import dataclass
 
 
@@ -11,10 +12,10 @@ from tunecast.records import dataclass
 class Parallel(Section):
     data: str = field(
         "choice",
-        "ddp",
+        REPLICATED,
         OURS,
         "how data-parallel ranks hold the model",
-        choices=("ddp", "zero1", "zero2", "zero3", "fsdp", "hsdp"),
+        choices=tuple(SHARDINGS),
     )
     fsdp_version: int | None = field(
         "int",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunecast.errors import NotResolved
-from tunecast.predict.calibration import SCHEMA
+from tunecast.prediction.time.calibration import SCHEMA
 from tunecast.tape.trace.interpreter import tracing_python
 
 PROGRAM = Path(__file__).parent / "measure.py"

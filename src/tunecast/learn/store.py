@@ -17,7 +17,7 @@ from tunecast.errors import NotResolved, TunecastError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tunecast.predict.calibration import Calibration
+    from tunecast.prediction.time.calibration import Calibration
 
 MOST_BYTES = 1 << 20
 
@@ -51,7 +51,7 @@ def kept(gpu: str, environ: Mapping[str, str] = os.environ) -> Calibration | Non
         pass
     from tunecast.job.readers.bounds import bounded_text
     from tunecast.job.readers.json import parsed
-    from tunecast.predict.calibration import calibration_from
+    from tunecast.prediction.time.calibration import calibration_from
 
     path = path_of(gpu, environ)
     try:

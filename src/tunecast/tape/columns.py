@@ -1,6 +1,6 @@
 """A program's columns, of 100,000 rows and more: by C where that was compiled, else here.
 
-`predict/native.py` has the C code and hands it over (`by`), since nothing here may look that way.
+`prediction/native/__init__.py` has the C code and hands it over (`by`), since nothing here may look that way.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import compress, pairwise
-from typing import Any, NamedTuple
+from typing import Any
+
+from tunecast.records import NamedTuple
 
 FREE = -1
 """In the column of sizes: a row that frees. What is less is a mark, what is not asks for so many bytes."""

@@ -11,22 +11,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol
 
+from tunecast.records import NamedTuple
+from tunecast.tape.columns import numbers
 from tunecast.tape.op import Begin, Phase, Role
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch
-
-
-class Structure(Protocol):
-    """A step's rows whose sizes are places in a table (`tape/build/shapes.py`)."""
-
-    @property
-    def program(self) -> Program: ...
-    @property
-    def places(self) -> array[int]: ...
-    @property
-    def turns(self) -> array[int] | None: ...
-
+from tunecast.tape.structure import Structure
 
 MicroBatch = tuple[int, int, bool, int]
 """Rows, the length they are padded to, whether attention is given a mask, and how many tokens are padding."""
@@ -39,7 +29,7 @@ class NotComposable(Exception):
 
 
 class Composed(NamedTuple):
-    """The run as it is replayed (predict/long_run.py, predict/_native.c)."""
+    """The run as it is replayed (prediction/memory/long_run.py, prediction/native/_native.c)."""
 
     blocks: array[int]
     places: array[int]
@@ -281,6 +271,56 @@ class _Composer:
         self.places.extend([place] * len(names))
         self.streams.extend([0] * len(names))
         return Stretch(begin, start, len(self.blocks), ())
+
+
+def composed(program: Program) -> Composed:
+    """A run whose sizes are numbers, as one that was put together: each row has its own size."""
+    schedule = program.schedule
+    places = numbers([row if size >= 0 else size for row, size in enumerate(program.sizes)])
+    streams = array("q", program.streams or ())
+    held = program.roles
+    if isinstance(held, Mapping):  # of a traced tape, whose numbers may have gaps
+        roles = [held.get(block, Role.TEMPORARIES) for block in range(schedule.names)]
+    else:
+        roles = list(held)
+    rows, renames, sizes = schedule.rows, schedule.renames, numbers(program.sizes)
+    return Composed(
+        schedule.blocks,
+        places,
+        streams,
+        schedule.names,
+        rows,
+        renames,
+        sizes,
+        roles,
+        schedule.stretches,
+        len(program.order),
+    )
+
+
+def with_evaluation(run: Composed, evaluation: Program) -> Composed:
+    """The run, and after its last step a batch of an evaluation. What it leaves stays, as what training left does."""
+    again = again_of(evaluation)
+    start, end = evaluation.bounds[again], evaluation.bounds[again + 1]
+    left = evaluation.left[again - 1] if again else []  # by the batch before, which there was none of: no bytes
+    at, first = len(run.table), len(run.blocks)
+    sizes = [0] * len(left) + list(evaluation.sizes[start:end])
+    blocks = array("q", [run.names + block for block in (*left, *evaluation.blocks[start:end])])
+    streams = run.streams or array("q", bytes(8 * first))
+    own = evaluation.streams or array("q", bytes(8 * len(evaluation.sizes)))
+    streams = streams + array("q", bytes(8 * len(left))) + array("q", own[start:end])
+    taken = Stretch(Begin(Phase.FORWARD, run.steps), first, first + len(blocks), ())
+    return run._replace(
+        blocks=array("q", run.blocks) + blocks,
+        places=array("q", run.places) + array("q", [n if size >= 0 else size for n, size in enumerate(sizes)]),
+        streams=streams if any(streams) else array("q"),
+        names=run.names + len(evaluation.roles),
+        rows=array("q", run.rows) + array("q", [first, first + len(blocks), len(run.renames) // 2, at]),
+        table=array("q", run.table) + array("q", sizes),
+        roles=[*run.roles, *(evaluation.roles[block] for block in range(len(evaluation.roles)))],
+        stretches=[*run.stretches, (run.steps, taken)],
+        steps=run.steps + 1,
+    )
 
 
 def again_of(program: Program) -> int:

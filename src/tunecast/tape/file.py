@@ -26,9 +26,10 @@ import zlib
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 from tunecast.errors import NotResolved, TunecastError
+from tunecast.records import NamedTuple
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Op, Phase, Role, Tape
 from tunecast.units import MIB
 

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from tunecast.records import dataclass, field
+from tunecast.records import NamedTuple, dataclass, field
 from tunecast.tape.columns import Lives, lives, marks, shifted
-from tunecast.tape.layers import NotRepeating, Run, Sweep, aligned, births_of, nth_of, stood_for, sweeps_of
+from tunecast.tape.layers import LayerRun, NotRepeating, Sweep, aligned, births_of, nth_of, stood_for, sweeps_of
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Free, Op, Phase, Role, Tape
 from tunecast.tape.pattern import Pattern, Values
 from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program
 from tunecast.tape.schedule import NotRepeatable
 
 
-class Short(NamedTuple):
-    """What was built, for its operations: a step for each of `lengths`."""
+class Operations(NamedTuple):
+    """The operations of a run that was built: a step for each of `lengths`."""
 
     pattern: Pattern
     lengths: tuple[int, ...]
@@ -32,15 +32,15 @@ class Short(NamedTuple):
 
 @dataclass(frozen=True)
 class Folded:
-    """A tape that is not written out yet: its program, and how to write it out."""
+    """A run whose tape is not written out: its program, and how to write its tape out."""
 
     program: Program
     make_tape: Callable[[], Tape]
     guesses: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    short: Short | None = None
-    """With its operations, where those were asked for."""
+    operations: Operations | None = None
+    """Where those were asked for."""
 
 
 Columns: TypeAlias = "tuple[array[int], array[int]]"
@@ -54,7 +54,7 @@ class Template:
 
     __slots__ = ("begins", "columns", "others", "places", "roles", "run", "sizes", "streams", "sweep")
 
-    def __init__(self, run: Run, sweep: int, births: dict[int, tuple[Template, int]], copies: bool) -> None:
+    def __init__(self, run: LayerRun, sweep: int, births: dict[int, tuple[Template, int]], copies: bool) -> None:
         self.run, self.sweep = run, sweep
         self.sizes = array("q")
         self.streams = array("q")
@@ -124,7 +124,7 @@ def folded_program(tape: Tape, whole: Sequence[int] | None, order: Sequence[int]
     made = [
         (sweep, {run.layer: Template(run, number, births, whole is not None) for run in sweep.runs})
         for number, sweep in enumerate(
-            sweeps_of(tape, max(whole) + 1) if whole else (Sweep((Run(None, tape.events),)),)
+            sweeps_of(tape, max(whole) + 1) if whole else (Sweep((LayerRun(None, tape.events),)),)
         )
     ]
     blocks, sizes, streams = array("q"), array("q"), array("q")

@@ -20,9 +20,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import takewhile
-from typing import Any, NamedTuple
+from typing import Any
 
-from tunecast.records import dataclass
+from tunecast.records import NamedTuple, dataclass
 from tunecast.tape.op import Alloc, Event, Free, Op, Role, Tape, with_frees_in_order
 
 NUMBERED = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
@@ -32,7 +32,7 @@ class NotRepeating(Exception):
     """The tape does not fall into one run a layer; trace all layers instead."""
 
 
-class Run(NamedTuple):
+class LayerRun(NamedTuple):
     """Consecutive events of one layer (None: outside the layers)."""
 
     layer: int | None
@@ -51,7 +51,7 @@ class Birth(NamedTuple):
 class Sweep:
     """One pass over the layers in rising or falling order, or a stretch outside them (a single run)."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[LayerRun, ...]
 
     @property
     def falls(self) -> bool:
@@ -163,7 +163,7 @@ def sweeps_of(tape: Tape, layers: int) -> tuple[Sweep, ...]:
     Where one pass turns into the next (rising to the last layer, then falling) the run at the turn holds the end of
     the one and the beginning of the other; it is kept in the earlier.
     """
-    sweeps: list[list[Run]] = []
+    sweeps: list[list[LayerRun]] = []
     direction = 0
     for run in _runs_of(tape, layers):
         before = sweeps[-1][-1].layer if sweeps else None
@@ -185,7 +185,7 @@ NOWHERE = -1
 """The tag of events that name no module: they belong to the layer around them, if one is around them."""
 
 
-def _runs_of(tape: Tape, layers: int) -> list[Run]:
+def _runs_of(tape: Tape, layers: int) -> list[LayerRun]:
     """What a layer's operation makes is that layer's, whoever's gradient it will be. A free belongs to the layer that
     runs; but what layer 0 lets go of beyond its neighbour it does for all of them (the end of a backward pass does, and
     a gradient that every layer added to in place goes there): each such block's own layer has it."""
@@ -216,7 +216,7 @@ def _runs_of(tape: Tape, layers: int) -> list[Run]:
             events = []
             runs.append((tag, events))
         events.append(event)
-    return [Run(tag, tuple(events)) for tag, events in _absorb_gaps(runs)]
+    return [LayerRun(tag, tuple(events)) for tag, events in _absorb_gaps(runs)]
 
 
 class _Layers(dict[str, int | None]):
@@ -270,7 +270,7 @@ def is_workspace(module: str) -> bool:
     return module.endswith(WORKSPACE)
 
 
-def births_of(run: Run) -> list[int]:
+def births_of(run: LayerRun) -> list[int]:
     """A run's blocks in the order they are made; workspaces, which the first run alone makes, after all others, so that
     the others have the same place in every run."""
     made = [event for event in run.events if type(event) is Alloc]
@@ -278,7 +278,7 @@ def births_of(run: Run) -> list[int]:
     return [event.block for event in made if not late or event.block not in late] + late
 
 
-def aligned(run: Run, other: Run) -> list[int | None]:
+def aligned(run: LayerRun, other: LayerRun) -> list[int | None]:
     """Of each birth in a run, which of the births in another layer's run it is like.
 
     Where a pass begins, its first layer may make a block more than the rest (there a gradient is not yet anybody's to
@@ -335,7 +335,7 @@ def _extend(sweeps: Sequence[Sweep], container: str, head: int, period: int, cop
     return out
 
 
-def stood_for(sweep: Sweep, whole: Sequence[int]) -> Iterator[tuple[Run, int | None]]:
+def stood_for(sweep: Sweep, whole: Sequence[int]) -> Iterator[tuple[LayerRun, int | None]]:
     """The runs of a sweep over more layers, each with the layer it now stands for: `whole` has of each of those the
     layer that stands for it."""
     if sweep.runs[0].layer is None:
@@ -350,7 +350,7 @@ def stood_for(sweep: Sweep, whole: Sequence[int]) -> Iterator[tuple[Run, int | N
     yield from reversed(found) if sweep.falls else found
 
 
-def longer(sweep: Sweep, head: int, period: int, copies: int) -> Iterator[tuple[Run, int | None]]:
+def longer(sweep: Sweep, head: int, period: int, copies: int) -> Iterator[tuple[LayerRun, int | None]]:
     """The runs of a sweep over `copies * period` more layers, each with the layer it now stands for."""
     if sweep.runs[0].layer is None:
         yield sweep.runs[0], None
@@ -373,7 +373,7 @@ class _Copied:
     def __init__(self, sweeps: Sequence[Sweep], last_copied: int, added: int) -> None:
         self.last_copied, self.added = last_copied, added
         self.numbers: dict[Birth, int] = {}
-        self.runs: dict[tuple[int, int | None], Run] = {}
+        self.runs: dict[tuple[int, int | None], LayerRun] = {}
         """Of each sweep and layer, the run that stands for it."""
         self._short = {(number, run.layer): run for number, sweep in enumerate(sweeps) for run in sweep.runs}
         self._aligned: dict[tuple[int, int | None, int | None], list[int | None]] = {}

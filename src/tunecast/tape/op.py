@@ -21,9 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
 
-from tunecast.records import dataclass, field, replace
+from tunecast.records import NamedTuple, dataclass, field, replace
 
 MANY = "(many)"
 """The module of an operation on a list of tensors of many modules: an optimizer's, a gradient norm's."""
@@ -75,6 +74,14 @@ class Op(NamedTuple):
     """Autograd's engine runs it, in C++; else Python does. Never of what a backward pass computes again."""
     layout: str = ""
     """What keeps its kernel from moving 16 bytes at a time through everything: `SPREAD`, `CROSSED` or `OFF_GRID`."""
+
+    @property
+    def work(self) -> tuple[object, ...]:
+        """All fields but `module` and `source`: operations that are alike in these take the same time."""
+        return (
+            self.name, self.flops, self.read_bytes, self.written_bytes, self.kernels, self.dtype, self.shapes,
+            self.stream, self.group, self.by_engine, self.layout,
+        )  # fmt: skip
 
 
 SPREAD = "spread"

@@ -7,27 +7,28 @@ values that the structure holds for; a step for some of them is its distinct ope
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
 from tunecast.tape.shorten import Standing
-from tunecast.tape.step import Layout, Section, Step, sections_of, with_micro_batches
-from tunecast.tape.symbols import Asked, Symbol
+from tunecast.tape.step import Layout, Step, StepSection, sections_of, with_micro_batches
+from tunecast.tape.symbols import Guards, Symbol
 
 Values = tuple[Any, ...]
 """Of the symbols."""
-SIZED = (2, 3, 4, 5, 7)
-"""The fields of an operation that may be computed: FLOPs, bytes read and written, kernels, shapes."""
+SIZED = [Op._fields.index(name) for name in ("flops", "read_bytes", "written_bytes", "kernels", "shapes")]
+"""The places of the fields of an operation that may be expressions."""
 
 
 class Pattern:
     """`tape` as it was built; `standing` says for which layers its layers stand (None: all are there)."""
 
-    def __init__(self, tape: Tape, standing: Standing | None, asked: Asked | None = None, names: str = "") -> None:
+    def __init__(self, tape: Tape, standing: Standing | None, guards: Guards | None = None, names: str = "") -> None:
         self._tape: Tape | None = tape
         """Until it is cut: what memory asks for in it is not needed any more."""
         self._steps: dict[int, list[Event]] = {}
-        self._standing, self._asked, self._names = standing, asked, names
+        self._standing, self._guards, self._names = standing, guards, names
         self._numbered: dict[int, _Numbered] = {}
         self._layouts: dict[tuple[int, int], Layout] = {}
         self._last: tuple[int, Values, tuple[Op, ...]] | None = None
@@ -54,8 +55,8 @@ class Pattern:
                 if type(event) is Op or type(event) is Begin:
                     events.append(event)
             self._tape = None
-        found = _Numbered(sections_of(self._steps.pop(number), self._standing), self._asked, self._names)
-        if self._asked is not None:  # all its steps are of one length, and this one stands for them
+        found = _Numbered(sections_of(self._steps.pop(number), self._standing), self._guards, self._names)
+        if self._guards is not None:  # all its steps are of one length, and this one stands for them
             self._steps.clear()
         return found
 
@@ -72,8 +73,8 @@ class _Placed(NamedTuple):
 class _Numbered:
     """One step of a tape."""
 
-    def __init__(self, sections: Sequence[Section], asked: Asked | None, names: str) -> None:
-        self._sizes = _Sizes(asked is not None)
+    def __init__(self, sections: Sequence[StepSection], guards: Guards | None, names: str) -> None:
+        self._sizes = _Sizes(guards is not None)
         known: dict[Any, int] = {}
         same: dict[Any, Any] = {}
         self._templates: list[Op] = []
@@ -102,10 +103,10 @@ class _Numbered:
         self._computed = [
             (place, [(field, self._sizes.place(op[field])) for field in SIZED if _is_symbolic(op[field])])
             for place, op in enumerate(self._templates)
-            if asked is not None and any([_is_symbolic(op[field]) for field in SIZED])
+            if guards is not None and any([_is_symbolic(op[field]) for field in SIZED])
         ]
         self._values: Callable[..., tuple[Any, ...]] | None = (
-            None if asked is None else asked.computed(self._sizes.codes, names)
+            None if guards is None else guards.compile(self._sizes.codes, names)
         )
 
     def distinct(self, values: Values) -> tuple[Op, ...]:

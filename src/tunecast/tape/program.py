@@ -11,9 +11,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
-from tunecast.records import dataclass, replace
+from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.tape.columns import FREE as FREE
 from tunecast.tape.columns import lives, marks, numbers
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
@@ -51,8 +50,8 @@ class Crossings(NamedTuple):
     requests: int
 
 
-class Plan(NamedTuple):
-    """The run as the C code reads it (predict/_native.c)."""
+class ReplaySchedule(NamedTuple):
+    """The run as the C code reads it (prediction/native/_native.c)."""
 
     blocks: array[int]
     names: int
@@ -93,11 +92,11 @@ class Program:
     def with_sizes(self, sizes: Sequence[int]) -> Program:
         """The same rows with other sizes: what depends on no size is kept."""
         other = replace(self, sizes=sizes)
-        other.__dict__.update(stretches=self.stretches, plan=self.plan, _crossings=self._crossings)
+        other.__dict__.update(stretches=self.stretches, schedule=self.schedule, _crossings=self._crossings)
         return other
 
     @cached_property
-    def plan(self) -> Plan:
+    def schedule(self) -> ReplaySchedule:
         taken: list[tuple[int, Stretch]] = []
         rows, renames = array("q"), array("q")
         for position in range(-1, len(self.order)):
@@ -107,7 +106,7 @@ class Program:
                 taken.append((position, stretch))
                 rows.extend((stretch.start, stretch.end, len(renames) // 2, 0))
         names = len(self.roles) if isinstance(self.roles, Sequence) else max(self.roles, default=0) + 1
-        return Plan(numbers(self.blocks), names, rows, renames, taken)
+        return ReplaySchedule(numbers(self.blocks), names, rows, renames, taken)
 
     def crossings(self, stretch: Stretch) -> Crossings:
         found = self._crossings.get(stretch.start)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from math import lcm
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.records import replace
+from tunecast.job.stacks import stack_of
+from tunecast.records import NamedTuple, replace
 
 STEPS = 6
 """The contract's run: six optimizer steps, or one a length when there are more."""
@@ -189,6 +190,6 @@ def with_few_micro_batches(job: Job) -> Job:
     for each (Megatron).
     """
     stages = job.parallel.pipeline
-    turns = 2 if job.parallel.virtual_stages > 1 and job.stack in ("megatron", "nemo") else 3
+    turns = 2 if job.parallel.virtual_stages > 1 and stack_of(job).uses_megatron else 3
     most = MOST_MICRO_BATCHES + job.grad_accum % 2 if stages == 1 else turns * stages
     return replace(job, grad_accum=most) if job.grad_accum > most else job

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
+from tunecast.records import NamedTuple
 from tunecast.tape.layers import Sweep, container_of, module_moved, stood_for, sweeps_of
 from tunecast.tape.op import Begin, Event, Op, Phase, Tape
 from tunecast.tape.shorten import Standing
 
 
-class Section(NamedTuple):
+class StepSection(NamedTuple):
     """`ops` run `times` times in a row: a layer for its copies, or what is outside the layers once."""
 
     phase: Phase
@@ -96,8 +97,8 @@ class Step:
 
     __slots__ = ("_sections", "_table")
 
-    def __init__(self, sections: Iterable[Section]) -> None:
-        self._sections: tuple[Section, ...] | None = tuple(sections)
+    def __init__(self, sections: Iterable[StepSection]) -> None:
+        self._sections: tuple[StepSection, ...] | None = tuple(sections)
         self._table: Table | None = None
 
     @classmethod
@@ -107,7 +108,7 @@ class Step:
         return step
 
     @property
-    def sections(self) -> tuple[Section, ...]:
+    def sections(self) -> tuple[StepSection, ...]:
         if self._sections is None:
             distinct, _, layout = self.table
             made: dict[tuple[int, int], Ops] = {}
@@ -116,7 +117,7 @@ class Step:
                 ops = made.get((id(places), id(modules)))
                 if ops is None:
                     ops = made[id(places), id(modules)] = Ops(distinct, places, modules)
-                sections.append(Section(phase, times, ops))
+                sections.append(StepSection(phase, times, ops))
             self._sections = tuple(sections)
         return self._sections
 
@@ -174,7 +175,7 @@ class Step:
         return found
 
 
-def _table_of(sections: Sequence[Section]) -> Table:
+def _table_of(sections: Sequence[StepSection]) -> Table:
     """Of a step made by hand."""
     distinct: list[Op] = []
     known: dict[Any, int] = {}
@@ -185,7 +186,7 @@ def _table_of(sections: Sequence[Section]) -> Table:
             continue
         row = []
         for op in section.ops:
-            key = (op[0], op[2:8], op[9:])
+            key = op.work
             place = known.get(key)
             if place is None:
                 place = known[key] = len(distinct)
@@ -205,7 +206,7 @@ def step_of(events: Sequence[Event], standing: Standing | None, grad_accum: int 
     return Step(with_micro_batches(sections_of(events, standing), grad_accum))
 
 
-def with_micro_batches(sections: Sequence[Section], grad_accum: int) -> tuple[Section, ...]:
+def with_micro_batches(sections: Sequence[StepSection], grad_accum: int) -> tuple[StepSection, ...]:
     """The second of a few stands for all that are missing."""
     first, *following, rest = micro_batches(sections)
     if len(following) + 1 == grad_accum or not following:
@@ -215,7 +216,7 @@ def with_micro_batches(sections: Sequence[Section], grad_accum: int) -> tuple[Se
     return (*first, *middle, *(section for part in last for section in part), *rest)
 
 
-def micro_batches(sections: Sequence[Section]) -> list[list[Section]]:
+def micro_batches(sections: Sequence[StepSection]) -> list[list[StepSection]]:
     """One list a micro-batch, and last what comes after them all.
 
     A forward pass after a backward one begins anew; what runs between them, such as the next batch's copy, is the later
@@ -229,29 +230,29 @@ def micro_batches(sections: Sequence[Section]) -> list[list[Section]]:
     return [*(list(sections[a:b]) for a, b in pairwise(bounds)), list(sections[after:])]
 
 
-def sections_of(events: Sequence[Event], standing: Standing | None) -> list[Section]:
+def sections_of(events: Sequence[Event], standing: Standing | None) -> list[StepSection]:
     return list(_sections([event for event in events if isinstance(event, (Op, Begin))], standing))
 
 
-def _sections(events: Sequence[Op | Begin], standing: Standing | None) -> Iterator[Section]:
+def _sections(events: Sequence[Op | Begin], standing: Standing | None) -> Iterator[StepSection]:
     """Consecutive operations that run once in one phase are one section."""
     phase, once = Phase.OTHER, []  # type: tuple[Phase, list[Op]]
     for times, part in _parts(events, standing):
         if times > 1 and once:
-            yield Section(phase, 1, tuple(once))
+            yield StepSection(phase, 1, tuple(once))
             once = []
         for event in part:
             if isinstance(event, Op):
                 once.append(event)
             elif isinstance(event, Begin) and event.phase is not phase:
                 if once:
-                    yield Section(phase, times, tuple(once))
+                    yield StepSection(phase, times, tuple(once))
                 phase, once = event.phase, []
         if times > 1:
-            yield Section(phase, times, tuple(once))
+            yield StepSection(phase, times, tuple(once))
             once = []
     if once:
-        yield Section(phase, 1, tuple(once))
+        yield StepSection(phase, 1, tuple(once))
 
 
 def _parts(events: Sequence[Op | Begin], standing: Standing | None) -> Iterator[tuple[int, Sequence[Event]]]:

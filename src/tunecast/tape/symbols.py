@@ -1,10 +1,11 @@
 """Sizes that are not yet numbers: a program built on paper once, for a batch and a length, and used for others.
 
 A `Symbol` is a number that remembers how it came about: a polynomial in whole numbers from 2 on (the batch, the length)
-and in expressions. Arithmetic makes symbols, or plain numbers where all else cancels; what needs the number itself (a
-comparison, an index, the end of a loop) gets it, and `Asked` keeps the question and its answer. What was built on
+and in expressions. Arithmetic makes symbols, or plain numbers where all else cancels; code that needs the number itself
+(a comparison, an index, the end of a loop) gets it, and `Guards` records the question and its answer. What was built on
 symbols holds for all values that answer every question alike, with its sizes computed anew. Nothing has to be known
-about the code in between: all it can do with a symbol is to compute with it, or to ask.
+about the code in between: all it can do with a symbol is to compute with it, or to ask. What a symbol cannot do, such
+as being the key of a table, raises `NumberNeeded`.
 
 The same polynomial is the same object, which knows what became of it: a tape does the same with the same sizes over and
 over, so nearly all arithmetic is looking up.
@@ -19,8 +20,12 @@ from math import inf
 from typing import Any
 
 
-class Asked:
-    """The questions, as expressions, and what each came to."""
+class NumberNeeded(TypeError, AttributeError):
+    """Code wants of a symbol what only a number can do: the same code has to run on plain numbers."""
+
+
+class Guards:
+    """The questions that code asked of symbols, as expressions, and the answer to each."""
 
     def __init__(self) -> None:
         self.names: set[str] = set()
@@ -65,8 +70,8 @@ class Asked:
             found = self._places[key] = self.sizes.setdefault(told, len(self.sizes))
         return found
 
-    def computed(self, codes: Iterable[str], names: str) -> Callable[..., tuple[Any, ...]]:
-        """What expressions come to, as a function of the symbols' values. They are all of this module's making."""
+    def compile(self, codes: Iterable[str], names: str) -> Callable[..., tuple[Any, ...]]:
+        """The values of expressions, as a function of the symbols' values. All expressions are made in this module."""
         calls = {name: partial(*call) for call, name in self.calls.items()}
         text = "".join(f"{code}, " for code in codes)
         made: Callable[..., tuple[Any, ...]] = eval(f"lambda {names}: ({text})", calls)
@@ -104,33 +109,33 @@ def starts(end: Any, step: Any) -> Iterator[Any]:
 
 def ask(function: Callable[..., Any], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one question: it may compare a lot for an answer that is mostly the same."""
-    asked, values = _valued(numbers)
+    guards, values = _valued(numbers)
     answer = function(about, *values)
-    if asked is not None:
-        name = asked.calls.setdefault((function, about), f"call_{len(asked.calls)}")
-        asked.answers[f"{name}{expression(tuple(numbers))}"] = answer
+    if guards is not None:
+        name = guards.calls.setdefault((function, about), f"call_{len(guards.calls)}")
+        guards.answers[f"{name}{expression(tuple(numbers))}"] = answer
     return answer
 
 
-def _valued(numbers: Sequence[Any]) -> tuple[Asked | None, list[Any]]:
+def _valued(numbers: Sequence[Any]) -> tuple[Guards | None, list[Any]]:
     """Who hears of symbols and facts among them, if there are any; and what all of them are."""
-    asked: Asked | None = None
+    guards: Guards | None = None
     values = []
     for number in numbers:
         if type(number) is Symbol or type(number) is Fact:
-            asked, number = number.asked, number.value
+            guards, number = number.guards, number.value
         values.append(number)
-    return asked, values
+    return guards, values
 
 
 def compute(function: Callable[..., int], about: Hashable, numbers: Sequence[Any]) -> Any:
     """`function(about, *numbers)` as one more number: it may ask a lot on the way to a size."""
-    asked, values = _valued(numbers)
+    guards, values = _valued(numbers)
     answer = function(about, *values)
-    if asked is None:
+    if guards is None:
         return answer
-    name = asked.calls.setdefault((function, about), f"call_{len(asked.calls)}")
-    return asked.of(answer, {(f"{name}{expression(tuple(numbers))}",): 1})
+    name = guards.calls.setdefault((function, about), f"call_{len(guards.calls)}")
+    return guards.of(answer, {(f"{name}{expression(tuple(numbers))}",): 1})
 
 
 Powers = tuple[str, ...]
@@ -139,11 +144,36 @@ Terms = dict[Powers, int]
 """And how often it is added."""
 
 
-class _Asking:
-    """Whose comparisons are questions: `_compared` answers one and writes it down."""
+class _Guarded:
+    """A value whose comparisons are questions: `_compared` answers one and records it."""
 
     __slots__ = ()
-    __hash__ = None  # type: ignore[assignment]  # a table would not find it
+    guards: Guards
+    value: Any
+
+    @property
+    def code(self) -> str:
+        """Its expression."""
+        raise NotImplementedError
+
+    def _refuse(self, *_: Any) -> Any:
+        raise NumberNeeded(f"{type(self).__name__} is not a number")
+
+    __hash__ = _refuse  # a table would not find it
+    __pow__ = __rpow__ = __divmod__ = __rdivmod__ = __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _refuse
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __invert__ = __abs__ = __round__ = _refuse
+    __getattr__ = _refuse
+
+    def number(self) -> Any:
+        """The value itself, which from here on the program depends on."""
+        self.guards.answers[self.code] = self.value
+        return self.value
+
+    def __repr__(self) -> str:
+        return repr(self.number())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.number(), spec)
 
     def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
         raise NotImplementedError
@@ -167,15 +197,15 @@ class _Asking:
         return self._compared("!=", operator.ne, other)
 
 
-class Symbol(_Asking):
-    __hash__ = None
+class Symbol(_Guarded):
+    __hash__ = _Guarded.__hash__
     __slots__ = (
-        "_above", "_code", "_equals", "_found", "_more", "_products", "_sums", "_times", "_unequals", "asked", "terms",
+        "_above", "_code", "_equals", "_found", "_more", "_products", "_sums", "_times", "_unequals", "guards", "terms",
         "value",
     )  # fmt: skip
 
-    def __init__(self, asked: Asked, value: Any, terms: Terms) -> None:
-        self.asked, self.value, self.terms = asked, value, terms
+    def __init__(self, guards: Guards, value: Any, terms: Terms) -> None:
+        self.guards, self.value, self.terms = guards, value, terms
         self._code = ""
         self._times: dict[int, Any] = {}
         self._products: dict[int, Any] = {}
@@ -196,11 +226,6 @@ class Symbol(_Asking):
             self._code = f"({'+'.join(told)})"
         return self._code
 
-    def number(self) -> Any:
-        """The number itself is asked for."""
-        self.asked.answers[self.code] = self.value
-        return self.value
-
     def __index__(self) -> int:
         return operator.index(self.number())
 
@@ -210,22 +235,19 @@ class Symbol(_Asking):
     def __float__(self) -> float:
         return float(self.number())
 
-    def __repr__(self) -> str:
-        return repr(self.number())
-
     def __bool__(self) -> bool:
         return bool(self.__ne__(0))
 
     def bit_length(self) -> int:
         """How many bits is asked for, not the number itself: sorting asks, and twice the rows are one bit more."""
         found: int = self.value.bit_length()
-        self.asked.answers[f"{self.code}.bit_length()"] = found
+        self.guards.answers[f"{self.code}.bit_length()"] = found
         return found
 
     def _made(self, value: Any, terms: Terms) -> Any:
         """A plain number where everything else cancels."""
         terms = {powers: factor for powers, factor in terms.items() if factor}
-        return value if not terms.keys() - {()} else self.asked.of(value, terms)
+        return value if not terms.keys() - {()} else self.guards.of(value, terms)
 
     def __neg__(self) -> Any:
         return self * -1
@@ -248,7 +270,7 @@ class Symbol(_Asking):
     def _times_number(self, other: int) -> Any:
         if other in (0, 1):
             return self if other else 0
-        return self.asked.of(self.value * other, {powers: n * other for powers, n in self.terms.items()})
+        return self.guards.of(self.value * other, {powers: n * other for powers, n in self.terms.items()})
 
     def _times_symbol(self, other: Symbol) -> Any:
         terms: Terms = {}
@@ -334,7 +356,7 @@ class Symbol(_Asking):
             ((powers, times),) = other.terms.items()
         else:
             return None
-        if not self.asked.names.issuperset(powers):
+        if not self.guards.names.issuperset(powers):
             return None
         terms: Terms = {}
         for mine, factor in self.terms.items():
@@ -391,7 +413,7 @@ class Symbol(_Asking):
     def _answer(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
         if type(other) is int and len(self.terms) == 1:  # a size against a small number: mostly it is clear
             ((powers, factor),) = self.terms.items()
-            if factor > 0 and other < factor << len(powers) and self.asked.names.issuperset(powers):
+            if factor > 0 and other < factor << len(powers) and self.guards.names.issuperset(powers):
                 return of(1, 0)
         difference = self - other
         if type(difference) is not Symbol:
@@ -400,7 +422,7 @@ class Symbol(_Asking):
         if known:
             return of(known, 0)
         answer = of(self.value, other.value if type(other) is Symbol else other)
-        self.asked.answers[f"{difference.code}{sign}0"] = answer
+        self.guards.answers[f"{difference.code}{sign}0"] = answer
         return answer
 
     def _sign(self) -> int:
@@ -408,7 +430,7 @@ class Symbol(_Asking):
         least: float = 0
         most: float = 0
         for powers, factor in self.terms.items():
-            if not self.asked.names.issuperset(powers):
+            if not self.guards.names.issuperset(powers):
                 return 0
             least += factor << len(powers) if factor > 0 or not powers else -inf
             most += factor << len(powers) if factor < 0 or not powers else inf
@@ -418,30 +440,32 @@ class Symbol(_Asking):
 def _expression(of: Callable[[Any, Any], Any], sign: str, left: Any, right: Any) -> Any:
     """What does not simplify counts as one more number."""
     sides = [side.value if type(side) is Symbol else side for side in (left, right)]
-    asked: Asked = next(side.asked for side in (left, right) if type(side) is Symbol)
+    guards: Guards = next(side.guards for side in (left, right) if type(side) is Symbol)
     if not all(type(side) in (Symbol, int, float) for side in (left, right)):
         return of(*(side.number() if type(side) is Symbol else side for side in (left, right)))
-    return asked.of(of(*sides), {(f"({expression(left)}{sign}{expression(right)})",): 1})
+    return guards.of(of(*sides), {(f"({expression(left)}{sign}{expression(right)})",): 1})
 
 
-class Fact(_Asking):
+class Fact(_Guarded):
     """A value that is no size, such as a card's capability: it may be compared and taken apart, and each time that is a
     question."""
 
-    __slots__ = ("asked", "code", "value")
+    __slots__ = ("_code", "guards", "value")
 
-    def __init__(self, asked: Asked, code: str, value: Any) -> None:
-        self.asked, self.code, self.value = asked, code, value
+    def __init__(self, guards: Guards, code: str, value: Any) -> None:
+        self.guards, self._code, self.value = guards, code, value
+
+    @property
+    def code(self) -> str:
+        return self._code
 
     def __getitem__(self, place: int) -> Fact:
-        return Fact(self.asked, f"{self.code}[{place}]", self.value[place])
+        return Fact(self.guards, f"{self.code}[{place}]", self.value[place])
 
     def __iter__(self) -> Iterator[Any]:
-        """All of it is asked for."""
-        self.asked.answers[self.code] = self.value
-        return iter(self.value)
+        return iter(self.number())
 
     def _compared(self, sign: str, of: Callable[[Any, Any], bool], other: Any) -> bool:
         answer = of(self.value, other)
-        self.asked.answers[f"{self.code}{sign}{other!r}"] = answer
+        self.guards.answers[f"{self.code}{sign}{other!r}"] = answer
         return answer

@@ -9,17 +9,22 @@ three stands for all in between.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.shardings import is_spread
+from tunecast.job.stacks import stack_of
 from tunecast.records import replace
-from tunecast.tape.build.short import fold_job, short_job
+from tunecast.tape.build.job_runs import evaluation_run, fold_job, operations_of
+from tunecast.tape.build.request import Contents
 from tunecast.tape.card import Card
-from tunecast.tape.fold import Folded, Short
-from tunecast.tape.layers import NotRepeating
+from tunecast.tape.fold import Folded, Operations
+from tunecast.tape.op import Phase
 from tunecast.tape.shorten import steps_of, with_few_micro_batches
-from tunecast.tape.step import Layout, Section, Step, Table, micro_batches, step_of
+from tunecast.tape.step import Step
 
 MICRO_BATCHES = 3
 """As many show all there is: the first, one that stands for those in between, the last."""
@@ -35,34 +40,38 @@ def timed_steps(job: Job, config: Mapping[str, Any], card: Card) -> dict[int, St
     alone = replace(short, lengths=None, seq_len=max(run))
     found: dict[int, Step] = {}
     for length in dict.fromkeys(run[1:]):
-        found |= _steps(short_job(alone, config, card, length), job.grad_accum)
+        found |= _steps(operations_of(alone, config, card, length), job.grad_accum)
     return found
+
+
+def evaluation_step(job: Job, config: Mapping[str, Any], card: Card, batch: int, length: int) -> Step:
+    """One batch of an evaluation. Of models spread over cards, and of stacks whose evaluation is not written down, the
+    forward pass of training."""
+    if not is_spread(job):
+        with contextlib.suppress(Unsupported):
+            run = evaluation_run(job, config, card, batch, length, Contents.OPERATIONS)
+            assert run.operations is not None
+            return _steps(run.operations, 1)[length]
+    one = replace(job, lengths=None, seq_len=length, micro_batch=batch, grad_accum=1)
+    sections = next(iter(timed_steps(one, config, card).values())).sections
+    return Step(tuple(section for section in sections if section.phase is Phase.FORWARD))
 
 
 def recompiles(job: Job) -> bool:
     """Where code is compiled, a second length makes it another: compiled for lengths that vary."""
-    return job.compile or job.stack in COMPILING
-
-
-COMPILING = ("unsloth", "torchtune", "torchtitan")
-"""Stacks that compile parts whatever the job says."""
+    return job.compile or stack_of(job).compiles_always
 
 
 def steps_of_fold(folded: Folded, grad_accum: int) -> dict[int, Step]:
     """Of a run that was folded for memory: one building serves both questions."""
-    if folded.short is None:
+    if folded.operations is None:
         raise ValueError("a run that was folded without its operations has no time")
-    return _steps(folded.short, grad_accum)
+    return _steps(folded.operations, grad_accum)
 
 
-def _steps(short: Short, grad_accum: int) -> dict[int, Step]:
-    made: dict[int, Step] = {}
-    for number, length in enumerate(short.lengths):
-        if (number or len(short.lengths) == 1) and length not in made:
-            made[length] = short.pattern.step(number, grad_accum, short.values)
-    return made
-
-
-__all__ = [
-    "Layout", "NotRepeating", "Section", "Step", "Table", "micro_batches", "step_of", "steps_of_fold", "timed_steps",
-]  # fmt: skip
+def _steps(operations: Operations, grad_accum: int) -> dict[int, Step]:
+    steps: dict[int, Step] = {}
+    for number, length in enumerate(operations.lengths):
+        if (number or len(operations.lengths) == 1) and length not in steps:
+            steps[length] = operations.pattern.step(number, grad_accum, operations.values)
+    return steps

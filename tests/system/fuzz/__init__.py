@@ -3,7 +3,7 @@
     ./dev system fuzz [--inputs N] [--seed S] [--only DOOR[:NUMBER]]
 
     door, number, seed ──► an input (`readings`, `commands`) ──► asked in a forked process of bounded CPU time and
-    memory (`workers`) ──► what became of it (`outcomes`) ──► a table by door, and benchmarks/results/fuzz.json
+    memory (`workers`) ──► what became of it (`outcomes`) ──► a table by door, and tests/system/results/fuzz.json
 
 An input depends on its door, its number and the seed alone, so any one of them can be asked again by itself.
 """

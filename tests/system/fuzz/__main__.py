@@ -19,7 +19,7 @@ from .outcomes import ANSWERED, FAILURES, OUTCOMES, REFUSED
 from .workers import MOST_BYTES, PROCESSES, Done, Failure, Part, run
 
 ROOT = Path(__file__).parents[3]
-RESULTS = ROOT / "benchmarks" / "results" / "fuzz.json"
+RESULTS = ROOT / "tests" / "system" / "results" / "fuzz.json"
 FULL = 1_000_000
 SHORTEST = 1
 MOST_TOLD = 2_000

@@ -8,8 +8,8 @@ import tunecast.cli.fit
 import tunecast.cli.largest
 import tunecast.cli.plan
 import tunecast.cli.predict
-import tunecast.predict.analytic
-import tunecast.predict.timing
+import tunecast.prediction.engines
+import tunecast.prediction.time.timing
 import tunecast.tape.build  # noqa: F401
 
 from . import commands, readings

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-from tunecast.cli.main import DEBUG, main
-from tunecast.errors import TunecastError
+from tunecast.cli.main import main
+from tunecast.errors import DEBUG, TunecastError
 
 ANSWERED, INTERNAL, TRACEBACK, HANG, MEMORY, RAW, BROKEN, ENDED = (
     "answered", "internal error", "traceback", "hang", "memory", "raw characters", "broken answer", "ended",
@@ -70,7 +70,7 @@ def outcome_of(asked: Input) -> Outcome:
 
 
 def place_of(error: BaseException) -> str:
-    """`KeyError: 'x' (predict/expandable.py:157)`: the innermost line of ours."""
+    """`KeyError: 'x' (prediction/memory/expandable.py:157)`: the innermost line of ours."""
     ours = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename.startswith(SOURCE)]
     where = f"{ours[-1].filename[len(SOURCE) + 1 :]}:{ours[-1].lineno}" if ours else "outside tunecast"
     return f"{type(error).__name__}: {str(error)[:160]} ({where})"

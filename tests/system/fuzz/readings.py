@@ -21,14 +21,14 @@ from tunecast.job.readers import JobError, read_jobs
 from tunecast.job.registry import bundled_config, bundled_names
 from tunecast.job.safetensors import header_counts, shards
 from tunecast.learn.store import kept, path_of
-from tunecast.offers import store
-from tunecast.offers.clean import cleaned
-from tunecast.offers.money import RATE
-from tunecast.offers.own import FIELDS as OWN_FIELDS
-from tunecast.offers.own import own_offers
-from tunecast.offers.sources import gpuhunt, skypilot
-from tunecast.offers.table import COLUMNS, offers_from
-from tunecast.predict.calibration import reference
+from tunecast.market import store
+from tunecast.market.clean import cleaned
+from tunecast.market.money import RATE
+from tunecast.market.own import FIELDS as OWN_FIELDS
+from tunecast.market.own import own_offers
+from tunecast.market.sources import gpuhunt, skypilot
+from tunecast.market.table import COLUMNS, offers_from
+from tunecast.prediction.time.calibration import reference
 
 from .junk import JUNK, MARKS, NUMBERS, PYTHON_JUNK, TEXTS, any_value, edges, junk, legal, plain, shown, spoiled
 from .outcomes import Input, Said, said_by_main
@@ -373,7 +373,7 @@ def feed_input(rng: Random, number: int) -> Input:
 
 @cache
 def _some_offers() -> bytes:
-    from tunecast.offers.table import text_from
+    from tunecast.market.table import text_from
 
     return text_from(store.bundled()[:3]).encode()
 

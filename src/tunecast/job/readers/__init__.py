@@ -1,6 +1,12 @@
 """Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags.
 
 A new format is one file with `documents(path) -> Iterator[Found]` and a line in `FORMATS`.
+
+bounds.py     Limits on what is read: a job file or a config.json may come from anyone
+found.py      What a reader finds: a document, or why there is none, and where it stood
+json.py       A job in JSON: one object a file
+jsonlines.py  Many jobs in JSON Lines: one object a line, read a line at a time
+yaml.py       A job in YAML: one mapping a file, read by PyYAML's safe loader
 """
 
 from __future__ import annotations
@@ -9,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from os.path import basename, isfile, splitext
 from typing import TYPE_CHECKING, Any
 
-from tunecast.errors import NotResolved, TunecastError, UsageError
+from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.knob import shown
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
@@ -63,6 +69,17 @@ def read_jobs(source: str, overrides: Mapping[str, object] | None = None) -> Ite
     overrides = dict(overrides or {})
     check_overrides(overrides)
     return _jobs(source, overrides)
+
+
+def read_job(source: str, overrides: Mapping[str, object] | None = None) -> Job:
+    """The one job of a file or a model's name. Raises what is wrong with it, or that there are several."""
+    jobs = list(read_jobs(source, overrides))
+    if len(jobs) != 1:
+        raise UsageError(f"{source}: got {len(jobs)} jobs; allowed: one. To fix: ask for each of read_jobs({source!r})")
+    if isinstance(jobs[0], Job):
+        return jobs[0]
+    kinds = {kind.code: kind for kind in (UsageError, NotResolved, Unsupported)}
+    raise kinds.get(jobs[0].code, TunecastError)(jobs[0].message, field=jobs[0].field)
 
 
 def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobError]:

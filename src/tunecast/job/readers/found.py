@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tunecast.errors import TunecastError
+from tunecast.records import NamedTuple
 
 
 class Found(NamedTuple):

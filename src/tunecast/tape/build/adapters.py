@@ -7,13 +7,13 @@ from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
 from tunecast.tape.build.dora import DoraLinear
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
 from tunecast.tape.build.expert_adapters import insert_parameter_adapters, moved_names
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "out_proj"}
@@ -124,6 +124,9 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
 class LoraLinear(Module):
     """peft/tuners/lora/layer.py, `Linear.forward`."""
 
+    scaling = 1.0
+    """alpha / rank; factors move no memory, so any number does here as everywhere."""
+
     def __init__(self, base: Linear, rank: int, dropout: float, dora: bool) -> None:
         super().__init__(base.machine)
         self.base_layer = base
@@ -144,12 +147,12 @@ class LoraLinear(Module):
         result = self.base_layer(x)
         torch_result_dtype = result.dtype
         lora_A, lora_B, dropout = self.lora_A, self.lora_B, self.lora_dropout
-        x = ops.to(x, lora_A.weight.dtype)
+        x = x.to(lora_A.weight.dtype)
         if self.lora_magnitude_vector is None:
-            result = ops.add(result, ops.scale(lora_B(lora_A(dropout(x)))))
+            result = result + lora_B(lora_A(dropout(x))) * self.scaling
         else:
             result = self.with_magnitude(x, result)
-        return ops.to(result, torch_result_dtype)
+        return result.to(torch_result_dtype)
 
     def with_magnitude(self, x: Tensor, result: Tensor) -> Tensor:
         """peft/tuners/lora/variants.py, `DoraLinearVariant.forward`: with dropout the layer's result is made anew."""
@@ -157,11 +160,8 @@ class LoraLinear(Module):
         if base_result is None:
             x = self.lora_dropout(x)
         assert self.lora_magnitude_vector is not None
-        return ops.add(
-            result,
-            self.lora_magnitude_vector(
-                x, lora_A=self.lora_A, lora_B=self.lora_B, base_layer=self.base_layer, base_result=base_result
-            ),
+        return result + self.lora_magnitude_vector(
+            x, lora_A=self.lora_A, lora_B=self.lora_B, base_layer=self.base_layer, base_result=base_result
         )
 
 
@@ -177,16 +177,16 @@ class LoraLinear8bit(LoraLinear):
         expected_dtype = None
         if self.machine.autocast is None:
             expected_dtype = result.dtype
-            x = ops.to(x, lora_A.weight.dtype)
+            x = x.to(lora_A.weight.dtype)
         if self.lora_magnitude_vector is not None:
             result = self.with_magnitude(x, result)
-            return ops.to(result, expected_dtype or result.dtype)
-        output = ops.scale(lora_B(lora_A(dropout(x))))
-        output = ops.to(output, expected_dtype or output.dtype)
-        return ops.add(result, output)
+            return result.to(expected_dtype or result.dtype)
+        output = lora_B(lora_A(dropout(x))) * self.scaling
+        output = output.to(expected_dtype or output.dtype)
+        return result + output
 
     def base_result(self, x: Tensor) -> Tensor:
-        return self.base_layer(x)  # type: ignore[no-any-return]
+        return self.base_layer(x)
 
 
 class LoraLinear4bit(LoraLinear8bit):
@@ -197,7 +197,7 @@ class LoraLinear4bit(LoraLinear8bit):
         return self.base_layer.compute_dtype
 
     def base_result(self, x: Tensor) -> Tensor:
-        return ops.clone(self.base_layer(x))
+        return self.base_layer(x).clone()
 
 
 class LoraLinearGPTQ(LoraLinear):
@@ -225,7 +225,7 @@ class LoraQuantLinear(LoraLinear):
         expected_dtype = None
         if self.machine.autocast is None:
             expected_dtype = result.dtype
-            x = ops.to(x, lora_A.weight.dtype)
+            x = x.to(lora_A.weight.dtype)
         output = lora_B(lora_A(dropout(x)))
-        output = ops.scale(ops.to(output, expected_dtype or output.dtype))
-        return added_to_view(result, output, output.shape) if base.bias is None else ops.add_in_place(result, output)
+        output = output.to(expected_dtype or output.dtype) * self.scaling
+        return added_to_view(result, output, output.shape) if base.bias is None else result.add_(output)

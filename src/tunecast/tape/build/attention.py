@@ -2,52 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start, wants
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
 from tunecast.tape.build.flash import flash_attention
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.backend import Attention, choose
 
 MASK_ALIGNMENT = 8
 """Mask values the memory-efficient kernel loads at once (attention.cpp, `preprocess_mask`)."""
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x * cos + rotate_half(x) * sin."""
-    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_half(x), sin))
+    return x * cos + rotate_half(x) * sin
 
 
 def rotate_half(x: Tensor) -> Tensor:
     half = x.shape[-1] // 2
-    x1 = ops.slice_(x, -1, 0, half)
-    x2 = ops.slice_(x, -1, half, x.shape[-1])
-    return ops.cat((ops.negative(x2), x1), -1)
+    x1 = x[..., :half]
+    x2 = x[..., half:]
+    return F.cat((-x2, x1), -1)
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     if q.machine.rotary is not None:
-        return q.machine.rotary(q, k, cos, sin)  # type: ignore[no-any-return]
-    cos = ops.unsqueeze(cos, 1)
-    sin = ops.unsqueeze(sin, 1)
-    q_embed = rotated(q, cos, sin)
-    k_embed = rotated(k, cos, sin)
+        return q.machine.rotary(q, k, cos, sin)
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    q_embed = rotate(q, cos, sin)
+    k_embed = rotate(k, cos, sin)
     return q_embed, k_embed
 
 
 def apply_partial_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """The first part of each head turns, the rest is put back behind it."""
-    cos = ops.unsqueeze(cos, 1)
-    sin = ops.unsqueeze(sin, 1)
-    rotary_dim, width = cos.shape[-1], q.shape[-1]
-    q_rot, q_pass = ops.slice_(q, -1, 0, rotary_dim), ops.slice_(q, -1, rotary_dim, width)
-    k_rot, k_pass = ops.slice_(k, -1, 0, rotary_dim), ops.slice_(k, -1, rotary_dim, width)
-    q_embed = rotated(q_rot, cos, sin)
-    k_embed = rotated(k_rot, cos, sin)
-    q_embed = ops.cat((q_embed, q_pass), -1)
-    k_embed = ops.cat((k_embed, k_pass), -1)
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    return rotate_part(q, k, cos, sin, rotate)
+
+
+def rotate_part(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    rotary_dim = cos.shape[-1]
+    q_rot, q_pass = q[..., :rotary_dim], q[..., rotary_dim:]
+    k_rot, k_pass = k[..., :rotary_dim], k[..., rotary_dim:]
+    q_embed = rotate(q_rot, cos, sin)
+    k_embed = rotate(k_rot, cos, sin)
+    q_embed = F.cat((q_embed, q_pass), -1)
+    k_embed = F.cat((k_embed, k_pass), -1)
     return q_embed, k_embed
 
 
@@ -56,8 +65,8 @@ def repeat_kv(hidden_states: Tensor, groups: int) -> Tensor:
     batch, heads, length, width = hidden_states.shape
     if groups == 1:
         return hidden_states
-    hidden_states = ops.expand(ops.unsqueeze(hidden_states, 2), batch, heads, groups, length, width)
-    return ops.reshape(hidden_states, batch, heads * groups, length, width)
+    hidden_states = hidden_states.unsqueeze(2).expand(batch, heads, groups, length, width)
+    return hidden_states.reshape(batch, heads * groups, length, width)
 
 
 def attend(
@@ -70,7 +79,7 @@ def attend(
     sequence = sequence_of(query.machine)
     if sequence is None:
         return attend_here(query, key, value, attention_mask, groups, *how, eager)
-    return sequence.attend(attend_here, query, key, value, attention_mask, *how)  # type: ignore[no-any-return]
+    return sequence.attend(attend_here, query, key, value, attention_mask, *how)
 
 
 def sequence_of(machine: Machine) -> Any:
@@ -86,14 +95,14 @@ def attend_here(
     implementation = query.machine.attention
     if implementation == "eager":
         if eager is not None:
-            return eager(query, key, value, attention_mask, groups, dropout)  # type: ignore[no-any-return]
-        return by_hand(query, key, value, attention_mask, groups, dropout, softcap)
+            return eager(query, key, value, attention_mask, groups, dropout)
+        return eager_attention(query, key, value, attention_mask, groups, dropout, softcap)
     if implementation.startswith("flash"):
         return flash_attention(query, key, value, dropout, window, softcap, position_ids), None
-    return by_sdpa(query, key, value, attention_mask, groups, dropout), None
+    return sdpa_attention(query, key, value, attention_mask, groups, dropout), None
 
 
-def by_sdpa(
+def sdpa_attention(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float
 ) -> Tensor:
     """transformers/integrations/sdpa_attention.py, `sdpa_attention_forward`: heads share keys inside the kernel only
@@ -105,31 +114,32 @@ def by_sdpa(
             key = repeat_kv(key, groups)
             value = repeat_kv(value, groups)
     if era.copies_heads:
-        query, key, value = ops.contiguous(query), ops.contiguous(key), ops.contiguous(value)
+        query, key, value = query.contiguous(), key.contiguous(), value.contiguous()
     causal = query.shape[2] > 1 and attention_mask is None
     attn_output = scaled_dot_product(query, key, value, attention_mask, dropout, causal, gqa)
-    attn_output = ops.contiguous(ops.transpose(attn_output, 1, 2))
+    attn_output = attn_output.transpose(1, 2).contiguous()
     return attn_output
 
 
-def by_hand(
+def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float,
     softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """`eager_attention_forward` of most models: softmax in fp32, capped before the mask where Gemma 2 asks."""
     key_states = repeat_kv(key, groups)
     value_states = repeat_kv(value, groups)
-    attn_weights = ops.scale(ops.matmul(query, ops.transpose(key_states, 2, 3)))
+    scaling = query.shape[-1] ** -0.5
+    attn_weights = F.matmul(query, key_states.transpose(2, 3)) * scaling
     if softcap is not None:
-        attn_weights = ops.scale(attn_weights, "div")
-        attn_weights = ops.tanh(attn_weights)
-        attn_weights = ops.scale(attn_weights)
+        attn_weights = attn_weights / softcap
+        attn_weights = attn_weights.tanh()
+        attn_weights = attn_weights * softcap
     if attention_mask is not None:
-        attn_weights = ops.add(attn_weights, attention_mask)
-    attn_weights = ops.to(ops.softmax(attn_weights, FLOAT32), query.dtype)
-    attn_weights = ops.dropout(attn_weights, dropout)
-    attn_output = ops.matmul(attn_weights, value_states)
-    attn_output = ops.contiguous(ops.transpose(attn_output, 1, 2))
+        attn_weights = attn_weights + attention_mask
+    attn_weights = F.softmax(attn_weights, FLOAT32).to(query.dtype)
+    attn_weights = F.dropout(attn_weights, dropout)
+    attn_output = F.matmul(attn_weights, value_states)
+    attn_output = attn_output.transpose(1, 2).contiguous()
     return attn_output, attn_weights
 
 
@@ -139,10 +149,10 @@ def scaled_dot_product(
 ) -> Tensor:  # fmt: skip
     machine = query.machine
     if machine.autocast is not None:
-        mask = ops.cast_for_product(mask) if mask is not None else None
-        value = ops.cast_for_product(value)
-        key = ops.cast_for_product(key)
-        query = ops.cast_for_product(query)
+        mask = F.cast_for_product(mask) if mask is not None else None
+        value = F.cast_for_product(value)
+        key = F.cast_for_product(key)
+        query = F.cast_for_product(query)
     keeps = wants(machine, query, key, value)
     kernel = choose(Attention(query, key, value, mask, dropout, causal, None, gqa, keeps), machine.card)
     if kernel == "math":
@@ -168,22 +178,23 @@ def math(
     """The plain formula in fp32 (attention.cpp, `_scaled_dot_product_attention_math`)."""
     machine, dtype, given = query.machine, query.dtype, (query, key, value)
     mask = as_numbers(mask, dtype)
-    query, key, value = [ops.to(t, FLOAT32) for t in given]
-    scaled = ops.scale(query)
+    query, key, value = [t.float() for t in given]
+    half_scale = query.shape[-1] ** -0.25
+    scaled = query * half_scale
     if causal:
         ones = machine.run("ones", (), (query.shape[2], key.shape[2]), BOOL)
-        mask = ops.map_("tril", ones)
+        mask = pointwise("tril", ones)
         del ones
         mask = as_numbers(mask, FLOAT32)
     groups = query.shape[1] // key.shape[1] if gqa else 1
-    keys, values = [t if groups == 1 else ops.repeat_interleave(t, groups, 1) for t in (key, value)]
-    weights = ops.matmul(scaled, ops.scale(ops.transpose(keys, 2, 3)))
+    keys, values = [t if groups == 1 else t.repeat_interleave(groups, 1) for t in (key, value)]
+    weights = F.matmul(scaled, keys.transpose(2, 3) * half_scale)
     if mask is not None:
-        weights = ops.add_in_place(weights, mask)
-    weights = ops.safe_softmax(weights)
-    weights = ops.dropout(weights, dropout)
-    returned = ops.to(weights, dtype)  # C++ makes the second result first; nobody takes it
-    out = ops.to(ops.matmul(weights, values), dtype)
+        weights = weights.add_(mask)
+    weights = F.safe_softmax(weights)
+    weights = F.dropout(weights, dropout)
+    returned = weights.to(dtype)  # C++ makes the second result first; nobody takes it
+    out = F.matmul(weights, values).to(dtype)
     del returned
     return out
 
@@ -202,7 +213,7 @@ def interleaved(query: Tensor, width: int) -> Any:
 def matching(query: Tensor, width: int) -> Any:
     """Dimensions in memory as the query's are (cudnn/MHA.cpp, `alloc_with_matching_layout`)."""
     if width == query.shape[3]:
-        return ops.kept_strides(query)
+        return F.kept_strides(query)
     strides = query.stride()
     shape, packed, step = (*query.shape[:3], width), [0] * 4, 1
     for dim in sorted(range(4), key=lambda d: strides[d]):
@@ -228,12 +239,12 @@ def flash(
 ) -> Tensor:
     batch, heads, length, width = query.shape
     if width % 8:
-        query, key, value = [ops.pad_last(x, -width % 8) for x in (query, key, value)]
+        query, key, value = [F.pad(x, -width % 8) for x in (query, key, value)]
     outs = ((query.shape, query.dtype), ((batch, heads, length), FLOAT32), ((2,), INT64), ((), INT64))
     flops = flops_of(query, key, value)
     args = (query, key, value, dropout, causal)
     out = _run("_scaled_dot_product_flash_attention", query, key, value, None, outs, flops, args, dropout)
-    return ops.slice_(out, -1, 0, width) if width % 8 else out
+    return out[..., :width] if width % 8 else out
 
 
 def efficient(
@@ -244,8 +255,8 @@ def efficient(
     if mask is not None:
         keys = mask.shape[-1]
         if any(stride % MASK_ALIGNMENT for stride in mask.stride()[:-1]):
-            mask = ops.slice_(ops.pad_last(mask, -keys % MASK_ALIGNMENT), -1, 0, keys)
-        mask = ops.expand(mask, batch, heads, length, keys)
+            mask = F.pad(mask, -keys % MASK_ALIGNMENT)[..., :keys]
+        mask = mask.expand(batch, heads, length, keys)
     rows = -(-length // 32) * 32
     outs = (((batch, heads, length, value.shape[3]), query.dtype), ((batch, heads, rows), FLOAT32))
     flops = flops_of(query, key, value)
@@ -273,4 +284,4 @@ def _run(
     results = machine.run_many(name, (query, key, value), outs, flops, args)
     out = results[0]
     out.strides = laid_out(query, out.shape[3])
-    return finish(node, out, results[1], out.detached(), *[t for t in results[2:] if t is not None])
+    return finish(node, out, results[1], out.detach(), *[t for t in results[2:] if t is not None])

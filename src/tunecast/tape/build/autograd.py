@@ -1,4 +1,4 @@
-"""Autograd on paper: nodes with saved tensors, the engine that runs them backward, and recomputation.
+"""Autograd on paper: nodes with saved tensors, and the engine that runs them backward.
 
 The engine follows torch/csrc/autograd: the ready node made last goes first, gradients of one tensor are summed in
 place when nobody else holds the first (input_buffer.cpp), a leaf takes a gradient over when it can
@@ -10,14 +10,23 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tunecast.tape.build.ready import ReadyQueue
-from tunecast.tape.build.tensor import Machine, Tensor
 from tunecast.tape.op import Phase, Role
 
+if TYPE_CHECKING:
+    from tunecast.tape.build.dtypes import Dtype, Shape
+    from tunecast.tape.build.machine import Machine
+    from tunecast.tape.build.recompute import CheckpointFrame
+    from tunecast.tape.build.tensor import Tensor
+
 Gradients = list[Any]
+"""One of each output, or of each input; None where none is wanted. Formulas know which are there."""
 Backward = Callable[["Node", Gradients], Sequence[Any]]
+Inputs: TypeAlias = "Sequence[Tensor | None]"
+Edge: TypeAlias = "tuple[Node | Leaf, int, Shape, Dtype]"
+"""Who takes a gradient, as which of its outputs, and the shape and dtype it is to have."""
 FIRST = 1 << 62
 """The sequence number of a leaf's node: it runs as soon as its gradient is there."""
 
@@ -25,7 +34,7 @@ FIRST = 1 << 62
 class Node:
     __slots__ = ("backward", "before", "edges", "hooks", "module", "needs", "outputs", "saved", "sequence", "taken")
 
-    def __init__(self, machine: Machine, backward: Backward, inputs: Sequence[Any], saved: Sequence[Any]) -> None:
+    def __init__(self, machine: Machine, backward: Backward, inputs: Inputs, saved: Inputs) -> None:
         self.backward = backward
         self.edges = [edge_of(t) for t in inputs]
         self.needs = [edge is not None for edge in self.edges]
@@ -42,7 +51,7 @@ class Node:
         """Run before it is (`Tensor.register_hook` of its result)."""
         machine.sequence += 1
 
-    def keep(self, machine: Machine, saved: Sequence[Any]) -> None:
+    def keep(self, machine: Machine, saved: Inputs) -> None:
         hooks = machine.pack_hooks
         self.saved += [hooks[-1](t) if t is not None else t for t in saved] if hooks else saved
 
@@ -57,18 +66,33 @@ class Node:
         return results
 
 
+class Holder:
+    """Stands for a saved tensor that will be computed again."""
+
+    __slots__ = ("__weakref__", "frame", "place")
+
+    def __init__(self, frame: CheckpointFrame, place: int) -> None:
+        self.frame, self.place = frame, place
+
+    def tensor(self) -> Tensor:
+        self.frame.machine.hook()
+        if not self.frame.is_recomputed:
+            self.frame.recompute()
+        return self.frame.found.pop(self.place)
+
+
 class Leaf:
     """Accumulates into `tensor.grad`. It holds the tensor, the tensor only knows of it."""
 
     __slots__ = ("__weakref__", "before", "hooks", "module", "outputs", "sequence", "tensor")
-    edges: Sequence[Any] = ()
+    edges: Sequence[Edge | None] = ()
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor, self.sequence, self.outputs, self.module = tensor, FIRST, 1, ""
         self.before: tuple[Callable[[], None], ...] = ()
         self.hooks: tuple[Callable[[], None], ...] = ()
 
-    def accumulate(self, gradient: list[Any]) -> None:
+    def accumulate(self, gradient: Gradients) -> None:
         tensor = self.tensor
         machine = tensor.machine
         if gradient[0] is None:  # a function that computes none for this input
@@ -93,7 +117,7 @@ def same_layout(gradient: Tensor, variable: Tensor) -> bool:
     return gradient.strides == variable.strides or gradient.stride() == variable.stride()
 
 
-def edge_of(tensor: Any) -> Any:
+def edge_of(tensor: Tensor | None) -> Edge | None:
     if tensor is None or not tensor.requires_grad:
         return None
     if tensor.machine.graph is not None:
@@ -107,7 +131,7 @@ def edge_of(tensor: Any) -> Any:
     return leaf, 0, tensor.shape, tensor.dtype
 
 
-def start(machine: Machine, inputs: Sequence[Any], backward: Backward, saved: Sequence[Any] = ()) -> Node | None:
+def start(machine: Machine, inputs: Inputs, backward: Backward, saved: Inputs = ()) -> Node | None:
     """The node of an operation about to run, if it has one. Inputs are saved before the kernel runs, as in torch's
     generated code; that is why recomputation may stop without running the last operation."""
     if machine.grad_enabled:
@@ -126,19 +150,21 @@ def finish(node: Node | None, out: Tensor, *saved: Tensor) -> Tensor:
     return out
 
 
-def record(out: Tensor, inputs: Sequence[Any], backward: Backward) -> Tensor:
+def record(out: Tensor, inputs: Inputs, backward: Backward) -> Tensor:
     """Give a result its history; nothing is saved."""
     return finish(start(out.machine, inputs, backward), out)
 
 
-def before_gradient_of(tensor: Tensor, hook: Callable[[], None]) -> Any:
+def before_gradient_of(tensor: Tensor, hook: Callable[[], None]) -> Node | Leaf:
     """`tensor.register_hook`: called when its gradient is complete. Who asks keeps what is returned as long."""
-    node = edge_of(tensor)[0]
+    edge = edge_of(tensor)
+    assert edge is not None, "a tensor without a gradient"
+    node = edge[0]
     node.before += (hook,)
     return node
 
 
-def wants(machine: Machine, *inputs: Any) -> bool:
+def wants(machine: Machine, *inputs: Tensor | None) -> bool:
     return machine.grad_enabled and any([t is not None and t.requires_grad for t in inputs])
 
 
@@ -155,7 +181,7 @@ def backward_from(out: Tensor, gradient: Tensor) -> None:
     outer_module = machine.module
     machine.phase, machine.in_backward, machine.grad_enabled = Phase.BACKWARD, True, False
     machine.in_forward = False
-    _run(out.node, gradient)
+    run_engine(out.node, gradient)
     machine.node = None  # else it would hold the graph
     for callback in machine.after_backward:
         callback()
@@ -164,14 +190,15 @@ def backward_from(out: Tensor, gradient: Tensor) -> None:
     machine.module = outer_module
 
 
-def _run(root: Node, gradient: Tensor) -> None:
+def run_engine(root: Node | None, gradient: Tensor) -> None:
+    assert root is not None, "what has no history has no backward pass"
     machine = gradient.machine
     waiting = _dependencies(root)
-    buffers: dict[Any, Gradients] = {root: [gradient]}
+    buffers: dict[Node | Leaf, Gradients] = {root: [gradient]}
     del gradient
     ready = ReadyQueue(root)
     while ready:
-        node = ready.pop()
+        node: Any = ready.pop()  # a leaf by its number: a compiler puts its own in the place of `Leaf`
         gradients = buffers.pop(node)
         for hook in node.before:
             hook()
@@ -223,11 +250,9 @@ def _validate(node: Node, results: Gradients) -> None:
         if edge is None or gradient is None:
             continue
         if gradient.shape != edge[2] or gradient.dtype != edge[3]:
-            from tunecast.tape.build.ops import sum_to, to
-
             results[place] = None
-            gradient = sum_to(gradient, edge[2])
-            results[place] = to(gradient, edge[3])
+            gradient = gradient.sum_to_size(edge[2])
+            results[place] = gradient.to(edge[3])
 
 
 def _sum_into(buffer: Gradients, number: int, gradient: Tensor) -> None:
@@ -240,7 +265,7 @@ def _sum_into(buffer: Gradients, number: int, gradient: Tensor) -> None:
     buffer[number] = total
 
 
-def result_strides(first: Tensor, second: Tensor) -> Any:
+def result_strides(first: Tensor, second: Tensor) -> Shape | None:
     """An element-wise result is laid out as its inputs are, where they agree and are dense."""
     if first.strides is None and second.strides is None:
         return None
@@ -262,10 +287,10 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def _dependencies(root: Node) -> dict[Any, int]:
-    count: dict[Any, int] = {}
-    seen = {root}
-    stack: list[Any] = [root]
+def _dependencies(root: Node) -> dict[Node | Leaf, int]:
+    count: dict[Node | Leaf, int] = {}
+    seen: set[Node | Leaf] = {root}
+    stack: list[Node | Leaf] = [root]
     while stack:
         for edge in stack.pop().edges:
             if edge is not None:
@@ -275,128 +300,3 @@ def _dependencies(root: Node) -> dict[Any, int]:
                     seen.add(target)
                     stack.append(target)
     return count
-
-
-# ------------------------------------------------------------------------------------------------ recomputation
-
-
-class Recomputed(Exception):
-    """All that was missing has been computed; the rest of the forward is not needed."""
-
-
-class Frame:
-    """One checkpointed call (torch/utils/checkpoint.py, `_CheckpointFrame`, use_reentrant=False)."""
-
-    def __init__(self, machine: Machine, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.machine, self.function = machine, function
-        hooks = machine.pack_hooks  # the inputs are saved as any tensor outside is
-        self.args = [hooks[-1](given) if hooks and isinstance(given, Tensor) else given for given in args]
-        self.histories = [(t.requires_grad, t.node, t.number) if isinstance(t, Tensor) else None for t in args]
-        self.autocast = machine.autocast
-        self.module = machine.module
-        self.holders: list[Any] = []
-        self.found: dict[int, Tensor] = {}
-        self.is_recomputed = False
-
-    def pack(self, tensor: Tensor) -> Holder:
-        self.machine.hook()
-        holder = Holder(self, len(self.holders))
-        self.holders.append(weakref.ref(holder))
-        return holder
-
-    def recompute(self) -> None:
-        self.is_recomputed = True
-        machine, count = self.machine, 0
-        args = [given.tensor() if isinstance(given, Holder) else given for given in self.args]
-        for given, history in zip(args, self.histories, strict=True):
-            if history is not None:
-                given.requires_grad, given.node, given.number = history
-
-        def keep(tensor: Tensor) -> Tensor:
-            nonlocal count
-            machine.hook()
-            kept = tensor.detached() if tensor.requires_grad else tensor
-            if self.holders[count]() is not None:
-                self.found[count] = kept
-            count += 1
-            if count == len(self.holders):
-                raise Recomputed
-            return kept
-
-        before = machine.module, machine.in_forward, machine.grad_enabled
-        machine.module, machine.in_forward, machine.grad_enabled = self.module, True, True
-        machine.redone += 1
-        machine.pack_hooks.append(keep)
-        try:
-            with machine.autocasting(self.autocast):
-                self.function(*args)
-        except Recomputed:
-            pass
-        finally:
-            machine.pack_hooks.pop()
-            machine.module, machine.in_forward, machine.grad_enabled = before
-
-
-class Holder:
-    """Stands for a saved tensor that will be computed again."""
-
-    __slots__ = ("__weakref__", "frame", "place")
-
-    def __init__(self, frame: Frame, place: int) -> None:
-        self.frame, self.place = frame, place
-
-    def tensor(self) -> Tensor:
-        self.frame.machine.hook()
-        if not self.frame.is_recomputed:
-            self.frame.recompute()
-        return self.frame.found.pop(self.place)
-
-
-def checkpointed(machine: Machine, function: Callable[..., Any], *args: Any) -> Any:
-    if machine.graph is not None:
-        return machine.graph.checkpointed(function, args)
-    frame = Frame(machine, function, args)
-    machine.saved += 1
-    machine.pack_hooks.append(frame.pack)
-    try:
-        return function(*args)
-    finally:
-        machine.pack_hooks.pop()
-
-
-def checkpointed_reentrant(machine: Machine, function: Callable[..., Any], *args: Any) -> Any:
-    """torch/utils/checkpoint.py, `CheckpointFunction` (use_reentrant=True): a forward pass without history; backward
-    runs it whole once more and takes the gradients through it at once, while its own frame still holds the gradient
-    that came in, the inputs and the outputs."""
-    if machine.graph is not None:  # to a compiler both kinds are one
-        return machine.graph.checkpointed(function, args)
-    tensors = [place for place, given in enumerate(args) if isinstance(given, Tensor)]
-    plain: list[Any] = [None if place in tensors else given for place, given in enumerate(args)]
-    autocast, module = machine.autocast, machine.module
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        detached_inputs = list(plain)
-        for number, place in enumerate(tensors):
-            detached_inputs[place] = node.take(number).detached()
-            detached_inputs[place].requires_grad = node.needs[number]
-        machine.module, machine.in_forward, machine.grad_enabled = module, True, True
-        machine.redone += 1
-        with machine.autocasting(autocast):
-            outputs = function(*detached_inputs)
-        machine.in_forward, machine.grad_enabled = False, False
-        _run(first_of(outputs).node, gradients[0])
-        machine.node = node  # else the recomputed graph would live on
-        return [detached_inputs[place].grad for place in tensors]
-
-    inputs = [args[place] for place in tensors]
-    node = start(machine, inputs, back)
-    machine.saved += 1
-    with machine.no_grad():
-        outputs = function(*args)
-    finish(node, first_of(outputs), *inputs)
-    return outputs
-
-
-def first_of(outputs: Any) -> Any:
-    """Of a layer that gives more than its hidden states."""
-    return outputs[0] if isinstance(outputs, tuple) else outputs

@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import MethodType
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
-from tunecast.tape.build import ops
+from tunecast.records import NamedTuple
 from tunecast.tape.build.attention import sequence_of
-from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import CausalLM
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.symbols import starts
 
 TILE_TOKENS, TILE_WORDS = 4096, 32768
@@ -49,8 +51,8 @@ def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels:
     last_hidden_state = model.base()(input_ids, attention_mask=attention_mask)
     hidden_states = last_hidden_state
     if sequence_of(machine) is None:  # split rows have labels that were shifted before
-        hidden_states = ops.slice_(last_hidden_state, 1, 0, length - 1)
-        labels = ops.slice_(labels, 1, 1, length)
+        hidden_states = last_hidden_state[:, : length - 1]
+        labels = labels[:, 1:length]
     mask = machine.run("ne", (labels,), labels.shape, BOOL)
     head = model.output_embedding()
     if not isinstance(head, Linear):
@@ -59,15 +61,9 @@ def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels:
     found = chunked_log_probs(where(hidden_states, mask), weight, head.bias, where(labels, mask))
     log_probs, entropy, is_top1 = [put_back(machine, x, mask) for x in found]
     del found
-    loss = ops.negative(summed(log_probs))
-    loss = ops.divide(loss, machine.run("clamp", (ops.total(mask, range(2), dtype=INT64),), (), INT64))
+    loss = -log_probs.sum()
+    loss = loss / machine.run("clamp", (mask.sum(range(2)),), (), INT64)
     return Outputs(log_probs, entropy, is_top1, mask, loss)
-
-
-def summed(x: Tensor) -> Tensor:
-    shape = x.shape
-    out = ops.total(x.detached(), range(x.dim()))
-    return record(out, (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
 
 
 def where(x: Tensor, mask: Tensor) -> Tensor:
@@ -102,13 +98,13 @@ def put_back(machine: Machine, x: Tensor, mask: Tensor) -> Tensor:
 def parts(hidden: Tensor, dtype: Dtype) -> Iterator[Tensor]:
     """Of the tokens; a copy each where they come in another dtype."""
     for first in starts(hidden.shape[0], TILE_TOKENS):
-        yield ops.to(rows_of(hidden, first, TILE_TOKENS), dtype)
+        yield rows_of(hidden, first, TILE_TOKENS).to(dtype)
 
 
 def word_chunks(weight: Tensor, dtype: Dtype) -> Iterator[Callable[[], Tensor]]:
     """The same of the words."""
     for first in range(0, weight.shape[0], TILE_WORDS):
-        yield partial(ops.to, rows_of(weight, first, TILE_WORDS), dtype)
+        yield partial(Tensor.to, rows_of(weight, first, TILE_WORDS), dtype)
 
 
 def fold(name: str, mm_buf: Tensor, part: Tensor, chunk: Tensor) -> None:
@@ -129,7 +125,7 @@ def add_product(shape: tuple[int, ...], a: Tensor, b: Tensor) -> None:
 
 
 def rows_of(x: Tensor, first: int, count: int) -> Tensor:
-    return ops.slice_(x.detached(), 0, first, min(first + count, x.shape[0]))
+    return x.detach()[first : min(first + count, x.shape[0])]
 
 
 def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor) -> tuple[Tensor, ...]:
@@ -141,7 +137,8 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targe
         hidden, weight = node.take(0), node.take(1)
         grad_hidden = machine.run("zeros", (), hidden.shape, FLOAT32) if node.needs[0] else None
         grad_weight = machine.run("zeros", (), weight.shape, FLOAT32) if node.needs[1] else None
-        grad_bias = machine.run("zeros", (), node.edges[2][2], FLOAT32) if node.needs[2] else None
+        of_bias = node.edges[2]
+        grad_bias = None if of_bias is None else machine.run("zeros", (), of_bias[2], FLOAT32)
         mm_buf = machine.run("empty", (), (min(rows, TILE_TOKENS), TILE_WORDS), dtype)
         for part in parts(hidden, dtype):
             for chunk_of in word_chunks(weight, dtype):
@@ -153,7 +150,7 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targe
                 if grad_weight is not None:
                     add_product(w_chunk.shape, tile.transpose(0, 1), part)
         summed_up = ((grad_hidden, hidden.dtype), (grad_weight, weight.dtype), (grad_bias, weight.dtype))
-        return [None if gradient is None else ops.to(gradient, dtype) for gradient, dtype in summed_up]
+        return [None if gradient is None else gradient.to(dtype) for gradient, dtype in summed_up]
 
     node = start(machine, (hidden, weight, bias), back)
     with machine.no_grad():
@@ -162,9 +159,9 @@ def chunked_log_probs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targe
         for part in parts(hidden, dtype):
             for chunk_of in word_chunks(weight, dtype):
                 fold("_forward_kernel", mm_buf, part, chunk_of())
-        log_z = ops.add(statistics[0], ops.map_("log", statistics[1]))
-        logprobs = ops.subtract(statistics[6], log_z)
-        entropy = ops.subtract(log_z, ops.divide(statistics[2], statistics[1]))
+        log_z = statistics[0] + statistics[1].log()
+        logprobs = statistics[6] - log_z
+        entropy = log_z - statistics[2] / statistics[1]
         best, first = (machine.run(name, statistics[:2], (rows,), BOOL) for name in ("ge", "gt"))
         is_top1 = machine.run("bitwise_and", (best, first), (rows,), BOOL)
         del best, first, statistics, mm_buf

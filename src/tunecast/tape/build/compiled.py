@@ -25,13 +25,16 @@ from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, wants
 from tunecast.tape.build.compiler.calls import Own, Ref
+from tunecast.tape.build.compiler.execute import L2_CACHE_BYTES
 from tunecast.tape.build.compiler.fuse import Fuser
 from tunecast.tape.build.compiler.graph import EXTERN, INPUT, MANY, Graph
-from tunecast.tape.build.compiler.groups import Kernel
+from tunecast.tape.build.compiler.groups import FusedKernel
 from tunecast.tape.build.compiler.partition import Partitioner
 from tunecast.tape.build.compiler.passes import backward_pass, forward_pass, with_products_added
-from tunecast.tape.build.compiler.record import Recorded, record, signature, tensors_in
-from tunecast.tape.build.tensor import Machine, Storage, Tensor
+from tunecast.tape.build.compiler.record import Recorded, RecordKey, record
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.nested import map_tensors, tensors_in
+from tunecast.tape.build.tensor import Storage, Tensor
 
 GUESS = (
     "torch.compile is followed on paper: what is saved is the partitioner's own choice, which kernels are fused and "
@@ -43,34 +46,31 @@ ROUTED = (
 )
 GENERAL = 2
 """So many lengths are compiled apart; the code of the last of them is for any."""
-L2_CACHE_BYTES = 60 << 20
-"""A kernel's first launch tries its configurations, each with the L2 cache flushed by a buffer of its size, on copies
-of what the kernel overwrites (runtime/benchmarking.py, `InductorBenchmarker.benchmark_gpu`); an H200's."""
 
 
 @dataclass(frozen=True)
-class Plan:
+class RegionCode:
     """Compiled code: kernels of both passes, in order."""
 
-    forward: tuple[Kernel, ...]
+    forward: tuple[FusedKernel, ...]
     saved: tuple[int, ...]
-    backward: tuple[Kernel, ...]
+    backward: tuple[FusedKernel, ...]
     sums: tuple[tuple[int, int, tuple[int, ...]], ...] = ()
     """Additions that became part of a product (`with_products_added`): their value, the product's, and what both read.
-    The graph a plan was made from has them so; others that share the plan are told."""
+    The graph the code was made from has them so; others that share it get them here."""
 
-    def told(self, graph: Graph) -> None:
+    def add_sums(self, graph: Graph) -> None:
         for number, product, inputs in self.sums:
             total = graph.values[number]
             total.op, total.kind, total.inputs, total.call = "addmm", EXTERN, inputs, graph.values[product].call
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """A plan and the graph it was made from, with this region's own parameters."""
+class CompiledRegion:
+    """Code and the graph it was made from, with this region's own parameters."""
 
     recorded: Recorded
-    plan: Plan
+    code: RegionCode
     given: tuple[int, ...]
     """Which of the inputs are arguments: for each argument's tensor the place among the inputs."""
 
@@ -80,14 +80,14 @@ class Region:
         """`owns_weights`: parameters stay where they are, so keeping them costs nothing. Those FSDP gathers are inputs
         like any other to the compiler."""
         self.machine, self.function, self.owns_weights = machine, function, owns_weights
-        self._compiled: dict[Any, Compiled] = {}
+        self._compiled: dict[Any, CompiledRegion] = {}
 
     def __call__(self, *args: Any) -> Any:
         machine = self.machine
         if machine.graph is not None:  # inside another region: part of its graph
             return self.function(*args)
         machine.guesses[GUESS] = None
-        tensors = tensors_in(args)
+        tensors = list(tensors_in(args))
         autocast = None if machine.autocast is None else machine.autocast.name
         key = tuple([(t.shape, t.stride(), t.dtype.name, t.requires_grad) for t in tensors])
         shared = tuple([tensors.index(t) for t in tensors])
@@ -95,10 +95,10 @@ class Region:
         if compiled is None:
             compiled = compile_(machine, self.function, args, self.owns_weights)
             if len(self._compiled) >= GENERAL:  # the second length's code is for any length, and has run
-                kernels = (*compiled.plan.forward, *compiled.plan.backward)
+                kernels = (*compiled.code.forward, *compiled.code.backward)
                 machine.timed_kernels.update([kernel.code for kernel in kernels])
             self._compiled[key, shared, machine.grad_enabled, autocast] = compiled
-        return Run(machine, compiled, tensors).forward()
+        return RegionCall(machine, compiled, tensors).forward()
 
 
 LOSS_APART = frozenset(("gpt2",))
@@ -149,16 +149,16 @@ def compiled_model(model: Any) -> Callable[..., Tensor]:
                 loss, logits = head(hidden_states, labels)
             else:
                 loss, logits = whole(ids, mask, labels)
-            return last(logits, labels) if loss is None else loss  # type: ignore[no-any-return]
+            return last(logits, labels) if loss is None else loss
 
     return run
 
 
 def compile_(
     machine: Machine, function: Callable[..., Any], args: Sequence[Any], owns_weights: bool = True
-) -> Compiled:
+) -> CompiledRegion:
     recorded = record(machine, function, args)
-    tensors = tensors_in(args)
+    tensors = list(tensors_in(args))
     places = {id(tensor): place for place, tensor in enumerate(recorded.inputs)}
     given = tuple([places[id(tensor)] for tensor in tensors])
     for place in given:  # else the first call's arguments would live as long as the code
@@ -166,33 +166,18 @@ def compile_(
     if any(value.op in ("topk", "_grouped_mm") for value in recorded.graph.values):
         machine.guesses[ROUTED] = None
     at_a_cost = given if owns_weights else range(len(recorded.inputs))
-    plan = planned(Planned(recorded, frozenset(at_a_cost)))
-    plan.told(recorded.graph)
-    return Compiled(recorded, plan, given)
-
-
-class Planned:
-    """A recorded graph that equals others of the same signature, so that layers share a plan."""
-
-    def __init__(self, recorded: Recorded, given: frozenset[int]) -> None:
-        self.recorded, self.given = recorded, given
-        self.signature = (signature(recorded), given)
-
-    def __hash__(self) -> int:
-        return hash(self.signature)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Planned) and self.signature == other.signature
+    code = region_code(RecordKey(recorded, frozenset(at_a_cost)))
+    code.add_sums(recorded.graph)
+    return CompiledRegion(recorded, code, given)
 
 
 @lru_cache(maxsize=16)
-def planned(wanted: Planned) -> Plan:
-    recorded, graph = wanted.recorded, wanted.recorded.graph
-    inputs = [value.number for value in graph.values if value.kind == INPUT]
-    parameters = {number for place, number in enumerate(inputs) if place not in wanted.given}
+def region_code(key: RecordKey) -> RegionCode:
+    recorded, graph = key.recorded, key.recorded.graph
+    parameters = {number for place, number in enumerate(key.inputs) if place not in key.at_a_cost}
     gradients = list(recorded.gradients.values())
     if not recorded.tangents:
-        return Plan(tuple(Fuser(graph, forward_pass(graph, recorded.outputs, ())).kernels()), (), ())
+        return RegionCode(tuple(Fuser(graph, forward_pass(graph, recorded.outputs, ())).kernels()), (), ())
     tangents = [number for _, number in recorded.tangents]
     saved = Partitioner(graph, recorded.outputs, gradients, parameters).saved()
     half = backward_pass(graph, saved, tangents, gradients)
@@ -203,16 +188,16 @@ def planned(wanted: Planned) -> Plan:
     saved = [number for number in saved if number in half.inputs]
     forward = Fuser(graph, forward_pass(graph, recorded.outputs, saved))
     backward = Fuser(graph, half)
-    backward.returned = {backward.owner(number) for number in recorded.outputs}
+    backward.returned = {graph.owner(number) for number in recorded.outputs}
     added = tuple([(total.number, products[id(total.call)], total.inputs) for total in sums])
-    return Plan(tuple(forward.kernels()), tuple(saved), tuple(backward.kernels()), added)
+    return RegionCode(tuple(forward.kernels()), tuple(saved), tuple(backward.kernels()), added)
 
 
-class Run:
+class RegionCall:
     """One call of compiled code."""
 
-    def __init__(self, machine: Machine, compiled: Compiled, tensors: Sequence[Tensor]) -> None:
-        self.machine, self.plan, self.recorded = machine, compiled.plan, compiled.recorded
+    def __init__(self, machine: Machine, compiled: CompiledRegion, tensors: Sequence[Tensor]) -> None:
+        self.machine, self.code, self.recorded = machine, compiled.code, compiled.recorded
         self.graph: Graph = compiled.recorded.graph
         inputs = list(compiled.recorded.inputs)
         for tensor, place in zip(tensors, compiled.given, strict=True):
@@ -227,23 +212,23 @@ class Run:
         if recorded.tangents and wants(machine, *self.inputs):
             node = Node(machine, self.backward, self.inputs, ())
             node.outputs = len(recorded.tangents)
-        self.execute(self.plan.forward)
+        self.execute(self.code.forward)
         made = {number: self.tensor(number) for number in recorded.outputs}
         if node is not None:
-            node.keep(machine, [self.tensor(number) for number in self.plan.saved])
+            node.keep(machine, [self.tensor(number) for number in self.code.saved])
             for number, (place, _) in enumerate(recorded.tangents):
                 out = made[recorded.outputs[place]]
                 out.node, out.number, out.requires_grad, out.is_view = node, number, True, False
         self.memory.clear()
         self.inputs = []
-        return put_in(recorded.result, made)
+        return map_tensors(lambda ref: made[ref.number], recorded.result, Ref)
 
     def backward(self, node: Node, gradients: Gradients) -> Sequence[Any]:
         machine, recorded = self.machine, self.recorded
         taken, node.saved = list(node.taken), ()
         node.taken.clear()
-        for number, tensor in zip(self.plan.saved, taken, strict=True):
-            self.memory[self.owner(number)] = tensor
+        for number, tensor in zip(self.code.saved, taken, strict=True):
+            self.memory[self.graph.owner(number)] = tensor
             del tensor  # else the last one would live as long as the pass
         taken.clear()
         for place, (_, number) in enumerate(recorded.tangents):
@@ -253,37 +238,25 @@ class Run:
             self.memory[number] = gradients[place]
             if machine.shared_workspace:  # since torch 2.13 it is the function's own, to let go of
                 gradients[place] = None
-        self.execute(self.plan.backward)
+        self.execute(self.code.backward)
         found = [
             self.tensor(recorded.gradients[number]) if number in recorded.gradients else None for number in self.numbers
         ]
         self.memory.clear()
         return found
 
-    def owner(self, number: int) -> int:
-        values = self.graph.values
-        while values[number].is_view and values[number].inputs:
-            number = values[number].inputs[0]
-        return number
-
     def tensor(self, number: int) -> Tensor:
         value = self.graph.values[number]
-        memory = self.memory[self.owner(number)]
+        memory = self.memory[self.graph.owner(number)]
         if value.kind == INPUT:
             return memory
         return Tensor(self.machine, memory.storage, value.shape, value.dtype, value.strides)
 
     def real(self, given: Any) -> Any:
         """Arguments with tensors for references."""
-        if isinstance(given, Ref):
-            return self.tensor(given.number)
-        if isinstance(given, (list, tuple)):
-            return type(given)([self.real(part) for part in given])
-        if isinstance(given, dict):
-            return {name: self.real(part) for name, part in given.items()}
-        return given
+        return map_tensors(lambda ref: self.tensor(ref.number), given, Ref)
 
-    def execute(self, kernels: Sequence[Kernel]) -> None:
+    def execute(self, kernels: Sequence[FusedKernel]) -> None:
         machine, memory = self.machine, self.memory
         before = machine.module
         for kernel in kernels:
@@ -298,7 +271,7 @@ class Run:
                 memory.pop(buffer, None)
         machine.module, machine.again = before, False
 
-    def call(self, kernel: Kernel) -> None:
+    def call(self, kernel: FusedKernel) -> None:
         call = self.graph.values[kernel.values[0]].call
         for old in kernel.over.values():  # the result comes in its place
             del self.memory[old]
@@ -316,7 +289,7 @@ class Run:
         for number in kernel.makes:
             self.memory[number] = made[self.graph.values[number].offset]
 
-    def launch(self, kernel: Kernel) -> None:
+    def launch(self, kernel: FusedKernel) -> None:
         machine, values = self.machine, self.graph.values
         read = [self.memory[buffer] for buffer in kernel.reads if buffer in self.memory]
         written = sum([values[number].nbytes for number in kernel.makes])
@@ -333,13 +306,3 @@ class Run:
             copied = [values[number].nbytes for number in kernel.in_place]
             for block in [machine.allocate(nbytes) for nbytes in (L2_CACHE_BYTES, *copied)]:
                 machine.free(block)
-
-
-def put_in(result: Any, made: dict[int, Tensor]) -> Any:
-    if isinstance(result, Ref):
-        return made[result.number]
-    if isinstance(result, (list, tuple)):
-        return type(result)([put_in(part, made) for part in result])
-    if isinstance(result, dict):
-        return {name: put_in(part, made) for name, part in result.items()}
-    return result

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, older, ops
-from tunecast.tape.build.autograd import checkpointed, checkpointed_reentrant
+from tunecast.tape.build import attention, older
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
+from tunecast.tape.build.experts import refuse_router_loss
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Buffer, Embedding, Linear, Module, ModuleList, RMSNorm
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.recompute import checkpoint, checkpoint_reentrant
+from tunecast.tape.build.tensor import Tensor
 
 Config = Mapping[str, Any]
-Step = Callable[[Tensor], Tensor]
 FULL, SLIDING = "full_attention", "sliding_attention"
 """Kinds of layers, as transformers' configurations name them."""
 
 
 class RotaryEmbedding(Module):
     scales = True
+    attention_scaling = 1.0
     also_longrope: Sequence[str] = ()
     """Other names the family gives it."""
 
@@ -36,7 +40,7 @@ class RotaryEmbedding(Module):
         machine = self.machine
         self.fit_to(position_ids)
         (rows, length), half = position_ids.shape, self.width // 2
-        inverse = ops.to(self.inv_freq.alias((1, half, 1), None), FLOAT32)
+        inverse = self.inv_freq.alias((1, half, 1), None).float()
         position_ids_expanded = machine.run("_to_copy", (position_ids,), (rows, 1, length), FLOAT32)
         freqs = machine.run(
             "bmm", (inverse, position_ids_expanded), (rows, half, length), FLOAT32, 2 * rows * half * length,
@@ -44,16 +48,16 @@ class RotaryEmbedding(Module):
         )  # fmt: skip
         emb = machine.run("cat", (freqs, freqs), (rows, length, self.width), FLOAT32)
         if not machine.era.scales_last:
-            cos = ops.map_("mul", ops.map_("cos", emb))
-            sin = ops.map_("mul", ops.map_("sin", emb))
+            cos = emb.cos() * self.attention_scaling
+            sin = emb.sin() * self.attention_scaling
         else:
-            cos = ops.map_("cos", emb)
-            sin = ops.map_("sin", emb)
+            cos = emb.cos()
+            sin = emb.sin()
             if self.scales:
-                cos = ops.map_("mul", cos)
-                sin = ops.map_("mul", sin)
+                cos = cos * self.attention_scaling
+                sin = sin * self.attention_scaling
         dtype = self.result_dtype(x)
-        return ops.to(cos, dtype), ops.to(sin, dtype)
+        return cos.to(dtype), sin.to(dtype)
 
     def result_dtype(self, x: Tensor) -> Dtype:
         return x.dtype
@@ -64,7 +68,7 @@ class RotaryEmbedding(Module):
         if not dynamic and self.rope_type not in ("longrope", *self.also_longrope):
             return
         machine = self.machine
-        seq_len = ops.map_("add", machine.run("max", (position_ids,), (), INT64, args=(position_ids,)))
+        seq_len = machine.run("max", (position_ids,), (), INT64, args=(position_ids,)) + 1
         machine.run("gt", (seq_len,), (), BOOL)
         if dynamic:  # the run is never longer than `max_position_embeddings`, so nothing else happens
             machine.run("lt", (seq_len,), (), BOOL)
@@ -76,10 +80,10 @@ class RotaryEmbedding(Module):
     def long_frequencies(self) -> Buffer:
         machine, half = self.machine, (self.width // 2,)
         ext_factors = machine.run("_to_copy", (), half, FLOAT32)
-        inv_freq_shape = ops.map_("div", ops.to(machine.run("arange", (), half, INT64), FLOAT32))
-        slowed = ops.multiply(ext_factors, ops.map_("pow", inv_freq_shape))
-        inverse = ops.map_("reciprocal", slowed)
-        return Buffer(machine, ops.map_("mul", inverse).storage, half, FLOAT32)
+        inv_freq_shape = machine.run("arange", (), half, INT64).float() / self.width
+        slowed = ext_factors * inv_freq_shape.pow(2)
+        inverse = slowed.reciprocal()
+        return Buffer(machine, (inverse * self.attention_scaling).storage, half, FLOAT32)
 
 
 class LayerTable(RotaryEmbedding):
@@ -121,7 +125,17 @@ def rotary_width(config: Config) -> int:
 
 
 class SelfAttention(Module):
-    """Families differ in how queries, keys and values come about (`projected`) and are placed (`placed`)."""
+    """Families differ in how queries, keys and values come about (`project`) and get their positions
+    (`apply_rotary`)."""
+
+    came_later = False
+    """The family is newer than releases in which every implementation of attention was a class."""
+    projects_first = False
+    """All three products come before a head is told from another."""
+    rotary: Any = staticmethod(attention.apply_rotary)
+    """How cosines and sines turn queries and keys."""
+    eager: Any = None
+    """The family's own attention without a kernel, where it has one."""
 
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine)
@@ -129,6 +143,7 @@ class SelfAttention(Module):
         kv_heads = config.get("num_key_value_heads") or heads
         self.head_dim = head_dim(config)
         self.groups = heads // kv_heads
+        self.scaling = self.head_dim**-0.5
         self.dropout = config.get("attention_dropout") or 0.0
         self.residual_dropout = config.get("residual_dropout") or 0.0
         self.window = config.get("sliding_window") if layer_kinds(config)[index] == SLIDING else None
@@ -156,32 +171,37 @@ class SelfAttention(Module):
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
     ) -> tuple[Tensor, Any]:
-        if self.machine.era.attends_by_class:
+        if self.machine.era.attends_by_class and not self.came_later:
             return older.attention_forward(self, hidden_states, position_embeddings, attention_mask, position_ids)
         batch, length, _ = hidden_states.shape
-        query_states, key_states, value_states = self.projected(hidden_states)
-        query_states, key_states = self.placed(query_states, key_states, position_embeddings)
+        query_states, key_states, value_states = self.qkv(hidden_states, position_embeddings)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
-            position_ids=position_ids, window=self.window, softcap=self.softcap,
+            position_ids=position_ids, window=self.window, softcap=self.softcap, eager=self.eager,
         )  # fmt: skip
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+        attn_output = attn_output.reshape(batch, length, -1).contiguous()
         attn_output = self.o_proj(attn_output)
-        attn_output = ops.dropout(attn_output, self.residual_dropout)
+        attn_output = F.dropout(attn_output, self.residual_dropout)
         return attn_output, attn_weights
 
-    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        batch, length, _ = hidden_states.shape
-        if self.machine.era.attends_by_class:
-            return older.projected(self, hidden_states)
-        query_states = ops.transpose(ops.view(self.q_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
-        key_states = ops.transpose(ops.view(self.k_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
-        value_states = ops.transpose(ops.view(self.v_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
+    def qkv(self, hidden_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values as attention takes them."""
+        query_states, key_states, value_states = self.project(hidden_states)
+        query_states, key_states = self.apply_rotary(query_states, key_states, position_embeddings)
         return query_states, key_states, value_states
 
-    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        batch, length, _ = hidden_states.shape
+        if self.projects_first or self.machine.era.attends_by_class:
+            return older.project(self, hidden_states)
+        query_states = self.q_proj(hidden_states).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        key_states = self.k_proj(hidden_states).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        value_states = self.v_proj(hidden_states).view(batch, length, -1, self.head_dim).transpose(1, 2)
+        return query_states, key_states, value_states
+
+    def apply_rotary(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         cos, sin = position_embeddings
-        return attention.apply_rotary(query_states, key_states, cos, sin)
+        return self.rotary(query_states, key_states, cos, sin)
 
 
 class GatedMLP(Module):
@@ -195,8 +215,8 @@ class GatedMLP(Module):
         self.act_fn = Activation(machine, config.get("hidden_act", "silu"))
 
     def forward(self, x: Tensor) -> Tensor:
-        down_proj = self.down_proj(ops.multiply(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
-        return down_proj  # type: ignore[no-any-return]
+        down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return down_proj
 
 
 class CheckpointingLayer(Module):
@@ -218,23 +238,17 @@ class CheckpointingLayer(Module):
             given = dict(zip(names, args[len(args) - len(names) :], strict=True))
             return super(CheckpointingLayer, self).__call__(*args[: len(args) - len(names)], **given, **kwargs)
 
-        return (checkpointed_reentrant if self.machine.reentrant else checkpointed)(self.machine, again, *args)
+        return (checkpoint_reentrant if self.machine.reentrant else checkpoint)(self.machine, again, *args)
 
 
 class Layer(CheckpointingLayer):
-    """Classes are named apart, so that a family can put its own in their place."""
-
-    attention_class: Any = SelfAttention
-    mlp_class: Any = GatedMLP
-    norm_class: Any = RMSNorm
-
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+    def __init__(self, machine: Machine, config: Config, index: int, family: type[CausalLM]) -> None:
         super().__init__(machine)
         hidden = config["hidden_size"]
-        self.self_attn = self.attention_class(machine, config, index)
-        self.mlp = self.mlp_class(machine, config)
-        self.input_layernorm = self.norm_class(machine, hidden)
-        self.post_attention_layernorm = self.norm_class(machine, hidden)
+        self.self_attn = family.attention_class(machine, config, index)
+        self.mlp = family.mlp_class(machine, config)
+        self.input_layernorm = family.norm_class(machine, hidden)
+        self.post_attention_layernorm = family.norm_class(machine, hidden)
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
@@ -246,50 +260,54 @@ class Layer(CheckpointingLayer):
             position_ids=position_ids,
         )  # fmt: skip
         hidden_states = self.after_attention(hidden_states)
-        hidden_states = ops.add(residual, hidden_states)
+        hidden_states = residual + self.attention_branch(hidden_states)
         residual = hidden_states
         hidden_states = self.before_mlp(hidden_states)
-        hidden_states = self.mlp(hidden_states)
+        hidden_states = self.feed_forward(hidden_states)
         hidden_states = self.after_mlp(hidden_states)
-        hidden_states = ops.add(residual, hidden_states)
+        hidden_states = residual + self.mlp_branch(hidden_states)
         return hidden_states
 
     # Families differ in which norm stands where. What replaces `hidden_states` lets go of what it was before.
 
     def before_attention(self, hidden_states: Tensor) -> Tensor:
-        return self.input_layernorm(hidden_states)  # type: ignore[no-any-return]
+        return self.input_layernorm(hidden_states)
 
     def after_attention(self, hidden_states: Tensor) -> Tensor:
         return hidden_states
 
     def before_mlp(self, hidden_states: Tensor) -> Tensor:
-        return self.post_attention_layernorm(hidden_states)  # type: ignore[no-any-return]
+        return self.post_attention_layernorm(hidden_states)
 
     def after_mlp(self, hidden_states: Tensor) -> Tensor:
         return hidden_states
 
+    # And in what is added to the residual, which is a temporary beside `hidden_states`.
+
+    def attention_branch(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def mlp_branch(self, hidden_states: Tensor) -> Tensor:
+        return hidden_states
+
+    def feed_forward(self, hidden_states: Tensor) -> Tensor:
+        return self.mlp(hidden_states)
+
 
 class Decoder(Module):
-    layer_class: Any = Layer
-    norm_class: Any = RMSNorm
-    rotary_class: Any = RotaryEmbedding
-    embedding_class: Any = Embedding
-    after_embedding: Sequence[Step] = ()
-
-    def __init__(self, machine: Machine, config: Config) -> None:
+    def __init__(self, machine: Machine, config: Config, family: type[CausalLM]) -> None:
         super().__init__(machine)
         self.kinds = layer_kinds(config)
-        self.mask_kinds = tuple(dict.fromkeys((FULL, *self.kinds)))
+        self.mask_kinds = tuple(dict.fromkeys((*family.mask_kinds, *self.kinds)))
         """Masks that are made, in this order, whether a layer needs them or not."""
         self.window = config.get("sliding_window")
-        self.embed_tokens = self.embedding_class(machine, config["vocab_size"], config["hidden_size"])
-        self.layers = ModuleList(machine)
-        for index in range(config["num_hidden_layers"]):
-            self.layers.append(self.layer_class(machine, config, index))
-        self.norm = self.norm_class(machine, config["hidden_size"])
+        self.embed_tokens = family.embedding_class(machine, config["vocab_size"], config["hidden_size"])
+        layers = range(config["num_hidden_layers"])
+        self.layers = ModuleList(machine, [family.layer_class(machine, config, index, family) for index in layers])
+        self.norm = family.norm_class(machine, config["hidden_size"])
         self.rotates = not machine.era.rotates_in_layers(str(config.get("model_type")))
         if self.rotates:
-            self.rotary_emb = self.rotary_class(machine, config)
+            self.rotary_emb = family.rotary_class(machine, config)
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Any = None, inputs_embeds: Tensor | None = None
@@ -297,38 +315,40 @@ class Decoder(Module):
         """Inside a model with other parts, embeddings and masks are made outside."""
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        for step in self.after_embedding:
-            inputs_embeds = step(inputs_embeds)
+        inputs_embeds = self.scale_embeddings(inputs_embeds)
         length = inputs_embeds.shape[1]
         position_ids = attention_mask if self.machine.packs else self.position_ids(length)
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
-        hidden_states = self.entering(inputs_embeds)
+        hidden_states = self.first_hidden_states(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)
-        hidden_states = self.entering_late(hidden_states)
+        hidden_states = self.scale_hidden_states(hidden_states)
         for decoder_layer, kind in zip(self.layers, self.kinds, strict=True):
             hidden_states = decoder_layer(
                 hidden_states, attention_mask=masks[kind], position_embeddings=position_embeddings[kind],
                 position_ids=position_ids,
             )  # fmt: skip
         hidden_states = self.norm(hidden_states)
-        return hidden_states  # type: ignore[no-any-return]
+        return hidden_states
 
     def position_ids(self, length: int) -> Tensor:
         """The batch's own, or counted."""
         machine = self.machine
         sequence = attention.sequence_of(machine)
         if sequence is not None:
-            return sequence.position_ids  # type: ignore[no-any-return]
+            return sequence.position_ids
         position_ids = machine.run("arange", (), (length,), INT64)
         if machine.era.adds_positions:
-            position_ids = ops.map_("add", position_ids)
-        return ops.unsqueeze(position_ids, 0)
+            position_ids = position_ids + 0
+        return position_ids.unsqueeze(0)
 
-    def entering(self, inputs_embeds: Tensor) -> Tensor:
+    def scale_embeddings(self, inputs_embeds: Tensor) -> Tensor:
+        return inputs_embeds
+
+    def first_hidden_states(self, inputs_embeds: Tensor) -> Tensor:
         """What the first layer gets."""
         return inputs_embeds
 
-    def entering_late(self, hidden_states: Tensor) -> Tensor:
+    def scale_hidden_states(self, hidden_states: Tensor) -> Tensor:
         """The same, where positions come first."""
         return hidden_states
 
@@ -349,30 +369,41 @@ class Decoder(Module):
 
 
 class CausalLM(Module):
+    """Its parts are named apart, so that a family can put its own in their place."""
+
     decoder_class: Any = Decoder
+    layer_class: Any = Layer
+    attention_class: Any = SelfAttention
+    mlp_class: Any = GatedMLP
+    norm_class: Any = RMSNorm
+    rotary_class: Any = RotaryEmbedding
+    embedding_class: Any = Embedding
+    mask_kinds: Sequence[str] = (FULL,)
+    """Kinds of layers whose mask is made, whether there is one or not."""
     defaults: ClassVar[Config] = {}
     """What the family's configuration class takes where config.json is silent."""
-    after_head: Sequence[Step] = ()
+    logit_steps: Sequence[Callable[[Tensor], Tensor]] = ()
     """What is done to the logits before the loss; each result replaces the one before."""
     gives_logits = False
     num_items_in_batch: Any = None
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        config = self.completed(config)
+        refuse_router_loss(config)
+        config = self.complete(config)
         self.model_type = str(config.get("model_type"))
-        self.model = self.decoder_class(machine, config)
+        self.model = self.decoder_class(machine, config, type(self))
         self.vocabulary = config["vocab_size"]
         self.lm_head = Linear(machine, config["hidden_size"], self.vocabulary)
         self.tied = bool(config.get("tie_word_embeddings", False))
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
         hidden_states = self.model(input_ids, attention_mask=attention_mask)
-        logits = self.lm_head(ops.alias(hidden_states))
-        for step in self.after_head:
+        logits = self.lm_head(hidden_states[:])
+        for step in self.logit_steps:
             logits = step(logits)
         if self.machine.era.widens_logits(self.model_type):
-            logits = ops.to(logits, FLOAT32)
+            logits = logits.float()
         return self.output(logits, labels)
 
     def output(self, logits: Tensor, labels: Tensor) -> Any:
@@ -383,7 +414,7 @@ class CausalLM(Module):
     def base(self) -> Any:
         return self.model
 
-    def completed(self, config: Config) -> dict[str, Any]:
+    def complete(self, config: Config) -> dict[str, Any]:
         """With what config.json leaves unsaid."""
         whole = {**self.defaults, **config}
         return {**whole, "layer_types": self.layer_types(whole)}
@@ -409,20 +440,20 @@ class CausalLM(Module):
         """transformers/loss/loss_utils.py, `ForCausalLMLoss`; the caller keeps the logits."""
         machine = self.machine
         batch, length = labels.shape
-        upcast = ops.to(logits, FLOAT32)
+        upcast = logits.float()
         if machine.era.shifts_logits:
-            shift_logits = ops.contiguous(ops.slice_(upcast, -2, 0, length - 1))
-            shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length))
-            shift_logits = ops.view(shift_logits, -1, self.vocabulary)
-            return self.counted(ops.cross_entropy(shift_logits, ops.view(shift_labels, -1)))
+            shift_logits = upcast[..., : length - 1, :].contiguous()
+            shift_labels = labels[..., 1:length].contiguous()
+            shift_logits = shift_logits.view(-1, self.vocabulary)
+            return self.divide_by_items(F.cross_entropy(shift_logits, shift_labels.view(-1)))
         shift_labels = labels
         if attention.sequence_of(machine) is None:  # split rows have labels that were shifted before
             labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
-            shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
-        upcast = ops.view(upcast, -1, self.vocabulary)
-        shift_labels = ops.view(shift_labels, -1)
-        return self.counted(ops.cross_entropy(upcast, shift_labels))
+            shift_labels = labels[..., 1 : length + 1].contiguous()
+        upcast = upcast.view(-1, self.vocabulary)
+        shift_labels = shift_labels.view(-1)
+        return self.divide_by_items(F.cross_entropy(upcast, shift_labels))
 
-    def counted(self, loss: Tensor) -> Tensor:
+    def divide_by_items(self, loss: Tensor) -> Tensor:
         """`fixed_cross_entropy`: a sum over the number of labels, where the caller counted them."""
-        return loss if self.num_items_in_batch is None else ops.divide(loss, self.num_items_in_batch)
+        return loss if self.num_items_in_batch is None else loss / self.num_items_in_batch

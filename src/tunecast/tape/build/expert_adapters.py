@@ -7,15 +7,15 @@ once more when the experts read it, which then keep it for the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.dtypes import Dtype
 from tunecast.tape.build.modules import Linear, Module, bring
-from tunecast.tape.build.tensor import Dtype, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import EXCHANGE, Role
 
 MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
@@ -82,7 +82,7 @@ class ParameterLora(Module):
         self.lora_B = Linear(base.machine, rank * self.experts, outputs)
 
     def adapter_dtype(self) -> Dtype:
-        return self.holder[0].own[self.parameter_name].dtype  # type: ignore[no-any-return]
+        return self.holder[0].own[self.parameter_name].dtype
 
     def adapter_parameters(self) -> list[Tensor]:
         return [self.lora_A.weight, self.lora_B.weight]
@@ -102,48 +102,25 @@ class ParameterLora(Module):
             object.__setattr__(holder, name, weight)
 
     def by_sum(self, weight: Tensor) -> Callable[[], Tensor]:
-        a = ops.cast_for_product(self.lora_A.weight)
-        b = ops.cast_for_product(self.lora_B.weight)
-        delta_weight = ops.scale(ops.matrix_product(b, a))
-        delta_weight = ops.to(delta_weight, weight.dtype)
-        return lambda: ops.add(weight, delta_weight)
+        a = F.cast_for_product(self.lora_A.weight)
+        b = F.cast_for_product(self.lora_B.weight)
+        delta_weight = F.mm(b, a) * self.scaling
+        delta_weight = delta_weight.to(weight.dtype)
+        return lambda: weight + delta_weight
 
     def by_factors(self, weight: Tensor) -> Callable[[], Tensor]:
         weight_a, weight_b = self.lora_A.weight, self.lora_B.weight
-        weight_a = ops.reshape(weight_a, self.experts, -1, weight_a.shape[-1])
-        weight_b = ops.permute(ops.reshape(weight_b, weight_b.shape[0], -1, self.experts), 2, 0, 1)
+        weight_a = weight_a.reshape(self.experts, -1, weight_a.shape[-1])
+        weight_b = weight_b.reshape(weight_b.shape[0], -1, self.experts).permute(2, 0, 1)
         if self.stored_by_input:
-            lhs, rhs = ops.transpose(weight_a, 1, 2), ops.transpose(weight_b, 1, 2)
+            lhs, rhs = weight_a.transpose(1, 2), weight_b.transpose(1, 2)
         else:
             lhs, rhs = weight_b, weight_a
-        lhs = ops.to(lhs, weight.dtype)
-        rhs = ops.to(rhs, weight.dtype)
+        lhs = lhs.to(weight.dtype)
+        rhs = rhs.to(weight.dtype)
 
         def folded() -> Tensor:
             with self.machine.autocasting(None):
-                return add_batched_product(weight, lhs, rhs, self.scaling)
+                return F.baddbmm(weight, lhs, rhs, self.scaling)
 
         return folded
-
-
-def add_batched_product(added: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
-    """baddbmm onto a frozen tensor."""
-    machine = a.machine
-    batch, n, k, m = *a.shape, b.shape[2]
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        gradient = gradients[0]
-        first = second = None
-        if node.needs[0]:
-            first = scaled(ops.batched_product(gradient, node.take(1).transpose(1, 2)), alpha)
-        if node.needs[1]:
-            second = scaled(ops.batched_product(node.take(0).transpose(1, 2), gradient), alpha)
-        return first, second
-
-    node = start(machine, (a, b), back, (a if b.requires_grad else None, b if a.requires_grad else None))
-    flops = 2 * batch * n * k * m
-    return finish(node, machine.run("baddbmm", (added, a, b), (batch, n, m), a.dtype, flops, args=(added, a, b)))
-
-
-def scaled(x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else ops.map_("mul", x)

@@ -10,25 +10,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import FLOAT32, INT32, INT64
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Module
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 
 # ------------------------------------------------------------------------------------------------------ operations
 
 
 def top_k(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest of each row and their places."""
-    return _selected("topk", x, count, (x, count, -1))
+    return _select("topk", x, count, (x, count, -1))
 
 
 def largest(x: Tensor) -> Tensor:
     """The largest of each row, the dimension kept."""
-    return _selected("max", x, 1, (x, -1, True))[0]
+    return _select("max", x, 1, (x, -1, True))[0]
 
 
-def _selected(name: str, x: Tensor, count: int, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
+def _select(name: str, x: Tensor, count: int, args: tuple[Any, ...]) -> tuple[Tensor, Tensor]:
     """The gradient is scattered into zeros."""
     machine, shape, dtype = x.machine, x.shape, x.dtype
     kept = (*shape[:-1], count)
@@ -42,76 +45,16 @@ def _selected(name: str, x: Tensor, count: int, args: tuple[Any, ...]) -> tuple[
     return finish(node, values, places), places
 
 
-def row_sums(x: Tensor) -> Tensor:
-    """Over the last dimension, kept; into fp32 under autocast."""
-    shape = x.shape
-    out = ops.total(x, (-1,), keepdim=True, dtype=_sum_dtype(x))
-    return record(out, (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
-
-
-def sums(x: Tensor, dim: int) -> Tensor:
-    """Over one dimension, dropped; into fp32 under autocast."""
-    shape = x.shape
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (ops.expand(ops.unsqueeze(gradients[0], dim), *shape),)
-
-    return record(ops.total(x, (dim,), dtype=_sum_dtype(x)), (x,), back)
-
-
-def _sum_dtype(x: Tensor) -> Dtype | None:
-    return FLOAT32 if x.machine.autocast is not None else None
-
-
-def divide_in_place(a: Tensor, b: Tensor) -> Tensor:
-    """a /= b: what a was is copied when b wants a gradient."""
-    machine = a.machine
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        gradient = gradients[0]
-        second = first = None
-        if node.needs[1]:
-            once = ops.divide(node.take(0), node.take(1))
-            twice = ops.divide(once, node.take(1))
-            minus = ops.map_("neg", gradient)
-            second = ops.multiply(minus, twice)
-            del once, twice, minus
-        if node.needs[0]:
-            first = ops.divide(gradient, node.take(1))
-        return first, second
-
-    before = None
-    if wants(machine, b):
-        with machine.no_grad():
-            before = ops.clone(a)
-    node = start(machine, (a, b), back, (before, b))
-    machine.launch("div_", (a, b), a.dtype, a.nbytes)
-    return finish(node, a.alias(a.shape, a.strides))
-
-
-def rows_at(x: Tensor, places: Tensor) -> Tensor:
-    """x[places]: the gradient is added up in zeros, which sorts the places."""
-    machine, shape, dtype = x.machine, x.shape, x.dtype
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        zeros = machine.run("new_zeros", (), shape, dtype)
-        args = (zeros, [node.take(0)], gradients[0], True)
-        return (machine.run("index_put", (zeros, node.take(0), gradients[0]), shape, dtype, args=args),)
-
-    node = start(machine, (x,), back, (places,))
-    return finish(node, machine.run("index", (x, places), (*places.shape, *shape[1:]), dtype))
-
-
-def masked(x: Tensor, mask: Tensor, in_place: bool = False) -> Tensor:
+def fill_rows(x: Tensor, mask: Tensor, in_place: bool = False) -> Tensor:
     """Zeros where the mask says."""
     machine = x.machine
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (ops.map_("masked_fill", gradients[0]) if node.take(0) is not None else None,)
+        return (pointwise("masked_fill", gradients[0]) if node.take(0) is not None else None,)
 
     node = start(machine, (x,), back, (mask,))
     if not in_place:
-        return finish(node, ops.map_("masked_fill", x))
+        return finish(node, pointwise("masked_fill", x))
     machine.launch("masked_fill_", (x, mask), x.dtype, x.nbytes)
     return finish(node, x.alias(x.shape, x.strides))
 
@@ -184,45 +127,45 @@ class Experts(Routed):
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         machine = self.machine
         num_tokens, num_top_k, hidden_dim = hidden_states.shape[0], top_k_index.shape[-1], hidden_states.shape[-1]
-        sample_weights = ops.reshape(top_k_weights, -1)
-        expert_ids = ops.reshape(top_k_index, -1)
+        sample_weights = top_k_weights.reshape(-1)
+        expert_ids = top_k_index.reshape(-1)
         pairs = expert_ids.shape
         expert_ids_g, perm = machine.run_many("sort", (expert_ids,), ((pairs, INT64),) * 2, args=(expert_ids,))
-        selected_hidden_states_g = rows_at(hidden_states, ops.map_("floor_divide", perm))
-        sample_weights_g = rows_at(sample_weights, perm)
-        histc_input = ops.map_("_to_copy", expert_ids_g, INT32)
+        selected_hidden_states_g = hidden_states[perm // num_top_k]
+        sample_weights_g = sample_weights[perm]
+        histc_input = expert_ids_g.to(INT32)
         tokens_per_expert = machine.run("histc", (histc_input,), (self.count,), INT32)
         offsets = machine.run("cumsum", (tokens_per_expert,), (self.count,), INT32, args=(tokens_per_expert, 0))
-        sentinel_mask = ops.unsqueeze(ops.map_("ge", expert_ids_g, BOOL), -1)
+        sentinel_mask = expert_ids_g.ge(0).unsqueeze(-1)
         machine.launch("clamp_", (expert_ids_g,), INT64, expert_ids_g.nbytes)
         selected_weights = self.gate_up_proj
-        selected_biases = rows_at(self.gate_up_proj_bias, expert_ids_g) if self.biased else None
-        selected_hidden_states_g = masked(selected_hidden_states_g, sentinel_mask, in_place=True)
+        selected_biases = self.gate_up_proj_bias[expert_ids_g] if self.biased else None
+        selected_hidden_states_g = fill_rows(selected_hidden_states_g, sentinel_mask, in_place=True)
         proj_out = self.product(selected_hidden_states_g, selected_weights, offsets, selected_biases)
-        proj_out = masked(proj_out, sentinel_mask)
-        proj_out = self.gated(proj_out)
+        proj_out = fill_rows(proj_out, sentinel_mask)
+        proj_out = self.apply_gate(proj_out)
         selected_weights = self.down_proj
-        selected_biases = rows_at(self.down_proj_bias, expert_ids_g) if self.biased else None
+        selected_biases = self.down_proj_bias[expert_ids_g] if self.biased else None
         proj_out = self.product(proj_out, selected_weights, offsets, selected_biases)
-        proj_out = masked(proj_out, sentinel_mask)
-        weighted_out = ops.multiply(proj_out, ops.unsqueeze(sample_weights_g, -1))
+        proj_out = fill_rows(proj_out, sentinel_mask)
+        weighted_out = proj_out * sample_weights_g.unsqueeze(-1)
         inv_perm = machine.run("empty_like", (perm,), pairs, INT64)
         positions = machine.run("arange", (), pairs, INT64)
         machine.launch("index_put_", (inv_perm, perm, positions), INT64, inv_perm.nbytes)
         del positions
-        weighted_out = rows_at(weighted_out, inv_perm)
-        final_hidden_states = sums(ops.view(weighted_out, num_tokens, num_top_k, hidden_dim), 1)
-        return ops.to(final_hidden_states, hidden_states.dtype)
+        weighted_out = weighted_out[inv_perm]
+        final_hidden_states = weighted_out.view(num_tokens, num_top_k, hidden_dim).sum(1)
+        return final_hidden_states.to(hidden_states.dtype)
 
     def product(self, x: Tensor, weights: Tensor, offsets: Tensor, bias: Tensor | None) -> Tensor:
         """`_grouped_linear`: not known to autocast, so the input takes the weights' type."""
-        turned = weights if self.transposed else ops.transpose(weights, 1, 2)
-        out = grouped_product(ops.to(x, weights.dtype), turned, offsets)
-        return out if bias is None else ops.add_in_place(out, bias)
+        turned = weights if self.transposed else weights.transpose(1, 2)
+        out = grouped_product(x.to(weights.dtype), turned, offsets)
+        return out if bias is None else out.add_(bias)
 
-    def gated(self, gate_up_out: Tensor) -> Tensor:
-        gate, up = ops.chunk(gate_up_out, 2, -1)
-        return ops.multiply(self.act_fn(gate), up)
+    def apply_gate(self, gate_up_out: Tensor) -> Tensor:
+        gate, up = gate_up_out.chunk(2, -1)
+        return self.act_fn(gate) * up
 
 
 class Router(Routed):
@@ -234,14 +177,29 @@ class Router(Routed):
         self.weight = self.parameter(experts, hidden)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden_states = ops.reshape(hidden_states, -1, hidden_states.shape[-1])
-        router_logits = ops.linear(hidden_states, self.weight)
-        router_probs = ops.softmax(router_logits, FLOAT32)
+        hidden_states = hidden_states.reshape(-1, hidden_states.shape[-1])
+        router_logits = F.linear(hidden_states, self.weight)
+        router_probs = F.softmax(router_logits, FLOAT32)
         router_top_value, router_indices = top_k(router_probs, self.top_k)
         if self.normalized:
-            router_top_value = divide_in_place(router_top_value, row_sums(router_top_value))
-        router_top_value = ops.to(router_top_value, router_logits.dtype)
+            router_top_value = router_top_value.div_(router_top_value.sum(-1, keepdim=True))
+        router_top_value = router_top_value.to(router_logits.dtype)
         return router_logits, router_top_value, router_indices
+
+
+class SparseMoe(Module):
+    """In the place of an MLP."""
+
+    gate: Module
+    experts: Module
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        hidden_states = hidden_states.view(-1, hidden_dim)
+        _, top_k_weights, top_k_index = self.gate(hidden_states)
+        hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
+        hidden_states = hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+        return hidden_states
 
 
 def refuse_router_loss(config: Mapping[str, Any]) -> None:

@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Dtype, Shape, Tensor
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT32, INT64, Dtype, Shape
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels import flash
-from tunecast.tape.kernels.flash import Call, Sizes
+from tunecast.tape.kernels.flash import FlashCall, Sizes
 
 
 def flash_attention(
@@ -18,14 +20,14 @@ def flash_attention(
     position_ids: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """`flash_attention_forward`: from [batch, heads, length, width] to [batch, length, heads, width]."""
-    query = ops.transpose(query, 1, 2)
-    key = ops.transpose(key, 1, 2)
-    value = ops.transpose(value, 1, 2)
+    query = query.transpose(1, 2)
+    key = key.transpose(1, 2)
+    value = value.transpose(1, 2)
     width, value_width = query.shape[-1], value.shape[-1]
     if value_width != width:
-        value = ops.pad_last(value, width - value_width)
+        value = F.pad(value, width - value_width)
     out = attend(query, key, value, dropout, window, softcap, position_ids)
-    return ops.slice_(out, -1, 0, value_width) if value_width != width else out
+    return out[..., :value_width] if value_width != width else out
 
 
 def taken_dtype(query: Tensor) -> Dtype:
@@ -41,10 +43,10 @@ def attend(
     """`_flash_attention_forward`."""
     if query.dtype == FLOAT32:
         dtype = taken_dtype(query)
-        query, key, value = ops.to(query, dtype), ops.to(key, dtype), ops.to(value, dtype)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     is_packed = None if position_ids is None else _is_packed(position_ids, query.shape[0])
     sides = (window - 1, window - 1) if window is not None and key.shape[1] > window else (-1, -1)
-    call = Call(True, sides, dropout, softcap or 0.0)
+    call = FlashCall(True, sides, dropout, softcap or 0.0)
     out = (attend_3 if query.machine.attention.endswith("3") else attend_2)(query, key, value, call)
     del is_packed
     return out
@@ -55,17 +57,17 @@ def _is_packed(position_ids: Tensor, batch: int) -> Tensor | None:
     machine, length = position_ids.machine, position_ids.shape[1]
     if machine.era.compares_positions:
         apart = machine.run("sub", (position_ids,), (1, length - 1), INT64)
-        rising = machine.run("ge", (apart,), apart.shape, BOOL)
+        rising = apart.ge(0)
         del apart
-        ops.reduced("all", rising, (0, 1), dtype=BOOL)
+        rising.all()
         return None
     arange = machine.run("arange", (), (length,), INT64)
     smallest = machine.run("min", (position_ids,), (), INT64, args=(position_ids,))
-    increasing = ops.add(arange, smallest)
+    increasing = arange + smallest
     del arange, smallest
     if batch != 1:
         return None
-    apart = ops.total(ops.map_("abs", ops.subtract(increasing, position_ids)), (0, 1), dtype=INT64)
+    apart = (increasing - position_ids).abs().sum((0, 1))
     return machine.run("_to_copy", (apart,), (), BOOL)
 
 
@@ -74,9 +76,9 @@ def rows_side_by_side(x: Tensor) -> Tensor:
     return x if x.stride()[-1] == 1 else x.machine.run("clone", (x,), x.shape, x.dtype)
 
 
-def padded(x: Tensor) -> Tensor:
+def pad_width(x: Tensor) -> Tensor:
     missing = -x.shape[-1] % 8
-    return ops.pad_last(x, missing) if missing else x
+    return F.pad(x, missing) if missing else x
 
 
 def cut(x: Tensor, width: int) -> Tensor:
@@ -85,41 +87,41 @@ def cut(x: Tensor, width: int) -> Tensor:
 
 
 def like(x: Tensor) -> Tensor:
-    return ops.map_("empty_like", x)
+    return pointwise("empty_like", x)
 
 
-def scores(size: Sizes, call: Call) -> int:
+def scores(size: Sizes, call: FlashCall) -> int:
     return 4 * size.heads * size.width * size.batch * flash.counted_pairs(size.length, size.key_length, call)
 
 
-def made(x: Tensor, shapes: Sequence[Shape], dtype: Dtype) -> list[Tensor]:
+def new_tensors(x: Tensor, shapes: Sequence[Shape], dtype: Dtype) -> list[Tensor]:
     return [x.machine.tensor(shape, dtype) for shape in shapes]
 
 
-def attend_2(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+def attend_2(query: Tensor, key: Tensor, value: Tensor, call: FlashCall) -> Tensor:
     """FlashAttnFunc; widths are padded to a multiple of 8 inside it, without history."""
     machine = query.machine
     node = start(machine, (query, key, value), _back_2(call))
     with machine.no_grad():
-        q, k, v = (padded(x) for x in (query, key, value))
+        q, k, v = (pad_width(x) for x in (query, key, value))
         rows = [rows_side_by_side(x) for x in (q, k, v)]
         size = Sizes.of(rows[0], rows[1], None, call)
         machine.launch("flash_attn::fwd", rows, q.dtype, q.nbytes, scores(size, call))
         out = like(rows[0])
         lse = machine.tensor(size.rows(), FLOAT32)
-        parts = made(q, flash.forward_parts_2(size, call, machine.card), FLOAT32)
+        parts = new_tensors(q, flash.forward_parts_2(size, call, machine.card), FLOAT32)
         random = machine.tensor((2,), INT64)
         del parts, rows
         given = cut(out, query.shape[-1])
     return finish(node, given, q, k, v, out, lse, random)
 
 
-def _back_2(call: Call) -> Any:
+def _back_2(call: FlashCall) -> Any:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         q, k, v, out = (node.take(place) for place in range(4))
         width = gradients[0].shape[-1]
         dq, dk, dv = like(q), like(k), like(v)
-        dout = rows_side_by_side(padded(gradients[0]))
+        dout = rows_side_by_side(pad_width(gradients[0]))
         q, k, v, out = (rows_side_by_side(x) for x in (q, k, v, out))
         _kernel_2(dout, q, k, v, call)
         return [cut(x, width) for x in (dq, dk, dv)]
@@ -127,16 +129,16 @@ def _back_2(call: Call) -> Any:
     return back
 
 
-def _kernel_2(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, call: Call) -> None:
+def _kernel_2(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, call: FlashCall) -> None:
     machine = q.machine
     size = Sizes.of(q, k, None, call)
     machine.launch("flash_attn::bwd", (dout, q, k), q.dtype, q.nbytes, scores(size, call) * 5 // 2)
-    kept = made(q, flash.backward_floats_2(size, call, machine.card), FLOAT32)
+    kept = new_tensors(q, flash.backward_floats_2(size, call, machine.card), FLOAT32)
     if size.key_heads != size.heads:
-        kept += made(q, [(*k.shape[:-2], size.heads, size.width)] * 2, q.dtype)
+        kept += new_tensors(q, [(*k.shape[:-2], size.heads, size.width)] * 2, q.dtype)
 
 
-def attend_3(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
+def attend_3(query: Tensor, key: Tensor, value: Tensor, call: FlashCall) -> Tensor:
     machine = query.machine
     node = start(machine, (query, key, value), _back_3(call))
     with machine.no_grad():
@@ -146,12 +148,12 @@ def attend_3(query: Tensor, key: Tensor, value: Tensor, call: Call) -> Tensor:
         out = machine.tensor((*query.shape[:-1], value.shape[-1]), query.dtype)
         lse = machine.tensor(size.rows(), FLOAT32)
         numbers = flash.scheduler_numbers_3(size, call, machine.card)
-        made(query, [(numbers,)] if numbers else [], INT32)
+        new_tensors(query, [(numbers,)] if numbers else [], INT32)
         del rows
-    return finish(node, out, query, key, value, out.detached(), lse)
+    return finish(node, out, query, key, value, out.detach(), lse)
 
 
-def _back_3(call: Call) -> Any:
+def _back_3(call: FlashCall) -> Any:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         q, k, v, out = (node.take(place) for place in range(4))
         dq, dk, dv = like(q), like(k), like(v)
@@ -160,7 +162,7 @@ def _back_3(call: Call) -> Any:
         machine = q.machine
         machine.launch("flash_attn_3::bwd", rows[:4], q.dtype, q.nbytes, scores(size, call) * 5 // 2)
         shapes = flash.backward_3(size, max(q.shape[-1], v.shape[-1]), call, machine.card)
-        kept = made(q, shapes.floats + shapes.zeroed, FLOAT32) + made(q, shapes.semaphores, INT32)
+        kept = new_tensors(q, shapes.floats + shapes.zeroed, FLOAT32) + new_tensors(q, shapes.semaphores, INT32)
         del kept
         return dq, dk, dv
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Machine, Tensor
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT32, INT64
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 
 BLOCK = 128
 """Positions a side of a block of the mask has, `_DEFAULT_SPARSE_BLOCK_SIZE`."""
@@ -38,7 +40,7 @@ def document_mask(machine: Machine, batch: int, length: int) -> BlockMask:
     whole = blocks * BLOCK
     padded = machine.run("constant_pad_nd", (mask_tensor,), (batch, whole, whole), BOOL)
     sides = (batch, blocks, BLOCK, blocks, BLOCK)
-    counts = ops.total(padded.alias(sides, None), (2, 4), dtype=INT64)
+    counts = padded.alias(sides, None).sum((2, 4))
     del padded
     tables = []
     for _ in range(4):
@@ -67,7 +69,7 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockM
         ]
         for gradient, like in zip(made, (q, k, v), strict=True):
             if gradient is not None:
-                gradient.strides = ops.kept_strides(like)
+                gradient.strides = F.kept_strides(like)
         del delta, lse
         return made
 
@@ -76,6 +78,6 @@ def flex_attention(query: Tensor, key: Tensor, value: Tensor, block_mask: BlockM
     lse = machine.tensor(rows, FLOAT32)
     highest = machine.tensor(rows, FLOAT32)
     out = machine.tensor(query.shape, query.dtype)
-    out.strides = ops.kept_strides(query)
+    out.strides = F.kept_strides(query)
     del highest
-    return finish(node, out, lse, out.detached())
+    return finish(node, out, lse, out.detach())

@@ -15,12 +15,15 @@ from types import MethodType
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32, INT8, INT64, UINT8, Dtype, Shape
 from tunecast.tape.build.modules import Linear
-from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, INT8, INT64, UINT8, Dtype, Shape, Tensor
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
+LARGEST = 448.0 * 6.0
+"""Of a float8 scale times a float4 number."""
 MULTIPLE = 128
 BLACKWELL = 10
 BLOCK = 16
@@ -68,19 +71,19 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor) -> Ten
 
     node = start(machine, (x, weight, bias), back)
     with machine.no_grad():
-        input_hp = ops.to(x, BFLOAT16)
-        weight_hp = ops.to(weight, BFLOAT16)
-        input_2d = ops.contiguous(ops.reshape(input_hp, -1, width))
+        input_hp = x.to(BFLOAT16)
+        weight_hp = weight.to(BFLOAT16)
+        input_2d = input_hp.reshape(-1, width).contiguous()
         x_col_amax, x_row_amax = scalars(x)
         x_col_codes, x_col_sf, x_row_codes, x_row_sf = both_ways(input_2d)
         W_amax = largest(weight_hp)
         Wt_codes, Wt_sf, W_codes, W_sf = both_ways(weight_hp)
-        W_gs = ops.map_("div", W_amax)
-        x_gs = ops.map_("div", x_row_amax)
+        W_gs = W_amax / LARGEST
+        x_gs = x_row_amax / LARGEST
         output = scaled_product((x_row_codes, W_codes), (input_2d.shape[0], outputs), width)
-        output = ops.view(output, *shape[:-1], outputs)
+        output = output.view(*shape[:-1], outputs)
         if bias is not None:
-            output = ops.add(output, bias)
+            output = output + bias
         output.is_view = False
         del x_row_codes, x_row_sf, W_codes, W_sf, W_gs, x_gs, x_row_amax, input_2d, input_hp, weight_hp
     return finish(node, output, x_col_codes, x_col_sf, x_col_amax, Wt_codes, Wt_sf, W_amax, seed)
@@ -88,19 +91,19 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None, seed: Tensor) -> Ten
 
 def gradients_of(node: Node, grad_output: Tensor, shape: Shape, outputs: int, has_bias: bool) -> Sequence[Any]:
     machine, width = grad_output.machine, shape[-1]
-    grad_output = ops.contiguous(grad_output)
-    flat = ops.reshape(grad_output, -1, outputs)
+    grad_output = grad_output.contiguous()
+    flat = grad_output.reshape(-1, outputs)
     offsets = [machine.run("randint", (), (1,), INT64) for _ in range(2)]
     dy_col_amax, dy_row_amax = scalars(flat)
-    other_seed = ops.map_("bitwise_xor", node.take(6))
+    other_seed = pointwise("bitwise_xor", node.take(6))
     dy = both_ways(flat)
     del other_seed
-    scales = [ops.map_("div", amax) for amax in (dy_row_amax, node.take(5))]
+    scales = [amax / LARGEST for amax in (dy_row_amax, node.take(5))]
     grad_input = scaled_product((dy[2], node.take(3)), (flat.shape[0], width), outputs)
-    grad_input = ops.view(grad_input, *shape)
-    scales += [ops.map_("div", amax) for amax in (dy_col_amax, node.take(2))]
+    grad_input = grad_input.view(*shape)
+    scales += [amax / LARGEST for amax in (dy_col_amax, node.take(2))]
     grad_weight = scaled_product((dy[0], node.take(0)), (outputs, width), flat.shape[0])
-    grad_bias = ops.total(grad_output, tuple(range(grad_output.dim() - 1))) if has_bias else None
+    grad_bias = grad_output.sum(tuple(range(grad_output.dim() - 1))) if has_bias else None
     del offsets, scales
     return grad_input, grad_weight, grad_bias
 
@@ -117,7 +120,7 @@ def scalars(x: Tensor) -> list[Tensor]:
 
 
 def largest(x: Tensor) -> Tensor:
-    absolute = ops.map_("abs", ops.to(x, FLOAT32))
+    absolute = x.float().abs()
     return x.machine.run_many("max", (absolute,), (((), FLOAT32),), args=(absolute,))[0]
 
 

@@ -12,12 +12,14 @@ from types import MethodType
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
 from tunecast.tape.build.modules import Linear
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 FLOAT8, FLOAT64 = Dtype("float8", 1), Dtype("float64", 8)
+LARGEST = 448.0
+"""Of float8_e4m3fn."""
 MULTIPLE = 16
 """Tensor cores take float8 sixteen at a time: `filter_linear_layers` leaves other layers as they are."""
 Cast = tuple[Tensor, Tensor]
@@ -34,9 +36,9 @@ def apply(model: Any) -> None:
 def forward(self: Any, x: Tensor) -> Tensor:
     machine = self.machine
     if machine.autocast is not None:
-        x = ops.to(x, machine.autocast)
-    output = product(x, ops.transpose(self.weight, 0, 1))
-    return output if self.bias is None else ops.add(output, ops.to(self.bias, output.dtype))
+        x = x.to(machine.autocast)
+    output = product(x, self.weight.t())
+    return output if self.bias is None else output + self.bias.to(output.dtype)
 
 
 def product(x: Tensor, weight_t: Tensor) -> Tensor:
@@ -56,8 +58,8 @@ def product(x: Tensor, weight_t: Tensor) -> Tensor:
     with machine.no_grad():
         input_fp8 = cast(x)
         weight_fp8 = cast(weight_t)
-        flat = (ops.reshape(input_fp8[0], -1, x.shape[-1]), input_fp8[1])
-        out = ops.view(scaled_product(flat, weight_fp8, x.dtype), *shape)
+        flat = (input_fp8[0].reshape(-1, x.shape[-1]), input_fp8[1])
+        out = scaled_product(flat, weight_fp8, x.dtype).view(*shape)
         out.is_view = False
         del flat, input_fp8, weight_fp8
     return finish(node, out, x, weight_t)
@@ -65,50 +67,50 @@ def product(x: Tensor, weight_t: Tensor) -> Tensor:
 
 def gradients_of(node: Node, grad_output: Tensor) -> Sequence[Any]:
     x, weight_t = node.take(0), node.take(1)
-    flat = ops.reshape(grad_output, -1, grad_output.shape[-1])
+    flat = grad_output.reshape(-1, grad_output.shape[-1])
     grad_output_dim0 = cast(flat)
     weight_dim0 = cast(weight_t)
-    grad_input = scaled_product(grad_output_dim0, turned(weight_dim0), flat.dtype)
-    grad_input = ops.view(grad_input, *x.shape)
-    x_flat = ops.reshape(x, -1, x.shape[-1])
+    grad_input = scaled_product(grad_output_dim0, transpose_cast(weight_dim0), flat.dtype)
+    grad_input = grad_input.view(*x.shape)
+    x_flat = x.reshape(-1, x.shape[-1])
     grad_output_dim1 = cast(flat)
     input_dim1 = cast(x_flat)
-    grad_weight = scaled_product(turned(grad_output_dim1), input_dim1, flat.dtype)
+    grad_weight = scaled_product(transpose_cast(grad_output_dim1), input_dim1, flat.dtype)
     return grad_input, grad_weight.transpose(0, 1)
 
 
 def cast(x: Tensor) -> Cast:
     """Numbers and their scale (`hp_tensor_to_float8_dynamic`)."""
     scale = scale_of(x)
-    tensor_scaled = ops.multiply(ops.to(x, FLOAT32), scale)
-    clamped = ops.map_("clamp", tensor_scaled)
-    return ops.map_("_to_copy", clamped, FLOAT8), scale
+    tensor_scaled = x.float() * scale
+    clamped = tensor_scaled.clamp(0)
+    return clamped.to(FLOAT8), scale
 
 
 def scale_of(x: Tensor) -> Tensor:
     machine = x.machine
-    absolute = ops.map_("abs", x)
+    absolute = x.abs()
     amax = machine.run_many("max", (absolute,), (((), x.dtype),), args=(absolute,))[0]
     del absolute
-    wide = ops.map_("_to_copy", amax, FLOAT64)
-    clamped = ops.map_("clamp", wide)
-    inverse = ops.map_("reciprocal", clamped)
-    res = ops.map_("mul", inverse)
+    wide = amax.to(FLOAT64)
+    clamped = wide.clamp(0)
+    inverse = clamped.reciprocal()
+    res = inverse * LARGEST
     del clamped, inverse
-    return ops.map_("_to_copy", res, FLOAT32)
+    return res.to(FLOAT32)
 
 
 def scaled_product(first: Cast, second: Cast, dtype: Dtype) -> Tensor:
     """The first factor by rows, the second by columns (`preprocess_addmm`, `addmm_float8_unwrapped`)."""
     (a, a_scale), (b, b_scale) = first, second
     if a.stride()[1] != 1:
-        a = ops.contiguous(a)
+        a = a.contiguous()
     if b.stride()[1] == 1:
-        b = ops.contiguous(b.transpose(0, 1)).transpose(0, 1)
-    inverse_scales = [ops.map_("reciprocal", scale) for scale in (a_scale, b_scale)]
+        b = b.transpose(0, 1).contiguous().transpose(0, 1)
+    inverse_scales = [scale.reciprocal() for scale in (a_scale, b_scale)]
     flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
     return a.machine.run("_scaled_mm", (a, b, *inverse_scales), (a.shape[0], b.shape[1]), dtype, flops)
 
 
-def turned(given: Cast) -> Cast:
+def transpose_cast(given: Cast) -> Cast:
     return given[0].transpose(0, 1), given[1]

@@ -17,10 +17,12 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import foak_lora, ops
-from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build import foak_lora
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
 from tunecast.tape.build.liger import chunk_tokens
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 MODELS = ("llama", "mistral")
 LARGEST_BLOCK = 65536
@@ -40,7 +42,7 @@ def require_known(model_type: str) -> None:
 def apply(job: Job, model: Any) -> None:
     """What the package's `ModelPatcher.patch` does to a model that is loaded and adapted."""
     require_known(model.model_type)
-    model.machine.rotary = rotary
+    model.machine.use_rotary(rotary)
     for module in model.modules():
         kinds = {base.__name__ for base in type(module).__mro__}
         if "RMSNorm" in kinds:
@@ -67,13 +69,13 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     machine, shape, width = x.machine, x.shape, x.shape[-1]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        dy = ops.view(gradients[0], -1, width)
+        dy = gradients[0].view(-1, width)
         machine.launch("triton::_rms_layernorm_backward", (dy, node.take(0), node.take(1)), dy.dtype, dy.nbytes)
-        return ops.view(dy, *shape), None
+        return dy.view(*shape), None
 
     node = start(machine, (x, weight), back)
     with machine.no_grad():
-        x = ops.view(x, -1, width)
+        x = x.view(-1, width)
         y = machine.run("empty", (), x.shape, x.dtype)
         deviations = machine.run("empty", (), x.shape[:1], FLOAT32)
         machine.launch("triton::_rms_layernorm_forward", (y, x, weight), x.dtype, y.nbytes)
@@ -84,27 +86,27 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    q = ops.transpose(rotated(ops.transpose(q, 1, 2), cos, sin), 1, 2)
-    k = ops.transpose(rotated(ops.transpose(k, 1, 2), cos, sin), 1, 2)
+    q = rotate(q.transpose(1, 2), cos, sin).transpose(1, 2)
+    k = rotate(k.transpose(1, 2), cos, sin).transpose(1, 2)
     return q, k
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """In place, on [batch, length, heads, width]. Cosines and sines hang on the node and live as long as the graph."""
     machine = x.machine
     batch, length, heads, width = x.shape
-    tables = (cos.detached(), sin.detached())
+    tables = (cos.detach(), sin.detach())
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        dy = ops.reshape(gradients[0], batch * length, heads * width)
+        dy = gradients[0].reshape(batch * length, heads * width)
         machine.launch("triton::_rope_embedding", (dy, *tables), dy.dtype, dy.nbytes)
-        return (ops.view(dy, batch, length, heads, width),)
+        return (dy.view(batch, length, heads, width),)
 
     node = start(machine, (x,), back)
     with machine.no_grad():
-        flat = ops.view(x, batch * length, heads * width)
+        flat = x.view(batch * length, heads * width)
         machine.launch("triton::_rope_embedding", (flat, *tables), x.dtype, x.nbytes)
-        out = ops.view(flat, batch, length, heads, width)
+        out = flat.view(batch, length, heads, width)
     return finish(node, out)
 
 
@@ -114,29 +116,24 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def fast_loss(self: Any, logits: Tensor, labels: Tensor) -> Tensor:
     """`FastForCausalLMLoss`; before transformers 4.46 the model's own lines and `FastCrossEntropyLoss`, which do the
     same. The mean is over the labels that count, or over as many as a trainer says."""
-    upcast = ops.to(logits, FLOAT32)
-    shift_logits, shift_labels = shifted(upcast, labels)
-    shift_logits = ops.view(shift_logits, -1, self.vocabulary)
-    shift_labels = ops.view(shift_labels, -1)
+    upcast = logits.float()
+    shift_logits, shift_labels = shift(upcast, labels)
+    shift_logits = shift_logits.view(-1, self.vocabulary)
+    shift_labels = shift_labels.view(-1)
     loss = cross_entropy(shift_logits, shift_labels)
     n_items = vars(self).get("num_items_in_batch") if self.machine.era.release >= (4, 46) else None
     if n_items is None:
-        counts = ops.map_("ne", shift_labels, BOOL)
+        counts = shift_labels.ne(0)
         n_items = self.machine.run("count_nonzero", (counts,), (), INT64, args=(counts,))
         del counts
-    return ops.divide(summed(loss), n_items)
+    return loss.sum() / n_items
 
 
-def shifted(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def shift(states: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """All but the last position, and the labels from the second on: copies."""
     length = labels.shape[1]
-    shift_states = ops.contiguous(ops.slice_(states, -2, 0, length - 1))
-    return shift_states, ops.contiguous(ops.slice_(labels, -1, 1, length))
-
-
-def summed(x: Tensor) -> Tensor:
-    shape = x.shape
-    return record(ops.total(x, (0,)), (x,), lambda node, gradients: (ops.expand(gradients[0], *shape),))
+    shift_states = states[..., : length - 1, :].contiguous()
+    return shift_states, labels[..., 1:length].contiguous()
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -147,7 +144,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         logits = node.take(0)
         machine.launch("triton::_cross_entropy_backward", (logits, gradients[0]), logits.dtype, logits.nbytes)
-        return (logits.detached(),)
+        return (logits.detach(),)
 
     node = start(machine, (logits,), back)
     with machine.no_grad():
@@ -158,16 +155,16 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         if parts > 1:
             logsumexp = machine.run("logsumexp", (logsumexp,), (rows,), FLOAT32, args=(logsumexp, (1,)))
             machine.launch("add_", (losses, logsumexp), FLOAT32, losses.nbytes)
-            machine.launch("masked_fill_", (losses, ops.map_("eq", labels, BOOL)), FLOAT32, losses.nbytes)
+            machine.launch("masked_fill_", (losses, labels.eq(0)), FLOAT32, losses.nbytes)
     return finish(node, losses, logits, logsumexp, labels)
 
 
 def fused_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
     """`lce_forward`: the loss without logits."""
     hidden_states = self.model(input_ids, attention_mask=attention_mask)
-    shift_hidden_states, shift_labels = shifted(hidden_states, labels)
-    shift_hidden_states = ops.view(shift_hidden_states, -1, hidden_states.shape[-1])
-    shift_labels = ops.view(shift_labels, -1)
+    shift_hidden_states, shift_labels = shift(hidden_states, labels)
+    shift_hidden_states = shift_hidden_states.view(-1, hidden_states.shape[-1])
+    shift_labels = shift_labels.view(-1)
     return linear_cross_entropy(shift_hidden_states, self.lm_head.weight, shift_labels)
 
 
@@ -198,31 +195,26 @@ def in_chunks(x: Tensor, weight: Tensor, target: Tensor, wants_weight: bool) -> 
     grad_weight = machine.run("zeros_like", (weight,), weight.shape, weight.dtype) if wants_weight else None
     grad_input = machine.run("zeros_like", (x,), x.shape, x.dtype)
     loss_1d = machine.run("zeros", (), (tokens,), FLOAT32)
-    total_n_non_ignore = counted(target)
+    total_n_non_ignore = target.ne(-100).sum()
     for start_idx in range(0, tokens, chunk_size):
         end_idx = min(start_idx + chunk_size, tokens)
-        x_chunk = ops.slice_(x, 0, start_idx, end_idx)
-        logits_chunk = ops.matmul(x_chunk, ops.transpose(weight, 0, 1))
-        counted(ops.slice_(target, 0, start_idx, end_idx))
-        logits_chunk = ops.to(logits_chunk, FLOAT32)
+        x_chunk = x[start_idx:end_idx]
+        logits_chunk = F.matmul(x_chunk, weight.t())
+        target[start_idx:end_idx].ne(-100).sum()
+        logits_chunk = logits_chunk.float()
         machine.launch("triton::liger_cross_entropy_kernel", (logits_chunk,), FLOAT32, logits_chunk.nbytes)
-        logits_chunk = ops.to(logits_chunk, dtype)
-        ops.map_("gt", total_n_non_ignore, BOOL)
-        alpha = ops.map_("mul", ops.map_("reciprocal", total_n_non_ignore, FLOAT32))
+        logits_chunk = logits_chunk.to(dtype)
+        total_n_non_ignore.gt(0)
+        alpha = 1 / total_n_non_ignore
         scaled_into(loss_1d, start_idx, end_idx, alpha)
         grad_logits_chunk = machine.run("mul", (logits_chunk, alpha), logits_chunk.shape, dtype)
-        part = ops.matmul(grad_logits_chunk, weight)
+        part = F.matmul(grad_logits_chunk, weight)
         machine.launch("copy_", (part,), x.dtype, part.nbytes)
         del part
         if grad_weight is not None:
             flops = 2 * logits_chunk.numel() * x.shape[1]
             machine.launch("addmm", (grad_weight, logits_chunk, x_chunk), weight.dtype, grad_weight.nbytes, flops)
-    return ops.total(loss_1d, (0,)), grad_input, grad_weight
-
-
-def counted(target: Tensor) -> Tensor:
-    """Labels that count."""
-    return ops.total(ops.map_("ne", target, BOOL), (0,), dtype=INT64)
+    return loss_1d.sum(0), grad_input, grad_weight
 
 
 def scaled_into(loss_1d: Tensor, start_idx: int, end_idx: int, alpha: Tensor) -> None:

@@ -16,13 +16,19 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, start
+from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.gptq import LinearGPTQ
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.quantized import Linear4bit
-from tunecast.tape.build.tensor import BOOL, FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 QKV = ("q_proj", "k_proj", "v_proj")
+
+
+SCALING = 1.0
+"""alpha / rank."""
 
 
 def is_adapted(module: Any) -> bool:
@@ -72,15 +78,15 @@ def refuse_adapted(mlp: Any) -> None:
 # -------------------------------------------------------------------------------------------------------- functions
 
 
-def dequantized(base: Any) -> Tensor:
+def dequantize(base: Any) -> Tensor:
     """[inputs, outputs]. bitsandbytes: `fast_dequantize` makes the weight before its scales."""
     if isinstance(base, LinearGPTQ):
-        return base.dequantized()
+        return base.dequantize()
     machine, state = base.machine, base.state
     out = machine.run("empty", (), state.shape, state.dtype)
     out_absmax = machine.run("empty", (), state.absmax.shape, FLOAT32)
     machine.launch("add_", (out_absmax, state.offset), FLOAT32, out_absmax.nbytes)
-    return ops.transpose(out, 0, 1)
+    return out.t()
 
 
 def adapted(x: Tensor, projections: Sequence[Any]) -> list[Tensor]:
@@ -96,16 +102,16 @@ def adapted(x: Tensor, projections: Sequence[Any]) -> list[Tensor]:
 
     node = start(machine, (x, *matrices), back)
     with machine.no_grad():
-        flat = ops.view(x, -1, shape[-1])
-        weights = [dequantized(projection.base_layer) for projection in projections] if gptq else None
+        flat = x.view(-1, shape[-1])
+        weights = [dequantize(projection.base_layer) for projection in projections] if gptq else None
         outs, dropped = [], []
         for place, projection in enumerate(projections):
-            out = ops.matmul(flat, dequantized(projection.base_layer) if weights is None else weights[place])
+            out = F.matmul(flat, dequantize(projection.base_layer) if weights is None else weights[place])
             dropped.append(projection.lora_dropout(flat))
             add_adapted(out, dropped[-1], projection, dtype)
             if projection.base_layer.bias is not None:
                 machine.launch("add_", (out, projection.base_layer.bias), out.dtype, out.nbytes)
-            outs.append(ops.view(out, *shape[:-1], out.shape[-1]))
+            outs.append(out.view(*shape[:-1], out.shape[-1]))
             del out
     if node is not None:
         node.keep(machine, (x, *matrices, *dropped))
@@ -118,7 +124,7 @@ def adapted(x: Tensor, projections: Sequence[Any]) -> list[Tensor]:
 def add_adapted(out: Tensor, x: Tensor, projection: Any, dtype: Any) -> None:
     """out += (x @ A) @ (scaling * B)."""
     a, b = (part.weight.transpose(0, 1) for part in (projection.lora_A, projection.lora_B))
-    add_into(out, ops.matmul(ops.matmul(x, ops.to(a, dtype)), ops.scale(ops.to(b, dtype))))
+    add_into(out, F.matmul(F.matmul(x, a.to(dtype)), b.to(dtype) * SCALING))
 
 
 def add_into(out: Tensor, part: Tensor) -> None:
@@ -132,29 +138,29 @@ def differentiated(node: Node, gradients: Gradients, projections: Sequence[Any],
     dtype, machine = x.dtype, x.machine
     matrices = [node.take(1 + place).transpose(0, 1) for place in range(2 * count)]
     dropped = [node.take(1 + 2 * count + place) for place in range(count)]
-    given = [ops.reshape(gradient, -1, gradient.shape[-1]) for gradient in gradients]
-    if machine.shared_workspace:  # from torch 2.13 on a function's gradients go when it ends (`given_away`)
+    given = [gradient.reshape(-1, gradient.shape[-1]) for gradient in gradients]
+    if machine.shared_workspace:  # from torch 2.13 on a function's gradients go when it ends (`give_away`)
         gradients[:] = [None] * count
     found = []
     for place, dy in enumerate(given):
         a, b, kept = matrices[2 * place], matrices[2 * place + 1], dropped[place]
-        d_a = ops.matmul(kept.transpose(0, 1), ops.matmul(dy, b.transpose(0, 1)))
-        d_b = ops.matmul(ops.matmul(a.transpose(0, 1), kept.transpose(0, 1)), dy)
+        d_a = F.matmul(kept.transpose(0, 1), F.matmul(dy, b.transpose(0, 1)))
+        d_b = F.matmul(F.matmul(a.transpose(0, 1), kept.transpose(0, 1)), dy)
         for part in (d_a, d_b):
             machine.launch("mul_", (part,), part.dtype, part.nbytes)
         found += [d_a.transpose(0, 1), d_b.transpose(0, 1)]
         del d_a, d_b, part
-    dx: Any = ops.view(x, -1, shape[-1]) if overwrites else None
+    dx: Any = x.view(-1, shape[-1]) if overwrites else None
     for place, (dy, projection) in enumerate(zip(given, projections, strict=True)):
         a, b = matrices[2 * place], matrices[2 * place + 1]
         if dx is None:
-            dx = ops.matmul(dy, dequantized(projection.base_layer).transpose(0, 1))
+            dx = F.matmul(dy, dequantize(projection.base_layer).transpose(0, 1))
         elif place == 0:
-            product_into(dy, dequantized(projection.base_layer).transpose(0, 1), dx)
+            product_into(dy, dequantize(projection.base_layer).transpose(0, 1), dx)
         else:
-            add_into(dx, ops.matmul(dy, dequantized(projection.base_layer).transpose(0, 1)))
+            add_into(dx, F.matmul(dy, dequantize(projection.base_layer).transpose(0, 1)))
         add_into(dx, through_adapter(dy, a, b, dropped[place], dtype))
-    return ops.view(dx, *shape), *found
+    return dx.view(*shape), *found
 
 
 def product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
@@ -165,6 +171,6 @@ def product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
 
 def through_adapter(dy: Tensor, a: Tensor, b: Tensor, dropped: Tensor, dtype: Any) -> Tensor:
     """(dropped != 0) * (dy @ B @ (scaling * A))."""
-    mask = ops.map_("ne", dropped, BOOL)
-    part = ops.matmul(ops.matmul(dy, ops.to(b, dtype).transpose(0, 1)), ops.scale(ops.to(a, dtype).transpose(0, 1)))
+    mask = dropped.ne(0)
+    part = F.matmul(F.matmul(dy, b.to(dtype).transpose(0, 1)), a.to(dtype).transpose(0, 1) * SCALING)
     return dy.machine.run("mul", (mask, part), part.shape, part.dtype)

@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, INT32, Dtype
 from tunecast.tape.build.modules import Linear, Module
-from tunecast.tape.build.quantized import given_away
-from tunecast.tape.build.tensor import FLOAT16, FLOAT32, INT32, Dtype, Tensor
+from tunecast.tape.build.quantized import give_away
+from tunecast.tape.build.tensor import Tensor
 
 BITS, GROUP, WORD = 4, 128, 32
 """Four bits a weight, packed into words of 32; a scale and a zero for 128 inputs: what most checkpoints have."""
@@ -86,14 +87,14 @@ class LinearGPTQ(Linear):
         return FLOAT16
 
     def forward(self, x: Tensor) -> Tensor:
-        out = ops.reshape(self.flat(x), *x.shape[:-1], self.outputs)
-        return out if self.bias is None else ops.add(out, self.bias)
+        out = self.flat(x).reshape(*x.shape[:-1], self.outputs)
+        return out if self.bias is None else out + self.bias
 
     def flat(self, x: Tensor) -> Tensor:
         """The product, a row a token: what `forward` gives a view of."""
-        return ops.to(quantized_product(ops.reshape(x, -1, x.shape[-1]), self), FLOAT16)
+        return quantized_product(x.reshape(-1, x.shape[-1]), self).to(FLOAT16)
 
-    def dequantized(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """dequant.py, `dequant248`."""
         packed = (self.g_idx, self.scales, self.qweight, self.qzeros)
         return self.machine.run("triton::dequant_kernel_248", packed, (self.inputs, self.outputs), self.scales.dtype)
@@ -108,11 +109,11 @@ class KeptLinearGPTQ(LinearGPTQ):
 
     def forward(self, x: Tensor) -> Tensor:
         out, shape = self.flat(x), (*x.shape[:-1], self.outputs)
-        return ops.reshape(out, *shape) if self.bias is None else added_to_view(out, self.bias, shape)
+        return out.reshape(*shape) if self.bias is None else added_to_view(out, self.bias, shape)
 
     def flat(self, x: Tensor) -> Tensor:
-        x = ops.reshape(x, -1, x.shape[-1])
-        return ops.matmul(x, ops.to(self.dequantized(), x.dtype))
+        x = x.reshape(-1, x.shape[-1])
+        return F.matmul(x, self.dequantize().to(x.dtype))
 
 
 def quantized_product(x: Tensor, layer: LinearGPTQ) -> Tensor:
@@ -121,13 +122,13 @@ def quantized_product(x: Tensor, layer: LinearGPTQ) -> Tensor:
     autocast = machine.autocast
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        grad_output = given_away(gradients)
+        grad_output = give_away(gradients)
         with machine.autocasting(autocast):
-            return (ops.matmul(grad_output, ops.transpose(layer.dequantized(), 0, 1)),)
+            return (F.matmul(grad_output, layer.dequantize().t()),)
 
     node = start(machine, (x,), back)
     with machine.no_grad():
-        out = ops.matmul(x, layer.dequantized())
+        out = F.matmul(x, layer.dequantize())
     return finish(node, out, layer.qweight, layer.scales, layer.qzeros, layer.g_idx)
 
 
@@ -141,6 +142,6 @@ def added_to_view(base: Tensor, other: Tensor, shape: tuple[int, ...]) -> Tensor
         return result, machine.run("clone", (result,), shape, dtype)
 
     machine.launch("add_", (base, other), dtype, base.nbytes)
-    out = record(base.detached(), (base, other), back)
+    out = record(base.detach(), (base, other), back)
     out.is_view = False
-    return ops.view(out, *shape)
+    return out.view(*shape)

@@ -12,10 +12,11 @@ from types import MethodType
 from typing import Any
 
 from tunecast.errors import Unsupported
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.attention import sequence_of
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64, Tensor
+from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT64
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.symbols import ask, compute
 
 MODELS = ("llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma", "gemma2", "gemma3_text", "phi3", "olmo2")
@@ -37,7 +38,7 @@ def require_known(model_type: str) -> None:
 def apply(model: Any, model_type: str) -> None:
     """What `_apply_liger_kernel_to_instance` does to a model that is loaded."""
     require_known(model_type)
-    model.machine.rotary = rotary
+    model.machine.use_rotary(rotary)
     model.forward = MethodType(causal_lm_forward, model)
     for module in model.modules():
         kinds = {base.__name__ for base in type(module).__mro__}
@@ -47,7 +48,7 @@ def apply(model: Any, model_type: str) -> None:
         elif "GatedMLP" in kinds:
             module.forward = MethodType(mlp_forward, module)
         elif "SelfAttention" in kinds and model_type in OWN_ROTATION:
-            module.placed = MethodType(placed, module)
+            module.apply_rotary = MethodType(apply_rotary, module)
         elif "FusedMLP" in kinds:
             module.forward = MethodType(fused_mlp_forward, module)
 
@@ -64,17 +65,19 @@ def norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
 
 
 def mlp_forward(self: Any, x: Tensor) -> Tensor:
-    return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))  # type: ignore[no-any-return]
+    return self.down_proj(glu(self.gate_proj(x), self.up_proj(x)))
 
 
-def placed(self: Any, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+def apply_rotary(
+    self: Any, query_states: Tensor, key_states: Tensor, position_embeddings: Any
+) -> tuple[Tensor, Tensor]:
     return rotary(query_states, key_states, *position_embeddings)
 
 
 def fused_mlp_forward(self: Any, x: Tensor) -> Tensor:
     up_states = self.gate_up_proj(x)
-    gate, up_states = ops.chunk(up_states, 2, -1)
-    return self.down_proj(gated(gate, up_states))  # type: ignore[no-any-return]
+    gate, up_states = up_states.chunk(2, -1)
+    return self.down_proj(glu(gate, up_states))
 
 
 def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
@@ -85,9 +88,9 @@ def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labe
     shift_labels = labels
     if sequence_of(machine) is None:
         labels = machine.run("constant_pad_nd", (labels,), (batch, length + 1), INT64)
-        shift_labels = ops.contiguous(ops.slice_(labels, -1, 1, length + 1))
-    flat = ops.view(hidden_states, -1, hidden_states.shape[-1])
-    return linear_cross_entropy(flat, self.lm_head.weight, ops.view(shift_labels, -1))
+        shift_labels = labels[..., 1 : length + 1].contiguous()
+    flat = hidden_states.view(-1, hidden_states.shape[-1])
+    return linear_cross_entropy(flat, self.lm_head.weight, shift_labels.view(-1))
 
 
 # ------------------------------------------------------------------------------------------------------- functions
@@ -97,19 +100,19 @@ def rms_norm(x: Tensor, weight: Tensor, in_place: bool) -> Tensor:
     machine, shape, width = x.machine, x.shape, x.shape[-1]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        dy = ops.contiguous(gradients[0])
+        dy = gradients[0].contiguous()
         x, weight, _ = (node.take(place) for place in range(3))
         partial = machine.run("empty", (), (machine.card.sm_count, width), FLOAT32) if node.needs[1] else None
         dx = dy if in_place else machine.run("zeros_like", (dy,), (rows, width), dy.dtype)
         machine.launch("triton::_rms_norm_backward_kernel", (dy, dx, x), dy.dtype, dx.nbytes)
         dw = None
         if partial is not None:
-            dw = ops.to(ops.total(partial, (0,)), weight.dtype)
+            dw = partial.sum(0).to(weight.dtype)
         return dx.alias(shape, None), dw
 
     node = start(machine, (x, weight), back)
     with machine.no_grad():
-        x = ops.view(ops.contiguous(x), -1, width)
+        x = x.contiguous().view(-1, width)
         rows = x.shape[0]
         y = machine.run("empty", (), x.shape, x.dtype)
         deviations = machine.run("empty", (), (rows,), FLOAT32)
@@ -121,17 +124,17 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     """In place, forward and backward, on what is laid out as the projections put it."""
     machine = q.machine
 
-    def rotated(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
-        turned = [ops.contiguous(ops.transpose(x, 1, 2)) for x in (q, k)]
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> list[Tensor]:
+        turned = [x.transpose(1, 2).contiguous() for x in (q, k)]
         machine.launch("triton::_triton_rope", (*turned, cos, sin), q.dtype, q.nbytes + k.nbytes)
-        return [ops.transpose(x, 1, 2) for x in turned]
+        return [x.transpose(1, 2) for x in turned]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return rotated(gradients[0], gradients[1], node.take(0), node.take(1))
+        return rotate(gradients[0], gradients[1], node.take(0), node.take(1))
 
     node = start(machine, (q, k), back)
     with machine.no_grad():
-        q, k = rotated(q, k, cos, sin)
+        q, k = rotate(q, k, cos, sin)
     finish(node, q, cos, sin)
     if node is not None:
         node.outputs = 2
@@ -139,19 +142,19 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
     return q, k
 
 
-def gated(a: Tensor, b: Tensor) -> Tensor:
+def glu(a: Tensor, b: Tensor) -> Tensor:
     """SwiGLU or GeGLU: the gradients take the place of the inputs that were saved."""
     machine, shape, width = a.machine, a.shape, a.shape[-1]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        dc = ops.contiguous(gradients[0])
+        dc = gradients[0].contiguous()
         a, b = node.take(0), node.take(1)
         machine.launch("triton::_glu_backward_kernel", (dc, a, b), dc.dtype, a.nbytes + b.nbytes)
         return a.alias(shape, None), b.alias(shape, None)
 
     node = start(machine, (a, b), back)
     with machine.no_grad():
-        a, b = (ops.view(ops.contiguous(x), -1, width) for x in (a, b))
+        a, b = (x.contiguous().view(-1, width) for x in (a, b))
         c = machine.run("empty_like", (a,), a.shape, a.dtype)
         machine.launch("triton::_glu_forward_kernel", (a, b, c), a.dtype, c.nbytes)
     return finish(node, c.alias(shape, None), a, b)
@@ -186,17 +189,17 @@ def _in_chunks(
     grad_weight = machine.run("zeros_like", (weight,), weight.shape, weight.dtype) if wants_x and wants_weight else None
     loss_1d = machine.run("zeros", (), (tokens,), FLOAT32)
     target_mask = machine.run("ne", (target,), target.shape, BOOL)
-    ops.total(target_mask, (0,), dtype=INT64)
+    target_mask.sum(0)
     writes_out = x.dtype == weight.dtype and machine.autocast in (None, x.dtype)
     logits_storage = machine.run("empty", (), (chunk, vocabulary), x.dtype) if writes_out else None
     for number, here in enumerate(rows):
-        x_chunk = ops.slice_(x, 0, number * chunk, number * chunk + here)
+        x_chunk = x[number * chunk : number * chunk + here]
         logits_chunk: Any
         if logits_storage is not None:
-            logits_chunk = ops.slice_(logits_storage, 0, 0, x_chunk.shape[0])
-            _product_into(x_chunk, ops.transpose(weight, 0, 1), logits_chunk)
+            logits_chunk = logits_storage[: x_chunk.shape[0]]
+            _product_into(x_chunk, weight.t(), logits_chunk)
         else:
-            logits_chunk = _product(x_chunk, ops.transpose(weight, 0, 1))
+            logits_chunk = F.mm(x_chunk, weight.t())
         machine.launch("triton::liger_cross_entropy_kernel", (logits_chunk,), logits_chunk.dtype, logits_chunk.nbytes)
         grad_logits_chunk = logits_chunk
         del logits_chunk
@@ -205,14 +208,14 @@ def _in_chunks(
             if writes_out and grad_logits_chunk.dtype == grad_input.dtype:
                 _product_into(grad_logits_chunk, weight, x_chunk)
             else:
-                part = _product(grad_logits_chunk, weight)
+                part = F.mm(grad_logits_chunk, weight)
                 machine.launch("copy_", (part,), x.dtype, part.nbytes)
                 del part
         if grad_weight is not None:
             _add_weight_gradient(grad_weight, grad_logits_chunk, x_chunk)
         del grad_logits_chunk, x_chunk
     del logits_storage
-    loss = ops.total(loss_1d, (0,))
+    loss = loss_1d.sum(0)
     return loss, grad_input, grad_weight
 
 
@@ -243,13 +246,6 @@ def chunk_tokens(tokens: int, vocabulary: int, hidden: int) -> int:
     return min(1 << (wanted - 1).bit_length(), tokens)
 
 
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b, cast by autocast, the second factor first."""
-    b = ops.cast_for_product(b)
-    a = ops.cast_for_product(a)
-    return ops.matrix_product(a, b)
-
-
 def _product_into(a: Tensor, b: Tensor, out: Tensor) -> None:
     machine = a.machine
     machine.launch("mm", (a, b, out), out.dtype, out.nbytes, 2 * a.shape[0] * a.shape[1] * b.shape[1])
@@ -261,10 +257,10 @@ def _add_weight_gradient(grad_weight: Tensor, grad_logits: Tensor, x: Tensor) ->
     machine = x.machine
     low = grad_logits.dtype in (BFLOAT16, FLOAT16)
     if machine.card.capability[0] >= 8 and low and grad_weight.dtype in (FLOAT32, grad_logits.dtype):
-        x = ops.to(x, grad_logits.dtype)
+        x = x.to(grad_logits.dtype)
         flops = 2 * grad_logits.shape[0] * grad_weight.numel()
         machine.launch("addmm", (grad_weight, grad_logits, x), grad_weight.dtype, grad_weight.nbytes, flops)
         return
-    part = _product(ops.transpose(grad_logits, 0, 1), x)
-    part = ops.to(part, FLOAT32)
+    part = F.mm(grad_logits.t(), x)
+    part = part.float()
     machine.launch("add_", (grad_weight, part), grad_weight.dtype, grad_weight.nbytes)

@@ -2,7 +2,7 @@
 
 Where all tokens are real `sdpa` needs no mask but `is_causal`, unless a window must be cut out or samples of one row
 are kept apart; `eager` always makes it. Where a batch has padding (`Machine.masked`: a job's own batches,
-predict/own_batches.py) `sdpa` gets one too.
+prediction/data/own_batches.py) `sdpa` gets one too.
 Ignored  what flash-attn does about padding: rows are unpadded around its kernel.
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tunecast.tape.build import older, ops
-from tunecast.tape.build.tensor import BOOL, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build import older
+from tunecast.tape.build.dtypes import BOOL, INT64, Dtype, broadcast
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 
 Pattern = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """Of indices of batch, head, query and key, each broadcast over the others' dimensions."""
@@ -25,9 +27,9 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
         return older.causal_mask(attention_mask, inputs_embeds, window)
     if machine.packs:
         return packed_mask(attention_mask, inputs_embeds, window)
-    attention_mask = machine.run("_to_copy", (attention_mask,), attention_mask.shape, BOOL)
+    attention_mask = attention_mask.to(BOOL)
     if machine.attention.startswith("flash"):
-        ops.reduced("all", attention_mask, range(attention_mask.dim()), dtype=BOOL)
+        attention_mask.all()
         return None
     pattern = causal if window is None else and_(within(window), causal)
     if machine.attention == "eager":
@@ -43,8 +45,8 @@ def packed_mask(position_ids: Tensor, inputs_embeds: Tensor, window: int | None)
     pattern = causal if window is None else and_(within(window), causal)
     pattern = and_(pattern, same_sequence(packed_sequence_mask))
     if machine.attention == "eager":
-        return as_numbers(drawn_mask(machine, 1, length, pattern), inputs_embeds.dtype)
-    return drawn_mask(machine, 1, length, pattern)
+        return as_numbers(draw_mask(machine, 1, length, pattern), inputs_embeds.dtype)
+    return draw_mask(machine, 1, length, pattern)
 
 
 def sequence_indices(position_ids: Tensor) -> Tensor:
@@ -53,7 +55,7 @@ def sequence_indices(position_ids: Tensor) -> Tensor:
     joined = machine.run("cat", (first_dummy_value, position_ids), (batch, length + 1), INT64)
     position_diff = machine.run("sub", (joined, joined), (batch, length), INT64)
     del joined
-    changes = machine.run("ne", (position_diff,), (batch, length), BOOL)
+    changes = position_diff.ne(1)
     packed_sequence_mask = machine.run("cumsum", (changes,), (batch, length), INT64, args=(changes, -1))
     del changes
     alone = machine.run("eq", (packed_sequence_mask,), (batch,), BOOL)
@@ -63,9 +65,8 @@ def sequence_indices(position_ids: Tensor) -> Tensor:
 
 def same_sequence(packed_sequence_mask: Tensor) -> Pattern:
     def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return compared(
-            "eq", looked_up(packed_sequence_mask, batch_idx, q_idx), looked_up(packed_sequence_mask, batch_idx, kv_idx)
-        )
+        queries_sequence = look_up(packed_sequence_mask, batch_idx, q_idx)
+        return queries_sequence.eq(look_up(packed_sequence_mask, batch_idx, kv_idx))
 
     return pattern
 
@@ -75,16 +76,16 @@ def sdpa_mask(padding_mask: Tensor, pattern: Pattern, window: int | None, skip: 
     batch, length = padding_mask.shape
     if skip and (window is None or length < window):
         if machine.era.sums_mask:
-            all_true = ops.total(padding_mask, range(2), dtype=INT64)
-            machine.run("eq", (all_true,), (), BOOL)
+            all_true = padding_mask.sum(range(2))
+            all_true.eq(1)
         else:
-            ops.reduced("all", padding_mask, range(2), dtype=BOOL)
+            padding_mask.all()
         if not machine.masked:
             return None
-    return drawn_mask(machine, batch, length, and_(pattern, padding(padding_mask)))
+    return draw_mask(machine, batch, length, and_(pattern, padding(padding_mask)))
 
 
-def drawn_mask(machine: Machine, batch: int, length: int, pattern: Pattern) -> Tensor:
+def draw_mask(machine: Machine, batch: int, length: int, pattern: Pattern) -> Tensor:
     if not machine.era.adds_positions:  # made first, and counted up in place; `cache_position` is there already
         kv_arange = q_arange = machine.run("arange", (), (length,), INT64)
     batch_arange = machine.run("arange", (), (batch,), INT64)
@@ -93,14 +94,14 @@ def drawn_mask(machine: Machine, batch: int, length: int, pattern: Pattern) -> T
         q_arange = positions(machine, length)
         kv_arange = positions(machine, length)
     attention_mask = pattern(
-        ops.view(batch_arange, batch, 1, 1, 1), ops.view(head_arange, 1, 1, 1, 1),
-        ops.view(q_arange, 1, 1, length, 1), ops.view(kv_arange, 1, 1, 1, length),
+        batch_arange.view(batch, 1, 1, 1), head_arange.view(1, 1, 1, 1),
+        q_arange.view(1, 1, length, 1), kv_arange.view(1, 1, 1, length),
     )  # fmt: skip
-    return ops.expand(attention_mask, batch, 1, length, length)
+    return attention_mask.expand(batch, 1, length, length)
 
 
 def positions(machine: Machine, length: int) -> Tensor:
-    return ops.map_("add", machine.run("arange", (), (length,), INT64))
+    return machine.run("arange", (), (length,), INT64) + 0
 
 
 def eager_mask(padding_mask: Tensor, inputs_embeds: Tensor, pattern: Pattern) -> Tensor:
@@ -118,25 +119,25 @@ def as_numbers(mask: Tensor, dtype: Dtype) -> Tensor:
 
 
 def causal(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-    return compared("le", kv_idx, q_idx)
+    return kv_idx.le(q_idx)
 
 
 def within(window: int) -> Pattern:
     def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return compared("gt", kv_idx, ops.map_("sub", q_idx))
+        return kv_idx.gt(q_idx - window)
 
     return pattern
 
 
 def padding(padding_mask: Tensor) -> Pattern:
     def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return looked_up(padding_mask, batch_idx, kv_idx)
+        return look_up(padding_mask, batch_idx, kv_idx)
 
     return pattern
 
 
-def looked_up(table: Tensor, batch_idx: Tensor, idx: Tensor) -> Tensor:
-    shape = ops.broadcast(batch_idx.shape, idx.shape)
+def look_up(table: Tensor, batch_idx: Tensor, idx: Tensor) -> Tensor:
+    shape = broadcast(batch_idx.shape, idx.shape)
     return table.machine.run("index", (table, batch_idx, idx), shape, table.dtype, args=(table, [batch_idx, idx]))
 
 
@@ -146,11 +147,7 @@ def and_(*patterns: Pattern) -> Pattern:
         under_vmap = not machine.era.adds_positions  # there a number is one a query
         result = machine.run("new_ones", (), q_idx.shape if under_vmap else (), BOOL)
         for pattern in patterns:
-            result = compared("bitwise_and", result, pattern(batch_idx, head_idx, q_idx, kv_idx))
+            result = result & pattern(batch_idx, head_idx, q_idx, kv_idx)
         return result
 
     return both
-
-
-def compared(name: str, first: Tensor, second: Tensor) -> Tensor:
-    return first.machine.run(name, (first, second), ops.broadcast(first.shape, second.shape), BOOL)

@@ -6,11 +6,13 @@ until then. Forward passes are written with the same local names as the code the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from tunecast.tape.build import ops
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Storage, Tensor
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Storage, Tensor
 from tunecast.tape.op import Role
 
 
@@ -76,6 +78,11 @@ class Module:
 
 
 class ModuleList(Module):
+    def __init__(self, machine: Machine, modules: Iterable[Module] = ()) -> None:
+        super().__init__(machine)
+        for module in modules:
+            self.append(module)
+
     def append(self, module: Module) -> None:
         setattr(self, str(len(self.children)), module)
 
@@ -105,7 +112,26 @@ class Linear(Module):
         self.bias: Any = self.parameter(outputs) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+
+class PlainMLP(Module):
+    """A layer up, an activation, a layer down, by the names a family gives them."""
+
+    up, activation, down = "fc1", "act", "fc2"
+    linear_class: Any = Linear
+
+    def __init__(self, machine: Machine, hidden: int, inner: int, activation: str, bias: bool = True) -> None:
+        super().__init__(machine)
+        setattr(self, self.up, self.linear_class(machine, hidden, inner, bias))
+        setattr(self, self.down, self.linear_class(machine, inner, hidden, bias))
+        setattr(self, self.activation, Activation(machine, activation))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        hidden_states = self.children[self.up](hidden_states)
+        hidden_states = self.children[self.activation](hidden_states)
+        hidden_states = self.children[self.down](hidden_states)
+        return hidden_states
 
 
 class Embedding(Module):
@@ -116,7 +142,7 @@ class Embedding(Module):
         """PEFT's `enable_input_require_grads`."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        out = ops.embedding(self.weight, ids)
+        out = F.embedding(self.weight, ids)
         if self.gives_gradient:
             out.requires_grad = True
         return out
@@ -125,16 +151,18 @@ class Embedding(Module):
 class RMSNorm(Module):
     """Llama's: in fp32, back, then the weight."""
 
+    variance_epsilon = 1e-6
+
     def __init__(self, machine: Machine, width: int) -> None:
         super().__init__(machine)
         self.weight = self.parameter(width)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         input_dtype = hidden_states.dtype
-        hidden_states = ops.to(hidden_states, FLOAT32)
-        variance = ops.mean(ops.power(hidden_states), -1)
-        hidden_states = ops.multiply(hidden_states, ops.rsqrt(ops.shift(variance)))
-        return ops.multiply(self.weight, ops.to(hidden_states, input_dtype))
+        hidden_states = hidden_states.float()
+        variance = hidden_states.pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * F.rsqrt(variance + self.variance_epsilon)
+        return self.weight * hidden_states.to(input_dtype)
 
 
 class LayerNorm(Module):
@@ -144,17 +172,17 @@ class LayerNorm(Module):
         self.bias: Any = self.parameter(width) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.layer_norm(x, self.weight, self.bias)
+        return F.layer_norm(x, self.weight, self.bias)
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    relu_applied = ops.relu(x)
-    return ops.power(relu_applied)
+    relu_applied = F.relu(x)
+    return relu_applied.pow(2)
 
 
 ACTIVATIONS: dict[str, Any] = {
-    "silu": ops.silu, "swish": ops.silu, "gelu": ops.gelu, "gelu_pytorch_tanh": ops.gelu, "relu": ops.relu,
-    "gelu_new": ops.gelu_new, "gelu_fast": ops.gelu_fast, "relu2": relu_squared,
+    "silu": F.silu, "swish": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": F.gelu, "relu": F.relu,
+    "gelu_new": F.gelu_new, "gelu_fast": F.gelu_fast, "relu2": relu_squared,
 }  # fmt: skip
 """transformers/activations.py."""
 
@@ -171,7 +199,7 @@ class Activation(Module):
         self.function = ACTIVATIONS[name]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x)  # type: ignore[no-any-return]
+        return self.function(x)
 
 
 class Dropout(Module):
@@ -180,4 +208,4 @@ class Dropout(Module):
         self.probability = probability
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.dropout(x, self.probability)
+        return F.dropout(x, self.probability)

@@ -1,30 +1,28 @@
-"""What a machine notes of its host's own work: Python between operations, which time alone asks for."""
+"""What a machine notes of its host's own work: Python between operations, which only time asks for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tunecast.tape.build.event_log import EventLog
 from tunecast.tape.op import CALLS, CHECKPOINT, HOOK, NODES, RECOMPUTE, SYNCHRONIZE, TENSORS, Op
 
+if TYPE_CHECKING:
+    from tunecast.tape.build.compiler.record import Tracer
 
-class HostNotes:
-    events: list[Any]
-    module: str
-    graph: Any
 
-    def __init__(self) -> None:
-        self._of_host: dict[tuple[str, str, int], Op] = {}
+class HostNotes(EventLog):
+    def __init__(self, keeps_ops: bool, priced_from: int) -> None:
+        super().__init__(keeps_ops, priced_from)
+        self.graph: Tracer | None = None
+        """While a compiler looks at the program: who writes down its operations (`compiler/record.py`)."""
+        self._host_ops: dict[tuple[str, str, int], Op] = {}
         self.calls = self.nodes = self.tensors = self.saved = self.redone = 0
         """Since the operation before: `op.CALLS`, `NODES`, `TENSORS`, `CHECKPOINT`, `RECOMPUTE`."""
 
-    def writes_ops(self) -> bool:
-        raise NotImplementedError
-
-    def announce(self) -> None:
-        raise NotImplementedError
-
     def repeated(self, tensors: Sequence[Any]) -> Sequence[Any]:
+        """The tensors, those of layers that stand for others as often as they do."""
         raise NotImplementedError
 
     def hook(self) -> None:
@@ -39,10 +37,10 @@ class HostNotes:
         """A piece of work, here."""
         if self.writes_ops() and self.graph is None:
             self.announce()
-            self.events.append(self._noted(name, 0))
+            self.events.append(self._host_op(name, 0))
 
     def mark(self, *ops: Op) -> None:
-        """What only time asks for."""
+        """Operations that only time asks for."""
         if self.writes_ops():
             self.announce()
             self.events += ops
@@ -57,7 +55,7 @@ class HostNotes:
         done = {
             CHECKPOINT: self.saved, RECOMPUTE: self.redone, CALLS: self.calls, NODES: self.nodes, TENSORS: self.tensors
         }  # fmt: skip
-        self.events += [self._noted(name, count) for name, count in done.items() if count]
+        self.events += [self._host_op(name, count) for name, count in done.items() if count]
         self.forget_python()
 
     def has_notes(self) -> bool:
@@ -66,10 +64,10 @@ class HostNotes:
     def forget_python(self) -> None:
         self.calls = self.nodes = self.tensors = self.saved = self.redone = 0
 
-    def _noted(self, name: str, count: int) -> Op:
+    def _host_op(self, name: str, count: int) -> Op:
         """0: what is not counted."""
-        found = self._of_host.get((name, self.module, count))
+        found = self._host_ops.get((name, self.module, count))
         if found is None:
             found = Op(name, self.module, kernels=0, shapes=((count,),) if count else ())
-            self._of_host[name, self.module, count] = found
+            self._host_ops[name, self.module, count] = found
         return found

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tunecast.tape.build.autograd import Holder, Node
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.ops.views import kept_strides
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, TO_HOST
 
 LAST_STAY = 5
@@ -114,6 +115,7 @@ class Offload:
             for earlier in previous:
                 del self.returned[earlier]
 
+        assert machine.node is not None
         machine.node.hooks += (hook,)
         return tensor
 

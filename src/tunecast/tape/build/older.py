@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunecast.tape.build import attention, flash, ops
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Tensor
+from tunecast.tape.build import attention, flash
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
+from tunecast.tape.build.tensor import Tensor
 
 
 def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | None = None) -> Any:
     """`_update_causal_mask`: none where every token is real and the kernel can do without."""
     machine, dtype = inputs_embeds.machine, inputs_embeds.dtype
-    batch, length = attention_mask.shape
+    length = attention_mask.shape[1]
     if machine.attention.startswith("flash"):
-        zeros = machine.run("eq", (attention_mask,), (batch, length), BOOL)
-        ops.reduced("any", zeros, range(2), dtype=BOOL)
+        zeros = attention_mask.eq(0)
+        zeros.any()
         return None
     if machine.attention == "sdpa" and (window is None or length < window or not machine.era.windows_with_sdpa):
-        ones = machine.run("eq", (attention_mask,), (batch, length), BOOL)
-        ops.reduced("all", ones, range(2), dtype=BOOL)
+        ones = attention_mask.eq(1)
+        ones.all()
         return None
     mask = four_dimensional(attention_mask, length, window, dtype)
     if machine.attention == "sdpa":
-        attended = ops.reduced("all", machine.run("eq", (mask,), mask.shape, BOOL), (-1,), True, dtype=BOOL)
-        attended = machine.run("bitwise_not", (attended,), attended.shape, BOOL)
-        mask = machine.run("mul", (mask, attended), mask.shape, dtype)
+        attended = mask.eq(0).all(-1, keepdim=True)
+        attended = ~attended
+        mask = mask * attended
     return mask
 
 
@@ -52,15 +53,15 @@ def four_dimensional(attention_mask: Tensor, length: int, window: int | None, dt
     return causal_mask
 
 
-def projected(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def project(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """All three products first."""
     batch, length, _ = hidden_states.shape
     query_states = self.q_proj(hidden_states)
     key_states = self.k_proj(hidden_states)
     value_states = self.v_proj(hidden_states)
-    query_states = ops.transpose(ops.view(query_states, batch, length, -1, self.head_dim), 1, 2)
-    key_states = ops.transpose(ops.view(key_states, batch, length, -1, self.head_dim), 1, 2)
-    value_states = ops.transpose(ops.view(value_states, batch, length, -1, self.head_dim), 1, 2)
+    query_states = query_states.view(batch, length, -1, self.head_dim).transpose(1, 2)
+    key_states = key_states.view(batch, length, -1, self.head_dim).transpose(1, 2)
+    value_states = value_states.view(batch, length, -1, self.head_dim).transpose(1, 2)
     return query_states, key_states, value_states
 
 
@@ -70,35 +71,35 @@ def attention_forward(
     """LlamaAttention, LlamaSdpaAttention and LlamaFlashAttention2 until 4.47: each name is bound anew as soon as its
     tensor is, in one function, so that keys and values go once they are repeated."""
     batch, length, _ = hidden_states.shape
-    query_states, key_states, value_states = self.projected(hidden_states)
+    query_states, key_states, value_states = self.project(hidden_states)
     if position_embeddings is None:
         position_embeddings = self.rotary_emb(value_states, position_ids)
-    query_states, key_states = self.placed(query_states, key_states, position_embeddings)
+    query_states, key_states = self.apply_rotary(query_states, key_states, position_embeddings)
     if self.machine.attention.startswith("flash"):
         if self.repeats_for_flash:
             key_states = attention.repeat_kv(key_states, self.groups)
             value_states = attention.repeat_kv(value_states, self.groups)
-        query_states = ops.transpose(query_states, 1, 2)
-        key_states = ops.transpose(key_states, 1, 2)
-        value_states = ops.transpose(value_states, 1, 2)
+        query_states = query_states.transpose(1, 2)
+        key_states = key_states.transpose(1, 2)
+        value_states = value_states.transpose(1, 2)
         if query_states.dtype == FLOAT32:
             dtype = flash.taken_dtype(query_states)
-            query_states = ops.to(query_states, dtype)
-            key_states = ops.to(key_states, dtype)
-            value_states = ops.to(value_states, dtype)
+            query_states = query_states.to(dtype)
+            key_states = key_states.to(dtype)
+            value_states = value_states.to(dtype)
         attn_output = flash.attend(
             query_states, key_states, value_states, self.dropout, self.window, self.softcap, position_ids
         )
-        return self.o_proj(ops.contiguous(ops.reshape(attn_output, batch, length, -1))), None
+        return self.o_proj(attn_output.reshape(batch, length, -1).contiguous()), None
     key_states = attention.repeat_kv(key_states, self.groups)
     value_states = attention.repeat_kv(value_states, self.groups)
     if self.machine.attention == "sdpa" and attention_mask is not None:
-        query_states = ops.contiguous(query_states)
-        key_states = ops.contiguous(key_states)
-        value_states = ops.contiguous(value_states)
+        query_states = query_states.contiguous()
+        key_states = key_states.contiguous()
+        value_states = value_states.contiguous()
     attn_output, _attn_weights = attention.attend(
         query_states, key_states, value_states, attention_mask, 1, self.dropout, softcap=self.softcap
     )
-    attn_output = ops.reshape(attn_output, batch, length, -1)
+    attn_output = attn_output.reshape(batch, length, -1)
     attn_output = self.o_proj(attn_output)
     return attn_output, None

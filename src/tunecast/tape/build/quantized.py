@@ -6,26 +6,16 @@ Loading follows `quantize` of tape/trace/recipe.py: a weight arrives in its dtyp
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, INT8, INT32, INT64, UINT8, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module
-from tunecast.tape.build.tensor import (
-    BFLOAT16,
-    BOOL,
-    FLOAT16,
-    FLOAT32,
-    INT8,
-    INT32,
-    INT64,
-    UINT8,
-    Dtype,
-    Machine,
-    Tensor,
-)
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.four_bit import BLOCK, takes_fused_kernel
 from tunecast.tape.kernels.outliers import GATES, share_of_outlier_columns
 from tunecast.tape.op import Phase, Role
@@ -41,33 +31,25 @@ OUTLIERS_GUESSED = (
 # ------------------------------------------------------------------------------------------------------- loading
 
 
-def quantize(job: Job, model: Any, initializer_range: float, by_name: bool = False) -> None:
-    """Linear by linear, in the order of the tree or of their names; the head stays as it is."""
-    quantizer = Quantizer(job, model, initializer_range, by_name)
-    model.quantizer = quantizer
-    quantizer.replace_in(model)
-
-
-def natural(named: tuple[str, Any]) -> tuple[bool, int, str]:
-    """Numbers by their value, before words."""
-    name = named[0]
-    return (False, int(name), "") if name.isdigit() else (True, 0, name)
-
-
 class Quantizer:
-    def __init__(self, job: Job, model: Any, initializer_range: float, by_name: bool) -> None:
+    def __init__(self, job: Job, model: Any, initializer_range: float) -> None:
         self.options = job.quantization
+        self.elements_per_byte = 1 if self.options.format == "int8" else 2
+        """As transformers counts them before it loads (param_element_size)."""
         self.head = model.output_embedding()
-        self.by_name = by_name
-        """A checkpoint is read in the order of its names (core_model_loading.py, `dot_natural_key`)."""
         self.tables: list[Tensor] = []
         """Made once, and kept as long as the program runs."""
         self.outliers = Outliers(initializer_range, any(m.path.rpartition(".")[2] in GATES for m in model.modules()))
 
+    def takes(self, module: Module) -> TypeGuard[Linear]:
+        """The head stays as it is."""
+        return isinstance(module, Linear) and module is not self.head
+
     def replace_in(self, module: Module) -> None:
-        children = list(module.children.items())
-        for name, child in sorted(children, key=natural) if self.by_name else children:
-            if isinstance(child, Linear) and child is not self.head and not child.fan_in_fan_out:
+        """Linear by linear, in the order of the tree; transformers' Conv1D, which no program of one's own would look
+        for, stays."""
+        for name, child in list(module.children.items()):
+            if self.takes(child) and not child.fan_in_fan_out:
                 with child.machine.within(child.path):
                     setattr(module, name, self.quantized(child))
             else:
@@ -80,7 +62,8 @@ class Quantizer:
                 f"quantization.format: {linear.path} is linear by its class, and fails when bitsandbytes replaces it",
                 field="quantization.format",
             )
-        weight = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
+        arrived = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
+        weight = arrived.clone() if linear.fan_in_fan_out else arrived
         new: Linear
         if self.options.format == "int8":
             new = Linear8bit(linear, weight, self.outliers)
@@ -88,7 +71,9 @@ class Quantizer:
             new = Linear4bit(linear, weight, self.options.double_quant, self.tables)
         new.path = linear.path
         if linear.bias is not None:
-            new.bias = kept(made(machine, "zeros", (linear.outputs,), machine.weights_dtype))
+            there = linear.bias.storage is not None  # a checkpoint's biases come before its weights
+            new.bias = linear.bias if there else made(machine, "zeros", (linear.outputs,), machine.weights_dtype)
+            kept(new.bias).requires_grad = False
         return new
 
 
@@ -115,7 +100,7 @@ def change_dtype(parameter: Tensor, dtype: Dtype) -> None:
     machine = parameter.machine
     block = machine.blocks[parameter.storage.block]
     before, machine.module = machine.module, block.module
-    copy = ops.map_("_to_copy", parameter.detached(), dtype)
+    copy = parameter.detach().to(dtype)
     machine.module = before
     machine.blocks[copy.storage.block].role = block.role
     if machine.phase is Phase.LOAD:  # it was never more than a step of loading
@@ -137,7 +122,7 @@ class QuantState:
         self.absmax = made(machine, "quantize_4bit", (blocks,), FLOAT32)
         self.packed = kept(made(machine, "empty", ((weight.numel() + 1) // 2, 1), UINT8))
         self.code = kept(made(machine, "_to_copy", (16,), FLOAT32))
-        magnitude = ops.map_("abs", self.code)
+        magnitude = self.code.abs()
         largest = machine.run("max", (magnitude,), (), FLOAT32, args=(magnitude,))
         del magnitude
         machine.launch("div_", (self.code, largest), FLOAT32, self.code.nbytes)
@@ -146,7 +131,7 @@ class QuantState:
         if nested:
             absmax = self.absmax
             self.offset = kept(machine.run("mean", (absmax,), (), FLOAT32, args=(absmax,)))
-            centred = ops.map_("sub", absmax)
+            centred = absmax - 1
             if not tables:
                 tables.append(made(machine, "_to_copy", (256,), FLOAT32))
             self.absmax2 = kept(made(machine, "quantize_blockwise", (-(-blocks // NESTED_BLOCK),), FLOAT32))
@@ -158,7 +143,7 @@ class QuantState:
     def tensors(self) -> list[Tensor]:
         return [self.absmax, self.code, *([self.offset, self.absmax2, self.code2] if self.nested else [])]
 
-    def dequantized(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """functional.py, `dequantize_4bit`."""
         machine = self.packed.machine
         absmax = self.absmax
@@ -181,27 +166,27 @@ class Linear4bit(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         inp_dtype = x.dtype
-        x = ops.to(x, self.compute_dtype)
+        x = x.to(self.compute_dtype)
         if self.bias is not None and self.bias.dtype != x.dtype:
             change_dtype(self.bias, x.dtype)
-        return ops.to(matmul_4bit(x, self.state, self.bias), inp_dtype)
+        return matmul_4bit(x, self.state, self.bias).to(inp_dtype)
 
-    def dequantized(self) -> Tensor:
-        return self.state.dequantized()
+    def dequantize(self) -> Tensor:
+        return self.state.dequantize()
 
     def copied(self) -> list[Tensor]:
         """`copy.deepcopy`: the state hangs on the layer and on its weight, and is copied twice."""
         bias = [] if self.bias is None else [self.bias]
         state = self.state.tensors()
-        return [ops.map_("clone", tensor.detached()) for tensor in (*state, self.weight, *bias, *state)]
+        return [tensor.detach().clone() for tensor in (*state, self.weight, *bias, *state)]
 
 
 def matmul_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
     """autograd/_functions.py, `MatMul4Bit`: only the packed weight is kept for the backward pass."""
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        grad_output = given_away(gradients)
-        return (folded_product(grad_output, ops.to(state.dequantized(), grad_output.dtype)),)
+        grad_output = give_away(gradients)
+        return (matmul_unviewed(grad_output, state.dequantize().to(grad_output.dtype)),)
 
     machine = x.machine
     node = start(machine, (x,), back)
@@ -216,27 +201,27 @@ def gemm_4bit(x: Tensor, state: QuantState, bias: Tensor | None) -> Tensor:
     outputs, inputs = state.shape
     if machine.graph is not None:  # to a compiler it is one operation
         shape = (*x.shape[:-1], outputs)
-        return machine.graph.opaque("gemm_4bit", lambda x: gemm_4bit(x, state, bias), x, shape)  # type: ignore[no-any-return]
+        return machine.graph.opaque("gemm_4bit", lambda x: gemm_4bit(x, state, bias), x, shape)
     rows = x.numel() // inputs
     if takes_fused_kernel(machine.card, x.dtype.name, rows, outputs, inputs):
-        x = ops.contiguous(x)
+        x = x.contiguous()
         flops = 2 * rows * outputs * inputs
         return machine.run("gemm_4bit", (x, state.packed), (*x.shape[:-1], outputs), x.dtype, flops)
     absmax = state.absmax
     if state.nested:
         absmax_dq = machine.run("dequantize_blockwise", (absmax,), absmax.shape, FLOAT32)
-        absmax = ops.add(absmax_dq, state.offset)
+        absmax = absmax_dq + state.offset
     weight = machine.run("dequantize_4bit", (state.packed, absmax), state.shape, x.dtype)
-    return unviewed(ops.linear(x, weight, bias))
+    return unsafe_view(F.linear(x, weight, bias))
 
 
-def folded_product(x: Tensor, weight: Tensor) -> Tensor:
+def matmul_unviewed(x: Tensor, weight: Tensor) -> Tensor:
     """torch.matmul of [..., n, k] and [k, m], whose result is no view in autograd's eyes
     (aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`: `_unsafe_view`)."""
-    return unviewed(ops.product(x, weight))
+    return unsafe_view(F.matmul(x, weight))
 
 
-def given_away(gradients: Gradients) -> Tensor:
+def give_away(gradients: Gradients) -> Tensor:
     """From torch 2.13 on the gradient of a function written in Python goes when the function ends, before its results
     are brought to their inputs' dtypes; earlier engines held it until then."""
     gradient: Tensor = gradients[0]
@@ -245,7 +230,7 @@ def given_away(gradients: Gradients) -> Tensor:
     return gradient
 
 
-def unviewed(x: Tensor) -> Tensor:
+def unsafe_view(x: Tensor) -> Tensor:
     x.is_view = False
     return x
 
@@ -289,8 +274,8 @@ class Linear8bit(Linear):
             change_dtype(self.bias, x.dtype)
         return matmul_8bit(x, self)
 
-    def dequantized(self) -> Tensor:
-        return vectorwise_dequantized(self.weight, self.state["scales"])
+    def dequantize(self) -> Tensor:
+        return vectorwise_dequantize(self.weight, self.state["scales"])
 
 
 def matmul_8bit(x: Tensor, layer: Linear8bit) -> Tensor:
@@ -300,34 +285,34 @@ def matmul_8bit(x: Tensor, layer: Linear8bit) -> Tensor:
     held: list[Any] = []
 
     def back(node: Node, gradients: Gradients, held: list[Any] = held) -> Sequence[Any]:
-        gradient = given_away(gradients)
-        grad_output = ops.contiguous(ops.reshape(gradient, -1, layer.outputs))
+        gradient = give_away(gradients)
+        grad_output = gradient.reshape(-1, layer.outputs).contiguous()
         weight = machine.run("_to_copy", (layer.weight,), layer.weight.shape, dtype)
-        scales = ops.map_("mul", ops.unsqueeze(layer.state["scales"], 1))
+        scales = layer.state["scales"].unsqueeze(1) * (1 / 127)
         machine.launch("mul_", (weight, scales), dtype, weight.nbytes)
         del scales
-        return (ops.view(ops.matrix_product(ops.to(grad_output, dtype), weight), *shape),)
+        return (F.mm(grad_output.to(dtype), weight).view(*shape),)
 
     node = start(machine, (x,), back)
     with machine.no_grad():
-        flat = ops.reshape(x.detached(), -1, layer.inputs)
-        quantized, scales, columns = vectorwise_quantized(ops.to(flat, FLOAT16), layer.outliers)
+        flat = x.detach().reshape(-1, layer.inputs)
+        quantized, scales, columns = vectorwise_quantize(flat.to(FLOAT16), layer.outliers)
         layer.state.pop("columns", None)
         if columns is not None:
             layer.state["columns"] = columns
         out, columns_of_x = mixed_product(flat, quantized, scales, columns, layer)
         if node is not None:
             held += [flat, columns_of_x, columns]
-        return finish(node, ops.reshape(out, *shape[:-1], layer.outputs))
+        return finish(node, out.reshape(*shape[:-1], layer.outputs))
 
 
-def vectorwise_quantized(x: Tensor, outliers: Outliers) -> tuple[Tensor, Tensor, Tensor | None]:
+def vectorwise_quantize(x: Tensor, outliers: Outliers) -> tuple[Tensor, Tensor, Tensor | None]:
     """backends/cuda/ops.py, `int8_vectorwise_quant`."""
     machine = x.machine
     rows, width = x.shape
     scales = made(machine, "int8_vectorwise_quant", (rows,), FLOAT32)
     out = made(machine, "empty", x.shape, INT8)
-    beyond = ops.map_("ge", ops.map_("abs", x), BOOL)
+    beyond = x.abs().ge(0)
     machine.run("any", (beyond,), (), BOOL, args=(beyond,))
     machine.synchronize()  # `if outliers.any()`
     machine.guesses[OUTLIERS_GUESSED] = None
@@ -349,8 +334,8 @@ def mixed_product(
     count = columns.shape[0]
     of_x = machine.run("index", (x, columns), (x.shape[0], count), x.dtype)
     shape, of_rows = (layer.outputs, count), layer.state["scales"]
-    part = vectorwise_dequantized(machine.run("index", (layer.weight, columns), shape, INT8), of_rows)
-    part = ops.transpose(ops.to(part, x.dtype), 0, 1)
+    part = vectorwise_dequantize(machine.run("index", (layer.weight, columns), shape, INT8), of_rows)
+    part = part.to(x.dtype).t()
     out = scaled_product(x, quantized, scales, layer)
     return added_product(out, of_x, part), of_x
 
@@ -364,19 +349,19 @@ def scaled_product(x: Tensor, quantized: Tensor, scales: Tensor, layer: Linear8b
     out = machine.run("int8_mm_dequant", (whole, scales), shape, FLOAT16)
     if layer.bias is not None and layer.bias.dtype != FLOAT16:
         machine.launch("add_", (out, layer.bias), FLOAT16, out.nbytes)
-    return ops.to(out, x.dtype)
+    return out.to(x.dtype)
 
 
 def added_product(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """addmm to a whole matrix: cuBLAS adds, nothing of cublasLt's is needed. Under autocast as every product."""
     if out.machine.autocast is not None:
-        b = ops.cast_for_product(b)
-        a = ops.cast_for_product(a)
-        out = ops.cast_for_product(out)
+        b = F.cast_for_product(b)
+        a = F.cast_for_product(a)
+        out = F.cast_for_product(out)
     return out.machine.run("mm", (a, b, out), out.shape, out.dtype, 2 * a.numel() * b.shape[1])
 
 
-def vectorwise_dequantized(weight: Tensor, scales: Tensor) -> Tensor:
+def vectorwise_dequantize(weight: Tensor, scales: Tensor) -> Tensor:
     """_ops.py, `int8_vectorwise_dequant`: times the scales, times 1 / 127."""
     scaled = weight.machine.run("mul", (weight, scales), weight.shape, FLOAT32)
-    return ops.map_("mul", scaled)
+    return scaled * (1 / 127)

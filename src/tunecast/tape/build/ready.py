@@ -7,23 +7,26 @@ bits/stl_heap.h, `__push_heap` and `__adjust_heap`: of two equal children the se
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.autograd import Leaf, Node
 
 
 class ReadyQueue:
     __slots__ = ("_heap",)
 
-    def __init__(self, first: Any) -> None:
+    def __init__(self, first: Node | Leaf) -> None:
         self._heap = [first]
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def push(self, node: Any) -> None:
+    def push(self, node: Node | Leaf) -> None:
         self._heap.append(node)
         self._rise(len(self._heap) - 1, node)
 
-    def _rise(self, hole: int, node: Any) -> None:
+    def _rise(self, hole: int, node: Node | Leaf) -> None:
         heap = self._heap
         while hole:
             parent = (hole - 1) // 2
@@ -33,7 +36,7 @@ class ReadyQueue:
             hole = parent
         heap[hole] = node
 
-    def pop(self) -> Any:
+    def pop(self) -> Node | Leaf:
         heap = self._heap
         last = heap.pop()
         if not heap:

@@ -1,20 +1,35 @@
 """What a program does again, without running it: micro-batches between the first and the last, and passes of a step.
 
 A stretch of the program may stand for its repetitions where it is closed: what it makes goes in it or is handed on (the
-gradients, the loss), and what it lets go of was handed to it. Then the machine notes that it comes again (`written.py`)
-and who holds what it handed on holds the same afterwards. That it would do the same is for others to say: a stack of
-its loop, and `sharding.scheme.repeats_as` of the way a rank holds the model.
+gradients, the loss), and what it lets go of was handed to it. Then the machine notes that it comes again
+(`written.Repeat`), and whoever holds what it handed on holds the same afterwards. That it would do the same is for
+others to say: a stack of its loop, and `sharding.scheme.repeats_as` of the way a rank holds the model.
+
+A run repeats itself on three levels, and each has a device of its own, since each knows something else to be alike:
+
+    `Repeat` (here)                              micro-batches and steps, before anything is run twice. Known from the
+                                                 program: the same code on tensors of the same shapes. Saves running it.
+    `fold.folded_program`                        layers, once the events of a few are there. Known from the events:
+                                                 those of a layer but for block numbers. Saves building the others.
+    `_Known` (prediction/memory/replay.py)       stretches of a step, while they are replayed. Known from the
+                                                 allocator: its large pools are as they were. Saves replaying them.
+
+They cannot be one: a layer repeats inside a pass, where the program is not closed (activations stay until the backward
+pass), so its code has to run before its events can be copied; and whether the allocator does the same again depends on
+addresses, which neither the program nor its events have.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from tunecast.tape.build.autograd import Leaf
+from tunecast.records import NamedTuple
+from tunecast.tape.build.autograd import Leaf, Node
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.sharding.scheme import Scheme, repeats_as
-from tunecast.tape.build.tensor import Machine, Storage, Tensor
-from tunecast.tape.build.written import Again, without_workspaces
+from tunecast.tape.build.tensor import Storage, Tensor
+from tunecast.tape.build.written import Note, Repeat, without_workspaces
 
 
 def micro_batches(machine: Machine, count: int, repeats: bool = True) -> Iterator[int]:
@@ -35,13 +50,13 @@ def micro_batches(machine: Machine, count: int, repeats: bool = True) -> Iterato
         yield from range(2, count)
         return
     at = len(machine.blocks)
-    machine.events += [Again(notes, first, at - first, at, machine.step, instead)] * alike
+    machine.events += [Repeat(notes, first, at - first, at, machine.step, instead)] * alike
     machine.announce_anew()
     if last_is_apart:
         yield count - 1
 
 
-def _handed_on(machine: Machine, notes: Sequence[Any], first: int) -> tuple[tuple[int, int], ...] | None:
+def _handed_on(machine: Machine, notes: Sequence[Note], first: int) -> tuple[tuple[int, int], ...] | None:
     """What the stretch got from before and let go of, and what it leaves in its place; None where that is not alike."""
     gone, left = _balance(notes, first)
     if len(gone) != len(left):
@@ -52,7 +67,7 @@ def _handed_on(machine: Machine, notes: Sequence[Any], first: int) -> tuple[tupl
     return pairs if alike else None
 
 
-def _balance(notes: Sequence[Any], first: int) -> tuple[set[int], set[int]]:
+def _balance(notes: Sequence[Note], first: int) -> tuple[set[int], set[int]]:
     """The blocks made before that go in it, and those made in it that stay."""
     numbers = [note for note in notes if type(note) is int]
     gone = {~number for number in numbers if number < 0}
@@ -60,7 +75,7 @@ def _balance(notes: Sequence[Any], first: int) -> tuple[set[int], set[int]]:
     return {block for block in gone if block < first}, left
 
 
-class _Made(NamedTuple):
+class _TensorRecord(NamedTuple):
     """A tensor that is handed on."""
 
     tensor: Tensor
@@ -68,17 +83,17 @@ class _Made(NamedTuple):
     block: int
 
 
-class _Pass(NamedTuple):
-    again: Again
+class _ClosedPasses(NamedTuple):
+    again: Repeat
     given: tuple[int, ...]
     """The blocks of what it was given."""
     gone: set[int]
     """Those of them that it let go of."""
-    batch: tuple[_Made | None, ...]
+    batch: tuple[_TensorRecord | None, ...]
     """What is in the places of what it was given; None: the same."""
-    gradients: tuple[_Made | None, ...]
-    loss: _Made
-    history: tuple[_Made, ...]
+    gradients: tuple[_TensorRecord | None, ...]
+    loss: _TensorRecord
+    history: tuple[_TensorRecord, ...]
     """What lives as long as the loss, whose graph has it: inputs that want a gradient, and that."""
     modes: tuple[Any, ...]
     """Of the machine when it was done."""
@@ -87,14 +102,14 @@ class _Pass(NamedTuple):
 MODES = ("phase", "in_forward", "again", "in_backward", "grad_enabled", "module", "stream", "autocast")
 
 
-class Passes:
+class RepeatedPasses:
     """The passes of a step, all micro-batches of it: run the first time, noted the next."""
 
     def __init__(self, machine: Machine, parameters: Sequence[Tensor], lengths: Sequence[int]) -> None:
         self.machine, self.parameters = machine, parameters
         self.lengths = [length if type(length) is int else id(length) for length in lengths]
         """A symbol goes by its `id`."""
-        self._known: dict[Hashable, _Pass] = {}
+        self._known: dict[Hashable, _ClosedPasses] = {}
 
     def run(self, passes: Callable[[], Tensor], batch: list[Tensor], repeats: bool = True) -> Tensor:
         """The loss that `passes` of this step returns. It reads `batch`, and may put others in their places; it does
@@ -120,8 +135,8 @@ class Passes:
         return loss
 
     def _closed(
-        self, notes: Sequence[Any], first: int, given: tuple[int, ...], batch: Sequence[Tensor], loss: Tensor
-    ) -> _Pass | None:
+        self, notes: Sequence[Note], first: int, given: tuple[int, ...], batch: Sequence[Tensor], loss: Tensor
+    ) -> _ClosedPasses | None:
         machine = self.machine
         gone, left = _balance(notes, first)
         new = [None if tensor.storage.block == block else tensor for tensor, block in zip(batch, given, strict=True)]
@@ -135,21 +150,21 @@ class Passes:
         if not gone.issubset(given) or not left.issubset(known) or min(held) < first:
             return None
         kept = left & machine.kept
-        within = sum([note.made for note in notes if type(note) is Again])
+        within = sum([note.made for note in notes if type(note) is Repeat])
         count = len(machine.blocks) - first - len(kept) + within
-        again = Again(without_workspaces(notes, kept), first, count, 0, 0, ())
-        made = [[None if tensor is None else _made(tensor) for tensor in each] for each in (new, gradients)]
+        again = Repeat(without_workspaces(notes, kept), first, count, 0, 0, ())
+        made = [[None if tensor is None else _record(tensor) for tensor in each] for each in (new, gradients)]
         modes = tuple([getattr(machine, mode) for mode in MODES])
-        others = tuple([_made(tensor) for tensor in history])
-        return _Pass(again, given, gone, tuple(made[0]), tuple(made[1]), _made(loss), others, modes)
+        others = tuple([_record(tensor) for tensor in history])
+        return _ClosedPasses(again, given, gone, tuple(made[0]), tuple(made[1]), _record(loss), others, modes)
 
-    def _repeat(self, known: _Pass, batch: list[Tensor]) -> Tensor:
+    def _repeat(self, known: _ClosedPasses, batch: list[Tensor]) -> Tensor:
         machine = self.machine
         instead = []
         for block, tensor in zip(known.given, batch, strict=True):
             if block in known.gone:
                 instead.append((block, tensor.storage.block))
-                tensor.storage.machine = NOBODY
+                tensor.storage.machine = NO_MACHINE
         at = len(machine.blocks)
         machine.events.append(known.again._replace(at=at, step=machine.step, instead=tuple(instead)))
         machine.announce_anew()
@@ -157,24 +172,26 @@ class Passes:
             setattr(machine, mode, value)
         storages: dict[int, Storage] = {}
 
-        def remade(made: _Made) -> Tensor:
-            was = made.tensor
-            if made.block not in storages:
-                storages[made.block] = Storage(machine, made.block)
-            return Tensor(machine, storages[made.block], was.shape, was.dtype, was.strides, was.offset, was.is_view)
+        def tensor_again(record: _TensorRecord) -> Tensor:
+            was = record.tensor
+            if record.block not in storages:
+                storages[record.block] = Storage(machine, record.block)
+            return Tensor(machine, storages[record.block], was.shape, was.dtype, was.strides, was.offset, was.is_view)
 
         for parameter, gradient in zip(self.parameters, known.gradients, strict=True):
-            parameter.grad = None if gradient is None else remade(gradient)
-        batch[:] = [old if new is None else remade(new) for old, new in zip(batch, known.batch, strict=True)]
-        loss = remade(known.loss)
+            parameter.grad = None if gradient is None else tensor_again(gradient)
+        batch[:] = [old if new is None else tensor_again(new) for old, new in zip(batch, known.batch, strict=True)]
+        loss = tensor_again(known.loss)
         if known.history:
-            loss.node = [remade(made) for made in known.history]
+            history: Any = [tensor_again(record) for record in known.history]
+            loss.node = history  # which lives as long as the loss
         return loss
 
 
 def _history(result: Tensor) -> Iterator[Tensor]:
     """The leaves of its graph, and their gradients."""
-    seen, left = set(), [result.node]
+    seen: set[Node | Leaf] = set()
+    left: list[Node | Leaf | None] = [result.node]
     while left:
         node = left.pop()
         if node is None or node in seen:
@@ -187,17 +204,17 @@ def _history(result: Tensor) -> Iterator[Tensor]:
                 yield node.tensor.grad
 
 
-def _made(tensor: Tensor) -> _Made:
+def _record(tensor: Tensor) -> _TensorRecord:
     nothing: Any = None
     was = Tensor(tensor.machine, nothing, tensor.shape, tensor.dtype, tensor.strides, tensor.offset, tensor.is_view)
-    return _Made(was, tensor.storage.block)
+    return _TensorRecord(was, tensor.storage.block)
 
 
-class _Nobody:
+class _NoMachine:
     """Whom a storage tells that it goes whose block is let go of elsewhere."""
 
     def free(self, block: int) -> None:
         """It is noted where it was the first time."""
 
 
-NOBODY: Any = _Nobody()
+NO_MACHINE: Any = _NoMachine()

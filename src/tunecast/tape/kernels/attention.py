@@ -6,11 +6,11 @@ Letters: B batch, H query heads, Hk key heads, M queries, N keys, K width of que
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
+from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.shapes import Shaped
-from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
+from tunecast.tape.kernels.steps import KernelCall, Rule, Script, ceil_div, nbytes, up
 from tunecast.tape.symbols import ask
 
 FLOAT_BYTES = 4
@@ -18,7 +18,7 @@ CUDNN_PLAN_BYTES = 256
 """Every plan of cuDNN 9's attention asks for this much beside the buffers its frontend lays out."""
 
 
-def cudnn_forward(call: Call, script: Script) -> None:
+def cudnn_forward(call: KernelCall, script: Script) -> None:
     """The random state comes first, on the card; the log-sum-exp only where a backward pass will want it
     (aten/src/ATen/native/transformers/cuda/attention.cu, `_scaled_dot_product_cudnn_attention_cuda`; cudnn/MHA.cpp)."""
     script.make(2, 3, 0)
@@ -27,7 +27,7 @@ def cudnn_forward(call: Call, script: Script) -> None:
     script.borrow(CUDNN_PLAN_BYTES)
 
 
-def cudnn_backward(call: Call, script: Script) -> None:
+def cudnn_backward(call: KernelCall, script: Script) -> None:
     """One block: dQ summed in fp32, a sum a query row, and dK and dV a query head where heads share keys
     (cudnn-frontend, `scaled_dot_product_flash_attention.h`, the backward node's workspace)."""
     query, key, value = call.args[1:4]
@@ -40,7 +40,7 @@ def cudnn_backward(call: Call, script: Script) -> None:
     script.borrow(workspace_bytes)
 
 
-def flash_forward(call: Call, script: Script) -> None:
+def flash_forward(call: KernelCall, script: Script) -> None:
     """Few queries and many keys: keys are split over blocks, whose results meet in fp32
     (flash_attn/flash_api.cpp, `mha_fwd`, `set_params_splitkv`). With dropout the random state is made twice."""
     query, key = call.args[:2]
@@ -62,7 +62,7 @@ def flash_forward(call: Call, script: Script) -> None:
         script.make(2, 3)
 
 
-def flash_backward(call: Call, script: Script) -> None:
+def flash_backward(call: KernelCall, script: Script) -> None:
     """softmax_d, dq_accum, and dK and dV a query head where heads share keys (flash_api.cpp, `mha_bwd`).
     Gradient and result are copied when their heads are not interleaved."""
     gradient, query, key, value, out = call.args[:5]
@@ -103,7 +103,7 @@ def _splits(width: int, batch_heads: int, queries: int, keys: int, sms: int) -> 
     return min(splits for splits, share in filled.items() if share >= 0.85 * best)
 
 
-def efficient_forward(call: Call, script: Script) -> None:
+def efficient_forward(call: KernelCall, script: Script) -> None:
     """The random state stays on the host. Above a width of 128 the 32-by-128 kernel keeps its sums in global memory,
     in fp32 (aten/src/ATen/native/transformers/cuda/attention.cu; mem_eff_attention/kernels/cutlassF.h)."""
     query, value = call.args[0], call.args[2]
@@ -115,7 +115,7 @@ def efficient_forward(call: Call, script: Script) -> None:
         script.borrow(batch * heads * queries * value.shape[3] * FLOAT_BYTES)
 
 
-def efficient_backward(call: Call, script: Script) -> None:
+def efficient_backward(call: KernelCall, script: Script) -> None:
     """delta, then one workspace (aten/src/ATen/native/transformers/cuda/attention_backward.cu). In fp32 delta is
     computed by ordinary operations: a product, its sum, a transposed copy."""
     gradient, query, key, value = call.args[:4]

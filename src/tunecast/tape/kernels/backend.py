@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.shapes import HALF, name_of
 from tunecast.tape.symbols import ask

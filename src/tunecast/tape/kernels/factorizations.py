@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from tunecast.tape.kernels.steps import Call, Rule, Script, nbytes
+from tunecast.tape.kernels.steps import KernelCall, Rule, Script, nbytes
 
 INFO_BYTES = 4
 
 
-def singular_values(call: Call, script: Script) -> None:
+def singular_values(call: KernelCall, script: Script) -> None:
     """Results, then the error code, then the matrix by columns (it is destroyed), then cuSOLVER's workspace
     (aten/src/ATen/native/BatchLinearAlgebra.cpp, `_linalg_svd_out`; cuda/linalg/BatchLinearAlgebraLib.cpp,
     `svd_cusolver_gesvdj`).

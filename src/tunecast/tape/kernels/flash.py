@@ -10,8 +10,9 @@ Ignored  decoding: a query of one token swaps heads and groups, which no trainin
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.steps import ceil_div, up
 from tunecast.tape.symbols import ask
@@ -21,7 +22,7 @@ VERSION = "2.8.3"
 """The release followed, and the version given where none is installed."""
 
 
-class Call(NamedTuple):
+class FlashCall(NamedTuple):
     """What a caller asks for besides the tensors."""
 
     causal: bool = False
@@ -35,7 +36,7 @@ class Call(NamedTuple):
     splits: int = 1
 
 
-def counted_pairs(length: int, key_length: int, call: Call) -> int:
+def counted_pairs(length: int, key_length: int, call: FlashCall) -> int:
     """Of queries and keys, as torch counts them: with the half that a causal mask hides, which kernels leave out.
 
     Blocks outside a window are not computed (flash_fwd_kernel.h, `n_block_min`): there, twice the band below the
@@ -59,7 +60,7 @@ class Sizes(NamedTuple):
     varlen: bool
 
     @staticmethod
-    def of(q: Any, k: Any, cu_q: Any, call: Call) -> Sizes:
+    def of(q: Any, k: Any, cu_q: Any, call: FlashCall) -> Sizes:
         if cu_q is None:
             batch, length, heads, width = q.shape
             key_length = k.shape[1]
@@ -77,7 +78,7 @@ class Sizes(NamedTuple):
 # ---------------------------------------------------------------- FlashAttention 2
 
 
-def forward_parts_2(size: Sizes, call: Call, card: Card) -> tuple[Shape, ...]:
+def forward_parts_2(size: Sizes, call: FlashCall, card: Card) -> tuple[Shape, ...]:
     """fp32: where keys are split, sums and results of the splits."""
     splits = 1 if size.varlen or call.dropout else splits_2(size, card.sm_count)
     if splits == 1:
@@ -86,7 +87,7 @@ def forward_parts_2(size: Sizes, call: Call, card: Card) -> tuple[Shape, ...]:
     return rows, (*rows, rounded_width_2(size.width))
 
 
-def backward_floats_2(size: Sizes, call: Call, card: Card) -> tuple[Shape, Shape]:
+def backward_floats_2(size: Sizes, call: FlashCall, card: Card) -> tuple[Shape, Shape]:
     """fp32: a softmax sum a row, and where dq is summed."""
     rounded = size.tokens + 128 * size.batch if size.varlen else up(size.length, 128)
     width = rounded_width_2(size.width)
@@ -128,7 +129,7 @@ def _splits_2(width: int, rows: int, length: int, key_length: int, sms: int) -> 
 WIDTHS_3 = (64, 96, 128, 192, 256)
 
 
-def scheduler_numbers_3(size: Sizes, call: Call, card: Card) -> int:
+def scheduler_numbers_3(size: Sizes, call: FlashCall, card: Card) -> int:
     """int32 counters of the forward kernel."""
     masked = call.causal or call.window != (-1, -1)
     if card.capability >= (9, 0):
@@ -151,7 +152,7 @@ class Backward3(NamedTuple):
     """int32."""
 
 
-def backward_3(size: Sizes, widest: int, call: Call, card: Card) -> Backward3:
+def backward_3(size: Sizes, widest: int, call: FlashCall, card: Card) -> Backward3:
     width = next(w for w in WIDTHS_3 if widest <= w)
     block_q, block_k = blocks_3(width, card.capability, call)
     rows: Shape
@@ -169,7 +170,7 @@ def backward_3(size: Sizes, widest: int, call: Call, card: Card) -> Backward3:
     return Backward3((rows, rows, (*rows, width)), ((*key_rows, width),) * 2 if grouped else (), tuple(semaphores))
 
 
-def blocks_3(width: int, capability: tuple[int, int], call: Call) -> tuple[int, int]:
+def blocks_3(width: int, capability: tuple[int, int], call: FlashCall) -> tuple[int, int]:
     """kBlockM, kBlockN: rows of queries and of keys a thread block of the backward kernel takes."""
     masked = call.causal or call.window != (-1, -1) or call.softcap > 0
     if capability >= (9, 0):

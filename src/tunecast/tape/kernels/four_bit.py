@@ -6,8 +6,7 @@ measured card by card. The kernel saves the copy of the weight, so which one run
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 
 BLOCK = 64
@@ -18,7 +17,7 @@ SMALL_WEIGHT = 4 << 20
 ANY = MOST_ROWS
 
 
-class Product(NamedTuple):
+class FourBitProduct(NamedTuple):
     """[rows, inputs] times the transposed [outputs, inputs] weight, on a card of `sms` multiprocessors."""
 
     rows: int
@@ -40,13 +39,13 @@ def takes_fused_kernel(card: Card, dtype: str, rows: int, outputs: int, inputs: 
         return False
     if rows <= ALWAYS_ROWS:
         return True
-    product = Product(rows, outputs, inputs, card.sm_count)
+    product = FourBitProduct(rows, outputs, inputs, card.sm_count)
     if dtype == "float32" or card.capability < (7, 5) or (card.capability < (8, 0) and dtype != "float16"):
         return rows < 8
     return rows <= _most_rows(product, card.capability)
 
 
-def _most_rows(product: Product, capability: tuple[int, int]) -> int:
+def _most_rows(product: FourBitProduct, capability: tuple[int, int]) -> int:
     major, minor = capability
     wide = product.inputs < product.outputs
     if capability == (8, 7) or major == 11:
@@ -67,7 +66,7 @@ def _most_rows(product: Product, capability: tuple[int, int]) -> int:
     return LADDERS.get(kind, _other)(product)
 
 
-def _small(p: Product, kind: str) -> int:
+def _small(p: FourBitProduct, kind: str) -> int:
     """Reading the weight is most of the work."""
     if p.inputs * 2 < p.outputs:
         if kind in ("sm80", "sm90"):
@@ -90,7 +89,7 @@ def _small(p: Product, kind: str) -> int:
     return 16 if p.blocks * 2 <= p.sms else 0
 
 
-def _few_rows(p: Product, kind: str) -> int:
+def _few_rows(p: FourBitProduct, kind: str) -> int:
     """5 to 7 rows: the kernel, but for two shapes on cards with HBM."""
     if kind not in ("sm80", "sm90") or p.rows < 6 or p.blocks < (36 if kind == "sm90" else 48):
         return ANY
@@ -103,13 +102,13 @@ def _few_rows(p: Product, kind: str) -> int:
     return ANY
 
 
-def _sm75(p: Product) -> int:
+def _sm75(p: FourBitProduct) -> int:
     if p.waves(3):
         return 128 if p.inputs < p.outputs else 64
     return 64 if p.blocks >= p.sms // 2 else 32
 
 
-def _sm80(p: Product) -> int:
+def _sm80(p: FourBitProduct) -> int:
     if p.waves(3):
         return 128
     if p.waves(1):
@@ -126,11 +125,11 @@ def _sm80(p: Product) -> int:
     return 128 if p.blocks >= p.sms // 2 and p.inputs < p.outputs else 16
 
 
-def _sm86(p: Product) -> int:
+def _sm86(p: FourBitProduct) -> int:
     return 128 if p.waves(1) else 64 if p.blocks >= p.sms // 2 else 16
 
 
-def _sm90(p: Product) -> int:
+def _sm90(p: FourBitProduct) -> int:
     for waves, most in ((3, 64), (2, 48), (1, 32)):
         if p.waves(waves):
             return most
@@ -139,7 +138,7 @@ def _sm90(p: Product) -> int:
     return 16
 
 
-def _sm120(p: Product) -> int:
+def _sm120(p: FourBitProduct) -> int:
     if p.waves(3):
         return 256
     if p.waves(2):
@@ -151,11 +150,11 @@ def _sm120(p: Product) -> int:
     return 16 if p.inputs > p.outputs * 2 and p.blocks > 64 else 8
 
 
-def _sm121(p: Product) -> int:
+def _sm121(p: FourBitProduct) -> int:
     return 256 if p.waves(1) else _other(p)
 
 
-def _other(p: Product) -> int:
+def _other(p: FourBitProduct) -> int:
     """Ada, and what nobody measured."""
     tall = p.inputs > p.outputs * 2
     if p.waves(3):

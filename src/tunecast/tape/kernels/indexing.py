@@ -10,7 +10,7 @@ from math import prod
 
 from tunecast.tape.kernels import cub
 from tunecast.tape.kernels.shapes import Shaped, name_of
-from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes, up
+from tunecast.tape.kernels.steps import KernelCall, Rule, Script, ceil_div, nbytes, up
 
 MASKS = ("bool", "uint8")
 INDEX_BYTES = 8
@@ -21,7 +21,7 @@ SORTED_IN_ONE_BLOCK = 4096
 SEGMENTS_SORTED_TOGETHER = 128
 
 
-def embedding_backward(call: Call, script: Script) -> None:
+def embedding_backward(call: KernelCall, script: Script) -> None:
     """Above 3,072 tokens: ids are sorted, equal ones form segments, and each ten rows of a segment are summed in fp32
     before the sums meet in the gradient (aten/src/ATen/native/cuda/Embedding.cu, EmbeddingBackwardKernel.cu). Where
     segments are few and long the sums meet by atomics in an fp32 copy of the gradient instead. Sizes follow from
@@ -63,7 +63,7 @@ def embedding_backward(call: Call, script: Script) -> None:
         script.borrow(partials * width * sum_bytes)
 
 
-def nonzero(call: Call, script: Script) -> None:
+def nonzero(call: KernelCall, script: Script) -> None:
     """A count, then a selection (aten/src/ATen/native/cuda/Nonzero.cu)."""
     tensor = call.args[0]
     copy = script.borrow(0 if tensor.is_contiguous() else nbytes(tensor))
@@ -74,7 +74,7 @@ def nonzero(call: Call, script: Script) -> None:
     script.give_back(count, copy)
 
 
-def scatter_of_gradient(call: Call, script: Script) -> None:
+def scatter_of_gradient(call: KernelCall, script: Script) -> None:
     """A gather's gradient is scattered into fresh zeros, in place on plain tensors, out of place on subclasses such as
     the fake ones (torch/csrc/autograd/FunctionsManual.cpp, `areAnyTensorSubclassLike`)."""
     if call.by_engine:
@@ -83,12 +83,12 @@ def scatter_of_gradient(call: Call, script: Script) -> None:
         script.make(*range(len(call.outputs)))
 
 
-def index_put(call: Call, script: Script) -> None:
+def index_put(call: KernelCall, script: Script) -> None:
     scatter_of_gradient(call, script)
     index_put_in_place(call, script)
 
 
-def index_put_in_place(call: Call, script: Script) -> None:
+def index_put_in_place(call: KernelCall, script: Script) -> None:
     """Without accumulation the kernel only scatters. With it indices are checked (not in a backward pass), folded into
     one number each and sorted (aten/src/ATen/native/cuda/Indexing.cu, `index_put_with_sort_kernel`)."""
     tensor, indices, values = call.args[:3]
@@ -108,7 +108,7 @@ def _count_of(values: Shaped, place: int) -> int:
     return values.shape[place] if place < values.dim() else 1
 
 
-def _positions_of_mask(mask: Shaped, found: int, call: Call, script: Script) -> int:
+def _positions_of_mask(mask: Shaped, found: int, call: KernelCall, script: Script) -> int:
     count = script.borrow(4)
     script.touch(cub.reduce_to_int(mask.numel(), call.card))
     positions = script.borrow(found * mask.dim() * INDEX_BYTES)
@@ -159,7 +159,7 @@ def _accumulate(
     script.give_back(*reversed(buffers), *reversed(copies), folded)
 
 
-def sort(call: Call, script: Script) -> None:
+def sort(call: KernelCall, script: Script) -> None:
     """aten/src/ATen/native/cuda/Sort.cpp, SortStable.cu: up to 4,096 elements one block sorts a row in place; above,
     CUB sorts a row, or all rows by value and then by row, or many rows each by itself."""
     tensor = call.args[0]
@@ -187,7 +187,7 @@ def sort(call: Call, script: Script) -> None:
         script.touch(cub.segmented_sort_pairs(elements, each))
 
 
-def top_k(call: Call, script: Script) -> None:
+def top_k(call: KernelCall, script: Script) -> None:
     """Long rows are searched by many blocks (aten/src/ATen/native/cuda/TensorTopK.cu, namespace mbtopk): the k-th
     value, two words and a histogram a row; digit counts and two counters a block."""
     tensor = call.args[0]
@@ -215,7 +215,7 @@ def _searched_by_many_blocks(rows: int, length: int) -> bool:
     return length >= 400
 
 
-def cumulative_sum(call: Call, script: Script) -> None:
+def cumulative_sum(call: KernelCall, script: Script) -> None:
     """Another type is converted first; one whole row goes through CUB (aten/src/ATen/native/cuda/ScanUtils.cuh)."""
     tensor, out = call.args[0], call.outputs[0]
     script.make(0)
@@ -226,7 +226,7 @@ def cumulative_sum(call: Call, script: Script) -> None:
         script.touch(cub.scan(tensor.numel(), max(4, out.element_size())))  # 16-bit numbers are summed in fp32
 
 
-def masked_scatter(call: Call, script: Script) -> None:
+def masked_scatter(call: KernelCall, script: Script) -> None:
     """Positions of the source by a scan of the mask (aten/src/ATen/native/cuda/IndexKernel.cpp)."""
     mask = call.args[1]
     scatter_of_gradient(call, script)

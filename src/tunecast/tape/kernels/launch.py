@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import prod
-from typing import NamedTuple
 
-from tunecast.records import dataclass, replace
+from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.cub import threads_per_sm
 from tunecast.tape.kernels.steps import ceil_div
@@ -28,13 +27,13 @@ FEWEST_VALUES_A_THREAD, MOST_VALUES_A_THREAD = 16, 256
 MOST_INDEXED_BYTES = 2**31 - 1
 
 
-class Buffers(NamedTuple):
+class ReductionBuffers(NamedTuple):
     staging_bytes: int
     semaphore_bytes: int
 
 
 @dataclass(frozen=True)
-class Kernel:
+class ReductionKernel:
     """What the reduction's template fixes: bytes it reads an element, bytes of its running value, elements a load."""
 
     element_bytes: int
@@ -114,16 +113,16 @@ MOST_COMPUTED = 16
 """Parts whose sizes are computed one by one; of more it is asked how they came about."""
 
 
-class Room(NamedTuple):
+class Multiprocessors(NamedTuple):
     """The card's multiprocessors, and the threads of each."""
 
     sms: int
     threads: int
 
 
-def borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) -> Iterable[Buffers]:
+def borrowed(whole: Extent, kernel: ReductionKernel, out_element_bytes: int, card: Card) -> Iterable[ReductionBuffers]:
     """Those of `buffers` that are any."""
-    room = Room(card.sm_count, threads_per_sm(card))
+    room = Multiprocessors(card.sm_count, threads_per_sm(card))
     numbers = (*whole.sizes, *whole.strides, *whole.out_strides, whole.offset, *room)
     if all([type(number) is int for number in numbers]):
         return _borrowed(whole, kernel, out_element_bytes, room)
@@ -132,32 +131,38 @@ def borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, card: Card) 
     if len(given) > MOST_COMPUTED:
         return (pair for pair in buffers(whole, kernel, out_element_bytes, room) if any(pair))
     return [
-        Buffers(*(compute(_one, (*about, part, place), numbers) if each else 0 for place, each in enumerate(pair)))
+        ReductionBuffers(
+            *(compute(_one, (*about, part, place), numbers) if each else 0 for place, each in enumerate(pair))
+        )
         for part, pair in enumerate(given)
     ]
 
 
-def _any(about: tuple[int, Kernel, int], *numbers: int) -> tuple[tuple[bool, bool], ...]:
+def _any(about: tuple[int, ReductionKernel, int], *numbers: int) -> tuple[tuple[bool, bool], ...]:
     return tuple([(bool(staging), bool(semaphores)) for staging, semaphores in _of_numbers(about, numbers)])
 
 
-def _one(about: tuple[int, Kernel, int, int, int], *numbers: int) -> int:
+def _one(about: tuple[int, ReductionKernel, int, int, int], *numbers: int) -> int:
     return _of_numbers(about[:3], numbers)[about[3]][about[4]]
 
 
-def _of_numbers(about: tuple[int, Kernel, int], numbers: tuple[int, ...]) -> tuple[Buffers, ...]:
+def _of_numbers(about: tuple[int, ReductionKernel, int], numbers: tuple[int, ...]) -> tuple[ReductionBuffers, ...]:
     dims, kernel, out_element_bytes = about
     whole = Extent(numbers[:dims], numbers[dims : 2 * dims], numbers[2 * dims : 3 * dims], numbers[3 * dims])
-    return _borrowed(whole, kernel, out_element_bytes, Room(*numbers[3 * dims + 1 :]))
+    return _borrowed(whole, kernel, out_element_bytes, Multiprocessors(*numbers[3 * dims + 1 :]))
 
 
 @lru_cache(maxsize=4096)
-def _borrowed(whole: Extent, kernel: Kernel, out_element_bytes: int, room: Room) -> tuple[Buffers, ...]:
+def _borrowed(
+    whole: Extent, kernel: ReductionKernel, out_element_bytes: int, room: Multiprocessors
+) -> tuple[ReductionBuffers, ...]:
     """Kept, because a million tokens' attention scores fall into 32,768 parts."""
     return tuple(pair for pair in buffers(whole, kernel, out_element_bytes, room) if any(pair))
 
 
-def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, room: Room) -> tuple[Buffers, ...]:
+def buffers(
+    whole: Extent, kernel: ReductionKernel, out_element_bytes: int, room: Multiprocessors
+) -> tuple[ReductionBuffers, ...]:
     """One for each part that 32-bit indices can reach; a tensor above 2 GiB is halved until they can."""
     if _reachable(whole, kernel.element_bytes, out_element_bytes):
         return (_buffers_of_part(whole, kernel, room),)
@@ -170,7 +175,7 @@ def buffers(whole: Extent, kernel: Kernel, out_element_bytes: int, room: Room) -
     return tuple(pair for part in parts for pair in buffers(part, kernel, out_element_bytes, room))
 
 
-def accumulation_bytes(whole: Extent, kernel: Kernel, out_element_bytes: int) -> int:
+def accumulation_bytes(whole: Extent, kernel: ReductionKernel, out_element_bytes: int) -> int:
     """Halves of a large 16-bit tensor cannot meet in a 16-bit result; they meet in a buffer of running values."""
     if out_element_bytes >= kernel.running_bytes or kernel.element_bytes != 2 or out_element_bytes != 2:
         return 0
@@ -193,9 +198,9 @@ def _reachable(part: Extent, element_bytes: int, out_element_bytes: int) -> bool
     )
 
 
-def _buffers_of_part(part: Extent, kernel: Kernel, room: Room) -> Buffers:
+def _buffers_of_part(part: Extent, kernel: ReductionKernel, room: Multiprocessors) -> ReductionBuffers:
     if not part.sizes:
-        return Buffers(0, 0)
+        return ReductionBuffers(0, 0)
     outputs = prod(part.sizes[part.reduced :])
     inputs = part.elements // outputs
     along_input = part.reduced == len(part.sizes) or part.strides[0] < part.strides[part.reduced]
@@ -219,13 +224,13 @@ def _buffers_of_part(part: Extent, kernel: Kernel, room: Room) -> Buffers:
     most_blocks = room.sms * (room.threads // (block_width * block_height))
     grid = ceil_div(outputs // out_vector, output_step)
     if not across_warps or values < MOST_VALUES_A_THREAD or grid > most_blocks:
-        return Buffers(0, 0)
+        return ReductionBuffers(0, 0)
     enough, fewest = ceil_div(values, FEWEST_VALUES_A_THREAD), ceil_div(values, MOST_VALUES_A_THREAD)
     blocks = max(min(ceil_div(most_blocks, grid), enough), fewest)
     if blocks == 1:
-        return Buffers(0, 0)
+        return ReductionBuffers(0, 0)
     lanes = 1 if along_input else block_width * out_vector
-    return Buffers(kernel.running_bytes * outputs * blocks * lanes, 4 * grid)
+    return ReductionBuffers(kernel.running_bytes * outputs * blocks * lanes, 4 * grid)
 
 
 def _output_vector(part: Extent) -> int:

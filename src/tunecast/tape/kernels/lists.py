@@ -8,8 +8,8 @@ each as large as the others; what counts is how many lists are read and written.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
+from tunecast.records import NamedTuple
 from tunecast.tape.symbols import compute, listed
 
 CHUNK = 65536

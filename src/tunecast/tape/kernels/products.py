@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tunecast.tape.kernels.shapes import Shaped, name_of
-from tunecast.tape.kernels.steps import Call, Rule, Script, nbytes
+from tunecast.tape.kernels.steps import KernelCall, Rule, Script, nbytes
 
 GROUP_BYTES = 60
 """Grouped product: three pointers, three strides of 8 bytes and a shape of three 4-byte numbers a group."""
@@ -15,7 +15,7 @@ def matrix_product(first: int) -> Rule:
     """An operand cuBLAS cannot walk (no stride of 1, or rows that overlap, as an expanded gradient's do) is copied
     (aten/src/ATen/native/cuda/Blas.cpp, `prepare_matrix_for_cublas`, `prepare_batch_matrix_for_cublas`)."""
 
-    def write(call: Call, script: Script) -> None:
+    def write(call: KernelCall, script: Script) -> None:
         script.make(*range(len(call.outputs)))
         for operand in call.args[first : first + 2]:
             if not walkable(operand):
@@ -33,7 +33,7 @@ def walkable(matrix: Shaped) -> bool:
     return bool(by_column or by_row)
 
 
-def grouped_product(call: Call, script: Script) -> None:
+def grouped_product(call: KernelCall, script: Script) -> None:
     """aten/src/ATen/native/cuda/GroupMM.cu, Hopper: the groups' arguments, then cutlass' workspace. Only bf16 is
     multiplied that way; else one group follows the other and nothing is borrowed."""
     script.make(0)
@@ -45,7 +45,7 @@ def grouped_product(call: Call, script: Script) -> None:
     script.borrow(call.card.sm_count * GROUPED_SM_BYTES)
 
 
-def softmax_backward(call: Call, script: Script) -> None:
+def softmax_backward(call: KernelCall, script: Script) -> None:
     """The product of gradient and result is made first (aten/src/ATen/native/cuda/SoftMax.cu,
     `softmax_backward_cuda_out`); log_softmax has no such buffer."""
     gradient, result = call.args[:2]
@@ -53,7 +53,7 @@ def softmax_backward(call: Call, script: Script) -> None:
     script.borrow(gradient.numel() * max(gradient.element_size(), result.element_size()))
 
 
-def safe_softmax(call: Call, script: Script) -> None:
+def safe_softmax(call: KernelCall, script: Script) -> None:
     """Rows that are masked altogether become 0: a flag an element, a flag a row, the number 0
     (aten/src/ATen/native/transformers/attention.cpp, `_safe_softmax`)."""
     out = call.outputs[0]
@@ -63,13 +63,13 @@ def safe_softmax(call: Call, script: Script) -> None:
     script.borrow(out.element_size())
 
 
-def dropout(call: Call, script: Script) -> None:
+def dropout(call: KernelCall, script: Script) -> None:
     """The mask is made before the result while training (aten/src/ATen/native/cuda/Dropout.cu, `dropout_cuda`)."""
     probability, train = call.args[1], call.argument(2, "train", True)
     script.make(*((1, 0) if probability < 1 and (train or train is None) else (0, 1)))
 
 
-def convolution(call: Call, script: Script) -> None:
+def convolution(call: KernelCall, script: Script) -> None:
     """An input that is not contiguous is copied. Not modelled: the workspace cuDNN picks for dense convolutions."""
     tensor = call.args[0]
     copy = script.borrow(0 if tensor.is_contiguous() or not _depthwise(call, 8) else nbytes(tensor))
@@ -77,7 +77,7 @@ def convolution(call: Call, script: Script) -> None:
     script.give_back(copy)
 
 
-def convolution_backward(call: Call, script: Script) -> None:
+def convolution_backward(call: KernelCall, script: Script) -> None:
     tensor, wanted = call.args[1], call.args[-1]
     depthwise = _depthwise(call, 9)
     copy = script.borrow(0 if tensor.is_contiguous() or not depthwise else nbytes(tensor))
@@ -88,7 +88,7 @@ def convolution_backward(call: Call, script: Script) -> None:
     script.give_back(copy)
 
 
-def _depthwise(call: Call, groups_place: int) -> bool:
+def _depthwise(call: KernelCall, groups_place: int) -> bool:
     groups: int = call.args[groups_place]
     return groups > 1
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple
 
+from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
-from tunecast.tape.kernels.launch import Kernel, accumulation_bytes, borrowed, extent
-from tunecast.tape.kernels.shapes import HALF, Dtype, Shaped, name_of
-from tunecast.tape.kernels.steps import Call, Rule, Script, ceil_div, nbytes
+from tunecast.tape.kernels.launch import ReductionKernel, accumulation_bytes, borrowed, extent
+from tunecast.tape.kernels.shapes import HALF, Shaped, SizedDtype, name_of
+from tunecast.tape.kernels.steps import KernelCall, Rule, Script, ceil_div, nbytes
 from tunecast.tape.symbols import compute, listed
 
 FOREACH_CHUNK = 65536
 
-RunningBytes = Callable[[Dtype], int]
+RunningBytes = Callable[[SizedDtype], int]
 
 
 class Read(NamedTuple):
@@ -41,7 +41,7 @@ def reduce(
     if 0 in read.sizes:
         return
     whole = extent(read.sizes, read.strides, dims, read.offset)
-    kernel = Kernel(read.element_bytes, running_bytes, vector)
+    kernel = ReductionKernel(read.element_bytes, running_bytes, vector)
     sums = script.borrow(accumulation_bytes(whole, kernel, out_bytes))
     for staging_bytes, semaphore_bytes in borrowed(whole, kernel, out_bytes, card):
         staging = script.borrow(staging_bytes)
@@ -49,7 +49,7 @@ def reduce(
     script.give_back(sums)
 
 
-def reduced_dims(call: Call, place: int = 1) -> tuple[int, ...]:
+def reduced_dims(call: KernelCall, place: int = 1) -> tuple[int, ...]:
     tensor, dims = call.args[0], call.argument(place, "dim")
     if dims is None or (isinstance(dims, (list, tuple)) and not dims):
         return tuple(range(tensor.dim()))
@@ -57,16 +57,16 @@ def reduced_dims(call: Call, place: int = 1) -> tuple[int, ...]:
     return tuple(d % tensor.dim() for d in dims) if tensor.dim() else ()
 
 
-def opmath_bytes(dtype: Dtype) -> int:
+def opmath_bytes(dtype: SizedDtype) -> int:
     """Sums of 16-bit numbers run in fp32 (aten/src/ATen/OpMathType.h)."""
     return max(4, dtype.itemsize)
 
 
-def own_bytes(dtype: Dtype) -> int:
+def own_bytes(dtype: SizedDtype) -> int:
     return dtype.itemsize
 
 
-def pair_bytes(dtype: Dtype) -> int:
+def pair_bytes(dtype: SizedDtype) -> int:
     """A value with its place, or Welford's mean, spread and two counts (SharedReduceOps.h): 16 bytes for up to fp32."""
     return 16 if dtype.itemsize <= 4 else 32
 
@@ -75,7 +75,7 @@ def rule(running: RunningBytes, dims_place: int = 1, vector: int = 4, casts: boo
     """`casts`: a type that differs from the result's is converted first, except 16-bit floats to fp32, which the
     kernel converts as it reads (aten/src/ATen/native/ReduceOpsUtils.h, `make_reduction`)."""
 
-    def write(call: Call, script: Script) -> None:
+    def write(call: KernelCall, script: Script) -> None:
         tensor, out = call.args[0], call.outputs[0].dtype
         script.make(*range(len(call.outputs)))
         read, dtype = of(tensor), tensor.dtype
@@ -87,7 +87,7 @@ def rule(running: RunningBytes, dims_place: int = 1, vector: int = 4, casts: boo
     return write
 
 
-def vector_norm(call: Call, script: Script) -> None:
+def vector_norm(call: KernelCall, script: Script) -> None:
     """aten/src/ATen/native/cuda/ReduceNormKernel.cu."""
     script.make(0)
     tensor = call.args[0]
@@ -95,7 +95,7 @@ def vector_norm(call: Call, script: Script) -> None:
     reduce(script, call.card, of(tensor), reduced_dims(call, 2), running, call.outputs[0].element_size())
 
 
-def foreach_norm(call: Call, script: Script) -> None:
+def foreach_norm(call: KernelCall, script: Script) -> None:
     """A partial norm a chunk, for as many chunks as the largest tensor has
     (aten/src/ATen/native/cuda/ForeachReduceOp.cu, `foreach_tensor_norm_cuda`); 16-bit ones in fp32."""
     tensors = call.args[0]
@@ -110,7 +110,7 @@ def _largest(_: None, *numbers: int) -> int:
     return max(numbers, default=0)
 
 
-def log_sum_exp(call: Call, script: Script) -> None:
+def log_sum_exp(call: KernelCall, script: Script) -> None:
     """maxima, their absolute values compared with infinity, then exp(x - maximum) summed
     (aten/src/ATen/native/ReduceOps.cpp, `logsumexp_out_impl`)."""
     tensor, out = call.args[0], call.outputs[0]
@@ -126,14 +126,14 @@ def log_sum_exp(call: Call, script: Script) -> None:
     script.give_back(shifted, maxima)
 
 
-def layer_norm(call: Call, script: Script) -> None:
+def layer_norm(call: KernelCall, script: Script) -> None:
     """aten/src/ATen/native/cuda/layer_norm_kernel.cu: an input that is not contiguous is copied."""
     copy = script.borrow(0 if call.args[0].is_contiguous() else nbytes(call.args[0]))
     script.make(*range(len(call.outputs)))
     script.give_back(copy)
 
 
-def layer_norm_backward(call: Call, script: Script) -> None:
+def layer_norm_backward(call: KernelCall, script: Script) -> None:
     """Many short rows (M > 65,536): the gradients of weight and bias are first summed over 32 rows each, then by `sum`,
     whose results replace the ones made (layer_norm_kernel.cu, `LaunchGammaBetaBackwardCUDAKernel`)."""
     gradient, tensor, normalized = call.args[:3]
@@ -160,7 +160,7 @@ def layer_norm_backward(call: Call, script: Script) -> None:
     script.give_back(*reversed(partial))
 
 
-def count_nonzero(call: Call, script: Script) -> None:
+def count_nonzero(call: KernelCall, script: Script) -> None:
     """A comparison, then the sum of flags, which converts them (aten/src/ATen/native/TensorAdvancedIndexing.cpp)."""
     tensor = call.args[0]
     flags = script.borrow(tensor.numel())
@@ -170,7 +170,7 @@ def count_nonzero(call: Call, script: Script) -> None:
     script.give_back(numbers, flags)
 
 
-def mean_squared_error(call: Call, script: Script) -> None:
+def mean_squared_error(call: KernelCall, script: Script) -> None:
     """The result is made as large as the input and shrunk after; the squares are a second buffer
     (aten/src/ATen/native/Loss.cpp, `mse_loss_out`)."""
     tensor = call.args[0]
@@ -183,7 +183,7 @@ def mean_squared_error(call: Call, script: Script) -> None:
     reduce(script, call.card, row, (0,), opmath_bytes(tensor.dtype), tensor.element_size())
 
 
-def extremum(call: Call, script: Script) -> None:
+def extremum(call: KernelCall, script: Script) -> None:
     """Over a dimension the place comes with the value (aten/src/ATen/native/cuda/ReduceMinValuesKernel.cu)."""
     running = own_bytes if len(call.outputs) == 1 else pair_bytes
     rule(running)(call, script)

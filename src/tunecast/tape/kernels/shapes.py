@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 
-class Dtype(Protocol):
+class SizedDtype(Protocol):
     @property
     def itemsize(self) -> int: ...
 

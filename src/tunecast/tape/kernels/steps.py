@@ -7,8 +7,9 @@ borrowed. `workspaces.py` asks for them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.shapes import Shaped
 
@@ -36,7 +37,7 @@ class Return(NamedTuple):
 Step = Make | Borrow | Return
 
 
-class Call(NamedTuple):
+class KernelCall(NamedTuple):
     """One operation: what went in, and the fake tensors that came out."""
 
     args: tuple[Any, ...]
@@ -92,7 +93,7 @@ class Script:
         return tuple(self._steps)
 
 
-Rule = Callable[[Call, Script], None]
+Rule = Callable[[KernelCall, Script], None]
 
 
 def nbytes(tensor: Shaped) -> int:

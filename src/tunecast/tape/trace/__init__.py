@@ -1,14 +1,32 @@
 """Real training code under fake tensors. The only room that imports torch, and only in the traced process.
 
-run.py, limits.py   asks for a tape (no torch)   request.py   what goes to the child and back
-child.py     the traced process                  session.py   puts the pieces together
-recorder.py  sees every operation                ledger.py    blocks, storages, the events so far
-scopes.py    module, phase, step, line of code
-values.py    small integers keep their values    workspaces.py what CUDA kernels borrow
-native.py, cuda.py, attention.py, patches.py, packages/   make torch and friends believe in the card
-engine.py, recipe.py   a job's own training run  script.py    an unmodified script
-launch.py    what a launcher tells rank 0
-sandbox.py, overlay.py, landlock.py   what a script may touch       tensor_files.py   checkpoints, shapes only
-chance.py    random numbers of the host, so that data come in their order
-check.py     refuses a torch that behaves otherwise
+attention.py         scaled dot-product attention takes the kernel CUDA would take
+chance.py            random numbers of the host are drawn for real, so that data come in their order
+check.py             refuses a torch that behaves otherwise than the tracer knows
+child.py             the traced process: reads a request, trains, writes the tape
+composites.py        composite operations take the branch they take on CUDA tensors
+cuda.py              `torch.cuda` and `torch.accelerator` as if the card were there
+engine.py            from a job to its tape: how many layers and steps to trace (no torch)
+interpreter.py       which Python traces: one that has torch (no torch here)
+landlock.py          the kernel's own refusal of writes outside a folder
+launch.py            what a launcher tells rank 0
+ledger.py            blocks, the storages that hold them, and the events so far
+limits.py            how long a traced process may run and how much it may hold
+native.py            lets C++ autograd accept `cuda` tensors without a GPU
+optimizers.py        the optimizers of a job, as the Trainer makes them
+overlay.py           what a script writes goes into a folder of its own, laid over the disk
+packages/            corrections to other packages, one file each
+patches.py           small corrections that let training code run on fake tensors
+recipe.py            the training run of a job, as plain code
+recipes_unsloth.py   the same with `stack: unsloth`
+recorder.py          sees every operation and records the tape
+request.py           what goes to the traced process and what comes back
+run.py               asks for a tape: starts the traced process and limits it (no torch)
+sandbox.py           a script changes nothing outside its folder, reaches no network, starts no programs
+scopes.py            where the trace stands: module, phase, step, line of code
+script.py            an unmodified training script, until it has taken its steps
+session.py           puts the pieces together
+tensor_files.py      files of tensors, read for their shapes
+values.py            small integers and flags keep their values
+workspaces.py        what CUDA kernels borrow beside their outputs
 """

@@ -45,28 +45,36 @@ class Chance:
         whole = name in WHOLE_NUMBERS and count <= MOST_WHOLE_NUMBERS
         if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not whole):
             return None
-        if not whole:
-            if count > self._left:
-                self.lags = True
-                return None
+        if whole:
+            self._note_lag(device, kwargs.get("generator"))
+        elif count > self._left:
+            self.lags = True
+            return None
+        else:
             self._left -= count
-        elif self.lags and device.type == "cpu" and kwargs.get("generator") in (None, torch.default_generator):
+        drawn = self._draw_on_host(func, args, kwargs, device)
+        return drawn if whole and isinstance(drawn, torch.Tensor) else None
+
+    def _note_lag(self, device: torch.device, generator: Any) -> None:
+        if self.lags and device.type == "cpu" and generator in (None, torch.default_generator):
             self._assumptions[
                 "random numbers drawn after large weights were initialised on the host differ from a real run's; "
                 "if they shuffle the data, batches come in another order"
             ] += 1
+
+    def _draw_on_host(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device) -> Any:
+        """None where the host cannot draw. What a card draws leaves the host's generator where it was."""
         with _disable_current_modes(), torch.no_grad():
             before = torch.get_rng_state() if device.type == "cuda" else None
             try:
                 plain = {name: value for name, value in kwargs.items() if name != "pin_memory"}
-                drawn = func(*tree_map(_on_host, args), **tree_map(_on_host, plain))
+                return func(*tree_map(_on_host, args), **tree_map(_on_host, plain))
             except (RuntimeError, TypeError, NotImplementedError):
                 self.lags = device.type == "cpu"  # a dtype the host cannot draw, or weights nobody knows
                 return None
             finally:
                 if before is not None:
                     torch.set_rng_state(before)
-        return drawn if whole and isinstance(drawn, torch.Tensor) else None
 
     def follow_seeds(self) -> None:
         """A seed set anew ends the lag."""

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
 from tunecast.errors import TunecastError
+from tunecast.job.stacks import stack_of
 from tunecast.tape.file import write_tape
 from tunecast.tape.op import Tape
 from tunecast.tape.trace.launch import rank_zero
@@ -47,11 +48,10 @@ def _traced(request: Request) -> tuple[Tape, Answer]:
     with tracing(request.card, devices=request.devices) as recorder:
         if isinstance(request, JobRequest):
             from tunecast.job.mapping import job_from_dict
-            from tunecast.tape.trace import recipe, recipes_unsloth
 
             job = job_from_dict(request.job)
-            train = recipes_unsloth.train if job.stack == "unsloth" else recipe.train
-            train(job, request.config, request.lengths, recorder)
+            recipe = import_module(f"tunecast.tape.trace.{stack_of(job).recipe}")
+            recipe.train(job, request.config, request.lengths, recorder)
             return recorder.tape(versions()), Answer(steps=len(request.lengths), finished=True)
         assert isinstance(request, ScriptRequest)
         from tunecast.tape.trace.script import trace_script

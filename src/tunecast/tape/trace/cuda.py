@@ -10,7 +10,7 @@ import contextlib
 import itertools
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -95,40 +95,109 @@ class DeviceContext:
     def __exit__(self, *exception: Any) -> None: ...
 
 
-def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int = 0) -> None:
-    properties = types.SimpleNamespace(
-        name=card.name,
-        major=card.capability[0],
-        minor=card.capability[1],
-        total_memory=card.total_bytes,
-        multi_processor_count=card.sm_count,
-        **HOPPER_DETAILS,
-    )
-    streams: dict[int, Stream] = {0: Stream(number=0)}
+class Streams:
+    """The streams of the traced program, and which of them each thread works on."""
 
-    def current_stream(*args: Any, **kwargs: Any) -> Stream:
-        return streams[recorder.stream_of_thread.get(threading.get_ident(), 0)]
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self.default = Stream(number=0)
+        self._by_number: dict[int, Stream] = {0: self.default}
 
-    def set_stream(stream: Any) -> None:
+    def current(self) -> Stream:
+        return self._by_number[self._recorder.stream_of_thread.get(threading.get_ident(), 0)]
+
+    def switch(self, stream: Any) -> None:
         if stream is not None:
-            streams[stream.stream_id] = stream
-            recorder.stream_of_thread[threading.get_ident()] = stream.stream_id
+            self._by_number[stream.stream_id] = stream
+            self._recorder.stream_of_thread[threading.get_ident()] = stream.stream_id
 
-    class StreamContext:
-        def __init__(self, stream: Any) -> None:
-            self.stream = stream
+    def context(self) -> type:
+        """The class of `with torch.cuda.stream(...)`."""
+        streams = self
 
-        def __enter__(self) -> StreamContext:
-            self.before = current_stream()
-            set_stream(self.stream)
-            return self
+        class StreamContext:
+            def __init__(self, stream: Any) -> None:
+                self.stream = stream
 
-        def __exit__(self, *exception: Any) -> None:
-            set_stream(self.before)
+            def __enter__(self) -> StreamContext:
+                self.before = streams.current()
+                streams.switch(self.stream)
+                return self
 
-    @contextlib.contextmanager
-    def nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
-        yield
+            def __exit__(self, *exception: Any) -> None:
+                streams.switch(self.before)
+
+        return StreamContext
+
+
+def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int = 0) -> None:
+    streams = Streams(recorder)
+    memory = memory_functions(card, recorder)
+    shared: Functions = {
+        **memory,
+        "is_available": constant(True),
+        "device_count": constant(devices),
+        "synchronize": constant(None),
+        "current_stream": lambda *a, **k: streams.current(),  # functions, no methods: Dynamo keeps a table of them
+        "set_stream": lambda stream: streams.switch(stream),
+    }
+    of_cuda = (
+        shared | constants(CONSTANTS) | card_functions(card) | device_functions(local_rank) | stream_functions(streams)
+    )
+    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
+        _replace(module, of_cuda, add=module is torch.cuda)
+    of_accelerator = shared | accelerator_functions(local_rank) | {"get_memory_info": memory["mem_get_info"]}
+    _replace(torch.accelerator, of_accelerator)
+    if hasattr(torch.accelerator, "memory"):
+        _replace(torch.accelerator.memory, of_accelerator)
+    torch.version.cuda = torch.version.cuda or "13.0"
+    for name, function in native_functions(devices, local_rank).items():
+        setattr(torch._C, name, function)
+
+
+Functions = dict[str, Callable[..., Any]]
+CONSTANTS: Mapping[str, Any] = {
+    "init": None,
+    "is_initialized": True,
+    "_lazy_init": None,
+    "_is_in_bad_fork": False,
+    "is_current_stream_capturing": False,
+    "ipc_collect": None,
+    "manual_seed": None,
+    "manual_seed_all": None,
+    "seed": None,
+    "seed_all": None,
+    "initial_seed": 0,
+    "set_rng_state": None,
+    "set_rng_state_all": None,
+    "memory_summary": "",
+    "memory_snapshot": [],
+    "utilization": 0,
+    "set_per_process_memory_fraction": None,
+    "get_per_process_memory_fraction": 1.0,
+    "can_device_access_peer": True,
+    "temperature": 40,
+    "power_draw": 0,
+    "clock_rate": 1980,
+}
+"""Functions of `torch.cuda` that answer the same on every card."""
+
+
+def constant(value: Any) -> Callable[..., Any]:
+    return lambda *args, **kwargs: value
+
+
+def constants(values: Mapping[str, Any]) -> Functions:
+    return {name: constant(value) for name, value in values.items()}
+
+
+@contextlib.contextmanager
+def nothing(*args: Any, **kwargs: Any) -> Iterator[None]:
+    yield
+
+
+def memory_functions(card: Card, recorder: Recorder) -> Functions:
+    """How full the card is, as far as the trace has come."""
 
     def reset_peak(*args: Any, **kwargs: Any) -> None:
         recorder.peak_bytes = recorder.allocated_bytes
@@ -139,109 +208,108 @@ def install(card: Card, recorder: Recorder, *, devices: int = 1, local_rank: int
         stats = {f"{kind}.all.{when}": n for kind in kinds for when, n in (("current", now), ("peak", peak))}
         return stats | {"num_alloc_retries": 0, "num_ooms": 0}
 
-    def constant(value: Any) -> Callable[..., Any]:
-        return lambda *args, **kwargs: value
-
-    random_state = torch.zeros(16, dtype=torch.uint8)
-    shared: dict[str, Any] = {
-        "is_available": constant(True),
-        "device_count": constant(devices),
-        "synchronize": constant(None),
-        "current_stream": current_stream,
-        "set_stream": set_stream,
+    return {
         "empty_cache": lambda *a, **k: recorder.empty_cache(),
         "memory_stats": memory_stats,
+        "mem_get_info": lambda *a, **k: (card.total_bytes - recorder.allocated_bytes, card.total_bytes),
         "memory_allocated": lambda *a, **k: recorder.allocated_bytes,
-        "max_memory_allocated": lambda *a, **k: recorder.peak_bytes,
         "memory_reserved": lambda *a, **k: recorder.allocated_bytes,
+        "memory_cached": lambda *a, **k: recorder.allocated_bytes,
+        "max_memory_allocated": lambda *a, **k: recorder.peak_bytes,
         "max_memory_reserved": lambda *a, **k: recorder.peak_bytes,
+        "max_memory_cached": lambda *a, **k: recorder.peak_bytes,
         "reset_peak_memory_stats": reset_peak,
+        "reset_max_memory_allocated": reset_peak,
+        "reset_max_memory_cached": reset_peak,
         "reset_accumulated_memory_stats": constant(None),
     }
-    of_cuda = shared | {
-        "init": constant(None),
-        "is_initialized": constant(True),
-        "_lazy_init": constant(None),
+
+
+def card_functions(card: Card) -> Functions:
+    """What the card is."""
+    major, minor = card.capability
+    properties = types.SimpleNamespace(
+        name=card.name,
+        major=major,
+        minor=minor,
+        total_memory=card.total_bytes,
+        multi_processor_count=card.sm_count,
+        **HOPPER_DETAILS,
+    )
+    return constants(
+        {
+            "get_device_properties": properties,
+            "get_device_name": card.name,
+            "get_device_capability": card.capability,
+            "get_arch_list": [f"sm_{major}{minor}"],
+            "is_bf16_supported": card.capability >= (8, 0),
+            "is_tf32_supported": card.capability >= (8, 0),
+        }
+    )
+
+
+def device_functions(local_rank: int) -> Functions:
+    """Which card is meant; there is one, and every process believes it is its own."""
+    random_state = torch.zeros(16, dtype=torch.uint8)
+    return {
         "_lazy_call": lambda f, **k: f(),
-        "_is_in_bad_fork": constant(False),
         "current_device": constant(local_rank),
         "set_device": constant(None),
         "device": DeviceContext,
         "device_of": nothing,
         "_exchange_device": constant(local_rank),
         "_maybe_exchange_device": constant(local_rank),
-        "get_device_properties": constant(properties),
-        "get_device_name": constant(card.name),
-        "get_device_capability": constant(card.capability),
-        "get_arch_list": constant([f"sm_{card.capability[0]}{card.capability[1]}"]),
-        "is_bf16_supported": constant(card.capability >= (8, 0)),
-        "is_tf32_supported": constant(card.capability >= (8, 0)),
+        "get_rng_state": constant(random_state),
+        "get_rng_state_all": constant([random_state]),
+    }
+
+
+def stream_functions(streams: Streams) -> Functions:
+    context = streams.context()
+    return {
         "Stream": Stream,
         "Event": Event,
         "ExternalStream": Stream,
-        "stream": StreamContext,
-        "StreamContext": StreamContext,
-        "default_stream": constant(streams[0]),
-        "is_current_stream_capturing": constant(False),
-        "ipc_collect": constant(None),
-        "manual_seed": constant(None),
-        "manual_seed_all": constant(None),
-        "seed": constant(None),
-        "seed_all": constant(None),
-        "initial_seed": constant(0),
-        "get_rng_state": constant(random_state),
-        "set_rng_state": constant(None),
-        "get_rng_state_all": constant([random_state]),
-        "set_rng_state_all": constant(None),
-        "mem_get_info": lambda *a, **k: (card.total_bytes - recorder.allocated_bytes, card.total_bytes),
-        "memory_summary": constant(""),
-        "memory_snapshot": constant([]),
-        "utilization": constant(0),
-        "set_per_process_memory_fraction": constant(None),
-        "get_per_process_memory_fraction": constant(1.0),
-        "can_device_access_peer": constant(True),
-        "temperature": constant(40),
-        "power_draw": constant(0),
-        "clock_rate": constant(1980),
-        "reset_max_memory_allocated": reset_peak,
-        "reset_max_memory_cached": reset_peak,
-        "max_memory_cached": lambda *a, **k: recorder.peak_bytes,
-        "memory_cached": lambda *a, **k: recorder.allocated_bytes,
+        "stream": context,
+        "StreamContext": context,
+        "default_stream": constant(streams.default),
     }
-    of_accelerator = shared | {
+
+
+def accelerator_functions(local_rank: int) -> Functions:
+    """What `torch.accelerator` calls by other names than `torch.cuda`."""
+    return {
         "current_device_index": constant(local_rank),
         "current_device_idx": constant(local_rank),
         "set_device_index": constant(None),
         "set_device_idx": constant(None),
         "device_index": nothing,
         "current_accelerator": constant(torch.device("cuda")),
-        "get_memory_info": of_cuda["mem_get_info"],
     }
-    for module in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
-        _replace(module, of_cuda, add=module is torch.cuda)
-    _replace(torch.accelerator, of_accelerator)
-    if hasattr(torch.accelerator, "memory"):
-        _replace(torch.accelerator.memory, of_accelerator)
-    torch.version.cuda = torch.version.cuda or "13.0"
-    for name, answer in {
-        "_cuda_getDevice": local_rank,
-        "_cuda_setDevice": None,
-        "_cuda_exchangeDevice": local_rank,
-        "_cuda_maybeExchangeDevice": local_rank,
-        "_cuda_getDeviceCount": devices,
-        "_cuda_isInBadFork": False,
-        "_cuda_emptyCache": None,
-        "_cuda_synchronize": None,
-        "_cuda_getCurrentRawStream": 0,
-        "_cuda_init": None,
-        "_cuda_isCurrentStreamCapturing": False,
-        "_cuda_getArchFlags": "",
-        "_get_accelerator": torch.device("cuda"),
-    }.items():
-        setattr(torch._C, name, constant(answer))
 
 
-def _replace(module: Any, names: dict[str, Any], add: bool = False) -> None:
+def native_functions(devices: int, local_rank: int) -> Functions:
+    """Those of `torch._C` that Python code calls directly."""
+    return constants(
+        {
+            "_cuda_getDevice": local_rank,
+            "_cuda_setDevice": None,
+            "_cuda_exchangeDevice": local_rank,
+            "_cuda_maybeExchangeDevice": local_rank,
+            "_cuda_getDeviceCount": devices,
+            "_cuda_isInBadFork": False,
+            "_cuda_emptyCache": None,
+            "_cuda_synchronize": None,
+            "_cuda_getCurrentRawStream": 0,
+            "_cuda_init": None,
+            "_cuda_isCurrentStreamCapturing": False,
+            "_cuda_getArchFlags": "",
+            "_get_accelerator": torch.device("cuda"),
+        }
+    )
+
+
+def _replace(module: Any, names: Mapping[str, Any], add: bool = False) -> None:
     for name, value in names.items():
         if add or hasattr(module, name):
             setattr(module, name, value)

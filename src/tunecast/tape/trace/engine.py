@@ -15,16 +15,14 @@ from typing import Any
 
 from tunecast.errors import TunecastError
 from tunecast.job.job import Job
+from tunecast.job.stacks import stack_of
 from tunecast.tape.card import Card
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
 from tunecast.tape.schedule import NotRepeatable, scheduled
 from tunecast.tape.shorten import layers_to_trace, leading_layers, steps_of, steps_to_trace, with_layers
-from tunecast.tape.trace.limits import Limits
+from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.run import Progress, trace_training
-
-WHOLE_STACKS = ("unsloth",)
-"""Stacks whose layers are not alike: Unsloth's checkpointing keeps host buffers that grow over the layers."""
 
 
 def trace_job(
@@ -34,7 +32,7 @@ def trace_job(
     *,
     exact: bool = False,
     python: str = sys.executable,
-    limits: Limits | None = None,
+    limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> Tape:
     """The tape of the training run a job describes. `exact` traces every layer rather than a few."""
@@ -58,7 +56,7 @@ def trace_job(
                 raise
 
         small, large, total = layers_to_trace(config)
-        if not exact and not job.compile and job.stack not in WHOLE_STACKS and large < total:
+        if not exact and not job.compile and not stack_of(job).layers_differ and large < total:
             with ThreadPoolExecutor(2) as both:
                 runs = [both.submit(with_count, count) for count in (small, large)]
                 try:

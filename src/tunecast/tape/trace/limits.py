@@ -3,11 +3,10 @@ and most calls start no process."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from tunecast.records import NamedTuple
 from tunecast.units import GIB
 
 
-class Limits(NamedTuple):
+class TraceLimits(NamedTuple):
     seconds: float = 900
     memory_bytes: int = 16 * GIB

@@ -24,9 +24,12 @@ WRITING_MODES = frozenset("wax+")
 WRITING_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 FREE_FOLDERS = ("/dev", "/proc", "/sys")
 """Devices and the like: nothing stays there."""
+READERS = ("stat", "lstat", "access", "readlink", "chdir", "statvfs", "pathconf", "listxattr", "getxattr")
+"""Functions of `os` that only look at a path."""
 
 _stat, _lstat, _mkdir, _open, _os_open = os.stat, os.lstat, os.mkdir, io.open, os.open
 _remove, _rmdir, _rename, _listdir, _scandir = os.remove, os.rmdir, os.rename, os.listdir, os.scandir
+_truncate = os.truncate
 
 
 class Overlay:
@@ -135,29 +138,33 @@ class Overlay:
                     yield name, folder
 
 
-class Listing:
+class OverlayListing:
     """What `os.scandir` returns: an iterator that is also a context."""
 
     def __init__(self, entries: list[os.DirEntry[Any]]) -> None:
         self._entries = iter(entries)
 
-    def __iter__(self) -> Listing:
+    def __iter__(self) -> OverlayListing:
         return self
 
     def __next__(self) -> os.DirEntry[Any]:
         return next(self._entries)
 
-    def __enter__(self) -> Listing:
+    def __enter__(self) -> OverlayListing:
         return self
 
     def __exit__(self, *exception: object) -> None: ...
     def close(self) -> None: ...
 
 
-def install(overlay: Overlay) -> None:
-    """For the rest of this process."""
+class FileFunctions:
+    """The functions of `os` and the built-in `open` as the traced script sees them."""
 
-    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+    def __init__(self, overlay: Overlay) -> None:
+        self._overlay = overlay
+
+    def open(self, file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        overlay = self._overlay
         if kwargs.get("opener", args[5] if len(args) > 5 else None) is not None:
             overlay.thread.through_opener = True  # tempfile names a folder and opens a file in it, with os.open
             try:
@@ -175,89 +182,98 @@ def install(overlay: Overlay) -> None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return _open(overlay.to_write(path, keep="w" not in mode), mode, *args, **kwargs)
 
-    def os_open(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        absolute = overlay.absolute(path, dir_fd)
+    def os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        absolute = self._overlay.absolute(path, dir_fd)
         if not flags & WRITING_FLAGS:
-            return _os_open(_as_given(path, absolute, overlay.to_read(absolute)), flags, mode)
-        if flags & os.O_CREAT and flags & os.O_EXCL and overlay.exists(absolute):
+            return _os_open(_as_given(path, absolute, self._overlay.to_read(absolute)), flags, mode)
+        if flags & os.O_CREAT and flags & os.O_EXCL and self._overlay.exists(absolute):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), absolute)
-        return _os_open(overlay.to_write(absolute, keep=not flags & os.O_TRUNC), flags, mode)
+        return _os_open(self._overlay.to_write(absolute, keep=not flags & os.O_TRUNC), flags, mode)
 
-    def reading(function: Callable[..., Any]) -> Callable[..., Any]:
-        def read(path: Any = ".", *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-            if isinstance(path, int):
-                return function(path, *args, **kwargs)
-            absolute = overlay.absolute(path, dir_fd)
-            return function(_as_given(path, absolute, overlay.to_read(absolute)), *args, **kwargs)
-
-        return read
-
-    def listdir(path: Any = ".") -> list[Any]:
+    def listdir(self, path: Any = ".") -> list[Any]:
         if path is None or isinstance(path, int):
             return _listdir(path)
-        names = overlay.names_in(overlay.absolute(path))
+        names = self._overlay.names_in(self._overlay.absolute(path))
         return [os.fsencode(name) for name in names] if isinstance(path, bytes) else names
 
-    def scandir(path: Any = ".") -> Any:
+    def scandir(self, path: Any = ".") -> Any:
+        overlay = self._overlay
         if path is None or isinstance(path, int):
             return _scandir(path)
         absolute = overlay.absolute(path)
         if overlay.is_free(absolute) or not (overlay.deleted or _is_folder(overlay.twin(absolute))):
             return _scandir(path)
         wanted = set(overlay.entries(absolute))
-        folders = {folder for _, folder in wanted}
-        found = [entry for folder in sorted(folders) for entry in _scandir(folder) if (entry.name, folder) in wanted]
-        return Listing(found)
+        folders = sorted({folder for _, folder in wanted})
+        entries = [entry for folder in folders for entry in _scandir(folder) if (entry.name, folder) in wanted]
+        return OverlayListing(entries)
 
-    def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
-        overlay.make_folder(overlay.absolute(path, dir_fd), mode)
+    def mkdir(self, path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
+        self._overlay.make_folder(self._overlay.absolute(path, dir_fd), mode)
 
-    def deleting(remove: Callable[[str], None]) -> Callable[..., None]:
-        def delete(path: Any, *, dir_fd: int | None = None) -> None:
-            overlay.delete(overlay.absolute(path, dir_fd), remove)
+    def remove(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self._overlay.delete(self._overlay.absolute(path, dir_fd), _remove)
 
-        return delete
+    def rmdir(self, path: Any, *, dir_fd: int | None = None) -> None:
+        self._overlay.delete(self._overlay.absolute(path, dir_fd), _rmdir)
 
-    def move(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
-        overlay.move(overlay.absolute(src, src_dir_fd), overlay.absolute(dst, dst_dir_fd))
+    def move(self, src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
+        self._overlay.move(self._overlay.absolute(src, src_dir_fd), self._overlay.absolute(dst, dst_dir_fd))
 
-    def linking(link: Callable[..., None]) -> Callable[..., None]:
+    def truncate(self, path: Any, length: int) -> None:
+        place = path if isinstance(path, int) else self._overlay.to_write(self._overlay.absolute(path), keep=True)
+        _truncate(place, length)
+
+    def reader(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that only looks at a path."""
+
+        def read(path: Any = ".", *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
+            if isinstance(path, int):
+                return function(path, *args, **kwargs)
+            absolute = self._overlay.absolute(path, dir_fd)
+            return function(_as_given(path, absolute, self._overlay.to_read(absolute)), *args, **kwargs)
+
+        return read
+
+    def linker(self, link: Callable[..., None]) -> Callable[..., None]:
         def make(src: Any, dst: Any, *args: Any, **kwargs: Any) -> None:
-            source = overlay.to_read(overlay.absolute(src))
-            link(source, overlay.to_write(overlay.absolute(dst), keep=False))
+            source = self._overlay.to_read(self._overlay.absolute(src))
+            link(source, self._overlay.to_write(self._overlay.absolute(dst), keep=False))
 
         return make
 
-    def touching(change: Callable[..., None]) -> Callable[..., None]:
+    def toucher(self, change: Callable[..., None]) -> Callable[..., None]:
         """Times, owners and permissions: of what the script wrote; those of the disk stay as they are."""
 
         def touch(path: Any, *args: Any, **kwargs: Any) -> None:
             if isinstance(path, int):
                 return change(path, *args, **kwargs)
-            absolute = overlay.absolute(path, kwargs.pop("dir_fd", None))
-            place = overlay.to_read(absolute)
-            if place != absolute or overlay.is_free(absolute):
+            absolute = self._overlay.absolute(path, kwargs.pop("dir_fd", None))
+            place = self._overlay.to_read(absolute)
+            if place != absolute or self._overlay.is_free(absolute):
                 change(place, *args, **kwargs)
             return None
 
         return touch
 
-    def truncate(path: Any, length: int) -> None:
-        place = path if isinstance(path, int) else overlay.to_write(overlay.absolute(path), keep=True)
-        _truncate(place, length)
+    def of_os(self) -> dict[str, Callable[..., Any]]:
+        """By their names in `os`."""
+        return {
+            "open": self.os_open, "mkdir": self.mkdir, "remove": self.remove, "unlink": self.remove,
+            "rmdir": self.rmdir, "rename": self.move, "replace": self.move, "listdir": self.listdir,
+            "scandir": self.scandir, "truncate": self.truncate,
+            **{name: self.linker(getattr(os, name)) for name in ("link", "symlink")},
+            **{name: self.reader(getattr(os, name)) for name in READERS if hasattr(os, name)},
+            **{name: self.toucher(getattr(os, name)) for name in ("chmod", "chown", "lchown", "utime")},
+        }  # fmt: skip
 
-    _truncate = os.truncate
-    replacements: dict[str, Any] = {
-        "open": os_open, "mkdir": mkdir, "remove": deleting(_remove), "unlink": deleting(_remove),
-        "rmdir": deleting(_rmdir), "rename": move, "replace": move, "listdir": listdir, "scandir": scandir,
-        "link": linking(os.link), "symlink": linking(os.symlink), "truncate": truncate,
-    }  # fmt: skip
-    readers = ("stat", "lstat", "access", "readlink", "chdir", "statvfs", "pathconf", "listxattr", "getxattr")
-    replacements |= {name: reading(getattr(os, name)) for name in readers if hasattr(os, name)}
-    replacements |= {name: touching(getattr(os, name)) for name in ("chmod", "chown", "lchown", "utime")}
-    for name, function in replacements.items():
+
+def install(overlay: Overlay) -> None:
+    """For the rest of this process."""
+    functions = FileFunctions(overlay)
+    for name, function in functions.of_os().items():
         setattr(os, name, function)
-    builtins.open = io.open = _io.open = opened
+    builtins.open = io.open = _io.open = functions.open
     shutil._use_fd_functions = False  # type: ignore[attr-defined]  # deletes by path, as the functions above know it
 
 

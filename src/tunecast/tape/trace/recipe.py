@@ -15,7 +15,7 @@ from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.adapters import ATTENTION
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.trace.optimizers import PACKAGED, RATE, imported
+from tunecast.tape.trace.optimizers import RATE, imported, make_optimizer
 from tunecast.tape.trace.recorder import Recorder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -74,7 +74,7 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
             mask = torch.ones_like(ids)
             with torch.autocast("cuda", DTYPES[job.autocast or "bfloat16"], enabled=job.autocast is not None):
                 loss = model(input_ids=ids, attention_mask=mask, labels=ids, **how).loss / job.grad_accum
-            if job.optimizer == "lomo":  # the Trainer's lomo_backward
+            if hasattr(optimizer, "fused_backward"):  # the Trainer's lomo_backward
                 optimizer.fused_backward(loss, RATE)
             else:
                 loss.backward()
@@ -224,70 +224,6 @@ def targets(job: Job, model: Any) -> Any:
             field="lora.targets",
         )
     return names
-
-
-def make_optimizer(job: Job, parameters: list[torch.nn.Parameter], outer: Sequence[Any] = (), model: Any = None) -> Any:
-    """`outer` are the weights of embedding and head, which Muon is not for."""
-    name = job.optimizer
-    if name in PACKAGED:
-        return PACKAGED[name](model, parameters)
-    if name == "muon":
-        first_and_last = {id(weight) for weight in outer}
-        matrices = [p for p in parameters if p.dim() == 2 and id(p) not in first_and_last]
-        chosen = {id(p) for p in matrices}
-        rest = [p for p in parameters if id(p) not in chosen]
-        return InTurn([torch.optim.Muon(matrices, lr=1e-5)] + ([torch.optim.AdamW(rest, lr=1e-5)] if rest else []))
-    if name in ("adamw_torch", "adamw_torch_fused"):
-        return torch.optim.AdamW(parameters, lr=1e-5, fused=True if name.endswith("fused") else None)
-    if name in ("sgd", "adagrad", "rmsprop"):
-        kind = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "rmsprop": torch.optim.RMSprop}[name]
-        return kind(parameters, lr=1e-5)
-    if name == "adafactor":
-        from transformers.optimization import Adafactor
-
-        return Adafactor(parameters, lr=1e-5, relative_step=False, scale_parameter=False)
-    import bitsandbytes as bnb
-
-    kinds = {
-        "adamw_8bit": bnb.optim.AdamW8bit,
-        "adamw_bnb_8bit": bnb.optim.AdamW8bit,
-        "paged_adamw_8bit": bnb.optim.PagedAdamW8bit,
-        "paged_adamw_32bit": bnb.optim.PagedAdamW32bit,
-        "paged_adamw": bnb.optim.PagedAdamW32bit,
-        "lion_8bit": bnb.optim.Lion8bit,
-        "lion_32bit": bnb.optim.Lion32bit,
-        "paged_lion_8bit": bnb.optim.PagedLion8bit,
-        "paged_lion_32bit": bnb.optim.PagedLion32bit,
-        "rmsprop_bnb": bnb.optim.RMSprop32bit,
-        "rmsprop_bnb_8bit": bnb.optim.RMSprop8bit,
-        "rmsprop_bnb_32bit": bnb.optim.RMSprop32bit,
-        "ademamix": bnb.optim.AdEMAMix,
-        "ademamix_8bit": bnb.optim.AdEMAMix8bit,
-        "paged_ademamix_32bit": bnb.optim.PagedAdEMAMix,
-        "paged_ademamix_8bit": bnb.optim.PagedAdEMAMix8bit,
-    }
-    if name not in kinds:
-        own = ("adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor", "muon")
-        known = sorted({*own, *kinds, *PACKAGED})
-        raise UsageError(
-            f"optimizer: the traced engine does not build {name!r} yet; it builds {', '.join(known)}. "
-            "To fix: trace your own script with `tunecast trace`.",
-            field="optimizer",
-        )
-    return kinds[name](parameters, lr=1e-5)
-
-
-class InTurn(torch.optim.Optimizer):
-    """Optimizers that share a model's parameters, as one: their steps are one step, so their own hooks do not run."""
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        super().__init__([p for o in optimizers for group in o.param_groups for p in group["params"]], {})
-        self.optimizers = optimizers
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for optimizer in self.optimizers:
-            type(optimizer).step.__wrapped__(optimizer)  # type: ignore[attr-defined]
-            self.state.update(optimizer.state)
 
 
 class default_dtype:

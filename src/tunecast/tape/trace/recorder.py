@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
+from tunecast.records import NamedTuple
 from tunecast.tape.card import Card
 from tunecast.tape.op import MANY, Op, Phase
 from tunecast.tape.trace import workspaces
@@ -30,6 +31,37 @@ SOURCE_FROM_BYTES = 1 << 20
 """Blocks below this are not worth walking the stack for: nobody asks which line made them."""
 
 Emulation = Callable[..., Any]
+
+
+class Operation(NamedTuple):
+    """One call of an operator that touches the card, with its result."""
+
+    func: Any
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
+    """Those on the card."""
+    result: Any
+    by_engine: bool = False
+    """Whether the autograd engine made the call, with no Python between."""
+
+    @property
+    def takes_many(self) -> bool:
+        """Whether an argument is a list of tensors, as those of the foreach operators are."""
+        return any(isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor) for a in self.args)
+
+    def adds_gradients(self) -> bool:
+        """Whether the engine sums up two gradients of one tensor."""
+        return (
+            self.name == "aten::add"
+            and self.func._overloadname == "Tensor"
+            and len(self.inputs) == 2
+            and not self.kwargs
+            and self.inputs[0].shape == self.inputs[1].shape
+            and self.by_engine
+        )
 
 
 class Recorder(Ledger, TorchDispatchMode):
@@ -53,14 +85,9 @@ class Recorder(Ledger, TorchDispatchMode):
         for kind in types:
             if not issubclass(kind, FakeTensor) and hasattr(kind, "__tensor_flatten__"):
                 return NotImplemented  # DTensor and other wrappers unwrap themselves; their parts come by here
-        if name == "aten::_local_scalar_dense":
-            return self.values.item(args[0], self)
-        if name == "aten::is_nonzero":
-            return bool(self.values.item(args[0], self))
-        if name == "aten::is_pinned":
-            return False
-        if name in ("aten::_pin_memory", "aten::pin_memory"):
-            return args[0]
+        answer = ANSWERS.get(name)
+        if answer is not None:
+            return answer(self, args[0])
         emulation = self.emulated.get(name if func._overloadname in ("", "default") else f"{name}.{func._overloadname}")
         if emulation is not None:
             # as on a card: autograd is done with the operation, autocast still is what it was where it was called
@@ -78,7 +105,7 @@ class Recorder(Ledger, TorchDispatchMode):
         if self._pending is not None:
             with self._lock:
                 self._settle_accumulation()
-        inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+        inputs = tensors_in((args, kwargs))
         known = self.values.evaluate(func, args, kwargs, inputs)
         on_card = any(x.device.type == "cuda" for x in inputs)
         if on_card and name == "aten::index" and any(i is not None and i.dtype in MASKS for i in args[1]):
@@ -86,77 +113,73 @@ class Recorder(Ledger, TorchDispatchMode):
         try:
             out = func(*args, **kwargs)
         except (DynamicOutputShapeException, DataDependentOutputException):
-            if known is None:
-                known = self.values.guess_output(name, args, self)
-            else:
-                self.values.relied_on(inputs[0], self)
+            known = self._output_by_value(name, args, inputs, known)
             out = self.values.as_fake(known, inputs[0].device)
-        outputs = (
-            [out] if isinstance(out, torch.Tensor) else [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
-        )
-        outputs_on_card = [x for x in outputs if isinstance(x, FakeTensor) and x.device.type == "cuda"]
-        if on_card or outputs_on_card:
+        outputs = [x for x in tensors_in(out) if isinstance(x, FakeTensor) and x.device.type == "cuda"]
+        if on_card or outputs:
             with self._lock:
-                self._record(func, name, args, kwargs, inputs, outputs_on_card, out)
+                self._record(Operation(func, name, args, kwargs, inputs, outputs, out, _called_by_engine()))
         if known is not None:
             self.values.remember(out, known)
         else:
             self.values.suppose(name, args, out)
         return out
 
-    def _record(
-        self,
-        func: Any,
-        name: str,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        inputs: list[torch.Tensor],
-        outputs: list[torch.Tensor],
-        out: Any,
-    ) -> None:
-        new = [x for x in outputs if self._is_new(x.untyped_storage())]
-        if not new and not func._schema.is_mutable and name not in ALWAYS_WORK:
+    def _output_by_value(self, name: str, args: tuple[Any, ...], inputs: list[torch.Tensor], known: Any) -> Any:
+        """The values of an output whose shape depends on its inputs' values: computed, or guessed."""
+        if known is None:
+            return self.values.guess_output(name, args, self)
+        self.values.relied_on(inputs[0], self)
+        return known
+
+    def _record(self, operation: Operation) -> None:
+        new = [x for x in operation.outputs if self._is_new(x.untyped_storage())]
+        if not new and not operation.func._schema.is_mutable and operation.name not in ALWAYS_WORK:
             return  # a view: no kernel, no memory
         self._announce()
         scope = self.scopes.current()
-        of_many = any(isinstance(a, (list, tuple)) and a and isinstance(a[0], torch.Tensor) for a in args)
-        if scope is not None:
-            module = scope
-        else:  # outside any module the data says whose work it is; a list of tensors is nobody's in particular
-            module = MANY if of_many else next((m for m in map(self.module_of, inputs) if m), "")
+        module = scope if scope is not None else self._module_of_data(operation)
         place = len(self._events)
-        written = sum(map(nbytes, outputs)) if new else sum(nbytes(x) for x in inputs[:1])
-        source = self.scopes.source() if new and max(map(nbytes, new)) >= SOURCE_FROM_BYTES else ""
-        self._events.append(
-            Op(
-                name.removeprefix("aten::"),
-                module,
-                flops(func, args, kwargs, out),
-                sum(map(nbytes, inputs)),
-                written,
-                workspaces.kernel_count(name, args, inputs),
-                str((outputs or inputs)[0].dtype).removeprefix("torch."),
-                tuple(tuple(x.shape) for x in inputs[:3]),
-                source,
-                self.stream_of_thread.get(threading.get_ident(), 0),
-                by_engine=self.scopes.phase is Phase.BACKWARD and _called_by_engine(),
-            )
+        self._events.append(self._event(operation, new, module))
+        self._allocate(operation, new, module, is_outside=scope is None)
+        self._keep_for_life(operation)
+        if operation.adds_gradients():
+            self._note_sum(operation, new)
+        if scope is None and not operation.takes_many:
+            self._note_block(operation, new, place)
+
+    def _module_of_data(self, operation: Operation) -> str:
+        """Outside any module the data says whose work it is; a list of tensors is nobody's in particular."""
+        if operation.takes_many:
+            return MANY
+        return next((module for module in map(self.module_of, operation.inputs) if module), "")
+
+    def _event(self, operation: Operation, new: list[torch.Tensor], module: str) -> Op:
+        func, name, args, inputs = operation.func, operation.name, operation.args, operation.inputs
+        return Op(
+            name.removeprefix("aten::"),
+            module,
+            flops(func, args, operation.kwargs, operation.result),
+            sum(map(nbytes, inputs)),
+            sum(map(nbytes, operation.outputs if new else inputs[:1])),
+            workspaces.kernel_count(name, args, inputs),
+            str((operation.outputs or inputs)[0].dtype).removeprefix("torch."),
+            tuple(tuple(x.shape) for x in inputs[:3]),
+            self.scopes.source() if new and max(map(nbytes, new)) >= SOURCE_FROM_BYTES else "",
+            self.stream_of_thread.get(threading.get_ident(), 0),
+            by_engine=self.scopes.phase is Phase.BACKWARD and operation.by_engine,
         )
-        accumulates = self._is_engine_addition(func, name, kwargs, inputs)
-        by_engine = name in workspaces.IN_PLACE_IN_BACKWARD and _called_by_engine()
-        every = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
-        steps = workspaces.steps(name, args, kwargs, out, self.card, by_engine)
-        if steps is None:
-            steps = tuple(workspaces.Make(place) for place in range(len(every)))
-        foreach = scope is None and len(new) > 1 and name.startswith("aten::_foreach")
+
+    def _allocate(self, operation: Operation, new: list[torch.Tensor], module: str, *, is_outside: bool) -> None:
+        """Outputs and what the kernels borrow, in the order of the real code."""
+        tensors = tensors_in(operation.result)
+        owners = self._owners(operation, module) if is_outside and len(new) > 1 else {}
+        replaced = operation.inputs[0] if operation.adds_gradients() else None
         borrowed: list[int] = []
-        for step in steps:
+        for step in self._steps(operation, len(tensors)):
             if isinstance(step, workspaces.Make):
-                owner = module
-                if foreach and step.output < len(inputs):
-                    owner = self.module_of(inputs[step.output]) or module
-                replaced = args[step.into] if step.into is not None else inputs[0] if accumulates else None
-                self._make(every[step.output], step.nbytes, owner, replaced)
+                old = operation.args[step.into] if step.into is not None else replaced
+                self._make(tensors[step.output], step.nbytes, owners.get(step.output, module), old)
             elif isinstance(step, workspaces.Borrow):
                 borrowed.append(self.allocate(step.nbytes, module))
             else:
@@ -164,16 +187,31 @@ class Recorder(Ledger, TorchDispatchMode):
         for tensor in new:
             if self._is_new(tensor.untyped_storage()):  # the real kernel leaves it empty, or on the host
                 self._watch(tensor.untyped_storage(), self.allocate(0, module))
-        self._keep_for_life(name, args, kwargs)
-        if accumulates:
-            sums = [b for b in map(self.block_of, new) if b is not None]
-            self._summed.update((b, sums[0]) for b in map(self.block_of, inputs) if b is not None and sums)
-        if scope is None and not of_many:
-            worked_on = [b for b in map(self.block_of, (*new, *inputs)) if b is not None]
-            if worked_on:
-                self._op_of_block[place] = worked_on[0]
-            if new and self.scopes.phase is Phase.LOAD:
-                self._became.update((b, worked_on[0]) for b in worked_on[len(new) :])
+
+    def _owners(self, operation: Operation, module: str) -> dict[int, str]:
+        """The modules of a foreach operator's outputs by their place: those of its inputs."""
+        if not operation.name.startswith("aten::_foreach"):
+            return {}
+        return {place: self.module_of(tensor) or module for place, tensor in enumerate(operation.inputs)}
+
+    def _steps(self, operation: Operation, count: int) -> tuple[workspaces.Step, ...]:
+        name, by_engine = operation.name, operation.by_engine and operation.name in workspaces.IN_PLACE_IN_BACKWARD
+        steps = workspaces.steps(name, operation.args, operation.kwargs, operation.result, self.card, by_engine)
+        return tuple(map(workspaces.Make, range(count))) if steps is None else steps
+
+    def _note_sum(self, operation: Operation, new: list[torch.Tensor]) -> None:
+        sums = [block for block in map(self.block_of, new) if block is not None]
+        if sums:
+            parts = [block for block in map(self.block_of, operation.inputs) if block is not None]
+            self._summed.update((part, sums[0]) for part in parts)
+
+    def _note_block(self, operation: Operation, new: list[torch.Tensor], place: int) -> None:
+        """Whose block an operation outside any module works on; while loading, what the others were copied into."""
+        blocks = [block for block in map(self.block_of, (*new, *operation.inputs)) if block is not None]
+        if blocks:
+            self._op_of_block[place] = blocks[0]
+        if new and self.scopes.phase is Phase.LOAD:
+            self._became.update((block, blocks[0]) for block in blocks[len(new) :])
 
     def _make(self, tensor: torch.Tensor, nbytes: int, module: str, replaced: torch.Tensor | None) -> None:
         """An output comes to life, in the block of `replaced` if that dies with this operation."""
@@ -186,24 +224,14 @@ class Recorder(Ledger, TorchDispatchMode):
         else:
             self._watch(storage, self.allocate(nbytes or storage.nbytes(), module))
 
-    def _keep_for_life(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        for kind, size in workspaces.kept_for_life(name, args, self.card, kwargs):
-            thread = threading.get_ident()
+    def _keep_for_life(self, operation: Operation) -> None:
+        thread = threading.get_ident()
+        for kind, size in workspaces.kept_for_life(operation.name, operation.args, self.card, operation.kwargs):
             key = (kind, thread, self.stream_of_thread.get(thread, 0))
             if key not in self._workspaces:
                 self._workspaces.add(key)
                 self._events.append(Op(kind, kernels=0))
                 self.allocate(size, kind)
-
-    def _is_engine_addition(self, func: Any, name: str, kwargs: Any, inputs: list[torch.Tensor]) -> bool:
-        return (
-            name == "aten::add"
-            and func._overloadname == "Tensor"
-            and len(inputs) == 2
-            and not kwargs
-            and inputs[0].shape == inputs[1].shape
-            and _called_by_engine()
-        )
 
     def _replaced_in_place(self, old: torch.Tensor, storage: Any) -> int | None:
         whole = nbytes(old) == storage.nbytes() == old.untyped_storage().nbytes()
@@ -212,8 +240,6 @@ class Recorder(Ledger, TorchDispatchMode):
 
 BETWEEN_ENGINE_AND_US = {
     "_called_by_engine",
-    "_is_engine_addition",
-    "_record",
     "_run",
     "__torch_dispatch__",  # this file
     "inner",
@@ -222,6 +248,20 @@ BETWEEN_ENGINE_AND_US = {
 }
 MASKS = (torch.bool, torch.uint8)
 ALWAYS_WORK = {"aten::copy_", "aten::_foreach_copy_"}
+ANSWERS: Mapping[str, Callable[[Recorder, Any], Any]] = {
+    "aten::_local_scalar_dense": lambda recorder, tensor: recorder.values.item(tensor, recorder),
+    "aten::is_nonzero": lambda recorder, tensor: bool(recorder.values.item(tensor, recorder)),
+    "aten::is_pinned": lambda recorder, tensor: False,
+    "aten::_pin_memory": lambda recorder, tensor: tensor,
+    "aten::pin_memory": lambda recorder, tensor: tensor,
+}
+"""Operations that run no kernel: their answer, of the first argument."""
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 def nbytes(tensor: torch.Tensor) -> int:

@@ -22,7 +22,7 @@ from tunecast.job.job import Job
 from tunecast.tape.card import Card
 from tunecast.tape.file import read_tape
 from tunecast.tape.op import Tape
-from tunecast.tape.trace.limits import Limits
+from tunecast.tape.trace.limits import TraceLimits
 from tunecast.tape.trace.request import Answer, JobRequest, Request, ScriptRequest
 from tunecast.units import gib
 
@@ -60,13 +60,13 @@ def trace_training(
     card: Card,
     *,
     python: str = sys.executable,
-    limits: Limits | None = None,
+    limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> Tape:
     """The tape of a job's own training run over the model of `config`: a step for each of `lengths`."""
     with tempfile.TemporaryDirectory(prefix="tunecast-") as folder:
         request = JobRequest(Path(folder), card, job=job.to_dict(), config=dict(config), lengths=tuple(lengths))
-        tape, answer = _ask(request, python, limits or Limits(), progress, quiet=True)
+        tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=True)
         if tape is None:
             raise _failure(answer)
         return tape
@@ -83,7 +83,7 @@ def trace_script(
     nnodes: int = 1,
     models: Mapping[str, Mapping[str, Any]] | None = None,
     python: str = sys.executable,
-    limits: Limits | None = None,
+    limits: TraceLimits | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tape, Answer]:
     """The tape of the first steps of an unmodified training script, and what could not be traced."""
@@ -100,14 +100,14 @@ def trace_script(
             nnodes=nnodes,
             models=dict(models or {}),
         )
-        tape, answer = _ask(request, python, limits or Limits(), progress, quiet=False)
+        tape, answer = _ask(request, python, limits or TraceLimits(), progress, quiet=False)
         if tape is None:
             raise _failure(answer)
         return tape, answer
 
 
 def _ask(
-    request: Request, python: str, limits: Limits, progress: Progress | None, quiet: bool
+    request: Request, python: str, limits: TraceLimits, progress: Progress | None, quiet: bool
 ) -> tuple[Tape | None, Answer]:
     environment = dict(os.environ) | OFFLINE
     environment["TMPDIR"] = str(request.folder)
@@ -135,7 +135,7 @@ def _ask(
     return (read_tape(request.tape_path) if request.tape_path.exists() else None), answer
 
 
-def _watch(child: subprocess.Popen[bytes], limits: Limits, progress: Progress | None) -> None:
+def _watch(child: subprocess.Popen[bytes], limits: TraceLimits, progress: Progress | None) -> None:
     start = time.monotonic()
     while child.poll() is None:
         passed = time.monotonic() - start

@@ -44,7 +44,7 @@ class Stop(BaseException):
 
 def trace_script(request: ScriptRequest, recorder: Recorder) -> Answer:
     sandbox = Sandbox(request.folder)
-    run = Run(request, recorder, sandbox)
+    run = ScriptRun(request, recorder, sandbox)
     sandbox.enter()
     run.watch()
     try:
@@ -73,7 +73,7 @@ def run_as_main(request: ScriptRequest) -> None:
     runpy.run_path(request.script, run_name="__main__")
 
 
-class Run:
+class ScriptRun:
     """Counts the script's steps, stops it, and says how it went."""
 
     def __init__(self, request: ScriptRequest, recorder: Recorder, sandbox: Sandbox) -> None:

@@ -45,23 +45,15 @@ class KnownValues:
             if func._schema.is_mutable and isinstance(args[0], FakeTensor):
                 forget(args[0])
             return self.chance.draw(func, name, args, kwargs)
-        for tensor in inputs:
-            if isinstance(tensor, FakeTensor):
-                if known(tensor) is None or _many_floats_on_the_card(tensor):
-                    return self._without_input_values(func, name, args, kwargs)
-            elif not _small(tensor) or tensor.device.type != "cpu":
-                return None
+        unknown = next((tensor for tensor in inputs if not _is_readable(tensor)), None)
+        if unknown is not None:
+            is_fake = isinstance(unknown, FakeTensor)
+            return self._without_input_values(func, name, args, kwargs) if is_fake else None
         if not inputs and not _makes_little(name, args, kwargs):
             return None
-        if "rand" in name or "dropout" in name or "bernoulli" in name:
+        if any(word in name for word in ("rand", "dropout", "bernoulli")):
             return None
-        try:
-            with _disable_current_modes(), torch.no_grad():
-                real_args, real_kwargs = tree_map(_real, args), tree_map(_real, kwargs)
-                real_kwargs.pop("pin_memory", None)
-                result = func(*real_args, **real_kwargs)
-        except Exception:
-            return None  # an operation the CPU lacks: its value stays unknown
+        result = _compute(func, args, kwargs)
         results = [x for x in tree_flatten(result)[0] if isinstance(x, torch.Tensor)]
         if not all(map(_small, results)):
             return None
@@ -186,6 +178,23 @@ def guess_behind(tensor: Any) -> str | None:
 def forget(tensor: FakeTensor) -> None:
     tensor._tunecast_known = None  # type: ignore[attr-defined]
     tensor.constant = None
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    if isinstance(tensor, FakeTensor):
+        return known(tensor) is not None and not _many_floats_on_the_card(tensor)
+    return _small(tensor) and tensor.device.type == "cpu"
+
+
+def _compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """The result of the known values, on the host; None of an operation the CPU lacks: its value stays unknown."""
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            real_args, real_kwargs = tree_map(_real, args), tree_map(_real, kwargs)
+            real_kwargs.pop("pin_memory", None)
+            return func(*real_args, **real_kwargs)
+    except (RuntimeError, TypeError, ValueError, LookupError, ArithmeticError):
+        return None
 
 
 def _real(value: Any) -> Any:

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
 from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, shares_workspace, workspace_bytes
-from tunecast.tape.kernels.steps import Borrow, Call, Make, Return, Script, Step
+from tunecast.tape.kernels.steps import Borrow, KernelCall, Make, Return, Script, Step
 
 
 def steps(
@@ -30,7 +30,7 @@ def steps(
         return None
     outputs = [x for x in tree_flatten(out)[0] if isinstance(x, torch.Tensor)]
     script = Script()
-    rule(Call(args, kwargs, outputs, card, by_engine), script)
+    rule(KernelCall(args, kwargs, outputs, card, by_engine), script)
     return script.steps()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-from tunecast.tape.build.tensor import Dtype, Shape
+from tunecast.records import NamedTuple
+from tunecast.tape.build.dtypes import Dtype, Shape
 
 
 class Ref(NamedTuple):
@@ -14,7 +15,7 @@ class Ref(NamedTuple):
     number: int
 
 
-class Call(NamedTuple):
+class LibraryCall(NamedTuple):
     """How a library's kernel is called: with what, and what it makes."""
 
     name: str

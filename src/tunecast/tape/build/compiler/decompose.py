@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunecast.tape.build.compiler.calls import Call, Ref
-from tunecast.tape.build.compiler.graph import EXTERN, FUSED_ONLY, POINTWISE, REDUCTIONS
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Shape
+from tunecast.tape.build.compiler.calls import LibraryCall, Ref
+from tunecast.tape.build.compiler.graph import EXTERN, FUSED_ONLY, POINT, POINTWISE, REDUCTIONS
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype, Shape
 
 if TYPE_CHECKING:
     from tunecast.tape.build.compiler.record import Tracer
@@ -167,9 +167,12 @@ def dropout(tracer: Tracer, numbers: Sequence[int], outs: Outs, strides: Any) ->
     write = Sheet(tracer, shape, None)
     if tracer.seeds is None:
         inside, tracer.checkpoint = tracer.checkpoint, 0
-        tracer.seeds = tracer.write("inductor_seeds", (), (1,), INT64)
+        tracer.seeds = tracer.write("inductor_seeds", (), (1,), INT64, kind=EXTERN)
         tracer.checkpoint = inside
-    seed = tracer.write("inductor_lookup_seed", (tracer.seeds,), (), INT64)
+    elif tracer.exact:  # one more
+        seeds = tracer.graph.values[tracer.seeds]
+        seeds.shape = (seeds.shape[0] + 1,)
+    seed = tracer.write("inductor_lookup_seed", (tracer.seeds,), (), INT64, kind=POINT if tracer.exact else EXTERN)
     mask = write("gt", write("inductor_random", seed), dtype=BOOL)
     return [write("mul", write("mul", mask, numbers[0], dtype=dtype), dtype=dtype), mask]
 
@@ -246,7 +249,7 @@ def outer_product(tracer: Tracer, numbers: Sequence[int], outs: Outs, strides: A
         first = tracer.write("view", (first,), view, dtype, key=("first", step))
     for step, view in enumerate((of_second, of_second[1:])):
         second = tracer.write("view", (second,), view, dtype, key=("second", step))
-    call = Call("mm", (Ref(first), Ref(second)), ((shape[1:], dtype),), 0, (Ref(first), Ref(second)), None)
+    call = LibraryCall("mm", (Ref(first), Ref(second)), ((shape[1:], dtype),), 0, (Ref(first), Ref(second)), None)
     product = tracer.write("mm", (first, second), shape[1:], dtype, kind=EXTERN, call=call)
     return [tracer.write("view", (product,), shape, dtype, key="batch")]
 

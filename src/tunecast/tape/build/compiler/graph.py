@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from tunecast.tape.build.tensor import Dtype, Shape
+from tunecast.tape.build.dtypes import Dtype, Shape
 
 INPUT, TANGENT, VIEW, POINT, REDUCTION, EXTERN, MANY, ITEM = (
     "input", "tangent", "view", "pointwise", "reduction", "extern", "many", "item"
@@ -49,11 +49,20 @@ class Value:
     in_backward: bool = False
     call: Any = None
     """Of a library's kernel: how to call it."""
+    over: int | None = None
+    """Of a call that writes into memory it is given: the value that was there."""
+    dims: Any = None
+    """Its shape, where that holds symbols; `shape` is what it comes to."""
     users: list[int] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def size(self) -> Any:
+        """Bytes, for any batch."""
+        return self.nbytes if self.dims is None else prod(self.dims) * self.dtype.itemsize
 
     @property
     def is_fusible(self) -> bool:
@@ -81,6 +90,12 @@ class Graph:
         for number in dict.fromkeys(inputs):
             self.values[number].users.append(value.number)
         return value
+
+    def owner(self, number: int) -> int:
+        """The value whose memory this is."""
+        while self.values[number].is_view and self.values[number].inputs:
+            number = self.values[number].inputs[0]
+        return number
 
     def ancestors(self, numbers: Iterable[int], stop: frozenset[int] | set[int] = frozenset()) -> set[int]:
         """What these are computed from, themselves included; not looking behind `stop`."""

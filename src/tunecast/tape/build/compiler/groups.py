@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.tape.build.compiler.graph import EXTERN, ITEM, MANY, POINT, REDUCTION, Value
 
 if TYPE_CHECKING:
-    from tunecast.tape.build.compiler.fuse import Fuser
+    from tunecast.tape.build.compiler.realize import Realization
 
 ROUNDS = 10
 SPLIT, FEW = 8192, 2 * 32 * 132
@@ -25,7 +25,7 @@ NEAR = 64
 
 
 @dataclass
-class Kernel:
+class FusedKernel:
     """`makes` are the buffers it writes; `over` says in whose memory, where it is another's that ends here."""
 
     values: list[int]
@@ -43,10 +43,10 @@ class Kernel:
 
 
 @dataclass(eq=False)
-class Group:
+class KernelGroup:
     """Buffers made by one kernel, on the way there."""
 
-    kernel: Kernel
+    kernel: FusedKernel
     loops: tuple[str, int, int] | None
     """Rows, columns or flat, how many, and how much is summed in each; None for a library's kernel."""
     reads: set[int]
@@ -63,13 +63,13 @@ class Groups:
     """Kernels by joining two that share what they read or write, those that share most first, until none can be
     joined (scheduler.py, `fuse_nodes_once`, `get_possible_fusions`)."""
 
-    def __init__(self, fuser: Fuser) -> None:
-        self.fuser, self.values = fuser, fuser.graph.values
-        self.home: dict[int, Group] = {}
+    def __init__(self, realization: Realization) -> None:
+        self.realization, self.values = realization, realization.graph.values
+        self.home: dict[int, KernelGroup] = {}
         self.crossed: set[tuple[int, int]] = set()
         """(reader, buffer): made in one order and read in another."""
-        self.groups: list[Group] = []
-        for number in fuser.buffers:
+        self.groups: list[KernelGroup] = []
+        for number in realization.buffers:
             self._put(number)
         self._spanned = [0] * (len(self.home) + 1)
         """Of each place, how many groups have buffers both before it and from it on."""
@@ -85,13 +85,13 @@ class Groups:
             home = self.home[number] = self.home[value.inputs[0]]
             home.kernel.values.append(number)
             return
-        reads = set(self.fuser.reads[number])
+        reads = set(self.realization.reads[number])
         loops = None if value.kind in (EXTERN, MANY) else self._loops(value)
         place = len(self.home)
-        self.home[number] = Group(Kernel([number], value.module), loops, reads, place, place)
+        self.home[number] = KernelGroup(FusedKernel([number], value.module), loops, reads, place, place)
         self.groups.append(self.home[number])
         if value.kind == POINT:
-            aligned = self.fuser.in_place(number)
+            aligned = self.realization.in_place(number)
             same = [b for b in reads if b in self.home and b not in aligned and self.values[b].nbytes == value.nbytes]
             self.crossed.update((number, buffer) for buffer in same)
 
@@ -103,7 +103,7 @@ class Groups:
         around = [*sources, *[self.values[user] for user in value.users]]
         if any(other.op == "scatter_add" for other in around):
             return "alone", value.number, 1
-        if value.kind != REDUCTION or self.fuser.is_unrolled(value):
+        if value.kind != REDUCTION or self.realization.is_unrolled(value):
             return "flat", size, 1
         source = self.values[value.inputs[0]]
         summed = prod(source.shape) // max(1, size)
@@ -111,13 +111,13 @@ class Groups:
         return "column" if last_kept else "row", size, summed
 
     def _join_some(self) -> bool:
-        users: dict[int, list[Group]] = {}
+        users: dict[int, list[KernelGroup]] = {}
         self.groups.sort(key=lambda group: group.first)
         for group in self.groups:
             if group.loops is not None:
                 for buffer in group.touched:
                     users.setdefault(buffer, []).append(group)
-        pairs: dict[tuple[int, int], tuple[bool, int, int, int, Group, Group]] = {}
+        pairs: dict[tuple[int, int], tuple[bool, int, int, int, KernelGroup, KernelGroup]] = {}
         for found in users.values():
             for at, one in enumerate(found):
                 for other in found[at + 1 : at + 1 + NEAR]:
@@ -132,16 +132,18 @@ class Groups:
                 joined = True
         return joined
 
-    def _score(self, one: Group, other: Group) -> tuple[bool, int, int]:
+    def _score(self, one: KernelGroup, other: KernelGroup) -> tuple[bool, int, int]:
         assert one.loops is not None and other.loops is not None
         shared = sum([self.values[buffer].nbytes for buffer in one.touched & other.touched])
         alike = (one.loops[0] == "flat") == (other.loops[0] == "flat")
         return alike, shared, -max(abs(one.first - other.last), abs(other.first - one.last))
 
-    def _may_join(self, one: Group, other: Group) -> bool:
+    def _may_join(self, one: KernelGroup, other: KernelGroup) -> bool:
         if one.loops is None or other.loops is None or not agree(one.loops, other.loops):
             return False
         if max(abs(one.first - other.last), abs(other.first - one.last)) > NEAR:
+            return False
+        if self.realization.exact and not self._reads_alike(one, other):
             return False
         for reader, maker in ((one, other), (other, one)):
             made = reader.reads & set(maker.kernel.values)
@@ -153,7 +155,23 @@ class Groups:
                 return False
         return True
 
-    def _comes_between(self, maker: Group, reader: Group) -> bool:
+    def _reads_alike(self, one: KernelGroup, other: KernelGroup) -> bool:
+        """Loops of different shapes that read the same with its dimensions in another order share nothing."""
+        shared = one.touched & other.touched
+        if shared & {*one.kernel.values, *other.kernel.values}:
+            return True
+        for buffer in shared:
+            for first in one.kernel.values:
+                for second in other.kernel.values:
+                    if buffer in self.realization.reads[first] and buffer in self.realization.reads[second]:
+                        same = self.values[first].shape == self.values[second].shape
+                        if same or not (
+                            self.realization.is_turned(first, buffer) or self.realization.is_turned(second, buffer)
+                        ):
+                            return True
+        return False
+
+    def _comes_between(self, maker: KernelGroup, reader: KernelGroup) -> bool:
         """Whether something the reader waits for, other than the maker, waits for the maker.
 
         Buffers read what comes before them, so nothing leads from before a place that no group spans to one after it:
@@ -177,7 +195,7 @@ class Groups:
                     rest.append(before)
         return False
 
-    def _waits_for_all(self, reader: Group, maker: Group, made: set[int]) -> bool:
+    def _waits_for_all(self, reader: KernelGroup, maker: KernelGroup, made: set[int]) -> bool:
         """A sum of very many into few runs as two kernels (ir.py, `Reduction.num_splits`): who reads its result for
         every element can be in neither, since all of them have to be through."""
         assert reader.loops is not None
@@ -189,8 +207,10 @@ class Groups:
             for value in (self.values[number] for number in maker.kernel.values)
         )
 
-    def _join(self, one: Group, other: Group) -> None:
-        one.kernel.values = sorted(one.kernel.values + other.kernel.values)
+    def _join(self, one: KernelGroup, other: KernelGroup) -> None:
+        one.kernel.values += other.kernel.values
+        if not self.realization.exact:
+            one.kernel.values.sort()
         assert one.loops is not None and other.loops is not None
         if one.loops[0] == "flat":
             one.loops = other.loops
@@ -203,7 +223,7 @@ class Groups:
         for number in other.kernel.values:
             self.home[number] = one
 
-    def _span(self, group: Group, by: int) -> None:
+    def _span(self, group: KernelGroup, by: int) -> None:
         for place in range(group.first + 1, group.last + 1):
             self._spanned[place] += by
 

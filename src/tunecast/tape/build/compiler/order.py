@@ -7,28 +7,40 @@ most next, the step whose inputs are oldest next, and depth first.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from typing import Any
 
 
 @dataclass(slots=True)
-class Step:
+class ScheduleStep:
     """One kernel: the buffers it makes and those it reads."""
 
     index: int
     makes: dict[int, int]
-    """Buffers and their sizes."""
+    """Buffers and what they take."""
     reads: list[int]
+    also: list[int] = field(default_factory=list)
+    """Buffers whose memory it reads under another name."""
     size: int = 0
     before: set[int] = field(default_factory=set)
+    parents: set[int] = field(default_factory=set)
+    """Those of them that made what it reads by name."""
     after: list[int] = field(default_factory=list)
 
 
 class Schedule:
-    """`freed` are the inputs that can be let go of, with their sizes; `kept` are the buffers that are returned."""
+    """`freed` are the inputs that can be let go of, with their sizes; `kept` are the buffers that are returned; `sizes`
+    is what buffers give back, where that is not what they took."""
 
-    def __init__(self, steps: Sequence[Step], freed: Mapping[int, int], kept: set[int]) -> None:
+    def __init__(
+        self,
+        steps: Sequence[ScheduleStep],
+        freed: Mapping[int, int],
+        kept: set[int],
+        sizes: Mapping[int, int] | None = None,
+    ) -> None:
         self.steps, self.kept = steps, kept
         self.sizes: dict[int, int] = dict(freed)
         self.freed = freed
@@ -37,13 +49,15 @@ class Schedule:
             step.size = sum(step.makes.values())
             self.sizes.update(step.makes)
             makers.update(dict.fromkeys(step.makes, step.index))
+        self.sizes.update(sizes or {})
         self.makers = makers
         self.readers: dict[int, list[int]] = {buffer: [] for buffer in self.sizes}
         for step in steps:
-            for buffer in step.reads:
+            for buffer in dict.fromkeys((*step.reads, *step.also)):
                 if buffer in self.sizes:
                     self.readers[buffer].append(step.index)
-            step.before = {makers[b] for b in step.reads if b in makers and makers[b] != step.index}
+            step.parents = {makers[b] for b in step.reads if b in makers and makers[b] != step.index}
+            step.before = step.parents | {makers[b] for b in step.also if b in makers and makers[b] != step.index}
         for step in steps:
             for number in sorted(step.before):
                 steps[number].after.append(step.index)
@@ -67,7 +81,7 @@ class Schedule:
         for buffer, size in self.sizes.items():
             maker = self.makers.get(buffer)
             start = 0 if maker is None else place[maker]
-            change[start] += size
+            change[start] += size if maker is None else self.steps[maker].makes[buffer]
             if buffer not in self.kept:
                 change[max([place[r] for r in self.readers[buffer]], default=start) + 1] -= size
         return list(accumulate(change))
@@ -131,8 +145,9 @@ class Schedule:
         starts = sorted(range(len(self.steps)), key=lambda n: (weight[n], n))
         return self._depth_first(starts, lambda number: (weight[number], number))
 
-    def _read(self, step: Step) -> list[int]:
-        return [buffer for buffer in step.reads if buffer in self.sizes and self.makers.get(buffer) != step.index]
+    def _read(self, step: ScheduleStep) -> list[int]:
+        read = dict.fromkeys((*step.reads, *step.also))
+        return [buffer for buffer in read if buffer in self.sizes and self.makers.get(buffer) != step.index]
 
     def _depth_first(self, starts: Sequence[int], key: Callable[[int], object]) -> list[int]:
         seen: set[int] = set()
@@ -146,6 +161,31 @@ class Schedule:
                 elif number not in seen:
                     seen.add(number)
                     stack.append((number, True))
-                    ahead = sorted(self.steps[number].before, key=key, reverse=True)  # type: ignore[arg-type]
+                    ahead = sorted(self.steps[number].parents, key=key, reverse=True)  # type: ignore[arg-type]
                     stack.extend((n, False) for n in ahead if n not in seen)
         return order
+
+
+class Reuse:
+    """Memory that is done with goes to the next buffer of its kind, so long as the most memory the compiler expects
+    does not rise while it waits (codegen/wrapper.py, `AllocateLine`); `course` as `Schedule.course` has it."""
+
+    def __init__(self, course: list[int]) -> None:
+        self.course, self.most = course, max(course)
+        self.waiting: dict[Hashable, list[tuple[int, Any]]] = {}
+
+    def offer(self, kind: Hashable, at: int, memory: Any) -> None:
+        self.waiting.setdefault(kind, []).append((at, memory))
+
+    def take(self, kind: Hashable, size: int, at: int) -> Any:
+        """What was offered last, or None."""
+        waiting = self.waiting.get(kind)
+        if not waiting:
+            return None
+        since, memory = waiting[-1]
+        between = self.course[since + 1 : at]
+        if between and size + max(between) > self.most:
+            return None
+        waiting.pop()
+        self.course[since + 1 : at] = [each + size for each in between]
+        return memory

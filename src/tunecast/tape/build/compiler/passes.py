@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from tunecast.tape.build.compiler.graph import EXTERN, INPUT, Graph
+from tunecast.records import NamedTuple
+from tunecast.tape.build.compiler.graph import EXTERN, INPUT, POINTWISE, Graph, Value
 
 
 class Pass(NamedTuple):
@@ -40,7 +40,13 @@ def backward_pass(graph: Graph, saved: Sequence[int], tangents: Sequence[int], g
     return Pass(order, inputs & needed, list(gradients))
 
 
-def with_products_added(graph: Graph, half: Pass) -> Pass:
+def _is_pointwise_to(graph: Graph, value: Value) -> bool:
+    """Whether all that is made of it is made element by element (`should_prefer_unfused_addmm`)."""
+    users = [graph.values[user] for user in value.users]
+    return all(_is_pointwise_to(graph, user) if user.is_view else user.op in POINTWISE for user in users)
+
+
+def with_products_added(graph: Graph, half: Pass, exact: bool = False) -> Pass:
     """A product that is only added to something of its shape is added by the library, when the other is there
     (fx_passes/post_grad.py, `addmm`): the gradient of a weight that is embedding and head. What the product is made of
     lives until then."""
@@ -48,7 +54,9 @@ def with_products_added(graph: Graph, half: Pass) -> Pass:
     returned = set(half.outputs)
     for number in list(order):
         total = values[number]
-        if total.op != "add" or len(total.inputs) != 2 or len(total.shape) != 2 or number not in returned:
+        if total.op != "add" or len(total.inputs) != 2 or len(total.shape) != 2:
+            continue
+        if number not in returned and (not exact or _is_pointwise_to(graph, total)):
             continue
         for place in (0, 1):
             product, other = values[total.inputs[place]], values[total.inputs[1 - place]]
@@ -65,4 +73,19 @@ def with_products_added(graph: Graph, half: Pass) -> Pass:
                 gone = {product.number, *[value.number for value in between[1:]]}
                 order = [n for n in order if n not in gone]
                 break
+    return half._replace(order=order)
+
+
+def moved_to_uses(graph: Graph, half: Pass) -> Pass:
+    """Of a pass without history: what makes an operation's inputs comes right before it, unless somebody earlier needs
+    it (fx_passes/post_grad.py, `reorder_for_locality`)."""
+    values, order = graph.values, list(half.order)
+    movable = {number for number in order if values[number].op != "getitem"}
+    seen: set[int] = set()
+    for at in range(len(order) - 1, -1, -1):
+        seen.add(order[at])
+        for source in values[order[at]].inputs:
+            if source in movable and seen.issuperset(n for n in values[source].users if n in half.order):
+                order.remove(source)
+                order.insert(at - 1, source)
     return half._replace(order=order)

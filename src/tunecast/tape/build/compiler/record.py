@@ -9,13 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
-from tunecast.tape.build.autograd import FIRST, Gradients, _run
+from tunecast.records import NamedTuple
+from tunecast.tape.build.autograd import FIRST, Gradients, run_engine
 from tunecast.tape.build.compiler import decompose
-from tunecast.tape.build.compiler.calls import Call, Own, Ref
+from tunecast.tape.build.compiler.calls import LibraryCall, Own, Ref
 from tunecast.tape.build.compiler.graph import EXTERN, INPUT, ITEM, MANY, TANGENT, Graph, Value, names
-from tunecast.tape.build.tensor import Dtype, Machine, Shape, Tensor
+from tunecast.tape.build.dtypes import Dtype, Shape
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.nested import map_tensors, tensors_in
+from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.symbols import Symbol, expression
 
 SAME_ANYWHERE = names(
     "neg exp log cos sin tanh sigmoid rsqrt sqrt reciprocal erf _to_copy scalar_tensor clone arange iota relu"
@@ -24,7 +29,7 @@ SAME_ANYWHERE = names(
 LOSES_NOTHING = frozenset(("float32", "bfloat16", "float16"))
 
 
-class Memory:
+class TracedStorage:
     """A storage that is only a name: of the value in it, once there is one."""
 
     block = -1
@@ -74,8 +79,8 @@ class Start:
 class Tracer:
     """`machine.graph` while a function is recorded."""
 
-    def __init__(self, machine: Machine) -> None:
-        self.machine, self.graph = machine, Graph()
+    def __init__(self, machine: Machine, exact: bool) -> None:
+        self.machine, self.graph, self.exact = machine, Graph(), exact
         self.inputs: list[Tensor] = []
         self.leaves: dict[int, Collected] = {}
         self.checkpoint = self.checkpoints = 0
@@ -98,7 +103,7 @@ class Tracer:
                 value.strides = tensor.strides  # attention's results are laid out after they are made
             return value.number
         storage: Any = tensor.storage
-        if isinstance(storage, Memory) and storage.number is not None:  # seen another way, past `Tensor.alias`
+        if isinstance(storage, TracedStorage) and storage.number is not None:  # seen another way, past `Tensor.alias`
             seen = self.write("view", (storage.number,), tensor.shape, tensor.dtype, tensor.strides, key=0)
             tensor.traced = (self, seen)
             return seen
@@ -109,13 +114,13 @@ class Tracer:
 
     def tensor_of(self, number: int) -> Tensor:
         value = self.graph.values[number]
-        made = Tensor(self.machine, Memory(number), value.shape, value.dtype, value.strides)  # type: ignore[arg-type]
+        made = Tensor(self.machine, TracedStorage(number), value.shape, value.dtype, value.strides)  # type: ignore[arg-type]
         made.traced = (self, number)
         return made
 
     def write(
         self, op: str, inputs: Sequence[int], shape: Shape, dtype: Dtype, strides: Shape | None = None, *,
-        key: Any = None, kind: str = "", call: Any = None, offset: int = 0,
+        key: Any = None, kind: str = "", call: Any = None, offset: int = 0, over: int | None = None,
     ) -> int:  # fmt: skip
         """The number of the value; `key` are the numbers an operation hides, where it is to be found again."""
         if op == "_to_copy" and inputs and self.graph.values[inputs[0]].dtype == dtype:
@@ -123,13 +128,14 @@ class Tracer:
         for number in inputs:
             self.uses[number] = self.uses.get(number, 0) + 1
         entry = None
-        if (key is not None or op in SAME_ANYWHERE or len(inputs) > 1) and kind not in (EXTERN, MANY, ITEM):
-            entry = (op, tuple(inputs), shape, dtype, strides, offset, key)
+        once = kind not in (EXTERN, MANY, ITEM) or (self.exact and op == "mm")
+        if (key is not None or op in SAME_ANYWHERE or len(inputs) > 1) and once:
+            entry = (op, tuple(inputs), expression(shape), dtype, expression(strides), offset, key)
             if entry in self._same:
                 return self._same[entry]
         value = self.graph.add(
             op, inputs, shape, dtype, strides, kind, module=self.machine.module, offset=offset,
-            checkpoint=self._checkpoint_of(op, inputs), in_backward=self.backward, call=call,
+            checkpoint=self._checkpoint_of(op, inputs), in_backward=self.backward, call=call, over=over,
         )  # fmt: skip
         if entry is not None:
             self._same[entry] = value.number
@@ -152,7 +158,7 @@ class Tracer:
         numbers = list(dict.fromkeys(self.number_of(t) for t in given))
         if name.endswith("attention_backward"):
             numbers += self._of_forward(numbers, name.removesuffix("_backward"))
-        call = Call(name, tuple(Ref(self.number_of(t)) for t in inputs), tuple(outs), flops,
+        call = LibraryCall(name, tuple(Ref(self.number_of(t)) for t in inputs), tuple(outs), flops,
                     self._refs(args), self._refs(kwargs))  # fmt: skip
         shape, dtype = outs[0]
         if len(outs) == 1:
@@ -162,6 +168,30 @@ class Tracer:
             self.tensor_of(self.write("getitem", (many,), s, d, kind=ITEM, key=place, offset=place))
             for place, (s, d) in enumerate(outs)
         ]
+
+    def kernel(
+        self, name: str, reads: Sequence[Tensor], outs: Sequence[tuple[Shape, Dtype]], order: Sequence[int] = (),
+        last: Sequence[Tensor] = (),
+    ) -> list[Tensor]:  # fmt: skip
+        """A kernel of somebody's own in Triton: its results are made empty, and it fills them. `order`: in which they
+        are made, where it is not that of the kernel's arguments; `last`: arguments behind them."""
+        made = {place: self.write("empty", (), *outs[place], kind=EXTERN) for place in order or range(len(outs))}
+        empties = [made[place] for place in range(len(outs))]
+        numbers = list(dict.fromkeys(self.number_of(t) for t in reads))
+        behind = [self.number_of(t) for t in last]
+        whole = self.write(name, (*numbers, *empties, *behind), (), outs[0][1], kind=MANY)
+        return [
+            self.tensor_of(self.write("getitem", (whole,), s, d, kind=ITEM, offset=place, over=empties[place]))
+            for place, (s, d) in enumerate(outs)
+        ]
+
+    def change(self, name: str, inputs: Sequence[Tensor], out: Tensor) -> None:
+        """An operation of a package's own that writes over what it is given."""
+        before = self.number_of(out)
+        whole = self.write(name, [self.number_of(t) for t in (*inputs[1:], inputs[0])], (), out.dtype, kind=MANY)
+        after = self.write("getitem", (whole,), out.shape, out.dtype, out.strides, kind=ITEM, over=before)
+        out.traced = (self, after)
+        out.storage.number = after  # type: ignore[attr-defined]
 
     def opaque(self, name: str, function: Callable[[Tensor], Tensor], given: Tensor, shape: Shape) -> Tensor:
         """An operation of a package's own: what it does inside nobody looks at. Inside a checkpointed call it is not
@@ -175,7 +205,7 @@ class Tracer:
     def _of_forward(self, numbers: Sequence[int], name: str) -> list[int]:
         """What attention's backward kernel takes besides: the forward one's other results, and the mask."""
         values = self.graph.values
-        bases = {self.base(number) for number in numbers}
+        bases = {self.graph.owner(number) for number in numbers}
         for base in bases:
             if values[base].kind == ITEM and values[values[base].inputs[0]].op == name:
                 forward = values[values[base].inputs[0]]
@@ -183,21 +213,8 @@ class Tracer:
                 return [*mask, *[user for user in forward.users if user not in bases]]
         return []
 
-    def base(self, number: int) -> int:
-        """The value whose memory it is."""
-        value = self.graph.values[number]
-        while value.is_view and value.inputs:
-            value = self.graph.values[value.inputs[0]]
-        return value.number
-
     def _refs(self, given: Any) -> Any:
-        if isinstance(given, Tensor):
-            return Ref(self.number_of(given))
-        if isinstance(given, (list, tuple)):
-            return type(given)([self._refs(part) for part in given])
-        if isinstance(given, dict):
-            return {name: self._refs(part) for name, part in given.items()}
-        return given
+        return map_tensors(lambda tensor: Ref(self.number_of(tensor)), given)
 
     # ------------------------------------------------------------------ what tensors and autograd tell
 
@@ -268,7 +285,7 @@ class Recording(Machine):
         made = self.graph.write(name.rstrip("_"), numbers, first.shape, first.dtype)
         first.traced = (self.graph, made)
         storage: Any = first.storage
-        if isinstance(storage, Memory) and len(numbers) > 1:
+        if isinstance(storage, TracedStorage) and len(numbers) > 1:
             storage.number = made
 
     def run(
@@ -333,14 +350,14 @@ class Recorded(NamedTuple):
     """The value of the gradient of an input's value."""
 
 
-def record(machine: Machine, function: Callable[..., Any], args: Sequence[Any]) -> Recorded:
-    tracer = Tracer(machine)
+def record(machine: Machine, function: Callable[..., Any], args: Sequence[Any], exact: bool = False) -> Recorded:
+    """`exact`: as in `Realization`."""
+    tracer = Tracer(machine, exact)
     kept = machine.__class__, machine.graph, machine.cast_cache, machine.pack_hooks, machine.module, machine.in_forward
     enabled, backward, phase = machine.grad_enabled, machine.in_backward, machine.phase
     machine.__class__, machine.graph, machine.cast_cache, machine.pack_hooks = Recording, tracer, {}, []
     try:
-        copies: dict[int, Tensor] = {}
-        given = [without_history(arg, copies) for arg in args]
+        given = without_history(args)
         for tensor in tensors_in(given):
             tracer.number_of(tensor)
         result = function(*given)
@@ -376,7 +393,7 @@ def _backward(
     start = Start(outputs, [tracer.tensor_of(number) for _, number in tangents], machine.sequence)
     del outputs
     nobody = tracer.tensor_of(tangents[0][1])
-    _run(start, nobody)  # type: ignore[arg-type]
+    run_engine(start, nobody)  # type: ignore[arg-type]
     gradients = {
         number: tracer.number_of(leaf.gradient) for number, leaf in tracer.leaves.items() if leaf.gradient is not None
     }
@@ -398,19 +415,18 @@ def join_casts(tracer: Tracer, returned: set[int]) -> None:
             values[source.inputs[0]].users.append(value.number)
 
 
-def without_history(given: Any, copies: dict[int, Tensor]) -> Any:
+def without_history(args: Sequence[Any]) -> list[Any]:
     """The same shapes as inputs of their own; the same tensor twice is one input."""
-    if isinstance(given, Tensor):
+    copies: dict[int, Tensor] = {}
+
+    def copy(given: Tensor) -> Tensor:
         if id(given) not in copies:
-            made = Tensor(given.machine, Memory(), given.shape, given.dtype, given.strides)  # type: ignore[arg-type]
+            made = Tensor(given.machine, TracedStorage(), given.shape, given.dtype, given.strides)  # type: ignore[arg-type]
             made.requires_grad = given.requires_grad and given.machine.grad_enabled
             copies[id(given)] = made
         return copies[id(given)]
-    if isinstance(given, (list, tuple)):
-        return type(given)([without_history(part, copies) for part in given])
-    if isinstance(given, dict):
-        return {name: without_history(part, copies) for name, part in given.items()}
-    return given
+
+    return [map_tensors(copy, arg) for arg in args]
 
 
 def originals(inputs: Sequence[Tensor], given: Any, args: Any) -> list[Any]:
@@ -418,19 +434,29 @@ def originals(inputs: Sequence[Tensor], given: Any, args: Any) -> list[Any]:
     return [real.get(id(tensor), tensor) for tensor in inputs]
 
 
-def tensors_in(given: Any) -> list[Tensor]:
-    if isinstance(given, Tensor):
-        return [given]
-    if isinstance(given, (list, tuple)):
-        return [tensor for part in given for tensor in tensors_in(part)]
-    if isinstance(given, dict):
-        return [tensor for part in given.values() for tensor in tensors_in(part)]
-    return []
+def with_hints(recorded: Recorded) -> Recorded:
+    """The same for the sizes its symbols stand for, to be planned by."""
+    for value in recorded.graph.values:
+        if any(isinstance(size, Symbol) for size in value.shape):
+            value.dims, value.shape = value.shape, tuple([getattr(size, "value", size) for size in value.shape])
+    return recorded
 
 
-def signature(recorded: Recorded) -> Any:
-    """Equal for graphs that are compiled to the same code."""
-    return (
-        tuple([(v.op, v.inputs, v.shape, v.dtype.name, v.strides, v.checkpoint) for v in recorded.graph.values]),
-        tuple(recorded.outputs), tuple(recorded.tangents), tuple(recorded.gradients.items()),
-    )  # fmt: skip
+class RecordKey:
+    """A recorded graph that equals others which are compiled to the same code; `at_a_cost`: which of its inputs are not
+    there anyway."""
+
+    def __init__(self, recorded: Recorded, at_a_cost: frozenset[int]) -> None:
+        values = recorded.graph.values
+        self.recorded, self.at_a_cost = recorded, at_a_cost
+        self.inputs = [value.number for value in values if value.kind == INPUT]
+        self.signature = (
+            tuple([(v.op, v.inputs, v.shape, v.dtype.name, v.strides, v.checkpoint) for v in values]),
+            tuple(recorded.outputs), tuple(recorded.tangents), tuple(recorded.gradients.items()), at_a_cost,
+        )  # fmt: skip
+
+    def __hash__(self) -> int:
+        return hash(self.signature)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RecordKey) and self.signature == other.signature

@@ -1,5 +1,43 @@
 """Which file holds which architecture: `model_type` of a config.json to the class that is its causal language model.
 
+    bloom.py           BLOOM: attention by hand with slopes instead of positions (ALiBi), a GELU of its own
+    cohere.py          Command R and its successors
+    deepseek_v2.py     DeepSeek-V2
+    deepseek_v3.py     DeepSeek-V3: V2's attention with interleaved rotation, sigmoid routing by groups
+    exaone4.py         EXAONE 4
+    falcon.py          Falcon: 7B shares one key among all heads, 40B and later one among a group
+    gemma.py           Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number
+    gemma3_vision.py   Gemma 3 with its vision tower, which a batch of text loads and does not run
+    glm.py             GLM 4: half of each head rotated, neighbours together; gate and up in one projection
+    gpt2.py            GPT-2: learned positions, one product for queries, keys and values, dropout everywhere
+    gpt_bigcode.py     StarCoder 1 and SantaCoder: GPT-2 in plain linear layers, all heads sharing one key
+    gpt_neo.py         GPT-Neo: attention by hand in fp32, each layer with a mask of its own
+    gpt_neox.py        GPT-NeoX and Pythia: attention and MLP side by side, a quarter of each head turned
+    gpt_oss.py         gpt-oss: experts with biases, a sink a head in the softmax, alternating windows
+    gptj.py            GPT-J: attention by hand in fp32 beside the MLP, positions looked up in every layer
+    granite.py         Granite: Llama with numbers multiplied in
+    granitemoe.py      GraniteMoE: experts, and Granite's factors at embedding, residuals, attention and logits
+    llama4.py          Llama 4, its text part
+    llama_kin.py       Llama but for one thing
+    mistral.py         Mistral: Llama with one window over all layers
+    mixtral.py         Mixtral: Mistral with experts (models/mixtral/modeling_mixtral.py)
+    mpt.py             MPT: attention by hand with slopes instead of positions (ALiBi), nothing has a bias
+    named.py           models written before the names of Llama's parts became everybody's
+    olmo.py            OLMo: norms without weights
+    olmoe.py           OLMoE: norms over all queries and all keys, experts in every layer
+    opt.py             OPT: learned positions counted from the mask; the 350M norms after, and projects words
+    phi.py             Phi 1.5 and 2: attention and MLP side by side behind one norm, heads turned in part
+    phi3.py            Phi 3 and 4: one projection for queries, keys and values, one for gate and up
+    qwen.py            Qwen 2 and 3: Llama with biases before attention, with norms of queries and keys
+    qwen2_moe.py       Qwen2-MoE: Qwen2 with experts, and one that sees every token
+    qwen3_moe.py       Qwen3-MoE: Qwen3 with experts
+    seed_oss.py        Seed-OSS: Llama with biases before attention and dropout behind every block
+    smollm3.py         SmolLM3: Llama where every fourth layer has no positions
+    stablelm.py        StableLM 2 and 3B: layer norms, a quarter of each head rotated
+    starcoder2.py      StarCoder2: Mistral with biases, layer norms, a plain MLP, and dropout
+    towers.py          vision towers: what a model with eyes loads beside its language model
+    unknown.py         architectures nobody has written down
+
 A family's file says only what differs from `decoder.py`, after transformers' modeling file of the same name.
 """
 
@@ -12,8 +50,8 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.knob import shown
 from tunecast.tape.build.families.unknown import nearest
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import ACTIVATIONS, NoActivation
-from tunecast.tape.build.tensor import Machine
 
 FAMILIES: dict[str, str] = {
     "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",

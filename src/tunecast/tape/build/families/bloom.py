@@ -6,15 +6,17 @@ from collections.abc import Sequence
 from math import floor, log2
 from typing import Any, ClassVar
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import CheckpointingLayer, Config
+from tunecast.tape.build.dtypes import FLOAT32, INT32, Dtype
 from tunecast.tape.build.families import named
 from tunecast.tape.build.families.falcon import dropout_add
 from tunecast.tape.build.families.opt import running_sum
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Dropout, Embedding, LayerNorm, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import FLOAT32, INT32, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 def build_alibi(attention_mask: Tensor, heads: int, dtype: Dtype) -> Tensor:
@@ -29,11 +31,11 @@ def build_alibi(attention_mask: Tensor, heads: int, dtype: Dtype) -> Tensor:
         more = min(closest, heads - closest)
         extra_base = machine.run("full", (), (), FLOAT32)
         extra_powers = machine.run("arange", (), (more,), INT32)
-        slopes = ops.cat((slopes, machine.run("pow", (extra_base, extra_powers), (more,), FLOAT32)), 0)
-    arange_tensor = ops.multiply(ops.map_("sub", running_sum(attention_mask)), attention_mask)
-    arange_tensor = ops.unsqueeze(arange_tensor, 1)
-    alibi = ops.multiply(ops.unsqueeze(slopes, -1), arange_tensor)
-    return ops.to(ops.reshape(alibi, batch * heads, 1, length), dtype)
+        slopes = F.cat((slopes, machine.run("pow", (extra_base, extra_powers), (more,), FLOAT32)), 0)
+    arange_tensor = (running_sum(attention_mask) - 1) * attention_mask
+    arange_tensor = arange_tensor.unsqueeze(1)
+    alibi = slopes.unsqueeze(-1) * arange_tensor
+    return alibi.reshape(batch * heads, 1, length).to(dtype)
 
 
 def gelu(x: Tensor) -> Tensor:
@@ -42,18 +44,15 @@ def gelu(x: Tensor) -> Tensor:
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         x = node.take(0)
-        tanh_out = ops.tanh(ops.multiply(ops.scale(x), ops.shift(ops.multiply(ops.scale(x), x))))
-        left = ops.multiply(
-            ops.scale(x),
-            ops.multiply(ops.map_("rsub", ops.multiply(tanh_out, tanh_out)), ops.shift(ops.multiply(ops.scale(x), x))),
-        )
-        ff = ops.add(left, ops.scale(ops.shift(tanh_out)))
+        tanh_out = (0.79788456 * x * (1 + 0.044715 * x * x)).tanh()
+        left = 0.5 * x * ((1 - tanh_out * tanh_out) * (0.79788456 + 0.1070322243 * x * x))
+        ff = left + 0.5 * (1 + tanh_out)
         del left
-        return (ops.multiply(ff, gradients[0]),)
+        return (ff * gradients[0],)
 
     node = start(machine, (x,), back)
     with machine.no_grad():
-        out = ops.gelu_fast(x)
+        out = F.gelu_fast(x)
     return finish(node, out, x)
 
 
@@ -68,16 +67,17 @@ class Attention(Module):
         hidden = config["hidden_size"]
         self.heads = config["num_attention_heads"]
         self.hidden_dropout = config["hidden_dropout"]
+        self.inv_norm_factor = (hidden // self.heads) ** -0.5
         self.query_key_value = Linear(machine, hidden, 3 * hidden, bias=True)
         self.dense = Linear(machine, hidden, hidden, bias=True)
         self.attention_dropout = Dropout(machine, config["attention_dropout"])
 
     def split_heads(self, fused_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, width = fused_qkv.shape
-        fused_qkv = ops.view(fused_qkv, batch, length, self.heads, 3, width // self.heads // 3)
-        query_layer = ops.transpose(ops.select(fused_qkv, 3, 0), 1, 2)
-        key_layer = ops.transpose(ops.select(fused_qkv, 3, 1), 1, 2)
-        value_layer = ops.transpose(ops.select(fused_qkv, 3, 2), 1, 2)
+        fused_qkv = fused_qkv.view(batch, length, self.heads, 3, width // self.heads // 3)
+        query_layer = fused_qkv[:, :, :, 0].transpose(1, 2)
+        key_layer = fused_qkv[:, :, :, 1].transpose(1, 2)
+        value_layer = fused_qkv[:, :, :, 2].transpose(1, 2)
         return query_layer, key_layer, value_layer
 
     def forward(
@@ -87,36 +87,21 @@ class Attention(Module):
         fused_qkv = self.query_key_value(hidden_states)
         query_layer, key_layer, value_layer = self.split_heads(fused_qkv)
         shape = (batch * self.heads, -1, width // self.heads)
-        query_layer = ops.reshape(query_layer, *shape)
-        key_layer = ops.transpose(ops.reshape(key_layer, *shape), 1, 2)
-        value_layer = ops.reshape(value_layer, *shape)
-        attention_scores = scores(alibi, query_layer, key_layer)
-        attn_weights = ops.view(attention_scores, batch, self.heads, length, -1)
-        attn_weights = ops.add(attn_weights, attention_mask)
-        attention_probs = ops.to(ops.softmax(attn_weights, FLOAT32), query_layer.dtype)
+        query_layer = query_layer.reshape(*shape)
+        key_layer = key_layer.reshape(*shape).transpose(1, 2)
+        value_layer = value_layer.reshape(*shape)
+        attention_scores = F.baddbmm(alibi, query_layer, key_layer, self.inv_norm_factor)
+        attn_weights = attention_scores.view(batch, self.heads, length, -1)
+        attn_weights = attn_weights + attention_mask
+        attention_probs = F.softmax(attn_weights, FLOAT32).to(query_layer.dtype)
         attention_probs = self.attention_dropout(attention_probs)
-        attention_probs_reshaped = ops.view(attention_probs, batch * self.heads, length, -1)
-        context_layer = weighted(attention_probs_reshaped, value_layer)
-        context_layer = ops.permute(ops.view(context_layer, batch, self.heads, length, -1), 0, 2, 1, 3)
-        context_layer = ops.reshape(context_layer, batch, length, width)
+        attention_probs_reshaped = attention_probs.view(batch * self.heads, length, -1)
+        context_layer = F.bmm(attention_probs_reshaped, value_layer)
+        context_layer = context_layer.view(batch, self.heads, length, -1).permute(0, 2, 1, 3)
+        context_layer = context_layer.reshape(batch, length, width)
         output_tensor = self.dense(context_layer)
         output_tensor = dropout_add(output_tensor, residual, self.hidden_dropout)
         return output_tensor, attention_probs
-
-
-def scores(alibi: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """`alibi.baddbmm(query, key)`."""
-    key = ops.cast_for_product(key)
-    query = ops.cast_for_product(query)
-    alibi = ops.cast_for_product(alibi)
-    return ops.add_batched_product(alibi, query, key)
-
-
-def weighted(probabilities: Tensor, value: Tensor) -> Tensor:
-    """`torch.bmm`."""
-    value = ops.cast_for_product(value)
-    probabilities = ops.cast_for_product(probabilities)
-    return ops.batched_product(probabilities, value)
 
 
 class MLP(Module):
@@ -163,9 +148,7 @@ class Transformer(Module):
         self.heads = config["num_attention_heads"]
         self.word_embeddings = Embedding(machine, config["vocab_size"], hidden)
         self.word_embeddings_layernorm = LayerNorm(machine, hidden)
-        self.h = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.h.append(Block(machine, config))
+        self.h = ModuleList(machine, [Block(machine, config) for _ in range(config["num_hidden_layers"])])
         self.ln_f = LayerNorm(machine, hidden)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -177,7 +160,7 @@ class Transformer(Module):
             outputs = block(hidden_states, attention_mask=mask, alibi=alibi)
             hidden_states = outputs[0]
         hidden_states = self.ln_f(hidden_states)
-        return hidden_states  # type: ignore[no-any-return]
+        return hidden_states
 
 
 class CausalLM(named.CausalLM):

@@ -6,50 +6,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tunecast.tape.build import decoder, ops
+from tunecast.tape.build import decoder
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, SLIDING, CheckpointingLayer, Config, GatedMLP
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 class CohereNorm(Module):
+    variance_epsilon = 1e-5
+
     def __init__(self, machine: Machine, *shape: int) -> None:
         super().__init__(machine)
         self.weight = self.parameter(*shape)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         input_dtype = hidden_states.dtype
-        hidden_states = ops.to(hidden_states, FLOAT32)
-        mean = ops.mean(hidden_states, -1)
-        variance = ops.mean(ops.power(ops.subtract(hidden_states, mean)), -1)
-        hidden_states = ops.multiply(ops.subtract(hidden_states, mean), ops.rsqrt(ops.shift(variance)))
-        hidden_states = ops.multiply(ops.to(self.weight, FLOAT32), hidden_states)
-        return ops.to(hidden_states, input_dtype)
+        hidden_states = hidden_states.float()
+        mean = hidden_states.mean(-1, keepdim=True)
+        variance = (hidden_states - mean).pow(2).mean(-1, keepdim=True)
+        hidden_states = (hidden_states - mean) * F.rsqrt(variance + self.variance_epsilon)
+        hidden_states = self.weight.float() * hidden_states
+        return hidden_states.to(input_dtype)
 
 
 def rotate_half(x: Tensor) -> Tensor:
-    x1 = ops.slice_(x, -1, 0, x.shape[-1], 2)
-    x2 = ops.slice_(x, -1, 1, x.shape[-1], 2)
-    rot_x = ops.view(ops.stack_last([ops.negative(x2), x1]), *x.shape)
+    x1 = x[..., ::2]
+    x2 = x[..., 1::2]
+    rot_x = F.stack([-x2, x1], -1).view(*x.shape)
     return rot_x
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return ops.add(ops.multiply(x, cos), ops.multiply(rotate_half(x), sin))
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + rotate_half(x) * sin
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     dtype = q.dtype
-    q = ops.to(q, FLOAT32)
-    k = ops.to(k, FLOAT32)
-    cos = ops.unsqueeze(cos, 1)
-    sin = ops.unsqueeze(sin, 1)
-    q_embed = rotated(q, cos, sin)
-    k_embed = rotated(k, cos, sin)
-    return ops.to(q_embed, dtype), ops.to(k_embed, dtype)
+    q = q.float()
+    k = k.float()
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    q_embed = rotate(q, cos, sin)
+    k_embed = rotate(k, cos, sin)
+    return q_embed.to(dtype), k_embed.to(dtype)
 
 
 class Attention(decoder.SelfAttention):
+    rotary = staticmethod(apply_rotary)
+
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
         self.use_qk_norm = bool(config.get("use_qk_norm", False))
@@ -57,30 +63,24 @@ class Attention(decoder.SelfAttention):
             self.q_norm = CohereNorm(machine, config["num_attention_heads"], self.head_dim)
             self.k_norm = CohereNorm(machine, config["num_attention_heads"] // self.groups, self.head_dim)
 
-    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (*hidden_states.shape[:2], -1, self.head_dim)
-        query_states = ops.view(self.q_proj(hidden_states), *shape)
-        key_states = ops.view(self.k_proj(hidden_states), *shape)
-        value_states = ops.view(self.v_proj(hidden_states), *shape)
+        query_states = self.q_proj(hidden_states).view(*shape)
+        key_states = self.k_proj(hidden_states).view(*shape)
+        value_states = self.v_proj(hidden_states).view(*shape)
         if self.use_qk_norm:
             query_states = self.q_norm(query_states)
             key_states = self.k_norm(key_states)
-        query_states = ops.transpose(query_states, 1, 2)
-        key_states = ops.transpose(key_states, 1, 2)
-        value_states = ops.transpose(value_states, 1, 2)
+        query_states = query_states.transpose(1, 2)
+        key_states = key_states.transpose(1, 2)
+        value_states = value_states.transpose(1, 2)
         return query_states, key_states, value_states
-
-    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = position_embeddings
-        return apply_rotary(query_states, key_states, cos, sin)
 
 
 class Layer(CheckpointingLayer):
-    attention_class: Any = Attention
-
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+    def __init__(self, machine: Machine, config: Config, index: int, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine)
-        self.self_attn = self.attention_class(machine, config, index)
+        self.self_attn = family.attention_class(machine, config, index)
         self.mlp = GatedMLP(machine, config)
         self.input_layernorm = CohereNorm(machine, config["hidden_size"])
 
@@ -94,44 +94,30 @@ class Layer(CheckpointingLayer):
             position_ids=position_ids,
         )  # fmt: skip
         hidden_states_mlp = self.mlp(hidden_states)
-        hidden_states = ops.add(ops.add(residual, hidden_states_attention), hidden_states_mlp)
+        hidden_states = residual + hidden_states_attention + hidden_states_mlp
         return hidden_states
 
 
-class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
-    norm_class: Any = CohereNorm
-
-
 class Cohere(decoder.CausalLM):
-    decoder_class: Any = Decoder
+    layer_class = Layer
+    attention_class = Attention
+    norm_class = CohereNorm
     defaults: ClassVar[Config] = {"tie_word_embeddings": True}
-    after_head = (ops.scale,)
+    logit_steps = (lambda logits: logits * 0.0625,)
 
 
 class Cohere2Attention(Attention):
     """Only windowed layers know positions."""
 
-    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def apply_rotary(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         if self.window is None:
             return query_states, key_states
-        return super().placed(query_states, key_states, position_embeddings)
-
-
-class Cohere2Layer(Layer):
-    attention_class: Any = Cohere2Attention
-
-
-class Cohere2Decoder(Decoder):
-    layer_class: Any = Cohere2Layer
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine, config)
-        self.mask_kinds = (FULL, SLIDING)
+        return super().apply_rotary(query_states, key_states, position_embeddings)
 
 
 class Cohere2(Cohere):
-    decoder_class: Any = Cohere2Decoder
+    attention_class = Cohere2Attention
+    mask_kinds = (FULL, SLIDING)
     defaults: ClassVar[Config] = {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4}
 
     def __init__(self, machine: Machine, config: Config) -> None:

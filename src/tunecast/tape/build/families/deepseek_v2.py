@@ -7,12 +7,16 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
-from tunecast.tape.build import attention, decoder, ops
+from tunecast.tape.build import attention, decoder
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import Config
-from tunecast.tape.build.experts import Experts, Router, largest, masked, top_k
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype
+from tunecast.tape.build.experts import Experts, Router, fill_rows, largest, top_k
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module, RMSNorm
-from tunecast.tape.build.tensor import BOOL, FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.ops.elementwise import elementwise_strides, pointwise
+from tunecast.tape.build.tensor import Tensor
 
 COMPLEX64 = Dtype("complex64", 8)
 
@@ -31,48 +35,48 @@ class RotaryEmbedding(decoder.RotaryEmbedding):
         inverse = self.inv_freq.alias((1, half, 1), None)
         args = (inverse, position_ids_expanded)
         freqs = machine.run("bmm", args, (1, half, length), FLOAT32, 2 * half * length, args=args).transpose(1, 2)
-        freqs_cis = ops.map_("polar", ops.map_("ones_like", freqs), COMPLEX64)
-        freqs_cis = ops.map_("mul", freqs_cis)
+        freqs_cis = pointwise("polar", pointwise("ones_like", freqs), COMPLEX64)
+        freqs_cis = freqs_cis * self.attention_scaling
         return freqs_cis
 
 
-def as_complex(x: Tensor) -> Tensor:
+def view_as_complex(x: Tensor) -> Tensor:
     """Pairs as one number each: a view."""
     strides = tuple([stride // 2 for stride in x.stride()[:-1]])
     out = Tensor(x.machine, x.storage, x.shape[:-1], COMPLEX64, strides, x.offset // 2, True)
-    return record(out, (x,), lambda node, gradients: (as_real(ops.contiguous(gradients[0])),))
+    return record(out, (x,), lambda node, gradients: (view_as_real(gradients[0].contiguous()),))
 
 
-def as_real(x: Tensor) -> Tensor:
+def view_as_real(x: Tensor) -> Tensor:
     strides = (*[stride * 2 for stride in x.stride()], 1)
     out = Tensor(x.machine, x.storage, (*x.shape, 2), FLOAT32, strides, x.offset * 2, True)
-    return record(out, (x,), lambda node, gradients: (as_complex(ops.contiguous(gradients[0])),))
+    return record(out, (x,), lambda node, gradients: (view_as_complex(gradients[0].contiguous()),))
 
 
-def turned(x: Tensor, freqs_cis: Tensor) -> Tensor:
+def complex_mul(x: Tensor, freqs_cis: Tensor) -> Tensor:
     """A product of complex numbers; the gradient's needs the conjugate, which is a copy."""
     machine, shape = x.machine, x.shape
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        conjugate = ops.map_("clone", node.take(0))
-        strides = ops.elementwise_strides(shape, gradients[0])
+        conjugate = node.take(0).clone()
+        strides = elementwise_strides(shape, gradients[0])
         return (machine.run("mul", (gradients[0], conjugate), shape, COMPLEX64, strides=strides),)
 
     node = start(machine, (x,), back, (freqs_cis,))
-    strides = ops.elementwise_strides(shape, x)
+    strides = elementwise_strides(shape, x)
     return finish(node, machine.run("mul", (x, freqs_cis), shape, COMPLEX64, strides=strides))
 
 
-def placed(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
-    xq_ = as_complex(ops.reshape(ops.to(xq, FLOAT32), *xq.shape[:-1], -1, 2))
-    xk_ = as_complex(ops.reshape(ops.to(xk, FLOAT32), *xk.shape[:-1], -1, 2))
-    freqs_cis = ops.unsqueeze(freqs_cis, 1)
-    xq_out = ops.to(ops.reshape(as_real(turned(xq_, freqs_cis)), *xq.shape), xq.dtype)
-    xk_out = ops.to(ops.reshape(as_real(turned(xk_, freqs_cis)), *xk.shape), xk.dtype)
+def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+    xq_ = view_as_complex(xq.float().reshape(*xq.shape[:-1], -1, 2))
+    xk_ = view_as_complex(xk.float().reshape(*xk.shape[:-1], -1, 2))
+    freqs_cis = freqs_cis.unsqueeze(1)
+    xq_out = view_as_real(complex_mul(xq_, freqs_cis)).reshape(*xq.shape).to(xq.dtype)
+    xk_out = view_as_real(complex_mul(xk_, freqs_cis)).reshape(*xk.shape).to(xk.dtype)
     return xq_out, xk_out
 
 
-def filled(parts: Sequence[Tensor]) -> Tensor:
+def cat_by_copies(parts: Sequence[Tensor]) -> Tensor:
     """Parts copied side by side into fresh memory, one `copy_` into a slice each. The gradient of each is taken from
     a copy of the whole, which goes on to the part before (torch/csrc/autograd/functions/tensor.cpp, `CopySlices`)."""
     first = parts[0]
@@ -93,7 +97,7 @@ def copied_back(shape: tuple[int, ...], source: Dtype) -> Any:
         machine.launch("copy_", (result, gradient), dtype, result.nbytes)
         part = machine.run("clone", (result,), shape, dtype)
         zeros = machine.run("zeros_like", (part,), shape, dtype) if node.needs[0] else None
-        moved = ops.to(part, source)
+        moved = part.to(source)
         del zeros
         return result if node.needs[0] else None, moved
 
@@ -130,49 +134,51 @@ class LatentAttention(Module):
             q = self.q_proj(hidden_states)
         else:
             q = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(hidden_states)))
-        q = ops.transpose(ops.view(q, batch_size, seq_length, -1, self.plain + self.rotated), 1, 2)
-        q_nope, q_pe = ops.split(q, (self.plain, self.rotated), -1)
+        q = q.view(batch_size, seq_length, -1, self.plain + self.rotated).transpose(1, 2)
+        q_nope, q_pe = q.split((self.plain, self.rotated), -1)
         compressed_kv = self.kv_a_proj_with_mqa(hidden_states)
-        kv_nope, k_pe = ops.split(compressed_kv, (self.kv_rank, self.rotated), -1)
-        k_nope, k_pe = self.compressed(kv_nope, k_pe)
-        q_pe, k_pe = self.placed(q_pe, k_pe, position_embeddings)
-        query_states = ops.cat((q_nope, q_pe), -1)
+        kv_nope, k_pe = compressed_kv.split((self.kv_rank, self.rotated), -1)
+        k_nope, k_pe = self.compress(kv_nope, k_pe)
+        q_pe, k_pe = self.apply_rotary(q_pe, k_pe, position_embeddings)
+        query_states = F.cat((q_nope, q_pe), -1)
         key_states, value_states = self.expand_kv(k_nope, k_pe)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
             position_ids=position_ids,
         )  # fmt: skip
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch_size, seq_length, -1))
+        attn_output = attn_output.reshape(batch_size, seq_length, -1).contiguous()
         attn_output = self.o_proj(attn_output)
         return attn_output, attn_weights
 
-    def compressed(self, kv_nope: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
+    def compress(self, kv_nope: Tensor, k_pe: Tensor) -> tuple[Tensor, Tensor]:
         batch_size, seq_length = kv_nope.shape[:2]
-        k_nope = ops.view(self.kv_a_layernorm(kv_nope), batch_size, 1, seq_length, self.kv_rank)
-        return k_nope, ops.view(k_pe, batch_size, 1, seq_length, self.rotated)
+        k_nope = self.kv_a_layernorm(kv_nope).view(batch_size, 1, seq_length, self.kv_rank)
+        return k_nope, k_pe.view(batch_size, 1, seq_length, self.rotated)
 
-    def placed(self, q_pe: Tensor, k_pe: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
-        return placed(q_pe, k_pe, position_embeddings)
+    def apply_rotary(self, q_pe: Tensor, k_pe: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+        return apply_rotary_emb(q_pe, k_pe, position_embeddings)
 
     def expand_kv(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         batch_size, _, seq_length, _ = kv_nope.shape
         kv_nope = self.kv_b_proj(kv_nope)
-        kv_nope = ops.view(kv_nope, batch_size, seq_length, -1, self.plain + self.value_width)
-        kv_nope = ops.transpose(kv_nope, 1, 2)
-        k_nope, value_states = ops.split(kv_nope, (self.plain, self.value_width), -1)
-        k_rot = ops.expand(k_rot, batch_size, k_nope.shape[1], seq_length, self.rotated)
-        key_states = filled((k_nope, k_rot))
+        kv_nope = kv_nope.view(batch_size, seq_length, -1, self.plain + self.value_width)
+        kv_nope = kv_nope.transpose(1, 2)
+        k_nope, value_states = kv_nope.split((self.plain, self.value_width), -1)
+        k_rot = k_rot.expand(batch_size, k_nope.shape[1], seq_length, self.rotated)
+        key_states = cat_by_copies((k_nope, k_rot))
         return key_states, value_states
 
 
 def linear_in_float32(x: Tensor, router: Router) -> Tensor:
     """The caller holds both copies, whatever autocast makes of them."""
-    states, weights = ops.to(x, FLOAT32), ops.to(router.weight, FLOAT32)
-    return ops.linear(states, weights)
+    states, weights = x.float(), router.weight.float()
+    return F.linear(states, weights)
 
 
 class V2Router(Router):
     """In fp32; experts may be chosen from the best groups only."""
+
+    routed_scaling_factor = 1.0
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, config["n_routed_experts"], config["hidden_size"], config["num_experts_per_tok"])
@@ -181,14 +187,14 @@ class V2Router(Router):
             raise Unsupported(f"model: the closed form does not know topk_method {self.method!r} of config.json")
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden_states = ops.view(hidden_states, -1, hidden_states.shape[-1])
+        hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         router_logits = linear_in_float32(hidden_states, self)
-        scores = ops.softmax(router_logits, FLOAT32)
+        scores = F.softmax(router_logits, FLOAT32)
         if self.method == "group_limited_greedy":
-            group_scores = ops.squeeze(largest(ops.view(scores, scores.shape[0], self.groups, -1)), -1)
+            group_scores = largest(scores.view(scores.shape[0], self.groups, -1)).squeeze(-1)
             scores, _held = in_best_groups(scores, group_scores, self.top_groups)
         topk_weights, topk_indices = top_k(scores, self.top_k)
-        topk_weights = ops.scale(topk_weights)
+        topk_weights = topk_weights * self.routed_scaling_factor
         return router_logits, topk_weights, topk_indices
 
 
@@ -199,9 +205,9 @@ def in_best_groups(scores: Tensor, group_scores: Tensor, top_groups: int) -> tup
     group_idx = top_k(group_scores, top_groups)[1]
     group_mask = machine.run("zeros_like", (group_scores,), group_scores.shape, FLOAT32)
     machine.launch("scatter_", (group_mask, group_idx), FLOAT32, group_mask.nbytes)
-    score_mask = ops.reshape(ops.expand(ops.unsqueeze(group_mask, -1), rows, groups, experts // groups), rows, experts)
-    outside = ops.map_("bitwise_not", ops.map_("_to_copy", score_mask, BOOL))
-    return masked(scores, outside), (group_idx, group_mask, score_mask)
+    score_mask = group_mask.unsqueeze(-1).expand(rows, groups, experts // groups).reshape(rows, experts)
+    outside = pointwise("bitwise_not", score_mask.to(BOOL))
+    return fill_rows(scores, outside), (group_idx, group_mask, score_mask)
 
 
 class SparseMoe(Module):
@@ -220,29 +226,24 @@ class SparseMoe(Module):
         residuals = hidden_states
         orig_shape = hidden_states.shape
         _, topk_weights, topk_indices = self.gate(hidden_states)
-        hidden_states = ops.view(hidden_states, -1, orig_shape[-1])
-        hidden_states = ops.view(self.experts(hidden_states, topk_indices, topk_weights), *orig_shape)
-        hidden_states = ops.add(hidden_states, self.shared_experts(residuals))
+        hidden_states = hidden_states.view(-1, orig_shape[-1])
+        hidden_states = self.experts(hidden_states, topk_indices, topk_weights).view(*orig_shape)
+        hidden_states = hidden_states + self.shared_experts(residuals)
         return hidden_states
 
 
 class Layer(decoder.Layer):
-    attention_class: Any = LatentAttention
-    moe_class: Any = SparseMoe
-
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
-        super().__init__(machine, config, index)
+    def __init__(self, machine: Machine, config: Config, index: int, family: type[CausalLM]) -> None:
+        super().__init__(machine, config, index, family)
         if index >= config["first_k_dense_replace"]:
-            self.mlp = self.moe_class(machine, config)
-
-
-class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
-    rotary_class: Any = RotaryEmbedding
+            self.mlp = family.moe_class(machine, config)
 
 
 class CausalLM(decoder.CausalLM):
-    decoder_class: Any = Decoder
+    layer_class = Layer
+    attention_class: Any = LatentAttention
+    rotary_class: Any = RotaryEmbedding
+    moe_class: Any = SparseMoe
     defaults: ClassVar[Config] = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:

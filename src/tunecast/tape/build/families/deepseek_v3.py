@@ -6,13 +6,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, decoder, ops
+from tunecast.tape.build import attention, decoder
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import Config
-from tunecast.tape.build.experts import Router, divide_in_place, row_sums, sums, top_k
+from tunecast.tape.build.experts import Router, top_k
 from tunecast.tape.build.families import deepseek_v2
 from tunecast.tape.build.families.deepseek_v2 import in_best_groups, linear_in_float32
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 
 DEFAULTS: Config = {
     "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": 8,
@@ -23,13 +25,13 @@ DEFAULTS: Config = {
 
 
 def even_and_odd(x: Tensor) -> tuple[Tensor, Tensor]:
-    return ops.slice_(x, -1, 0, x.shape[-1], 2), ops.slice_(x, -1, 1, x.shape[-1], 2)
+    return x[..., ::2], x[..., 1::2]
 
 
-def interleaved(x1: Tensor, x2: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    first = ops.subtract(ops.multiply(x1, cos), ops.multiply(x2, sin))
-    second = ops.add(ops.multiply(x2, cos), ops.multiply(x1, sin))
-    return ops.cat((first, second), -1)
+def rotate_interleaved(x1: Tensor, x2: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first = x1 * cos - x2 * sin
+    second = x2 * cos + x1 * sin
+    return F.cat((first, second), -1)
 
 
 class LatentAttention(deepseek_v2.LatentAttention):
@@ -37,20 +39,20 @@ class LatentAttention(deepseek_v2.LatentAttention):
         super().__init__(machine, config, index)
         self.interleaves = config["rope_interleave"]
 
-    def placed(self, q_pe: Tensor, k_pe: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def apply_rotary(self, q_pe: Tensor, k_pe: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         cos, sin = position_embeddings
         if not self.interleaves:
             return attention.apply_rotary(q_pe, k_pe, cos, sin)
-        cos = ops.unsqueeze(ops.slice_(cos, -1, 0, cos.shape[-1] // 2), 1)
-        sin = ops.unsqueeze(ops.slice_(sin, -1, 0, sin.shape[-1] // 2), 1)
+        cos = cos[..., : cos.shape[-1] // 2].unsqueeze(1)
+        sin = sin[..., : sin.shape[-1] // 2].unsqueeze(1)
         q1, q2 = even_and_odd(q_pe)
         k1, k2 = even_and_odd(k_pe)
-        q_embed = interleaved(q1, q2, cos, sin)
-        k_embed = interleaved(k1, k2, cos, sin)
+        q_embed = rotate_interleaved(q1, q2, cos, sin)
+        k_embed = rotate_interleaved(k1, k2, cos, sin)
         return q_embed, k_embed
 
 
-def gathered(x: Tensor, places: Tensor) -> Tensor:
+def gather(x: Tensor, places: Tensor) -> Tensor:
     """x.gather(1, places): the gradient is scattered into zeros."""
     machine = x.machine
 
@@ -65,6 +67,8 @@ def gathered(x: Tensor, places: Tensor) -> Tensor:
 
 
 class V3Router(Router):
+    routed_scaling_factor = 2.5
+
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, config["n_routed_experts"], config["hidden_size"], config["num_experts_per_tok"])
         self.groups, self.top_groups = config["n_group"], config["topk_group"]
@@ -72,18 +76,18 @@ class V3Router(Router):
         self.e_score_correction_bias = self.buffer(config["n_routed_experts"], dtype=machine.weights_dtype)
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        hidden_states = ops.view(hidden_states, -1, hidden_states.shape[-1])
+        hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
         router_logits = linear_in_float32(hidden_states, self)
-        scores = ops.sigmoid(router_logits)
-        scores_for_choice = ops.add(scores, self.e_score_correction_bias)
-        group_scores = sums(top_k(ops.view(scores_for_choice, scores.shape[0], self.groups, -1), 2)[0], 2)
+        scores = router_logits.sigmoid()
+        scores_for_choice = scores + self.e_score_correction_bias
+        group_scores = top_k(scores_for_choice.view(scores.shape[0], self.groups, -1), 2)[0].sum(2)
         scores_for_choice, _held = in_best_groups(scores_for_choice, group_scores, self.top_groups)
         topk_indices = top_k(scores_for_choice, self.top_k)[1]
-        topk_weights = gathered(scores, topk_indices)
+        topk_weights = gather(scores, topk_indices)
         if self.normalized:
-            denominator = ops.shift(row_sums(topk_weights))
-            topk_weights = divide_in_place(topk_weights, denominator)
-        topk_weights = ops.scale(topk_weights)
+            denominator = topk_weights.sum(-1, keepdim=True) + 1e-20
+            topk_weights = topk_weights.div_(denominator)
+        topk_weights = topk_weights * self.routed_scaling_factor
         return router_logits, topk_weights, topk_indices
 
 
@@ -91,15 +95,8 @@ class SparseMoe(deepseek_v2.SparseMoe):
     router_class: Any = V3Router
 
 
-class Layer(deepseek_v2.Layer):
-    attention_class: Any = LatentAttention
-    moe_class: Any = SparseMoe
-
-
-class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
-
-
 class CausalLM(deepseek_v2.CausalLM):
-    decoder_class: Any = Decoder
+    attention_class = LatentAttention
+    rotary_class = decoder.RotaryEmbedding
+    moe_class = SparseMoe
     defaults: ClassVar[Config] = DEFAULTS

@@ -7,23 +7,26 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
-from tunecast.tape.build import attention, flash, ops
+from tunecast.tape.build import attention, flash
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import CheckpointingLayer, Config, RotaryEmbedding
+from tunecast.tape.build.dtypes import INT64
 from tunecast.tape.build.families import named
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask, positions
-from tunecast.tape.build.modules import Activation, Embedding, LayerNorm, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import INT64, Machine, Tensor
+from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList, PlainMLP
+from tunecast.tape.build.tensor import Tensor
 
 
 class FalconLinear(Linear):
     """`input @ weight.T + bias`: autocast casts the transposed weight, and so keeps no copy of it."""
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden_states = ops.matmul(x, ops.transpose(self.weight, 0, 1))
+        hidden_states = F.matmul(x, self.weight.t())
         if self.bias is None:
             return hidden_states
-        return ops.add(hidden_states, self.bias)
+        return hidden_states + self.bias
 
 
 def entry_at(x: Tensor, dim: int) -> Tensor:
@@ -58,20 +61,20 @@ class Attention(Module):
         batch, length, _ = fused_qkv.shape
         if self.grouped:
             group = self.heads // self.kv_heads
-            qkv = ops.view(fused_qkv, batch, length, -1, group + 2, self.head_dim)
-            query = ops.slice_(qkv, 3, 0, group)
+            qkv = fused_qkv.view(batch, length, -1, group + 2, self.head_dim)
+            query = qkv[:, :, :, :group]
             key = entry_at(qkv, 3)
             value = entry_at(qkv, 3)
-            key = ops.expand(key, *query.shape)
-            value = ops.expand(value, *query.shape)
+            key = key.expand(*query.shape)
+            value = value.expand(*query.shape)
             flat = (batch, length, self.heads, self.head_dim)
-            query, key, value = [ops.reshape(x, *flat) for x in (query, key, value)]
+            query, key, value = [x.reshape(*flat) for x in (query, key, value)]
             return query, key, value
         if not self.multi_query:
-            fused_qkv = ops.view(fused_qkv, batch, length, self.heads, 3, self.head_dim)
-            return ops.select(fused_qkv, 3, 0), ops.select(fused_qkv, 3, 1), ops.select(fused_qkv, 3, 2)
-        fused_qkv = ops.view(fused_qkv, batch, length, self.heads + 2, self.head_dim)
-        return ops.slice_(fused_qkv, 2, 0, self.heads), entry_at(fused_qkv, 2), entry_at(fused_qkv, 2)
+            fused_qkv = fused_qkv.view(batch, length, self.heads, 3, self.head_dim)
+            return fused_qkv[:, :, :, 0], fused_qkv[:, :, :, 1], fused_qkv[:, :, :, 2]
+        fused_qkv = fused_qkv.view(batch, length, self.heads + 2, self.head_dim)
+        return fused_qkv[:, :, : self.heads], entry_at(fused_qkv, 2), entry_at(fused_qkv, 2)
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor, position_embeddings: Any
@@ -80,49 +83,39 @@ class Attention(Module):
         fused_qkv = self.query_key_value(hidden_states)
         query_layer, key_layer, value_layer = self.split_heads(fused_qkv)
         shape = (batch, -1, length, self.head_dim)
-        query_layer = ops.reshape(ops.transpose(query_layer, 1, 2), *shape)
-        key_layer = ops.reshape(ops.transpose(key_layer, 1, 2), *shape)
-        value_layer = ops.reshape(ops.transpose(value_layer, 1, 2), *shape)
+        query_layer = query_layer.transpose(1, 2).reshape(*shape)
+        key_layer = key_layer.transpose(1, 2).reshape(*shape)
+        value_layer = value_layer.transpose(1, 2).reshape(*shape)
         cos, sin = position_embeddings
         query_layer, key_layer = attention.apply_rotary(query_layer, key_layer, cos, sin)
         attention_scores: Tensor | None = None
         if self.machine.attention.startswith("flash"):
             dtype = flash.taken_dtype(query_layer)
-            query_layer = ops.to(ops.transpose(query_layer, 1, 2), dtype)
-            key_layer = ops.to(ops.transpose(key_layer, 1, 2), dtype)
-            value_layer = ops.to(ops.transpose(value_layer, 1, 2), dtype)
+            query_layer = query_layer.transpose(1, 2).to(dtype)
+            key_layer = key_layer.transpose(1, 2).to(dtype)
+            value_layer = value_layer.transpose(1, 2).to(dtype)
             attn_output = flash.attend(query_layer, key_layer, value_layer, self.dropout, None, None, position_ids)
-            attn_output = self.dense(ops.reshape(attn_output, batch, length, -1))
+            attn_output = self.dense(attn_output.reshape(batch, length, -1))
             return attn_output, None
         if self.machine.attention == "eager":
-            attention_scores = ops.matmul(query_layer, ops.transpose(key_layer, 2, 3))
-            attention_scores = ops.scale_in_place(attention_scores, "div")
-            attention_scores = ops.softmax(ops.add(attention_scores, attention_mask), hidden_states.dtype)
-            attn_output = ops.matmul(attention_scores, value_layer)
+            attention_scores = F.matmul(query_layer, key_layer.transpose(2, 3))
+            attention_scores = attention_scores.div_(self.head_dim**0.5)
+            attention_scores = F.softmax(attention_scores + attention_mask, hidden_states.dtype)
+            attn_output = F.matmul(attention_scores, value_layer)
         else:
             attn_output = attention.scaled_dot_product(
                 query_layer, key_layer, value_layer, attention_mask, causal=False
             )
-        attn_output = ops.view(attn_output, *attn_output.shape)
-        attn_output = ops.permute(attn_output, 0, 2, 1, 3)
-        attn_output = ops.reshape(attn_output, batch, length, -1)
+        attn_output = attn_output.view(*attn_output.shape)
+        attn_output = attn_output.permute(0, 2, 1, 3)
+        attn_output = attn_output.reshape(batch, length, -1)
         attn_output = self.dense(attn_output)
         return attn_output, attention_scores
 
 
-class MLP(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        hidden, bias = config["hidden_size"], config["bias"]
-        inner = config["ffn_hidden_size"] or 4 * hidden
-        self.dense_h_to_4h = FalconLinear(machine, hidden, inner, bias)
-        self.act = Activation(machine, config["activation"])
-        self.dense_4h_to_h = FalconLinear(machine, inner, hidden, bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.act(self.dense_h_to_4h(x))
-        x = self.dense_4h_to_h(x)
-        return x
+class MLP(PlainMLP):
+    up, down = "dense_h_to_4h", "dense_4h_to_h"
+    linear_class = FalconLinear
 
 
 class Layer(CheckpointingLayer):
@@ -130,7 +123,8 @@ class Layer(CheckpointingLayer):
         super().__init__(machine)
         hidden = config["hidden_size"]
         self.self_attention = Attention(machine, config)
-        self.mlp = MLP(machine, config)
+        inner = config["ffn_hidden_size"] or 4 * hidden
+        self.mlp = MLP(machine, hidden, inner, config["activation"], config["bias"])
         self.grouped = config["new_decoder_architecture"]
         self.parallel = config["parallel_attn"]
         self.attention_dropout, self.hidden_dropout = config["attention_dropout"], config["hidden_dropout"]
@@ -164,14 +158,14 @@ class Layer(CheckpointingLayer):
             mlp_layernorm_out = attention_layernorm_out
         mlp_output = self.mlp(mlp_layernorm_out)
         if self.grouped or self.parallel:
-            mlp_output = ops.add_in_place(mlp_output, attention_output)
+            mlp_output = mlp_output.add_(attention_output)
         output = dropout_add(mlp_output, residual, self.hidden_dropout)
         return output, attn_weights
 
 
 def dropout_add(x: Tensor, residual: Tensor, probability: float) -> Tensor:
-    out = ops.dropout(x, probability)
-    out = ops.add(residual, out)
+    out = F.dropout(x, probability)
+    out = residual + out
     return out
 
 
@@ -181,15 +175,13 @@ class Transformer(Module):
         if config["alibi"]:
             raise Unsupported("model: the closed form knows Falcon with rotary positions, not ALiBi", field="model")
         self.word_embeddings = Embedding(machine, config["vocab_size"], config["hidden_size"])
-        self.h = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.h.append(Layer(machine, config))
+        self.h = ModuleList(machine, [Layer(machine, config) for _ in range(config["num_hidden_layers"])])
         self.ln_f = LayerNorm(machine, config["hidden_size"])
         self.rotary_emb = RotaryEmbedding(machine, config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.word_embeddings(input_ids)
-        position_ids = ops.unsqueeze(positions(self.machine, input_ids.shape[1]), 0)
+        position_ids = positions(self.machine, input_ids.shape[1]).unsqueeze(0)
         mask = causal_mask(attention_mask, inputs_embeds, skip=False)
         hidden_states = inputs_embeds
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
@@ -199,7 +191,7 @@ class Transformer(Module):
             )
             hidden_states = outputs[0]
         hidden_states = self.ln_f(hidden_states)
-        return hidden_states  # type: ignore[no-any-return]
+        return hidden_states
 
 
 class CausalLM(named.CausalLM):

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, ops
+from tunecast.tape.build import attention
 from tunecast.tape.build.decoder import Config
+from tunecast.tape.build.dtypes import BOOL
 from tunecast.tape.build.families import gpt2, named
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask, positions
 from tunecast.tape.build.modules import Dropout, Linear, Module
-from tunecast.tape.build.tensor import BOOL, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 class Attention(Module):
@@ -26,51 +28,33 @@ class Attention(Module):
         self.attn_dropout = config["attn_pdrop"]
         self.resid_dropout = Dropout(machine, config["resid_pdrop"])
 
-    def forward(self, hidden_states: Tensor, attention_mask: Any) -> tuple[Tensor, Any]:
+    def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Any) -> tuple[Tensor, Any]:
+        """Positions are none of its business."""
         batch, length, _ = hidden_states.shape
-        query, key, value = self.projected(hidden_states)
+        query, key, value = self.project(hidden_states)
         attn_output, attn_weights = attention.attend(
             query, key, value, attention_mask, self.groups, dropout=self.attn_dropout
         )
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+        attn_output = attn_output.reshape(batch, length, -1).contiguous()
         attn_output = self.c_proj(attn_output)
         attn_output = self.resid_dropout(attn_output)
         return attn_output, attn_weights
 
-    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, length, _ = hidden_states.shape
         if self.multi_query:
             widths = [self.width, self.kv_width, self.kv_width]
-            query, key, value = ops.split(ops.unsqueeze(self.c_attn(hidden_states), 1), widths, 3)
-            query = ops.transpose(ops.view(query, batch, length, -1, self.head_dim), 1, 2)
+            query, key, value = self.c_attn(hidden_states).unsqueeze(1).split(widths, 3)
+            query = query.view(batch, length, -1, self.head_dim).transpose(1, 2)
             return query, key, value
-        whole = ops.view(self.c_attn(hidden_states), batch, length, self.heads, 3 * self.head_dim)
-        query, key, value = ops.split(ops.transpose(whole, 1, 2), [self.head_dim] * 3, 3)
+        whole = self.c_attn(hidden_states).view(batch, length, self.heads, 3 * self.head_dim)
+        query, key, value = whole.transpose(1, 2).split([self.head_dim] * 3, 3)
         return query, key, value
-
-
-class MLP(gpt2.MLP):
-    def __init__(self, machine: Machine, inner: int, config: Config) -> None:
-        super().__init__(machine, inner, config)
-        width = config["hidden_size"]
-        self.c_fc = Linear(machine, width, inner, bias=True)
-        self.c_proj = Linear(machine, inner, width, bias=True)
 
 
 class Block(gpt2.Block):
     attention_class: Any = Attention
-    mlp_class: Any = MLP
-
-    def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Any = None) -> Tensor:
-        residual = hidden_states
-        hidden_states = self.ln_1(hidden_states)
-        attn_output, _ = self.attn(hidden_states, attention_mask=attention_mask)
-        hidden_states = ops.add(attn_output, residual)
-        residual = hidden_states
-        hidden_states = self.ln_2(hidden_states)
-        feed_forward_hidden_states = self.mlp(hidden_states)
-        hidden_states = ops.add(residual, feed_forward_hidden_states)
-        return hidden_states
+    mlp_class: Any = gpt2.LinearMLP
 
 
 class Transformer(gpt2.Transformer):
@@ -83,15 +67,15 @@ class Transformer(gpt2.Transformer):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.wte(input_ids)
-        position_ids = ops.unsqueeze(positions(self.machine, input_ids.shape[1]), 0)
+        position_ids = positions(self.machine, input_ids.shape[1]).unsqueeze(0)
         mask = causal_mask(attention_mask, inputs_embeds)
         position_embeds = self.wpe(position_ids)
-        hidden_states = ops.add(inputs_embeds, position_embeds)
+        hidden_states = inputs_embeds + position_embeds
         hidden_states = self.drop(hidden_states)
         for block in self.h:
             hidden_states = block(hidden_states, attention_mask=mask)
         hidden_states = self.ln_f(hidden_states)
-        hidden_states = ops.view(hidden_states, *hidden_states.shape)
+        hidden_states = hidden_states.view(*hidden_states.shape)
         return hidden_states
 
 

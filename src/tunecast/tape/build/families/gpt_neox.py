@@ -4,27 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, ops
+from tunecast.tape.build import attention
 from tunecast.tape.build.decoder import CheckpointingLayer, Config, RotaryEmbedding
 from tunecast.tape.build.families import named
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask, positions
-from tunecast.tape.build.modules import Activation, Dropout, Embedding, LayerNorm, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.modules import Dropout, Embedding, LayerNorm, Linear, Module, ModuleList, PlainMLP
+from tunecast.tape.build.tensor import Tensor
 
 
-class MLP(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        hidden, inner = config["hidden_size"], config["intermediate_size"]
-        self.dense_h_to_4h = Linear(machine, hidden, inner, bias=True)
-        self.dense_4h_to_h = Linear(machine, inner, hidden, bias=True)
-        self.act = Activation(machine, config["hidden_act"])
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        hidden_states = self.dense_h_to_4h(hidden_states)
-        hidden_states = self.act(hidden_states)
-        hidden_states = self.dense_4h_to_h(hidden_states)
-        return hidden_states
+class MLP(PlainMLP):
+    up, down = "dense_h_to_4h", "dense_4h_to_h"
 
 
 class Attention(Module):
@@ -40,15 +30,15 @@ class Attention(Module):
         self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor, position_embeddings: Any
     ) -> tuple[Tensor, Any]:
         batch, length, _ = hidden_states.shape
-        qkv = ops.transpose(ops.view(self.query_key_value(hidden_states), batch, length, -1, 3 * self.head_size), 1, 2)
-        query_states, key_states, value_states = ops.chunk(qkv, 3, -1)
+        qkv = self.query_key_value(hidden_states).view(batch, length, -1, 3 * self.head_size).transpose(1, 2)
+        query_states, key_states, value_states = qkv.chunk(3, -1)
         cos, sin = position_embeddings
         query_states, key_states = attention.apply_partial_rotary(query_states, key_states, cos, sin)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, dropout=self.attention_dropout,
             position_ids=position_ids,
         )  # fmt: skip
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+        attn_output = attn_output.reshape(batch, length, -1).contiguous()
         attn_output = self.dense(attn_output)
         return attn_output, attn_weights
 
@@ -62,7 +52,7 @@ class Layer(CheckpointingLayer):
         self.post_attention_dropout = Dropout(machine, config["hidden_dropout"])
         self.post_mlp_dropout = Dropout(machine, config["hidden_dropout"])
         self.attention = Attention(machine, config)
-        self.mlp = MLP(machine, config)
+        self.mlp = MLP(machine, config["hidden_size"], config["intermediate_size"], config["hidden_act"])
 
     def forward(
         self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor, position_embeddings: Any
@@ -75,12 +65,12 @@ class Layer(CheckpointingLayer):
         if self.parallel:
             mlp_output = self.mlp(self.post_attention_layernorm(hidden_states))
             mlp_output = self.post_mlp_dropout(mlp_output)
-            hidden_states = ops.add(ops.add(mlp_output, attn_output), hidden_states)
+            hidden_states = mlp_output + attn_output + hidden_states
         else:
-            attn_output = ops.add(attn_output, hidden_states)
+            attn_output = attn_output + hidden_states
             mlp_output = self.mlp(self.post_attention_layernorm(attn_output))
             mlp_output = self.post_mlp_dropout(mlp_output)
-            hidden_states = ops.add(mlp_output, attn_output)
+            hidden_states = mlp_output + attn_output
         return hidden_states
 
 
@@ -89,15 +79,13 @@ class Transformer(Module):
         super().__init__(machine)
         self.embed_in = Embedding(machine, config["vocab_size"], config["hidden_size"])
         self.emb_dropout = Dropout(machine, config["hidden_dropout"])
-        self.layers = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.layers.append(Layer(machine, config))
+        self.layers = ModuleList(machine, [Layer(machine, config) for _ in range(config["num_hidden_layers"])])
         self.final_layer_norm = LayerNorm(machine, config["hidden_size"])
         self.rotary_emb = RotaryEmbedding(machine, config)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.embed_in(input_ids)
-        position_ids = ops.unsqueeze(positions(self.machine, input_ids.shape[1]), 0)
+        position_ids = positions(self.machine, input_ids.shape[1]).unsqueeze(0)
         mask = causal_mask(attention_mask, inputs_embeds)
         hidden_states = self.emb_dropout(inputs_embeds)
         position_embeddings = self.rotary_emb(hidden_states, position_ids=position_ids)
@@ -106,7 +94,7 @@ class Transformer(Module):
                 hidden_states, attention_mask=mask, position_ids=position_ids, position_embeddings=position_embeddings
             )
         hidden_states = self.final_layer_norm(hidden_states)
-        return hidden_states  # type: ignore[no-any-return]
+        return hidden_states
 
 
 class CausalLM(named.CausalLM):

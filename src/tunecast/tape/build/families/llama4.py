@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
-from tunecast.tape.build import attention, decoder, ops
+from tunecast.tape.build import attention, decoder
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import FULL, Config
-from tunecast.tape.build.experts import refuse_router_loss, sums, top_k
-from tunecast.tape.build.families.deepseek_v2 import RotaryEmbedding, as_complex, as_real, turned
-from tunecast.tape.build.masks import Pattern, and_, causal, causal_mask, compared, eager_mask, sdpa_mask
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, broadcast
+from tunecast.tape.build.experts import top_k
+from tunecast.tape.build.families.deepseek_v2 import RotaryEmbedding, complex_mul, view_as_complex, view_as_real
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.masks import Pattern, and_, causal, causal_mask, eager_mask, sdpa_mask
 from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 
 CHUNKED = "chunked_attention"
 
@@ -25,28 +29,28 @@ DEFAULTS: Config = {
 }  # fmt: skip
 
 
-def normalized(x: Tensor) -> Tensor:
-    return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x), -1))))
+def normalize(x: Tensor) -> Tensor:
+    return x * F.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
 
 
 class Norm(RMSNorm):
     def forward(self, x: Tensor) -> Tensor:
-        output = ops.to(normalized(ops.to(x, FLOAT32)), x.dtype)
-        return ops.multiply(output, self.weight)
+        output = normalize(x.float()).to(x.dtype)
+        return output * self.weight
 
 
 class L2Norm(Module):
     def forward(self, x: Tensor) -> Tensor:
-        return ops.to(normalized(ops.to(x, FLOAT32)), x.dtype)
+        return normalize(x.float()).to(x.dtype)
 
 
-def placed(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
-    xq_ = as_complex(ops.reshape(ops.to(xq, FLOAT32), *xq.shape[:-1], -1, 2))
-    xk_ = as_complex(ops.reshape(ops.to(xk, FLOAT32), *xk.shape[:-1], -1, 2))
-    freqs_cis = ops.unsqueeze(freqs_cis, 2)
-    xq_out = ops.reshape(as_real(turned(xq_, freqs_cis)), *xq.shape)
-    xk_out = ops.reshape(as_real(turned(xk_, freqs_cis)), *xk.shape)
-    return ops.to(xq_out, xq.dtype), ops.to(xk_out, xk.dtype)
+def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
+    xq_ = view_as_complex(xq.float().reshape(*xq.shape[:-1], -1, 2))
+    xk_ = view_as_complex(xk.float().reshape(*xk.shape[:-1], -1, 2))
+    freqs_cis = freqs_cis.unsqueeze(2)
+    xq_out = view_as_real(complex_mul(xq_, freqs_cis)).reshape(*xq.shape)
+    xk_out = view_as_real(complex_mul(xk_, freqs_cis)).reshape(*xk.shape)
+    return xq_out.to(xq.dtype), xk_out.to(xk.dtype)
 
 
 class SelfAttention(decoder.SelfAttention):
@@ -62,49 +66,50 @@ class SelfAttention(decoder.SelfAttention):
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
     ) -> tuple[Tensor, Any]:
         batch, length, _ = hidden_states.shape
-        query_states = ops.view(self.q_proj(hidden_states), batch, length, -1, self.head_dim)
-        key_states = ops.view(self.k_proj(hidden_states), batch, length, -1, self.head_dim)
-        value_states = ops.transpose(ops.view(self.v_proj(hidden_states), batch, length, -1, self.head_dim), 1, 2)
+        query_states = self.q_proj(hidden_states).view(batch, length, -1, self.head_dim)
+        key_states = self.k_proj(hidden_states).view(batch, length, -1, self.head_dim)
+        value_states = self.v_proj(hidden_states).view(batch, length, -1, self.head_dim).transpose(1, 2)
         if self.use_rope:
-            query_states, key_states = placed(query_states, key_states, position_embeddings)
+            query_states, key_states = apply_rotary_emb(query_states, key_states, position_embeddings)
         if self.has_norm:
             query_states = self.qk_norm(query_states)
             key_states = self.qk_norm(key_states)
         if self.tuned:
             _positions, attn_scales = self.scales(batch, length)
-            query_states = ops.to(ops.multiply(query_states, attn_scales), query_states.dtype)
-        query_states = ops.transpose(query_states, 1, 2)
-        key_states = ops.transpose(key_states, 1, 2)
+            query_states = (query_states * attn_scales).to(query_states.dtype)
+        query_states = query_states.transpose(1, 2)
+        key_states = key_states.transpose(1, 2)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
-            position_ids=position_ids, eager=by_hand,
+            position_ids=position_ids, eager=eager_attention,
         )  # fmt: skip
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+        attn_output = attn_output.reshape(batch, length, -1).contiguous()
         attn_output = self.o_proj(attn_output)
         return attn_output, attn_weights
 
     def scales(self, batch: int, length: int) -> tuple[Tensor, Tensor]:
         """Queries grow with their position, where nothing else tells it."""
-        positions = ops.map_("add", self.machine.run("arange", (), (length,), INT64))
-        attn_scales = ops.map_("_to_copy", positions, FLOAT32)
+        positions = self.machine.run("arange", (), (length,), INT64) + 0
+        attn_scales = positions.to(FLOAT32)
         for name in ("add", "div", "floor", "log1p", "mul", "add"):
-            attn_scales = ops.map_(name, attn_scales)
-        return positions, ops.expand(ops.view(attn_scales, 1, length, 1, 1), batch, length, 1, 1)
+            attn_scales = pointwise(name, attn_scales)
+        return positions, attn_scales.view(1, length, 1, 1).expand(batch, length, 1, 1)
 
 
-def by_hand(
+def eager_attention(
     query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, groups: int, dropout: float
 ) -> tuple[Tensor, Tensor]:
     """Its softmax stays in the scores' own type."""
     key_states = attention.repeat_kv(key, groups)
     value_states = attention.repeat_kv(value, groups)
-    attn_weights = ops.scale(ops.matmul(query, ops.transpose(key_states, 2, 3)))
+    scaling = query.shape[-1] ** -0.5
+    attn_weights = F.matmul(query, key_states.transpose(2, 3)) * scaling
     if attention_mask is not None:
-        attn_weights = ops.add(attn_weights, attention_mask)
-    attn_weights = ops.softmax(attn_weights)
-    attn_weights = ops.dropout(attn_weights, dropout)
-    attn_output = ops.matmul(attn_weights, value_states)
-    attn_output = ops.contiguous(ops.transpose(attn_output, 1, 2))
+        attn_weights = attn_weights + attention_mask
+    attn_weights = F.softmax(attn_weights)
+    attn_weights = F.dropout(attn_weights, dropout)
+    attn_output = F.matmul(attn_weights, value_states)
+    attn_output = attn_output.transpose(1, 2).contiguous()
     return attn_output, attn_weights
 
 
@@ -118,8 +123,8 @@ class MLP(Module):
         self.activation_fn = Activation(machine, config.get("hidden_act", "silu"))
 
     def forward(self, x: Tensor) -> Tensor:
-        down_proj = ops.multiply(self.activation_fn(self.gate_proj(x)), self.up_proj(x))
-        return self.down_proj(down_proj)  # type: ignore[no-any-return]
+        down_proj = self.activation_fn(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(down_proj)
 
 
 class DenseExperts(Module):
@@ -134,19 +139,12 @@ class DenseExperts(Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         hidden = hidden_states.shape[-1]
-        hidden_states = ops.view(hidden_states, self.count, -1, hidden)
-        gate_up = product(hidden_states, self.gate_up_proj)
-        gate, up = ops.chunk(gate_up, 2, -1)
-        next_states = product(ops.multiply(up, self.act_fn(gate)), self.down_proj)
-        next_states = ops.view(next_states, -1, hidden)
+        hidden_states = hidden_states.view(self.count, -1, hidden)
+        gate_up = F.bmm(hidden_states, self.gate_up_proj)
+        gate, up = gate_up.chunk(2, -1)
+        next_states = F.bmm(up * self.act_fn(gate), self.down_proj)
+        next_states = next_states.view(-1, hidden)
         return next_states
-
-
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """bmm, cast by autocast."""
-    second = ops.cast_for_product(b)
-    first = ops.cast_for_product(a)
-    return ops.batched_product(first, second)
 
 
 class Router(Linear):
@@ -159,14 +157,14 @@ class Router(Linear):
         self.top_k = config["num_experts_per_tok"]
 
     def forward(self, hidden_states: Tensor) -> Any:
-        router_logits = ops.linear(hidden_states, self.weight)
+        router_logits = F.linear(hidden_states, self.weight)
         router_top_value, router_indices = top_k(router_logits, self.top_k)
-        router_scores = scattered(router_logits, router_indices, router_top_value)
-        router_scores = ops.to(ops.sigmoid(ops.to(router_scores, FLOAT32)), router_scores.dtype)
+        router_scores = scatter(router_logits, router_indices, router_top_value)
+        router_scores = router_scores.float().sigmoid().to(router_scores.dtype)
         return router_scores, router_logits
 
 
-def scattered(like: Tensor, places: Tensor, values: Tensor) -> Tensor:
+def scatter(like: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """Values put where they came from, minus infinity elsewhere."""
     machine = like.machine
 
@@ -180,12 +178,12 @@ def scattered(like: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return finish(node, out)
 
 
-def repeated(x: Tensor, count: int) -> Tensor:
+def repeat(x: Tensor, count: int) -> Tensor:
     """Rows over and over."""
     rows, width = x.shape
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (ops.total(ops.view(gradients[0], count, rows, width), (0,)),)
+        return (gradients[0].view(count, rows, width).sum(0),)
 
     return record(x.machine.run("repeat", (x,), (count * rows, width), x.dtype), (x,), back)
 
@@ -198,19 +196,19 @@ class SparseMoe(Module):
         self.shared_expert = MLP(machine, config, config["intermediate_size"])
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
-        hidden_states = ops.reshape(hidden_states, -1, hidden_states.shape[-1])
+        hidden_states = hidden_states.reshape(-1, hidden_states.shape[-1])
         router_scores, router_logits = self.router(hidden_states)
         experts = router_scores.shape[1]
-        routed_in = repeated(hidden_states, experts)
-        routed_in = ops.multiply(routed_in, ops.reshape(ops.transpose(router_scores, 0, 1), -1, 1))
+        routed_in = repeat(hidden_states, experts)
+        routed_in = routed_in * router_scores.t().reshape(-1, 1)
         routed_out = self.experts(routed_in)
         out = self.shared_expert(hidden_states)
-        out = ops.add_in_place(out, sums(ops.reshape(routed_out, experts, -1, routed_out.shape[-1]), 0))
+        out = out.add_(routed_out.reshape(experts, -1, routed_out.shape[-1]).sum(0))
         return out, router_logits
 
 
 class Layer(decoder.CheckpointingLayer):
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+    def __init__(self, machine: Machine, config: Config, index: int, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine)
         self.self_attn = SelfAttention(machine, config, index)
         self.is_moe_layer = index in moe_layers(config)
@@ -231,13 +229,13 @@ class Layer(decoder.CheckpointingLayer):
             hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
             position_ids=position_ids,
         )  # fmt: skip
-        hidden_states = ops.add(residual, attention_states)
+        hidden_states = residual + attention_states
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
         hidden_states = self.feed_forward(hidden_states)
         if self.is_moe_layer:
             hidden_states, _ = hidden_states  # type: ignore[misc]
-        hidden_states = ops.add(residual, ops.view(hidden_states, *residual.shape))
+        hidden_states = residual + hidden_states.view(*residual.shape)
         return hidden_states
 
 
@@ -254,12 +252,8 @@ def moe_layers(config: Config) -> Sequence[int]:
 
 
 class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
-    norm_class: Any = Norm
-    rotary_class: Any = RotaryEmbedding
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine, config)
+    def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
+        super().__init__(machine, config, family)
         self.chunk = config["attention_chunk_size"]
 
     def masks(self, attention_mask: Tensor, inputs_embeds: Tensor) -> dict[str, Any]:
@@ -275,7 +269,7 @@ def chunked_mask(attention_mask: Tensor, inputs_embeds: Tensor, chunk: int) -> A
     none = machine.run("zeros_like", (attention_mask,), shape, BOOL)
     before = machine.run("eq", (seen, none), shape, BOOL)
     del seen, none
-    left_padding = ops.total(before, (1,), dtype=INT64)
+    left_padding = before.sum(1)
     del before
     pattern = and_(in_chunks(chunk, left_padding), causal)
     if machine.attention == "eager":
@@ -287,23 +281,25 @@ def in_chunks(chunk: int, left_padding: Tensor) -> Pattern:
     def number(idx: Tensor, batch_idx: Tensor) -> Tensor:
         machine = idx.machine
         start_ = machine.run("index", (left_padding, batch_idx), batch_idx.shape, INT64)
-        shape = ops.broadcast(idx.shape, batch_idx.shape)
+        shape = broadcast(idx.shape, batch_idx.shape)
         moved = machine.run("sub", (idx, start_), shape, INT64)
         del start_
-        return ops.map_("floor_divide", moved)
+        return moved // chunk
 
     def pattern(batch_idx: Tensor, head_idx: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
-        return compared("eq", number(kv_idx, batch_idx), number(q_idx, batch_idx))
+        return number(kv_idx, batch_idx).eq(number(q_idx, batch_idx))
 
     return pattern
 
 
 class CausalLM(decoder.CausalLM):
-    decoder_class: Any = Decoder
+    decoder_class = Decoder
+    layer_class = Layer
+    norm_class = Norm
+    rotary_class = RotaryEmbedding
     defaults: ClassVar[Config] = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
-        refuse_router_loss(config)
         if machine.attention.startswith("flash"):
             raise Unsupported("attention: the closed form knows Llama 4 with sdpa and eager only", field="attention")
         super().__init__(machine, config)

@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from math import ceil, log2
+from math import ceil, inf, log2
 from typing import Any, ClassVar
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import CheckpointingLayer, Config
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT32, INT64
 from tunecast.tape.build.families import named
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Dropout, Embedding, LayerNorm, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 def build_alibi(machine: Machine, heads: int, length: int) -> Tensor:
     """[heads, 1, length]: as long as the longest sequence the model may see, in fp32."""
-    alibi = ops.view(machine.run("arange", (), (length,), INT32), 1, 1, 1, length)
+    alibi = machine.run("arange", (), (length,), INT32).view(1, 1, 1, length)
     rounded = 2 ** ceil(log2(heads))
-    base = ops.to(machine.run("arange", (), (rounded,), INT64), FLOAT32)
-    base = ops.map_("mul", base)
-    powers = ops.map_("pow", base)
-    slopes = ops.map_("mul", ops.map_("reciprocal", powers))  # 1 / powers, which Python holds until it is done
+    base = machine.run("arange", (), (rounded,), INT64).float()
+    base = base * 8
+    powers = base.pow(2)
+    slopes = 1 / powers
     del powers
-    slopes = ops.view(slopes, 1, rounded, 1, 1)
+    slopes = slopes.view(1, rounded, 1, 1)
     if rounded != heads:
         half = machine.run("cat", (slopes,), (1, rounded, 1, 1), FLOAT32)
-        slopes = ops.slice_(half, 1, 0, heads)
+        slopes = half[:, :heads]
         del half
-    alibi = ops.multiply(alibi, slopes)
-    return ops.squeeze(alibi, 0)
+    alibi = alibi * slopes
+    return alibi.squeeze(0)
 
 
 class Attention(Module):
@@ -37,6 +39,7 @@ class Attention(Module):
         super().__init__(machine)
         width, options = config["hidden_size"], config["attn_config"] or {}
         self.heads = config["num_attention_heads"]
+        self.softmax_scale = (width // self.heads) ** -0.5
         self.dropout = options.get("attn_pdrop") or 0.0
         self.clip_qkv = options.get("clip_qkv")
         self.Wqkv = Linear(machine, width, 3 * width)
@@ -47,20 +50,20 @@ class Attention(Module):
         shape = (batch, length, self.heads, width // self.heads)
         mixed_qkv = self.Wqkv(hidden_states)
         if self.clip_qkv:
-            mixed_qkv = ops.clamp(mixed_qkv)
-        query_states, key_states, value_states = ops.chunk(mixed_qkv, 3, 2)
-        query_states = ops.transpose(ops.reshape(query_states, *shape), 1, 2)
-        key_states = ops.transpose(ops.reshape(key_states, *shape), 1, 2)
-        value_states = ops.transpose(ops.reshape(value_states, *shape), 1, 2)
-        attention_scores = ops.scale(ops.matmul(query_states, ops.transpose(key_states, 2, 3)))
+            mixed_qkv = mixed_qkv.clamp()
+        query_states, key_states, value_states = mixed_qkv.chunk(3, 2)
+        query_states = query_states.reshape(*shape).transpose(1, 2)
+        key_states = key_states.reshape(*shape).transpose(1, 2)
+        value_states = value_states.reshape(*shape).transpose(1, 2)
+        attention_scores = F.matmul(query_states, key_states.transpose(2, 3)) * self.softmax_scale
         longest = position_bias.shape[2]
-        position_bias = ops.slice_(position_bias, 2, max(0, longest - length), longest)
-        attention_scores = ops.add(attention_scores, position_bias)
-        attention_scores = ops.masked_fill(attention_scores, attention_mask)
-        attn_weights = ops.to(ops.softmax(ops.to(attention_scores, FLOAT32)), value_states.dtype)
-        attn_weights = ops.dropout(attn_weights, self.dropout)
-        context_states = ops.matmul(attn_weights, value_states)
-        context_states = ops.view(ops.contiguous(ops.permute(context_states, 0, 2, 1, 3)), batch, length, -1)
+        position_bias = position_bias[:, :, max(0, longest - length) : longest]
+        attention_scores = attention_scores + position_bias
+        attention_scores = attention_scores.masked_fill(attention_mask, -inf)
+        attn_weights = F.softmax(attention_scores.float()).to(value_states.dtype)
+        attn_weights = F.dropout(attn_weights, self.dropout)
+        context_states = F.matmul(attn_weights, value_states)
+        context_states = context_states.permute(0, 2, 1, 3).contiguous().view(batch, length, -1)
         attn_output = self.out_proj(context_states)
         return attn_output, attn_weights
 
@@ -77,8 +80,8 @@ class MLP(Module):
     def forward(self, hidden_states: Tensor, residual: Tensor) -> Tensor:
         hidden_states = self.act(self.up_proj(hidden_states))
         intermediate_output = self.down_proj(hidden_states)
-        output = ops.dropout(intermediate_output, self.hidden_dropout)
-        output = ops.add(output, residual)
+        output = F.dropout(intermediate_output, self.hidden_dropout)
+        output = output + residual
         return output
 
 
@@ -97,7 +100,7 @@ class Block(CheckpointingLayer):
         attn_outputs, attn_weights = self.attn(
             layernorm_output, position_bias=position_bias, attention_mask=attention_mask
         )
-        hidden_states = ops.add(self.resid_attn_dropout(attn_outputs), residual)
+        hidden_states = self.resid_attn_dropout(attn_outputs) + residual
         layernorm_output = self.norm_2(hidden_states)
         residual = hidden_states
         output = self.ffn(layernorm_output, residual)
@@ -110,9 +113,7 @@ class Transformer(Module):
         width = config["hidden_size"]
         self.heads, self.longest = config["num_attention_heads"], config["max_seq_len"]
         self.wte = Embedding(machine, config["vocab_size"], width)
-        self.blocks = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.blocks.append(Block(machine, config))
+        self.blocks = ModuleList(machine, [Block(machine, config) for _ in range(config["num_hidden_layers"])])
         self.norm_f = LayerNorm(machine, width, bias=False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -124,12 +125,12 @@ class Transformer(Module):
         inputs_embeds = self.wte(input_ids)
         hidden_states = inputs_embeds
         alibi = build_alibi(self.machine, self.heads, self.longest)
-        mask = ops.to(causal_mask(attention_mask, inputs_embeds), BOOL)
+        mask = causal_mask(attention_mask, inputs_embeds).to(BOOL)
         for block in self.blocks:
             outputs = block(hidden_states, attention_mask=mask, position_bias=alibi)
             hidden_states = outputs[0]  # the weights of a layer live until the next one is done
         hidden_states = self.norm_f(hidden_states)
-        return hidden_states  # type: ignore[no-any-return]
+        return hidden_states
 
 
 class CausalLM(named.CausalLM):

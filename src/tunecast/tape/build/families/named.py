@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import decoder, ops
+from tunecast.tape.build import decoder
 from tunecast.tape.build.decoder import Config
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 GPT_NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers"}
 
@@ -38,9 +39,9 @@ class CausalLM(decoder.CausalLM):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Any:
         hidden_states = self.base()(input_ids, attention_mask=attention_mask)
-        logits = self.output_embedding()(ops.alias(hidden_states))
+        logits = self.output_embedding()(hidden_states[:])
         if self.machine.era.widens_logits(self.model_type):
-            logits = ops.to(logits, FLOAT32)
+            logits = logits.float()
         return self.output(logits, labels)
 
     def head_inputs(self, config: Config) -> int:
@@ -65,7 +66,7 @@ class CausalLM(decoder.CausalLM):
     def choose_attention(self, model_type: str) -> None:
         machine = self.machine
         if machine.attention == "sdpa" and "sdpa" not in self.attentions:
-            machine.attention = "eager"
+            machine.use_eager_attention()
         if machine.attention not in self.attentions:
             raise UsageError(
                 f"attention: {model_type} has no {machine.attention}; it has {', '.join(self.attentions)}",

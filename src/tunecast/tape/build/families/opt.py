@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, ops
+from tunecast.tape.build import attention
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import CheckpointingLayer, Config
+from tunecast.tape.build.dtypes import INT64
 from tunecast.tape.build.families import named
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Embedding, LayerNorm, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 POSITIONS_BEFORE = 2
 """Rows of the table of positions that stand for no position."""
@@ -20,7 +23,7 @@ class PositionalEmbedding(Embedding):
         super().__init__(machine, rows + POSITIONS_BEFORE, width)
 
     def forward(self, position_ids: Tensor) -> Tensor:
-        return super().forward(ops.map_("add", position_ids))
+        return super().forward(position_ids + POSITIONS_BEFORE)
 
 
 class Attention(Module):
@@ -28,6 +31,7 @@ class Attention(Module):
         super().__init__(machine)
         width, bias = config["hidden_size"], config["enable_bias"]
         self.heads = config["num_attention_heads"]
+        self.scaling = (width // self.heads) ** -0.5
         self.dropout = config["attention_dropout"]
         self.k_proj = Linear(machine, width, width, bias)
         self.v_proj = Linear(machine, width, width, bias)
@@ -37,16 +41,16 @@ class Attention(Module):
     def forward(self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor) -> tuple[Tensor, Any]:
         batch, length, width = hidden_states.shape
         shape = (batch, -1, self.heads, width // self.heads)
-        query_states = ops.scale(self.q_proj(hidden_states))
-        query_states = ops.transpose(ops.view(query_states, *shape), 1, 2)
+        query_states = self.q_proj(hidden_states) * self.scaling
+        query_states = query_states.view(*shape).transpose(1, 2)
         key_states = self.k_proj(hidden_states)
         value_states = self.v_proj(hidden_states)
-        key_states = ops.transpose(ops.view(key_states, *shape), 1, 2)
-        value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
+        key_states = key_states.view(*shape).transpose(1, 2)
+        value_states = value_states.view(*shape).transpose(1, 2)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, dropout=self.dropout, position_ids=position_ids
         )
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+        attn_output = attn_output.reshape(batch, length, -1).contiguous()
         attn_output = self.out_proj(attn_output)
         return attn_output, attn_weights
 
@@ -69,20 +73,20 @@ class Layer(CheckpointingLayer):
         if self.norm_before:
             hidden_states = self.self_attn_layer_norm(hidden_states)
         hidden_states, _ = self.self_attn(hidden_states, attention_mask=attention_mask, position_ids=position_ids)
-        hidden_states = ops.dropout(hidden_states, self.dropout)
-        hidden_states = ops.add(residual, hidden_states)
+        hidden_states = F.dropout(hidden_states, self.dropout)
+        hidden_states = residual + hidden_states
         if not self.norm_before:
             hidden_states = self.self_attn_layer_norm(hidden_states)
         hidden_states_shape = hidden_states.shape
-        hidden_states = ops.reshape(hidden_states, -1, hidden_states.shape[-1])
+        hidden_states = hidden_states.reshape(-1, hidden_states.shape[-1])
         residual = hidden_states
         if self.norm_before:
             hidden_states = self.final_layer_norm(hidden_states)
         hidden_states = self.fc1(hidden_states)
         hidden_states = self.activation_fn(hidden_states)
         hidden_states = self.fc2(hidden_states)
-        hidden_states = ops.dropout(hidden_states, self.dropout)
-        hidden_states = ops.view(ops.add(residual, hidden_states), *hidden_states_shape)
+        hidden_states = F.dropout(hidden_states, self.dropout)
+        hidden_states = (residual + hidden_states).view(*hidden_states_shape)
         if not self.norm_before:
             hidden_states = self.final_layer_norm(hidden_states)
         return hidden_states
@@ -98,19 +102,17 @@ class Decoder(Module):
         self.project_in = Linear(machine, words, width) if words != width else None
         has_norm = config["do_layer_norm_before"] and not config["_remove_final_layer_norm"]
         self.final_layer_norm = LayerNorm(machine, width) if has_norm else None
-        self.layers = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.layers.append(Layer(machine, config))
+        self.layers = ModuleList(machine, [Layer(machine, config) for _ in range(config["num_hidden_layers"])])
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.embed_tokens(input_ids)
         position_ids = running_sum(attention_mask)
-        position_ids = ops.map_("sub", ops.multiply(position_ids, attention_mask))
+        position_ids = position_ids * attention_mask - 1
         mask = causal_mask(attention_mask, inputs_embeds)
         pos_embeds = self.embed_positions(position_ids)
         if self.project_in is not None:
             inputs_embeds = self.project_in(inputs_embeds)
-        hidden_states = ops.add(inputs_embeds, pos_embeds)
+        hidden_states = inputs_embeds + pos_embeds
         for decoder_layer in self.layers:
             hidden_states = decoder_layer(hidden_states, attention_mask=mask, position_ids=position_ids)
         if self.final_layer_norm is not None:

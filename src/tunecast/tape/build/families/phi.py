@@ -4,24 +4,17 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, decoder, ops
-from tunecast.tape.build.decoder import CheckpointingLayer, Config, RotaryEmbedding, rotary_width
-from tunecast.tape.build.families import named
+from tunecast.tape.build.decoder import CheckpointingLayer, Config, RotaryEmbedding
+from tunecast.tape.build.families import named, stablelm
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask, positions
-from tunecast.tape.build.modules import Activation, Dropout, Embedding, LayerNorm, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.modules import Dropout, Embedding, LayerNorm, Linear, Module, ModuleList, PlainMLP
+from tunecast.tape.build.tensor import Tensor
 
 
-class Attention(decoder.SelfAttention):
-    """The parts of queries and keys keep their names until the end, and so their memory."""
-
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
-        super().__init__(machine, config, index)
-        self.rotary_ndims = rotary_width(config)
-        self.qk_layernorm = config["qk_layernorm"]
-        if self.qk_layernorm:
-            self.q_layernorm = LayerNorm(machine, self.head_dim)
-            self.k_layernorm = LayerNorm(machine, self.head_dim)
+class Attention(stablelm.Attention):
+    projects_first = False
+    output_name = "dense"
 
     def add_projections(self, machine: Machine, config: Config) -> None:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
@@ -31,48 +24,19 @@ class Attention(decoder.SelfAttention):
         self.v_proj = Linear(machine, hidden, kv_heads * self.head_dim, bias=True)
         self.dense = Linear(machine, heads * self.head_dim, hidden, bias=True)
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
-    ) -> tuple[Tensor, Any]:
-        batch, length, _ = hidden_states.shape
-        query_states, key_states, value_states = self.projected(hidden_states)
-        if self.qk_layernorm:
-            query_states = self.q_layernorm(query_states)
-            key_states = self.k_layernorm(key_states)
-        cos, sin = position_embeddings
-        turned, width = self.rotary_ndims, self.head_dim
-        query_rot, query_pass = ops.slice_(query_states, -1, 0, turned), ops.slice_(query_states, -1, turned, width)
-        key_rot, key_pass = ops.slice_(key_states, -1, 0, turned), ops.slice_(key_states, -1, turned, width)
-        query_rot, key_rot = attention.apply_rotary(query_rot, key_rot, cos, sin)
-        query_states = ops.cat((query_rot, query_pass), -1)
-        key_states = ops.cat((key_rot, key_pass), -1)
-        attn_output, attn_weights = attention.attend(
-            query_states, key_states, value_states, attention_mask, self.groups, self.dropout, position_ids=position_ids
-        )
-        attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
-        attn_output = self.dense(attn_output)
-        return attn_output, attn_weights
+    def norm(self, heads: int) -> Module:
+        return LayerNorm(self.machine, self.head_dim)
 
 
-class MLP(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        self.activation_fn = Activation(machine, config["hidden_act"])
-        self.fc1 = Linear(machine, config["hidden_size"], config["intermediate_size"], bias=True)
-        self.fc2 = Linear(machine, config["intermediate_size"], config["hidden_size"], bias=True)
-
-    def forward(self, hidden_states: Tensor) -> Tensor:
-        hidden_states = self.fc1(hidden_states)
-        hidden_states = self.activation_fn(hidden_states)
-        hidden_states = self.fc2(hidden_states)
-        return hidden_states
+class MLP(PlainMLP):
+    activation = "activation_fn"
 
 
 class Layer(CheckpointingLayer):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine)
         self.self_attn = Attention(machine, config, index)
-        self.mlp = MLP(machine, config)
+        self.mlp = MLP(machine, config["hidden_size"], config["intermediate_size"], config["hidden_act"])
         self.input_layernorm = LayerNorm(machine, config["hidden_size"])
         self.resid_dropout = Dropout(machine, config["resid_pdrop"])
 
@@ -87,7 +51,7 @@ class Layer(CheckpointingLayer):
         )  # fmt: skip
         attn_outputs = self.resid_dropout(attn_outputs)
         feed_forward_hidden_states = self.resid_dropout(self.mlp(hidden_states))
-        hidden_states = ops.add(ops.add(attn_outputs, feed_forward_hidden_states), residual)
+        hidden_states = attn_outputs + feed_forward_hidden_states + residual
         return hidden_states
 
 
@@ -95,16 +59,15 @@ class Decoder(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         self.embed_tokens = Embedding(machine, config["vocab_size"], config["hidden_size"])
-        self.layers = ModuleList(machine)
-        for index in range(config["num_hidden_layers"]):
-            self.layers.append(Layer(machine, config, index))
+        layers = range(config["num_hidden_layers"])
+        self.layers = ModuleList(machine, [Layer(machine, config, index) for index in layers])
         self.rotary_emb = RotaryEmbedding(machine, config)
         self.embed_dropout = Dropout(machine, config["embd_pdrop"])
         self.final_layernorm = LayerNorm(machine, config["hidden_size"])
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.embed_tokens(input_ids)
-        position_ids = ops.unsqueeze(positions(self.machine, input_ids.shape[1]), 0)
+        position_ids = positions(self.machine, input_ids.shape[1]).unsqueeze(0)
         mask = causal_mask(attention_mask, inputs_embeds)
         inputs_embeds = self.embed_dropout(inputs_embeds)
         hidden_states = inputs_embeds
@@ -114,7 +77,7 @@ class Decoder(Module):
                 hidden_states, attention_mask=mask, position_ids=position_ids, position_embeddings=position_embeddings
             )
         hidden_states = self.final_layernorm(hidden_states)
-        return hidden_states  # type: ignore[no-any-return]
+        return hidden_states
 
 
 class CausalLM(named.CausalLM):

@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from tunecast.tape.build import decoder, ops
-from tunecast.tape.build.attention import rotated
+from tunecast.tape.build import decoder
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.attention import rotate
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.families import mistral
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Dropout, Linear, Module
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 class FusedMLP(Module):
@@ -23,12 +25,26 @@ class FusedMLP(Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         up_states = self.gate_up_proj(hidden_states)
-        gate, up_states = ops.chunk(up_states, 2, -1)
-        up_states = ops.multiply(up_states, self.activation_fn(gate))
-        return self.down_proj(up_states)  # type: ignore[no-any-return]
+        gate, up_states = up_states.chunk(2, -1)
+        up_states = up_states * self.activation_fn(gate)
+        return self.down_proj(up_states)
+
+
+def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+    """The head's first dimensions are rotated, the rest, if any, put behind them."""
+    cos = cos.unsqueeze(1)
+    sin = sin.unsqueeze(1)
+    rotary_dim = cos.shape[-1]
+    q_rot, q_pass = q[..., :rotary_dim], q[..., rotary_dim:]
+    k_rot, k_pass = k[..., :rotary_dim], k[..., rotary_dim:]
+    q_embed = F.cat([rotate(q_rot, cos, sin), q_pass], -1)
+    k_embed = F.cat([rotate(k_rot, cos, sin), k_pass], -1)
+    return q_embed, k_embed
 
 
 class FusedAttention(decoder.SelfAttention):
+    rotary = staticmethod(apply_rotary)
+
     def add_projections(self, machine: Machine, config: Config) -> None:
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         self.query_width = heads * self.head_dim
@@ -36,69 +52,38 @@ class FusedAttention(decoder.SelfAttention):
         self.o_proj = Linear(machine, self.query_width, hidden)
         self.qkv_proj = Linear(machine, hidden, self.query_width + 2 * self.key_width)
 
-    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (*hidden_states.shape[:2], -1, self.head_dim)
         qkv = self.qkv_proj(hidden_states)
-        query_states = ops.slice_(qkv, -1, 0, self.query_width)
-        key_states = ops.slice_(qkv, -1, self.query_width, self.query_width + self.key_width)
-        value_states = ops.slice_(qkv, -1, self.query_width + self.key_width, qkv.shape[-1])
-        query_states = ops.transpose(ops.view(query_states, *shape), 1, 2)
-        key_states = ops.transpose(ops.view(key_states, *shape), 1, 2)
-        value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
+        query_states = qkv[..., : self.query_width]
+        key_states = qkv[..., self.query_width : self.query_width + self.key_width]
+        value_states = qkv[..., self.query_width + self.key_width :]
+        query_states = query_states.view(*shape).transpose(1, 2)
+        key_states = key_states.view(*shape).transpose(1, 2)
+        value_states = value_states.view(*shape).transpose(1, 2)
         return query_states, key_states, value_states
-
-    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = position_embeddings
-        return apply_partly(query_states, key_states, cos, sin)
-
-
-def apply_partly(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    """The head's first dimensions are rotated, the rest, if any, put behind them."""
-    cos = ops.unsqueeze(cos, 1)
-    sin = ops.unsqueeze(sin, 1)
-    width, whole = cos.shape[-1], q.shape[-1]
-    q_rot, q_pass = ops.slice_(q, -1, 0, width), ops.slice_(q, -1, width, whole)
-    k_rot, k_pass = ops.slice_(k, -1, 0, width), ops.slice_(k, -1, width, whole)
-    q_embed = ops.cat([rotated(q_rot, cos, sin), q_pass], -1)
-    k_embed = ops.cat([rotated(k_rot, cos, sin), k_pass], -1)
-    return q_embed, k_embed
 
 
 class Layer(decoder.Layer):
-    attention_class: Any = FusedAttention
-    mlp_class: Any = FusedMLP
-
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
-        super().__init__(machine, config, index)
+    def __init__(self, machine: Machine, config: Config, index: int, family: type[decoder.CausalLM]) -> None:
+        super().__init__(machine, config, index, family)
         self.resid_attn_dropout = Dropout(machine, config.get("resid_pdrop") or 0.0)
         self.resid_mlp_dropout = Dropout(machine, config.get("resid_pdrop") or 0.0)
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
-        residual = hidden_states
-        hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
-        hidden_states = ops.add(residual, self.resid_attn_dropout(hidden_states))
-        residual = hidden_states
-        hidden_states = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(hidden_states)
-        hidden_states = ops.add(residual, self.resid_mlp_dropout(hidden_states))
-        return hidden_states
+    def attention_branch(self, hidden_states: Tensor) -> Tensor:
+        return self.resid_attn_dropout(hidden_states)
+
+    def mlp_branch(self, hidden_states: Tensor) -> Tensor:
+        return self.resid_mlp_dropout(hidden_states)
 
 
 class Rotary(decoder.RotaryEmbedding):
     also_longrope = ("su", "yarn")
 
 
-class Decoder(mistral.Decoder):
-    layer_class: Any = Layer
-    rotary_class: Any = Rotary
-
-
 class CausalLM(mistral.CausalLM):
-    decoder_class: Any = Decoder
+    layer_class = Layer
+    attention_class = FusedAttention
+    mlp_class = FusedMLP
+    rotary_class = Rotary
     defaults: ClassVar[Config] = {"original_max_position_embeddings": 4096}

@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tunecast.tape.build import decoder, ops
+from tunecast.tape.build import decoder
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import RMSNorm
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 WINDOWED: Config = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 
@@ -27,16 +28,8 @@ class Qwen2Attention(decoder.SelfAttention):
         return True, False
 
 
-class Qwen2Layer(decoder.Layer):
-    attention_class: Any = Qwen2Attention
-
-
-class Qwen2Decoder(decoder.Decoder):
-    layer_class: Any = Qwen2Layer
-
-
 class Qwen2(decoder.CausalLM):
-    decoder_class: Any = Qwen2Decoder
+    attention_class: Any = Qwen2Attention
     defaults: ClassVar[Config] = WINDOWED
 
     def layer_types(self, config: Config) -> Sequence[str]:
@@ -49,25 +42,14 @@ class Qwen3Attention(decoder.SelfAttention):
         self.q_norm = RMSNorm(machine, self.head_dim)
         self.k_norm = RMSNorm(machine, self.head_dim)
 
-    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         shape = (*hidden_states.shape[:2], -1, self.head_dim)
-        query_states = ops.transpose(self.q_norm(ops.view(self.q_proj(hidden_states), *shape)), 1, 2)
-        key_states = ops.transpose(self.k_norm(ops.view(self.k_proj(hidden_states), *shape)), 1, 2)
-        value_states = ops.transpose(ops.view(self.v_proj(hidden_states), *shape), 1, 2)
+        query_states = self.q_norm(self.q_proj(hidden_states).view(*shape)).transpose(1, 2)
+        key_states = self.k_norm(self.k_proj(hidden_states).view(*shape)).transpose(1, 2)
+        value_states = self.v_proj(hidden_states).view(*shape).transpose(1, 2)
         return query_states, key_states, value_states
 
 
-class Qwen3Layer(decoder.Layer):
+class Qwen3(Qwen2):
     attention_class: Any = Qwen3Attention
-
-
-class Qwen3Decoder(decoder.Decoder):
-    layer_class: Any = Qwen3Layer
-
-
-class Qwen3(decoder.CausalLM):
-    decoder_class: Any = Qwen3Decoder
     defaults: ClassVar[Config] = {**WINDOWED, "head_dim": 128}
-
-    def layer_types(self, config: Config) -> Sequence[str]:
-        return windowed_layers(config)

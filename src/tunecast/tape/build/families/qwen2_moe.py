@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tunecast.tape.build import decoder, ops
+from tunecast.tape.build import decoder
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
-from tunecast.tape.build.experts import Experts, Router, refuse_router_loss
+from tunecast.tape.build.experts import Experts, Router
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 DEFAULTS: Config = {
     "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "num_experts": 60,
@@ -46,15 +47,15 @@ class SparseMoe(Module):
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         batch_size, sequence_length, hidden_dim = hidden_states.shape
-        hidden_states_reshaped = ops.view(hidden_states, -1, hidden_dim)
+        hidden_states_reshaped = hidden_states.view(-1, hidden_dim)
         shared_expert_output = self.shared_expert(hidden_states_reshaped)
         _, routing_weights, selected_experts = self.gate(hidden_states_reshaped)
         expert_output = self.experts(hidden_states_reshaped, selected_experts, routing_weights)
-        gate = ops.sigmoid(self.shared_expert_gate(hidden_states_reshaped))
-        shared_expert_output = ops.multiply(gate, shared_expert_output)
+        gate = self.shared_expert_gate(hidden_states_reshaped).sigmoid()
+        shared_expert_output = gate * shared_expert_output
         del gate
-        expert_output = ops.add(expert_output, shared_expert_output)
-        expert_output = ops.reshape(expert_output, batch_size, sequence_length, hidden_dim)
+        expert_output = expert_output + shared_expert_output
+        expert_output = expert_output.reshape(batch_size, sequence_length, hidden_dim)
         return expert_output
 
 
@@ -64,31 +65,28 @@ class SelfAttention(decoder.SelfAttention):
 
 
 class Layer(decoder.Layer):
-    attention_class: Any = SelfAttention
+    """Some have experts."""
 
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
-        super().__init__(machine, config, index)
+    def __init__(self, machine: Machine, config: Config, index: int, family: type[CausalLM]) -> None:
+        super().__init__(machine, config, index, family)
         if is_sparse(config, index):
-            self.mlp = SparseMoe(machine, config)
+            self.mlp = family.moe_class(machine, config)
 
 
 class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine, config)
-        self.mask_kinds = (FULL, SLIDING)
+    def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
+        super().__init__(machine, config, family)
         if not config["use_sliding_window"]:
             self.window = 0  # a mask of no width, made all the same
 
 
 class CausalLM(decoder.CausalLM):
     decoder_class: Any = Decoder
+    layer_class = Layer
+    attention_class: Any = SelfAttention
+    moe_class: Any = SparseMoe
+    mask_kinds = (FULL, SLIDING)
     defaults: ClassVar[Config] = DEFAULTS
-
-    def __init__(self, machine: Machine, config: Config) -> None:
-        refuse_router_loss(config)
-        super().__init__(machine, config)
 
     def layer_types(self, config: Config) -> Sequence[str]:
         if config.get("layer_types"):

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from tunecast.tape.build import decoder, ops
+from tunecast.tape.build import decoder
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import Config
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 
 
 class Attention(decoder.SelfAttention):
@@ -22,21 +24,13 @@ class MLP(decoder.GatedMLP):
 
     def forward(self, x: Tensor) -> Tensor:
         down_proj = super().forward(x)
-        down_proj = ops.dropout(down_proj, self.residual_dropout)
+        down_proj = F.dropout(down_proj, self.residual_dropout)
         return down_proj
 
 
-class Layer(decoder.Layer):
-    attention_class: Any = Attention
-    mlp_class: Any = MLP
-
-
-class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
-
-
 class CausalLM(decoder.CausalLM):
-    decoder_class: Any = Decoder
+    attention_class = Attention
+    mlp_class = MLP
     defaults: ClassVar[Config] = {
         "head_dim": 128, "num_key_value_heads": 8, "attention_bias": True, "attention_dropout": 0.1,
         "residual_dropout": 0.1,

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 
 
 def rotates(config: Config, index: int) -> bool:
@@ -20,22 +21,14 @@ class Attention(decoder.SelfAttention):
         super().__init__(machine, config, index)
         self.rotates = rotates(config, index)
 
-    def placed(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
+    def apply_rotary(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         if not self.rotates:
             return query_states, key_states
-        return super().placed(query_states, key_states, position_embeddings)
-
-
-class Layer(decoder.Layer):
-    attention_class: Any = Attention
-
-
-class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
+        return super().apply_rotary(query_states, key_states, position_embeddings)
 
 
 class CausalLM(decoder.CausalLM):
-    decoder_class: Any = Decoder
+    attention_class = Attention
     defaults: ClassVar[Config] = {
         "num_key_value_heads": 4, "no_rope_layer_interval": 4, "use_sliding_window": False, "tie_word_embeddings": True,
     }  # fmt: skip

@@ -5,44 +5,44 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from tunecast.tape.build import attention, decoder, ops
+from tunecast.tape.build import attention, decoder
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import CheckpointingLayer, Config, GatedMLP, rotary_width
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Dropout, LayerNorm, Module, ModuleList
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 class NormPerHead(Module):
     def __init__(self, machine: Machine, width: int, heads: int) -> None:
         super().__init__(machine)
-        self.norms = ModuleList(machine)
-        for _ in range(heads):
-            self.norms.append(LayerNorm(machine, width, bias=False))
+        self.norms = ModuleList(machine, [LayerNorm(machine, width, bias=False) for _ in range(heads)])
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        states_per_heads = ops.split(hidden_states, [1] * hidden_states.shape[1], 1)
-        return ops.cat([norm(states) for norm, states in zip(self.norms, states_per_heads, strict=True)], 1)
+        states_per_heads = hidden_states.split([1] * hidden_states.shape[1], 1)
+        return F.cat([norm(states) for norm, states in zip(self.norms, states_per_heads, strict=True)], 1)
 
 
 class Attention(decoder.SelfAttention):
+    projects_first = True
+    output_name = "o_proj"
+
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
         self.rotary_ndims = rotary_width(config)
         self.qk_layernorm = bool(config.get("qk_layernorm", False))
         if self.qk_layernorm:
-            self.q_layernorm = NormPerHead(machine, self.head_dim, config["num_attention_heads"])
-            self.k_layernorm = NormPerHead(machine, self.head_dim, config["num_attention_heads"] // self.groups)
+            self.q_layernorm = self.norm(config["num_attention_heads"])
+            self.k_layernorm = self.norm(config["num_attention_heads"] // self.groups)
+
+    def norm(self, heads: int) -> Module:
+        return NormPerHead(self.machine, self.head_dim, heads)
 
     def biases(self, config: Config) -> tuple[bool, bool]:
         return bool(config.get("use_qkv_bias", False)), False
 
-    def projected(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        shape = (*hidden_states.shape[:2], -1, self.head_dim)
-        query_states = self.q_proj(hidden_states)
-        key_states = self.k_proj(hidden_states)
-        value_states = self.v_proj(hidden_states)
-        query_states = ops.transpose(ops.view(query_states, *shape), 1, 2)
-        key_states = ops.transpose(ops.view(key_states, *shape), 1, 2)
-        value_states = ops.transpose(ops.view(value_states, *shape), 1, 2)
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query_states, key_states, value_states = super().project(hidden_states)
         if self.qk_layernorm:
             query_states = self.q_layernorm(query_states)
             key_states = self.k_layernorm(key_states)
@@ -53,25 +53,25 @@ class Attention(decoder.SelfAttention):
     ) -> tuple[Tensor, Any]:
         """All in one: the parts of queries and keys live as long as attention runs."""
         batch, length, _ = hidden_states.shape
-        query_states, key_states, value_states = self.projected(hidden_states)
+        query_states, key_states, value_states = self.project(hidden_states)
         cos, sin = position_embeddings
-        width, whole = self.rotary_ndims, self.head_dim
-        query_rot, query_pass = ops.slice_(query_states, -1, 0, width), ops.slice_(query_states, -1, width, whole)
-        key_rot, key_pass = ops.slice_(key_states, -1, 0, width), ops.slice_(key_states, -1, width, whole)
+        width = self.rotary_ndims
+        query_rot, query_pass = query_states[..., :width], query_states[..., width:]
+        key_rot, key_pass = key_states[..., :width], key_states[..., width:]
         query_rot, key_rot = attention.apply_rotary(query_rot, key_rot, cos, sin)
-        query_states = ops.cat((query_rot, query_pass), -1)
-        key_states = ops.cat((key_rot, key_pass), -1)
+        query_states = F.cat((query_rot, query_pass), -1)
+        key_states = F.cat((key_rot, key_pass), -1)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
             position_ids=position_ids,
         )  # fmt: skip
-        attn_output = ops.reshape(attn_output, batch, length, -1)
-        attn_output = self.o_proj(attn_output)
+        attn_output = attn_output.reshape(batch, length, -1)
+        attn_output = self.children[self.output_name](attn_output)
         return attn_output, attn_weights
 
 
 class Layer(CheckpointingLayer):
-    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+    def __init__(self, machine: Machine, config: Config, index: int, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine)
         self.parallel = bool(config.get("use_parallel_residual", False))
         self.self_attn = Attention(machine, config, index)
@@ -93,20 +93,16 @@ class Layer(CheckpointingLayer):
         if self.parallel:
             mlp_output = self.mlp(hidden_states)
             mlp_output = self.dropout(mlp_output)
-            hidden_states = ops.add(ops.add(residual, self_attn_output), mlp_output)
+            hidden_states = residual + self_attn_output + mlp_output
         else:
-            residual = ops.add(residual, self_attn_output)
+            residual = residual + self_attn_output
             mlp_output = self.mlp(self.post_attention_layernorm(residual))
             mlp_output = self.dropout(mlp_output)
-            hidden_states = ops.add(residual, mlp_output)
+            hidden_states = residual + mlp_output
         return hidden_states
 
 
-class Decoder(decoder.Decoder):
-    layer_class: Any = Layer
-    norm_class: Any = LayerNorm
-
-
 class CausalLM(decoder.CausalLM):
-    decoder_class: Any = Decoder
+    layer_class = Layer
+    norm_class = LayerNorm
     defaults: ClassVar[Config] = {"partial_rotary_factor": 0.25}

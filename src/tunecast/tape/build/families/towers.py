@@ -6,8 +6,9 @@ from __future__ import annotations
 from typing import ClassVar
 
 from tunecast.tape.build.decoder import Config
+from tunecast.tape.build.dtypes import INT64
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import INT64, Machine
 
 
 class Convolution(Module):
@@ -59,9 +60,7 @@ class SiglipLayer(Module):
 class SiglipEncoder(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        self.layers = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            self.layers.append(SiglipLayer(machine, config))
+        self.layers = ModuleList(machine, [SiglipLayer(machine, config) for _ in range(config["num_hidden_layers"])])
 
 
 class PoolingHead(Module):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.build.modules import ACTIVATIONS
 
 Config = Mapping[str, Any]

@@ -1,42 +1,20 @@
-"""Element by element, and sums: results laid out as their inputs are."""
+"""Element by element: results laid out as their inputs are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
-from tunecast.tape.build.ops.views import cast_to_float32, kept_strides, view, view_of
-from tunecast.tape.build.tensor import BOOL, FLOAT32, Dtype, Shape, Tensor
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype, Shape, broadcast, promote
+from tunecast.tape.build.ops.views import cast_to_float32, clone, kept_strides
 
+if TYPE_CHECKING:
+    from tunecast.tape.build.tensor import Tensor
 
-def expand(x: Tensor, *shape: int) -> Tensor:
-    before = x.shape
-    new = len(shape) - x.dim()
-    sizes = (1,) * new + x.shape
-    old = (0,) * new + x.stride()
-    triples = zip(sizes, shape, old, strict=True)
-    strides = tuple([0 if size == 1 and want != 1 else stride for size, want, stride in triples])
-    return view_of(x, tuple(shape), strides, None, lambda node, gradients: (sum_to(gradients[0], before),))
-
-
-def promoted(first: Dtype, second: Dtype) -> Dtype:
-    if first == second:
-        return first
-    if first.floating != second.floating:
-        return first if first.floating else second
-    if first.floating:
-        return FLOAT32
-    return first if first.itemsize >= second.itemsize else second
-
-
-def broadcast(first: Shape, second: Shape) -> Shape:
-    if first == second:
-        return first
-    length = max(len(first), len(second))
-    first, second = (1,) * (length - len(first)) + first, (1,) * (length - len(second)) + second
-    return tuple([b if a == 1 else a for a, b in zip(first, second, strict=True)])
+Unary = Callable[["Tensor"], "Tensor"]
+NUMBER = (float, int)
 
 
 def elementwise_strides(shape: Shape, *inputs: Tensor) -> Shape | None:
@@ -48,134 +26,148 @@ def elementwise_strides(shape: Shape, *inputs: Tensor) -> Shape | None:
     return None
 
 
-def sum_to(x: Tensor, shape: Shape) -> Tensor:
-    """Sum over what was broadcast (aten/src/ATen/ExpandUtils.h, `sum_to`)."""
-    if x.shape == shape:
-        return x
-    leading = x.dim() - len(shape)
-    dims = [*range(leading), *(d for d in range(leading, x.dim()) if shape[d - leading] == 1 and x.shape[d] != 1)]
-    if dims:
-        x = total(x, dims, keepdim=True)
-    return view(x, *shape) if leading else x
+def pointwise(name: str, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+    """One kernel on one tensor, with a result of the same shape and no history."""
+    return x.machine.run(name, (x,), x.shape, dtype or x.dtype, strides=kept_strides(x))
 
 
-def add(a: Tensor, b: Tensor) -> Tensor:
-    shape, dtype = broadcast(a.shape, b.shape), promoted(a.dtype, b.dtype)
-    out = a.machine.run("add", (a, b), shape, dtype, strides=elementwise_strides(shape, a, b))
-    return record(out, (a, b), lambda node, gradients: (gradients[0], gradients[0]))
+def _binary(name: str, a: Tensor, b: Tensor) -> Tensor:
+    shape = broadcast(a.shape, b.shape)
+    dtype = promote(a.dtype, b.dtype)
+    return a.machine.run(name, (a, b), shape, dtype, strides=elementwise_strides(shape, a, b))
 
 
-def subtract(a: Tensor, b: Tensor) -> Tensor:
-    shape, dtype = broadcast(a.shape, b.shape), promoted(a.dtype, b.dtype)
-    out = a.machine.run("sub", (a, b), shape, dtype, strides=elementwise_strides(shape, a, b))
+def _by_number(name: str, x: Tensor) -> Tensor:
+    """Times a number, or divided by one: the gradient as well."""
+    return record(pointwise(name, x), (x,), lambda node, gradients: (pointwise(name, gradients[0]),))
+
+
+def _plus_number(name: str, x: Tensor) -> Tensor:
+    return record(pointwise(name, x), (x,), lambda node, gradients: (gradients[0],))
+
+
+def add(a: Tensor, b: Tensor | float) -> Tensor:
+    if isinstance(b, NUMBER):
+        return _plus_number("add", a)
+    return record(_binary("add", a, b), (a, b), lambda node, gradients: (gradients[0], gradients[0]))
+
+
+def sub(a: Tensor, b: Tensor | float) -> Tensor:
+    if isinstance(b, NUMBER):
+        return _plus_number("sub", a)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return gradients[0], map_("neg", gradients[0]) if node.needs[1] else None
+        return gradients[0], pointwise("neg", gradients[0]) if node.needs[1] else None
 
-    return record(out, (a, b), back)
+    return record(_binary("sub", a, b), (a, b), back)
 
 
-def multiply(a: Tensor, b: Tensor) -> Tensor:
-    shape, dtype = broadcast(a.shape, b.shape), promoted(a.dtype, b.dtype)
+def rsub(x: Tensor, number: float) -> Tensor:
+    """number - x."""
+    return record(pointwise("rsub", x), (x,), lambda node, gradients: (pointwise("neg", gradients[0]),))
+
+
+def mul(a: Tensor, b: Tensor | float) -> Tensor:
+    if isinstance(b, NUMBER):
+        return _by_number("mul", a)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
         second = first = None
         if node.needs[1]:
-            second = multiply(gradient, node.take(1))
+            second = mul(gradient, node.take(1))
         if node.needs[0]:
-            first = multiply(gradient, node.take(0))
+            first = mul(gradient, node.take(0))
         return first, second
 
     node = start(a.machine, (a, b), back, (b if a.requires_grad else None, a if b.requires_grad else None))
-    return finish(node, a.machine.run("mul", (a, b), shape, dtype, strides=elementwise_strides(shape, a, b)))
+    return finish(node, _binary("mul", a, b))
 
 
-def divide(a: Tensor, b: Tensor) -> Tensor:
-    shape, dtype = broadcast(a.shape, b.shape), promoted(a.dtype, b.dtype)
+def div(a: Tensor, b: Tensor | float) -> Tensor:
+    """A whole number on the card, such as a count, wants no gradient and is saved all the same."""
+    if isinstance(b, NUMBER):
+        return _by_number("div", a)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
         second = first = None
         if node.needs[1]:  # -grad * ((self / other) / other)
-            minus = map_("neg", gradient)
-            once = divide(node.take(0), node.take(1))
-            twice = divide(once, node.take(1))
-            second = multiply(minus, twice)
+            minus = pointwise("neg", gradient)
+            once = div(node.take(0), node.take(1))
+            twice = div(once, node.take(1))
+            second = mul(minus, twice)
             del minus, once, twice
         if node.needs[0]:
-            first = divide(gradient, node.take(1))
+            first = div(gradient, node.take(1))
         return first, second
 
     node = start(a.machine, (a, b), back, (a if b.requires_grad else None, b if wants(a.machine, a, b) else None))
-    return finish(node, a.machine.run("div", (a, b), shape, dtype, strides=elementwise_strides(shape, a, b)))
+    return finish(node, _binary("div", a, b))
 
 
-def map_(name: str, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-    """One kernel, same shape, no history."""
-    return x.machine.run(name, (x,), x.shape, dtype or x.dtype, strides=kept_strides(x))
+def rdiv(x: Tensor, number: float) -> Tensor:
+    """number / x: two kernels (torch/_tensor.py, `__rtruediv__`)."""
+    return pointwise("mul", reciprocal(x))
 
 
-def negative(x: Tensor) -> Tensor:
-    return record(map_("neg", x), (x,), lambda node, gradients: (map_("neg", gradients[0]),))
+def reciprocal(x: Tensor) -> Tensor:
+    return pointwise("reciprocal", x, x.dtype if x.dtype.floating else FLOAT32)
 
 
-def scale(x: Tensor, name: str = "mul") -> Tensor:
-    """Times, or by, a number."""
-    return record(map_(name, x), (x,), lambda node, gradients: (map_(name, gradients[0]),))
+def neg(x: Tensor) -> Tensor:
+    return record(pointwise("neg", x), (x,), lambda node, gradients: (pointwise("neg", gradients[0]),))
 
 
-def shift(x: Tensor) -> Tensor:
-    """Plus a number."""
-    return record(map_("add", x), (x,), lambda node, gradients: (gradients[0],))
-
-
-def power(x: Tensor) -> Tensor:
-    """x ** 2: grad * (2 * x ** 1). In fp32 under autocast."""
+def pow(x: Tensor, exponent: float) -> Tensor:
+    """grad * (exponent * x ** (exponent - 1)). In fp32 under autocast."""
     x = cast_to_float32(x)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        raised = map_("pow", node.take(0))  # C++ keeps temporaries until the whole expression is done
-        doubled = map_("mul", raised)
-        return (multiply(gradients[0], doubled),)
+        raised = pointwise("pow", node.take(0))  # C++ keeps temporaries until the whole expression is done
+        multiplied = pointwise("mul", raised)
+        return (mul(gradients[0], multiplied),)
 
-    return finish(start(x.machine, (x,), back, (x,)), map_("pow", x))
+    return finish(start(x.machine, (x,), back, (x,)), pointwise("pow", x))
 
 
 def rsqrt(x: Tensor) -> Tensor:
     """-0.5 * grad * result ** 3."""
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        cubed = map_("pow", node.take(0))
-        halved = map_("mul", gradients[0])
-        return (multiply(halved, cubed),)
+        cubed = pointwise("pow", node.take(0))
+        halved = pointwise("mul", gradients[0])
+        return (mul(halved, cubed),)
 
     node = start(x.machine, (x,), back)
-    out = map_("rsqrt", x)
-    return finish(node, out, out.detached())
+    out = pointwise("rsqrt", x)
+    return finish(node, out, out.detach())
 
 
-def by_result(name: str) -> Any:
-    """tanh, sigmoid: the gradient is one kernel on the result."""
+# ------------------------------------------------------------------------------------------------- functions of one
+
+
+def _saves_result(name: str) -> Unary:
+    """The gradient is one kernel on the result."""
 
     def forward(x: Tensor) -> Tensor:
-        node = start(x.machine, (x,), _pair(name + "_backward"))
-        out = map_(name, x)
-        return finish(node, out, out.detached())
+        node = start(x.machine, (x,), _backward_kernel(name + "_backward"))
+        out = pointwise(name, x)
+        return finish(node, out, out.detach())
 
     return forward
 
 
-def by_input(name: str) -> Any:
-    """silu, gelu: the gradient is one kernel on the input."""
+def _saves_input(name: str) -> Unary:
+    """The gradient is one kernel on the input."""
 
     def forward(x: Tensor) -> Tensor:
-        return finish(start(x.machine, (x,), _pair(name + "_backward"), (x,)), map_(name, x))
+        return finish(start(x.machine, (x,), _backward_kernel(name + "_backward"), (x,)), pointwise(name, x))
 
     return forward
 
 
-def _pair(name: str) -> Any:
+def _backward_kernel(name: str) -> Any:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient, kept = gradients[0], node.take(0)
         return (gradient.machine.run(name, (gradient, kept), kept.shape, gradient.dtype, strides=kept_strides(kept)),)
@@ -183,13 +175,68 @@ def _pair(name: str) -> Any:
     return back
 
 
-tanh, sigmoid = by_result("tanh"), by_result("sigmoid")
+tanh, sigmoid, relu = _saves_result("tanh"), _saves_result("sigmoid"), _saves_result("relu")
+silu, gelu = _saves_input("silu"), _saves_input("gelu")
 
 
-silu, gelu, relu = by_input("silu"), by_input("gelu"), by_result("relu")
+def _without_gradient(name: str) -> Unary:
+    """Of positions, masks and optimizer states, which nobody differentiates."""
+
+    def forward(x: Tensor) -> Tensor:
+        return pointwise(name, x)
+
+    return forward
 
 
-def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
+absolute = _without_gradient("abs")
+exp, log, sqrt = _without_gradient("exp"), _without_gradient("log"), _without_gradient("sqrt")
+cos, sin = _without_gradient("cos"), _without_gradient("sin")
+
+
+def _comparison(name: str) -> Callable[[Tensor, Any], Tensor]:
+    """With a number, or with a tensor of a shape it is broadcast with."""
+
+    def forward(x: Tensor, other: Tensor | float) -> Tensor:
+        if isinstance(other, NUMBER):
+            return pointwise(name, x, BOOL)
+        return x.machine.run(name, (x, other), broadcast(x.shape, other.shape), BOOL)
+
+    return forward
+
+
+eq, ne, ge = _comparison("eq"), _comparison("ne"), _comparison("ge")
+gt, le, lt = _comparison("gt"), _comparison("le"), _comparison("lt")
+
+
+def bitwise_and(a: Tensor, b: Tensor) -> Tensor:
+    """Of flags."""
+    return a.machine.run("bitwise_and", (a, b), broadcast(a.shape, b.shape), BOOL)
+
+
+bitwise_not = _without_gradient("bitwise_not")
+
+
+def floor_divide(x: Tensor, number: float) -> Tensor:
+    return pointwise("floor_divide", x)
+
+
+def clamp(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
+    """Between two numbers: where((x >= low) and (x <= high), grad, 0)."""
+    machine = x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient, kept = gradients[0], node.take(0)
+        zero = machine.run("scalar_tensor", (), (), gradient.dtype)
+        above = ge(kept, 0)
+        below = le(kept, 0)
+        out = machine.run("where", (above, gradient, zero), gradient.shape, gradient.dtype)
+        del above, below
+        return (out,)
+
+    return finish(start(machine, (x,), back, (x,)), pointwise("clamp", x))
+
+
+def masked_fill(x: Tensor, mask: Tensor, value: float) -> Tensor:
     """A number where the mask is set; no gradient flows there."""
     machine, shape = x.machine, broadcast(x.shape, mask.shape)
 
@@ -201,48 +248,53 @@ def masked_fill(x: Tensor, mask: Tensor) -> Tensor:
     return finish(node, machine.run("masked_fill", (x, mask), shape, x.dtype))
 
 
-def clamp(x: Tensor) -> Tensor:
-    """Between two numbers: where((x >= min) and (x <= max), grad, 0)."""
-    machine = x.machine
+# --------------------------------------------------------------------------------------------------------- in place
+
+
+def add_(x: Tensor, other: Tensor | float) -> Tensor:
+    """The same memory with a longer history."""
+    if isinstance(other, NUMBER):
+        x.machine.launch("add_", (x,), x.dtype, x.nbytes)
+        return record(x.detach(), (x,), lambda node, gradients: (gradients[0],))
+    x.machine.launch("add_", (x, other), x.dtype, x.nbytes)
+    return record(x.detach(), (x, other), lambda node, gradients: (gradients[0], gradients[0]))
+
+
+def mul_(x: Tensor, number: float) -> Tensor:
+    x.machine.launch("mul_", (x,), x.dtype, x.nbytes)
+    return record(x.detach(), (x,), lambda node, gradients: (pointwise("mul", gradients[0]),))
+
+
+def div_(a: Tensor, b: Tensor | float) -> Tensor:
+    """What `a` was is copied when `b` wants a gradient."""
+    machine = a.machine
+    if isinstance(b, NUMBER):
+        machine.launch("div_", (a,), a.dtype, a.nbytes)
+        return record(a.detach(), (a,), lambda node, gradients: (pointwise("div", gradients[0]),))
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        gradient, kept = gradients[0], node.take(0)
-        zero = machine.run("scalar_tensor", (), (), gradient.dtype)
-        above = map_("ge", kept, BOOL)
-        below = map_("le", kept, BOOL)
-        out = machine.run("where", (above, gradient, zero), gradient.shape, gradient.dtype)
-        del above, below
-        return (out,)
+        gradient = gradients[0]
+        second = first = None
+        if node.needs[1]:
+            once = div(node.take(0), node.take(1))
+            twice = div(once, node.take(1))
+            minus = pointwise("neg", gradient)
+            second = mul(minus, twice)
+            del once, twice, minus
+        if node.needs[0]:
+            first = div(gradient, node.take(1))
+        return first, second
 
-    return finish(start(machine, (x,), back, (x,)), map_("clamp", x))
-
-
-def gelu_new(x: Tensor) -> Tensor:
-    """0.5 * x * (1 + tanh(c * (x + 0.044715 * x ** 3))) (transformers/activations.py, `NewGELUActivation`)."""
-    return multiply(scale(x), shift(tanh(scale(add(x, scale(power(x)))))))
-
-
-def gelu_fast(x: Tensor) -> Tensor:
-    """0.5 * x * (1 + tanh(x * c * (1 + 0.044715 * x * x))) (`FastGELUActivation`)."""
-    return multiply(scale(x), shift(tanh(multiply(scale(x), shift(multiply(scale(x), x))))))
-
-
-def total(x: Tensor, dims: Sequence[int], keepdim: bool = False, dtype: Dtype | None = None) -> Tensor:
-    return reduced("sum", x, dims, keepdim, dtype)
+    before = None
+    if wants(machine, b):
+        with machine.no_grad():
+            before = clone(a)
+    node = start(machine, (a, b), back, (before, b))
+    machine.launch("div_", (a, b), a.dtype, a.nbytes)
+    return finish(node, a.alias(a.shape, a.strides))
 
 
-def mean(x: Tensor, dim: int) -> Tensor:
-    """Over one dimension, kept: grad.expand / n."""
-    shape = x.shape
-    out = reduced("mean", x, (dim,), True)
-    return record(out, (x,), lambda node, gradients: (map_("div", expand(gradients[0], *shape)),))
-
-
-def reduced(name: str, x: Tensor, dims: Sequence[int], keepdim: bool = False, dtype: Dtype | None = None) -> Tensor:
-    dims = tuple([d % x.dim() for d in dims]) if x.dim() else ()
-    shape = tuple([1 if d in dims else size for d, size in enumerate(x.shape) if keepdim or d not in dims])
-    kwargs = {"dtype": dtype} if dtype else {}
-    return x.machine.run_many(name, (x,), ((shape, dtype or x.dtype),), args=(x, dims, keepdim), kwargs=kwargs)[0]
+# ----------------------------------------------------------------------------------------------------- side by side
 
 
 def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
@@ -259,13 +311,14 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
             start += size
         return out
 
-    dtype = reduce(promoted, [part.dtype for part in parts])
+    dtype = reduce(promote, [part.dtype for part in parts])
     out = parts[0].machine.run("cat", parts, shape, dtype)
     return record(out, parts, back)
 
 
-def stack_last(parts: Sequence[Tensor]) -> Tensor:
-    """Side by side in a new last dimension; the gradients are views."""
+def stack(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """In a new last dimension; the gradients are views."""
+    assert dim == -1, "stacked behind the last dimension only"
     count = len(parts)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
@@ -279,22 +332,7 @@ def stack_last(parts: Sequence[Tensor]) -> Tensor:
     return record(parts[0].machine.run("stack", parts, shape, parts[0].dtype), parts, back)
 
 
-def dropout(x: Tensor, probability: float) -> Tensor:
-    """Mask and result; the gradient is one kernel on the mask."""
-    if not probability:
-        return x
-    machine, out_shape = x.machine, x.shape
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("native_dropout_backward", (gradients[0], node.take(0)), out_shape, gradients[0].dtype),)
-
-    node = start(machine, (x,), back)
-    outs = ((x.shape, x.dtype), (x.shape, BOOL))
-    out, mask = machine.run_many("native_dropout", (x,), outs, args=(x, probability, True))
-    return finish(node, out, mask)
-
-
-def pad_last(x: Tensor, more: int) -> Tensor:
+def pad(x: Tensor, more: int) -> Tensor:
     """Zeros behind the last dimension; the gradient is cut off by a copy."""
     machine, before = x.machine, x.shape
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.ops.elementwise import broadcast, expand, scale
-from tunecast.tape.build.ops.views import reshape, to, transpose, view
-from tunecast.tape.build.tensor import FLOAT32, Shape, Tensor
+from tunecast.tape.build.dtypes import FLOAT32, Shape, broadcast
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.ops.views import expand, reshape, t, to, transpose, view
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.tensor import Tensor
 
 
-def matrix_product(a: Tensor, b: Tensor) -> Tensor:
-    """mm: [n, k] x [k, m]."""
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    """[n, k] x [k, m]."""
     n, k, m = a.shape[0], a.shape[1], b.shape[1]
     shapes = (a.shape, a.stride()), (b.shape, b.stride())
 
@@ -29,27 +32,23 @@ def matrix_product(a: Tensor, b: Tensor) -> Tensor:
     return finish(node, a.machine.run("mm", (a, b), (n, m), a.dtype, 2 * n * k * m, args=(a, b)))
 
 
-def _flat_t(x: Tensor) -> Tensor:
-    return x.transpose(0, 1)
-
-
 def _mat2_gradient(gradient: Tensor, a: Tensor, b: tuple[Shape, Shape]) -> Tensor:
     """Laid out as the second factor is (FunctionsManual.cpp, `mm_mat2_backward`)."""
     (rows, _), (row_stride, column_stride) = b
     if row_stride == 1 and column_stride == rows:
-        return _flat_t(matrix_product(_flat_t(gradient), a))
-    return matrix_product(_flat_t(a), gradient)
+        return t(_mm(t(gradient), a))
+    return _mm(t(a), gradient)
 
 
 def _mat1_gradient(gradient: Tensor, b: Tensor, a: tuple[Shape, Shape]) -> Tensor:
     (rows, _), (row_stride, column_stride) = a
     if row_stride == 1 and column_stride == rows:
-        return _flat_t(matrix_product(b, _flat_t(gradient)))
-    return matrix_product(gradient, _flat_t(b))
+        return t(_mm(b, t(gradient)))
+    return _mm(gradient, t(b))
 
 
-def add_matrix_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """addmm with a bias of one row."""
+def _addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """With a bias of one row."""
     n, k, m = a.shape[0], a.shape[1], b.shape[1]
     machine = a.machine
     shapes = (a.shape, a.stride()), (b.shape, b.stride())
@@ -67,34 +66,36 @@ def add_matrix_product(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
     return finish(node, machine.run("addmm", (bias, a, b), (n, m), a.dtype, 2 * n * k * m, args=(bias, a, b)))
 
 
-def batched_product(a: Tensor, b: Tensor) -> Tensor:
-    """bmm: self.transpose(1, 2) x grad, grad x mat2.transpose(1, 2)."""
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    """self.transpose(1, 2) x grad, grad x mat2.transpose(1, 2)."""
     batch, n, k, m = *a.shape, b.shape[2]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
         second = first = None
         if node.needs[1]:
-            second = batched_product(node.take(0).transpose(1, 2), gradient)
+            second = _bmm(transpose(node.take(0), 1, 2), gradient)
         if node.needs[0]:
-            first = batched_product(gradient, node.take(1).transpose(1, 2))
+            first = _bmm(gradient, transpose(node.take(1), 1, 2))
         return first, second
 
     node = start(a.machine, (a, b), back, (a if b.requires_grad else None, b if a.requires_grad else None))
     return finish(node, a.machine.run("bmm", (a, b), (batch, n, m), a.dtype, 2 * batch * n * k * m, args=(a, b)))
 
 
-def add_batched_product(addend: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """baddbmm of a constant and a scaled product."""
+def _baddbmm(addend: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """Of a constant and a product times a number."""
     batch, n, k, m = *a.shape, b.shape[2]
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
         first = second = None
         if node.needs[0]:
-            first = scale(batched_product(gradient, node.take(1).transpose(1, 2)))
+            first = _bmm(gradient, transpose(node.take(1), 1, 2))
+            first = first if alpha == 1 else pointwise("mul", first)
         if node.needs[1]:
-            second = scale(batched_product(node.take(0).transpose(1, 2), gradient))
+            second = _bmm(transpose(node.take(0), 1, 2), gradient)
+            second = second if alpha == 1 else pointwise("mul", second)
         return first, second
 
     machine = a.machine
@@ -118,6 +119,32 @@ def cast_for_product(x: Tensor) -> Tensor:
     return to(x, dtype)
 
 
+def mm(a: Tensor, b: Tensor) -> Tensor:
+    b = cast_for_product(b)
+    a = cast_for_product(a)
+    return _mm(a, b)
+
+
+def addmm(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    b = cast_for_product(b)
+    a = cast_for_product(a)
+    bias = cast_for_product(bias)
+    return _addmm(bias, a, b)
+
+
+def bmm(a: Tensor, b: Tensor) -> Tensor:
+    b = cast_for_product(b)
+    a = cast_for_product(a)
+    return _bmm(a, b)
+
+
+def baddbmm(addend: Tensor, a: Tensor, b: Tensor, alpha: float = 1.0) -> Tensor:
+    b = cast_for_product(b)
+    a = cast_for_product(a)
+    addend = cast_for_product(addend)
+    return _baddbmm(addend, a, b, alpha)
+
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """aten/src/ATen/native/Linear.cpp and `matmul`, which folds the leading dimensions."""
     if x.machine.autocast is not None:  # C++ evaluates the last argument first
@@ -126,20 +153,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x = cast_for_product(x)
     if x.dim() == 2:
         if bias is None:
-            return matrix_product(x, transpose(weight, 0, 1))
-        return add_matrix_product(bias, x, transpose(weight, 0, 1))
+            return _mm(x, t(weight))
+        return _addmm(bias, x, t(weight))
     shape = (*x.shape[:-1], weight.shape[0])
     if bias is not None:
         flat = reshape(x, -1, x.shape[-1])
-        return view(add_matrix_product(bias, flat, transpose(weight, 0, 1)), *shape)
-    return product(x, transpose(weight, 0, 1))
+        return view(_addmm(bias, flat, t(weight)), *shape)
+    return _matmul(x, t(weight))
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.machine.autocast is not None:
         b = cast_for_product(b)
         a = cast_for_product(a)
-    return product(a, b)
+    return _matmul(a, b)
 
 
 def rows_follow_each_other(x: Tensor) -> bool:
@@ -149,17 +176,17 @@ def rows_follow_each_other(x: Tensor) -> bool:
     return all(strides[d] == strides[d + 1] * x.shape[d + 1] for d in range(x.dim() - 2))
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
+def _matmul(a: Tensor, b: Tensor) -> Tensor:
     """Leading dimensions are flattened; a matrix is multiplied as it is, where flattening the other needs no copy or
     the matrix is trained, else expanded (aten/src/ATen/native/LinearAlgebra.cpp, `_matmul_impl`, `should_fold`)."""
     if a.dim() == 2 and b.dim() == 2:
-        return matrix_product(a, b)
+        return _mm(a, b)
     if b.dim() == 2 and a.dim() > 2 and (b.requires_grad or rows_follow_each_other(a)):
         flat = reshape(a, -1, a.shape[-1])
-        return view(matrix_product(flat, b), *a.shape[:-1], b.shape[1])
+        return view(_mm(flat, b), *a.shape[:-1], b.shape[1])
     leading = broadcast(a.shape[:-2], b.shape[:-2])
     a = expand(a, *leading, *a.shape[-2:])
     b = expand(b, *leading, *b.shape[-2:])
     flat_a, flat_b = reshape(a, -1, *a.shape[-2:]), reshape(b, -1, *b.shape[-2:])
-    out = batched_product(flat_a, flat_b)
+    out = _bmm(flat_a, flat_b)
     return view(out, *leading, a.shape[-2], b.shape[-1])

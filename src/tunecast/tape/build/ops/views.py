@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tunecast.tape.build.autograd import Gradients, Node, is_dense, record, wants
-from tunecast.tape.build.tensor import BFLOAT16, FLOAT16, FLOAT32, Dtype, Shape, Tensor, contiguous_strides
+from tunecast.tape.build.autograd import Gradients, Node, finish, is_dense, record, start, wants
+from tunecast.tape.build.dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, Shape, contiguous_strides
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.tensor import Tensor
 
 
 def view_of(x: Tensor, shape: Shape, strides: Shape | None, offset: int | None, back: Any) -> Tensor:
@@ -19,20 +22,26 @@ def reshape(x: Tensor, *shape: int) -> Tensor:
     shape = whole_shape(x.numel(), shape)
     strides = view_strides(x, shape)
     if strides is False:
-        copied = _viewed(clone(x), shape, None)
-        copied.is_view = False  # `_unsafe_view`: the copy is nobody else's
-        return copied
-    return _viewed(x, shape, strides)
+        copy = _view_as(copy_contiguous(x), shape, None)
+        copy.is_view = False  # `_unsafe_view`: the copy is nobody else's
+        return copy
+    return _view_as(x, shape, strides)
 
 
 def view(x: Tensor, *shape: int) -> Tensor:
     shape = whole_shape(x.numel(), shape)
     strides = view_strides(x, shape)
     assert strides is not False, f"no view of {x.shape} as {shape}"
-    return _viewed(x, shape, strides)
+    return _view_as(x, shape, strides)
 
 
-def _viewed(x: Tensor, shape: Shape, strides: Shape | None) -> Tensor:
+def flatten(x: Tensor, start: int, end: int = -1) -> Tensor:
+    """Dimensions `start` to `end`, both included, as one."""
+    last = end % x.dim() + 1
+    return reshape(x, *x.shape[:start], prod(x.shape[start:last]), *x.shape[last:])
+
+
+def _view_as(x: Tensor, shape: Shape, strides: Shape | None) -> Tensor:
     before = x.shape
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
@@ -75,8 +84,16 @@ def view_strides(x: Tensor, shape: Shape) -> Any:
 
 
 def transpose(x: Tensor, first: int, second: int) -> Tensor:
-    moved = x.transpose(first, second)
-    return record(moved, (x,), lambda node, gradients: (transpose(gradients[0], first, second),))
+    shape, strides = list(x.shape), list(x.stride())
+    shape[first], shape[second] = shape[second], shape[first]
+    strides[first], strides[second] = strides[second], strides[first]
+    out = x.alias(tuple(shape), tuple(strides)).with_numel(x.numel())
+    return record(out, (x,), lambda node, gradients: (transpose(gradients[0], first, second),))
+
+
+def t(x: Tensor) -> Tensor:
+    """Of a matrix."""
+    return transpose(x, 0, 1)
 
 
 def permute(x: Tensor, *order: int) -> Tensor:
@@ -107,17 +124,60 @@ def squeeze(x: Tensor, dim: int) -> Tensor:
     )  # fmt: skip
 
 
-def slice_(x: Tensor, dim: int, start: int, end: int, step: int = 1) -> Tensor:
-    dim = dim % x.dim()
-    before, strides = x.shape, x.stride()
-    if start == 0 and end >= before[dim] and step == 1:
-        return view_of(x, before, x.strides, None, lambda node, gradients: (gradients[0],))
-    shape = (*before[:dim], -(-(end - start) // step), *before[dim + 1 :])
+def getitem(x: Tensor, index: Any) -> Tensor:
+    """x[i], x[a:b:step], x[None], x[..., i] and tuples of these: one view for each dimension that changes, and one of
+    the whole where none does (torch/csrc/autograd/python_variable_indexing.cpp). x[places]: see `rows_at`."""
+    items = index if isinstance(index, tuple) else (index,)
+    out, dim = x, 0
+    for place, item in enumerate(items):
+        if isinstance(item, slice):
+            out = _slice(out, dim, item)
+            dim += 1
+        elif item is Ellipsis:
+            dim = out.dim() - sum([rest is not None for rest in items[place + 1 :]])
+        elif item is None:
+            out = unsqueeze(out, dim)
+            dim += 1
+        elif isinstance(item, int):
+            out = select(out, dim, item)
+        else:
+            return rows_at(x, item)
+    return view_of(x, x.shape, x.strides, None, lambda node, gradients: (gradients[0],)) if out is x else out
+
+
+def rows_at(x: Tensor, places: Tensor) -> Tensor:
+    """The gradient is added up in zeros, which sorts the places."""
+    machine, shape, dtype = x.machine, x.shape, x.dtype
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (x_machine.run("slice_backward", gradients, before, gradients[0].dtype),)
+        zeros = machine.run("new_zeros", (), shape, dtype)
+        args = (zeros, [node.take(0)], gradients[0], True)
+        return (machine.run("index_put", (zeros, node.take(0), gradients[0]), shape, dtype, args=args),)
 
-    x_machine = x.machine
+    node = start(machine, (x,), back, (places,))
+    return finish(node, machine.run("index", (x, places), (*places.shape, *shape[1:]), dtype))
+
+
+def _slice(x: Tensor, dim: int, item: slice) -> Tensor:
+    size = x.shape[dim]
+    start, end, step = item.start or 0, size if item.stop is None else item.stop, item.step or 1
+    if type(start) is int and start < 0:  # of a symbol nothing is asked that need not be
+        start += size
+    if type(end) is int and end < 0:
+        end += size
+    if start == 0 and step == 1 and (end is size or end >= size):
+        return x
+    return narrow(x, dim, start, end, step)
+
+
+def narrow(x: Tensor, dim: int, start: int, end: int, step: int = 1) -> Tensor:
+    """From `start` to before `end` along one dimension."""
+    before, strides, machine = x.shape, x.stride(), x.machine
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run("slice_backward", gradients, before, gradients[0].dtype),)
+
+    shape = (*before[:dim], -(-(end - start) // step), *before[dim + 1 :])
     offset = x.offset + start * strides[dim]
     return view_of(x, shape, (*strides[:dim], strides[dim] * step, *strides[dim + 1 :]), offset, back)
 
@@ -157,21 +217,43 @@ def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
 
 
 def chunk(x: Tensor, count: int, dim: int) -> list[Tensor]:
-    return split(x, [x.shape[dim] // count] * count, dim)
+    """In equal parts; the last may be shorter, and there may be fewer."""
+    size = -(-x.shape[dim] // count)
+    whole, rest = divmod(x.shape[dim], size)
+    return split(x, [size] * whole + ([rest] if rest else []), dim)
 
 
-def alias(x: Tensor) -> Tensor:
-    return view_of(x, x.shape, x.strides, None, lambda node, gradients: (gradients[0],))
+def expand(x: Tensor, *shape: int) -> Tensor:
+    before = x.shape
+    new = len(shape) - x.dim()
+    sizes = (1,) * new + x.shape
+    old = (0,) * new + x.stride()
+    triples = zip(sizes, shape, old, strict=True)
+    strides = tuple([0 if size == 1 and want != 1 else stride for size, want, stride in triples])
+    return view_of(x, tuple(shape), strides, None, lambda node, gradients: (gradients[0].sum_to_size(before),))
+
+
+def repeat_interleave(x: Tensor, count: int, dim: int) -> Tensor:
+    """Each entry of `dim` so often in a row: a copy."""
+    shape = (*x.shape[: dim + 1], count, *x.shape[dim + 1 :])
+    copy = copy_contiguous(expand(unsqueeze(x, dim + 1), *shape))
+    return view(copy, *x.shape[:dim], x.shape[dim] * count, *x.shape[dim + 1 :])
 
 
 def clone(x: Tensor) -> Tensor:
-    """Contiguous."""
+    """Laid out as the original is."""
+    out = x.machine.run("clone", (x,), x.shape, x.dtype, strides=kept_strides(x))
+    return record(out, (x,), lambda node, gradients: (gradients[0],))
+
+
+def copy_contiguous(x: Tensor) -> Tensor:
+    """`clone(memory_format=torch.contiguous_format)`."""
     out = x.machine.run("clone", (x,), x.shape, x.dtype)
     return record(out, (x,), lambda node, gradients: (gradients[0],))
 
 
 def contiguous(x: Tensor) -> Tensor:
-    return x if x.is_contiguous() else clone(x)
+    return x if x.is_contiguous() else copy_contiguous(x)
 
 
 def to(x: Tensor, dtype: Dtype) -> Tensor:
@@ -180,6 +262,18 @@ def to(x: Tensor, dtype: Dtype) -> Tensor:
     before = x.dtype
     out = x.machine.run("_to_copy", (x,), x.shape, dtype, strides=kept_strides(x))
     return record(out, (x,), lambda node, gradients: (to(gradients[0], before),))
+
+
+def to_float(x: Tensor) -> Tensor:
+    """`x.float()`."""
+    return to(x, FLOAT32)
+
+
+def cast_to_float32(x: Tensor) -> Tensor:
+    """Autocast runs some operations in fp32."""
+    if x.machine.autocast is not None and x.dtype in (BFLOAT16, FLOAT16):
+        return to(x, FLOAT32)
+    return x
 
 
 def kept_strides(x: Tensor) -> Shape | None:
@@ -203,10 +297,3 @@ def dense_strides(x: Tensor) -> Shape | None:
         step *= x.shape[d]
     packed = tuple(out)
     return None if packed == contiguous_strides(x.shape) else packed
-
-
-def cast_to_float32(x: Tensor) -> Tensor:
-    """Autocast runs some operations in fp32."""
-    if x.machine.autocast is not None and x.dtype in (BFLOAT16, FLOAT16):
-        return to(x, FLOAT32)
-    return x

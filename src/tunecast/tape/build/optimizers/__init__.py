@@ -1,110 +1,98 @@
 """Optimizers and gradient clipping on paper: the state the first step makes, and what every step borrows.
 
-    state.py       what all share; clipping         foreach.py     torch.optim, a list of tensors a kernel
-    adafactor.py   transformers' Adafactor          blockwise.py   bitsandbytes: 8-bit, 32-bit and paged state
-    muon.py        torch's Muon beside AdamW        low_rank.py    GaLore and APOLLO
-    one_by_one.py  StableAdamW, GrokAdamW, LOMO     in_backward.py a step a weight, while gradients come
-    torchao.py     4- and 8-bit AdamW
+    adafactor.py     transformers' Adafactor on paper: row and column means instead of a moment
+    blockwise.py     bitsandbytes' optimizers on paper: 8-bit state with a scale a block
+    foreach.py       torch.optim on paper: kernels that take a list of tensors, a list by dtype
+    in_backward.py   an optimizer for each weight
+    low_rank.py      GaLore and APOLLO on paper: moments of the gradient's projection, a matrix at a time
+    muon.py          torch's Muon on paper: momentum made orthogonal, a matrix at a time
+    one_by_one.py    optimizers that take a parameter at a time: StableAdamW, GrokAdamW, LOMO
+    state.py         what optimizers share, and the clipping of gradients before them
+    torchao.py       torchao's 4- and 8-bit AdamW on paper, compiled by inductor a parameter at a time
 
-What is not written down is refused by name.
+What is not written down is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
+from importlib import import_module
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build.optimizers.adafactor import Adafactor
-from tunecast.tape.build.optimizers.blockwise import AdEMAMix, Blockwise
-from tunecast.tape.build.optimizers.foreach import (
-    SGD,
-    Adagrad,
-    AdamW,
-    FusedAdamW,
-    RMSprop,
-    ScheduleFreeAdamW,
-    ScheduleFreeSGD,
-)
+from tunecast.job.optimizers import OPTIMIZERS, OptimizerKind, optimizer_of
+from tunecast.tape.build.dtypes import DTYPES, Shape
+from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.machine import Detail, Machine
 from tunecast.tape.build.optimizers.in_backward import InBackward
-from tunecast.tape.build.optimizers.low_rank import Apollo, GaLore, GaLoreAdafactor, GaLoreAdamW8bit, LowRank
-from tunecast.tape.build.optimizers.muon import Muon
-from tunecast.tape.build.optimizers.one_by_one import GrokAdamW, Lomo, StableAdamW
-from tunecast.tape.build.optimizers.state import Optimizer, clip_gradients
-from tunecast.tape.build.optimizers.torchao import LowBitAdamW
+from tunecast.tape.build.optimizers.state import Optimizer, State, clip_gradients
 from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.card import Card
+from tunecast.tape.op import Role
 
-__all__ = ["OPTIMIZERS", "Optimizer", "clip_gradients", "is_known", "make_optimizer"]
-
-OPTIMIZERS: dict[str, Callable[[Sequence[Tensor]], Optimizer]] = {
-    "adamw_torch": AdamW,
-    "adamw_torch_fused": FusedAdamW,
-    "sgd": SGD,
-    "adagrad": Adagrad,
-    "rmsprop": RMSprop,
-    "adafactor": Adafactor,
-    "adamw_8bit": Blockwise,
-    "adamw_bnb_8bit": Blockwise,
-    "paged_adamw_8bit": partial(Blockwise, paged=True),
-    "paged_adamw_32bit": partial(Blockwise, bits=32, paged=True),
-    "lion_8bit": partial(Blockwise, states=1),
-    "lion_32bit": partial(Blockwise, states=1, bits=32),
-    "paged_lion_8bit": partial(Blockwise, states=1, paged=True),
-    "paged_lion_32bit": partial(Blockwise, states=1, bits=32, paged=True),
-    "rmsprop_bnb": partial(Blockwise, states=1, bits=32, without_bfloat16=True),
-    "rmsprop_bnb_8bit": partial(Blockwise, states=1, without_bfloat16=True),
-    "rmsprop_bnb_32bit": partial(Blockwise, states=1, bits=32, without_bfloat16=True),
-    "ademamix": partial(AdEMAMix, bits=32),
-    "ademamix_8bit": AdEMAMix,
-    "paged_ademamix_32bit": partial(AdEMAMix, bits=32, paged=True),
-    "paged_ademamix_8bit": partial(AdEMAMix, paged=True),
-    "schedule_free_adamw": ScheduleFreeAdamW,
-    "schedule_free_radam": ScheduleFreeAdamW,
-    "schedule_free_sgd": ScheduleFreeSGD,
-    "stable_adamw": StableAdamW,
-    "grokadamw": GrokAdamW,
-    "lomo": Lomo,
-    "adamw_torch_4bit": partial(LowBitAdamW, bits=4),
-    "adamw_torch_8bit": partial(LowBitAdamW, bits=8),
-}
-"""By transformers' `optim` names. The others need packages nobody has written down (lomo-optim, torchdistx), or other
-machines (adamw_torch_xla, adamw_torch_npu_fused)."""
-LOW_RANK: dict[str, type[LowRank]] = {
-    "galore_adamw": GaLore,
-    "galore_adamw_8bit": GaLoreAdamW8bit,
-    "galore_adafactor": GaLoreAdafactor,
-    "apollo_adamw": Apollo,
-}
-LAYERWISE = "_layerwise"
-
-
-def is_known(name: str) -> bool:
-    return name == "muon" or name in OPTIMIZERS or name.removesuffix(LAYERWISE) in LOW_RANK
+__all__ = ["Optimizer", "State", "clip_gradients", "make_optimizer", "package_of", "state_of"]
 
 
 def make_optimizer(
     job: Job, parameters: Sequence[Tensor], outer: Sequence[Tensor] = (), linear: Sequence[Tensor] = ()
 ) -> Optimizer:
-    """`outer` are the weights of embedding and head, which Muon is not for; `linear` those GaLore is for."""
-    if job.optimizer == "muon":
-        return Muon(parameters, outer)
-    kind = LOW_RANK.get(job.optimizer.removesuffix(LAYERWISE))
-    if kind is not None:
-        if not linear:
-            raise UsageError("optimizer: this model has no linear layers a projection works on", field="optimizer")
-        if not job.optimizer.endswith(LAYERWISE):
-            return kind(parameters, linear)
-        if job.grad_accum > 1:
-            raise UsageError(
-                f"optimizer: transformers refuses {job.optimizer} with grad_accum {job.grad_accum}. To fix: "
-                "grad_accum 1",
-                field="optimizer",
-            )
-        return InBackward(parameters, lambda own: kind(own, linear))
-    if job.optimizer not in OPTIMIZERS:
-        known = ", ".join(sorted((*OPTIMIZERS, *LOW_RANK, *(name + LAYERWISE for name in LOW_RANK), "muon")))
-        raise Unsupported(
-            f"optimizer: the closed form does not know {job.optimizer}; it knows {known}", field="optimizer"
-        )
-    return OPTIMIZERS[job.optimizer](parameters)
+    """As job/optimizers.py declares it. `outer` are the weights of embedding and head, which Muon is not for; `linear`
+    those GaLore is for."""
+    kind = optimizer_of(job)
+    _class_of(kind)
+    if kind.projection and not linear:
+        raise UsageError("optimizer: this model has no linear layers a projection works on", field="optimizer")
+    if kind.layerwise and job.grad_accum > 1:
+        told = f"optimizer: transformers refuses {kind.name} with grad_accum {job.grad_accum}. To fix: grad_accum 1"
+        raise UsageError(told, field="optimizer")
+    if kind.layerwise:
+        return InBackward(parameters, lambda own: _make(kind, own, outer, linear))
+    return _make(kind, parameters, outer, linear)
+
+
+def _make(
+    kind: OptimizerKind, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]
+) -> Optimizer:
+    groups = (linear,) if kind.projection else (outer,) if kind.spares_ends else ()
+    return _class_of(kind)(parameters, *groups, **kind.steps)
+
+
+def _class_of(kind: OptimizerKind) -> type[Optimizer]:
+    if not kind.paper:
+        known = ", ".join(sorted(name for name, each in OPTIMIZERS.items() if each.paper))
+        told = f"optimizer: the closed form does not know {kind.name}; it knows {known}"
+        raise Unsupported(told, field="optimizer")
+    module, _, name = kind.paper.partition(":")
+    found: type[Optimizer] = getattr(import_module(f"{__name__}.{module}"), name)
+    return found
+
+
+def state_of(name: str, shape: Shape, dtype: str, part: str = "") -> tuple[State, ...]:
+    """What the optimizer keeps of one parameter, in the order it makes it: read off the first step it takes on paper.
+
+    `part`  "embedding", "head" or "linear", where some optimizers differ. The Trainer has bitsandbytes keep the state
+            of every nn.Embedding in 32 bits (`create_optimizer`).
+    """
+    machine = Machine(Card(), detail=Detail(keeps_ops=False))
+    parameter, other = (machine.tensor(shape, DTYPES[dtype]) for _ in range(2))
+    parameter.grad = machine.tensor(shape, DTYPES[dtype])
+    outer = [parameter] if part in ("embedding", "head") else []
+    optimizer = _make(OPTIMIZERS[name], [parameter], outer, [parameter if part == "linear" else other])
+    if part == "embedding":
+        optimizer.wide = {id(parameter)}
+    if parameter.after_gradient is not None:
+        parameter.after_gradient(parameter)
+    optimizer.step()
+    freed = {~event for event in machine.events if isinstance(event, int) and event < 0}
+    tables = {table.storage.block for table in optimizer.tables}
+    return tuple(
+        State(block.nbytes, optimizer.paged and block.stream == HOST, block.stream == HOST, number in tables)
+        for number, block in enumerate(machine.blocks)
+        if block.role is Role.OPTIMIZER and number not in freed
+    )
+
+
+def package_of(name: str) -> str:
+    """Whose `load_state_dict` the optimizer has."""
+    kind = OPTIMIZERS[name]
+    return _class_of(kind).package if kind.paper else Optimizer.package

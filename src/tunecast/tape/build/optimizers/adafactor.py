@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.optimizers.state import Optimizer
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
+
+CLIP_THRESHOLD = 1.0
 
 
 class Adafactor(Optimizer):
@@ -20,7 +23,7 @@ class Adafactor(Optimizer):
             machine.module = self.module_of(p)
             assert p.grad is not None
             grad = p.grad
-            grad = ops.to(grad, FLOAT32)
+            grad = grad.float()
             factored = p.dim() >= 2
             if id(p) not in self.state:
                 rows, columns = p.shape[:-1], p.shape[:-2] + p.shape[-1:]
@@ -28,30 +31,30 @@ class Adafactor(Optimizer):
             state = self.state[id(p)]
             machine.module = self.module_of(p)
             p_data_fp32 = p
-            p_data_fp32 = ops.to(p_data_fp32, FLOAT32)
+            p_data_fp32 = p_data_fp32.float()
             state[2 if factored else 1 :] = [rms(p_data_fp32)]
             machine.blocks[state[-1].storage.block].role = Role.OPTIMIZER
-            update = ops.map_("add", ops.map_("pow", grad))
+            update = grad.pow(2) + 1e-30
             if factored:
                 for sums, dim in zip(state, (-1, -2), strict=False):
                     machine.launch("mul_", (sums,), FLOAT32, sums.nbytes)
-                    mean = ops.reduced("mean", update, (dim,), False)
+                    mean = update.mean(dim)
                     machine.launch("add_", (sums, mean), FLOAT32, sums.nbytes)
                     del mean
                 update = product(state[0], state[1])
             else:
                 machine.launch("add_", (state[0], update), FLOAT32, update.nbytes)
-                update = ops.map_("rsqrt", state[0])
+                update = state[0].rsqrt()
             machine.launch("mul_", (update, grad), FLOAT32, update.nbytes)
             self.clip(machine, update)
-            minus = ops.map_("neg", update)
+            minus = -update
             machine.launch("add_", (p_data_fp32, minus), FLOAT32, update.nbytes)
             del minus
             if p.dtype != FLOAT32:
                 machine.launch("copy_", (p, p_data_fp32), p.dtype, p.nbytes)
 
     def clip(self, machine: Machine, update: Tensor) -> None:
-        limit = ops.map_("div", rms(update))
+        limit = rms(update) / CLIP_THRESHOLD
         machine.launch("div_", (update, limit), FLOAT32, update.nbytes)
         machine.launch("mul_", (update,), FLOAT32, update.nbytes)
 
@@ -66,11 +69,11 @@ def moved(machine: Machine, *shapes: tuple[int, ...]) -> list[Tensor]:
 
 def rms(x: Tensor) -> Tensor:
     norm = x.machine.run("linalg_vector_norm", (x,), (), FLOAT32, args=(x, 2.0))
-    return ops.map_("div", norm)
+    return norm / 1.0  # the root of how many numbers there are
 
 
 def product(row: Tensor, column: Tensor) -> Tensor:
     """The outer product of the two factors, `_approx_sq_grad`."""
-    r_factor = ops.unsqueeze(ops.divide(row, ops.reduced("mean", row, (-1,), True)), -1)
-    c_factor = ops.map_("rsqrt", ops.unsqueeze(column, -2))
-    return ops.multiply(r_factor, c_factor)
+    r_factor = (row / row.mean(-1, keepdim=True)).unsqueeze(-1)
+    c_factor = column.unsqueeze(-2).rsqrt()
+    return r_factor * c_factor

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from tunecast.errors import UsageError
+from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32, UINT8, Dtype, Shape
 from tunecast.tape.build.optimizers.state import Optimizer
-from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, UINT8, Dtype, Shape, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 SMALLEST_8BIT = 4096
@@ -19,16 +20,16 @@ TABLE = 256
 
 
 class Blockwise(Optimizer):
+    package = "bitsandbytes"
+
     def __init__(
         self, parameters: Sequence[Tensor], *, states: int = 2, bits: int = 8, paged: bool = False,
         without_bfloat16: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(parameters)
         self.states, self.bits, self.paged, self.without_bfloat16 = states, bits, paged, without_bfloat16
-        self.tables: list[Tensor] = []
+        self.tables: Sequence[Tensor] = []
         """On the card once the first 8-bit state is."""
-        self.wide: Collection[int] = ()
-        """Ids of parameters whose state somebody overrode to have 32 bits (`GlobalOptimManager`)."""
 
     def step(self) -> None:
         machine = self.machine
@@ -67,6 +68,7 @@ class Blockwise(Optimizer):
     def buffer(self, parameter: Tensor, shape: Shape, dtype: Dtype) -> list[Tensor]:
         """Paged state is managed memory: nothing of it comes from the caching allocator."""
         if self.paged and parameter.numel() >= SMALLEST_PAGED:
+            self.keep_on_host(parameter, (shape, dtype))
             return []
         return [self.zeros(shape, dtype, "zeros_like")]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
 from tunecast.tape.build.optimizers.state import Optimizer, by_dtype
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.lists import Lists
 
 PAIRS = Lists(2, 1, 2)
@@ -18,6 +19,8 @@ class Foreach(Optimizer):
     """State like the parameter, made when it first has a gradient; then an update a dtype."""
 
     states = 1
+    counts = False
+    """The host counts the steps of each parameter in a tensor."""
 
     def step(self) -> None:
         trained = self.trained()
@@ -29,6 +32,8 @@ class Foreach(Optimizer):
             self.update(group, dtype)
 
     def first_state(self, parameter: Tensor) -> list[Tensor]:
+        if self.counts:
+            self.keep_on_host(parameter, ((), FLOAT32))
         return self.made(parameter, *[(parameter.shape, parameter.dtype)] * self.states)
 
     def update(self, group: list[Tensor], dtype: Dtype) -> None:
@@ -48,9 +53,10 @@ class Foreach(Optimizer):
 
 
 class AdamW(Foreach):
-    """adam.py, `_multi_tensor_adam`: the square roots are a copy of the second moments. The host counts the steps."""
+    """adam.py, `_multi_tensor_adam`: the square roots are a copy of the second moments."""
 
     states = 2
+    counts = True
 
     def update(self, group: list[Tensor], dtype: Dtype) -> None:
         self.launch(group, dtype, "_foreach_mul_", "_foreach_lerp_", "_foreach_mul_", "_foreach_addcmul_")
@@ -81,6 +87,8 @@ class SGD(Foreach):
 
 
 class RMSprop(Foreach):
+    counts = True
+
     def update(self, group: list[Tensor], dtype: Dtype) -> None:
         self.launch(group, dtype, "_foreach_mul_", "_foreach_addcmul_")
         roots = self.copies("_foreach_sqrt", group, dtype)
@@ -90,6 +98,8 @@ class RMSprop(Foreach):
 
 class Adagrad(Foreach):
     """Its sums exist from the start; a step copies them as square roots and the gradients, scaled."""
+
+    counts = True
 
     def __init__(self, parameters: Sequence[Tensor]) -> None:
         super().__init__(parameters)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
-from tunecast.tape.build.optimizers.adafactor import moved, product, rms
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.optimizers.adafactor import CLIP_THRESHOLD, moved, product, rms
 from tunecast.tape.build.optimizers.blockwise import SMALLEST_8BIT, Blockwise
 from tunecast.tape.build.optimizers.state import Optimizer
-from tunecast.tape.build.tensor import BOOL, FLOAT32, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 RANK = 128
@@ -46,7 +47,7 @@ class LowRank(Optimizer):
             self.machine.module = self.module_of(parameter)
         return self.state[id(parameter)]
 
-    def projected(self, parameter: Tensor, full_rank_grad: Tensor) -> Tensor:
+    def project(self, parameter: Tensor, full_rank_grad: Tensor) -> Tensor:
         """From the side that is longer: a tall matrix keeps its rows."""
         tall = full_rank_grad.shape[0] >= full_rank_grad.shape[1]
         if id(parameter) not in self.projections:
@@ -55,7 +56,7 @@ class LowRank(Optimizer):
             self.projections[id(parameter)] = ortho_matrix
             del ortho_matrix
         kept = self.projections[id(parameter)].transpose(0, 1)
-        return ops.matrix_product(full_rank_grad, kept) if tall else ops.matrix_product(kept, full_rank_grad)
+        return F.mm(full_rank_grad, kept) if tall else F.mm(kept, full_rank_grad)
 
     def orthogonal(self, weights: Tensor, tall: bool) -> Tensor:
         raise NotImplementedError
@@ -72,29 +73,29 @@ class GaLore(LowRank):
             grad = p.grad
             has_rank = any(p is one for one in chosen)
             if has_rank:
-                grad = self.projected(p, grad)
+                grad = self.project(p, grad)
             exp_avg, exp_avg_sq = self.first_state(p, grad)
             machine.launch("mul_", (exp_avg, grad), grad.dtype, grad.nbytes)
             machine.launch("addcmul_", (exp_avg_sq, grad), grad.dtype, grad.nbytes)
-            denom = ops.map_("sqrt", exp_avg_sq)
-            norm_grad = ops.divide(exp_avg, denom)
+            denom = exp_avg_sq.sqrt()
+            norm_grad = exp_avg / denom
             if has_rank:
-                norm_grad = self.projected_back(p, norm_grad)
+                norm_grad = self.project_back(p, norm_grad)
             machine.launch("add_", (p, norm_grad), p.dtype, p.nbytes)
 
-    def projected_back(self, parameter: Tensor, low_rank_grad: Tensor) -> Tensor:
+    def project_back(self, parameter: Tensor, low_rank_grad: Tensor) -> Tensor:
         kept = self.projections[id(parameter)]
         if low_rank_grad.shape[0] >= low_rank_grad.shape[1]:
-            full_rank_grad = ops.matrix_product(low_rank_grad, kept)
+            full_rank_grad = F.mm(low_rank_grad, kept)
         else:
-            full_rank_grad = ops.matrix_product(kept, low_rank_grad)
-        return ops.map_("mul", full_rank_grad)
+            full_rank_grad = F.mm(kept, low_rank_grad)
+        return full_rank_grad * 0.25
 
     def orthogonal(self, weights: Tensor, tall: bool) -> Tensor:
         """`get_orthogonal_matrix`: in fp32; what is returned of an fp32 matrix is a view that keeps it all."""
         machine = weights.machine
         machine.guesses[SVD_GUESSED] = None
-        matrix = ops.to(weights, FLOAT32)
+        matrix = weights.float()
         rows, columns = matrix.shape
         inner = min(rows, columns)
         outs = (((rows, inner), FLOAT32), ((inner,), FLOAT32), ((inner, columns), FLOAT32))
@@ -104,13 +105,13 @@ class GaLore(LowRank):
         Vh = Vh.alias((rank, columns), (columns, 1))
         diagonal = machine.run("diag_embed", (s,), (rank, rank), FLOAT32)
         if tall:
-            A, B = ops.matrix_product(U, diagonal), Vh
+            A, B = F.mm(U, diagonal), Vh
         else:
-            A, B = U, ops.matrix_product(diagonal, Vh)
+            A, B = U, F.mm(diagonal, Vh)
         del diagonal
         if tall:
-            return ops.to(B, weights.dtype)
-        return ops.to(A, weights.dtype)
+            return B.to(weights.dtype)
+        return A.to(weights.dtype)
 
 
 class GaLoreAdafactor(GaLore):
@@ -124,10 +125,10 @@ class GaLoreAdafactor(GaLore):
                 continue
             machine.module = self.module_of(p)
             grad = p.grad
-            grad = ops.to(grad, FLOAT32)
+            grad = grad.float()
             has_rank = any(p is one for one in chosen)
             if has_rank:
-                grad = self.projected(p, grad)
+                grad = self.project(p, grad)
             factored = grad.dim() >= 2
             if id(p) not in self.state:
                 rows, columns = grad.shape[:-1], grad.shape[:-2] + grad.shape[-1:]
@@ -135,25 +136,25 @@ class GaLoreAdafactor(GaLore):
                 machine.module = self.module_of(p)
             state = self.state[id(p)]
             p_data_fp32 = p
-            p_data_fp32 = ops.to(p_data_fp32, FLOAT32)
+            p_data_fp32 = p_data_fp32.float()
             state[2 if factored else 1 :] = [rms(p_data_fp32)]
             machine.blocks[state[-1].storage.block].role = Role.OPTIMIZER
-            update = ops.map_("add", ops.map_("pow", grad))
+            update = grad.pow(2) + 1e-30
             if factored:
                 for sums, dim in zip(state, (-1, -2), strict=False):
-                    mean = ops.reduced("mean", update, (dim,), False)
+                    mean = update.mean(dim)
                     machine.launch("add_", (sums, mean), FLOAT32, sums.nbytes)
                     del mean
                 update = product(state[0], state[1])
             else:
-                update = ops.map_("rsqrt", state[0])
+                update = state[0].rsqrt()
             machine.launch("mul_", (update, grad), FLOAT32, update.nbytes)
-            limit = ops.map_("div", rms(update))
+            limit = rms(update) / CLIP_THRESHOLD
             machine.launch("div_", (update, limit), FLOAT32, update.nbytes)
             del limit
             if has_rank:
-                update = self.projected_back(p, update)
-            minus = ops.map_("neg", update)
+                update = self.project_back(p, update)
+            minus = -update
             machine.launch("add_", (p_data_fp32, minus), FLOAT32, update.nbytes)
             del minus
             if p.dtype != FLOAT32:
@@ -166,9 +167,15 @@ class GaLoreAdamW8bit(GaLore):
     release by position: 100 percentiles are a largest norm of 100 to release 0.50, so small tensors' norms are taken.
     """
 
+    package = "bitsandbytes"
+
     def __init__(self, parameters: Sequence[Tensor], linear: Collection[Tensor]) -> None:
         super().__init__(parameters, linear)
         self.moments = Blockwise(parameters)
+
+    @property
+    def tables(self) -> Sequence[Tensor]:  # type: ignore[override]
+        return self.moments.tables
 
     def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
         machine = self.machine
@@ -179,9 +186,9 @@ class GaLoreAdamW8bit(GaLore):
             has_rank = any(p is one for one in chosen)
             data = p
             if has_rank:
-                grad = self.projected(p, p.grad)
-                saved_data = ops.map_("clone", p)
-                data = ops.map_("clone", grad)
+                grad = self.project(p, p.grad)
+                saved_data = p.clone()
+                data = grad.clone()
                 p.storage = saved_data.storage  # the weights are elsewhere from now on
                 machine.blocks[p.storage.block].role = Role.WEIGHTS
                 p.grad = grad
@@ -191,10 +198,10 @@ class GaLoreAdamW8bit(GaLore):
                 self.state[id(p)] = [*kept, self.moments.zeros((1,), FLOAT32)]
                 del kept
             if small:
-                machine.run("linalg_vector_norm", (data,), (), FLOAT32, args=(ops.to(data, FLOAT32), 2.0))
+                machine.run("linalg_vector_norm", (data,), (), FLOAT32, args=(data.float(), 2.0))
             machine.launch("optimizer_update", (data,), data.dtype, data.nbytes)
             if has_rank:
-                update = self.projected_back(p, data)
+                update = self.project_back(p, data)
                 machine.launch("add_", (p, update), p.dtype, p.nbytes)
                 del update
             del data
@@ -218,22 +225,22 @@ class Apollo(LowRank):
             has_rank = any(p is one for one in chosen)
             if has_rank:
                 norm_dim = 0 if grad.shape[0] < grad.shape[1] else 1
-                grad = self.projected(p, grad)
+                grad = self.project(p, grad)
             exp_avg, exp_avg_sq = self.first_state(p, grad)
             machine.launch("mul_", (exp_avg, grad), grad.dtype, grad.nbytes)
             machine.launch("addcmul_", (exp_avg_sq, grad), grad.dtype, grad.nbytes)
-            denom = ops.map_("sqrt", exp_avg_sq)
-            norm_grad = ops.divide(exp_avg, denom)
+            denom = exp_avg_sq.sqrt()
+            norm_grad = exp_avg / denom
             if has_rank:
-                grad_scaling_factor = ops.divide(norm(norm_grad, norm_dim), ops.map_("add", norm(grad, norm_dim)))
+                grad_scaling_factor = norm(norm_grad, norm_dim) / (norm(grad, norm_dim) + 1e-8)
                 if norm_dim == 1:
-                    grad_scaling_factor = ops.unsqueeze(grad_scaling_factor, 1)
-                scaled_grad = ops.multiply(p.grad, grad_scaling_factor)
+                    grad_scaling_factor = grad_scaling_factor.unsqueeze(1)
+                scaled_grad = p.grad * grad_scaling_factor
                 if id(p) in self.norms:
                     scaled_grad_norm = norm(scaled_grad)
-                    limiter = limited(ops.divide(scaled_grad_norm, ops.map_("add", self.norms[id(p)])))
-                    scaled_grad = ops.divide(scaled_grad, limiter)
-                    self.norms[id(p)] = ops.divide(scaled_grad_norm, limiter)
+                    limiter = limit_norm(scaled_grad_norm / (self.norms[id(p)] + 1e-8))
+                    scaled_grad = scaled_grad / limiter
+                    self.norms[id(p)] = scaled_grad_norm / limiter
                 else:
                     self.norms[id(p)] = norm(scaled_grad)
                 norm_grad = scaled_grad
@@ -242,10 +249,10 @@ class Apollo(LowRank):
 
     def orthogonal(self, weights: Tensor, tall: bool) -> Tensor:
         machine = weights.machine
-        matrix = ops.to(weights, FLOAT32)
+        matrix = weights.float()
         shape = (RANK, matrix.shape[1]) if tall else (matrix.shape[0], RANK)
-        proj = ops.map_("div", machine.run("randn", (), shape, FLOAT32))
-        return ops.to(proj, weights.dtype)
+        proj = machine.run("randn", (), shape, FLOAT32) / RANK**0.5
+        return proj.to(weights.dtype)
 
 
 def norm(x: Tensor, dim: int | None = None) -> Tensor:
@@ -254,8 +261,8 @@ def norm(x: Tensor, dim: int | None = None) -> Tensor:
     return x.machine.run("linalg_vector_norm", (x,), shape, x.dtype, args=(x, 2.0, dims))
 
 
-def limited(limiter: Tensor) -> Tensor:
+def limit_norm(limiter: Tensor) -> Tensor:
     """max(limiter, 1.01) / 1.01: Python compares, which asks the card."""
-    compared = ops.map_("gt", limiter, BOOL)
+    compared = limiter.gt(1.01)
     del compared
-    return ops.map_("div", limiter)
+    return limiter / 1.01

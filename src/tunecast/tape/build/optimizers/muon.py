@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.dtypes import BFLOAT16
+from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers.foreach import AdamW
 from tunecast.tape.build.optimizers.state import Optimizer
-from tunecast.tape.build.tensor import BFLOAT16, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 ITERATIONS = 5
 
@@ -36,7 +38,7 @@ class Muon(Optimizer):
             grad, buf = parameter.grad, self.state[id(parameter)][0]
             assert grad is not None
             machine.launch("lerp_", (buf, grad), buf.dtype, buf.nbytes)
-            update = ops.map_("lerp", grad)
+            update = pointwise("lerp", grad)
             update = orthogonal(update)
             machine.launch("mul_", (parameter,), parameter.dtype, parameter.nbytes)
             machine.launch("add_", (parameter, update), parameter.dtype, parameter.nbytes)
@@ -48,16 +50,16 @@ class Muon(Optimizer):
 def orthogonal(grad: Tensor) -> Tensor:
     """Newton-Schulz in bf16, on the flat side of the matrix."""
     machine = grad.machine
-    ortho_grad = ops.to(grad, BFLOAT16)
+    ortho_grad = grad.to(BFLOAT16)
     if grad.shape[0] > grad.shape[1]:
         ortho_grad = ortho_grad.transpose(0, 1)
     rows, columns = ortho_grad.shape
     norm = machine.run("linalg_vector_norm", (ortho_grad,), (), BFLOAT16, args=(ortho_grad, 2.0))
-    limit = ops.map_("clamp", norm)
+    limit = norm.clamp(0)
     machine.launch("div_", (ortho_grad, limit), BFLOAT16, ortho_grad.nbytes)
     del norm, limit
     for _ in range(ITERATIONS):
-        gram_matrix = ops.matrix_product(ortho_grad, ortho_grad.transpose(0, 1))
+        gram_matrix = F.mm(ortho_grad, ortho_grad.transpose(0, 1))
         gram_update = added_product(gram_matrix, gram_matrix, gram_matrix)
         ortho_grad = added_product(ortho_grad, gram_update, ortho_grad)
     return ortho_grad if grad.shape == (rows, columns) else ortho_grad.transpose(0, 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.tape.build import ops
+from tunecast.tape.build.dtypes import FLOAT32, UINT8
 from tunecast.tape.build.optimizers.state import Optimizer, clip_gradients
-from tunecast.tape.build.tensor import FLOAT32, UINT8, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 class StableAdamW(Optimizer):
@@ -35,14 +35,17 @@ class GrokAdamW(Optimizer):
             machine.module = self.module_of(p)
             grad = p.grad
             assert grad is not None
+            if id(p) not in self.state:
+                self.keep_on_host(p, *[(p.shape, p.dtype)] * 3)
+                self.state[id(p)] = []
             exp_avg, exp_avg_sq = self.brought(p), self.brought(p)
             grok_ema = self.brought(p)
             clip_gradients([p])
             machine.module = self.module_of(p)
             machine.launch("mul_", (grok_ema, grad), p.dtype, p.nbytes)
-            grok_grad = ops.add(grad, ops.map_("mul", grok_ema))
+            grok_grad = grad + grok_ema * 2.0
             machine.launch("add_", (exp_avg, exp_avg_sq, grok_grad), p.dtype, p.nbytes)
-            root = ops.map_("sqrt", exp_avg_sq)
+            root = exp_avg_sq.sqrt()
             machine.launch("addcdiv_", (p, exp_avg, root), p.dtype, p.nbytes)
             del root
 
@@ -73,9 +76,9 @@ class Lomo(Optimizer):
         assert p.grad is not None
         before, self.machine.module = self.machine.module, self.module_of(p)
         with self.machine.no_grad():
-            grad_fp32 = ops.to(p.grad, FLOAT32)
+            grad_fp32 = p.grad.float()
             p.grad = None
-            p_fp32 = ops.to(p, FLOAT32)
+            p_fp32 = p.float()
             self.machine.launch("add_", (p_fp32, grad_fp32), FLOAT32, p_fp32.nbytes)
         self.machine.module = before
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Shape, Tensor
+from tunecast.records import NamedTuple
+from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import LET_GO, MANY, Op, Role
 
 COLLECTED = 2
@@ -67,7 +69,27 @@ def by_dtype(tensors: Sequence[Tensor]) -> dict[Dtype, list[Tensor]]:
     return groups
 
 
+class State(NamedTuple):
+    """One tensor of an optimizer's state."""
+
+    nbytes: int
+    paged: bool = False
+    """In CUDA's managed memory."""
+    on_host: bool = False
+    """Not in memory that torch's allocator gave; of paged state this is true as well."""
+    shared: bool = False
+    """By all parameters, until the run is resumed: a file has one for each."""
+
+
 class Optimizer:
+    paged = False
+    """State on the host is CUDA's managed memory, whose pages are on the card while they are used."""
+    package = "torch"
+    """Whose `load_state_dict` it has."""
+    tables: Sequence[Tensor] = ()
+    """State that all parameters share: of 8-bit codes, the values they stand for."""
+    wide: Collection[int] = ()
+    """Ids of parameters whose state somebody overrode to have 32 bits (bitsandbytes' `GlobalOptimManager`)."""
     many = MANY
     """Whose operations on many weights are: of a single weight's optimizer, its module's."""
 
@@ -75,6 +97,8 @@ class Optimizer:
         self.parameters = parameters
         self.machine = parameters[0].machine
         self.state: dict[int, list[Tensor]] = {}
+        self.host_state: list[Tensor] = []
+        """What the host keeps of it: counters of steps, and what waits there for its parameter's turn."""
 
     def step(self) -> None:
         raise NotImplementedError
@@ -100,3 +124,9 @@ class Optimizer:
             machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
         machine.module = self.many
         return out
+
+    def keep_on_host(self, parameter: Tensor, *kinds: tuple[Shape, Dtype]) -> None:
+        machine, module = self.machine, self.machine.module
+        with machine.on_host():
+            self.host_state += self.made(parameter, *kinds)
+        machine.module = module

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunecast.tape.build.dtypes import FLOAT32, INT64, UINT8, Dtype, Shape
 from tunecast.tape.build.optimizers.state import Optimizer
-from tunecast.tape.build.tensor import FLOAT32, INT64, UINT8, Dtype, Shape, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import MANY, Role
 
 BLOCK = 256
@@ -33,6 +34,7 @@ class LowBitAdamW(Optimizer):
             elements = p.numel()
             quantised = elements >= SMALLEST and elements % BLOCK == 0
             if id(p) not in self.state:
+                self.keep_on_host(p, ((), FLOAT32))
                 self.state[id(p)] = [t for _ in range(2) for t in self.buffer(p, quantised)]
             if quantised:
                 self.update(p, elements)

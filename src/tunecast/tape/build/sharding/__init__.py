@@ -1,17 +1,30 @@
 """How one rank of many holds a model: replicas, shards, and what waits on the host. A scheme a file.
 
-    scheme.py      what a stack's loop asks; alone on a card it is this     nested.py   tensors in tuples
-    ddp.py         DistributedDataParallel                                  shards.py   a parameter's part and whole
-    fsdp2.py       torch's `fully_shard` of a model; unit.py: of one unit, its streams and lifetimes
-    accelerate.py  FSDP2 as accelerate wraps a transformers model; accelerate1.py: FSDP1, of fsdp1.py's flat parameters
-    zero.py        DeepSpeed's ZeRO-1 and ZeRO-2; zero3.py: ZeRO-3; deepspeed.py: their bucket sizes
-    ulysses.py     DeepSpeed's split of rows, beside its ZeRO                host.py     an optimizer on the host
-    tensor.py, context.py, layers.py   other dimensions of the mesh; device_map.py: which card gets which layers
+accelerate.py   FSDP2 the way accelerate 1.15 wraps a transformers model (`fsdp2_prepare_model`)
+accelerate1.py  FSDP 1 the way accelerate wraps a transformers model
+context.py      context parallelism on paper: a sequence over ranks, attention in a ring
+ddp.py          replicas: torch's DistributedDataParallel on paper, as transformers' Trainer makes it
+deepspeed.py    how large DeepSpeed's buckets are, by the file a stack's users start from
+device_map.py   which card of `device_map="auto"` gets which parts of a model
+experts.py      units of FSDP2 beside experts that are spread over ranks
+flat_parts.py   what a flat parameter of FSDP 1 is made of
+flat_unit.py    one flat parameter of FSDP 1
+fsdp1.py        FSDP 1 on paper
+fsdp2.py        torch's `fully_shard` (FSDP2) on paper
+host.py         what waits in host memory while the card computes
+layers.py       layers spread over cards: what each kind of card holds, and what arrives at it and leaves it
+scheme.py       what a stack's loop asks of the way its rank holds the model; see the package's docstring
+shards.py       a parameter in two forms: the part this rank keeps, and the whole that comes and goes
+tensor.py       tensor parallelism on paper
+ulysses.py      DeepSpeed's Ulysses on paper
+unit.py         one unit of FSDP2
+zero.py         DeepSpeed's ZeRO-1 and ZeRO-2 on paper
+zero3.py        DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs
 
 The seam. A stack's `train` asks for the job's scheme and goes on as before; parameters are then this rank's parts, and
 optimizer, clipping and accumulation follow from that. No stack divides by the number of ranks.
 
-    scheme = machine.scheme = scheme_of(job, machine)
+    scheme = machine.scheme                                    # made by the stack's `scheme`, when first asked for
     with scheme.loading(): model = load(...); adapt(...)       # on the host where weights are cut before they arrive
     scheme.wrap(model)
     parameters = scheme.parameters(model)
@@ -33,27 +46,28 @@ data, shard and replicate.
 from __future__ import annotations
 
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
-from tunecast.tape.build.tensor import Machine
 
 __all__ = ["Scheme", "ranks_of", "scheme_of"]
 
 
 def scheme_of(job: Job, machine: Machine) -> Scheme:
     """The way of a job whose stack trains through accelerate (transformers, TRL, Axolotl, LLaMA-Factory)."""
-    kind, ranks = job.parallel.data, ranks_of(job)
-    if kind.startswith("zero"):
+    sharding, ranks = sharding_of(job), ranks_of(job)
+    if sharding.is_zero:
         from tunecast.tape.build.sharding.zero import Zero12
         from tunecast.tape.build.sharding.zero3 import Zero3
 
-        return (Zero3 if kind == "zero3" else Zero12)(job, machine)
+        return (Zero3 if sharding.cuts_weights else Zero12)(job, machine)
     if job.parallel.layers > 1:
         from tunecast.tape.build.sharding.layers import OneCardOfSeveral
 
         return OneCardOfSeveral(job, machine)
     if ranks == 1:
         return Scheme(job, machine)
-    if kind == "ddp":
+    if sharding.is_replicated:
         from tunecast.tape.build.sharding.ddp import Replicas
 
         return Replicas(job, machine)
@@ -64,5 +78,5 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
     from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
     from tunecast.tape.build.sharding.fsdp2 import Mesh
 
-    shard = min(ranks, job.hardware.gpus) if kind == "hsdp" else ranks
+    shard = min(ranks, job.hardware.gpus) if sharding.replicates_machines else ranks
     return AccelerateFsdp2(job, machine, Mesh(shard, ranks // shard))

@@ -8,18 +8,20 @@ after the forward pass), and the model itself with what is left. With PEFT the l
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.tape.build.dtypes import DTYPES, FLOAT32, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy
-from tunecast.tape.build.sharding.host import HOST_ASSUMED, OnHost, on_card
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy
+from tunecast.tape.build.sharding.host import HOST_ASSUMED, HostOptimizer, on_card
 from tunecast.tape.build.sharding.scheme import Scheme
-from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 STORED = (
     "4-bit weights are stored under the other weights' dtype (bnb_4bit_quant_storage), which FSDP needs to shard them"
@@ -31,10 +33,13 @@ class AccelerateFsdp2(Scheme):
         super().__init__(job, machine)
         dtype = DTYPES[job.autocast] if job.autocast else None
         reduce = job.parallel.reduce_dtype
-        policy = Policy(dtype, DTYPES[reduce] if reduce else dtype, dtype)
+        policy = MixedPrecisionPolicy(dtype, DTYPES[reduce] if reduce else dtype, dtype)
         self.sharder = FullyShard(machine, mesh, policy, on_host=job.parallel.offload == "parameters")
         if self.sharder.on_host:
             machine.assumptions[HOST_ASSUMED] = None
+
+    def step_state(self) -> Hashable:
+        return ()
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         return self.machine.on_host()
@@ -96,7 +101,7 @@ class AccelerateFsdp2(Scheme):
 
     def optimizer(self, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]) -> Optimizer:
         optimizer = super().optimizer(parameters, outer, linear)
-        return OnHost(optimizer) if self.sharder.on_host else optimizer
+        return HostOptimizer(optimizer) if self.sharder.on_host else optimizer
 
     def over_ranks(self, norms: Tensor) -> Tensor:
         """DTensor's `_NormPartial`: squares are summed over the ranks that have parts, and the root is taken."""

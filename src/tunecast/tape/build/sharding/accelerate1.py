@@ -20,12 +20,15 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
+from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.gptq import LinearGPTQ
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
-from tunecast.tape.build.sharding.host import OnHost
-from tunecast.tape.build.tensor import DTYPES, Machine, Tensor
+from tunecast.tape.build.sharding.host import HostOptimizer
+from tunecast.tape.build.tensor import Tensor
 
 PREFETCHES = "FSDP 1 gathers a layer ahead in the backward pass (fsdp_backward_prefetch BACKWARD_PRE)"
 
@@ -37,7 +40,7 @@ class AccelerateFsdp1(FlatScheme):
             raise Unsupported("lora.dora: the closed form does not know DoRA in FSDP 1's hands", field="lora.dora")
         dtype = DTYPES[job.autocast] if job.autocast else None
         reduce_dtype = DTYPES[job.parallel.reduce_dtype] if job.parallel.reduce_dtype else dtype
-        replicas = job.hardware.nodes if job.parallel.data == "hsdp" else 1
+        replicas = job.hardware.nodes if sharding_of(job).replicates_machines else 1
         self.options = Options(
             self.ranks // replicas, dtype, reduce_dtype, dtype, use_orig_params=True, upcast=True,
             inside_checkpoint=machine.era.layers_by_position, on_host=job.parallel.offload == "parameters",
@@ -62,7 +65,7 @@ class AccelerateFsdp1(FlatScheme):
 
     def optimizer(self, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]) -> Optimizer:
         made = super().optimizer(parameters, outer, linear)
-        return OnHost(made) if self.options.on_host else made
+        return HostOptimizer(made) if self.options.on_host else made
 
 
 def packed_words(model: Any) -> list[Tensor]:

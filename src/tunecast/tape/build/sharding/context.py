@@ -13,10 +13,12 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.attention import flops_of
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import FLOAT32, INT64, Shape, Tensor
+from tunecast.tape.build.dtypes import FLOAT32, INT64, Shape
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 
 GROUP = "context"
 KERNEL = "_scaled_dot_product_flash_attention"
@@ -32,7 +34,7 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Ten
 
     node = start(machine, (query, key, value), back, (query, key, value))
     with machine.no_grad():
-        key, value = ops.contiguous(key), ops.contiguous(value)
+        key, value = key.contiguous(), value.contiguous()
         next_kv, everybodys = gathered(key, value, ranks)
         k, v = key, value
         out, lse, *rest = attended(query, k, v, causal=True)
@@ -46,9 +48,9 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, ranks: int) -> Ten
             k, v = key, value
             out, block_lse, *rest = attended(later_half(query), k, v, causal=False)
             merger.step(out, block_lse)
-        result, lse = ops.to(merger.out, query.dtype), merger.lse
+        result, lse = merger.out.to(query.dtype), merger.lse
         del merger, key, value, k, v, everybodys, next_kv
-    return finish(node, result, result.detached(), lse, *rest)
+    return finish(node, result, result.detach(), lse, *rest)
 
 
 def ring_backward(
@@ -56,10 +58,10 @@ def ring_backward(
 ) -> list[Tensor]:
     machine = query.machine
     grad_query, grad_key, grad_value = [
-        machine.run("zeros_like", (), t.shape, FLOAT32, strides=ops.kept_strides(t)) for t in (query, key, value)
+        machine.run("zeros_like", (), t.shape, FLOAT32, strides=F.kept_strides(t)) for t in (query, key, value)
     ]
     shapes = key.shape, value.shape
-    key, value = ops.contiguous(key), ops.contiguous(value)
+    key, value = key.contiguous(), value.contiguous()
     arrived: Any = None
     sent: Any = None
     names: dict[str, Any] = {}
@@ -74,7 +76,7 @@ def ring_backward(
             if turn < ranks - 1:
                 names["next_kv"] = machine.run("cat", (key, value), (key.numel() + value.numel(),), key.dtype)
             q, dout, kept = [later_half(t) for t in (query, gradient, out)]
-            kept_lse = ops.contiguous(later_half(lse))
+            kept_lse = later_half(lse).contiguous()
             names["k"], names["v"] = key, value
         likes = [(t.shape, t.dtype) for t in (q, key, value)]
         args = (dout, q, key, value, kept, kept_lse, None, None, None, 0.0)
@@ -86,7 +88,7 @@ def ring_backward(
         for total, part in ((grad_key, made[1]), (grad_value, made[2])):
             machine.launch("add_", (total, part), FLOAT32, total.nbytes)
         del total, part
-        flat = [ops.reshape(t, -1) for t in (grad_key, grad_value)]
+        flat = [t.reshape(-1) for t in (grad_key, grad_value)]
         sent = machine.run("cat", flat, (grad_key.numel() + grad_value.numel(),), FLOAT32)
         del flat
         arrived = machine.exchange("all_to_all", GROUP, ranks, sent, sent.shape)
@@ -97,8 +99,8 @@ def ring_backward(
             machine.launch("add_", (half, made[0]), FLOAT32, half.nbytes)
             grad_query = machine.run("cat", (grad_query, half), grad_query.shape, FLOAT32)
             del half
-    grad_query = ops.to(grad_query, query.dtype)
-    arrived = ops.to(arrived, key.dtype)
+    grad_query = grad_query.to(query.dtype)
+    arrived = arrived.to(key.dtype)
     return [grad_query, *pair_in(arrived, *shapes)]
 
 
@@ -128,26 +130,26 @@ def attended(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> list[Te
 
 
 def later_half(x: Tensor) -> Tensor:
-    return ops.slice_(x, 2, x.shape[2] // 2, x.shape[2])
+    return x[:, :, x.shape[2] // 2 :]
 
 
 class Merger:
     """`_SDPAMerger`: the later half of the rows is brought up to date, and put behind the earlier."""
 
     def __init__(self, out: Tensor, lse: Tensor) -> None:
-        self.out: Any = ops.to(out, FLOAT32)
+        self.out: Any = out.float()
         self.lse = lse
 
     def step(self, out: Tensor, block_lse: Tensor) -> None:
         machine, wide, narrow = out.machine, out.shape, block_lse.shape
-        block_out = ops.to(out, FLOAT32)
-        weight = ops.map_("sigmoid", machine.run("sub", (block_lse, self.lse), narrow, FLOAT32))
+        block_out = out.float()
+        weight = machine.run("sub", (block_lse, self.lse), narrow, FLOAT32).sigmoid()
         apart = machine.run("sub", (self.out, block_out), wide, FLOAT32)
         weighed = machine.run("mul", (weight, apart), wide, FLOAT32)
         del weight, apart
         newer = machine.run("sub", (self.out, weighed), wide, FLOAT32)
         del weighed
-        slope = ops.map_("log_sigmoid", machine.run("sub", (self.lse, block_lse), narrow, FLOAT32))
+        slope = pointwise("log_sigmoid", machine.run("sub", (self.lse, block_lse), narrow, FLOAT32))
         newer_lse = machine.run("sub", (self.lse, slope), narrow, FLOAT32)
         del slope
         self.lse = machine.run("cat", (self.lse, newer_lse), self.lse.shape, FLOAT32)

@@ -15,15 +15,18 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.autograd import Node, start
+from tunecast.tape.build.dtypes import INT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
-from tunecast.tape.build.sharding.nested import map_tensors, tensors_in
+from tunecast.tape.build.nested import map_tensors, tensors_in
 from tunecast.tape.build.sharding.scheme import Scheme, in_whole_model
-from tunecast.tape.build.tensor import INT32, Machine, Tensor, layer_number
+from tunecast.tape.build.standing import layer_number
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 from tunecast.tape.symbols import ask, listed
 from tunecast.units import MIB
@@ -62,6 +65,9 @@ class Replicas(Scheme):
         model.gives_logits = model.gives_logits or self.finds_unused
         for parameter in self.trained:
             parameter.after_gradient = self.ready
+
+    def step_state(self) -> Hashable:
+        return None if self.came is None else len(self.came), self.syncs_buffers
 
     def buffers(self) -> list[Tensor]:
         found = {id(t): t for m in self.model.modules() for t in m.own.values() if isinstance(t, Buffer)}

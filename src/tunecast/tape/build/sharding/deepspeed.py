@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunecast.job.stacks import STACKS
 from tunecast.records import dataclass
 
 MILLION = 10**6
@@ -22,7 +23,7 @@ MIN_AIO_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Settings:
+class DeepSpeedSettings:
     """Elements, named as in DeepSpeed's `zero_optimization`; the defaults are its own (0.19.8, runtime/zero/config.py),
     which hold where accelerate is told `zero_stage` and no file."""
 
@@ -37,25 +38,17 @@ class Settings:
     told: str = "DeepSpeed's own defaults"
 
 
-def settings_of(stack: str, stage: int, hidden: int) -> Settings:
+def settings_of(stack: str, stage: int, hidden: int) -> DeepSpeedSettings:
     """ "auto" in a file is transformers' choice (integrations/deepspeed.py): by the square of the hidden size."""
-    if stack == "axolotl":  # deepspeed_configs/zero1.json, zero2.json, zero3_bf16.json
-        if stage < 3:
-            return Settings(overlap_comm=True, told="Axolotl's deepspeed_configs")
-        auto = _auto(hidden, "Axolotl's deepspeed_configs")
-        return Settings(**{**auto, "max_live_parameters": 0, "max_reuse_distance": 0, "sub_group_size": 0})  # type: ignore[arg-type]
-    if stack == "llama-factory" and stage == 3:  # examples/deepspeed/ds_z3_config.json; ds_z2_config.json has defaults
-        return Settings(**_auto(hidden, "LLaMA-Factory's examples/deepspeed"))  # type: ignore[arg-type]
-    return Settings()
-
-
-def _auto(hidden: int, told: str) -> dict[str, int | str]:
-    return {
-        "reduce_bucket_size": hidden * hidden,
-        "prefetch_bucket_size": int(0.9 * hidden * hidden),
-        "param_persistence_threshold": 10 * hidden,
-        "told": told,
-    }
+    declared = STACKS[stack]
+    file = declared.deepspeed.get(stage)
+    if file is None:
+        return DeepSpeedSettings()
+    values = {name: value for name, value in file.items() if name != "auto"}
+    if "auto" in file:
+        auto = {"reduce_bucket_size": hidden * hidden, "prefetch_bucket_size": int(0.9 * hidden * hidden)}
+        values = auto | {"param_persistence_threshold": 10 * hidden} | values
+    return DeepSpeedSettings(told=declared.deepspeed_file, **values)  # type: ignore[arg-type]
 
 
 def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:

@@ -16,10 +16,11 @@ Ignored  that a card may have less memory than its share: the last then has more
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
+from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.modules import Linear, Module, ModuleList
-from tunecast.tape.build.tensor import DTYPES
 
 QUANTIZED_BYTES = {"nf4": 0.5, "fp4": 0.5, "gptq": 0.5, "int8": 1.0}
 """Of a weight, as `param_element_size` counts it."""
@@ -28,16 +29,16 @@ WHILE_QUANTIZING = 0.9
 LAYERS_MORE = 1.25
 
 
-class Piece(NamedTuple):
+class TreePiece(NamedTuple):
     """A module or a parameter, by its place in the tree."""
 
     name: str
     nbytes: float
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[TreePiece, ...] = ()
     """None where it is never opened."""
 
 
-class OnCard(NamedTuple):
+class CardShare(NamedTuple):
     """What one card holds."""
 
     layers: tuple[int, ...]
@@ -51,7 +52,7 @@ class OnCard(NamedTuple):
 class Outline(NamedTuple):
     """A model as far as its split asks. A head that is the embedding has no bytes."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TreePiece, ...]
     layers: tuple[str, ...]
     embedding: str
     head: str
@@ -68,7 +69,7 @@ def outline(model: Any, weights_dtype: str, packed: str | None = None) -> Outlin
     head = model.output_embedding()
     seen: set[int] = set()
 
-    def piece(module: Module, name: str, whole: bool) -> Piece:
+    def piece(module: Module, name: str, whole: bool) -> TreePiece:
         names[id(module)] = name
         prefix = f"{name}." if name else ""
         quantized = isinstance(module, Linear) and module is not head and not module.fan_in_fan_out
@@ -77,13 +78,13 @@ def outline(model: Any, weights_dtype: str, packed: str | None = None) -> Outlin
             shared = id(tensor) in seen or (module is head and model.tied and key == "weight")
             seen.add(id(tensor))
             each = inside if quantized and tensor.dim() > 1 else width
-            own.append(Piece(prefix + key, 0 if shared else tensor.numel() * each))
+            own.append(TreePiece(prefix + key, 0 if shared else tensor.numel() * each))
         inner = [
             piece(child, prefix + key, isinstance(module, ModuleList) or not child.children)
             for key, child in module.children.items()
         ]
         nbytes = sum(part.nbytes for part in (*own, *inner))
-        return Piece(name, nbytes, () if whole else (*own, *inner))
+        return TreePiece(name, nbytes, () if whole else (*own, *inner))
 
     pieces = piece(model, "", False).pieces
     layers = tuple(names[id(layer)] for layer in model.layers())
@@ -99,7 +100,7 @@ def share_bytes(model: Outline, cards: int, quantizes: bool) -> float:
     return share * WHILE_QUANTIZING if quantizes else share
 
 
-def unopened(pieces: Sequence[Piece]) -> Iterator[Piece]:
+def unopened(pieces: Sequence[TreePiece]) -> Iterator[TreePiece]:
     for piece in pieces:
         if piece.pieces:
             yield from unopened(piece.pieces)
@@ -107,7 +108,7 @@ def unopened(pieces: Sequence[Piece]) -> Iterator[Piece]:
             yield piece
 
 
-def placed(pieces: Sequence[Piece], cards: int, share: float) -> dict[str, int]:
+def placed(pieces: Sequence[TreePiece], cards: int, share: float) -> dict[str, int]:
     """The card of every piece that was not opened further."""
     waiting = list(pieces)
     found: dict[str, int] = {}
@@ -131,7 +132,7 @@ def placed(pieces: Sequence[Piece], cards: int, share: float) -> dict[str, int]:
     return found
 
 
-def _largest(pieces: Sequence[Piece]) -> tuple[float, list[str]]:
+def _largest(pieces: Sequence[TreePiece]) -> tuple[float, list[str]]:
     every = list(unopened(pieces))
     most = max((piece.nbytes for piece in every), default=0.0)
     return most, [piece.name for piece in every if piece.nbytes == most]
@@ -141,7 +142,7 @@ def is_within(name: str, outer: str) -> bool:
     return f"{name}.".startswith(f"{outer}.")
 
 
-def split(model: Outline, cards: int, quantizes: bool = False) -> tuple[OnCard, ...]:
+def split(model: Outline, cards: int, quantizes: bool = False) -> tuple[CardShare, ...]:
     """What each card holds, in their order; one that holds nothing is left out."""
     places = placed(model.pieces, cards, share_bytes(model, cards, quantizes))
 
@@ -153,7 +154,7 @@ def split(model: Outline, cards: int, quantizes: bool = False) -> tuple[OnCard, 
     head = embedding if model.tied else card_of(model.head)
     norm, held = _after_layers(model, places), _bytes_by_card(model.pieces, places)
     every = (
-        OnCard(
+        CardShare(
             tuple(number for number, place in enumerate(layers) if place == card),
             card == embedding, card == norm, card == head, held.get(card, 0.0),
         )
@@ -169,7 +170,7 @@ def _after_layers(model: Outline, places: Mapping[str, int]) -> int:
     return next((places[name] for name in order[last + 1 :] if name != model.head), places[order[last]])
 
 
-def _bytes_by_card(pieces: Sequence[Piece], places: Mapping[str, int]) -> dict[int, float]:
+def _bytes_by_card(pieces: Sequence[TreePiece], places: Mapping[str, int]) -> dict[int, float]:
     held: dict[int, float] = {}
     for piece in pieces:
         if piece.name in places:

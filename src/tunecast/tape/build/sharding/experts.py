@@ -12,7 +12,7 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Unit
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, ParamGroup
 from tunecast.tape.build.sharding.shards import Place, Shard
 from tunecast.tape.build.sharding.unit import DEFAULT, REDUCE, SCATTER, Doing
 from tunecast.tape.build.tensor import Tensor
@@ -33,11 +33,11 @@ class OtherMesh:
         setattr(self.sharder, name, value)
 
 
-class ToldUnit(Unit):
+class ToldUnit(ParamGroup):
     """`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`."""
 
-    after: Sequence[Unit] = ()
-    before: Sequence[Unit] = ()
+    after: Sequence[ParamGroup] = ()
+    before: Sequence[ParamGroup] = ()
 
     def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_first = self.does not in (Doing.FORWARD, Doing.PRE_BACKWARD)

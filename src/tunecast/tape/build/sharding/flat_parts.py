@@ -6,9 +6,12 @@ from collections.abc import Sequence
 
 from tunecast.errors import UsageError
 from tunecast.records import dataclass
+from tunecast.tape.build.dtypes import UINT8, Dtype
+from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.sharding.ddp import BROADCAST, IN_FLIGHT, bucketed
-from tunecast.tape.build.tensor import HOST, UINT8, Dtype, Machine, Storage, Tensor
+from tunecast.tape.build.tensor import Storage, Tensor
 
 ALIGNED_BYTES = 16
 """`_get_aligned_numel`: with the original parameters kept, each starts at a multiple."""
@@ -62,7 +65,7 @@ class Whole(Storage):
     def __del__(self) -> None: ...
 
 
-class Piece(Tensor):
+class ParameterShard(Tensor):
     """What a rank holds of one original parameter: part of its part."""
 
     __slots__ = ("decays",)

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import before_gradient_of, edge_of
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, bring
+from tunecast.tape.build.nested import tensors_in
 from tunecast.tape.build.sharding.flat_parts import (
     GROUP,
     REPLICAS,
-    Piece,
+    ParameterShard,
     Weight,
     Whole,
     lengths,
@@ -25,9 +27,8 @@ from tunecast.tape.build.sharding.flat_parts import (
     send,
     uniform_dtype,
 )
-from tunecast.tape.build.sharding.nested import tensors_in
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 if TYPE_CHECKING:
@@ -41,20 +42,20 @@ IN_FLIGHT = 2
 """`_max_num_inflight_all_gathers`."""
 
 
-class State(Enum):
+class HandleState(Enum):
     IDLE = 0
     FORWARD = 1
     BACKWARD_PRE = 2
     BACKWARD_POST = 3
 
 
-class Unit:
+class FlatParamHandle:
     """`FlatParamHandle` and the FSDP instance around it."""
 
     def __init__(self, owner: Flattened, module: Module, weights: Sequence[Weight], root: bool) -> None:
         self.owner, self.module, self.weights, self.root = owner, module, weights, root
         self.machine: Machine = module.machine
-        self.state = State.IDLE
+        self.state = HandleState.IDLE
         self.prefetched = self.needs_unshard_backward = self.ran_pre_backward = False
         self.index: int | None = None
         """`_post_forward_index`."""
@@ -116,14 +117,14 @@ class Unit:
         with self.machine.on_host():
             return self.machine.run("_to_copy", (part,), part.shape, part.dtype)
 
-    def made_pieces(self) -> Iterator[Piece]:
+    def made_pieces(self) -> Iterator[ParameterShard]:
         """Of the first rank's part."""
         start, weights = 0, iter(self.weights)
         for size, is_padding in zip(self.sizes, self.padding, strict=True):
             if not is_padding:
                 tensor = next(weights).tensor
                 if start < self.shard_numel and tensor.requires_grad:
-                    yield Piece(self.shard, min(size, self.shard_numel - start), tensor.dim() > 1)
+                    yield ParameterShard(self.shard, min(size, self.shard_numel - start), tensor.dim() > 1)
             start += size
 
     def widen(self) -> None:
@@ -169,9 +170,9 @@ class Unit:
                     "all_gather", GROUP, ranks, self.compute_dtype, sent, self.full.nbytes, self.shard_numel
                 )
             del copy
-            if self.state is State.FORWARD:
+            if self.state is HandleState.FORWARD:
                 self.make_views()
-            elif self.state is State.BACKWARD_PRE and self.pieces:
+            elif self.state is HandleState.BACKWARD_PRE and self.pieces:
                 self.show(True)
             if self.low is not None:
                 self.low.give_back()
@@ -194,10 +195,10 @@ class Unit:
             return
         machine = self.machine
         enabled, machine.grad_enabled = machine.grad_enabled, True
-        parts = ops.split(self.whole, self.sizes, 0)
+        parts = self.whole.split(self.sizes, 0)
         parts = [part for part, is_padding in zip(parts, self.padding, strict=True) if not is_padding]
         for weight, part in zip(self.weights, parts, strict=True):
-            weight.view = ops.view(part, *weight.tensor.shape)
+            weight.view = part.view(*weight.tensor.shape)
         machine.grad_enabled = enabled
         self.show(True)
 
@@ -209,7 +210,7 @@ class Unit:
 
     def reshard(self, free: bool) -> None:
         """`_reshard`."""
-        kept = self.state is State.FORWARD and not self.owner.options.reshard_after_forward
+        kept = self.state is HandleState.FORWARD and not self.owner.options.reshard_after_forward
         if self.pieces and not (kept and self.machine.grad_enabled):  # else they are looked at again in the backward
             self.show(False)
             for piece in self.pieces:
@@ -231,16 +232,18 @@ class Unit:
             return self.post_forward(output)
 
     def pre_forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.state is State.BACKWARD_PRE:
+        if self.state is HandleState.BACKWARD_PRE:
             return
-        self.state = State.FORWARD
+        self.state = HandleState.FORWARD
         if not self.prefetched:
             self.unshard()
         self.machine.wait(UNSHARD)
         if not self.machine.grad_enabled or self.held:
             return
         if self.trains:
-            leaf = edge_of(self.whole)[0]
+            edge = edge_of(self.whole)
+            assert edge is not None
+            leaf = edge[0]
             leaf.hooks = (self.post_backward,)
             self.held.append(leaf)
             return
@@ -249,7 +252,7 @@ class Unit:
             self.held.append(self.hooked(tensor, self.post_backward_reshard_only))
 
     def post_forward(self, output: Any) -> Any:
-        if self.state is State.BACKWARD_PRE:
+        if self.state is HandleState.BACKWARD_PRE:
             return output
         order = self.owner.post_forward_order
         if not self.index:
@@ -264,7 +267,7 @@ class Unit:
                 if tensor.requires_grad:
                     self.hooked(tensor, self.pre_backward)
                     self.needs_unshard_backward = True
-        self.state = State.IDLE
+        self.state = HandleState.IDLE
         return output
 
     def hooked(self, tensor: Tensor, hook: Callable[[], None]) -> Any:
@@ -292,7 +295,7 @@ class Unit:
             owner.queued = True
             self.machine.after_backward.append(owner.after_backward)
             owner.drop_gradients()
-        self.state = State.BACKWARD_PRE
+        self.state = HandleState.BACKWARD_PRE
         if self.needs_unshard_backward:
             if not self.prefetched:
                 self.unshard()
@@ -309,13 +312,13 @@ class Unit:
             return
         unit = self.owner.post_forward_order[self.index - 1]
         if unit.needs_unshard_backward and not unit.prefetched:
-            before, unit.state = unit.state, State.BACKWARD_PRE
+            before, unit.state = unit.state, HandleState.BACKWARD_PRE
             unit.unshard()
             unit.state, unit.prefetched = before, True
 
     def post_backward(self) -> None:
         """The whole gradient is there: let go of the weights, sum it over the ranks, keep this rank's part."""
-        self.state = State.BACKWARD_POST
+        self.state = HandleState.BACKWARD_POST
         assert self.whole.grad is not None
         self.machine.blocks[self.whole.grad.storage.block].module = self.module.path
         self.reshard(self.owner.frees_in_backward())
@@ -331,7 +334,7 @@ class Unit:
             if not self.owner.options.shards:
                 self.saved_grad = self.summed_in_place(gradient)
                 return
-            gradient = ops.to(gradient, self.reduce_dtype)
+            gradient = gradient.to(self.reduce_dtype)
             padded = gradient
             if self.shard_numel * ranks > self.numel:
                 padded = machine.run("constant_pad_nd", (gradient,), (self.shard_numel * ranks,), gradient.dtype)
@@ -353,7 +356,7 @@ class Unit:
         machine, options = self.machine, self.owner.options
         if options.ranks * options.replicas > 2:
             machine.launch("div_", (part,), part.dtype, part.nbytes)
-        part = ops.to(part, self.dtype)
+        part = part.to(self.dtype)
         if self.saved_grad is None:
             self.saved_grad = part
             machine.blocks[part.storage.block].role = Role.GRADIENTS
@@ -369,7 +372,7 @@ class Unit:
         return gradient
 
     def post_backward_reshard_only(self) -> None:
-        self.state = State.BACKWARD_POST
+        self.state = HandleState.BACKWARD_POST
         self.reshard(self.owner.frees_in_backward())
 
     def finish_backward(self) -> None:
@@ -381,7 +384,7 @@ class Unit:
             part, self.saved_grad = self.saved_grad, None
             self.gradient = self.copied_to_host(part) if self.owner.options.on_host else part
         self.ran_pre_backward = self.needs_unshard_backward = self.prefetched = False
-        self.index, self.state = None, State.IDLE
+        self.index, self.state = None, HandleState.IDLE
 
     # ------------------------------------------------------------------------------------------ this rank's gradient
 

@@ -24,7 +24,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module, bring
 from tunecast.tape.build.optimizers import clip_gradients
 from tunecast.tape.build.quantized import Linear4bit
@@ -36,10 +37,10 @@ from tunecast.tape.build.sharding.flat_unit import (
     POST_BACKWARD,
     PRE_UNSHARD,
     UNSHARD,
-    Unit,
+    FlatParamHandle,
 )
 from tunecast.tape.build.sharding.scheme import Scheme
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import HOST_WAIT, MANY, WAIT, Op, Role
 
 __all__ = ["Flattened", "Options"]
@@ -55,8 +56,8 @@ class Flattened:
         """`ignored` are parameters left alone, by identity; `words` buffers that are treated as parameters."""
         self.options, self.model = options, model
         self.machine: Machine = model.machine
-        self.post_forward_order: list[Unit] = []
-        self.upcast: list[Unit] = []
+        self.post_forward_order: list[FlatParamHandle] = []
+        self.upcast: list[FlatParamHandle] = []
         self.adapts = any(not parameter.requires_grad for parameter in model.parameters())
         self.sync = True
         """Gradients are summed over the ranks after this backward pass; not in `no_sync`."""
@@ -67,7 +68,7 @@ class Flattened:
         self.words = frozenset(id(tensor) for tensor in words)
         packed = [module for module in model.modules() if isinstance(module, Linear4bit)]
         self.scales = {id(module.weight): module.state.tensors() for module in packed}
-        made: dict[int, Unit] = {}
+        made: dict[int, FlatParamHandle] = {}
         self._wrap(model, chosen, set(ignored), made, True)
         self.units = [made[id(module)] for module in model.modules() if id(module) in made]
         for module in model.modules():
@@ -89,7 +90,12 @@ class Flattened:
         self.order = [id(p) for p in model.parameters()]
 
     def _wrap(
-        self, module: Module, chosen: Callable[[Module], bool], taken: set[int], made: dict[int, Unit], root: bool
+        self,
+        module: Module,
+        chosen: Callable[[Module], bool],
+        taken: set[int],
+        made: dict[int, FlatParamHandle],
+        root: bool,
     ) -> None:
         """`_recursive_wrap`: what is inside first."""
         for child in module.children.values():
@@ -100,7 +106,7 @@ class Flattened:
         if not weights:
             return
         taken.update(id(weight.tensor) for weight in weights)
-        unit = made[id(module)] = Unit(self, module, weights, root)
+        unit = made[id(module)] = FlatParamHandle(self, module, weights, root)
         put_around(module, unit, self.options.inside_checkpoint)
 
     def parameters(self) -> list[Tensor]:
@@ -210,10 +216,10 @@ class Flattened:
         del shifted
         clamped = machine.run("clamp", (coefficient,), (), FLOAT32)
         for gradient in gradients:
-            factor = ops.to(clamped, gradient.dtype)
+            factor = clamped.to(gradient.dtype)
             machine.launch("mul_", (gradient, factor), gradient.dtype, gradient.nbytes)
             del factor
-        return ops.to(total, FLOAT32 if any(g.dtype == FLOAT32 for g in gradients) else gradients[0].dtype)
+        return total.to(FLOAT32 if any(g.dtype == FLOAT32 for g in gradients) else gradients[0].dtype)
 
     def norm(self, parameters: Sequence[Tensor]) -> Tensor:
         """`_get_grad_norm`."""
@@ -241,7 +247,7 @@ class Around(Module):
         return vars(self)["fsdp"].call(super().__call__, *args, **kwargs)
 
 
-def put_around(module: Module, unit: Unit, inside_checkpoint: bool) -> None:
+def put_around(module: Module, unit: FlatParamHandle, inside_checkpoint: bool) -> None:
     if inside_checkpoint:
         inner = module.forward
 

@@ -22,43 +22,56 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.sharding.shards import Place, Shard
-from tunecast.tape.build.sharding.unit import COPY_IN, DEFAULT, GATHER, REDUCE, SCATTER, Doing, Mesh, Policy, Unit
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.sharding.unit import (
+    COPY_IN,
+    DEFAULT,
+    GATHER,
+    REDUCE,
+    SCATTER,
+    Doing,
+    Mesh,
+    MixedPrecisionPolicy,
+    ParamGroup,
+)
+from tunecast.tape.build.tensor import Tensor
 
-__all__ = ["FullyShard", "Mesh", "Policy", "Unit"]
+__all__ = ["FullyShard", "Mesh", "MixedPrecisionPolicy", "ParamGroup"]
 
 
 class FullyShard:
     """All units of one model, and what they share (`FSDPStateContext`, `FSDPCommContext`)."""
 
-    def __init__(self, machine: Machine, mesh: Mesh, policy: Policy | None = None, on_host: bool = False) -> None:
-        self.machine, self.mesh, self.policy = machine, mesh, policy or Policy()
+    def __init__(
+        self, machine: Machine, mesh: Mesh, policy: MixedPrecisionPolicy | None = None, on_host: bool = False
+    ) -> None:
+        self.machine, self.mesh, self.policy = machine, mesh, policy or MixedPrecisionPolicy()
         self.on_host = on_host
         """`CPUOffloadPolicy`: parts and their gradients live on the host."""
         self.copies_apart = False
         """Gradients are put together on the scatter stream, in its memory: torch before 2.5."""
         self.reduces = True
         """Off while gradients wait for more micro-batches (`set_requires_gradient_sync`)."""
-        self.units: list[Unit] = []
+        self.units: list[ParamGroup] = []
         self.wrapped: set[int] = set()
         self.ignored: set[int] = set()
         """Parameters that stay whole (`ignored_params`), by id."""
         self.also: list[tuple[Tensor, Place]] = []
         """Who holds a parameter besides modules; of use until all are cut."""
-        self.root: Unit | None = None
-        self.forward_root: Unit | None = None
+        self.root: ParamGroup | None = None
+        self.forward_root: ParamGroup | None = None
         self.last_gathered: Tensor | None = None
         self.scattering: list[Tensor] = []
-        self.order: list[Unit] = []
+        self.order: list[ParamGroup] = []
         self.waits_for_end = False
         self.hooked: list[Any] = []
 
     def shard(self, modules: Sequence[Module], reshards: bool = True) -> None:
         """`fully_shard(modules, reshard_after_forward=reshards)`."""
         self.wrapped.update(id(module) for module in modules)
-        self.units.append(Unit(self, modules, reshards))
+        self.units.append(ParamGroup(self, modules, reshards))
 
     def shard_root(self, model: Module) -> None:
         """What no other unit has; it is not given back after the forward pass, which would end where it is needed."""

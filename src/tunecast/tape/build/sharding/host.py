@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.optimizers.foreach import FusedAdamW
-from tunecast.tape.build.tensor import FLOAT32, HOST, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, HOST_LOOP, HOST_STEP, MANY, Role
 
 HOST_ASSUMED = (
@@ -15,7 +18,7 @@ HOST_ASSUMED = (
 )
 
 
-class OnHost(Optimizer):
+class HostOptimizer(Optimizer):
     """An optimizer whose parameters, gradients and state are the host's: the card sees nothing of its step."""
 
     def __init__(self, optimizer: Optimizer, fused: bool = False) -> None:

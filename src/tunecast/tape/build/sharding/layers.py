@@ -17,16 +17,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.job.stacks import stack_of
+from tunecast.records import NamedTuple
 from tunecast.tape.build.autograd import Node
+from tunecast.tape.build.dtypes import Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module, ModuleList, bring
-from tunecast.tape.build.sharding.device_map import OnCard, outline, split
+from tunecast.tape.build.sharding.device_map import CardShare, outline, split
 from tunecast.tape.build.sharding.scheme import Scheme
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.shorten import LAYER_COUNTS, PER_LAYER, with_layers
 
@@ -65,7 +68,7 @@ def counts_ends(job: Job, layers: int) -> bool:
     """Whether Megatron takes each end of the model for a layer (`account_for_embedding_in_pipeline_split`,
     `account_for_loss_in_pipeline_split`): it refuses layers that do not divide, and does so where they then do."""
     stages = job.parallel.pipeline * job.parallel.virtual_stages
-    return job.stack in ("megatron", "nemo") and layers % stages > 0 and (layers + 2) % stages == 0
+    return stack_of(job).uses_megatron and layers % stages > 0 and (layers + 2) % stages == 0
 
 
 def candidates(job: Job, config: Mapping[str, Any], model: ModelOf) -> Sequence[Mapping[str, Any]]:
@@ -84,7 +87,7 @@ def last_stage(job: Job, config: Mapping[str, Any]) -> Mapping[str, Any]:
     every so many stages."""
     ranks, chunks = job.parallel.pipeline, job.parallel.virtual_stages
     total, stages = layer_count(config), ranks * chunks
-    ends = 2 if job.stack == "torchtitan" or counts_ends(job, total) else 0
+    ends = 2 if stack_of(job).counts_ends or counts_ends(job, total) else 0
     every, over = divmod(total + ends, stages)
     count = chunks * every + sum(stage < over for stage in range(ranks - 1, stages, ranks)) - ends // 2
     count = max(1, count)
@@ -120,14 +123,14 @@ def _spread(
     return tuple(of_card(config, card) for card in worth_asking(every))
 
 
-def worth_asking(cards: Sequence[OnCard]) -> list[OnCard]:
+def worth_asking(cards: Sequence[CardShare]) -> list[CardShare]:
     """Those with an end of the model that takes memory, and of the others the heaviest."""
     ends = [card for card in cards if card.embedding or card.head]
     between = [card for card in cards if not (card.embedding or card.head)]
     return [*ends, *sorted(between, key=lambda card: -card.nbytes)[:1]]
 
 
-def of_card(config: Mapping[str, Any], card: OnCard) -> Mapping[str, Any]:
+def of_card(config: Mapping[str, Any], card: CardShare) -> Mapping[str, Any]:
     """A card without layers is given one: a model without is none."""
     first = card.layers[0] if card.layers else 0
     here = with_layers(from_layer(config, first), max(1, len(card.layers)))
@@ -174,7 +177,7 @@ class OneCardOfSeveral(Scheme):
         logits = None if self.leaving is None else self.leaving.sent_back(self.autocast)
         if logits is None or not isinstance(outputs, tuple):
             return outputs
-        widened = logits if self.autocast is None else ops.to(logits, FLOAT32)
+        widened = logits if self.autocast is None else logits.float()
         return (outputs[0], widened, *outputs[2:])
 
 

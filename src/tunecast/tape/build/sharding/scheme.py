@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.tape.build.dtypes import DTYPES, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.optimizers import Optimizer, clip_gradients, make_optimizer
 from tunecast.tape.build.standing import in_passes
-from tunecast.tape.build.tensor import DTYPES, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 def ranks_of(job: Job) -> int:
     """Ranks that get batches of their own: total_train_batch_size of the Trainer."""
     parts, cards = job.parallel, job.hardware.gpus * job.hardware.nodes
     return max(1, cards // (parts.layers * parts.tensor * parts.pipeline * parts.context))
+
+
+def splits_rows(job: Job) -> bool:
+    """Whether ranks share a row's tokens as DeepSpeed has them do (`ulysses.Ulysses`)."""
+    return job.parallel.data.startswith("zero") and job.parallel.context > 1
 
 
 class Scheme:
@@ -97,6 +104,11 @@ class Scheme:
         machine.collective("all_gather", "data", self.ranks, count.dtype, count.nbytes, every.nbytes, 1)
         return machine.run("sum", (every,), (), count.dtype, args=(every,))
 
+    def step_state(self) -> Hashable:
+        """Micro-batches between a step's first and last do the same, and so do steps for which this is the same. Counts
+        for the class that declares it, not for those derived from it, which may do otherwise."""
+        return ()
+
     def end(self) -> None:
         """After the last step: what the next one would let go of first."""
         if self.sequence is not None:
@@ -106,19 +118,10 @@ class Scheme:
         return clip_gradients(parameters)
 
 
-REPEATING: Mapping[str, Callable[[Any], Hashable]] = {
-    "Scheme": lambda alone: (),
-    "Replicas": lambda replicas: (None if replicas.came is None else len(replicas.came), replicas.syncs_buffers),
-    "AccelerateFsdp2": lambda shards: (),
-}
-"""Schemes whose micro-batches between a step's first and last do the same, and so do its steps where what is told here
-of a scheme is the same. By the class's own name: one that derives from it may do otherwise."""
-
-
 def repeats_as(scheme: Scheme) -> Hashable | None:
-    """None: its steps are not known to repeat."""
-    told = REPEATING.get(type(scheme).__name__)
-    return None if told is None or scheme.sequence is not None else told(scheme)
+    """What a step depends on of those before; None: its steps are not known to repeat."""
+    declared = vars(type(scheme)).get("step_state")
+    return None if declared is None or scheme.sequence is not None else declared(scheme)
 
 
 def in_whole_model(machine: Machine, tensors: Sequence[Tensor]) -> list[Tensor]:

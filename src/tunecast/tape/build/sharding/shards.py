@@ -13,8 +13,11 @@ from math import prod
 from typing import Any
 
 from tunecast.errors import Unsupported
+from tunecast.tape.build.dtypes import Dtype
+from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.tensor import HOST, Dtype, Machine, Storage, Tensor
+from tunecast.tape.build.tensor import Storage, Tensor
 from tunecast.tape.op import Role
 
 EMPTY = -1

@@ -24,10 +24,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Embedding, Linear, Module
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 GROUP = "tensor"
 SEQUENCE = 1
@@ -60,7 +61,7 @@ class TensorParallel:
     def copied(self, x: Tensor) -> Tensor:
         """Replicate() whose gradients are Partial()."""
         node = start(self.machine, (x,), lambda node, gradients: (self._sum(gradients[0]),))
-        return finish(node, x.detached())
+        return finish(node, x.detach())
 
     def joined(self, x: Tensor) -> Tensor:
         """Shard(-1) -> Replicate(): all features; the gradient is this rank's part of them, copied."""
@@ -77,9 +78,7 @@ class TensorParallel:
     def _gather(self, x: Tensor) -> Tensor:
         """All ranks' parts behind each other, then side by side."""
         machine, (batch, length, width) = self.machine, x.shape
-        stacked = machine.exchange(
-            "all_gather", GROUP, self.ranks, ops.contiguous(x), (batch * self.ranks, length, width)
-        )
+        stacked = machine.exchange("all_gather", GROUP, self.ranks, x.contiguous(), (batch * self.ranks, length, width))
         return machine.run("cat", chunks(stacked, self.ranks, 0), (batch, length * self.ranks, width), x.dtype)
 
     def _sum_part(self, x: Tensor, waits: bool = True) -> Tensor:
@@ -184,14 +183,14 @@ class TensorParallel:
             counted = machine.run("ne", (target,), one, BOOL)
             weight = machine.run("where", (counted, each), one, FLOAT32)
             del counted, each
-            total = machine.run("add", (chosen, ops.map_("exp", log)), log.shape, FLOAT32)
+            total = machine.run("add", (chosen, log.exp()), log.shape, FLOAT32)
             return (machine.run("mul", (total, weight), log.shape, FLOAT32),)
 
         node = start(machine, (logits,), back)
         most = self._sum(machine.run("amax", (logits,), one, FLOAT32))
         shifted = machine.run("sub", (logits, most), logits.shape, FLOAT32)
-        sums = self._sum(machine.run("sum", (ops.map_("exp", shifted),), one, FLOAT32))
-        logs = ops.map_("log", sums)
+        sums = self._sum(machine.run("sum", (shifted.exp(),), one, FLOAT32))
+        logs = sums.log()
         log = machine.run("sub", (shifted, logs), logits.shape, FLOAT32)
         del most, shifted, sums, logs
         target = kept_labels(labels, (tokens,))
@@ -220,7 +219,7 @@ def added_in_place(x: Tensor) -> Tensor:
         gradients[0].is_view = False
         return gradients
 
-    return finish(start(x.machine, (x,), back), x.detached())
+    return finish(start(x.machine, (x,), back), x.detach())
 
 
 def before(module: Module, change: Callable[[Tensor], Tensor]) -> None:
@@ -245,12 +244,12 @@ def after(module: Module, change: Callable[[Tensor], Tensor]) -> None:
 def own_of(ids: Tensor) -> tuple[Tensor, Tensor]:
     """Where ids are other ranks', and the ids as this rank counts them."""
     machine = ids.machine
-    below = ops.map_("lt", ids, BOOL)
-    above = ops.map_("ge", ids, BOOL)
+    below = ids.lt(0)
+    above = ids.ge(0)
     mask = machine.run("__or__", (below, above), ids.shape, BOOL)
     del below, above
-    copy = ops.map_("clone", ids)
-    own = ops.map_("sub", copy)
+    copy = ids.clone()
+    own = copy - 1
     del copy
     machine.launch("index_put_", (own, mask), INT64, own.nbytes)
     return mask, own
@@ -263,11 +262,11 @@ def kept_labels(labels: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 def kept_losses(found: Tensor, labels: Tensor) -> Tensor:
     machine = found.machine
-    negative = ops.map_("neg", found)
-    counted = ops.map_("ne", labels, BOOL)
+    negative = -found
+    counted = labels.ne(0)
     return machine.run("where", (counted, negative), labels.shape, FLOAT32)
 
 
 def counted_labels(labels: Tensor) -> Tensor:
-    counted = ops.map_("ne", labels, BOOL)
-    return ops.total(counted, (0,), dtype=INT64)
+    counted = labels.ne(0)
+    return counted.sum(0)

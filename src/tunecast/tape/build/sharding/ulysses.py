@@ -21,9 +21,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, finish, first_of, record, start
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.recompute import first_of
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase
 
 GROUP = "sequence"
@@ -84,15 +86,15 @@ class Ulysses:
         key_heads = key.shape[1]
         everybodys = self.gathered(self.position_ids)
         positions = machine.run("cat", everybodys, (batch, tokens * ranks), INT64)
-        query, key, value = [ops.permute(t, 2, 0, 1, 3) for t in (query, key, value)]
+        query, key, value = [t.permute(2, 0, 1, 3) for t in (query, key, value)]
         layers = [self.combined(query, heads), self.combined(key, key_heads), self.combined(value, key_heads)]
         for place in range(3):
-            layers[place] = ops.contiguous(ops.permute(layers[place], 1, 2, 0, 3))
+            layers[place] = layers[place].permute(1, 2, 0, 3).contiguous()
         groups = layers[0].shape[1] // layers[1].shape[1]
         context, weights = core(*layers, None, groups, dropout, positions, *how)
-        context = ops.permute(context, 1, 0, 2, 3)
-        context = ops.reshape(context, tokens * ranks, batch, heads // ranks * width)
-        output = ops.permute(self.parted(context), 1, 0, 2)
+        context = context.permute(1, 0, 2, 3)
+        context = context.reshape(tokens * ranks, batch, heads // ranks * width)
+        output = self.parted(context).permute(1, 0, 2)
         del layers, context, everybodys, positions
         return output, weights
 
@@ -113,18 +115,18 @@ class Ulysses:
     def combined(self, x: Tensor, heads: int) -> Tensor:
         """From [tokens, batch, heads, width] to all tokens of this rank's heads."""
         if self.ranks > heads:
-            x = ops.repeat_interleave(x, self.ranks // heads, 2)
+            x = x.repeat_interleave(self.ranks // heads, 2)
         tokens, batch, heads, width = x.shape
-        x = ops.reshape(x, tokens, batch, self.ranks, heads // self.ranks, width)
-        x = ops.contiguous(ops.permute(x, 2, 0, 1, 3, 4))
-        return ops.reshape(self.exchanged(x), tokens * self.ranks, batch, heads // self.ranks, width)
+        x = x.reshape(tokens, batch, self.ranks, heads // self.ranks, width)
+        x = x.permute(2, 0, 1, 3, 4).contiguous()
+        return self.exchanged(x).reshape(tokens * self.ranks, batch, heads // self.ranks, width)
 
     def parted(self, context: Tensor) -> Tensor:
         """From [all tokens, batch, width of this rank's heads] to this rank's tokens of all heads."""
         tokens, batch, width = context.shape
-        given = ops.contiguous(ops.reshape(context, self.ranks, tokens // self.ranks, batch, width))
-        output = ops.permute(self.exchanged(given), 1, 2, 0, 3)
-        output = ops.reshape(output, tokens // self.ranks, batch, width * self.ranks)
+        given = context.reshape(self.ranks, tokens // self.ranks, batch, width).contiguous()
+        output = self.exchanged(given).permute(1, 2, 0, 3)
+        output = output.reshape(tokens // self.ranks, batch, width * self.ranks)
         del given  # which its name held until here
         return output
 
@@ -132,7 +134,7 @@ class Ulysses:
         """`_dim_zero_all_to_all`: to each rank its row of the first dimension."""
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-            return (self.exchange(ops.contiguous(gradients[0])),)
+            return (self.exchange(gradients[0].contiguous()),)
 
         return record(self.exchange(x), (x,), back)
 
@@ -146,17 +148,17 @@ class Ulysses:
         machine, ranks, labels = self.machine, self.ranks, self.position_ids
         losses_per_rank = self.gathered(loss)
         counted = machine.run("ne", (labels,), labels.shape, BOOL)
-        good_tokens = ops.total(counted, range(2), dtype=INT64)
+        good_tokens = counted.sum(range(2))
         del counted
         good_tokens_per_rank = self.gathered(good_tokens)
         losses = machine.run("stack", losses_per_rank, (ranks,), FLOAT32)
         losses = record(losses, (loss,), lambda node, gradients: (self.scattered(gradients[0]),))
         counts = machine.run("stack", good_tokens_per_rank, (ranks,), INT64)
         safe_losses = self.without_empty(losses, counts)
-        total = ops.summed(ops.multiply(safe_losses, counts))
+        total = (safe_losses * counts).sum()
         total_good_tokens = machine.run("sum", (counts,), (), INT64)
         at_least_one = machine.run("clamp", (total_good_tokens,), (), INT64)
-        return ops.by_count(total, at_least_one)
+        return total / at_least_one
 
     def without_empty(self, losses: Tensor, counts: Tensor) -> Tensor:
         """Parts without labels have no loss."""

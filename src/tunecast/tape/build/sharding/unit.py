@@ -11,13 +11,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from tunecast.records import dataclass
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
+from tunecast.tape.build.dtypes import FLOAT16, UINT8, Dtype, Shape
 from tunecast.tape.build.modules import Buffer, Module
+from tunecast.tape.build.nested import map_tensors, tensors_in, watched
 from tunecast.tape.build.sharding.host import is_on_host, on_card
-from tunecast.tape.build.sharding.nested import map_tensors, tensors_in, watched
 from tunecast.tape.build.sharding.shards import Place, Shard
-from tunecast.tape.build.tensor import FLOAT16, UINT8, Dtype, Shape, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.gathered import chunk_cat_is_direct, chunk_cat_table_bytes, split_table_bytes
 from tunecast.tape.op import FROM_HOST, TO_HOST, Role
 
@@ -46,7 +46,7 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Policy:
+class MixedPrecisionPolicy:
     """`MixedPrecisionPolicy`; None: as it is."""
 
     compute: Dtype | None = None
@@ -55,7 +55,7 @@ class Policy:
     casts_inputs: bool = True
 
 
-class Unit:
+class ParamGroup:
     """`FSDPState` with its `FSDPParamGroup`."""
 
     def __init__(self, sharder: FullyShard, modules: Sequence[Module], reshards: bool) -> None:
@@ -410,7 +410,7 @@ class Unit:
         self.turns.clear()
 
 
-def wrap_forward(module: Module, unit: Unit) -> None:
+def wrap_forward(module: Module, unit: ParamGroup) -> None:
     """The unit's hooks around a module's forward pass; inside a checkpoint, where the module's own are."""
     forward: Callable[..., Any] = module.forward
 
@@ -438,4 +438,4 @@ def managed(modules: Sequence[Module], wrapped: set[int]) -> Iterator[Module]:
 
 
 def caster(dtype: Dtype) -> Callable[[Tensor], Tensor]:
-    return lambda tensor: ops.to(tensor, dtype) if tensor.dtype.floating and tensor.dtype != dtype else tensor
+    return lambda tensor: tensor.to(dtype) if tensor.dtype.floating and tensor.dtype != dtype else tensor

@@ -20,14 +20,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
+from tunecast.job.stacks import stack_of
+from tunecast.tape.build.dtypes import DTYPES, FLOAT32, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
 from tunecast.tape.build.sharding.deepspeed import settings_of
-from tunecast.tape.build.sharding.host import HOST_ASSUMED, OnHost, is_on_host, on_card
-from tunecast.tape.build.sharding.scheme import Scheme
+from tunecast.tape.build.sharding.host import HOST_ASSUMED, HostOptimizer, is_on_host, on_card
+from tunecast.tape.build.sharding.scheme import Scheme, splits_rows
 from tunecast.tape.build.sharding.ulysses import Ulysses
-from tunecast.tape.build.tensor import DTYPES, FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
 
 FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8), not a trace"
@@ -50,7 +54,7 @@ class Zero(Scheme):
         self.dtype = DTYPES[job.autocast] if job.autocast else machine.weights_dtype
         self.on_host = job.parallel.offload != "none"
         self.masters: list[Tensor] = []
-        if job.parallel.context > 1:
+        if splits_rows(job):
             self.sequence = Ulysses(machine, job.parallel.context, job.micro_batch)
         machine.guesses[FOLLOWS_SOURCE] = None
         if self.on_host:
@@ -89,7 +93,7 @@ class Zero(Scheme):
 
     def groups(self, parameters: Sequence[Tensor]) -> list[list[Tensor]]:
         """As the stack makes them: the Trainer lets biases and norms not decay."""
-        if self.job.stack == "transformers":
+        if stack_of(self.job).is_plain_loop:
             return [list(parameters)]
         parts = [[p for p in parameters if p.dim() > 1], [p for p in parameters if p.dim() <= 1]]
         return [part for part in parts if part]
@@ -151,7 +155,7 @@ class ZeroOptimizer(Optimizer):
 class Zero12(Zero):
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
-        self.cuts_gradients = job.parallel.data == "zero2"
+        self.cuts_gradients = sharding_of(job).cuts_gradients
         self.last = True
         self.buckets: list[Tensor] = []
         self.in_bucket: list[Tensor] = []
@@ -319,7 +323,7 @@ class Zero12(Zero):
                 machine.launch("copy_", (master,), self.dtype, numel * self.dtype.itemsize)
             machine.module = MANY
         if self.on_host:
-            OnHost(optimizer, fused=True).step()
+            HostOptimizer(optimizer, fused=True).step()
             for master in self.masters:
                 master.grad = None
                 machine.launch(FROM_HOST, (), self.dtype, master.numel() * self.dtype.itemsize)

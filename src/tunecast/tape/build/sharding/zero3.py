@@ -28,14 +28,17 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
+from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module
+from tunecast.tape.build.nested import tensors_in, watched
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.deepspeed import MIN_AIO_BYTES, kept_in_memory, sub_groups
-from tunecast.tape.build.sharding.host import OnHost
-from tunecast.tape.build.sharding.nested import tensors_in, watched
+from tunecast.tape.build.sharding.host import HostOptimizer
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.sharding.zero import Zero
-from tunecast.tape.build.tensor import FLOAT32, HOST, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
 
 GATHER, SCATTER = 1, 2
@@ -59,7 +62,7 @@ class Cut:
 
     @property
     def is_there(self) -> bool:
-        return self.whole.storage.is_there  # type: ignore[attr-defined, no-any-return]
+        return self.whole.storage.is_there  # type: ignore[attr-defined]
 
 
 class Zero3(Zero):
@@ -346,7 +349,7 @@ class Zero3(Zero):
             with machine.on_host():
                 for master in self.masters:
                     master.grad = machine.tensor(master.shape, FLOAT32)
-            stepped = OnHost(optimizer, fused=True)
+            stepped = HostOptimizer(optimizer, fused=True)
             stepped.step()
             if self.on_nvme:
                 self.swap(stepped.states())

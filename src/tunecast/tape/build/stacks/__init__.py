@@ -1,61 +1,46 @@
-"""Whose program trains: the loop, the modules, the casts and the loss of each `stack`, one file each.
+"""Whose program trains: the loop, the modules, the casts and the loss of each `stack`, one module each.
 
-A stack's file has two functions. `model(machine, config)` makes the module tree of a config.json (or None where the
-stack does not know it); `train(job, config, lengths, machine)` is the whole program, from loading to the last step,
-and says `machine.end()` there, before its variables die.
-What a program does not do it lists in `REFUSES`: the job's field, and when.
+    fsdp_qlora.py     AnswerDotAI's fsdp_qlora on paper
+    trainer.py        transformers' Trainer on paper (trainer.py of 5.17.0, accelerate 1.15), the loop under TRL
+    transformers.py   transformers' own loop, with PEFT, bitsandbytes and Liger
+    trl.py            TRL's SFTTrainer on paper
+    unsloth.py        Unsloth's notebooks on paper, then a plain loop
+    automodel/        NVIDIA's NeMo Automodel on paper
+    foundry/          llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17)
+    litgpt/           litgpt's fine-tuning: Fabric's precision, the loop and the loss
+    megatron/         Megatron Core and NeMo (which runs it): one rank's training program on paper
+    torchtitan/       torchtitan's pre-training loop on paper, by the month of its code
+    torchtune/        torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1
+
+A stack is declared in job/stacks.py, which names its module here. The module has two functions.
+`model(machine, config)` makes the module tree of a config.json (or None where the stack does not know it);
+`train(job, config, lengths, machine)` is the whole program, from loading to the last step, and says `machine.end()`
+there, before its variables die. What a program does not do it lists in `REFUSES`: the job's field, and when.
+
+It may have more: `evaluate`, as `train`, where it evaluates with the Trainer; `defaults(job)`, the fields it sets where
+a job does not, by dotted name; `packs(job)`, whether it keeps the samples of a packed row apart; `LAST_LAYERS`, how
+many layers at the end are unlike the others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.optimizers import DEFAULT_OPTIMIZER
+from tunecast.job.stacks import DEFAULT_STACK, STACKS, stack_of
 from tunecast.records import replace_unchecked
 from tunecast.tape.build.eras import era_of, numbers
-from tunecast.tape.build.tensor import Machine
+from tunecast.tape.build.machine import Machine, Setup
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.sharding.scheme import Scheme
 
 TRACED_INSTEAD = "To fix: --engine traced (it needs torch: pip install 'tunecast[trace]')"
 TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
-STACKS: Mapping[str, str] = {
-    "transformers": "tunecast.tape.build.stacks.transformers",
-    "trl": "tunecast.tape.build.stacks.trl",
-    "axolotl": "tunecast.tape.build.stacks.trainer",
-    "llama-factory": "tunecast.tape.build.stacks.trainer",
-    "litgpt": "tunecast.tape.build.stacks.litgpt",
-    "fsdp_qlora": "tunecast.tape.build.stacks.fsdp_qlora",
-    "megatron": "tunecast.tape.build.stacks.megatron",
-    "nemo": "tunecast.tape.build.stacks.megatron",
-    "automodel": "tunecast.tape.build.stacks.automodel",
-    "llm-foundry": "tunecast.tape.build.stacks.foundry",
-    "torchtitan": "tunecast.tape.build.stacks.torchtitan",
-    "torchtune": "tunecast.tape.build.stacks.torchtune",
-    "unsloth": "tunecast.tape.build.stacks.unsloth",
-}
-
-TORCH = {"torch": "2.11.0"}
-HUGGING_FACE = {**TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
-TRAINER = {**HUGGING_FACE, "liger-kernel": "0.8.5", "accelerate": "1.15.0"}
-MEGATRON = {**TORCH, "megatron-core": "0.13", "transformer-engine": "2.5"}
-FOLLOWED: Mapping[str, Mapping[str, str]] = {
-    "transformers": {**HUGGING_FACE, "liger-kernel": "0.8.5"},
-    "trl": {**TRAINER, "trl": "1.16.0"},
-    "axolotl": TRAINER,
-    "llama-factory": TRAINER,
-    "litgpt": {**TORCH, "litgpt": "0.5.13", "bitsandbytes": "0.49.2"},
-    "megatron": MEGATRON,
-    "nemo": MEGATRON,
-    "automodel": {**HUGGING_FACE, "nemo-automodel": "0.5.0"},
-    "llm-foundry": {"torch": "2.1.0", "llm-foundry": "0.4.0", "mosaicml": "0.17.1", "flash-attn": "2.3.2"},
-    "torchtitan": {**TORCH, "torchtitan": "0.2.2", "torchao": "0.18.0"},
-    "fsdp_qlora": {"torch": "2.2.0", "transformers": "4.37.2", "peft": "0.8.2", "bitsandbytes": "0.43.0"},
-    "torchtune": {**TORCH, "torchtune": "0.6.1"},
-    "unsloth": {**HUGGING_FACE, "unsloth": "2026.10.9"},
-}
-"""The releases whose code is written down, where a job names no other."""
 
 
 def followed(job: Job) -> Mapping[str, str]:
@@ -66,12 +51,15 @@ def followed(job: Job) -> Mapping[str, str]:
     else:
         numbers(torch, "torch_version", "2.13")
     asked = {"torch": torch, "transformers": job.transformers_version, job.stack: job.stack_version}
-    default = FOLLOWED[job.stack]
+    default = stack_of(job).follows
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 
 
-class Program(Protocol):
-    REFUSES: Mapping[str, Callable[[Job], bool]]
+class StackProgram(Protocol):
+    """A stack's module: what it trains, in code."""
+
+    REFUSES: Refusals
+    """When it does not do what a job's field asks for."""
 
     def model(self, machine: Machine, config: Mapping[str, Any]) -> Any: ...
 
@@ -80,13 +68,20 @@ class Program(Protocol):
     def evaluate(self, job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
         """Of stacks that evaluate with the Trainer; others have none."""
 
+    def setup(self, job: Job, given: Setup) -> Setup:
+        """What of the machine is the stack's own; a stack that changes nothing has none."""
 
-def program_of(job: Job) -> Program:
+    def scheme(self, job: Job, machine: Machine) -> Scheme:
+        """How a rank holds the model; a stack without has each card alone, or a way of its own."""
+
+
+def module_of(stack: str) -> StackProgram:
+    return cast(StackProgram, import_module(f"tunecast.tape.build.stacks.{STACKS[stack].program}"))
+
+
+def program_of(job: Job) -> StackProgram:
     """Raises `Unsupported` for what the stack's program does not do, a line for each field."""
-    place = STACKS.get(job.stack)
-    if place is None:
-        raise not_known("stack", job.stack)
-    program = cast(Program, import_module(place))
+    program = module_of(job.stack)
     found = [not_done(job, field, refused) for field, refused in program.REFUSES.items() if refused(job)]
     if found:
         raise Unsupported("\n".join(found), field=found[0].partition(":")[0])
@@ -104,7 +99,7 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "loss": (None,),
     "matmul_dtype": (None,),
     "offload_activations": (False,),
-    "optimizer": ("adamw_torch_fused",),
+    "optimizer": (DEFAULT_OPTIMIZER,),
     "optimizer_in_backward": (False,),
     "recompute": (None, "all"),
     "lora.dora": (False,),
@@ -112,8 +107,14 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "transformers_version": (None,),
 }
 """Of a field that a stack refuses, what it may take instead."""
-TRACED_FIELDS = ("compile", "loss", "matmul_dtype")
-"""Fields whose values the traced engine runs where the closed form has none, on one card with transformers alone."""
+PLAIN: Mapping[str, tuple[Any, ...]] = {**VALUES, "checkpoint_reentrant": (None, False), "loss": (None, "full")}
+"""Values that ask a program for nothing."""
+Refusals = Mapping[str, Callable[[Job], bool]]
+
+
+def leaves_out(*fields: str) -> Refusals:
+    """The refusals of a program that does not have what these fields ask for."""
+    return {field: lambda job, field=field: getattr(job, field) not in PLAIN[field] for field in fields}  # type: ignore[misc]
 
 
 def not_done(job: Job, field: str, refused: Callable[[Job], bool]) -> str:
@@ -125,7 +126,7 @@ def not_done(job: Job, field: str, refused: Callable[[Job], bool]) -> str:
     allowed = [value for value in values if value != got and not refused(_with(job, name, value))]
     told = f"{name}: got {_in_words(got)}, which the closed form does not know of {job.stack}"
     one_card = job.hardware.gpus * job.hardware.nodes == 1
-    traced = job.stack == "transformers" and field in TRACED_FIELDS and one_card
+    traced = field in stack_of(job).traced_fields and one_card
     instead = (TRACED_INSTEAD if traced else TRACE_INSTEAD).removeprefix("To fix: ")
     if allowed:
         told, change = f"{told}; allowed: {', '.join(map(_in_words, allowed))}", f"{name} {_in_words(allowed[0])}"
@@ -160,4 +161,4 @@ def no_such_model(stack: str, model_type: object) -> Unsupported:
     told = f"model: of {stack}, {model_type!r} is not written down"
     known = isinstance(model_type, str) and model_type in FAMILIES
     instead = TRACE_INSTEAD.removeprefix("To fix: ")
-    return Unsupported(f"{told}. To fix: {'stack transformers, or ' if known else ''}{instead}", field="model")
+    return Unsupported(f"{told}. To fix: {f'stack {DEFAULT_STACK}, or ' if known else ''}{instead}", field="model")

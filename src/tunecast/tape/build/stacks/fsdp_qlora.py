@@ -13,34 +13,37 @@ Source   fsdp_qlora, train.py, before and after benchmarks_03_2024.md.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.job.shardings import sharding_of
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.eras import era_of, guesses
+from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
-from tunecast.tape.build.stacks import no_such_model, transformers
+from tunecast.tape.build.sharding.scheme import Scheme
+from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model, transformers
 from tunecast.tape.build.stacks.transformers import load, model
-from tunecast.tape.build.tensor import FLOAT32, INT64, Machine
 from tunecast.tape.op import Phase
 
 __all__ = ["REFUSES", "model", "train"]
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     **transformers.REFUSES,
-    "kernels": lambda job: bool(job.kernels),
-    "compile": lambda job: job.compile,
-    "loss": lambda job: job.loss == "chunked",
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
-    "autocast": lambda job: job.autocast is not None,
+    **leaves_out("kernels", "compile", "loss", "optimizer_in_backward", "autocast"),
     "method": lambda job: job.method == "full",
 }
+
+
+def defaults(job: Job) -> dict[str, Any]:
+    """All in bfloat16, `precision: "bf16"`, and no preparation of PEFT's."""
+    return {"autocast": None, **({"quantization.prepare_kbit": False} if job.method == "qlora" else {})}
 
 
 MODELS = ("llama", "mistral")
@@ -49,23 +52,30 @@ RELEASE = "4.37.2"
 """Of transformers: its README leaves 4.38 and 4.39 out."""
 
 
-class Fsdp(AccelerateFsdp1):
+class QloraFsdp(AccelerateFsdp1):
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         self.options = replace(
             self.options, use_orig_params=False, upcast=False, inside_checkpoint=False, sync_module_states=True,
-            shards=job.parallel.data != "ddp",
+            shards=not sharding_of(job).is_replicated,
         )  # fmt: skip
+
+
+def setup(job: Job, given: Setup) -> Setup:
+    """What of the machine is the stack's own: its transformers, and the kind of checkpointing."""
+    era = given.era if job.transformers_version else era_of(RELEASE)
+    return given._replace(era=era, reentrant=bool(job.checkpoint_reentrant))
+
+
+def scheme(job: Job, machine: Machine) -> Scheme:
+    return QloraFsdp(job, machine)
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     if config["model_type"] not in MODELS:
         raise no_such_model(job.stack, config["model_type"])
-    if job.transformers_version is None:
-        machine.era = era_of(RELEASE)
-    machine.reentrant = bool(job.checkpoint_reentrant)
     machine.run("zeros", (), (1,), FLOAT32)
-    scheme = machine.scheme = Fsdp(job, machine)
+    scheme = machine.scheme
     with scheme.loading():
         model = load(job, config, machine)
         machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
@@ -102,7 +112,7 @@ def take_steps(job: Job, model: Any, optimizer: Optimizer, lengths: Sequence[int
             machine.phase, machine.in_forward = Phase.FORWARD, True
             with scheme.micro_batch(last=True) if micro else contextlib.nullcontext():
                 loss, logits = model(input_ids, labels, labels)  # all ones are no mask, and none is given
-                loss = ops.scale(loss, "div")
+                loss = loss / job.grad_accum
                 backward(loss)
         if job.max_grad_norm:
             scheme.clip(())

@@ -11,39 +11,42 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.job.optimizers import optimizer_of
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
+from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Embedding
-from tunecast.tape.build.optimizers import OPTIMIZERS, Optimizer
+from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.repeats import micro_batches
-from tunecast.tape.build.stacks import transformers
-from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.stacks import Refusals, leaves_out, transformers
+from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared, scheme
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import PASS, Phase
 
-__all__ = ["REFUSES", "model", "train"]
+__all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
-    **transformers.REFUSES,
-    "compile": lambda job: job.compile,
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
-}
+REFUSES: Refusals = {**transformers.REFUSES, **leaves_out("compile", "optimizer_in_backward")}
 Batch = tuple[Tensor, ...]
 """Tokens, mask, labels, and what else a collator makes."""
 ComputeLoss = Callable[[Job, Any, Batch, Tensor], Tensor]
 Collated = Callable[[Job, Machine, int], Batch]
-REENTRANT = ("axolotl", "llama-factory")
-"""axolotl/utils/config/__init__.py, `normalize_config`; llamafactory/hparams/model_args.py, `use_reentrant_gc`."""
+NUM_PROCESSES = 1
+"""The loss is multiplied by it; factors move no memory, so any number does."""
 TAKEN = "{stack} is taken to train as transformers' Trainer does with the same settings; what it patches is left out"
+
+
+def setup(job: Job, given: Setup) -> Setup:
+    """What of the machine is the stack's own: the kind of checkpointing."""
+    own = job.checkpoint_reentrant
+    return given._replace(reentrant=stack_of(job).reentrant if own is None else own)
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     """For stacks of which nothing but the Trainer is written down, and that is said."""
     model, parameters, optimizer = prepared(job, config, machine, in_trainer=True)
     machine.guesses[TAKEN.format(stack=job.stack)] = None
-    if job.checkpoint_reentrant is None:
-        machine.reentrant = job.stack in REENTRANT
     take_steps(job, model, parameters, optimizer, lengths, models_loss)
     machine.end()
 
@@ -65,7 +68,8 @@ def take_steps(
 ) -> None:  # fmt: skip
     """`_run_epoch`. The last loss and the last norm live until the next ones take their names."""
     machine = model.machine
-    if job.optimizer in OPTIMIZERS and not machine.scheme.groups_itself:
+    kind = optimizer_of(job)
+    if not (kind.projection or kind.spares_ends or machine.scheme.groups_itself):
         optimizer = Grouped(parameters, embeddings(model))
     tr_loss = machine.run("_to_copy", (), (), FLOAT32)
     tr_loss_step = grad_norm = None
@@ -131,7 +135,7 @@ def batches(job: Job, machine: Machine, length: int, collated: Collated) -> tupl
         machine.take_turn(number)
         batch_rows, tokens = batch[2].shape
         counted = (batch_rows, tokens - (machine.era.release >= (5, 0)))
-        count = ops.total(machine.run("ne", (batch[2],), counted, BOOL), range(2), dtype=INT64)
+        count = machine.run("ne", (batch[2],), counted, BOOL).sum(range(2), dtype=INT64)
         total = machine.run("add", (count,), (), INT64)
         del count
     return found, machine.scheme.summed_over_ranks(total)
@@ -147,14 +151,14 @@ def training_step(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tenso
     machine.phase, machine.in_forward = Phase.FORWARD, True
     machine.of_host(PASS)
     loss = compute_loss(job, model, inputs, num_items_in_batch)
-    backward(ops.scale(loss, "div"))
-    return loss.detached()
+    backward(loss / job.grad_accum)
+    return loss.detach()
 
 
 def models_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
     """`compute_loss`: the model's own, over the number of labels. The logits go with the other outputs."""
     loss, _ = outputs_of(job, model, inputs, num_items_in_batch)
-    return ops.scale_in_place(loss)
+    return loss.mul_(NUM_PROCESSES)
 
 
 def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -170,6 +174,6 @@ def outputs_of(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor |
     loss, logits = outputs
     del outputs
     if scheme.autocast is not None:
-        logits = ops.to(logits, FLOAT32)
+        logits = logits.float()
     loss, logits = scheme.end_forward((loss, logits))
     return loss, logits

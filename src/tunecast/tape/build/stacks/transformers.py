@@ -8,29 +8,32 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build.adapters import adapt
-from tunecast.tape.build.autograd import backward, first_of
+from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.eras import guesses
 from tunecast.tape.build.families import model_of
+from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Linear, bring
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
-from tunecast.tape.build.quantized import quantize
-from tunecast.tape.build.repeats import Passes, micro_batches
-from tunecast.tape.build.sharding import scheme_of
+from tunecast.tape.build.quantized import Quantizer
+from tunecast.tape.build.recompute import first_of
+from tunecast.tape.build.repeats import RepeatedPasses, micro_batches
+from tunecast.tape.build.sharding import Scheme, scheme_of
 from tunecast.tape.build.sharding.scheme import ranks_of
-from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.stacks import Refusals, leaves_out
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import PASS, Phase
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     "compile": lambda job: (
         job.compile
         and (job.attention.startswith("flash") or bool(job.kernels) or job.quantization.format in ("int8", "gptq"))
     ),
     "matmul_dtype": lambda job: job.matmul_dtype is not None and (job.compile or bool(job.kernels) or job.lora.dora),
-    "loss": lambda job: job.loss == "chunked" and (job.stack != "transformers" or bool(job.kernels) or job.compile),
-    "stack_version": lambda job: job.stack_version is not None,
-    "offload_activations": lambda job: job.offload_activations,
+    "loss": lambda job: job.loss == "chunked" and (not stack_of(job).is_plain_loop or bool(job.kernels) or job.compile),
+    **leaves_out("stack_version", "offload_activations"),
 }
 POSITIONS = ("max_position_embeddings", "n_positions")
 
@@ -38,6 +41,16 @@ POSITIONS = ("max_position_embeddings", "n_positions")
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     """The model of a config.json before anything is on the card, or None for an architecture nobody wrote down."""
     return model_of(machine, config)
+
+
+def setup(job: Job, given: Setup) -> Setup:
+    """What of the machine is the stack's own: the kind of checkpointing."""
+    own = job.checkpoint_reentrant
+    return given._replace(reentrant=given.era.reentrant if own is None else own)
+
+
+def scheme(job: Job, machine: Machine) -> Scheme:
+    return scheme_of(job, machine)
 
 
 def part(name: str) -> Any:
@@ -64,14 +77,12 @@ def prepared(
     the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached."""
     if job.optimizer_in_backward:
         part("optimizers.in_backward").require_one_gradient(job)
-    given = job.checkpoint_reentrant
-    machine.reentrant = machine.era.reentrant if given is None else given
     machine.run("zeros", (), (1,), FLOAT32)
-    scheme = machine.scheme = scheme_of(job, machine)
+    scheme = machine.scheme
     with scheme.loading():
         model = load(job, config, machine)
         machine.guesses.update(dict.fromkeys(guesses(machine.era, model.model_type)))
-        if job.loss == "chunked" and job.stack == "transformers":
+        if job.loss == "chunked" and stack_of(job).is_plain_loop:
             part("chunked").apply(model)
         adapting(job, model)
         if job.matmul_dtype is not None:
@@ -100,7 +111,14 @@ def linear_weights(model: Any) -> list[Tensor]:
     return [module.weight for module in linear if not module.fan_in_fan_out]
 
 
-def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
+def load(
+    job: Job, config: Mapping[str, Any], machine: Machine, reading: Mapping[str, int] | None = None,
+    *, over_host: bool = False,
+) -> Any:  # fmt: skip
+    """Of steps alone the model is made on the card; `reading` are the options of `load_checkpoint`, where it is read
+    all the same, and `over_host` says that it is moved to the card afterwards."""
+    if reading is None and reads_checkpoint(job):
+        reading = {}
     text = config.get("text_config", config)
     model = model_of(machine, with_room(config, max(job.lengths or (job.seq_len,))))
     if model is None:
@@ -109,14 +127,18 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> Any:
             field="model",
         )
     model.name_all()
-    machine.head_modules = {model.output_embedding().path, model.path}
+    machine.name_head(model.output_embedding().path, model.path)
     model.model_type = text["model_type"]
-    if reads_checkpoint(job):
-        part("checkpoint").warm_up(job, model)
     if job.quantization.format == "gptq":
         part("gptq").replace_linears(model)
     elif job.quantization.format is not None:
-        quantize(job, model, text.get("initializer_range", 0.02), reads_checkpoint(job))
+        model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02))
+    if over_host:
+        part("checkpoint").move_to_card(model)
+    elif reading is not None:
+        part("checkpoint").load_checkpoint(model, getattr(model, "quantizer", None), **reading)
+    elif hasattr(model, "quantizer"):
+        model.quantizer.replace_in(model)
     for module in model.modules():
         for tensor in module.own.values():
             if tensor.storage is None:
@@ -145,7 +167,7 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
 
     def loss_of(inputs: Sequence[Tensor]) -> Tensor:
         with machine.autocasting(machine.scheme.autocast):
-            return first_of(model(*inputs))  # type: ignore[no-any-return]
+            return first_of(model(*inputs))
 
     evaluation_loop(job, model, lengths, loss_of)
     machine.end()
@@ -163,6 +185,7 @@ def evaluation_loop(
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
         machine.phase, machine.in_forward = Phase.FORWARD, True
+        machine.of_host(PASS)
         with machine.no_grad():
             loss = loss_of(inputs)
         machine.phase, machine.module = Phase.OTHER, ""
@@ -178,8 +201,8 @@ def take_steps(
     """The loop of `take_steps` in tape/trace/recipe.py."""
     machine, scheme = model.machine, model.machine.scheme
     run = part("compiled").compiled_model(model) if job.compile else model
-    repeats = job.stack == "transformers" and not job.compile  # Unsloth and compilers do more in the first passes
-    passes_of_steps = Passes(machine, parameters, lengths)
+    repeats = stack_of(job).is_plain_loop and not job.compile  # Unsloth and compilers do more in the first passes
+    passes_of_steps = RepeatedPasses(machine, parameters, lengths)
     batch: list[Any] = [None, None]
 
     def next_batch(length: int) -> None:
@@ -196,7 +219,7 @@ def take_steps(
                 scheme.begin_forward()
                 machine.of_host(PASS)
                 with machine.autocasting(scheme.autocast):
-                    loss = ops.scale(first_of(scheme.end_forward(run(*batch, batch[0]))), "div")
+                    loss = first_of(scheme.end_forward(run(*batch, batch[0]))) / job.grad_accum
                 backward(loss)
         return loss
 

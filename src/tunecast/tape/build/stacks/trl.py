@@ -7,25 +7,30 @@ chunked another way, for which the newest stands in, and that is said.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
 from tunecast.records import replace_unchecked
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapters import adapt
-from tunecast.tape.build.chunked import fused_forward, summed
+from tunecast.tape.build.chunked import fused_forward
+from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT32, INT32, INT64
 from tunecast.tape.build.eras import Era, era_of, numbers
+from tunecast.tape.build.machine import Machine, Setup
+from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.quantized import change_dtype
-from tunecast.tape.build.stacks import trainer
-from tunecast.tape.build.stacks.trainer import Batch, models_loss, outputs_of, take_steps
-from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared
-from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Machine, Tensor
+from tunecast.tape.build.sharding.scheme import splits_rows
+from tunecast.tape.build.stacks import Refusals, trainer
+from tunecast.tape.build.stacks.trainer import NUM_PROCESSES, Batch, models_loss, outputs_of, take_steps
+from tunecast.tape.build.stacks.transformers import evaluation_loop, model, prepared, scheme
+from tunecast.tape.build.tensor import Tensor
 
-__all__ = ["REFUSES", "model", "train"]
+__all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     **{field: refused for field, refused in trainer.REFUSES.items() if field != "stack_version"},
     "loss": lambda job: job.loss is not None and (job.loss == "chunked") != chunks(job),
 }
@@ -33,27 +38,50 @@ ENTROPY_ROWS = 128
 ACCURACY, ENTROPY, OWN_CASTS, OWN_CHECKPOINTS, CHUNKED = (0, 15), (0, 20), (0, 26), (0, 28), (1, 1)
 ZERO_3_DTYPE, FUSED = (1, 7), (1, 15)
 """The releases since which (tags of huggingface/trl, trl/trainer/sft_trainer.py and trl/models/utils.py)."""
+BITSANDBYTES = ("nf4", "fp4", "int8")
 SAMPLES_A_ROW = 2
 """Of a packed row: how many there are decides a few bytes."""
 CAST = "lora.adapter_dtype: TRL keeps adapters over quantised weights in bfloat16, whatever it says"
 TAKEN = "TRL is taken to be {}.{}, of the time of that transformers; stack_version says which"
 
 
+def setup(job: Job, given: Setup) -> Setup:
+    """What of the machine is the stack's own: the kind of checkpointing, and rows of several samples."""
+    own = job.checkpoint_reentrant
+    reentrant = given.era.reentrant and release_of(job, given.era) < OWN_CHECKPOINTS if own is None else own
+    is_one_row = packs(job) and not given.evaluates and not splits_rows(job)
+    return given._replace(reentrant=reentrant, packs=SAMPLES_A_ROW * job.micro_batch - 1 if is_one_row else 0)
+
+
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     release = release_of(job, machine.era)
     model, parameters, optimizer = set_up(job, config, machine, release)
-    if job.checkpoint_reentrant is None:
-        machine.reentrant = machine.era.reentrant and release < OWN_CHECKPOINTS
     if job.stack_version is None and machine.era.release < (5, 0):
         machine.guesses[TAKEN.format(*release)] = None
     if CHUNKED <= release < FUSED:
         machine.guesses["TRL chunked the loss in another way before 1.15; 1.15's is taken"] = None
     whole = has_whole_head(job, release)
     compute_loss = (metrics_loss if release >= ACCURACY else models_loss) if whole else fused_loss
-    if packs(job) and machine.scheme.sequence is None:
-        machine.packs = SAMPLES_A_ROW * job.micro_batch - 1
     take_steps(job, model, parameters, optimizer, lengths, compute_loss, one_row if machine.packs else None)
     machine.end()
+
+
+def defaults(job: Job) -> dict[str, Any]:
+    """`SFTTrainer.__init__`, from the tags of its repository: until 0.25 it prepares quantised models as PEFT's guide
+    does; since 0.26 not, and adapters over them become bfloat16. With ZeRO-3, adapters keep the weights' dtype since
+    1.7, and checkpointing is reentrant since 0.28."""
+    if job.method == "full":
+        return {}
+    release, sharding = release_of_job(job), sharding_of(job)
+    ways: dict[str, Any] = {}
+    if job.quantization.format in BITSANDBYTES and release >= OWN_CASTS:
+        ways |= {"quantization.prepare_kbit": False, "lora.adapter_dtype": "bfloat16"}
+    if sharding.is_zero and sharding.cuts_weights:
+        if job.quantization.format is None and release >= ZERO_3_DTYPE:
+            ways["lora.adapter_dtype"] = job.weights_dtype
+        if job.gradient_checkpointing and release >= OWN_CHECKPOINTS:
+            ways["checkpoint_reentrant"] = True
+    return ways
 
 
 def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
@@ -66,7 +94,7 @@ def evaluate(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machin
         batch = inputs[0], inputs[1], inputs[2]
         if whole:
             return outputs_of(job, model, batch, None)[0]
-        return machine.scheme.call(model, fused_forward, *batch).loss  # type: ignore[no-any-return]
+        return machine.scheme.call(model, fused_forward, *batch).loss
 
     evaluation_loop(job, model, lengths, loss_of)
     machine.end()
@@ -98,7 +126,7 @@ def packs(job: Job) -> bool:
     release's is written down, and of flash-attn's kernels for such rows none: for those, a row is one sample."""
     whole = job.data.packing and job.data.packing_strategy in ("bfd", "bfd_split")
     newest = job.transformers_version is None and release_of_job(job) >= FUSED
-    return job.stack == "trl" and whole and newest and not job.attention.startswith("flash")
+    return whole and newest and not job.attention.startswith("flash")
 
 
 def one_row(job: Job, machine: Machine, length: int) -> Batch:
@@ -158,29 +186,29 @@ def cast(job: Job, model: Any, release: tuple[int, int]) -> None:
 def metrics_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) -> Tensor:
     """`compute_loss` of 0.15 to 1.0."""
     loss, logits = outputs_of(job, model, inputs, num_items_in_batch)
-    loss = ops.scale_in_place(loss)
+    loss = loss.mul_(NUM_PROCESSES)
     if logits is None:  # kernels that make none
         return loss
     machine = model.machine
     with machine.no_grad():
-        logits = logits.detached()
+        logits = logits.detach()
         if release_of(job, machine.era) >= ENTROPY:
             per_token_entropy = entropy_from_logits(logits)
-            weighed = ops.total(ops.multiply(per_token_entropy, inputs[1]), range(2))
-            weighed = ops.divide(weighed, ops.total(inputs[1], range(2), dtype=INT64))
+            weighed = (per_token_entropy * inputs[1]).sum(range(2))
+            weighed = weighed / inputs[1].sum(range(2), dtype=INT64)
             machine.run("mean", (weighed,), (), FLOAT32)
             del weighed
-        machine.run("sum", (ops.total(inputs[1], range(2), dtype=INT64),), (), INT64)
-        shift_logits = ops.contiguous(ops.slice_(logits, -2, 0, logits.shape[1] - 1))
-        shift_labels = ops.contiguous(ops.slice_(inputs[2], -1, 1, logits.shape[1]))
+        machine.run("sum", (inputs[1].sum(range(2), dtype=INT64),), (), INT64)
+        shift_logits = logits[..., : logits.shape[1] - 1, :].contiguous()
+        shift_labels = inputs[2][..., 1 : logits.shape[1]].contiguous()
         predictions = machine.run("argmax", (shift_logits,), shift_labels.shape, INT64, args=(shift_logits, -1))
-        mask = ops.map_("ne", shift_labels, BOOL)
-        correct_predictions = ops.map_("bitwise_and", ops.map_("eq", predictions, BOOL), BOOL)
-        total_tokens = ops.total(mask, range(2), dtype=INT64)
-        correct_tokens = ops.total(correct_predictions, range(2), dtype=INT64)
-        total_sum = ops.total(total_tokens, (), dtype=INT64)
+        mask = shift_labels.ne(0)
+        correct_predictions = pointwise("bitwise_and", predictions.eq(0), BOOL)
+        total_tokens = mask.sum(range(2))
+        correct_tokens = correct_predictions.sum(range(2), dtype=INT64)
+        total_sum = total_tokens.sum((), dtype=INT64)
         machine.run("gt", (total_sum,), (), BOOL)
-        machine.run("div", (ops.total(correct_tokens, (), dtype=INT64), total_sum), (), FLOAT32)
+        machine.run("div", (correct_tokens.sum((), dtype=INT64), total_sum), (), FLOAT32)
     return loss
 
 
@@ -190,8 +218,8 @@ def entropy_from_logits(logits: Tensor) -> Tensor:
     rows, entropies = logits.numel() // words, []
     for first in range(0, rows, ENTROPY_ROWS):
         logps = machine.run("_log_softmax", (), (min(ENTROPY_ROWS, rows - first), words), logits.dtype)
-        entropies.append(ops.map_("neg", ops.total(ops.multiply(ops.map_("exp", logps), logps), (-1,))))
-    return ops.view(ops.cat(entropies, 0), *shape)
+        entropies.append(-(logps.exp() * logps).sum(-1))
+    return F.cat(entropies, 0).view(*shape)
 
 
 # ------------------------------------------------------------------------------------------------------- the fused head
@@ -201,9 +229,9 @@ def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) 
     machine = model.machine
     outputs = machine.scheme.call(model, fused_forward, *inputs[:3])
     if machine.scheme.sequence is None:
-        per_token_loss = ops.negative(outputs.log_probs)
-        loss = ops.divide(summed(per_token_loss), machine.run("clamp", (num_items_in_batch,), (), INT64))
-        loss = ops.scale(loss)
+        per_token_loss = -outputs.log_probs
+        loss = per_token_loss.sum() / machine.run("clamp", (num_items_in_batch,), (), INT64)
+        loss = loss * NUM_PROCESSES
     else:
         loss = outputs.loss
     num_valid = counted(outputs.label_mask)
@@ -212,7 +240,7 @@ def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) 
     for _ in (entropy_sum, num_correct):
         machine.run("gt", (num_valid,), (), BOOL)
         machine.run("div", (num_valid,), (), FLOAT32)
-    local = machine.run("_to_copy", (), (), INT64) if machine.packs else ops.total(inputs[1], range(2), dtype=INT64)
+    local = machine.run("_to_copy", (), (), INT64) if machine.packs else inputs[1].sum(range(2), dtype=INT64)
     machine.run("sum", (local,), (), INT64)
     return loss
 
@@ -220,4 +248,4 @@ def fused_loss(job: Job, model: Any, inputs: Batch, num_items_in_batch: Tensor) 
 def counted(measured: Tensor) -> Tensor:
     """`gather_for_metrics(x.sum()).sum()`."""
     dtype = FLOAT32 if measured.dtype.floating else INT64
-    return measured.machine.run("sum", (ops.total(measured.detached(), range(2), dtype=dtype),), (), dtype)
+    return measured.machine.run("sum", (measured.detach().sum(range(2), dtype=dtype),), (), dtype)

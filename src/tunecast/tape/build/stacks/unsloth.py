@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32
 from tunecast.tape.build.families import causal_lm
+from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.optimizers import make_optimizer
-from tunecast.tape.build.stacks import TRACE_INSTEAD, not_known
+from tunecast.tape.build.stacks import TRACE_INSTEAD, Refusals, leaves_out, not_known
 from tunecast.tape.build.stacks.transformers import take_steps
-from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, Machine
 from tunecast.tape.build.unsloth.loading import (
     TARGETS,
     adapt,
@@ -22,25 +23,20 @@ from tunecast.tape.build.unsloth.loading import (
     rotary_marks,
     rotary_repair,
 )  # fmt: skip
-from tunecast.tape.build.unsloth.model import Run, apply
+from tunecast.tape.build.unsloth.model import UnslothRun, apply
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 NOT_COMPILED = "Unsloth compiles each layer of {} as one region; taken as run one operation after the other"
 LAST_LAYERS = 2
 """Unlike others: the last is not offloaded, and its backward pass is where kernels are first tuned."""
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     "method": lambda job: job.method == "full",
-    "compile": lambda job: job.compile,  # it compiles its own parts whatever the job says; over them is another run
-    "kernels": lambda job: bool(job.kernels),
-    "attention": lambda job: job.attention != "sdpa",
+    # it compiles its own parts whatever the job says; over them is another run
+    **leaves_out("compile", "kernels", "attention", "matmul_dtype", "offload_activations", "optimizer_in_backward"),
+    **leaves_out("transformers_version", "stack_version"),
     "quantization": lambda job: job.quantization.format not in (None, "nf4"),
-    "matmul_dtype": lambda job: job.matmul_dtype is not None,
     "loss": lambda job: job.loss is not None,
-    "offload_activations": lambda job: job.offload_activations,
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
-    "transformers_version": lambda job: job.transformers_version is not None,
-    "stack_version": lambda job: job.stack_version is not None,
 }
 
 
@@ -56,15 +52,18 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     return None if family is None else family(machine, config)
 
 
+def setup(job: Job, given: Setup) -> Setup:
+    """dtype=None: weights are never loaded in fp32."""
+    return given._replace(weights_dtype=BFLOAT16) if given.weights_dtype == FLOAT32 else given
+
+
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     refuse(job, config, max(lengths))
-    if machine.weights_dtype == FLOAT32:  # dtype=None
-        machine.weights_dtype = BFLOAT16
     probes(machine)
     language_model = model(machine, config)
     language_model.name_all()
     language_model.model_type = config["model_type"]
-    machine.head_modules = {language_model.path}
+    machine.name_head(language_model.path)
     marks = rotary_marks(machine)
     load(language_model, job.quantization.format == "nf4")
     language_model.tie()
@@ -72,7 +71,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     empty_caches(machine, 3)
     adapt(job, language_model)
     longest = max(job.lengths or (job.seq_len,))
-    run = Run(
+    run = UnslothRun(
         language_model,
         job.gradient_checkpointing,
         job.lora.dropout_fraction,

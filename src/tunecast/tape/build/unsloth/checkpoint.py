@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tunecast.tape.build.autograd import Gradients, Node, _run, finish, start
-from tunecast.tape.build.tensor import Dtype, Machine, Tensor
+from tunecast.tape.build.autograd import Gradients, Node, finish, run_engine, start
+from tunecast.tape.build.dtypes import Dtype
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 
 SMALLEST_OFFLOADED = 2 << 20
 FIRST_BUFFER_NUMEL = 2 * 256 * 2048
@@ -40,14 +42,14 @@ class Offloading:
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
             args = gradients[0]
             self.backward_pass, self.first_pass, self.current = True, False, 0
-            detached = node.take(0).detached() if slot is None else self.brought_back(slot, shape)
+            detached = node.take(0).detach() if slot is None else self.brought_back(slot, shape)
             detached.requires_grad = True
             before, machine.module = machine.module, module
             machine.in_forward, machine.grad_enabled = True, True
             with machine.autocasting(autocast):
                 outputs = function(detached)
             machine.in_forward, machine.grad_enabled = False, False
-            _run(outputs.node, args)
+            run_engine(outputs.node, args)
             machine.node, machine.module = node, before
             grads = detached.grad
             assert grads is not None

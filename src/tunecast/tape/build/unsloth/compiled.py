@@ -1,123 +1,171 @@
-"""Runs a layer's compiled graphs (`blocks.py`) in the place of its code."""
+"""A decoder layer as one compiled region (unsloth/models/_block_compile.py): its code is compiled for any batch size
+and length into three graphs: inference, forward for training, and backward."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.build.autograd import Gradients, Node, start
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
-from tunecast.tape.build.unsloth.biased import BiasedBlock, DroppingBiasedBlock
-from tunecast.tape.build.unsloth.blocks import ROWS, Block, Shapes, shapes_of
-from tunecast.tape.build.unsloth.dropping import DroppingBlock
+from tunecast.tape.build.compiler.execute import BatchSizes, Execution
+from tunecast.tape.build.compiler.graph import INPUT
+from tunecast.tape.build.compiler.launches import LaunchGraph
+from tunecast.tape.build.compiler.lowering import input_name, launches_of
+from tunecast.tape.build.compiler.memory import BufferPlan, pooled, reusing
+from tunecast.tape.build.compiler.partition import Partitioner
+from tunecast.tape.build.compiler.passes import backward_pass, forward_pass, moved_to_uses, with_products_added
+from tunecast.tape.build.compiler.record import Recorded, record, with_hints
+from tunecast.tape.build.machine import Machine, Setup
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.unsloth.fast_lora import adapters
-from tunecast.tape.build.unsloth.graph import Size
-from tunecast.tape.build.unsloth.plan import Plan, pooled, reusing
-from tunecast.tape.symbols import ask
+from tunecast.tape.build.unsloth.on_paper import LayerShapes, layer_on_paper, paper, shapes_of
+from tunecast.tape.card import Card
+from tunecast.tape.symbols import Guards, ask
 
-
-class Plans(NamedTuple):
-    inference: Plan
-    forward: Plan
-    backward: Plan
-    saved: tuple[str, ...]
-
-
-def block_of(shapes: Shapes, batch: int, length: int, padded: int) -> Block:
-    if shapes.biased:
-        return (DroppingBiasedBlock if shapes.drops else BiasedBlock)(shapes, batch, length, padded)
-    return (DroppingBlock if shapes.drops else Block)(shapes, batch, length, padded)
+Patch = Callable[[Any, Any], None]
+"""Replaces the forward methods of a layer by Unsloth's."""
 
 
 class Compilation(NamedTuple):
-    """What a layer is compiled for, but for the sizes of the batch."""
+    """All that the compiled graphs of a layer depend on, except for the batch."""
 
-    shapes: Shapes
-    table: int
-    """Numbers in a rotary table."""
+    shapes: LayerShapes
+    table: tuple[int, ...]
+    """Shape of a rotary table."""
+    kernel: str
+    """The attention kernel."""
+    patch: Patch
 
 
-_known: dict[Hashable, Plans] = {}
-"""By what they do: plans that do the same are one object, so that sizes which lead to the same plans share a tape."""
+class LayerCode(NamedTuple):
+    """The compiled graphs of a layer before their memory is planned."""
+
+    without_history: Recorded
+    inference: LaunchGraph
+    with_history: Recorded
+    forward: LaunchGraph
+    backward: LaunchGraph
+    saved: tuple[str, ...]
+    """Names of the tensors that the forward graph saves for the backward graph."""
+
+
+class CompiledLayer(NamedTuple):
+    code: LayerCode
+    inference: BufferPlan
+    forward: BufferPlan
+    backward: BufferPlan
+
+
+USUAL_LENGTH = 2000
+"""The value of the symbolic length while a layer is recorded and partitioned."""
+_known: dict[Hashable, CompiledLayer] = {}
+"""Layers with equal plans are the same object, so that batch sizes with equal plans share a tape."""
 
 
 @lru_cache(maxsize=64)
-def plans_of(of: Compilation, batch: int, length: int, padded: int) -> Plans:
-    """Compiled for the first batch; later ones run the same plans with their own sizes."""
-    shapes, table = of
-    block = block_of(shapes, batch, length, padded)
-    inference = block.inference()
-    forward, saved = block.forward()
-    sizes = {name: buffer.size for name, buffer in saved.items()}
-    sizes |= {"x": Size(shapes.hidden, ROWS), "cos": Size(table), "sin": Size(table)}
-    backward = block.backward(sizes)
-    plans = Plans(
-        pooled(inference, inference.ordered()), reusing(forward, forward.ordered(), "forward"),
-        reusing(backward, backward.ordered(), "inference"), tuple(saved),
+def compiled_layer(of: Compilation, batch: int, length: int) -> CompiledLayer:
+    """Memory is planned for the first batch; later batches run the same plans with their own sizes."""
+    code, sizes = layer_code(of, min(batch, 2)), BatchSizes(batch=batch, length=length)
+    layer = CompiledLayer(
+        code, pooled(code.inference, "inference", sizes), reusing(code.forward, "forward", sizes),
+        reusing(code.backward, "inference", sizes),
     )  # fmt: skip
-    return _known.setdefault((of, padded > 0, *[plan.signature() for plan in plans[:3]]), plans)
+    return _known.setdefault((of, batch > 1, *[plan.signature() for plan in layer[1:]]), layer)
 
 
-class Compiled:
-    """The layers of one model; each is first tried with history, before it runs without."""
+@lru_cache(maxsize=16)
+def layer_code(of: Compilation, batch: int) -> LayerCode:
+    """Code for any length, for batches of one row or of more. What is saved and fused does not depend on the sizes."""
+    without, inputs = recorded(of, batch, history=False)
+    half = moved_to_uses(without.graph, forward_pass(without.graph, without.outputs, ()))
+    inference = launches_of(without.graph, half, frozenset(inputs))
+    joint, inputs = recorded(of, batch, history=True)
+    graph, gradients = joint.graph, list(joint.gradients.values())
+    parameters, tangents = frozenset(inputs[3:]), [number for _, number in joint.tangents]
+    saved = Partitioner(graph, joint.outputs, gradients, parameters).saved()
+    half = with_products_added(graph, backward_pass(graph, saved, tangents, gradients), exact=True)
+    backward = launches_of(graph, half, parameters.union(tangents))
+    owners = {number: graph.owner(number) for number in saved if number in half.inputs}
+    kept = [number for number, owner in owners.items() if graph.values[owner].kind != INPUT]
+    forward = launches_of(graph, forward_pass(graph, joint.outputs, kept), frozenset(inputs))
+    names = tuple([input_name(graph.values[owners[number]]) for number in kept])
+    return LayerCode(without, inference, joint, forward, backward, names)
 
-    def __init__(self, machine: Machine, padded: Callable[[int], int]) -> None:
-        self.machine, self.padded = machine, padded
-        """`padded`: the length attention is given, 0 where it is a row's own."""
+
+def recorded(of: Compilation, batch: int, history: bool) -> tuple[Recorded, list[int]]:
+    """The joint graph of the layer with symbolic sizes, and its inputs: hidden states, two tables, parameters."""
+    dtype, guards = of.shapes.dtype, Guards()
+    machine = Machine(Card(), Setup(dtype))
+    machine.grad_enabled, machine.autocast = history, dtype
+    layer = layer_on_paper(machine, of.shapes)
+    dropout = 0.5 if of.shapes.drops else 0.0
+    of.patch(layer, SimpleNamespace(machine=machine, dropout=dropout, scratch=None, kernel=of.kernel, compiled=None))
+    x = paper(
+        machine, (guards.symbol("batch", batch), guards.symbol("length", USUAL_LENGTH), of.shapes.hidden), dtype, True
+    )
+    tables = [paper(machine, of.table, dtype) for _ in range(2)]
+    found = with_hints(record(machine, lambda x, *tables: layer(x, tables), (x, *tables), exact=True))
+    return found, [value.number for value in found.graph.values if value.kind == INPUT]
+
+
+class CompiledLayers:
+    """Runs the layers of one model. Before a layer first runs without gradients, its training graph runs once."""
+
+    def __init__(self, machine: Machine, kernel: str, patch: Patch) -> None:
+        self.machine, self.kernel, self.patch = machine, kernel, patch
         self.first: tuple[int, int] | None = None
         self.tried: set[str] = set()
         self.tuned: set[Any] = set()
+        self.sizes = BatchSizes()
 
     def __call__(self, layer: Any, x: Tensor, tables: Sequence[Tensor]) -> Tensor:
-        shapes = shapes_of(layer)
         batch, length, _ = x.shape
         self.first = self.first or (batch, length)
-        compilation = Compilation(shapes, int(tables[0].numel()))
-        plans: Plans = ask(plans_of, compilation, (*self.first, self.padded(self.first[1])))
-        block = block_of(shapes, batch, length, self.padded(length))
-        machine = self.machine
-        if machine.grad_enabled:
+        of = Compilation(shapes_of(layer), tables[0].shape, self.kernel, self.patch)
+        compiled: CompiledLayer = ask(compiled_layer, of, self.first)
+        if any(
+            now is not before for now, before in zip((batch, length), self.sizes.values or (None,) * 2, strict=True)
+        ):
+            self.sizes = BatchSizes(batch=batch, length=length)
+        if self.machine.grad_enabled:
             self.tried.add(layer.path)
-            return self.with_history(layer, x, plans, block)
+            return self.with_history(layer, x, compiled)
         if layer.path not in self.tried:
             self.tried.add(layer.path)
-            trial = plans.forward.run(machine, block, {}, self.tuned)
+            trial = self.run(compiled.code.with_history, compiled.forward)
             del trial
-        [out] = plans.inference.run(machine, block, {}, self.tuned)
-        return shaped(out, x.shape)
+        [out] = self.run(compiled.code.without_history, compiled.inference)
+        return Tensor(self.machine, out.storage, x.shape, x.dtype)
 
-    def with_history(self, layer: Any, x: Tensor, plans: Plans, block: Block) -> Tensor:
-        machine, shape = self.machine, x.shape
+    def run(self, recorded: Recorded, plan: BufferPlan, given: dict[str, Tensor] | None = None) -> list[Tensor]:
+        return Execution(self.machine, recorded.graph, self.sizes, {} if given is None else given, self.tuned).run(plan)
+
+    def with_history(self, layer: Any, x: Tensor, compiled: CompiledLayer) -> Tensor:
+        machine, joint, shape, dtype = self.machine, compiled.code.with_history, x.shape, x.dtype
         attention, mlp = layer.self_attn, layer.mlp
         projections = (
             attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
             mlp.gate_proj, mlp.up_proj, mlp.down_proj,
         )  # fmt: skip
         parameters = [weight for proj in projections for weight in adapters(proj)]
-        as_they_are = 6 if block.s.biased else 0  # PEFT's own: those of queries, keys and values
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-            given = dict(zip(("x", *plans.saved), node.taken, strict=True))
+            given = dict(zip((input_name(joint.graph.values[0]), *compiled.code.saved), node.taken, strict=True))
             node.taken = node.saved = ()
-            dx, *made = plans.backward.run(machine, block, given, self.tuned)
-            pairs = enumerate(zip(made, parameters, strict=True))
-            return [shaped(dx, shape), *[laid_out(g, p, turned=place >= as_they_are) for place, (g, p) in pairs]]
+            dx, *made = self.run(joint, compiled.backward, given)
+            numbers = list(joint.gradients.values())[1:]
+            return [Tensor(machine, dx.storage, shape, dtype), *[
+                Tensor(machine, each.storage, of.shape, of.dtype, joint.graph.values[number].strides)
+                for each, of, number in zip(made, parameters, numbers, strict=True)
+            ]]  # fmt: skip
 
         node = start(machine, (x, *parameters), back)
-        out, *saved = plans.forward.run(machine, block, {}, self.tuned)
-        result = shaped(out, shape)
+        out, *saved = self.run(joint, compiled.forward)
+        result = Tensor(machine, out.storage, shape, dtype)
         if node is not None:
             node.keep(machine, (x, *saved))
             result.node, result.requires_grad = node, True
         return result
-
-
-def shaped(x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    return Tensor(x.machine, x.storage, shape, x.dtype if x.dtype.itemsize > 1 else x.machine.weights_dtype)
-
-
-def laid_out(gradient: Tensor, parameter: Tensor, turned: bool) -> Tensor:
-    """Unsloth's functions lay an adapter's gradient out the other way round than the adapter, so that it is copied."""
-    strides = (1, parameter.shape[0]) if turned else None
-    return Tensor(gradient.machine, gradient.storage, parameter.shape, FLOAT32, strides)

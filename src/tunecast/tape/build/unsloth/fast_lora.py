@@ -7,10 +7,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.quantized import Linear4bit
-from tunecast.tape.build.tensor import BOOL, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 
 class Scratch:
@@ -29,8 +30,11 @@ def dense(proj: Any, scratch: Scratch | None) -> Tensor:
     """`fast_dequantize`: a weight as it is, or written out from its 4 bits; scales are unpacked inside the kernel."""
     base = proj.base_layer
     if not isinstance(base, Linear4bit):
-        return base.weight  # type: ignore[no-any-return]
+        return base.weight
     state, machine = base.state, base.machine
+    if machine.graph is not None:
+        outs = [(state.shape, state.dtype)]
+        return machine.graph.kernel("triton::_nf4_dequant_kernel", (state.packed,), outs)[0]
     rows, columns = state.shape
     if scratch is None:
         out = machine.run("empty", (), state.shape, state.dtype)
@@ -48,12 +52,23 @@ def into(name: str, out: Tensor, a: Tensor, b: Tensor) -> None:
     """A product written, or added, into memory that is there; of the factors' dtype, whatever the sum's is."""
     machine = out.machine
     inputs = (a, b) if name == "mm" else (out, a, b)
+    if machine.graph is not None:
+        machine.graph.change("addmm_", inputs, out)
+        return
     machine.launch(name, inputs, b.dtype, out.nbytes, 2 * a.numel() * b.shape[1])
     machine.keep_workspaces("mm")
 
 
+def product_over(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """A product written over `x`; traced, it is new."""
+    if x.machine.graph is not None:
+        return mm(a, b)
+    into("mm", x, a, b)
+    return x
+
+
 def cast(weight: Tensor, dtype: Dtype) -> Tensor:
-    return weight if weight.dtype == dtype else ops.map_("_to_copy", weight.detached(), dtype)
+    return weight if weight.dtype == dtype else weight.detach().to(dtype)
 
 
 def t(x: Tensor) -> Tensor:
@@ -63,13 +78,18 @@ def t(x: Tensor) -> Tensor:
 def matmul_lora(x: Tensor, proj: Any, scratch: Scratch | None, dropped: Tensor | None = None) -> Tensor:
     """`matmul_lora` and `_matmul_lora_ext`: the layer, and its adapter of x or of x after dropout."""
     dtype, shape = x.dtype, x.shape
-    flat = ops.view(x, -1, shape[-1])
+    flat = x.view(-1, shape[-1])
     weight = dense(proj, scratch)
     out = mm(flat, t(weight))
     del weight
-    adapted = flat if dropped is None else ops.view(dropped, -1, shape[-1])
-    xa = mm(adapted, t(cast(proj.lora_A.weight, dtype)))
-    into("addmm_", out, xa, t(cast(proj.lora_B.weight, dtype)))
+    adapted = flat if dropped is None else dropped.view(-1, shape[-1])
+    a, b = adapters(proj)
+    if dropped is None and x.machine.graph is not None:  # turned around, then cast
+        xa = mm(adapted, cast(t(a), dtype))
+        into("addmm_", out, xa, cast(t(b), dtype))
+    else:
+        xa = mm(adapted, t(cast(a, dtype)))
+        into("addmm_", out, xa, t(cast(b, dtype)))
     return out.alias((*shape[:-1], out.shape[1]), None) if len(shape) == 3 else out
 
 
@@ -79,28 +99,66 @@ def dropout_forward(x: Tensor, probability: float) -> tuple[Tensor, Tensor]:
     return out, mask
 
 
+def by_rows(mask: Any) -> Any:
+    """`mask.view(-1, hd)`: only the compiler minds."""
+    return mask if mask is None or mask.machine.graph is None else mask.view(-1, mask.shape[-1])
+
+
 def dropout_replay(x: Tensor, mask: Tensor) -> Tensor:
     return x.machine.run("native_dropout_backward", (x, mask), x.shape, x.dtype)
 
 
 def add_lora_dx(dx: Tensor, y_db: Tensor, a: Tensor, mask: Tensor | None) -> None:
     if mask is None:
-        into("addmm_", dx, y_db, a)
+        into("addmm_", dx, y_db, back_again(a))
         return
-    dx.machine.launch("add_", (dx, dropout_replay(mm(y_db, a), mask)), dx.dtype, dx.nbytes)
+    dx.machine.launch("add_", (dx, dropout_replay(mm(y_db, back_again(a)), mask)), dx.dtype, dx.nbytes)
 
 
-def adapter_gradients(x: Tensor, y_db: Tensor, dy: Tensor, a: Tensor, d_a: Tensor, d_b: Tensor) -> None:
-    """d_A = x.t() @ y_dB, d_B = (A x.t()) @ dY, into memory that is there."""
+def adapter_gradients(
+    x: Tensor, y_db: Tensor, dy: Tensor, a: Tensor, d_a: Tensor, d_b: Tensor
+) -> tuple[Tensor, Tensor]:
+    return gradient_of_a(d_a, x, y_db), gradient_of_b(d_b, x, a, dy)
+
+
+def gradient_of_a(d_a: Tensor, x: Tensor, y_db: Tensor) -> Tensor:
+    """x.t() @ y_dB, into memory that is there; traced, into new memory, turned around."""
+    if x.machine.graph is not None:
+        return t(addmm(d_a, t(x), y_db))
     into("addmm_", d_a, t(y_db), x)
+    return d_a
+
+
+def gradient_of_b(d_b: Tensor, x: Tensor, a: Tensor, dy: Tensor) -> Tensor:
+    """(A x.t()) @ dY, likewise."""
+    if x.machine.graph is not None:
+        return t(addmm(d_b, mm(back_again(a), t(x)), dy))
     into("addmm_", d_b, t(dy), t(mm(a, t(x))))
+    return d_b
+
+
+def addmm(out: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return a.machine.run("addmm", (out, a, b), (a.shape[0], b.shape[1]), a.dtype, args=(out, a, b))
 
 
 def adapters(proj: Any) -> tuple[Tensor, Tensor]:
     return proj.lora_A.weight, proj.lora_B.weight
 
 
+def in_dtype(dtype: Dtype, *projs: Any) -> list[Tensor]:
+    """Adapters cast, and turned around: only the compiler minds. It undoes what is turned back where it is read, once,
+    as B is (joint_graph.py, `pointless_permute_pair`)."""
+    weights = [cast(weight, dtype) for proj in projs for weight in adapters(proj)]
+    return [weight if place % 2 else back_again(weight) for place, weight in enumerate(weights)]
+
+
+def back_again(x: Tensor) -> Tensor:
+    return x if x.machine.graph is None else t(x)
+
+
 def empty_like(x: Tensor) -> Tensor:
+    if x.machine.graph is not None:
+        return x.machine.run("empty", (), x.shape, x.dtype)
     return x.machine.run("empty_like", (x,), x.shape, x.dtype)
 
 
@@ -149,9 +207,26 @@ def lora_mlp(x: Tensor, gate: Any, up: Any, down: Any, kernel: str, p: float, sc
 
 
 def activated(e: Tensor, g: Tensor, kernel: str) -> Tensor:
+    if e.machine.graph is not None:
+        return e.machine.graph.kernel(f"triton::{kernel}", (e, g), [(e.shape, e.dtype)])[0]
     h = e.machine.run("empty", (), e.shape, e.dtype)
     e.machine.launch(f"triton::{kernel}_forward", (e, g, h), e.dtype, h.nbytes)
     return h
+
+
+def activated_backward(dw: Tensor, e: Tensor, g: Tensor, kernel: str) -> tuple[Tensor, Tensor, Tensor]:
+    """h, df and de, written over what they are made from; traced, they are new (`_DWf_DW_dfg_traced`)."""
+    machine, dtype = dw.machine, dw.dtype
+    if machine.graph is None:
+        machine.launch(f"triton::{kernel}_backward", (dw, e, g), dtype, 3 * dw.nbytes)
+        return dw, e, g
+
+    e_float = e.to(FLOAT32)
+    se = e_float.sigmoid()
+    f = (se * e_float).to(dtype)
+    h, df, dg = f * g, dw * f, dw * g
+    de = (dg.to(FLOAT32) * se * (1.0 + e_float * (1.0 - se))).to(dtype)
+    return h, df, de
 
 
 def lora_mlp_backward(
@@ -159,46 +234,46 @@ def lora_mlp_backward(
 ) -> Sequence[Any]:
     x, e, g, gate_mask, up_mask, down_mask = (node.take(place) for place in range(6))
     shape, dtype, machine = x.shape, x.dtype, x.machine
-    dy = ops.reshape(dy, -1, dy.shape[-1])
-    x, e, g = (ops.view(each, -1, each.shape[-1]) for each in (x, e, g))
-    gate_a, gate_b, up_a, up_b, down_a, down_b = [
-        cast(weight, dtype) for proj in (gate, up, down) for weight in adapters(proj)
-    ]
+    dy = dy.reshape(-1, dy.shape[-1])
+    x, e, g = (each.view(-1, each.shape[-1]) for each in (x, e, g))
+    gate_a, gate_b, up_a, up_b, down_a, down_b = in_dtype(dtype, gate, up, down)
     if down_mask is None:
         weight = dense(down, scratch)
         dw = mm(dy, weight)
         del weight
+        turned = back_again(down_a)
         y_db = mm(dy, down_b)
-        into("addmm_", dw, y_db, down_a)
-        del y_db
+        into("addmm_", dw, y_db, turned)
+        del y_db, turned
     else:
         weight = dense(down, None)
         dw = mm(dy, weight)
         del weight
-        lora = mm(mm(dy, down_b), down_a)
-        replayed = dropout_replay(lora, ops.view(down_mask, -1, down_mask.shape[-1]))
+        down_mask = by_rows(down_mask)
+        down_b = back_again(back_again(down_b))
+        lora = mm(mm(dy, down_b), back_again(down_a))
+        replayed = dropout_replay(lora, down_mask.view(-1, down_mask.shape[-1]))
         del lora
         machine.launch("add_", (dw, replayed), dtype, dw.nbytes)
         del replayed
-    machine.launch(f"triton::{kernel}_backward", (dw, e, g), dtype, 3 * dw.nbytes)
-    h, df, de = dw, e, g
+    h, df, de = activated_backward(dw, e, g, kernel)
     if down_mask is not None:
         h = dropout_replay(h, down_mask)
     d_down_a, d_down_b = empty_like(down_a), empty_like(down_b)
     d_gate_a, d_gate_b = empty_like(gate_a), empty_like(gate_b)
     d_up_a, d_up_b = empty_like(up_a), empty_like(up_b)
-    into("addmm_", d_down_a, t(mm(dy, down_b)), h)
-    into("addmm_", d_down_b, t(dy), t(mm(down_a, t(h))))
+    d_down_a = gradient_of_a(d_down_a, h, mm(dy, down_b))
+    d_down_b = gradient_of_b(d_down_b, h, down_a, dy)
     up_db = mm(df, up_b)
     gate_db = mm(de, gate_b)
+    up_mask, gate_mask = by_rows(up_mask), by_rows(gate_mask)
     xd = x if up_mask is None else dropout_replay(x, up_mask)
-    adapter_gradients(xd, up_db, df, up_a, d_up_a, d_up_b)
+    d_up_a, d_up_b = adapter_gradients(xd, up_db, df, up_a, d_up_a, d_up_b)
     xd = x if gate_mask is None else dropout_replay(x, gate_mask)
-    adapter_gradients(xd, gate_db, de, gate_a, d_gate_a, d_gate_b)
+    d_gate_a, d_gate_b = adapter_gradients(xd, gate_db, de, gate_a, d_gate_a, d_gate_b)
     del xd
     weight = dense(up, None)
-    dx = x
-    into("mm", dx, df, weight)
+    dx = product_over(x, df, weight)
     del weight
     add_lora_dx(dx, up_db, up_a, up_mask)
     weight = dense(gate, None)
@@ -217,7 +292,7 @@ def lora_qkv(x: Tensor, projs: Sequence[Any], p: float, scratch: Scratch) -> Seq
 
     node = start(machine, (x, *[weight for proj in projs for weight in adapters(proj)]), back)
     with machine.no_grad():
-        flat = ops.view(x, -1, shape[-1])
+        flat = x.view(-1, shape[-1])
         masks: list[Any] = []
         outs = []
         xd: Any = None
@@ -238,20 +313,24 @@ def lora_qkv(x: Tensor, projs: Sequence[Any], p: float, scratch: Scratch) -> Seq
 def lora_qkv_backward(node: Node, gradients: Gradients, projs: Sequence[Any]) -> Sequence[Any]:
     x, *masks = (node.take(place) for place in range(4))
     shape, dtype = x.shape, x.dtype
-    dys = [ops.reshape(dy, -1, dy.shape[-1]) for dy in gradients]
-    x = ops.view(x, -1, shape[-1])
-    weights = [cast(weight, dtype) for proj in projs for weight in adapters(proj)]
+    dys = [dy.reshape(-1, dy.shape[-1]) for dy in gradients]
+    x = x.view(-1, shape[-1])
+    weights = in_dtype(dtype, *projs)
     made = [empty_like(weight) for weight in weights]
     dbs = [mm(dy, b) for dy, b in zip(dys, weights[1::2], strict=True)]
     xd: Any = None
     for place, mask in enumerate(masks):
         xd = x if mask is None else dropout_replay(x, mask)
-        adapter_gradients(xd, dbs[place], dys[place], weights[2 * place], made[2 * place], made[2 * place + 1])
+        pair = slice(2 * place, 2 * place + 2)
+        made[pair] = adapter_gradients(xd, dbs[place], dys[place], weights[2 * place], *made[pair])
     del xd
     dx = x
     for place, mask in enumerate(masks):
         weight = dense(projs[place], None)
-        into("addmm_" if place else "mm", dx, dys[place], weight)
+        if place:
+            into("addmm_", dx, dys[place], weight)
+        else:
+            dx = product_over(x, dys[place], weight)
         del weight
         add_lora_dx(dx, dbs[place], weights[2 * place], mask)
     return dx.alias(shape, None), *made
@@ -281,13 +360,14 @@ def lora_w(x: Tensor, proj: Any, p: float, scratch: Scratch) -> Tensor:
 def lora_w_backward(node: Node, dy: Tensor, proj: Any) -> Sequence[Any]:
     x, mask = node.take(0), node.take(1)
     shape, dtype = x.shape, x.dtype
-    dy = ops.reshape(dy, -1, dy.shape[-1])
-    x = ops.reshape(x, -1, shape[-1])
-    a, b = [cast(weight, dtype) for weight in adapters(proj)]
+    dy = dy.reshape(-1, dy.shape[-1])
+    x = x.reshape(-1, shape[-1])
+    a, b = in_dtype(dtype, proj)
     d_a, d_b = empty_like(a), empty_like(b)
     y_db = mm(dy, b)
+    mask = by_rows(mask)
     xd = x if mask is None else dropout_replay(x, mask)
-    adapter_gradients(xd, y_db, dy, a, d_a, d_b)
+    d_a, d_b = adapter_gradients(xd, y_db, dy, a, d_a, d_b)
     del xd
     weight = dense(proj, None)
     dx = mm(dy, weight)

@@ -9,9 +9,11 @@ from typing import Any
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
 from tunecast.tape.build.adapters import insert_adapters
+from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, INT32, INT64
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Linear, Module
 from tunecast.tape.build.quantized import Linear4bit, kept
-from tunecast.tape.build.tensor import FLOAT16, FLOAT32, INT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

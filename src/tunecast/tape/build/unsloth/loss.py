@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from math import ceil, log2
 from typing import Any
 
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.unsloth.fast_lora import into, t
 from tunecast.tape.symbols import ask, starts
 from tunecast.units import GIB, MIB
@@ -38,7 +40,7 @@ class Loss:
         machine = self.machine
         targets = next_tokens(labels)
         divisor = count_of(targets)
-        hidden = ops.reshape(hidden_states, -1, hidden_states.shape[-1])
+        hidden = hidden_states.reshape(-1, hidden_states.shape[-1])
         return self.linear_cross_entropy(machine, hidden, head, targets, divisor, labels.shape[0])
 
     def linear_cross_entropy(
@@ -93,17 +95,17 @@ class Loss:
         lp_all = machine.run("empty", (), (n_keep,), FLOAT32)
         if n_keep >= (0 if machine.card.total_bytes <= SMALL_CARD_BYTES else TILE_ROWS) and splits_of(vocabulary) > 1:
             lse = machine.run("empty", (), (n_keep,), FLOAT32)
-            negative = ops.map_("neg", coef)
+            negative = -coef
             tiled(hidden, head, targets, idx)
             del lse, negative
         else:
             stride = -(-vocabulary // 8) * 8
             buf = machine.run("empty", (), (rows, stride), FLOAT32)
-            exponent = ops.map_("log2", coef)
-            exponent = ops.map_("round", exponent)
-            pow2 = ops.map_("exp2", exponent)
+            exponent = pointwise("log2", coef)
+            exponent = pointwise("round", exponent)
+            pow2 = pointwise("exp2", exponent)
             del exponent
-            ratio = ops.divide(coef, pow2)
+            ratio = coef / pow2
             coef = pow2
             gh: Any = None
             for a in starts(n_keep, rows):
@@ -115,16 +117,16 @@ class Loss:
                 lse = row_forward(x, chosen, coef, hidden.dtype)
                 gh = product(x, head, width)
                 machine.launch("mul_", (gh, ratio), FLOAT32, gh.nbytes)
-                rounded = ops.map_("to", gh, hidden.dtype)
+                rounded = pointwise("to", gh, hidden.dtype)
                 machine.launch("index_copy_", (grad_h, idx, rounded), hidden.dtype, rounded.nbytes)
                 del rounded
-        nll = ops.map_("to", lp_all, FLOAT64)
-        nll = ops.map_("neg", nll)
-        total = ops.total(nll, (0,))
-        of = ops.map_("to", divisor, FLOAT64)
+        nll = pointwise("to", lp_all, FLOAT64)
+        nll = -nll
+        total = nll.sum(0)
+        of = pointwise("to", divisor, FLOAT64)
         mean = machine.run("div", (total, of), (), FLOAT64)
         del total, of
-        loss = ops.map_("to", mean, FLOAT32)
+        loss = pointwise("to", mean, FLOAT32)
         del mean
         return loss, grad_h
 
@@ -140,23 +142,23 @@ def next_tokens(labels: Tensor) -> Tensor:
     machine, (batch, length) = labels.machine, labels.shape
     pad = machine.run("full_like", (labels,), (batch, 1), INT64)
     out = machine.run("cat", (labels, pad), (batch, length), INT64)
-    return ops.reshape(out, -1)
+    return out.reshape(-1)
 
 
 def count_of(targets: Tensor) -> Tensor:
-    divisor = ops.total(compared("ne", targets), (0,), dtype=INT64)
-    divisor = ops.map_("_to_copy", divisor, FLOAT32)
+    divisor = compared("ne", targets).sum(0, dtype=INT64)
+    divisor = divisor.to(FLOAT32)
     return not_zero(divisor)
 
 
 def not_zero(divisor: Tensor) -> Tensor:
     zero = compared("eq", divisor)
-    one = ops.map_("ones_like", divisor)
+    one = pointwise("ones_like", divisor)
     return divisor.machine.run("where", (zero, one, divisor), (), FLOAT32)
 
 
 def compared(name: str, x: Tensor) -> Tensor:
-    return ops.map_(name, x, BOOL)
+    return pointwise(name, x, BOOL)
 
 
 def kept_rows(targets: Tensor, count: int) -> Tensor:
@@ -200,7 +202,7 @@ def row_forward(x: Tensor, chosen: Tensor, coef: Tensor, dtype: Dtype) -> Tensor
     n, vocabulary = x.shape
     lse = x.machine.run("empty", (), (n,), FLOAT32)
     row_statistics(x, chosen, splits_of(vocabulary))
-    negative = ops.map_("neg", coef)
+    negative = -coef
     x.machine.launch("triton::_fl_backward_kernel", (x, chosen, negative), dtype, x.nbytes // 2)
     return lse
 

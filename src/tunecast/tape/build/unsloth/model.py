@@ -10,13 +10,14 @@ from functools import partial
 from types import MethodType
 from typing import Any
 
-from tunecast.tape.build import ops
-from tunecast.tape.build.attention import flash, scaled_dot_product
-from tunecast.tape.build.autograd import record
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.attention import cudnn, flash, scaled_dot_product
+from tunecast.tape.build.autograd import finish, record, start, wants
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.build.unsloth.checkpoint import Offloading
-from tunecast.tape.build.unsloth.compiled import Compiled
-from tunecast.tape.build.unsloth.fast_lora import Scratch, lora_mlp, lora_qkv, lora_w
+from tunecast.tape.build.unsloth.compiled import CompiledLayers
+from tunecast.tape.build.unsloth.fast_lora import Scratch, dense, lora_mlp, lora_qkv, lora_w, mm, t
 from tunecast.tape.build.unsloth.loss import Loss
 from tunecast.tape.build.unsloth.norms import normed_rotary, rms_norm, rotary
 from tunecast.tape.kernels.backend import ALL, Attention, choose
@@ -26,7 +27,7 @@ BUCKET = 128
 FIRST_POSITIONS, POSITIONS_STEP = 4 * 8192, 8192
 
 
-class Run:
+class UnslothRun:
     """What Unsloth keeps in its modules' globals while one model trains."""
 
     def __init__(self, model: Any, checkpointing: bool, dropout: float, longest: int, positions: int) -> None:
@@ -39,7 +40,7 @@ class Run:
         attention = next(iter(model.layers())).self_attn
         self.kernel = kernel_of(machine, attention.q_proj.base_layer.outputs, attention.groups, attention.head_dim)
         """Of attention on this card."""
-        self.compiled: Compiled | None = None
+        self.compiled: CompiledLayers | None = None
 
     def compile(self, model: Any) -> bool:
         """Whether the layers' compiled graphs are written down: not where projections have a bias, heads share no keys
@@ -48,12 +49,8 @@ class Run:
         biased = attention.q_proj.base_layer.bias is not None
         known = self.kernel == "cudnn" or (self.kernel == "flash" and not (biased and attention.groups == 1))
         if known:
-            self.compiled = Compiled(self.machine, self.padded)
+            self.compiled = CompiledLayers(self.machine, self.kernel, patch)
         return known
-
-    def padded(self, length: int) -> int:
-        """The length attention is given, 0 where that is its own: cuDNN's kernel gets whole buckets."""
-        return length + BUCKET - length % BUCKET if self.kernel == "cudnn" else 0
 
 
 def kernel_of(machine: Machine, outputs: int, groups: int, width: int) -> str:
@@ -66,27 +63,30 @@ def kernel_of(machine: Machine, outputs: int, groups: int, width: int) -> str:
     return choose(call, machine.card, enabled)
 
 
-def apply(model: Any, run: Run) -> None:
+def apply(model: Any, run: UnslothRun) -> None:
     model.run = model.model.run = run
     model.forward = MethodType(causal_lm_forward, model)
     model.model.forward = MethodType(model_forward, model.model)
     for layer in model.layers():
-        attention, mlp = layer.self_attn, layer.mlp
-        layer.forward = MethodType(layer_forward, layer)
-        layer.run = run
-        attention.forward = MethodType(attention_forward, attention)
-        mlp.forward = MethodType(mlp_forward, mlp)
-        attention.run = mlp.run = run
+        patch(layer, run)
+
+
+def patch(layer: Any, run: Any) -> None:
+    attention, mlp = layer.self_attn, layer.mlp
+    layer.forward = MethodType(layer_forward, layer)
+    attention.forward = MethodType(attention_forward, attention)
+    mlp.forward = MethodType(mlp_forward, mlp)
+    layer.run = attention.run = mlp.run = run
 
 
 def causal_lm_forward(self: Any, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
     hidden_states = self.model(input_ids)
-    return self.run.loss(hidden_states, self.output_embedding().weight, labels)  # type: ignore[no-any-return]
+    return self.run.loss(hidden_states, self.output_embedding().weight, labels)
 
 
 def model_forward(self: Any, input_ids: Tensor) -> Tensor:
     """`LlamaModel_fast_forward`; the mask of a batch without padding is dropped."""
-    run: Run = self.run
+    run: UnslothRun = self.run
     inputs_embeds = self.embed_tokens(input_ids)
     hidden_states = inputs_embeds
     tables = rotary_tables(self, run, hidden_states)
@@ -98,7 +98,7 @@ def model_forward(self: Any, input_ids: Tensor) -> Tensor:
     return rms_norm(hidden_states, self.norm.weight, True)
 
 
-def rotary_tables(self: Any, run: Run, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_tables(self: Any, run: UnslothRun, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
     """`LlamaRotaryEmbedding`: cosines and sines of as many positions as the first forward pass asks for. Up to 32768
     positions they are computed on the host."""
     if run.tables is None:
@@ -115,15 +115,15 @@ def rotary_tables(self: Any, run: Run, hidden_states: Tensor) -> tuple[Tensor, T
 
 def layer_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
     if self.run.compiled is not None:
-        return self.run.compiled(self, hidden_states, tables)  # type: ignore[no-any-return]
+        return self.run.compiled(self, hidden_states, tables)
     residual = hidden_states
     hidden_states = rms_norm(hidden_states, self.input_layernorm.weight, True)
     hidden_states = self.self_attn(hidden_states, tables)
-    hidden_states = ops.add(residual, hidden_states)
+    hidden_states = residual + hidden_states
     residual = hidden_states
     hidden_states = rms_norm(hidden_states, self.post_attention_layernorm.weight, True)
     hidden_states = self.mlp(hidden_states)
-    hidden_states = ops.add(residual, hidden_states)
+    hidden_states = residual + hidden_states
     return hidden_states
 
 
@@ -133,25 +133,27 @@ def mlp_forward(self: Any, x: Tensor) -> Tensor:
 
 def attention_forward(self: Any, hidden_states: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
     batch, length, _ = hidden_states.shape
-    run: Run = self.run
+    run: UnslothRun = self.run
     q, k, v = projected(self, hidden_states, run)
     shape = (batch, length, -1, self.head_dim)
     if hasattr(self, "q_norm"):
-        q, k = ops.view(q, *shape), ops.view(k, *shape)
-        v = ops.transpose(ops.view(v, *shape), 1, 2)
+        q, k = q.view(*shape), k.view(*shape)
+        v = v.view(*shape).transpose(1, 2)
         q, k = normed_rotary(q, k, *tables)
-        q, k = ops.transpose(q, 1, 2), ops.transpose(k, 1, 2)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
     else:
-        q, k, v = (ops.transpose(ops.view(x, *shape), 1, 2) for x in (q, k, v))
+        q, k, v = (x.view(*shape).transpose(1, 2) for x in (q, k, v))
         q, k = rotary(q, k, *tables)
     a = attended(q, k, v, self.groups > 1, run.kernel)
-    attn_output = ops.reshape(a, batch, length, -1)
+    attn_output = a.reshape(batch, length, -1)
     attn_output = lora_w(attn_output, self.o_proj, run.dropout, run.scratch)
     return attn_output
 
 
-def projected(self: Any, hidden_states: Tensor, run: Run) -> Sequence[Tensor]:
+def projected(self: Any, hidden_states: Tensor, run: UnslothRun) -> Sequence[Tensor]:
     """Layers with a bias of their own run as PEFT runs them (`original_apply_qkv`)."""
+    if self.q_proj.base_layer.bias is not None and run.machine.graph is not None:
+        return [compiled_linear(hidden_states, proj) for proj in (self.q_proj, self.k_proj, self.v_proj)]
     if self.q_proj.base_layer.bias is not None:
         return self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
     return lora_qkv(hidden_states, (self.q_proj, self.k_proj, self.v_proj), run.dropout, run.scratch)
@@ -160,12 +162,12 @@ def projected(self: Any, hidden_states: Tensor, run: Run) -> Sequence[Tensor]:
 def attended(q: Tensor, k: Tensor, v: Tensor, gqa: bool, kernel: str) -> Tensor:
     """`run_attention`: heads that share no keys are copied, before and after."""
     if not gqa:
-        return ops.contiguous(ops.transpose(trained(*copied(q, k, v), gqa=gqa, kernel=kernel), 1, 2))
-    return ops.transpose(trained(q, k, v, gqa=gqa, kernel=kernel), 1, 2)
+        return trained(*copied(q, k, v), gqa=gqa, kernel=kernel).transpose(1, 2).contiguous()
+    return trained(q, k, v, gqa=gqa, kernel=kernel).transpose(1, 2)
 
 
 def copied(q: Tensor, k: Tensor, v: Tensor) -> Sequence[Tensor]:
-    return [ops.contiguous(x) for x in (q, k, v)]
+    return [x.contiguous() for x in (q, k, v)]
 
 
 def trained(q: Tensor, k: Tensor, v: Tensor, *, gqa: bool, kernel: str) -> Tensor:
@@ -181,8 +183,11 @@ def bucketed(q: Tensor, k: Tensor, v: Tensor, gqa: bool) -> Tensor:
     length = q.shape[2]
     more = BUCKET - length % BUCKET
     q, k, v = [pad_rows(x, more) for x in (q, k, v)]
-    out = scaled_dot_product(q, k, v, None, 0.0, True, gqa)
-    return ops.slice_(out, 2, 0, length)
+    if q.machine.graph is not None:
+        out = cudnn(q, k, v, None, 0.0, True, wants(q.machine, q, k, v))
+    else:
+        out = scaled_dot_product(q, k, v, None, 0.0, True, gqa)
+    return out[:, :, :length]
 
 
 def pad_rows(x: Tensor, more: int) -> Tensor:
@@ -194,3 +199,23 @@ def pad_rows(x: Tensor, more: int) -> Tensor:
         return (machine.run("constant_pad_nd", gradients, before, gradients[0].dtype),)
 
     return record(machine.run("constant_pad_nd", (x,), shape, x.dtype), (x,), back)
+
+
+def compiled_linear(x: Tensor, proj: Any) -> Tensor:
+    """PEFT's `Linear.forward` inlined: the layer from its dense weight, and its adapter."""
+    machine, a, b = x.machine, proj.lora_A.weight, proj.lora_B.weight
+    flat = x.view(-1, x.shape[-1])
+
+    def back(node: Any, gradients: Any) -> Any:
+        return (mm(gradients[0], dense(proj, None)),)
+
+    node = start(machine, (flat,), back)
+    with machine.no_grad():
+        weight = dense(proj, None)
+        bias = proj.base_layer.bias
+        shape = (flat.shape[0], weight.shape[0])
+        out = machine.run("addmm", (bias, flat, t(weight)), shape, flat.dtype, args=(bias, flat, t(weight)))
+    out = finish(node, out)
+    dropped = F.dropout(x, proj.lora_dropout.probability)
+    adapted = F.linear(F.linear(dropped, a.to(x.dtype)), b.to(x.dtype))
+    return out.view(*x.shape[:-1], -1) + adapted * 2.0

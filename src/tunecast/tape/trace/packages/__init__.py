@@ -1,7 +1,24 @@
 """Corrections to other packages, made the moment each is imported; a package never imported costs nothing.
 
-One file a package. Each registers `after_import("package.module", action)`; the action gets the freshly executed
-module. Growing the tracer by a package is adding a file and naming it in `install`.
+    accelerate.py        models initialised on another device
+    apollo.py            APOLLO's projections, drawn without a generator on the card
+    bitsandbytes.py      its CUDA-side Python runs, over a C library that does nothing
+    collectives.py       an operation with its bytes, finished when it returns
+    datasets.py          maps in this process, and reads back what it wrote
+    ddp.py               DistributedDataParallel, whose reducer is C++ and runs as it is
+    distributed.py       torch.distributed: rank 0 of any number of ranks, alone
+    dtensor.py           device meshes and DTensor
+    flash_attention.py   a stand-in for flash-attn
+    flash_interface.py   the functions of flash-attn that training code calls
+    flash_kernels.py     its CUDA extensions: they allocate in the order of the C++ code
+    fsdp.py              `fully_shard`: its blocks get names, its copies their tables
+    inductor/            torch.compile: the real compiler runs, its kernels do not
+    transformers.py      `from_pretrained` without weights
+    triton.py            a launch of a Triton kernel is one operation
+    unsloth.py           what Unsloth asks of the machine
+
+Each registers `after_import("package.module", action)`; the action gets the freshly executed module. To add a package
+to the tracer, add a file and name it in `install`.
 """
 
 from __future__ import annotations

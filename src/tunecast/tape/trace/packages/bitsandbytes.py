@@ -8,6 +8,7 @@ function does nothing it runs here as it is, so its allocations are the real one
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +18,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from tunecast.tape.kernels.outliers import GATES, share_of_outlier_columns
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.recorder import Recorder
+
+OUTLIERS_GUESSED = (
+    "LLM.int8 keeps columns with a value beyond its threshold in 16 bits; taken: as many as"
+    " untrained weights are expected to give; trained ones may give others"
+)
 
 
 class SilentFunction:
@@ -41,81 +47,92 @@ class SilentLibrary:
 
 
 def install(recorder: Recorder) -> None:
-    def look_for_no_driver(module: ModuleType) -> None:
-        module.get_cuda_specs = lambda: None  # type: ignore[attr-defined]
-
-    def silence(module: ModuleType) -> None:
-        module.lib = SilentLibrary()  # type: ignore[attr-defined]
-
-    def keep_cuda_kernels(module: ModuleType) -> None:
-        register: Callable[..., Any] = module.register_kernel
-
-        def register_kernel(operation: str, device: str) -> Any:
-            """A kernel for any device is used on cards too, unless one for `cuda` follows."""
-
-            def keep(kernel: Any) -> Any:
-                recorder.emulated[operation] = kernel
-                return kernel
-
-            return keep if device in ("cuda", "default") else register(operation, device)
-
-        module.register_kernel = register_kernel  # type: ignore[attr-defined]
-
-    def page_on_the_host(module: ModuleType) -> None:
-        """Paged optimizer state is managed memory, outside the caching allocator."""
-
-        def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
-            out = torch.empty(shape, dtype=dtype, device="cpu")
-            recorder.managed_bytes += out.nbytes
-            out.is_paged, out.page_deviceid = True, 0  # type: ignore[attr-defined]
-            return out
-
-        module.get_paged = get_paged  # type: ignore[attr-defined]
-        if "data_ptr" not in vars(FakeTensor):
-            FakeTensor.data_ptr = lambda self: 0  # type: ignore[method-assign]
-
-    def int8_vectorwise_quant(A: torch.Tensor, threshold: float = 0.0) -> tuple[Any, Any, Any]:
-        """As bitsandbytes/backends/cuda/ops.py does it, but for the columns that hold a value beyond the threshold,
-        which only the data knows. An MLP's inner activations are told by being wider than the first layer's input."""
-        rows = A.numel() // A.shape[-1]
-        row_stats = torch.empty(rows, device=A.device, dtype=torch.float32)
-        out = torch.empty(A.shape, device=A.device, dtype=torch.int8)
-        columns = None
-        if threshold > 0.0:
-            outliers = A.abs() >= threshold
-            outliers.any()
-            count = 0
-            model = next(iter(recorder.scopes.roots), None)
-            hidden = first_width(model) or A.shape[-1]
-            if A.shape[-1] > hidden:
-                deviation, gated = initializer_range(model), is_gated(model)
-                count = round(A.shape[-1] * share_of_outlier_columns(threshold, rows, hidden, deviation, gated))
-            recorder.guesses[
-                "LLM.int8 keeps columns with a value beyond its threshold in 16 bits; taken: as many as"
-                " untrained weights are expected to give; trained ones may give others"
-            ] += 1
-            if count:
-                outliers.any(dim=0)
-                columns = torch.empty((count, 1), device=A.device, dtype=torch.int64).view(-1)
-            else:
-                columns = torch.empty(0, device=A.device, dtype=torch.int64)
-        if rows > 1 and columns is not None:
-            out[:, columns] = 0
-        return out, row_stats, columns
-
-    def int8_vectorwise_dequant(A: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
-        """bitsandbytes/_ops.py, which registers it before `keep_cuda_kernels` can see it: two products."""
-        return A * stats.view(-1, 1) * (1 / 127)
-
-    def know_outliers(module: ModuleType) -> None:
-        recorder.emulated["bitsandbytes::int8_vectorwise_quant"] = int8_vectorwise_quant
-        recorder.emulated["bitsandbytes::int8_vectorwise_dequant"] = int8_vectorwise_dequant
-
-    after_import("bitsandbytes.backends.cuda.ops", know_outliers)
+    after_import("bitsandbytes.backends.cuda.ops", partial(know_outliers, recorder))
     after_import("bitsandbytes.cuda_specs", look_for_no_driver)
     after_import("bitsandbytes.cextension", silence)
-    after_import("bitsandbytes._ops", keep_cuda_kernels)
-    after_import("bitsandbytes.functional", page_on_the_host)
+    after_import("bitsandbytes._ops", partial(keep_cuda_kernels, recorder))
+    after_import("bitsandbytes.functional", partial(page_on_the_host, recorder))
+
+
+def look_for_no_driver(module: ModuleType) -> None:
+    module.get_cuda_specs = lambda: None  # type: ignore[attr-defined]
+
+
+def silence(module: ModuleType) -> None:
+    module.lib = SilentLibrary()  # type: ignore[attr-defined]
+
+
+def keep_cuda_kernels(recorder: Recorder, module: ModuleType) -> None:
+    register: Callable[..., Any] = module.register_kernel
+
+    def register_kernel(operation: str, device: str) -> Any:
+        """A kernel for any device is used on cards too, unless one for `cuda` follows."""
+
+        def keep(kernel: Any) -> Any:
+            recorder.emulated[operation] = kernel
+            return kernel
+
+        return keep if device in ("cuda", "default") else register(operation, device)
+
+    module.register_kernel = register_kernel  # type: ignore[attr-defined]
+
+
+def page_on_the_host(recorder: Recorder, module: ModuleType) -> None:
+    """Paged optimizer state is managed memory, outside the caching allocator."""
+
+    def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = None) -> torch.Tensor:
+        out = torch.empty(shape, dtype=dtype, device="cpu")
+        recorder.managed_bytes += out.nbytes
+        out.is_paged, out.page_deviceid = True, 0  # type: ignore[attr-defined]
+        return out
+
+    module.get_paged = get_paged  # type: ignore[attr-defined]
+    if "data_ptr" not in vars(FakeTensor):
+        FakeTensor.data_ptr = lambda self: 0  # type: ignore[method-assign]
+
+
+def know_outliers(recorder: Recorder, module: ModuleType) -> None:
+    recorder.emulated["bitsandbytes::int8_vectorwise_quant"] = partial(int8_vectorwise_quant, recorder)
+    recorder.emulated["bitsandbytes::int8_vectorwise_dequant"] = int8_vectorwise_dequant
+
+
+def int8_vectorwise_quant(recorder: Recorder, A: torch.Tensor, threshold: float = 0.0) -> tuple[Any, Any, Any]:
+    """As bitsandbytes/backends/cuda/ops.py does it, but for the columns that hold a value beyond the threshold."""
+    rows = A.numel() // A.shape[-1]
+    row_stats = torch.empty(rows, device=A.device, dtype=torch.float32)
+    out = torch.empty(A.shape, device=A.device, dtype=torch.int8)
+    columns = None
+    if threshold > 0.0:
+        outliers = A.abs() >= threshold  # lives to the end of the function, there as here
+        count = expected_outlier_columns(next(iter(recorder.scopes.roots), None), A.shape[-1], rows, threshold)
+        columns = outlier_columns(outliers, count)
+        recorder.guesses[OUTLIERS_GUESSED] += 1
+    if rows > 1 and columns is not None:
+        out[:, columns] = 0
+    return out, row_stats, columns
+
+
+def outlier_columns(outliers: torch.Tensor, count: int) -> torch.Tensor:
+    """The indices of the columns that hold an outlier; which they are only the data knows."""
+    outliers.any()
+    if not count:
+        return torch.empty(0, device=outliers.device, dtype=torch.int64)
+    outliers.any(dim=0)
+    return torch.empty((count, 1), device=outliers.device, dtype=torch.int64).view(-1)
+
+
+def expected_outlier_columns(model: torch.nn.Module | None, width: int, rows: int, threshold: float) -> int:
+    """An MLP's inner activations are told by being wider than the first layer's input; others have none."""
+    hidden = first_width(model) or width
+    if width <= hidden:
+        return 0
+    deviation, gated = initializer_range(model), is_gated(model)
+    return round(width * share_of_outlier_columns(threshold, rows, hidden, deviation, gated))
+
+
+def int8_vectorwise_dequant(A: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
+    """bitsandbytes/_ops.py, which registers it before `keep_cuda_kernels` can see it: two products."""
+    return A * stats.view(-1, 1) * (1 / 127)
 
 
 def first_width(model: torch.nn.Module | None) -> int:

@@ -6,7 +6,7 @@ operators and are recorded like any other. On the way stand
 1. integers that come back from the card, when ranks compare their parameters (`verify_params_across_processes`) and
    when they agree on new buckets after the first backward pass (`rebuild_buckets`): fake tensors have no contents, so
    `HostIntegers` lets those be real, on the host, and charges the card for them;
-2. the timer of the card that the reducer starts, which needs a driver: `OnHost` makes it start the host's.
+2. the timer of the card that the reducer starts, which needs a driver: `HostTensors` makes it start the host's.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def install(recorder: Recorder) -> None:
             # An accumulator remembers the device its parameter was on when it was made: make them before, for real.
             accumulators = [torch.autograd.graph.get_gradient_edge(p).node for p in params]
             first = len(recorder._blocks)
-            with OnHost(recorder, params[0].device):
+            with HostTensors(recorder, params[0].device):
                 initialise(self, params, *args, **kwargs)
             name_buckets(recorder, first)
             del accumulators
 
         def _set_static_graph(self: Any) -> None:
-            with OnHost(recorder, torch.device("cuda", torch.cuda.current_device())):
+            with HostTensors(recorder, torch.device("cuda", torch.cuda.current_device())):
                 set_static(self)
 
         def _rebuild_buckets(self: Any) -> bool:
@@ -101,7 +101,7 @@ class HostIntegers(TorchDispatchMode):
         return out
 
 
-class OnHost(TorchDispatchMode):
+class HostTensors(TorchDispatchMode):
     """Tensors say they are on the host; what is made for the host, other than integers, is made on the card.
 
     Integers: the map of parameters used (`initialize_local_used_map`) and its twin on the card, which is only charged.

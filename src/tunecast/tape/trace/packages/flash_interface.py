@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tunecast.errors import Unsupported
-from tunecast.tape.kernels.flash import VERSION, Call
+from tunecast.tape.kernels.flash import VERSION, FlashCall
 from tunecast.tape.op import Op
 from tunecast.tape.trace.packages import flash_kernels as kernels
 from tunecast.tape.trace.recorder import Recorder, nbytes
@@ -42,7 +42,9 @@ class Attend2(torch.autograd.Function):
     """`FlashAttnFunc`, `FlashAttnVarlenFunc` and their packed relatives: they differ in how q, k and v arrive."""
 
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, call: Call, cu_q: Any, cu_k: Any, grad: bool, *packed: Tensor) -> Any:
+    def forward(
+        ctx: Any, recorder: Recorder, call: FlashCall, cu_q: Any, cu_k: Any, grad: bool, *packed: Tensor
+    ) -> Any:
         _assume(recorder)
         saves = grad and any(x.requires_grad for x in packed)
         width = packed[0].shape[-1]
@@ -69,7 +71,9 @@ class Attend2(torch.autograd.Function):
 
 class Attend3(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, recorder: Recorder, call: Call, cu_q: Any, cu_k: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
+    def forward(
+        ctx: Any, recorder: Recorder, call: FlashCall, cu_q: Any, cu_k: Any, q: Tensor, k: Tensor, v: Tensor
+    ) -> Any:
         _assume(recorder)
         if q.shape[-1] % 8:
             raise RuntimeError("FlashAttention 3: head_size should be a multiple of 8")
@@ -122,26 +126,26 @@ def _padded(tensor: Tensor) -> Tensor:
 
 
 def interface_2(recorder: Recorder) -> dict[str, Any]:
-    def run(packed: tuple[Tensor, ...], ends: tuple[Any, Any], call: Call) -> Any:
+    def run(packed: tuple[Tensor, ...], ends: tuple[Any, Any], call: FlashCall) -> Any:
         return Attend2.apply(recorder, call, *ends, torch.is_grad_enabled(), *packed)  # type: ignore[no-untyped-call]
 
     def flash_attn_func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False,
                         window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
                         deterministic: bool = False, return_attn_probs: bool = False) -> Any:  # fmt: skip
-        call = Call(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs)
+        call = FlashCall(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs)
         return run((q, k, v), (None, None), call)
 
     def flash_attn_kvpacked_func(q: Any, kv: Any, dropout_p: float = 0.0, softmax_scale: Any = None,
                                  causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0,
                                  alibi_slopes: Any = None, deterministic: bool = False,
                                  return_attn_probs: bool = False) -> Any:  # fmt: skip
-        call = Call(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs)
+        call = FlashCall(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs)
         return run((q, kv), (None, None), call)
 
     def flash_attn_qkvpacked_func(qkv: Any, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False,
                                   window_size: Any = (-1, -1), softcap: float = 0.0, alibi_slopes: Any = None,
                                   deterministic: bool = False, return_attn_probs: bool = False) -> Any:  # fmt: skip
-        call = Call(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs)
+        call = FlashCall(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs)
         return run((qkv,), (None, None), call)
 
     def flash_attn_varlen_func(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
@@ -149,7 +153,7 @@ def interface_2(recorder: Recorder) -> dict[str, Any]:
                                causal: bool = False, window_size: Any = (-1, -1), softcap: float = 0.0,
                                alibi_slopes: Any = None, deterministic: bool = False, return_attn_probs: bool = False,
                                block_table: Any = None) -> Any:  # fmt: skip
-        call = Call(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs,
+        call = FlashCall(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs,
                     int(max_seqlen_q), int(max_seqlen_k))  # fmt: skip
         return run((q, k, v), (cu_seqlens_q, cu_seqlens_k), call)
 
@@ -157,7 +161,7 @@ def interface_2(recorder: Recorder) -> dict[str, Any]:
                                          softmax_scale: Any = None, causal: bool = False, window_size: Any = (-1, -1),
                                          softcap: float = 0.0, alibi_slopes: Any = None, deterministic: bool = False,
                                          return_attn_probs: bool = False) -> Any:  # fmt: skip
-        call = Call(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs,
+        call = FlashCall(causal, tuple(window_size), dropout_p, softcap, deterministic, return_attn_probs,
                     int(max_seqlen), int(max_seqlen))  # fmt: skip
         return run((qkv,), (cu_seqlens, cu_seqlens), call)
 
@@ -171,7 +175,7 @@ def interface_3(recorder: Recorder) -> dict[str, Any]:
                         window_size: Any = (-1, -1), attention_chunk: int = 0, softcap: float = 0.0,
                         num_splits: int = 1, pack_gqa: Any = None, deterministic: bool = False,
                         sm_margin: int = 0) -> Any:  # fmt: skip
-        call = Call(causal, tuple(window_size), softcap=softcap, deterministic=deterministic, splits=num_splits)
+        call = FlashCall(causal, tuple(window_size), softcap=softcap, deterministic=deterministic, splits=num_splits)
         return Attend3.apply(recorder, call, None, None, q, k, v)  # type: ignore[no-untyped-call]
 
     def flash_attn_varlen_func(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int,
@@ -181,7 +185,7 @@ def interface_3(recorder: Recorder) -> dict[str, Any]:
                                attention_chunk: int = 0, softcap: float = 0.0, num_splits: int = 1,
                                pack_gqa: Any = None, deterministic: bool = False,
                                sm_margin: int = 0) -> Any:  # fmt: skip
-        call = Call(causal, tuple(window_size), softcap=softcap, deterministic=deterministic, splits=num_splits,
+        call = FlashCall(causal, tuple(window_size), softcap=softcap, deterministic=deterministic, splits=num_splits,
                     max_q=int(max_seqlen_q), max_k=int(max_seqlen_k))  # fmt: skip
         return Attend3.apply(recorder, call, cu_seqlens_q, cu_seqlens_k, q, k, v)  # type: ignore[no-untyped-call]
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tunecast.tape.kernels import flash
-from tunecast.tape.kernels.flash import Call, Sizes, splits_2
+from tunecast.tape.kernels.flash import FlashCall, Sizes, splits_2
 from tunecast.tape.op import Op
 from tunecast.tape.trace.recorder import Recorder, nbytes, without_modes
 from tunecast.tape.trace.values import known
 
 __all__ = [
-    "Call", "Sizes", "backward_2", "backward_3", "forward_2", "forward_3", "rows_side_by_side", "splits_2",
+    "FlashCall", "Sizes", "backward_2", "backward_3", "forward_2", "forward_3", "rows_side_by_side", "splits_2",
 ]  # fmt: skip
 
 
@@ -29,7 +29,7 @@ def _floats(like: Tensor, *shape: int) -> Tensor:
 
 
 def forward_2(
-    recorder: Recorder, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, call: Call
+    recorder: Recorder, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, call: FlashCall
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(out, logsumexp, probabilities, random state). The output has the query's strides."""
     size = Sizes.of(q, k, cu_q, call)
@@ -46,7 +46,7 @@ def forward_2(
 
 def backward_2(
     recorder: Recorder, dout: Tensor, q: Tensor, k: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    cu_q: Tensor | None, call: Call,
+    cu_q: Tensor | None, call: FlashCall,
 ) -> Tensor:  # fmt: skip
     """The softmax sum, which is what the extension leaves behind; gradients go into the tensors given."""
     size = Sizes.of(q, k, cu_q, call)
@@ -65,7 +65,7 @@ def backward_2(
 
 
 def forward_3(
-    recorder: Recorder, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, call: Call
+    recorder: Recorder, q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor | None, call: FlashCall
 ) -> tuple[Tensor, Tensor]:
     size = Sizes.of(q, k, cu_q, call)
     out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype, device=q.device)
@@ -83,7 +83,7 @@ def forward_3(
 
 
 def backward_3(
-    recorder: Recorder, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, dq: Tensor, cu_q: Tensor | None, call: Call
+    recorder: Recorder, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, dq: Tensor, cu_q: Tensor | None, call: FlashCall
 ) -> None:
     size = Sizes.of(q, k, cu_q, call)
     made = flash.backward_3(size, max(q.shape[-1], v.shape[-1]), call, recorder.card)
@@ -93,7 +93,7 @@ def backward_3(
     _launched(recorder, "flash_attn_3::bwd", (dout, q, k, v), dq, _scores(size, cu_q, call) * 5 // 2)
 
 
-def _scores(size: Sizes, cu_q: Tensor | None, call: Call) -> int:
+def _scores(size: Sizes, cu_q: Tensor | None, call: FlashCall) -> int:
     """FLOPs of the forward kernel, the masked half counted as torch counts it (an FMA is 2)."""
     pairs = size.batch * flash.counted_pairs(size.length, size.key_length, call)
     ends = None if cu_q is None else known(cu_q)

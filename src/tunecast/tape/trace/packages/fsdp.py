@@ -23,94 +23,105 @@ from tunecast.tape.trace.recorder import Recorder, nbytes
 
 
 def install(recorder: Recorder) -> None:
-    card = recorder.card
+    copies = Copies(recorder)
+    after_import("torch.distributed.fsdp._runtime_utils", reshard_what_is_whole)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", copies.emulate)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_param", cut_one_chunk)
+    after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", functools.partial(name_blocks, recorder))
 
-    def name_blocks(module: ModuleType) -> None:
-        group = module.FSDPParamGroup
-        group.unshard = naming(group.unshard, Role.TEMPORARIES)
-        group.wait_for_unshard = naming(group.wait_for_unshard, Role.WEIGHTS)
-        group.post_backward = naming(naming_gradients(group.post_backward), Role.TEMPORARIES)
 
-    def naming(method: Callable[..., Any], role: Role) -> Callable[..., Any]:
-        """What the method allocates and nobody else names has this role; whose it is, if not clear, is the group's."""
+def name_blocks(recorder: Recorder, module: ModuleType) -> None:
+    group = module.FSDPParamGroup
+    group.unshard = with_role(recorder, group.unshard, Role.TEMPORARIES)
+    group.wait_for_unshard = with_role(recorder, group.wait_for_unshard, Role.WEIGHTS)
+    group.post_backward = with_role(recorder, with_gradients_named(recorder, group.post_backward), Role.TEMPORARIES)
 
-        @functools.wraps(method)
-        def run(group: Any, *args: Any, **kwargs: Any) -> Any:
-            first = len(recorder._blocks)
-            result = method(group, *args, **kwargs)
-            for number in range(first, len(recorder._blocks)):
-                block = recorder._blocks[number]
-                block.role = block.role or role
-                block.module = block.module or recorder.scopes.name_of(group.modules[0])
-            return result
 
-        return run
+def with_role(recorder: Recorder, method: Callable[..., Any], role: Role) -> Callable[..., Any]:
+    """What the method allocates and nobody else names has this role; whose it is, if not clear, is the group's."""
 
-    def naming_gradients(method: Callable[..., Any]) -> Callable[..., Any]:
-        """Whole gradients live until they are scattered, or over several micro-batches; both are gradients."""
+    @functools.wraps(method)
+    def run(group: Any, *args: Any, **kwargs: Any) -> Any:
+        first = len(recorder._blocks)
+        result = method(group, *args, **kwargs)
+        for number in range(first, len(recorder._blocks)):
+            block = recorder._blocks[number]
+            block.role = block.role or role
+            block.module = block.module or recorder.scopes.name_of(group.modules[0])
+        return result
 
-        @functools.wraps(method)
-        def run(group: Any, *args: Any, **kwargs: Any) -> Any:
-            name_whole_gradients(recorder, group)
-            result = method(group, *args, **kwargs)
-            name_whole_gradients(recorder, group)
-            return result
+    return run
 
-        return run
 
-    def copied(name: str, read: Any, written: Any, table_bytes: int = 0) -> None:
-        read_bytes, written_bytes = (sum(nbytes(x) for x in tree_flatten(value)[0]) for value in (read, written))
-        recorder.launched(Op(f"fsdp::{name}", read_bytes=read_bytes, written_bytes=written_bytes))
-        if table_bytes:
-            table = recorder.allocate(table_bytes, recorder.scopes.current() or "")
-            recorder.free(table)
+def with_gradients_named(recorder: Recorder, method: Callable[..., Any]) -> Callable[..., Any]:
+    """Whole gradients live until they are scattered, or over several micro-batches; both are gradients."""
 
-    def all_gather_copy_in(inputs: Any, output: torch.Tensor, sizes: Any, numel: int, rank: int) -> Any:
-        copied("all_gather_copy_in", inputs, inputs)
+    @functools.wraps(method)
+    def run(group: Any, *args: Any, **kwargs: Any) -> Any:
+        name_whole_gradients(recorder, group)
+        result = method(group, *args, **kwargs)
+        name_whole_gradients(recorder, group)
+        return result
+
+    return run
+
+
+class Copies:
+    """FSDP2's three operators, which fill buffers that were made before, and what their kernels borrow."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+
+    def emulate(self, module: ModuleType) -> None:
+        """torch 2.8's first operator makes its buffer itself, and runs as it is."""
+        for copy in (self.all_gather_copy_in, self.split_with_sizes_copy, self.chunk_cat):
+            if "dtype" not in str(getattr(torch.ops.fsdp, copy.__name__).default._schema):
+                self._recorder.emulated[f"fsdp::{copy.__name__}"] = copy
+
+    def all_gather_copy_in(self, inputs: Any, output: torch.Tensor, sizes: Any, numel: int, rank: int) -> Any:
+        self._record("all_gather_copy_in", inputs, inputs)
         return output.narrow(0, numel * rank, numel), output
 
-    def split_with_sizes_copy(gathered: torch.Tensor, sizes: Any, dim: int = 0, *, out: Any) -> None:
+    def split_with_sizes_copy(self, gathered: torch.Tensor, sizes: Any, dim: int = 0, *, out: Any) -> None:
         stride_bytes = gathered.stride(dim) * gathered.element_size()
         parts, chunks = [size * stride_bytes for size in sizes], gathered.numel() // gathered.size(dim)
-        copied("split_with_sizes_copy", gathered, out, split_table_bytes(parts, chunks, card))
+        self._record("split_with_sizes_copy", gathered, out, split_table_bytes(parts, chunks, self._recorder.card))
 
-    def chunk_cat(tensors: Any, dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
+    def chunk_cat(self, tensors: Any, dim: int, num_chunks: int, *, out: torch.Tensor) -> None:
         read, written = (str(dtype).removeprefix("torch.") for dtype in (tensors[0].dtype, out.dtype))
         if not chunk_cat_is_direct(read, written):
             padded = [x for x in tensors if x.size(dim) % num_chunks]  # the general kernel pads into copies
             copies = [x.new_empty((-(-x.size(dim) // num_chunks) * num_chunks, *x.shape[1:])) for x in padded]
-            copied("chunk_cat", tensors, out)
+            self._record("chunk_cat", tensors, out)
             del copies
             return
         rows = [-(-x.size(dim) // num_chunks) * (x.numel() // x.size(dim)) for x in tensors]
-        copied("chunk_cat", tensors, out, chunk_cat_table_bytes([row * out.element_size() for row in rows]))
+        self._record("chunk_cat", tensors, out, chunk_cat_table_bytes([row * out.element_size() for row in rows]))
 
-    def only_copy(module: ModuleType) -> None:
-        """Its three operators fill buffers made before; torch 2.8's first one makes its own, and runs as it is."""
-        for copy in (all_gather_copy_in, split_with_sizes_copy, chunk_cat):
-            if "dtype" not in str(getattr(torch.ops.fsdp, copy.__name__).default._schema):
-                recorder.emulated[f"fsdp::{copy.__name__}"] = copy
+    def _record(self, name: str, read: Any, written: Any, table_bytes: int = 0) -> None:
+        read_bytes, written_bytes = (sum(nbytes(x) for x in tree_flatten(value)[0]) for value in (read, written))
+        self._recorder.launched(Op(f"fsdp::{name}", read_bytes=read_bytes, written_bytes=written_bytes))
+        if table_bytes:
+            table = self._recorder.allocate(table_bytes, self._recorder.scopes.current() or "")
+            self._recorder.free(table)
 
-    def cut_one_chunk(module: ModuleType) -> None:
-        module._chunk_with_empty = Chunks  # type: ignore[attr-defined]
 
-    def reshard_what_is_whole(module: ModuleType) -> None:
-        """FSDP 1 tells by addresses which flat parameters are whole at the end of a backward pass; there are none."""
+def cut_one_chunk(module: ModuleType) -> None:
+    module._chunk_with_empty = Chunks  # type: ignore[attr-defined]
 
-        def _catch_all_reshard(state: Any) -> None:
-            handle = state._handle
-            if handle and (
-                handle.flat_param.untyped_storage()._cdata != handle.flat_param._local_shard.untyped_storage()._cdata
-                or handle._skipped_use_sharded_views
-            ):
-                module._reshard(state, handle, module._should_free_in_backward(state, handle))
 
-        module._catch_all_reshard = _catch_all_reshard  # type: ignore[attr-defined]
+def reshard_what_is_whole(module: ModuleType) -> None:
+    """FSDP 1 tells by addresses which flat parameters are whole at the end of a backward pass; there are none."""
 
-    after_import("torch.distributed.fsdp._runtime_utils", reshard_what_is_whole)
-    after_import("torch.distributed.fsdp._fully_shard._fsdp_collectives", only_copy)
-    after_import("torch.distributed.fsdp._fully_shard._fsdp_param", cut_one_chunk)
-    after_import("torch.distributed.fsdp._fully_shard._fsdp_param_group", name_blocks)
+    def _catch_all_reshard(state: Any) -> None:
+        handle = state._handle
+        if handle and (
+            handle.flat_param.untyped_storage()._cdata != handle.flat_param._local_shard.untyped_storage()._cdata
+            or handle._skipped_use_sharded_views
+        ):
+            module._reshard(state, handle, module._should_free_in_backward(state, handle))
+
+    module._catch_all_reshard = _catch_all_reshard  # type: ignore[attr-defined]
 
 
 class Chunks(Sequence[torch.Tensor]):

@@ -1,6 +1,6 @@
 """NVIDIA's NeMo Automodel on paper: its fine-tuning recipe under FSDP 2, of transformers' models and three of its own.
 
-    lora.py   its adapters, which keep less than PEFT's
+    lora.py   Automodel's adapters (components/_peft/lora.py, `LinearLoRA`)
 
 Weights stay in the dtype they were loaded in; FSDP 2 gathers them as bf16 and sums gradients in fp32. Alone on a card
 nothing is wrapped and nothing cast. Llama, Qwen 2 and Qwen 3 are its own modules: norms are one compiled kernel, and
@@ -24,34 +24,33 @@ from types import MethodType
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build import attention, ops
-from tunecast.tape.build.autograd import backward, checkpointed
+from tunecast.job.shardings import SHARDED, sharding_of
+from tunecast.tape.build import attention
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.decoder import SelfAttention
+from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT32, INT64
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, RMSNorm
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.recompute import checkpoint
 from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2, store_as_floats
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
-from tunecast.tape.build.stacks import no_such_model, transformers
+from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model, transformers
 from tunecast.tape.build.stacks.automodel.lora import insert_adapters
 from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm
 from tunecast.tape.build.stacks.transformers import load, model
-from tunecast.tape.build.tensor import BFLOAT16, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase
 
 __all__ = ["REFUSES", "model", "train"]
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     **transformers.REFUSES,
-    "compile": lambda job: job.compile,
-    "kernels": lambda job: bool(job.kernels),
-    "loss": lambda job: job.loss == "chunked",
-    "matmul_dtype": lambda job: job.matmul_dtype is not None,
-    "autocast": lambda job: job.autocast is not None,
-    "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
-    "transformers_version": lambda job: job.transformers_version is not None,
+    **leaves_out("compile", "kernels", "loss", "matmul_dtype", "autocast", "checkpoint_reentrant"),
+    **leaves_out("optimizer_in_backward", "transformers_version"),
 }
 LAST_LAYERS = 2
 """The last layer's weights stay between its two passes, which changes when the one before it is gathered."""
@@ -72,7 +71,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     if kind not in OWN_MODELS:
         machine.assumptions[NO_LIGER] = None
     machine.run("zeros", (), (1,), FLOAT32)
-    scheme = machine.scheme = scheme_of(job, machine)
+    scheme = machine.scheme
     with scheme.loading():
         model = load(job, config, machine)
         if kind in OWN_MODELS:
@@ -81,13 +80,26 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
             insert_adapters(job, model)
     vars(model)["output"] = lambda logits, labels: logits  # the loss is the recipe's
     if job.gradient_checkpointing:
-        checkpoint(model, whole_layers=kind not in OWN_MODELS)
+        switch_on_checkpointing(model, whole_layers=kind not in OWN_MODELS)
         model.input_embedding().gives_gradient = kind not in OWN_MODELS and type(scheme) is Scheme  # transformers' own
     scheme.wrap(model)
     machine.empty_cache()
     parameters = scheme.parameters(model)
     take_steps(job, model, parameters, scheme.optimizer(parameters, (), ()), lengths)
     machine.end()
+
+
+def defaults(job: Job) -> dict[str, Any]:
+    """components/distributed/config.py, `FSDP2Config`; components/_peft/lora.py, `PeftConfig`; the optimizer of its
+    examples, torch.optim.AdamW as it is."""
+    ways: dict[str, Any] = {"autocast": None, "gradient_checkpointing": False, "optimizer": "adamw_torch"}
+    if job.hardware.gpus * job.hardware.nodes > 1 and sharding_of(job).is_replicated:
+        ways["parallel.data"] = SHARDED
+    if job.method != "full":
+        ways |= {"lora.adapter_dtype": job.weights_dtype, "lora.rank": 8}
+    if job.method == "qlora":
+        ways["quantization.prepare_kbit"] = False
+    return ways
 
 
 # ------------------------------------------------------------------------------------------------------- the model
@@ -97,7 +109,7 @@ def make_own(model: Any, kind: str) -> None:
     """What its modules do otherwise than transformers', from which Qwen 3's derive but for the positions.
     components/models/common/utils.py, `Float32RMSNorm`, is compiled: one kernel of what it reads and writes."""
     decoder = model.base()
-    replace_method(decoder, "position_ids", counted)
+    replace_method(decoder, "position_ids", position_ids)
     replace_method(decoder.rotary_emb, "forward", looked_up)
     for module in model.modules() if kind != "qwen3" else ():
         if isinstance(module, RMSNorm):
@@ -121,19 +133,19 @@ def attended(self: Any, hidden_states: Tensor, position_embeddings: Any, attenti
     k = self.k_proj(hidden_states)
     v = self.v_proj(hidden_states)
     query_states, key_states, value_states = (
-        ops.transpose(ops.view(x, batch, length, -1, self.head_dim), 1, 2) for x in (q, k, v)
+        x.view(batch, length, -1, self.head_dim).transpose(1, 2) for x in (q, k, v)
     )
-    query_states, key_states = self.placed(query_states, key_states, position_embeddings)
+    query_states, key_states = self.apply_rotary(query_states, key_states, position_embeddings)
     attn_output, attn_weights = attention.attend(
         query_states, key_states, value_states, attention_mask, self.groups, self.dropout, position_ids=position_ids
     )
-    attn_output = ops.contiguous(ops.reshape(attn_output, batch, length, -1))
+    attn_output = attn_output.reshape(batch, length, -1).contiguous()
     attn_output = self.o_proj(attn_output)
     return attn_output, attn_weights
 
 
-def counted(decoder: Any, length: int) -> Tensor:
-    return ops.unsqueeze(decoder.machine.run("arange", (), (length,), INT64), 0)
+def position_ids(decoder: Any, length: int) -> Tensor:
+    return decoder.machine.run("arange", (), (length,), INT64).unsqueeze(0)
 
 
 def looked_up(rotary: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
@@ -153,11 +165,11 @@ def made_tables(rotary: Any, length: int) -> tuple[Tensor, Tensor]:
     positions = machine.run("arange", (), (length,), FLOAT32)
     freqs = machine.run("mul", (positions, rotary.inv_freq), (length, width // 2), FLOAT32)
     emb = machine.run("cat", (freqs, freqs), (length, width), FLOAT32)
-    cos = ops.to(ops.map_("mul", ops.map_("cos", emb)), machine.weights_dtype)
-    return cos, ops.to(ops.map_("mul", ops.map_("sin", emb)), machine.weights_dtype)
+    cos = (emb.cos() * rotary.attention_scaling).to(machine.weights_dtype)
+    return cos, (emb.sin() * rotary.attention_scaling).to(machine.weights_dtype)
 
 
-def checkpoint(model: Any, whole_layers: bool) -> None:
+def switch_on_checkpointing(model: Any, whole_layers: bool) -> None:
     """Both kinds are torch's without reentrance. Alone on a card, of whole layers, transformers' own is switched on,
     which wants gradients of the embeddings."""
     for layer in model.layers():
@@ -181,27 +193,27 @@ class Checkpointed(Module):
         def again(*args: Any) -> Any:
             return self._checkpoint_wrapped_module(*args, **kwargs)
 
-        return checkpointed(self.machine, again, *args)
+        return checkpoint(self.machine, again, *args)
 
 
 # ----------------------------------------------------------------------------------------------------- the sharding
 
 
-def scheme_of(job: Job, machine: Machine) -> Scheme:
+def scheme(job: Job, machine: Machine) -> Scheme:
     ranks = ranks_of(job)
     if ranks == 1:
         return Scheme(job, machine)
-    shard = min(ranks, job.hardware.gpus) if job.parallel.data == "hsdp" else ranks
-    return Fsdp(job, machine, Mesh(shard, ranks // shard))
+    shard = min(ranks, job.hardware.gpus) if sharding_of(job).replicates_machines else ranks
+    return AutomodelFsdp(job, machine, Mesh(shard, ranks // shard))
 
 
-class Fsdp(AccelerateFsdp2):
+class AutomodelFsdp(AccelerateFsdp2):
     """`FSDP2Config`: a unit a layer, of which the last is not given back, and the model with what is left."""
 
     def __init__(self, job: Job, machine: Machine, mesh: Mesh) -> None:
         super().__init__(job, machine, mesh)
         reduce = job.parallel.reduce_dtype
-        policy = Policy(BFLOAT16, DTYPES[reduce] if reduce else FLOAT32, BFLOAT16)
+        policy = MixedPrecisionPolicy(BFLOAT16, DTYPES[reduce] if reduce else FLOAT32, BFLOAT16)
         self.sharder = FullyShard(machine, mesh, policy, on_host=self.sharder.on_host)
 
     def wrap(self, model: Any) -> None:
@@ -242,13 +254,13 @@ def take_steps(
 
 def forward_backward_step(job: Job, model: Any, length: int) -> Tensor:
     """The batch and the logits live as long as it runs."""
-    machine = model.machine
+    machine, dp_group_size = model.machine, 1
     batch = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
     machine.phase, machine.in_forward = Phase.FORWARD, True
     logits = model(*batch)
     local_loss = masked_cross_entropy(logits, batch[2])
-    kept: Tensor = ops.map_("clone", local_loss.detached())
-    backward(ops.scale(local_loss))
+    kept: Tensor = local_loss.detach().clone()
+    backward(local_loss * dp_group_size)
     del logits
     return kept
 
@@ -256,5 +268,6 @@ def forward_backward_step(job: Job, model: Any, length: int) -> Tensor:
 def masked_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """`MaskedCrossEntropy`: logits in fp32, and a sum over the labels of all ranks. They were shifted before."""
     with logits.machine.within("loss"):
-        flat = ops.view(logits, -1, logits.shape[-1])
-        return ops.scale(ops.cross_entropy(ops.to(flat, FLOAT32), ops.view(labels, -1)), "div")
+        num_label_tokens = 1  # of all ranks; on the host
+        flat = logits.view(-1, logits.shape[-1])
+        return F.cross_entropy(flat.float(), labels.view(-1)) / num_label_tokens

@@ -13,10 +13,11 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapters import targets
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.modules import Activation, Linear, Module, bring
+from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
@@ -52,9 +53,9 @@ class LinearLoRA(Module):
         res = self.base_layer(x)
         weights = (self.lora_A.weight, self.lora_B.weight)
         if not self.dropout:
-            return ops.reshape(memory_efficient(x, *weights, res), *res.shape)
-        lora_res = ops.dropout(ops.reshape(memory_efficient(x, *weights), *res.shape), self.dropout)
-        return ops.add_in_place(lora_res, res)
+            return memory_efficient(x, *weights, res).reshape(*res.shape)
+        lora_res = F.dropout(memory_efficient(x, *weights).reshape(*res.shape), self.dropout)
+        return lora_res.add_(res)
 
 
 def memory_efficient(x: Tensor, lora_A: Tensor, lora_B: Tensor, res: Tensor | None = None) -> Tensor:
@@ -64,25 +65,25 @@ def memory_efficient(x: Tensor, lora_A: Tensor, lora_B: Tensor, res: Tensor | No
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         kept, first, second = (node.take(place) for place in range(3))
         d_y = gradients[0]
-        flat = ops.reshape(kept, -1, shape[-1])
-        d_y_lora_B = ops.linear(d_y, ops.transpose(second, 0, 1))
+        flat = kept.reshape(-1, shape[-1])
+        d_y_lora_B = F.linear(d_y, second.t())
         d_x = None
         if node.needs[0]:
-            d_x = ops.map_("empty_like", flat)
+            d_x = pointwise("empty_like", flat)
             add_product(d_x, d_y_lora_B, first)
-        d_lora_A = times(ops.matmul(ops.transpose(d_y_lora_B, 0, 1), flat))
-        d_lora_B = ops.map_("empty_like", second)
-        add_product(d_lora_B, ops.transpose(d_y, 0, 1), ops.linear(flat, first))
-        d_x = None if d_x is None else ops.view(d_x, *shape)
-        return [d_x, d_lora_A, d_lora_B] + ([] if res_shape is None else [ops.reshape(d_y, *res_shape)])
+        d_lora_A = times(F.matmul(d_y_lora_B.t(), flat))
+        d_lora_B = pointwise("empty_like", second)
+        add_product(d_lora_B, d_y.t(), F.linear(flat, first))
+        d_x = None if d_x is None else d_x.view(*shape)
+        return [d_x, d_lora_A, d_lora_B] + ([] if res_shape is None else [d_y.reshape(*res_shape)])
 
     res_shape = None if res is None else res.shape
     inputs = (x, lora_A, lora_B) if res is None else (x, lora_A, lora_B, res)
     node = start(machine, inputs, back)
     with machine.no_grad():
-        flat = ops.reshape(x.detached(), -1, shape[-1])
-        between = times(ops.linear(flat, lora_A.detached()))
-        out = ops.linear(between, lora_B.detached())
+        flat = x.detach().reshape(-1, shape[-1])
+        between = times(F.linear(flat, lora_A.detach()))
+        out = F.linear(between, lora_B.detach())
         del between
         if res is not None:
             machine.launch("add_", (out, res), out.dtype, out.nbytes)
@@ -98,7 +99,7 @@ def is_fusible(module: Module) -> bool:
     """`install_fused_lora_mlp`, `_fusible`: adapters without dropout on all three, over plain weights, and SwiGLU."""
     parts = [module.children.get(name) for name in MLP]
     act_fn = module.children.get("act_fn")
-    swiglu = isinstance(act_fn, Activation) and act_fn.function is ops.silu
+    swiglu = isinstance(act_fn, Activation) and act_fn.function is F.silu
     return swiglu and all(
         isinstance(part, LinearLoRA) and not part.dropout and type(part.base_layer) is Linear for part in parts
     )
@@ -115,50 +116,51 @@ def fused_mlp(mlp: Any, x: Tensor) -> Tensor:
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         x, e, g, gA, gB, uA, uB, dA, dB = (node.take(place) for place in range(9))
-        dY = ops.reshape(gradients[0], -1, gradients[0].shape[-1])
-        d_P = times(ops.matmul(dY, dB))
-        d_h = ops.add_matrix_product(ops.matmul(dY, dW.detached()), d_P, dA)
+        dY = gradients[0].reshape(-1, gradients[0].shape[-1])
+        d_P = times(F.matmul(dY, dB))
+        d_h = F.addmm(F.matmul(dY, dW.detach()), d_P, dA)
         machine.launch("triton::_swiglu_bwd_kernel", (d_h, e, g), e.dtype, 3 * e.nbytes)
-        P = ops.linear(d_h, dA)
-        d_dB = times(ops.matmul(ops.transpose(dY, 0, 1), P))
-        d_dA = ops.matmul(ops.transpose(d_P, 0, 1), d_h)
-        Q = ops.linear(x, uA)
-        d_uB = times(ops.matmul(ops.transpose(e, 0, 1), Q))
-        d_Q = times(ops.matmul(e, uB))
-        d_uA = ops.matmul(ops.transpose(d_Q, 0, 1), x)
-        R = ops.linear(x, gA)
-        d_gB = times(ops.matmul(ops.transpose(g, 0, 1), R))
-        d_R = times(ops.matmul(g, gB))
-        d_gA = ops.matmul(ops.transpose(d_R, 0, 1), x)
+        P = F.linear(d_h, dA)
+        d_dB = times(F.matmul(dY.t(), P))
+        d_dA = F.matmul(d_P.t(), d_h)
+        Q = F.linear(x, uA)
+        d_uB = times(F.matmul(e.t(), Q))
+        d_Q = times(F.matmul(e, uB))
+        d_uA = F.matmul(d_Q.t(), x)
+        R = F.linear(x, gA)
+        d_gB = times(F.matmul(g.t(), R))
+        d_R = times(F.matmul(g, gB))
+        d_gA = F.matmul(d_R.t(), x)
         d_x = None
         if node.needs[0]:
-            d_x = ops.add_matrix_product(ops.matmul(g, gW.detached()), d_R, gA)
-            add_product(d_x, e, uW.detached())
+            d_x = F.addmm(F.matmul(g, gW.detach()), d_R, gA)
+            add_product(d_x, e, uW.detach())
             add_product(d_x, d_Q, uA)
-            d_x = ops.view(d_x, *shape)
+            d_x = d_x.view(*shape)
         return d_x, d_gA, d_gB, d_uA, d_uB, d_dA, d_dB
 
     (gA, uA, dA), (gB, uB, dB) = firsts, seconds
     node = start(machine, (x, gA, gB, uA, uB, dA, dB), back)
     with machine.no_grad():
-        x2 = ops.reshape(x.detached(), -1, shape[-1])
+        x2 = x.detach().reshape(-1, shape[-1])
         e, g = (adapted(x2, *of) for of in ((gW, gA, gB), (uW, uA, uB)))
         h = machine.run("empty_like", (e,), e.shape, e.dtype)
         machine.launch("triton::_swiglu_fwd_kernel", (e, g), e.dtype, e.nbytes)
-        out = ops.view(adapted(h, dW, dA, dB), *shape[:-1], -1)
+        out = adapted(h, dW, dA, dB).view(*shape[:-1], -1)
         del h
     return finish(node, out, x2, e, g, gA, gB, uA, uB, dA, dB)
 
 
 def adapted(x: Tensor, weight: Tensor, lora_A: Tensor, lora_B: Tensor) -> Tensor:
-    out = ops.linear(x, weight.detached())
-    add_product(out, times(ops.linear(x, lora_A.detached())), ops.transpose(lora_B.detached(), 0, 1))
+    out = F.linear(x, weight.detach())
+    add_product(out, times(F.linear(x, lora_A.detach())), lora_B.detach().t())
     return out
 
 
 def times(x: Tensor) -> Tensor:
-    """The scale."""
-    return ops.map_("mul", x)
+    """Times alpha / rank."""
+    scale = 1.0
+    return x * scale
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

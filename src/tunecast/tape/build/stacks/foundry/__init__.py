@@ -1,6 +1,8 @@
 """llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17): `scripts/train/train.py`.
 
-    model.py   its MPT      flash1.py   flash-attn 1, of releases before 0.4      sharding.py   its FSDP
+    flash1.py     flash-attn 1 on paper (flash_attn_interface.py and csrc/flash_attn/fmha_api.cpp of 1.0.9)
+    model.py      MPT as llm-foundry 0.4 writes it
+    sharding.py   Composer's FSDP on paper (composer/trainer/dist_strategy.py of mosaicml 0.17.1)
 
 Composer splits a batch into micro-batches, runs forward and loss under autocast and clips what its FSDP summed.
 Weights are float32; under FSDP they are gathered in autocast's dtype (`mixed_precision: DEFAULT` or `PURE`).
@@ -8,30 +10,27 @@ Weights are float32; under FSDP they are gathered in autocast's dtype (`mixed_pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
 from tunecast.tape.build.eras import numbers
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
-from tunecast.tape.build.stacks import no_such_model
+from tunecast.tape.build.sharding import Scheme
+from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.foundry.model import MPT, Block, mpt_config
 from tunecast.tape.build.stacks.foundry.sharding import scheme_of
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     "method": lambda job: job.method != "full",
-    "compile": lambda job: job.compile,
-    "matmul_dtype": lambda job: job.matmul_dtype is not None,
-    "kernels": lambda job: bool(job.kernels),
-    "loss": lambda job: job.loss == "chunked",
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
-    "offload_activations": lambda job: job.offload_activations,
-    "transformers_version": lambda job: job.transformers_version is not None,
+    **leaves_out("compile", "matmul_dtype", "kernels", "loss", "optimizer_in_backward", "offload_activations"),
+    **leaves_out("transformers_version"),
 }
 NEWEST = FLASH_2 = (0, 4)
 """The release written down, and the first to take flash-attn 2 (setup.py); those before differ in nothing else here."""
@@ -44,11 +43,15 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     return None if known is None else MPT(machine, known)
 
 
+def scheme(job: Job, machine: Machine) -> Scheme:
+    return scheme_of(job, machine)
+
+
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     machine.guesses[UNTRACED] = None
     if job.attention != "flash_attention_2":
         machine.assumptions[ATTENTION] = None
-    scheme = machine.scheme = scheme_of(job, machine)
+    scheme = machine.scheme
     with scheme.loading():
         mpt = load(job, config, machine)
     scheme.wrap(mpt)
@@ -69,11 +72,11 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
     known = mpt_config(config)
     release = NEWEST if job.stack_version is None else numbers(job.stack_version, "stack_version", "0.4")
     if known is None:
-        raise no_such_model("llm-foundry", config.get("model_type"))
+        raise no_such_model(job.stack, config.get("model_type"))
     longest = max(job.lengths or (job.seq_len,))
     mpt = MPT(machine, {**known, "max_seq_len": max(known["max_seq_len"], longest)})
     mpt.name_all()
-    machine.head_modules = {mpt.path, "lm_head"}
+    machine.name_head(mpt.path, "lm_head")
     for module in mpt.modules():
         for tensor in module.own.values():
             if tensor.storage is None:
@@ -98,9 +101,9 @@ def take_steps(job: Job, mpt: MPT, parameters: Sequence[Tensor], optimizer: Opti
                 logits = mpt(batch)
                 targets = machine.run("roll", (batch,), batch.shape, INT64)
                 machine.launch("fill_", (), INT64, job.micro_batch * INT64.itemsize)
-                loss = fused_cross_entropy(ops.view(logits, -1, logits.shape[-1]), ops.view(targets, -1))
+                loss = fused_cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
             del logits
-            loss = ops.scale(loss)
+            loss = loss * (1 / job.grad_accum)
             backward(loss)
         if job.max_grad_norm:
             scheme.clip(parameters)
@@ -127,8 +130,8 @@ def fused_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     lse = machine.tensor((rows,), FLOAT32)
     losses = finish(node, losses, logits, lse, labels)
     del lse
-    counted = ops.total(machine.run("ne", (labels,), labels.shape, BOOL), (0,), dtype=INT64)
-    return ops.by_count(ops.summed(losses), counted)
+    counted = machine.run("ne", (labels,), labels.shape, BOOL).sum(0, dtype=INT64)
+    return losses.sum() / counted
 
 
 class DecoupledAdamW(Optimizer):
@@ -154,8 +157,8 @@ class DecoupledAdamW(Optimizer):
             machine.launch("add_", (exp_avg, grad), p.dtype, p.nbytes)
             machine.launch("mul_", (exp_avg_sq,), p.dtype, p.nbytes)
             machine.launch("addcmul_", (exp_avg_sq, grad, grad), p.dtype, p.nbytes)
-            root = ops.map_("sqrt", exp_avg_sq)
-            denom = ops.map_("div", root)
+            root = exp_avg_sq.sqrt()
+            denom = root / 1.0  # the root of the second moment's correction
             del root
             machine.launch("add_", (denom,), p.dtype, p.nbytes)
             machine.launch("addcdiv_", (p, exp_avg, denom), p.dtype, p.nbytes)

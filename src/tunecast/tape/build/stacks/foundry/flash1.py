@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import FLOAT32, Tensor
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 
 WIDEST_BLOCK = 256
 """Keys a block has at most (`blocksize_c`): 128 on heads of 128, 256 on smaller ones where the card has room."""
@@ -25,7 +26,7 @@ def attend_1(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         q, k, v = (node.take(place) for place in range(3))
-        made = [ops.map_("empty_like", x) for x in (q, k, v)]
+        made = [pointwise("empty_like", x) for x in (q, k, v)]
         machine.launch("flash_attn_1::bwd", (gradients[0], q, k, v), q.dtype, 3 * q.nbytes, flops * 5 // 2)
         sums = machine.tensor(q.shape, FLOAT32) if length > WIDEST_BLOCK else None
         dots = machine.tensor((batch, heads, length), FLOAT32)
@@ -38,4 +39,4 @@ def attend_1(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     sums = machine.tensor(query.shape, FLOAT32) if length > WIDEST_BLOCK else None
     lse = machine.tensor((batch, heads, length), FLOAT32)
     del sums
-    return finish(node, out, query, key, value, out.detached(), lse)
+    return finish(node, out, query, key, value, out.detach(), lse)

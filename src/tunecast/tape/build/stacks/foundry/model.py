@@ -10,13 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, start
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import BOOL, INT32, INT64
 from tunecast.tape.build.flash import attend_2
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList
+from tunecast.tape.build.recompute import checkpoint
 from tunecast.tape.build.stacks.foundry.flash1 import attend_1
-from tunecast.tape.build.tensor import BOOL, INT32, INT64, Machine, Tensor
-from tunecast.tape.kernels.flash import Call
+from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.kernels.flash import FlashCall
 
 DEFAULTS: Mapping[str, Any] = {
     "d_model": 2048, "n_heads": 16, "n_layers": 24, "expansion_ratio": 4, "max_seq_len": 2048, "vocab_size": 50368,
@@ -37,11 +40,11 @@ class LPLayerNorm(LayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         dtype, machine = self.machine.autocast, self.machine
         if dtype is None:
-            return ops.layer_norm(x, self.weight, self.bias)
-        downcast_x, downcast_weight = ops.to(x, dtype), ops.to(self.weight, dtype)
-        downcast_bias = None if self.bias is None else ops.to(self.bias, dtype)
+            return F.layer_norm(x, self.weight, self.bias)
+        downcast_x, downcast_weight = x.to(dtype), self.weight.to(dtype)
+        downcast_bias = None if self.bias is None else self.bias.to(dtype)
         before, machine.autocast = machine.autocast, None
-        out = ops.layer_norm(downcast_x, downcast_weight, downcast_bias)
+        out = F.layer_norm(downcast_x, downcast_weight, downcast_bias)
         machine.autocast = before
         return out
 
@@ -52,7 +55,7 @@ class Unpadding:
 
     def __init__(self, mask: Tensor) -> None:
         machine, (batch, length) = mask.machine, mask.shape
-        seqlens = ops.total(mask, (1,), dtype=INT32)
+        seqlens = mask.sum(1, dtype=INT32)
         self.indices = machine.run("nonzero", (mask,), (batch * length, 1), INT64)
         machine.run("max", (seqlens,), (), INT32)
         machine.launch("_local_scalar_dense", (), INT32, 0)
@@ -60,7 +63,7 @@ class Unpadding:
         self.cu_seqlens = machine.run("constant_pad_nd", (sums,), (batch + 1,), INT32)
 
 
-def taken(x: Tensor, rows: Unpadding) -> Tensor:
+def take_rows(x: Tensor, rows: Unpadding) -> Tensor:
     """`index_first_axis`: torch.gather of whole rows; back, they are scattered into zeros."""
     batch, length, width = x.shape
     machine = x.machine
@@ -68,7 +71,7 @@ def taken(x: Tensor, rows: Unpadding) -> Tensor:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         zeros = machine.run("zeros", (), (batch * length, width), gradients[0].dtype)
         machine.launch("scatter_", (gradients[0],), zeros.dtype, zeros.nbytes)
-        return (ops.view(zeros, batch, length, width),)
+        return (zeros.view(batch, length, width),)
 
     node = start(machine, (x,), back, (rows.indices,))
     return finish(node, machine.run("gather", (x,), (batch * length, width), x.dtype))
@@ -79,7 +82,7 @@ def put_back(x: Tensor, rows: Unpadding, batch: int, length: int) -> Tensor:
     machine, (count, width) = x.machine, x.shape
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        flat = ops.view(gradients[0], count, width)
+        flat = gradients[0].view(count, width)
         return (machine.run("index", (flat,), (count, width), flat.dtype),)
 
     node = start(machine, (x,), back, (rows.indices,))
@@ -108,24 +111,24 @@ class Attention(Module):
         machine, (batch, length, width) = self.machine, x.shape
         qkv = self.Wqkv(x)
         if self.clip_qkv:
-            qkv = ops.clamp(qkv)
-        query, key, value = ops.split(qkv, [width, self.key_width, self.key_width], 2)
+            qkv = qkv.clamp()
+        query, key, value = qkv.split([width, self.key_width, self.key_width], 2)
         mask = machine.run("ones_like", (key,), (batch, length), BOOL)
         query_rows = Unpadding(mask)
-        query_unpad = self.by_head(taken(query, query_rows), batch, length, self.heads)
-        key_unpad = self.by_head(taken(key, Unpadding(mask)), batch, length, self.key_heads)
-        value_unpad = self.by_head(taken(value, Unpadding(mask)), batch, length, self.key_heads)
+        query_unpad = self.by_head(take_rows(query, query_rows), batch, length, self.heads)
+        key_unpad = self.by_head(take_rows(key, Unpadding(mask)), batch, length, self.key_heads)
+        value_unpad = self.by_head(take_rows(value, Unpadding(mask)), batch, length, self.key_heads)
         if self.first_generation:
             output_unpad = attend_1(query_unpad, key_unpad, value_unpad)
         else:
-            output_unpad = attend_2(query_unpad, key_unpad, value_unpad, Call(True, (-1, -1), 0.0, 0.0))
-        context = put_back(ops.view(output_unpad, batch * length, width), query_rows, batch, length)
-        return self.out_proj(context)  # type: ignore[no-any-return]
+            output_unpad = attend_2(query_unpad, key_unpad, value_unpad, FlashCall(True, (-1, -1), 0.0, 0.0))
+        context = put_back(output_unpad.view(batch * length, width), query_rows, batch, length)
+        return self.out_proj(context)
 
     @staticmethod
     def by_head(rows: Tensor, batch: int, length: int, heads: int) -> Tensor:
         """[rows, width] by head. Full rows of one length: the packed kernel does what the plain one does on them."""
-        return ops.view(rows, batch, length, heads, rows.shape[1] // heads)
+        return rows.view(batch, length, heads, rows.shape[1] // heads)
 
 
 class MLP(Module):
@@ -136,7 +139,7 @@ class MLP(Module):
         self.down_proj = Linear(machine, config["expansion_ratio"] * width, width, bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.gelu(self.up_proj(x)))  # type: ignore[no-any-return]
+        return self.down_proj(F.gelu(self.up_proj(x)))
 
 
 class Block(Module):
@@ -151,15 +154,15 @@ class Block(Module):
     def __call__(self, x: Tensor) -> Any:
         if not self.checkpoint:
             return super().__call__(x)
-        return checkpointed(self.machine, super().__call__, x)
+        return checkpoint(self.machine, super().__call__, x)
 
     def forward(self, x: Tensor) -> Tensor:
         a = self.norm_1(x)
         b = self.attn(a)
-        x = ops.add(x, b)
+        x = x + b
         m = self.norm_2(x)
         n = self.ffn(m)
-        x = ops.add(x, n)
+        x = x + n
         return x
 
 
@@ -172,9 +175,7 @@ class MPT(Module):
         self.longest = config["max_seq_len"]
         self.wte = Embedding(machine, config["vocab_size"], width)
         self.wpe: Any = Embedding(machine, self.longest, width) if config["learned_pos_emb"] else None
-        self.blocks = ModuleList(machine)
-        for _ in range(config["n_layers"]):
-            self.blocks.append(Block(machine, config))
+        self.blocks = ModuleList(machine, [Block(machine, config) for _ in range(config["n_layers"])])
         self.norm_f = LPLayerNorm(machine, width)
         tied = config["tie_word_embeddings"]
         self.lm_head: Any = None if tied else Linear(machine, width, config["vocab_size"])
@@ -189,9 +190,9 @@ class MPT(Module):
         x = self.wte(input_ids)
         if self.wpe is not None:
             pos = machine.run("arange", (), (1, length), INT64)
-            x = ops.add(x, self.wpe(pos))
+            x = x + self.wpe(pos)
         for block in self.blocks:
             x = block(x)
         x = self.norm_f(x)
         with machine.within("lm_head"):
-            return ops.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)
+            return F.linear(x, self.wte.weight) if self.lm_head is None else self.lm_head(x)

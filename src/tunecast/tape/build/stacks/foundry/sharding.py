@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.tape.build.dtypes import DTYPES, FLOAT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.sharding import Scheme, ranks_of
 from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
 from tunecast.tape.build.stacks.foundry.model import Block
-from tunecast.tape.build.tensor import DTYPES, FLOAT32, Machine
 
 
 def scheme_of(job: Job, machine: Machine) -> Scheme:

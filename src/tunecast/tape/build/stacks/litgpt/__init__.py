@@ -1,7 +1,9 @@
 """litgpt's fine-tuning: Fabric's precision, the loop and the loss (litgpt/finetune/lora.py and full.py).
 
-    config.py    a config.json in litgpt's words, and its releases      model.py   the model
-    linears.py   linear layers: adapted, quantised                      sharded.py  several cards
+    config.py    what litgpt calls the things of a config.json: its own attributes, from the Hub's
+    linears.py   litgpt's linear layers on paper: plain, quantised by Fabric, and with adapters
+    model.py     litgpt's model on paper: names, order of statements and the differences between releases
+    sharded.py   litgpt on several cards
 
 `stack_version` says which release. Left out: validation, the example it generates, the few bytes of its running loss.
 One card never recomputes: checkpointing is an option of litgpt's FSDP strategy only.
@@ -9,36 +11,35 @@ One card never recomputes: checkpointing is an option of litgpt's FSDP strategy 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.records import replace_unchecked
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.dtypes import DTYPES, FLOAT32, INT64
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring
+from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.quantized import kept, made
-from tunecast.tape.build.sharding import ranks_of
-from tunecast.tape.build.stacks import no_such_model
-from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, Release, lit_config, release_of
-from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, Lora
+from tunecast.tape.build.sharding import Scheme, ranks_of
+from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
+from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, LitRelease, lit_config, release_of
+from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, LitLora
 from tunecast.tape.build.stacks.litgpt.model import CHUNK, GPT
 from tunecast.tape.build.stacks.litgpt.sharded import scheme_of
-from tunecast.tape.build.tensor import BOOL, DTYPES, FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
-    "compile": lambda job: job.compile,
-    "matmul_dtype": lambda job: job.matmul_dtype is not None,
-    "kernels": lambda job: bool(job.kernels),
+REFUSES: Refusals = {
+    **leaves_out("compile", "matmul_dtype", "kernels", "optimizer_in_backward", "offload_activations"),
+    **leaves_out("transformers_version"),
     "quantization": lambda job: job.quantization.format not in (None, "nf4", "fp4"),
     "loss": lambda job: job.loss == ("chunked" if job.method == "full" else "full"),
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
-    "offload_activations": lambda job: job.offload_activations,
-    "transformers_version": lambda job: job.transformers_version is not None,
     "stack_version": lambda job: release_of(job.stack_version) is None,
 }
 UNCLIPPED = "max_grad_norm: litgpt's fine-tuning does not clip gradients; none is clipped"
@@ -63,14 +64,21 @@ def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     return None if lit is None else GPT(machine, lit, NEWEST, None)
 
 
+def scheme(job: Job, machine: Machine) -> Scheme:
+    return scheme_of(with_own_autocast(job), machine)
+
+
+def with_own_autocast(job: Job) -> Job:
+    """The job with autocast only where litgpt has it."""
+    return job if mixed(job) else replace_unchecked(job, autocast=None)
+
+
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     release = release_of(job.stack_version) or NEWEST
     lit = known_config(config, release)
     check(job)
     machine.assumptions.update(dict.fromkeys(done_otherwise(job)))
-    if not mixed(job):
-        job = replace_unchecked(job, autocast=None)
-    scheme = machine.scheme = scheme_of(job, machine)
+    job, scheme = with_own_autocast(job), machine.scheme
     with scheme.loading():
         gpt = load(job, lit, release, machine)
     scheme.wrap(gpt)
@@ -84,7 +92,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.end()
 
 
-def known_config(config: Mapping[str, Any], release: Release) -> LitConfig:
+def known_config(config: Mapping[str, Any], release: LitRelease) -> LitConfig:
     text = config.get("text_config", config)
     lit = lit_config(text, release)
     if lit is None:
@@ -123,11 +131,11 @@ def mixed(job: Job) -> bool:
 # --------------------------------------------------------------------------------------------------------- loading
 
 
-def load(job: Job, lit: LitConfig, release: Release, machine: Machine) -> GPT:
+def load(job: Job, lit: LitConfig, release: LitRelease, machine: Machine) -> GPT:
     """`fabric.init_module`: every tensor is made on the card, in the precision it has there."""
     gpt = GPT(machine, lit, release, None if job.method == "full" else lora_of(job))
     gpt.name_all()
-    machine.head_modules = {gpt.path, "lm_head", "lm_head.linear"}
+    machine.name_head(gpt.path, "lm_head", "lm_head.linear")
     if job.method == "qlora":
         tables: list[Tensor] = []
         for parent, name, linear in list(linears(gpt)):
@@ -163,7 +171,7 @@ def make_ropes(gpt: GPT, job: Job, longest: int) -> None:
         gpt.ropes = [kept(made(machine, name, shape, dtype)) for name in ("cos", "sin")]
 
 
-def lora_of(job: Job) -> Lora:
+def lora_of(job: Job) -> LitLora:
     given = job.lora.targets
     assert given is not None, "targets follow from the stack: fill_in comes first"
     if given == "all-linear":
@@ -181,7 +189,7 @@ def lora_of(job: Job) -> Lora:
                 f"lora.targets: litgpt adapts an MLP's layers together, got only {', '.join(sorted(named))}",
                 field="lora.targets",
             )
-    return Lora(job.lora.rank, job.lora.dropout_fraction, **{kind: kind in kinds for kind in KINDS})
+    return LitLora(job.lora.rank, job.lora.dropout_fraction, **{kind: kind in kinds for kind in KINDS})
 
 
 def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
@@ -209,8 +217,8 @@ class StableEmbedding(Module):
                 bring(tensor, module.path)
 
     def forward(self, input: Tensor) -> Tensor:
-        emb = ops.embedding(self.weight, input)
-        return self.norm(emb)  # type: ignore[no-any-return]
+        emb = F.embedding(self.weight, input)
+        return self.norm(emb)
 
 
 # -------------------------------------------------------------------------------------------------------- training
@@ -230,12 +238,12 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> Non
             with scheme.micro_batch(last=micro == job.grad_accum - 1):
                 if job.method == "full":
                     logits = fabric_forward(job, gpt, input_ids)
-                    loss = chunked_cross_entropy(without_last(logits), ops.slice_(targets, -1, 1, length))
+                    loss = chunked_cross_entropy(without_last(logits), targets[..., 1:length])
                 else:
                     logits = fabric_forward(job, gpt, input_ids, CHUNK)
                     logits[-1] = without_last(logits[-1])
-                    loss = chunked_cross_entropy(logits, ops.slice_(targets, -1, 1, length))
-                backward(ops.scale(loss, "div"))
+                    loss = chunked_cross_entropy(logits, targets[..., 1:length])
+                backward(loss / job.grad_accum)
             loss = None
         machine.phase = Phase.OPTIMIZER
         optimizer.step()
@@ -252,45 +260,39 @@ def fabric_forward(job: Job, gpt: GPT, idx: Tensor, chunk: int = 0) -> Any:
     with machine.autocasting(DTYPES[job.autocast] if job.autocast else None):
         output = machine.scheme.end_forward(gpt(idx, chunk))
     with machine.within(gpt.path):
-        output = [ops.to(part, FLOAT32) for part in output] if chunk else ops.to(output, FLOAT32)
+        output = [part.float() for part in output] if chunk else output.float()
     return output
 
 
 def without_last(logits: Tensor) -> Tensor:
-    return ops.slice_(logits, 1, 0, logits.shape[1] - 1)
+    return logits[:, : logits.shape[1] - 1]
 
 
 def chunked_cross_entropy(logits: Any, targets: Tensor) -> Tensor:
     """litgpt/utils.py: by the chunks the head was made in, else by rows."""
     if isinstance(logits, list):
         length = targets.shape[1]
-        logit_chunks = [ops.reshape(chunk, -1, chunk.shape[-1]) for chunk in logits]
-        pieces = ops.split(targets, [min(CHUNK, length - start) for start in range(0, length, CHUNK)], 1)
-        target_chunks = [ops.reshape(piece, -1) for piece in pieces]
+        logit_chunks = [chunk.reshape(-1, chunk.shape[-1]) for chunk in logits]
+        pieces = targets.split([min(CHUNK, length - start) for start in range(0, length, CHUNK)], 1)
+        target_chunks = [piece.reshape(-1) for piece in pieces]
         del pieces
     else:
-        logits = ops.reshape(logits, -1, logits.shape[-1])
-        targets = ops.reshape(targets, -1)
+        logits = logits.reshape(-1, logits.shape[-1])
+        targets = targets.reshape(-1)
         rows = [min(CHUNK, targets.shape[0] - start) for start in range(0, targets.shape[0], CHUNK)]
-        logit_chunks = ops.split(logits, rows, 0)
-        target_chunks = ops.split(targets, rows, 0)
+        logit_chunks = logits.split(rows, 0)
+        target_chunks = targets.split(rows, 0)
     loss_chunks = [cross_entropies(*pair) for pair in zip(logit_chunks, target_chunks, strict=False)]
-    non_masked_elems = counted(targets)
-    total = ops.summed(ops.cat(loss_chunks, 0))
-    return ops.by_count(total, at_least_one(non_masked_elems))
+    non_masked_elems = targets.ne(-100).sum()
+    total = F.cat(loss_chunks, 0).sum()
+    return total / at_least_one(non_masked_elems)
 
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     """One loss a row."""
-    return ops.negative_log_likelihood(logits, labels, result=logits.shape[:1])
-
-
-def counted(targets: Tensor) -> Tensor:
-    """(targets != ignore_index).sum()."""
-    masked = targets.machine.run("ne", (targets,), targets.shape, BOOL)
-    return ops.total(masked, tuple(range(masked.dim())), dtype=INT64)
+    return F.negative_log_likelihood(logits, labels, result=logits.shape[:1])
 
 
 def at_least_one(count: Tensor) -> Tensor:
-    ones = ops.map_("ones_like", count)
+    ones = pointwise("ones_like", count)
     return count.machine.run("maximum", (count, ones), (), INT64)

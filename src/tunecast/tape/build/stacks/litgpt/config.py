@@ -16,7 +16,7 @@ GEMMAS = ("gemma", "gemma2", "gemma3_text")
 
 
 @dataclass(frozen=True)
-class Release:
+class LitRelease:
     """What moved memory between litgpt's releases."""
 
     norm_in_float: bool = False
@@ -32,12 +32,12 @@ class Release:
     """bitsandbytes is pinned to 0.42, whose `MatMul4Bit` keeps its input; later 0.45 to 0.49 are asked for."""
 
 
-SINCE: Mapping[tuple[int, ...], Release] = {
-    (0,): Release(),
-    (0, 4, 6): Release(norm_in_float=True),
-    (0, 4, 13): Release(norm_in_float=True, windows=True),
-    (0, 5, 0): Release(norm_in_float=True, windows=True, stable_embedding=True),
-    (0, 5, 5): Release(
+SINCE: Mapping[tuple[int, ...], LitRelease] = {
+    (0,): LitRelease(),
+    (0, 4, 6): LitRelease(norm_in_float=True),
+    (0, 4, 13): LitRelease(norm_in_float=True, windows=True),
+    (0, 5, 0): LitRelease(norm_in_float=True, windows=True, stable_embedding=True),
+    (0, 5, 5): LitRelease(
         norm_in_float=True, windows=True, stable_embedding=True, whole_heads=True, keeps_inputs=False
     ),
 }  # fmt: skip
@@ -46,7 +46,7 @@ SINCE: Mapping[tuple[int, ...], Release] = {
 NEWEST = SINCE[0, 5, 5]
 
 
-def release_of(version: str | None) -> Release | None:
+def release_of(version: str | None) -> LitRelease | None:
     """By litgpt's version; null is the newest. None: no version."""
     if version is None:
         return NEWEST
@@ -106,7 +106,7 @@ class LitConfig:
         return layer % self.window_period == 0
 
 
-def lit_config(config: Mapping[str, Any], release: Release = NEWEST) -> LitConfig | None:
+def lit_config(config: Mapping[str, Any], release: LitRelease = NEWEST) -> LitConfig | None:
     """None: no architecture of litgpt's, or one nobody wrote down (experts, latent attention)."""
     kind = config.get("model_type")
     special = SPECIAL.get(str(kind))
@@ -135,21 +135,21 @@ def rotary_share(config: Mapping[str, Any]) -> float:
     return next((float(place[name]) for place in places for name in names if place.get(name)), 1.0)
 
 
-def _llama(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _llama(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     return {"bias": bool(config.get("mlp_bias")), "attn_bias": bool(config.get("attention_bias"))}
 
 
-def _windowed(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _windowed(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     return {"window": int(config.get("sliding_window") or 0) if release.windows else 0}
 
 
-def _phi_3(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _phi_3(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     """litgpt gives the model of 4096 positions a window of 2048, whatever config.json says of it."""
     short = config.get("max_position_embeddings") == 4096
     return {"window": 2048} if short and release.windows else _windowed(config, release)
 
 
-def _gemma_2(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _gemma_2(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     return {
         "window": int(config.get("sliding_window") or 4096),
         "window_period": 2,
@@ -159,7 +159,7 @@ def _gemma_2(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
     }
 
 
-def _gemma_3(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _gemma_3(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     return {
         "window": int(config.get("sliding_window") or 1024),
         "window_period": 6,
@@ -168,7 +168,7 @@ def _gemma_3(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
     }
 
 
-def _neox(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _neox(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     share = float(config.get("rotary_pct") or config.get("partial_rotary_factor") or 0.25)
     return {
         "bias": True,
@@ -177,11 +177,11 @@ def _neox(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
     }
 
 
-def _phi(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _phi(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     return {"bias": True, "lm_head_bias": True, "parallel_residual": True, "shared_attention_norm": True}
 
 
-def _falcon(config: Mapping[str, Any], release: Release) -> dict[str, Any]:
+def _falcon(config: Mapping[str, Any], release: LitRelease) -> dict[str, Any]:
     groups = config.get("num_kv_heads") or config["num_attention_heads"]
     new = bool(config.get("new_decoder_architecture"))
     return {

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.records import NamedTuple
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import FLOAT16, INT64
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Dropout, Linear, Module
-from tunecast.tape.build.quantized import QuantState, folded_product, given_away, kept, made
-from tunecast.tape.build.tensor import FLOAT16, INT64, Machine, Tensor
+from tunecast.tape.build.quantized import QuantState, give_away, kept, made, matmul_unviewed
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 
-class Lora(NamedTuple):
+class LitLora(NamedTuple):
     """litgpt's `lora_*` options."""
 
     r: int
@@ -35,8 +38,8 @@ class LitLinear(Linear):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None or x.dim() == 2 or x.is_contiguous():
-        return ops.linear(x, weight, bias)
-    return ops.add_in_place(ops.linear(x, weight), ops.cast_for_product(bias))
+        return F.linear(x, weight, bias)
+    return F.linear(x, weight).add_(F.cast_for_product(bias))
 
 
 class FourBitLinear(LitLinear):
@@ -66,13 +69,13 @@ def matmul_4bit(A: Tensor, state: QuantState, bias: Tensor | None, keeps_input: 
     held: list[Tensor] = []
 
     def back(node: Node, gradients: Gradients, held: list[Tensor] = held) -> Sequence[Any]:
-        grad_output = given_away(gradients)
-        return (folded_product(grad_output, ops.to(state.dequantized(), grad_output.dtype)),)
+        grad_output = give_away(gradients)
+        return (matmul_unviewed(grad_output, state.dequantize().to(grad_output.dtype)),)
 
     machine = A.machine
     node = start(machine, (A,), back)
     with machine.no_grad():
-        out = linear(A, ops.to(state.dequantized(), A.dtype), bias)
+        out = linear(A, state.dequantize().to(A.dtype), bias)
         out.is_view = False
     if node is not None and keeps_input:
         held.append(A)
@@ -81,6 +84,8 @@ def matmul_4bit(A: Tensor, state: QuantState, bias: Tensor | None, keeps_input: 
 
 class LoRALinear(Module):
     """`LoRALinear.forward`; without a rank only the layer."""
+
+    scaling = 1.0
 
     def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool, r: int, dropout: float) -> None:
         super().__init__(machine)
@@ -96,20 +101,28 @@ class LoRALinear(Module):
         if not self.r:
             return pretrained
         dropped = self.lora_dropout(x)
-        after_A = ops.matmul(dropped, ops.transpose(self.lora_A, 0, 1))
+        after_A = F.matmul(dropped, self.lora_A.t())
         del dropped
-        after_B = ops.matmul(after_A, ops.transpose(self.lora_B, 0, 1))
+        after_B = F.matmul(after_A, self.lora_B.t())
         del after_A
-        lora = ops.scale(after_B)
+        lora = after_B * self.scaling
         del after_B
-        return ops.add(pretrained, lora)
+        return pretrained + lora
 
 
 class LoRAQKVLinear(Module):
     """One layer for queries, keys and values; the parts of an adapter side by side, or zeros where there is none."""
 
+    scaling = 1.0
+
     def __init__(
-        self, machine: Machine, inputs: int, sizes: tuple[int, int, int], bias: bool, lora: Lora, copies_indices: bool
+        self,
+        machine: Machine,
+        inputs: int,
+        sizes: tuple[int, int, int],
+        bias: bool,
+        lora: LitLora,
+        copies_indices: bool,
     ) -> None:
         super().__init__(machine)
         self.linear: Linear = LitLinear(machine, inputs, sum(sizes), bias)
@@ -128,18 +141,18 @@ class LoRAQKVLinear(Module):
         if not self.parts:
             return pretrained
         dropped = self.lora_dropout(x)  # named, so that it outlives autocast's copy of it
-        after_A = ops.linear(dropped, self.lora_A)
+        after_A = F.linear(dropped, self.lora_A)
         del dropped
-        after_B = ops.transpose(self.conv1d(ops.transpose(after_A, -2, -1), ops.unsqueeze(self.lora_B, -1)), -2, -1)
-        lora = ops.scale(self.zero_pad(after_B))
-        return ops.add(pretrained, lora)
+        after_B = self.conv1d(after_A.transpose(-2, -1), self.lora_B.unsqueeze(-1)).transpose(-2, -1)
+        lora = self.zero_pad(after_B) * self.scaling
+        return pretrained + lora
 
     def conv1d(self, input: Tensor, weight: Tensor) -> Tensor:
         if not self.grouped:
             return conv1d(input, weight, self.parts)
-        input_splitted = ops.chunk(input, self.parts, 1)
-        weight_splitted = ops.split(weight, self.qkv_shapes, 0)
-        return ops.cat([conv1d(a, b, 1) for a, b in zip(input_splitted, weight_splitted, strict=True)], 1)
+        input_splitted = input.chunk(self.parts, 1)
+        weight_splitted = weight.split(self.qkv_shapes, 0)
+        return F.cat([conv1d(a, b, 1) for a, b in zip(input_splitted, weight_splitted, strict=True)], 1)
 
     def zero_pad(self, x: Tensor) -> Tensor:
         if self.all_enabled:
@@ -152,15 +165,15 @@ class LoRAQKVLinear(Module):
         if not self.indices:
             self.indices = [self.machine.run("_to_copy", (), (sum(self.qkv_shapes),), INT64)]
             self.machine.blocks[self.indices[0].storage.block].role = Role.WEIGHTS
-        return ops.map_("clone", self.indices[0]) if self.copies_indices else self.indices[0]
+        return self.indices[0].clone() if self.copies_indices else self.indices[0]
 
 
 def conv1d(input: Tensor, weight: Tensor, groups: int) -> Tensor:
     """A convolution over one position: [B, r, T] and [C, r, 1] to [B, C, T]."""
     machine = input.machine
     if machine.autocast is not None:
-        weight = ops.cast_for_product(weight)
-        input = ops.cast_for_product(input)
+        weight = F.cast_for_product(weight)
+        input = F.cast_for_product(input)
     shape = (input.shape[0], weight.shape[0], input.shape[2])
     flops = 2 * shape[0] * shape[1] * shape[2] * weight.shape[1]
     rest = (None, (1,), (0,), (1,), False, (0,))

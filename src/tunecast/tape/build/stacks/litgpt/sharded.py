@@ -17,12 +17,14 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build.autograd import checkpointed
+from tunecast.job.shardings import sharding_of
+from tunecast.tape.build.dtypes import DTYPES
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
+from tunecast.tape.build.recompute import checkpoint
 from tunecast.tape.build.sharding.ddp import Replicas
 from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
-from tunecast.tape.build.tensor import DTYPES, Machine
 
 PRETRAINS = "gradient_checkpointing: litgpt's fine-tuning recomputes every block it shards; its pretraining, none"
 ONLY_SHARDED = "gradient_checkpointing: litgpt recomputes only what it shards; nothing is recomputed"
@@ -36,7 +38,7 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
             "quantization.format: litgpt refuses quantised weights on several cards. To fix: hardware.gpus 1",
             field="quantization.format",
         )
-    if job.parallel.data == "ddp":
+    if sharding_of(job).is_replicated:
         machine.assumptions.update(dict.fromkeys([ONLY_SHARDED] if job.gradient_checkpointing else []))
         return FabricDdp(job, machine)
     machine.assumptions.update(dict.fromkeys([] if job.gradient_checkpointing else [PRETRAINS]))
@@ -55,11 +57,11 @@ class FabricDdp(Replicas):
         super().wrap(model)
 
 
-class Recomputed(Module):
+class RecomputedModule(Module):
     """`checkpoint_wrapper(block)`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return checkpointed(self.machine, super().__call__, *args, **kwargs)
+        return checkpoint(self.machine, super().__call__, *args, **kwargs)
 
 
 class FabricFsdp(FlatScheme):
@@ -68,7 +70,7 @@ class FabricFsdp(FlatScheme):
     def wrap(self, model: Any) -> None:
         job, blocks = self.job, {id(block) for block in model.layers()}
         for block in model.layers() if job.gradient_checkpointing else ():
-            block.__class__ = type(type(block).__name__, (Recomputed, type(block)), {})
+            block.__class__ = type(type(block).__name__, (RecomputedModule, type(block)), {})
         low = DTYPES[job.autocast or job.weights_dtype]
         options = Options(self.ranks, low, low, low, use_orig_params=True)
         self.flat = Flattened(model, options, lambda module: id(module) in blocks)

@@ -1,9 +1,13 @@
 """Megatron Core and NeMo (which runs it): one rank's training program on paper.
 
-    shape.py     what arguments say of a model          linears.py   TransformerEngine's layers, split
-    attention.py fused or eager                         experts.py   mixtures of experts
-    model.py     MLP, layers, the stage                 loss.py      fused or full
-    data.py      what data-parallel ranks exchange      optimizer.py shared over them (zero1) or not (ddp)
+    attention.py   Megatron Core's attention on paper, one rank's heads (megatron/core/transformer/attention.py)
+    data.py        what data-parallel ranks exchange
+    experts.py     Megatron Core's mixture of experts on paper (megatron/core/transformer/moe)
+    linears.py     TransformerEngine's linear layers on paper
+    loss.py        Megatron Core's loss on paper, the vocabulary split over ranks
+    model.py       Megatron Core's GPT on paper, one rank's part of it
+    optimizer.py   Megatron's optimizer on paper
+    shape.py       what Megatron's arguments say of a model, read off its config.json
 
 Weights are 16 bits with float32 masters. NeMo is run as its performance recipes are: collectives of tensor parallelism
 beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gradients in the weights' dtype
@@ -17,38 +21,34 @@ Checked  memory: Megatron-LM's own functional tests (benchmarks/data/megatron_ci
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunecast.errors import UsageError
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
-from tunecast.tape.build.stacks import no_such_model
+from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.megatron.data import DataExchange
-from tunecast.tape.build.stacks.megatron.linears import Parts
+from tunecast.tape.build.stacks.megatron.linears import MegatronRank
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
-from tunecast.tape.build.stacks.megatron.optimizer import Optimizer
+from tunecast.tape.build.stacks.megatron.optimizer import MegatronOptimizer
 from tunecast.tape.build.stacks.megatron.shape import shape_of
 from tunecast.tape.build.stacks.torchtitan.pipeline import places
-from tunecast.tape.build.tensor import DTYPES, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     "method": lambda job: job.method == "qlora" and job.quantization.format != "float8",
     "quantization": lambda job: job.quantization.format not in (None, "float8"),
     "autocast": lambda job: job.autocast not in (None, job.weights_dtype),
-    "compile": lambda job: job.compile,
-    "kernels": lambda job: bool(job.kernels),
-    "loss": lambda job: job.loss == "chunked",
+    **leaves_out("compile", "kernels", "loss", "optimizer_in_backward", "recompute", "offload_activations"),
+    **leaves_out("transformers_version", "stack_version"),
     "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused"),
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,
-    "recompute": lambda job: job.recompute == "selective",
-    "offload_activations": lambda job: job.offload_activations,
     "lora.dora": lambda job: job.method != "full" and job.lora.dora,
-    "transformers_version": lambda job: job.transformers_version is not None,
-    "stack_version": lambda job: job.stack_version is not None,
 }
 UNTRACED = "Megatron Core and TransformerEngine follow their source and figures of their tests; none of it was traced"
 UNFUSED_LOSS = ("nemotron",)
@@ -60,7 +60,7 @@ LOW: Mapping[str, Dtype] = {"float8": Dtype("float8", 1), "float4": Dtype("float
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     shape = shape_of(config)
-    return None if shape is None else GPT(machine, shape, Parts(), {})
+    return None if shape is None else GPT(machine, shape, MegatronRank(), {})
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
@@ -68,9 +68,9 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     gpt = load(job, config, machine)
     trained = [p for p in gpt.parameters() if p.requires_grad]
     layers = sum(layer.trained_numel() for layer in gpt.layers())  # type: ignore[attr-defined]
-    ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, job.parallel.data == "zero1"
+    ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
     gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
-    optimizer = Optimizer(trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job))
+    optimizer = MegatronOptimizer(trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job))
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         optimizer.begin_step()
@@ -85,45 +85,56 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     machine.end()
 
 
+def defaults(job: Job) -> dict[str, Any]:
+    """NeMo 2.4: every recipe shares the optimizer (`use_distributed_optimizer`); nemo/collections/llm/peft/lora.py,
+    `LoRA`, whose adapters have the weights' dtype."""
+    ways: dict[str, Any] = {}
+    if not runs_nemo(job):
+        return ways
+    if job.hardware.gpus * job.hardware.nodes > 1 and sharding_of(job).is_replicated:
+        ways["parallel.data"] = "zero1"
+    if job.method != "full":
+        ways |= {"lora.dropout": 0.0, "lora.rank": 32, "lora.adapter_dtype": job.weights_dtype}
+    return ways
+
+
+def runs_nemo(job: Job) -> bool:
+    return job.stack == "nemo"
+
+
 def is_aware(job: Job) -> bool:
     """NeMo's performance scripts ask for it where products are of 16 bits (scripts/performance/helpers.py,
     `set_precision_configs`); it comes with the shared optimizer alone."""
     narrow = job.weights_dtype != "float32" and job.matmul_dtype is None
-    return job.stack == "nemo" and job.parallel.data == "zero1" and narrow
+    return runs_nemo(job) and sharding_of(job).cuts_state and narrow
 
 
 def data_ranks(job: Job) -> int:
     """That share an optimizer: those that see other rows, and those that see other parts of the same ones."""
-    split = job.parallel.tensor * job.parallel.pipeline
-    whole = split * job.parallel.context
-    cards = job.hardware.gpus * job.hardware.nodes
-    if cards % whole:
-        told = f"{cards} cards do not divide into tensor x pipeline x context = {whole}"
-        raise UsageError(f"parallel: {told}", field="parallel")
-    return cards // split
+    return job.hardware.gpus * job.hardware.nodes // (job.parallel.tensor * job.parallel.pipeline)
 
 
-def parts_of(job: Job) -> Parts:
+def parts_of(job: Job) -> MegatronRank:
     parallel = job.parallel
     low = LOW[job.matmul_dtype] if job.matmul_dtype else None
     frozen = LOW["float8"] if job.quantization.format == "float8" else None
-    return Parts(
+    return MegatronRank(
         parallel.tensor, parallel.context, parallel.expert, overlaps(job), low,
         parallel.sequence_parallel is not False, job.attention, frozen, gradients_dtype(job),
         job.lora.dropout or 0.0, job.task == "sft" and job.data.packing,
-        job.stack == "nemo",
+        runs_nemo(job),
     )  # fmt: skip
 
 
 def overlaps(job: Job) -> bool:
     """Whether collectives of tensor parallelism run beside products: in NeMo's performance recipes, but for NVFP4
     (Megatron Bridge, scripts/performance/configs/llama: `tp_comm_overlap = False if precision == "nvfp4"`)."""
-    return job.stack == "nemo" and job.matmul_dtype != "float4"
+    return runs_nemo(job) and job.matmul_dtype != "float4"
 
 
 def gradients_dtype(job: Job) -> Dtype:
     """`grad_reduce_in_fp32`: True in pretrain_gpt.py with --bf16, False in NeMo's performance recipes."""
-    return DTYPES[job.parallel.reduce_dtype or (job.weights_dtype if job.stack == "nemo" else "float32")]
+    return DTYPES[job.parallel.reduce_dtype or (job.weights_dtype if runs_nemo(job) else "float32")]
 
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
@@ -133,11 +144,11 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> GPT:
     ranks = {} if job.method == "full" else adapters_of(job)
     first = is_first(job, machine)
     last = job.parallel.pipeline == 1 or not first
-    fused_loss = job.stack == "nemo" and job.loss is None and config.get("model_type") not in UNFUSED_LOSS
+    fused_loss = runs_nemo(job) and job.loss is None and config.get("model_type") not in UNFUSED_LOSS
     parts = parts_of(job)
     gpt = GPT(machine, shape, parts, ranks, job.gradient_checkpointing, first, last, fused_loss)
     gpt.name_all()
-    machine.head_modules = {"output_layer"}
+    machine.name_head("output_layer")
     for module in gpt.modules():
         for name, tensor in module.own.items():
             adapter = name.startswith("lora_")

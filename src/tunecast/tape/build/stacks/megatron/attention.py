@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, called
-from tunecast.tape.build.stacks.megatron.shape import Shape
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.stacks.megatron.linears import Factor, MegatronRank, SplitLinear, called
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape
+from tunecast.tape.build.tensor import Tensor
 
 CONTEXT_STREAM = 7
 SAMPLE = 384
@@ -24,7 +26,7 @@ KERNELS = {
 
 
 class Attention(Module):
-    def __init__(self, machine: Machine, shape: Shape, parts: Parts, ranks: Mapping[str, int]) -> None:
+    def __init__(self, machine: Machine, shape: MegatronShape, parts: MegatronRank, ranks: Mapping[str, int]) -> None:
         super().__init__(machine)
         self.parts, self.shape = parts, shape
         outputs = (shape.heads + 2 * shape.key_heads) * shape.head
@@ -43,16 +45,16 @@ class Attention(Module):
         tokens, batch = mixed_qkv.shape[:2]
         called(self.machine, self.parts)
         widths = [shape.heads * shape.head // ways, *[shape.key_heads * shape.head // ways] * 2]
-        query, key, value = ops.split(mixed_qkv, widths, 2)
+        query, key, value = mixed_qkv.split(widths, 2)
         if not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
-            query, key, value = rotated(query), rotated(key), ops.contiguous(value)
+            query, key, value = rotate(query), rotate(key), value.contiguous()
         del mixed_qkv
         attention = attend_eagerly if self.parts.attention == "eager" else attend
         core = attention(query, key, value, shape, self.parts)
-        return self.linear_proj(ops.view(core, tokens, batch, widths[0]))  # type: ignore[no-any-return]
+        return self.linear_proj(core.view(tokens, batch, widths[0]))
 
 
-def rotated(x: Tensor) -> Tensor:
+def rotate(x: Tensor) -> Tensor:
     """`fused_apply_rotary_pos_emb`: one kernel either way, nothing but the table is kept."""
     machine, shape, dtype = x.machine, x.shape, x.dtype
 
@@ -63,7 +65,7 @@ def rotated(x: Tensor) -> Tensor:
     return finish(node, machine.run("fused_rope_fwd", (x,), x.shape, x.dtype))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, parts: MegatronRank) -> Tensor:
     """A fused attention in TE. In a ring each rank's queries meet every rank's keys: half of all pairs, since
     the tokens are dealt out from both ends (transformer_engine/pytorch/attention, `AttnFuncWithCPAndKVP2P`)."""
     machine, ways = query.machine, parts.tensor
@@ -110,11 +112,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts
     out = machine.tensor(query.shape, query.dtype)
     statistics = machine.tensor((batch, heads, tokens), FLOAT32)
     settle()
-    held = out.detached() if parts.frozen is None else machine.run("_to_copy", (out,), out.shape, parts.frozen)
+    held = out.detach() if parts.frozen is None else machine.run("_to_copy", (out,), out.shape, parts.frozen)
     return finish(node, out, held, statistics)
 
 
-def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: Shape, parts: Parts) -> Tensor:
+def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, parts: MegatronRank) -> Tensor:
     """TE's `UnfusedDotProductAttention`: scores, their softmax in one kernel with scale and mask (backward it writes
     over the gradient), dropout, and the product with the values. Fewer key heads are copied to as many."""
     machine = query.machine
@@ -126,8 +128,8 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: Shape, part
         """[batch x heads, tokens, head]: a view, as TE's layout of queries, keys and values allows it."""
         count = x.shape[-1] // shape.head
         if count < heads:
-            split = ops.reshape(x, tokens, batch, count, shape.head)
-            x = ops.reshape(ops.repeat_interleave(split, heads // count, 2), tokens, batch, heads * shape.head)
+            split = x.reshape(tokens, batch, count, shape.head)
+            x = split.repeat_interleave(heads // count, 2).reshape(tokens, batch, heads * shape.head)
         return seen_by_head(x, batch * heads, shape.head)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
@@ -136,15 +138,15 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: Shape, part
         )
         return (gradients[0],)
 
-    scores = ops.batched_product(by_head(query), ops.transpose(by_head(key), 1, 2))
+    scores = F.bmm(by_head(query), by_head(key).transpose(1, 2))
     node = start(machine, (scores,), back)
     weights = machine.run("scaled_masked_softmax_fwd", (scores,), size, query.dtype)
-    weights = finish(node, weights, weights.detached())
+    weights = finish(node, weights, weights.detach())
     del scores
-    weights = ops.dropout(weights, shape.attention_dropout)
-    context = ops.batched_product(weights, by_head(value))
-    turned = ops.reshape(ops.transpose(context, 0, 1), tokens, batch, heads * shape.head)
-    return ops.contiguous(turned)
+    weights = F.dropout(weights, shape.attention_dropout)
+    context = F.bmm(weights, by_head(value))
+    turned = context.t().reshape(tokens, batch, heads * shape.head)
+    return turned.contiguous()
 
 
 def seen_by_head(x: Tensor, rows: int, head: int) -> Tensor:

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.tensor import Tensor
 
 REDUCE_STREAM, GATHER_STREAM = 5, 8
 

@@ -6,20 +6,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.stacks.megatron.linears import Factor, Parts, SplitLinear, activated, quantised, rms_norm
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.stacks.megatron.linears import (
+    Factor,
+    MegatronRank,
+    SplitLinear,
+    activate,
+    quantize,
+    rms_norm,
+)
+from tunecast.tape.build.tensor import Tensor
 
 if TYPE_CHECKING:
-    from tunecast.tape.build.stacks.megatron.shape import Shape
+    from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 
 
 class Experts(Module):
     """`MoELayer` with grouped products (`TEGroupedMLP`) and the all-to-all dispatcher."""
 
-    def __init__(self, machine: Machine, shape: Shape, parts: Parts) -> None:
+    def __init__(self, machine: Machine, shape: MegatronShape, parts: MegatronRank) -> None:
         super().__init__(machine)
         self.shape, self.parts = shape, parts
         self.here = max(1, shape.experts // parts.expert)
@@ -36,28 +45,28 @@ class Experts(Module):
         normed = rms_norm(hidden_states, self.pre_mlp_layernorm)
         tokens, batch, width = normed.shape
         rows = tokens * batch * shape.chosen
-        scores = ops.softmax(ops.linear(normed, self.router), FLOAT32)
+        scores = F.softmax(F.linear(normed, self.router), FLOAT32)
         permuted = moved(normed, (rows, width), "moe_permute")
         del scores
         dispatched = to_all(permuted, parts)
         hidden = grouped(dispatched, self.linear_fc1, parts)
-        inner = activated(hidden, True, parts)
+        inner = activate(hidden, True, parts)
         made = grouped(inner, self.linear_fc2, parts)
         combined = moved(to_all(made, parts), (tokens, batch, width), "moe_unpermute")
         if self.shared is not None:
-            combined = ops.add(combined, self.shared(normed))
+            combined = combined + self.shared(normed)
         return combined
 
 
 class SharedExpert(Module):
-    def __init__(self, machine: Machine, width: int, inner: int, parts: Parts) -> None:
+    def __init__(self, machine: Machine, width: int, inner: int, parts: MegatronRank) -> None:
         super().__init__(machine)
         self.parts = parts
         self.linear_fc1 = SplitLinear(machine, width, 2 * inner, parts, split="column")
         self.linear_fc2 = SplitLinear(machine, inner, width, parts, split="row")
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(activated(self.linear_fc1(x), True, self.parts))  # type: ignore[no-any-return]
+        return self.linear_fc2(activate(self.linear_fc1(x), True, self.parts))
 
 
 def moved(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
@@ -71,7 +80,7 @@ def moved(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     return finish(node, machine.run(name, (x,), shape, x.dtype))
 
 
-def to_all(x: Tensor, parts: Parts) -> Tensor:
+def to_all(x: Tensor, parts: MegatronRank) -> Tensor:
     machine = x.machine
     if parts.expert == 1:
         return x
@@ -90,7 +99,7 @@ def to_all(x: Tensor, parts: Parts) -> Tensor:
     return finish(node, send(x))
 
 
-def grouped(x: Tensor, weights: Tensor, parts: Parts) -> Tensor:
+def grouped(x: Tensor, weights: Tensor, parts: MegatronRank) -> Tensor:
     """A product an expert: its share of the rows times its weight."""
     machine, (experts, outputs, inputs), rows = x.machine, weights.shape, x.shape[0]
     share, plain, shape = -(-rows // experts), x.dtype, x.shape
@@ -103,7 +112,7 @@ def grouped(x: Tensor, weights: Tensor, parts: Parts) -> Tensor:
             machine.launch(name, factors, dtype, written, 2 * m * n * k)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        gradient = quantised(gradients[0], parts.low) if parts.low is not None else gradients[0]
+        gradient = quantize(gradients[0], parts.low) if parts.low is not None else gradients[0]
         launch(share, inputs, outputs, share * inputs * plain.itemsize)
         made = machine.tensor(shape, plain)
         if node.needs[1]:
@@ -111,7 +120,7 @@ def grouped(x: Tensor, weights: Tensor, parts: Parts) -> Tensor:
         del gradient
         return made, None
 
-    given = quantised(x, parts.low) if parts.low is not None else x
+    given = quantize(x, parts.low) if parts.low is not None else x
     node = start(machine, (x, weights), back, (given if weights.requires_grad else None, weights))
     launch(share, outputs, inputs, share * outputs * x.dtype.itemsize)
     return finish(node, machine.tensor((rows, outputs), x.dtype))

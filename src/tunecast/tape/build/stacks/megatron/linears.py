@@ -16,19 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.records import NamedTuple
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
-from tunecast.tape.build.tensor import BOOL, FLOAT32, Dtype, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.units import MIB
 
 TENSOR_STREAM = 6
 """Collectives of tensor parallelism, where they run beside the product they feed (user buffers of TE)."""
 
 
-class Parts(NamedTuple):
+class MegatronRank(NamedTuple):
     """How a model is cut: what one rank of each dimension holds."""
 
     tensor: int = 1
@@ -64,7 +67,7 @@ class SplitLinear(Module):
     """`TEColumnParallelLinear`, `TERowParallelLinear`, or with `norm` `TELayerNormColumnParallelLinear`."""
 
     def __init__(
-        self, machine: Machine, inputs: int, outputs: int, parts: Parts, *, split: str, norm: bool = False,
+        self, machine: Machine, inputs: int, outputs: int, parts: MegatronRank, *, split: str, norm: bool = False,
         rank: int = 0, bias: bool = False, weight: Tensor | None = None, in_torch: bool = False,
     ) -> None:  # fmt: skip
         """`weight`: of a layer that has none of its own (a tied head). `in_torch`: torch multiplies, not TE."""
@@ -88,10 +91,10 @@ class SplitLinear(Module):
             x = rms_norm(x, self.norm)
         out = self.product(x)
         if self.lora_a is not None:
-            x = ops.dropout(x, self.parts.adapter_dropout)
-            whole = gathered(x, self.parts) if self.split == "column" else x
-            low = ops.linear(ops.linear(whole, self.lora_a), self.lora_b)
-            out = ops.add(out, low if self.split == "column" else scattered(low, self.parts))
+            x = F.dropout(x, self.parts.adapter_dropout)
+            whole = gather(x, self.parts) if self.split == "column" else x
+            low = F.linear(F.linear(whole, self.lora_a), self.lora_b)
+            out = out + (low if self.split == "column" else scatter(low, self.parts))
         return out
 
     def product(self, x: Tensor) -> Tensor:
@@ -102,14 +105,14 @@ class SplitLinear(Module):
         called(machine, parts)
         given = x
         if parts.low is not None:
-            given = quantised(x, parts.low)
+            given = quantize(x, parts.low)
 
         def back(node: Node, gradients: Gradients) -> Sequence[Any]:
             kept = node.take(0)
             called(machine, parts)
             gradient = gradients[0]
             if parts.low is not None:
-                gradient = quantised(gradient, parts.low)
+                gradient = quantize(gradient, parts.low)
             if not column:
                 gradient = exchange(gradient, "all_gather", parts)
             wants_x, wants_weight = node.needs
@@ -120,7 +123,7 @@ class SplitLinear(Module):
             if wants_x:
                 shape = (gradient.shape[0], *rest, self.inputs)
                 multiply = product_and_scatter if column else matmul
-                turned = transposed(weight, parts)
+                turned = transpose_cast(weight, parts)
                 grad_x = multiply(gradient, shape, self.outputs, dtype, parts)
                 settle(machine, parts)
                 del turned
@@ -141,7 +144,7 @@ class SplitLinear(Module):
 
 
 def in_bulk(
-    weight: Tensor, kept: Tensor, gradient: Tensor, shape: tuple[int, ...], dtype: Dtype, parts: Parts
+    weight: Tensor, kept: Tensor, gradient: Tensor, shape: tuple[int, ...], dtype: Dtype, parts: MegatronRank
 ) -> Tensor:
     """Back through a column layer: its input is gathered beside the one product, and the sums of that scattered beside
     the other (`BulkOverlapCfg` of qkv and fc1, dgrad and wgrad)."""
@@ -162,12 +165,12 @@ an H100 differ that compute the same 12 layers once and twice (uniform_full_reco
 benchmarks/data/megatron_ci.jsonl; on an A100's host 1.6)."""
 
 
-def called(machine: Machine, parts: Parts) -> None:
+def called(machine: Machine, parts: MegatronRank) -> None:
     if not parts.graphed:
         machine.calls += CALLS
 
 
-def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: Parts) -> Tensor:
+def matmul(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank) -> Tensor:
     """[tokens, batch, inner] times a weight: rows are tokens times batch. Beside a ring of other ranks' tokens, one
     product for each rank's (`RingExchangeOverlapCfg`; `PipelineOverlapCfg` has four)."""
     rows = prod(shape[:-1])
@@ -202,7 +205,7 @@ def keep_workspace(machine: Machine, in_torch: bool = False) -> None:
 WORKSPACE, HOPPER = "te_workspace", 9
 
 
-def transposed(weight: Tensor, parts: Parts) -> Tensor | None:
+def transpose_cast(weight: Tensor, parts: MegatronRank) -> Tensor | None:
     """Frozen float8 weights are stored once; back, the product takes them turned around, made for it
     (`disable_parameter_transpose_cache`)."""
     if parts.frozen is None or weight.requires_grad:
@@ -219,7 +222,7 @@ class Factor(Tensor):
         super().__init__(machine, None, shape, dtype)  # type: ignore[arg-type]
 
 
-def add_to_main_gradient(weight: Tensor, x: Tensor, gradient: Tensor, parts: Parts) -> None:
+def add_to_main_gradient(weight: Tensor, x: Tensor, gradient: Tensor, parts: MegatronRank) -> None:
     """`wgrad_gemm_accum_fp32`, or `_fp16`: the sum so far is read and written by the product."""
     machine = weight.machine
     outputs, inputs = weight.shape
@@ -231,14 +234,14 @@ def add_to_main_gradient(weight: Tensor, x: Tensor, gradient: Tensor, parts: Par
     )
 
 
-def quantised(x: Tensor, low: Dtype) -> Tensor:
+def quantize(x: Tensor, low: Dtype) -> Tensor:
     """One kernel reads 16-bit numbers and writes codes twice: by row for this product, by column for the other."""
     machine = x.machine
     machine.launch("cast_transpose", (x,), low, 2 * (x.numel() * low.itemsize))
     return machine.tensor(x.shape, low, max(1, x.numel() * low.itemsize))
 
 
-def exchange(x: Tensor, what: str, parts: Parts) -> Tensor:
+def exchange(x: Tensor, what: str, parts: MegatronRank) -> Tensor:
     """Tokens of all ranks, or each rank's part of the sums."""
     ways, machine = parts.tensor, x.machine
     if ways == 1 or (what == "all_gather" and not parts.sequence):
@@ -252,7 +255,7 @@ def exchange(x: Tensor, what: str, parts: Parts) -> Tensor:
     return out
 
 
-def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: Parts) -> Tensor:
+def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dtype, parts: MegatronRank) -> Tensor:
     """A product whose sums are scattered. Overlapped, pieces of it are on their way while others are computed: the
     collective starts with the product, and is awaited after it (`settle`)."""
     machine, ways = x.machine, parts.tensor
@@ -266,7 +269,7 @@ def product_and_scatter(x: Tensor, shape: tuple[int, ...], inner: int, dtype: Dt
     return out
 
 
-def send(machine: Machine, what: str, parts: Parts, dtype: Dtype, sent: int, received: int) -> None:
+def send(machine: Machine, what: str, parts: MegatronRank, dtype: Dtype, sent: int, received: int) -> None:
     with machine.on_stream(TENSOR_STREAM if parts.beside else 0):
         if parts.beside:
             machine.wait(0)
@@ -274,13 +277,13 @@ def send(machine: Machine, what: str, parts: Parts, dtype: Dtype, sent: int, rec
         machine.collective(what, "tensor", parts.tensor, dtype, sent * size, received * size, sent)
 
 
-def settle(machine: Machine, parts: Parts) -> None:
+def settle(machine: Machine, parts: MegatronRank) -> None:
     """What ran beside the product is awaited once the product is launched."""
     if parts.beside:
         machine.wait(TENSOR_STREAM)
 
 
-def gathered(x: Tensor, parts: Parts) -> Tensor:
+def gather(x: Tensor, parts: MegatronRank) -> Tensor:
     """All tokens, for an adapter; back, each rank has the sum for its own."""
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
@@ -292,7 +295,7 @@ def gathered(x: Tensor, parts: Parts) -> Tensor:
     return finish(node, exchange(x, "all_gather", parts) if parts.sequence else x.alias(x.shape, x.strides))
 
 
-def scattered(x: Tensor, parts: Parts) -> Tensor:
+def scatter(x: Tensor, parts: MegatronRank) -> Tensor:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         return (exchange(gradients[0], "all_gather", parts),)
 
@@ -318,7 +321,7 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     return finish(node, out, factors)
 
 
-def activated(x: Tensor, gated: bool, parts: Parts) -> Tensor:
+def activate(x: Tensor, gated: bool, parts: MegatronRank) -> Tensor:
     """`bias_swiglu_fusion`, or a fused gelu: one kernel either way. Its input is kept, or a float8 copy of it that is
     widened again for the way back (`activation_func_fp8_input_store`)."""
     machine, whole, dtype = x.machine, x.shape, x.dtype
@@ -337,10 +340,10 @@ def activated(x: Tensor, gated: bool, parts: Parts) -> Tensor:
     return finish(node, machine.run(name + "_fwd", (x,), shape, x.dtype))
 
 
-def dropped_and_added(x: Tensor, residual: Tensor, probability: float) -> Tensor:
+def dropout_add(x: Tensor, residual: Tensor, probability: float) -> Tensor:
     """`bias_dropout_add_fused_train`: one kernel either way; what is kept is the mask. Without dropout, a sum."""
     if not probability:
-        return ops.add(x, residual)
+        return x + residual
     machine, shape, dtype = x.machine, x.shape, x.dtype
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:

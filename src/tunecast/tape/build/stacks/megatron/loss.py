@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.stacks.megatron.linears import Parts
-from tunecast.tape.build.tensor import FLOAT32, Tensor
+from tunecast.tape.build.dtypes import FLOAT32
+from tunecast.tape.build.stacks.megatron.linears import MegatronRank
+from tunecast.tape.build.tensor import Tensor
 
 
-def fused_cross_entropy(logits: Tensor, labels: Tensor, parts: Parts) -> Tensor:
+def fused_cross_entropy(logits: Tensor, labels: Tensor, parts: MegatronRank) -> Tensor:
     """TE's fused loss: the gradient is written over the logits in the forward pass; ranks exchange a maximum and a sum
     a token (transformer_engine/pytorch/cross_entropy.py)."""
     machine = logits.machine
@@ -31,7 +32,7 @@ def fused_cross_entropy(logits: Tensor, labels: Tensor, parts: Parts) -> Tensor:
     return finish(node, loss, logits)
 
 
-def full_cross_entropy(logits: Tensor, labels: Tensor, parts: Parts) -> Tensor:
+def full_cross_entropy(logits: Tensor, labels: Tensor, parts: MegatronRank) -> Tensor:
     """Without `--cross-entropy-loss-fusion`: logits are copied to float32, and softmax and gradient are written over
     the copy; the gradient is cast back (megatron/core/tensor_parallel/cross_entropy.py)."""
     machine, shape, dtype = logits.machine, logits.shape, logits.dtype

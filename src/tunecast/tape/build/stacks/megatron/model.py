@@ -12,23 +12,25 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, start
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, ModuleList
+from tunecast.tape.build.recompute import checkpoint
 from tunecast.tape.build.stacks.megatron.attention import Attention
 from tunecast.tape.build.stacks.megatron.data import DataExchange
 from tunecast.tape.build.stacks.megatron.experts import Experts
 from tunecast.tape.build.stacks.megatron.linears import (
-    Parts,
+    MegatronRank,
     SplitLinear,
-    activated,
-    dropped_and_added,
+    activate,
+    dropout_add,
     exchange,
     rms_norm,
 )
 from tunecast.tape.build.stacks.megatron.loss import full_cross_entropy, fused_cross_entropy
-from tunecast.tape.build.stacks.megatron.shape import Shape
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.stacks.megatron.shape import MegatronShape
+from tunecast.tape.build.tensor import Tensor
 
 LORA_TARGETS = {"linear_qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj"), "linear_proj": ("o_proj",),
                 "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}  # fmt: skip
@@ -37,7 +39,7 @@ ROWS_DIVISIBLE_BY = 128
 
 
 class MLP(Module):
-    def __init__(self, machine: Machine, shape: Shape, parts: Parts, ranks: Mapping[str, int]) -> None:
+    def __init__(self, machine: Machine, shape: MegatronShape, parts: MegatronRank, ranks: Mapping[str, int]) -> None:
         super().__init__(machine)
         self.gated, self.parts = shape.gated, parts
         outputs = shape.inner * (2 if shape.gated else 1)
@@ -56,12 +58,18 @@ class MLP(Module):
         )
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        return self.linear_fc2(activated(self.linear_fc1(hidden_states), self.gated, self.parts))  # type: ignore[no-any-return]
+        return self.linear_fc2(activate(self.linear_fc1(hidden_states), self.gated, self.parts))
 
 
 class Layer(Module):
     def __init__(
-        self, machine: Machine, shape: Shape, parts: Parts, ranks: Mapping[str, int], sparse: bool, recomputed: bool
+        self,
+        machine: Machine,
+        shape: MegatronShape,
+        parts: MegatronRank,
+        ranks: Mapping[str, int],
+        sparse: bool,
+        recomputed: bool,
     ) -> None:
         super().__init__(machine)
         self.self_attention = Attention(machine, shape, parts, ranks)
@@ -73,24 +81,24 @@ class Layer(Module):
 
     def __call__(self, hidden_states: Tensor) -> Any:
         if self.recomputed:
-            return checkpointed(self.machine, super().__call__, hidden_states)
+            return checkpoint(self.machine, super().__call__, hidden_states)
         return super().__call__(hidden_states)
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         residual = hidden_states
         hidden_states = self.self_attention(hidden_states)
-        hidden_states = dropped_and_added(hidden_states, residual, self.dropout)
+        hidden_states = dropout_add(hidden_states, residual, self.dropout)
         residual = hidden_states
         hidden_states = self.mlp(hidden_states)
-        return dropped_and_added(hidden_states, residual, self.dropout)
+        return dropout_add(hidden_states, residual, self.dropout)
 
 
 class GPT(Module):
     """One pipeline stage: `first` has the embedding, `last` the head."""
 
     def __init__(
-        self, machine: Machine, shape: Shape, parts: Parts, ranks: Mapping[str, int], recomputed: bool = False,
-        first: bool = True, last: bool = True, fused_loss: bool = True,
+        self, machine: Machine, shape: MegatronShape, parts: MegatronRank, ranks: Mapping[str, int],
+        recomputed: bool = False, first: bool = True, last: bool = True, fused_loss: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(machine)
         self.shape, self.parts, self.first, self.last = shape, parts, first, last
@@ -128,7 +136,7 @@ class GPT(Module):
 
     def forward(self, given: Tensor, labels: Tensor | None, number: int = 0, chunks: int = 1) -> Tensor:
         """The loss of the model's last piece, else what goes to the next one."""
-        hidden_states = embedded(self, given) if self.first and number == 0 else ops.alias(given)
+        hidden_states = embed(self, given) if self.first and number == 0 else given[:]
         for layer in self.chunk(number, chunks):
             hidden_states = layer(self.exchange.around(layer, hidden_states))
         if labels is None:
@@ -138,19 +146,19 @@ class GPT(Module):
             return self.loss(self.output_layer(normed), labels, self.parts)
 
 
-def embedded(model: GPT, ids: Tensor) -> Tensor:
+def embed(model: GPT, ids: Tensor) -> Tensor:
     """`VocabParallelEmbedding`: rows of others' are zero, and the sums are scattered over the tokens."""
     machine, parts = model.machine, model.parts
-    found = ops.embedding(model.word_embeddings, ids)
+    found = F.embedding(model.word_embeddings, ids)
     if model.position_embeddings is not None:
-        found = ops.add(found, ops.embedding(model.position_embeddings, ids))
+        found = found + F.embedding(model.position_embeddings, ids)
     if parts.tensor == 1 or not parts.sequence:
         if parts.tensor > 1:
             found = exchange(found, "reduce_scatter", parts)
-        return ops.dropout(found, model.shape.dropout)
+        return F.dropout(found, model.shape.dropout)
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         return (exchange(gradients[0], "all_gather", parts),)
 
     node = start(machine, (found,), back)
-    return ops.dropout(finish(node, exchange(found, "reduce_scatter", parts)), model.shape.dropout)
+    return F.dropout(finish(node, exchange(found, "reduce_scatter", parts)), model.shape.dropout)

@@ -15,14 +15,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
 from tunecast.tape.build.stacks.megatron.data import GATHER_STREAM, REDUCE_STREAM
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 INT16 = Dtype("int16", 2, False)
 
 
-class Optimizer:
+class MegatronOptimizer:
     def __init__(
         self, parameters: Sequence[Tensor], ranks: int, in_layers: int, gradients: Dtype = FLOAT32, shares: bool = True,
         expert_ranks: int = 1, aware: bool = False,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
+
+from tunecast.records import NamedTuple
 
 
-class Shape(NamedTuple):
+class MegatronShape(NamedTuple):
     """What Megatron's arguments say of a model."""
 
     layers: int
@@ -33,7 +35,7 @@ class Shape(NamedTuple):
     attention_dropout: float = 0.0
 
 
-def shape_of(config: Mapping[str, Any]) -> Shape | None:
+def shape_of(config: Mapping[str, Any]) -> MegatronShape | None:
     text = config.get("text_config", config)
     width = text.get("hidden_size") or text.get("n_embd")
     heads = text.get("num_attention_heads") or text.get("n_head")
@@ -44,7 +46,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape | None:
     inner = text.get("intermediate_size") or text.get("n_inner") or 4 * width
     expert_inner = text.get("moe_intermediate_size") or (inner if experts else 0)
     gpt = text.get("model_type") in ("gpt2", "gpt_neox", "nemotron") and not text.get("gated_linear_unit")
-    return Shape(
+    return MegatronShape(
         layers, width, heads, text.get("num_key_value_heads") or heads, text.get("head_dim") or width // heads, inner,
         text["vocab_size"], not gpt, bool(text.get("tie_word_embeddings", gpt)), experts,
         text.get("num_experts_per_tok") or 0, expert_inner,

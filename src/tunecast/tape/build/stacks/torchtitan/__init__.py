@@ -1,8 +1,14 @@
 """torchtitan's pre-training loop on paper (torchtitan/train.py), by the month of its code.
 
-    releases.py    what changed when        model.py, qwen3.py, deepseek.py   the models, and the layers' wrappers
-    selective.py   per-op selective activation checkpointing      experts.py   mixtures of experts, over ranks too
-    parallel.py    which ranks do what, and FSDP2's units      loop.py   the steps      pipeline.py   in stages
+    deepseek.py    torchtitan's DeepSeek V3 on paper
+    experts.py     torchtitan's mixture of experts on paper, its experts on one rank or on several
+    loop.py        `Trainer.train_step` and `forward_backward_step`, without a pipeline
+    model.py       torchtitan's Llama 3 on paper
+    parallel.py    how torchtitan spreads a model: which ranks do what, FSDP2's units
+    pipeline.py    a pipeline's first stage, or its last, 1F1B or interleaved
+    qwen3.py       torchtitan's Qwen 3 on paper, dense and with experts
+    releases.py    what changed in torchtitan, and when
+    selective.py   selective activation checkpointing, per operation
 
 Weights are fp32; FSDP2 gathers them as bf16 and reduces gradients in fp32 (`mixed_precision_param`,
 `mixed_precision_reduce`), `autocast: null` leaves both in fp32. Alone on a card, torch's autocast does it.
@@ -18,10 +24,11 @@ from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.tape.build.float8 import MULTIPLE
 from tunecast.tape.build.float8 import forward as float8_forward
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
-from tunecast.tape.build.stacks import no_such_model
+from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.torchtitan.deepseek import DeepSeekModel
 from tunecast.tape.build.stacks.torchtitan.experts import MoE
 from tunecast.tape.build.stacks.torchtitan.loop import Trainer
@@ -29,19 +36,13 @@ from tunecast.tape.build.stacks.torchtitan.model import Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
 from tunecast.tape.build.stacks.torchtitan.pipeline import Pipeline
 from tunecast.tape.build.stacks.torchtitan.qwen3 import Qwen3Model, Qwen3MoeModel
-from tunecast.tape.build.stacks.torchtitan.releases import Release, release_of
-from tunecast.tape.build.tensor import Machine
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, release_of
 from tunecast.tape.card import Card
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
+REFUSES: Refusals = {
     "method": lambda job: job.method != "full",
-    "kernels": lambda job: bool(job.kernels),
-    "attention": lambda job: job.attention != "sdpa",
-    "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
-    "transformers_version": lambda job: job.transformers_version is not None,
-    "offload_activations": lambda job: job.offload_activations,
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
-    "loss": lambda job: job.loss == "chunked",
+    **leaves_out("kernels", "attention", "checkpoint_reentrant", "transformers_version", "offload_activations"),
+    **leaves_out("optimizer_in_backward", "loss"),
     "matmul_dtype": lambda job: job.matmul_dtype not in (None, "float8"),
 }
 LAST_LAYERS = 2
@@ -75,7 +76,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
 
 
 def load(
-    job: Job, config: Mapping[str, Any], machine: Machine, release: Release, scheme: Scheme,
+    job: Job, config: Mapping[str, Any], machine: Machine, release: TitanRelease, scheme: Scheme,
     split: TensorParallel | None,
 ) -> Transformer:  # fmt: skip
     family = FAMILIES.get(config["model_type"])
@@ -104,7 +105,7 @@ def load(
         if job.compile:
             layer.compile(owns_weights=type(scheme) is Scheme)
     to_empty(model, scheme)
-    machine.head_modules = {"output", "loss"}
+    machine.name_head("output", "loss")
     return model
 
 
@@ -130,7 +131,7 @@ WITHOUT_EXPERTS: Mapping[str, Callable[[Job], bool]] = {
 SDPA = "attention is torch's own (attn_type sdpa), also where torchtitan's flavours of DeepSeek say flex"
 
 
-def spread_experts(job: Job, config: Mapping[str, Any], model: Transformer, release: Release) -> None:
+def spread_experts(job: Job, config: Mapping[str, Any], model: Transformer, release: TitanRelease) -> None:
     """`apply_moe_ep_tp`. Before weights are brought to the card."""
     ranks = job.parallel.expert
     sparse = [module for module in model.modules() if isinstance(module, MoE)]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.stacks.torchtitan.experts import MoE, Routing
 from tunecast.tape.build.stacks.torchtitan.model import (
@@ -18,20 +19,20 @@ from tunecast.tape.build.stacks.torchtitan.model import (
     RMSNorm,
     Transformer,
     TransformerBlock,
-    turned,
+    complex_mul,
     view_as_complex,
     view_as_real,
 )
-from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import FLOAT32, Machine, Tensor
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease
+from tunecast.tape.build.tensor import Tensor
 
 
 def apply_rotary_emb(x: Tensor, freqs_cis: Tensor) -> Tensor:
     dtype, shape = x.dtype, x.shape
-    x = view_as_complex(ops.view(ops.to(x, FLOAT32), *shape[:-1], -1, 2))
-    freqs_cis = ops.view(ops.slice_(freqs_cis, 0, 0, shape[1]), 1, shape[1], 1, x.shape[-1])
-    y = ops.reshape(view_as_real(turned(x, freqs_cis)), *shape)
-    return ops.to(y, dtype)
+    x = view_as_complex(x.float().view(*shape[:-1], -1, 2))
+    freqs_cis = freqs_cis[: shape[1]].view(1, shape[1], 1, x.shape[-1])
+    y = view_as_real(complex_mul(x, freqs_cis)).reshape(*shape)
+    return y.to(dtype)
 
 
 class LatentAttention(Attention):
@@ -59,31 +60,31 @@ class LatentAttention(Attention):
         else:
             q = self.wq_a(x)
             q = self.wq_b(self.q_norm(q))
-        q = ops.view(q, bsz, seqlen, -1, self.nope + self.rope)
-        q_nope, q_pe = ops.split(q, [self.nope, self.rope], -1)
+        q = q.view(bsz, seqlen, -1, self.nope + self.rope)
+        q_nope, q_pe = q.split([self.nope, self.rope], -1)
         q_pe = apply_rotary_emb(q_pe, freqs_cis)
-        q = ops.cat([q_nope, q_pe], -1)
+        q = F.cat([q_nope, q_pe], -1)
         kv = self.wkv_a(x)
-        kv, k_pe = ops.split(kv, [self.latent, self.rope], -1)
-        k_pe = apply_rotary_emb(ops.unsqueeze(k_pe, 2), freqs_cis)
+        kv, k_pe = kv.split([self.latent, self.rope], -1)
+        k_pe = apply_rotary_emb(k_pe.unsqueeze(2), freqs_cis)
         kv = self.wkv_b(self.kv_norm(kv))
-        kv = ops.view(kv, bsz, seqlen, -1, self.nope + self.value)
-        k_nope, v = ops.split(kv, [self.nope, self.value], -1)
-        k = ops.cat([k_nope, ops.expand(k_pe, bsz, seqlen, self.n_heads, self.rope)], -1)
-        q = ops.transpose(q, 1, 2)
-        k = ops.transpose(k, 1, 2)
-        v = ops.transpose(v, 1, 2)
+        kv = kv.view(bsz, seqlen, -1, self.nope + self.value)
+        k_nope, v = kv.split([self.nope, self.value], -1)
+        k = F.cat([k_nope, k_pe.expand(bsz, seqlen, self.n_heads, self.rope)], -1)
+        q = q.transpose(1, 2)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
         output = self.inner_attention(q, k, v, False)
-        output = ops.contiguous(ops.transpose(output, 1, 2))
-        output = ops.view(output, bsz, seqlen, -1)
-        return self.wo(output)  # type: ignore[no-any-return]
+        output = output.transpose(1, 2).contiguous()
+        output = output.view(bsz, seqlen, -1)
+        return self.wo(output)
 
 
 class DeepSeekBlock(TransformerBlock):
     attention_type = LatentAttention
     is_dense = False
 
-    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: TitanRelease) -> None:
         super().__init__(machine, config, release)
         self.saved |= {"all_to_all"}
         kept = "feed_forward" if self.is_dense else "moe"
@@ -106,8 +107,8 @@ class DeepSeekBlock(TransformerBlock):
         self.routers = frozenset([(dim, count)])
 
     def block(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
-        x = ops.add(x, self.attention(self.attention_norm(x), freqs_cis))
-        x = ops.add(x, (self.feed_forward if self.is_dense else self.moe)(self.ffn_norm(x)))
+        x = x + self.attention(self.attention_norm(x), freqs_cis)
+        x = x + (self.feed_forward if self.is_dense else self.moe)(self.ffn_norm(x))
         return x
 
 

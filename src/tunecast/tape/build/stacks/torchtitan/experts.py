@@ -10,14 +10,19 @@ a rank receives as many rows as it sends. On one rank all sizes are by the rows 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from math import inf
+from typing import Any
 
 from tunecast.errors import UsageError
-from tunecast.tape.build import ops
+from tunecast.records import NamedTuple
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
-from tunecast.tape.build.experts import grouped_product, row_sums, rows_at, sums, top_k
+from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT32, INT32, INT64
+from tunecast.tape.build.experts import grouped_product, top_k
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module
-from tunecast.tape.build.tensor import BFLOAT16, BOOL, FLOAT32, INT32, INT64, Machine, Tensor
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import TO_HOST
 
 ALIGNMENT = 8
@@ -39,6 +44,7 @@ class Routing(NamedTuple):
     """The experts every token has, or None."""
     is_sigmoid: bool = False
     route_norm: bool = True
+    route_scale: float = 1.0
     groups: int = 1
     limited_groups: int = 1
 
@@ -57,30 +63,30 @@ class MoE(Module):
     def forward(self, x: Tensor) -> Tensor:
         machine, top_k = self.machine, self.router.top_k
         bs, slen, dim = x.shape
-        x = ops.view(x, -1, dim)
+        x = x.view(-1, dim)
         top_scores, selected_experts_indices, num_tokens_per_expert = self.router(x, self.expert_bias)
         machine.launch("add_", (self.tokens_per_expert, num_tokens_per_expert), FLOAT32, self.tokens_per_expert.nbytes)
         top_scores_experts_sorted, token_indices_experts_sorted, num_tokens_per_expert = self.reorderer(
             top_scores, selected_experts_indices
         )
-        routed_input = rows_at(x, ops.map_("floor_divide", token_indices_experts_sorted))
+        routed_input = x[token_indices_experts_sorted // top_k]
         routed_output = self.experts(routed_input, num_tokens_per_expert)
         out = None if self.shared_experts is None else self.shared_experts(x)
         routed_output_unsorted = machine.run("zeros", (), (bs * slen * top_k, dim), routed_output.dtype)
         self.experts.sent.clear()
         routed_output_unsorted = put_at(routed_output_unsorted, token_indices_experts_sorted, routed_output)
-        routed_output_unsorted = ops.reshape(routed_output_unsorted, -1, top_k, dim)
-        out_experts = ops.to(weighted(top_scores, ops.to(routed_output_unsorted, FLOAT32)), x.dtype)
-        out_experts = ops.squeeze(out_experts, 1)
-        summed = out_experts if out is None else ops.add(out, out_experts)
+        routed_output_unsorted = routed_output_unsorted.reshape(-1, top_k, dim)
+        out_experts = weigh(top_scores, routed_output_unsorted.float()).to(x.dtype)
+        out_experts = out_experts.squeeze(1)
+        summed = out_experts if out is None else out + out_experts
         del top_scores_experts_sorted
-        return ops.reshape(summed, bs, slen, dim)
+        return summed.reshape(bs, slen, dim)
 
 
-def weighted(scores: Tensor, rows: Tensor) -> Tensor:
+def weigh(scores: Tensor, rows: Tensor) -> Tensor:
     """bmm of [tokens, 1, k] and [tokens, k, width]."""
-    low = ops.cast_for_product(rows)
-    return ops.batched_product(ops.cast_for_product(ops.reshape(scores, -1, 1, scores.shape[-1])), low)
+    low = F.cast_for_product(rows)
+    return F.bmm(F.cast_for_product(scores.reshape(-1, 1, scores.shape[-1])), low)
 
 
 class Router(Module):
@@ -94,36 +100,36 @@ class Router(Module):
     def forward(self, x: Tensor, expert_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         machine = self.machine
         scores = self.gate(x)
-        wide = ops.to(scores, FLOAT32)
-        scores = ops.sigmoid(wide) if self.routing.is_sigmoid else ops.softmax(wide, FLOAT32)
+        wide = scores.float()
+        scores = wide.sigmoid() if self.routing.is_sigmoid else F.softmax(wide, FLOAT32)
         del wide
-        scores_for_choice = ops.add(scores, expert_bias)
+        scores_for_choice = scores + expert_bias
         if self.routing.groups > 1:
-            scores_for_choice = self.limited(scores_for_choice)
+            scores_for_choice = self.limit_groups(scores_for_choice)
         kept = (*scores.shape[:-1], self.top_k)
         _, selected_experts_indices = machine.run_many(
             "topk", (scores_for_choice,), ((kept, FLOAT32), (kept, INT64)), args=(scores_for_choice, self.top_k, -1)
         )
-        top_scores = gathered(scores, selected_experts_indices)
+        top_scores = gather(scores, selected_experts_indices)
         if self.routing.route_norm:
-            denominator = ops.shift(row_sums(top_scores))
-            top_scores = ops.divide(top_scores, denominator)
-        top_scores = ops.scale(top_scores)
+            denominator = top_scores.sum(-1, keepdim=True) + 1e-20
+            top_scores = top_scores / denominator
+        top_scores = top_scores * self.routing.route_scale
         num_tokens_per_expert = machine.run("histc", (selected_experts_indices,), (self.count,), INT64)
         del _, scores_for_choice
         return top_scores, selected_experts_indices, num_tokens_per_expert
 
-    def limited(self, scores: Tensor) -> Tensor:
+    def limit_groups(self, scores: Tensor) -> Tensor:
         """`_get_node_limited_routing_scores`: the best two of each group say which groups are chosen from."""
         machine, tokens, groups = self.machine, scores.shape[0], self.routing.groups
-        scores_grouped = ops.view(scores, tokens, groups, self.count // groups)
+        scores_grouped = scores.view(tokens, groups, self.count // groups)
         top2_scores_in_group, _ = top_k(scores_grouped, 2)
-        group_scores = sums(top2_scores_in_group, -1)
+        group_scores = top2_scores_in_group.sum(-1)
         _, group_idx = top_k(group_scores, self.routing.limited_groups)
         group_mask = machine.run("ones_like", (), group_scores.shape, BOOL)
         machine.launch("scatter_", (group_mask, group_idx), BOOL, group_idx.nbytes)
-        masked = ops.masked_fill(scores_grouped, ops.unsqueeze(group_mask, -1))
-        return ops.view(masked, tokens, self.count)
+        masked = scores_grouped.masked_fill(group_mask.unsqueeze(-1), -inf)
+        return masked.view(tokens, self.count)
 
 
 class Reorderer(Module):
@@ -136,7 +142,7 @@ class Reorderer(Module):
         flat = selected_experts_indices.alias((selected_experts_indices.numel(),), None)
         num_tokens_per_expert = machine.run("histc", (flat,), (self.count,), INT64)
         token_indices = machine.run_many("sort", (flat,), ((flat.shape, INT64),) * 2, args=(flat,))[1]
-        return rows_at(ops.view(top_scores, -1), token_indices), token_indices, num_tokens_per_expert
+        return top_scores.view(-1)[token_indices], token_indices, num_tokens_per_expert
 
 
 class GroupedExperts(Module):
@@ -166,18 +172,18 @@ class GroupedExperts(Module):
         self.have(self.count // ranks)
 
     def forward(self, x: Tensor, num_tokens_per_expert: Tensor) -> Tensor:
-        laid_out = self.dispatched if self.ranks > 1 else self.permuted
+        laid_out = self.dispatch if self.ranks > 1 else self.permute
         input_shape, routed_input, permuted_indices, num_tokens = laid_out(x, num_tokens_per_expert)
         routed_output = self.run_experts(routed_input, num_tokens)
-        out = unpermuted(routed_output, input_shape, permuted_indices)
+        out = unpermute(routed_output, input_shape, permuted_indices)
         if self.ranks == 1:
             return out
         selection = getattr(self.machine, "selection", None)
         if selection is None or not selection.finds("all_to_all"):
-            self.sent.append(out.detached())
+            self.sent.append(out.detach())
         return to_all(out, self.ranks)
 
-    def dispatched(self, routed_input: Tensor, num_tokens_per_expert: Tensor) -> LaidOut:
+    def dispatch(self, routed_input: Tensor, num_tokens_per_expert: Tensor) -> LaidOut:
         """`_token_dispatch`: the host waits for the numbers of rows, of which torch must know."""
         machine, ranks = self.machine, self.ranks
         group = machine.exchange("all_to_all", "expert", ranks, num_tokens_per_expert, num_tokens_per_expert.shape)
@@ -187,58 +193,58 @@ class GroupedExperts(Module):
             del splits
         machine.synchronize()
         routed_input = to_all(routed_input, ranks)
-        laid_out = self.permuted(routed_input, group)
+        laid_out = self.permute(routed_input, group)
         self.places_kept[:] = laid_out[2:3]
         return laid_out
 
-    def permuted(self, x: Tensor, counts: Tensor) -> LaidOut:
+    def permute(self, x: Tensor, counts: Tensor) -> LaidOut:
         """`_permute`, `generate_permute_indices`."""
         machine, (rows, width) = self.machine, x.shape
         permuted_indices, m_sizes, _offsets = self.places(
             counts, -(-(rows + self.here * ALIGNMENT) // ALIGNMENT) * ALIGNMENT
         )
         zeros = machine.run("new_zeros", (), (1, width), x.dtype)
-        x = ops.cat([x, zeros], 0)
+        x = F.cat([x, zeros], 0)
         del zeros
-        shape, x = x.shape, rows_at(x, permuted_indices)
+        shape, x = x.shape, x[permuted_indices]
         del _offsets
         return shape, x, permuted_indices, m_sizes
 
     def places(self, counts: Tensor, max_len: int) -> tuple[Tensor, Tensor, Tensor]:
         machine, here = self.machine, (self.here,)
-        start_index_values = ops.map_("sub", cumulative(counts, INT64))
+        start_index_values = cumulative(counts, INT64) - 1
         totals = machine.run("sum", (counts,), here, INT64)
-        totals = ops.map_("clamp_min", totals)
-        m_sizes = ops.map_("add", totals)
+        totals = pointwise("clamp_min", totals)
+        m_sizes = totals + 1
         for name in ("sub", "floor_divide", "mul"):
-            m_sizes = ops.map_(name, m_sizes)
-        m_sizes = ops.map_("_to_copy", m_sizes, INT32)
-        wide = ops.map_("_to_copy", m_sizes, INT64)
+            m_sizes = pointwise(name, m_sizes)
+        m_sizes = m_sizes.to(INT32)
+        wide = m_sizes.to(INT64)
         m_offsets = cumulative(wide, INT64)
         del wide
-        write_offsets = ops.map_("sub", m_offsets)
+        write_offsets = m_offsets - 1
         permuted_indices = machine.run("full", (), (max_len,), INT32)
         starts = (counts, start_index_values, write_offsets)
         machine.launch("triton::_fill_indices_kernel", starts, INT32, permuted_indices.nbytes)
-        return permuted_indices, m_sizes, ops.map_("_to_copy", m_offsets, INT32)
+        return permuted_indices, m_sizes, m_offsets.to(INT32)
 
     def run_experts(self, x: Tensor, num_tokens_per_expert: Tensor) -> Tensor:
         """`_run_experts_grouped_mm`."""
         offsets = cumulative(num_tokens_per_expert, INT32)
-        h = ops.silu(grouped_product(ops.to(x, BFLOAT16), turned(self.w1), offsets))
-        h = ops.multiply(h, grouped_product(ops.to(x, BFLOAT16), turned(self.w3), offsets))
-        return ops.to(grouped_product(h, turned(self.w2), offsets), x.dtype)
+        h = F.silu(grouped_product(x.to(BFLOAT16), transpose_experts(self.w1), offsets))
+        h = h * grouped_product(x.to(BFLOAT16), transpose_experts(self.w3), offsets)
+        return grouped_product(h, transpose_experts(self.w2), offsets).to(x.dtype)
 
 
-def turned(weight: Tensor) -> Tensor:
-    return ops.transpose(ops.to(weight, BFLOAT16), 1, 2)
+def transpose_experts(weight: Tensor) -> Tensor:
+    return weight.to(BFLOAT16).transpose(1, 2)
 
 
 def cumulative(counts: Tensor, dtype: Any) -> Tensor:
     return counts.machine.run("cumsum", (counts,), counts.shape, dtype, args=(counts, 0))
 
 
-def gathered(x: Tensor, places: Tensor) -> Tensor:
+def gather(x: Tensor, places: Tensor) -> Tensor:
     """x.gather(-1, places): the gradient is added up in zeros."""
     machine, shape, dtype = x.machine, x.shape, x.dtype
 
@@ -265,11 +271,11 @@ def put_at(target: Tensor, places: Tensor, values: Tensor) -> Tensor:
     return finish(node, target.alias(target.shape, target.strides))
 
 
-def unpermuted(out: Tensor, shape: tuple[int, ...], permuted_indices: Tensor) -> Tensor:
+def unpermute(out: Tensor, shape: tuple[int, ...], permuted_indices: Tensor) -> Tensor:
     """`_unpermute`: back where they were; padding has the last row, which goes."""
     out_unpermuted = out.machine.run("new_empty", (), shape, out.dtype)
     out_unpermuted = put_at(out_unpermuted, permuted_indices, out)
-    return ops.slice_(out_unpermuted, 0, 0, shape[0] - 1)
+    return out_unpermuted[: shape[0] - 1]
 
 
 def to_all(x: Tensor, ranks: int) -> Tensor:
@@ -277,7 +283,7 @@ def to_all(x: Tensor, ranks: int) -> Tensor:
     machine = x.machine
 
     def sent(given: Tensor) -> Tensor:
-        return machine.exchange("all_to_all", "expert", ranks, ops.contiguous(given), given.shape)
+        return machine.exchange("all_to_all", "expert", ranks, given.contiguous(), given.shape)
 
     node = start(machine, (x,), lambda node, gradients: (sent(gradients[0]),))
     return finish(node, sent(x))

@@ -6,25 +6,26 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.compiled import Region
+from tunecast.tape.build.dtypes import INT32, INT64
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks.torchtitan.experts import GroupedExperts
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
-from tunecast.tape.build.stacks.torchtitan.parallel import Ranks
-from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import FLOAT32, INT32, INT64, Tensor
+from tunecast.tape.build.stacks.torchtitan.parallel import TitanRanks
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase
 
 
 def loss_of(split: TensorParallel | None) -> Callable[[Tensor, Tensor], Tensor]:
-    cross_entropy = ops.cross_entropy if split is None else split.cross_entropy
+    cross_entropy = F.cross_entropy if split is None else split.cross_entropy
 
     def cross_entropy_loss(pred: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(ops.to(ops.reshape(pred, -1, pred.shape[-1]), FLOAT32), ops.reshape(labels, -1))
+        return cross_entropy(pred.reshape(-1, pred.shape[-1]).float(), labels.reshape(-1))
 
     return cross_entropy_loss
 
@@ -33,7 +34,7 @@ class Trainer:
     """`Trainer.train_step` and `forward_backward_step`: names that outlive a step here do so there."""
 
     def __init__(
-        self, job: Job, model: Transformer, release: Release, ranks: Ranks, scheme: Scheme,
+        self, job: Job, model: Transformer, release: TitanRelease, ranks: TitanRanks, scheme: Scheme,
         split: TensorParallel | None, parameters: Sequence[Tensor], optimizer: Optimizer,
     ) -> None:  # fmt: skip
         self.job, self.model, self.release, self.ranks, self.scheme = job, model, release, ranks, scheme
@@ -76,24 +77,24 @@ class Trainer:
         inputs, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
         whole = self.split_sequence(inputs, labels) if self.ranks.context > 1 else None
         if whole is not None:
-            inputs, labels = whole[0].detached(), whole[1].detached()
+            inputs, labels = whole[0].detach(), whole[1].detach()
         machine.phase, machine.in_forward = Phase.FORWARD, True
         with machine.autocasting(self.scheme.autocast):
             pred = self.model(inputs)
             if self.release.keeps_logits:
-                pred = self.logits = ops.to(pred, FLOAT32)
+                pred = self.logits = pred.float()
             with machine.within("loss"):
                 loss = self.loss_fn(pred, labels)
         del pred
         backward(loss)
-        return loss.detached()  # type: ignore[no-any-return]
+        return loss.detach()
 
     def split_sequence(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
         """`context_parallel`: this rank's parts of ids, labels and table, from the front and the back; all of the table
         waits to be put back, and the ids' own memory is kept."""
         machine, table, count = self.machine, self.model.freqs_cis, self.ranks.context
         held: list[Tensor] = []
-        restored = ops.map_("clone", table)
+        restored = table.clone()
         length = inputs.shape[1]
         order = machine.run("arange", (), (length,), INT32)
         numbers = [machine.run("arange", (), (count,), INT64) for _ in range(2)]
@@ -111,5 +112,5 @@ class Trainer:
         copy: Any = None
         for part_of in held:
             copy = None
-            copy = ops.map_("clone", part_of)
+            copy = part_of.clone()
         return [*held, restored, copy, inputs, labels]

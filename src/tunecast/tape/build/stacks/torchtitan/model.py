@@ -10,15 +10,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.tape.build import attention as kernels
-from tunecast.tape.build import ops
-from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, record, start, wants
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
 from tunecast.tape.build.compiled import Region
+from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Embedding, Linear, Module, ModuleList
+from tunecast.tape.build.recompute import checkpoint
 from tunecast.tape.build.sharding.context import ring_attention
-from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.stacks.torchtitan.selective import SAVED, selectively_checkpointed
-from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm, shifted_in_place
-from tunecast.tape.build.tensor import FLOAT32, Dtype, Machine, Shape, Tensor
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease
+from tunecast.tape.build.stacks.torchtitan.selective import SAVED, checkpoint_selectively
+from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.backend import ALL, choose
 from tunecast.tape.kernels.backend import Attention as AttentionCall
 
@@ -37,19 +40,19 @@ def view_as_complex(x: Tensor) -> Tensor:
     """[..., 2] of fp32."""
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (view_as_real(ops.contiguous(gradients[0])),)
+        return (view_as_real(gradients[0].contiguous()),)
 
     return record(as_dtype(x, x.shape[:-1], COMPLEX64), (x,), back)
 
 
 def view_as_real(x: Tensor) -> Tensor:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (view_as_complex(ops.contiguous(gradients[0])),)
+        return (view_as_complex(gradients[0].contiguous()),)
 
     return record(as_dtype(x, (*x.shape, 2), FLOAT32), (x,), back)
 
 
-def turned(x: Tensor, angles: Tensor) -> Tensor:
+def complex_mul(x: Tensor, angles: Tensor) -> Tensor:
     """x * angles; the gradient is turned back by a conjugate, of which a copy is made."""
     machine = x.machine
 
@@ -74,47 +77,47 @@ def complex_product(a: Tensor, b: Tensor) -> Tensor:
 class RMSNorm(Module):
     """torch.nn.RMSNorm: one kernel, or before torch 2.9 the formula taken apart in C++ (layer_norm.cpp)."""
 
-    def __init__(self, machine: Machine, width: int, release: Release) -> None:
+    def __init__(self, machine: Machine, width: int, release: TitanRelease) -> None:
         super().__init__(machine)
         self.weight = self.parameter(width)
         self.kind = "own" if release.own_norm else "fused" if release.fused_norm else "composite"
 
     def forward(self, x: Tensor) -> Tensor:
         if self.kind == "own":  # torchtitan/models/norms.py
-            output = ops.to(self._norm(ops.to(x, FLOAT32)), x.dtype)
-            return ops.multiply(output, self.weight)
+            output = self._norm(x.float()).to(x.dtype)
+            return output * self.weight
         if self.kind == "fused" and self.machine.autocast is not None:  # which has it among what runs in fp32
-            x = ops.to(x, FLOAT32)
+            x = x.float()
         if self.kind == "fused" and x.dtype == self.weight.dtype:
             return fused_rms_norm(x, self.weight)
-        upcasted_input = ops.to(x, FLOAT32)
-        squares = ops.power(upcasted_input)  # C++ keeps temporaries until the whole expression is done
-        means = ops.mean(squares, -1)
-        inverse = ops.rsqrt(shifted_in_place(means))
+        upcasted_input = x.float()
+        squares = upcasted_input.pow(2)  # C++ keeps temporaries until the whole expression is done
+        means = squares.mean(-1, keepdim=True)
+        inverse = F.rsqrt(means.add_(1e-5))
         del squares, means
-        result = ops.multiply(upcasted_input, inverse)
-        return ops.to(ops.multiply(result, self.weight), x.dtype)
+        result = upcasted_input * inverse
+        return (result * self.weight).to(x.dtype)
 
     def _norm(self, x: Tensor) -> Tensor:
-        return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x), -1))))
+        return x * F.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
 
 
 def apply_rotary_emb(xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
-    xq_ = view_as_complex(ops.reshape(ops.to(xq, FLOAT32), *xq.shape[:-1], -1, 2))
-    xk_ = view_as_complex(ops.reshape(ops.to(xk, FLOAT32), *xk.shape[:-1], -1, 2))
+    xq_ = view_as_complex(xq.float().reshape(*xq.shape[:-1], -1, 2))
+    xk_ = view_as_complex(xk.float().reshape(*xk.shape[:-1], -1, 2))
     seqlen, pairs = xq_.shape[1], xq_.shape[-1]
-    freqs_cis = ops.view(ops.slice_(freqs_cis, 0, 0, seqlen), 1, seqlen, 1, pairs)
-    xq_out = ops.reshape(view_as_real(turned(xq_, freqs_cis)), *xq.shape)
-    xk_out = ops.reshape(view_as_real(turned(xk_, freqs_cis)), *xk.shape)
-    return ops.to(xq_out, xq.dtype), ops.to(xk_out, xk.dtype)
+    freqs_cis = freqs_cis[:seqlen].view(1, seqlen, 1, pairs)
+    xq_out = view_as_real(complex_mul(xq_, freqs_cis)).reshape(*xq.shape)
+    xk_out = view_as_real(complex_mul(xk_, freqs_cis)).reshape(*xk.shape)
+    return xq_out.to(xq.dtype), xk_out.to(xk.dtype)
 
 
 def repeat_kv(x: Tensor, n_rep: int) -> Tensor:
     bs, slen, n_kv_heads, head_dim = x.shape
     if n_rep == 1:
         return x
-    expanded = ops.expand(ops.unsqueeze(x, 3), bs, slen, n_kv_heads, n_rep, head_dim)
-    return ops.reshape(expanded, bs, slen, n_kv_heads * n_rep, head_dim)
+    expanded = x.unsqueeze(3).expand(bs, slen, n_kv_heads, n_rep, head_dim)
+    return expanded.reshape(bs, slen, n_kv_heads * n_rep, head_dim)
 
 
 class Attention(Module):
@@ -123,7 +126,7 @@ class Attention(Module):
     q_norm: Any = None
     k_norm: Any = None
 
-    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: TitanRelease) -> None:
         super().__init__(machine)
         self.release = release
         self.n_heads = config["num_attention_heads"]
@@ -143,9 +146,9 @@ class Attention(Module):
     def forward(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
         xq, xk, xv = self.wq(x), self.wk(x), self.wv(x)
         bs, seqlen = xq.shape[:2]
-        xq = ops.view(xq, bs, seqlen, -1, self.head_dim)
-        xk = ops.view(xk, bs, seqlen, -1, self.head_dim)
-        xv = ops.view(xv, bs, seqlen, -1, self.head_dim)
+        xq = xq.view(bs, seqlen, -1, self.head_dim)
+        xk = xk.view(bs, seqlen, -1, self.head_dim)
+        xv = xv.view(bs, seqlen, -1, self.head_dim)
         if self.q_norm is not None:
             xq = self.q_norm(xq)
             xk = self.k_norm(xk)
@@ -153,13 +156,13 @@ class Attention(Module):
         gqa = not self.release.repeats_heads and self.n_rep > 1
         keys = xk if gqa else repeat_kv(xk, self.n_rep)
         values = xv if gqa else repeat_kv(xv, self.n_rep)
-        xq = ops.transpose(xq, 1, 2)
-        xk = ops.transpose(keys, 1, 2)
-        xv = ops.transpose(values, 1, 2)
+        xq = xq.transpose(1, 2)
+        xk = keys.transpose(1, 2)
+        xv = values.transpose(1, 2)
         output = self.inner_attention(xq, xk, xv, gqa)
-        output = ops.contiguous(ops.transpose(output, 1, 2))
-        output = ops.view(output, bs, seqlen, -1)
-        return self.wo(output)  # type: ignore[no-any-return]
+        output = output.transpose(1, 2).contiguous()
+        output = output.view(bs, seqlen, -1)
+        return self.wo(output)
 
     def with_positions(self, xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
         return apply_rotary_emb(xq, xk, freqs_cis)
@@ -169,8 +172,8 @@ class Attention(Module):
         machine = self.machine
         if self.context > 1:
             return ring_attention(q, k, v, self.context)
-        k = ops.cast_for_product(k)
-        q = ops.cast_for_product(q)
+        k = F.cast_for_product(k)
+        q = F.cast_for_product(q)
         keeps = wants(machine, q, k, v)
         call = AttentionCall(q, k, v, None, 0.0, True, None, gqa, keeps)
         for name in self.release.attention:
@@ -188,7 +191,7 @@ class FeedForward(Module):
         self.w3 = Linear(machine, dim, hidden_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(ops.multiply(ops.silu(self.w1(x)), self.w3(x)))  # type: ignore[no-any-return]
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
 class TransformerBlock(Module):
@@ -199,7 +202,7 @@ class TransformerBlock(Module):
     routers: frozenset[Shape] = frozenset()
     """Sizes of the weights of a router, [in, out]."""
 
-    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: TitanRelease) -> None:
         super().__init__(machine)
         dim = config["hidden_size"]
         self.attention = self.attention_type(machine, config, release)
@@ -221,16 +224,14 @@ class TransformerBlock(Module):
         """`checkpoint_wrapper`."""
         machine = self.machine
         if self.recompute == "selective":
-            return selectively_checkpointed(  # type: ignore[no-any-return]
-                machine, self.block, self.saved, self.routers, x, freqs_cis
-            )
+            return checkpoint_selectively(machine, self.block, self.saved, self.routers, x, freqs_cis)
         if self.recompute == "all":
-            return checkpointed(machine, self.block, x, freqs_cis)  # type: ignore[no-any-return]
+            return checkpoint(machine, self.block, x, freqs_cis)
         return self.block(x, freqs_cis)
 
     def block(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
-        h = ops.add(x, self.attention(self.attention_norm(x), freqs_cis))
-        out = ops.add(h, self.feed_forward(self.ffn_norm(h)))
+        h = x + self.attention(self.attention_norm(x), freqs_cis)
+        out = h + self.feed_forward(self.ffn_norm(h))
         return out
 
 
@@ -238,7 +239,7 @@ class Transformer(Module):
     block_type = TransformerBlock
 
     def __init__(
-        self, machine: Machine, config: Mapping[str, Any], release: Release, positions: int, last: bool = True,
+        self, machine: Machine, config: Mapping[str, Any], release: TitanRelease, positions: int, last: bool = True,
         first: bool = True,
     ) -> None:  # fmt: skip
         """Without the `last` stage of a pipeline: no norm and no head; without the `first`: no embedding."""
@@ -247,9 +248,8 @@ class Transformer(Module):
         dim = config["hidden_size"]
         if first:
             self.tok_embeddings = Embedding(machine, config["vocab_size"], dim)
-        self.layer_list = ModuleList(machine)
-        for number in range(config["num_hidden_layers"]):
-            self.layer_list.append(self.block_of(number, config)(machine, config, release))
+        blocks = [self.block_of(number, config) for number in range(config["num_hidden_layers"])]
+        self.layer_list = ModuleList(machine, [block(machine, config, release) for block in blocks])
         if last:
             self.norm = RMSNorm(machine, dim, release)
             self.output = Linear(machine, dim, config["vocab_size"])
@@ -285,7 +285,7 @@ class Transformer(Module):
     def part(self, h: Tensor, chunk: int, chunks: int) -> Tensor:
         """Such a stage."""
         if chunk == self.end_chunk(chunks):
-            return self(h, self.chunk(chunk, chunks))  # type: ignore[no-any-return]
+            return self(h, self.chunk(chunk, chunks))
         for layer in self.chunk(chunk, chunks):
             h = layer(h, self.freqs_cis)
         return h
@@ -298,4 +298,4 @@ class Transformer(Module):
             return h
         h = self.norm(h)
         output = self.output(h)
-        return output  # type: ignore[no-any-return]
+        return output

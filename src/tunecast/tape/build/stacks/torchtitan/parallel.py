@@ -7,27 +7,30 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterator, Sequence
-from typing import NamedTuple
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
+from tunecast.records import NamedTuple
+from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, Dtype
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, bring
 from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
 from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
 from tunecast.tape.build.sharding.experts import shard, shard_experts
 from tunecast.tape.build.sharding.fsdp1 import Options
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, Policy, Unit
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy, ParamGroup
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.sharding.unit import SCATTER, Doing
 from tunecast.tape.build.stacks.torchtitan.model import Transformer
-from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import BFLOAT16, DTYPES, Dtype, Machine, Storage, Tensor
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease
+from tunecast.tape.build.tensor import Storage, Tensor
 from tunecast.tape.op import Role
 
 
-class Ranks(NamedTuple):
+class TitanRanks(NamedTuple):
     """`ParallelDims`."""
 
     replicate: int
@@ -48,29 +51,21 @@ class Ranks(NamedTuple):
         return self.fsdp // self.expert
 
 
-def ranks_of(job: Job) -> Ranks:
+def ranks_of(job: Job) -> TitanRanks:
     world = job.hardware.gpus * job.hardware.nodes
     parallel = job.parallel
-    others = parallel.tensor * parallel.pipeline * parallel.context
-    if world % others:
-        raise UsageError(
-            f"parallel: {world} cards are no multiple of tensor x pipeline x context = {others}", field="parallel"
-        )
+    others = parallel.tensor * parallel.pipeline * parallel.context  # which divide the cards (job/check.py)
     data = world // others
-    if parallel.data not in ("fsdp", "hsdp") and world > 1:
-        raise UsageError(
-            f"parallel.data: got {parallel.data}; torchtitan's fsdp and hsdp are written down", field="parallel.data"
-        )
-    shard = max(1, job.hardware.gpus // others) if parallel.data == "hsdp" else data
+    shard = max(1, job.hardware.gpus // others) if sharding_of(job).replicates_machines else data
     if shard % parallel.expert:
         raise UsageError(
             f"parallel.expert: {shard} cards that share weights are no multiple of {parallel.expert}",
             field="parallel.expert",
         )
-    return Ranks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline, parallel.expert)
+    return TitanRanks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline, parallel.expert)
 
 
-def split_layers(model: Transformer, split: TensorParallel, release: Release) -> None:
+def split_layers(model: Transformer, split: TensorParallel, release: TitanRelease) -> None:
     """`apply_tp`: with sequence parallelism. Norms see a part of the sequence, and their weights are whole."""
     if model.first:
         split.by_words(model.tok_embeddings, sequence=True)
@@ -88,14 +83,16 @@ def split_layers(model: Transformer, split: TensorParallel, release: Release) ->
             split.rows(linear, sequence=True)
 
 
-class Shared(AccelerateFsdp2):
+class TitanFsdp(AccelerateFsdp2):
     """`apply_fsdp`. Every micro-batch's gradients are reduced."""
 
-    def __init__(self, job: Job, machine: Machine, release: Release, ranks: Ranks) -> None:
+    def __init__(self, job: Job, machine: Machine, release: TitanRelease, ranks: TitanRanks) -> None:
         Scheme.__init__(self, job, machine)
         self.release, self.dims = release, ranks
         self.holds = False
-        policy = Policy(None if job.autocast is None else BFLOAT16, DTYPES[job.parallel.reduce_dtype or "float32"])
+        policy = MixedPrecisionPolicy(
+            None if job.autocast is None else BFLOAT16, DTYPES[job.parallel.reduce_dtype or "float32"]
+        )
         on_host = job.parallel.offload == "parameters"
         self.sharder = FullyShard(machine, Mesh(ranks.fsdp, ranks.replicate), policy, on_host)
 
@@ -160,7 +157,7 @@ class Shared(AccelerateFsdp2):
             clip_by_norm(part, total)
         return total
 
-    def hold(self, unit: Unit) -> None:
+    def hold(self, unit: ParamGroup) -> None:
         """Between the first and the last micro-batch of a step weights stay whole (`set_reshard_after_backward`)."""
         reshard = unit.reshard
 
@@ -200,7 +197,7 @@ class Shared(AccelerateFsdp2):
 class Flat(AccelerateFsdp1):
     """FSDP 1, which torchtitan had until April 2024: a unit a layer and one around the model."""
 
-    def __init__(self, job: Job, machine: Machine, ranks: Ranks) -> None:
+    def __init__(self, job: Job, machine: Machine, ranks: TitanRanks) -> None:
         Scheme.__init__(self, job, machine)
         dtype = None if job.autocast is None else BFLOAT16
         reduced = DTYPES[job.parallel.reduce_dtype or "float32"]
@@ -211,10 +208,10 @@ class Flat(AccelerateFsdp1):
         return None
 
 
-def scheme_of(job: Job, machine: Machine, release: Release, ranks: Ranks) -> Scheme:
+def scheme_of(job: Job, machine: Machine, release: TitanRelease, ranks: TitanRanks) -> Scheme:
     if ranks.fsdp * ranks.replicate == 1:
         return Scheme(job, machine)
-    return Flat(job, machine, ranks) if job.parallel.fsdp_version == 1 else Shared(job, machine, release, ranks)
+    return Flat(job, machine, ranks) if job.parallel.fsdp_version == 1 else TitanFsdp(job, machine, release, ranks)
 
 
 def on_meta(model: Transformer) -> None:
@@ -230,7 +227,7 @@ def on_meta(model: Transformer) -> None:
 
 def to_empty(model: Transformer, scheme: Scheme) -> None:
     """Weights, and buffers, come to the card: parts of them from nowhere, or all."""
-    if isinstance(scheme, Shared):
+    if isinstance(scheme, TitanFsdp):
         scheme.wrap(model)
     with scheme.loading() if isinstance(scheme, Flat) else contextlib.nullcontext():
         for module in model.modules():

@@ -18,9 +18,10 @@ import contextlib
 from typing import Any
 
 from tunecast.tape.build.autograd import backward, backward_from
+from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32, INT64
 from tunecast.tape.build.stacks.torchtitan.loop import Trainer
-from tunecast.tape.build.stacks.torchtitan.parallel import Shared
-from tunecast.tape.build.tensor import BFLOAT16, FLOAT32, INT64, Tensor
+from tunecast.tape.build.stacks.torchtitan.parallel import TitanFsdp
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase
 
 GROUP = "pipeline"
@@ -46,7 +47,7 @@ class Pipeline(Trainer):
         if self.model.last:
             self.labels = machine.run("_to_copy", (), (job.micro_batch * count, length), INT64)
         under_way: dict[tuple[int, int], tuple[Tensor, Tensor | None]] = {}
-        shared = self.scheme if isinstance(self.scheme, Shared) else None
+        shared = self.scheme if isinstance(self.scheme, TitanFsdp) else None
         with contextlib.nullcontext() if shared is None else shared.pipelined():
             for now in turns[:ahead]:
                 under_way[now] = self.forward(inputs, *now)
@@ -105,7 +106,7 @@ class Pipeline(Trainer):
             h: Any = inputs.alias(rows, None)
         else:
             self.exchanged("recv", given)
-            h = given.detached()
+            h = given.detach()
             h.requires_grad = True
         source = None if given is None else h
         with machine.autocasting(self.scheme.autocast):
@@ -121,10 +122,10 @@ class Pipeline(Trainer):
         """The logits of the micro-batch before go when those of this one are there."""
         if not self.release.returns_outputs:
             self.outputs.clear()
-        self.outputs.append(logits.detached())
+        self.outputs.append(logits.detach())
         rows = (self.job.micro_batch, self.labels.shape[1] // self.ranks.context)
         with self.machine.within("loss"):
-            return self.loss_fn(logits, self.labels.alias(rows, None))  # type: ignore[no-any-return]
+            return self.loss_fn(logits, self.labels.alias(rows, None))
 
     def backward(self, chunk: int, number: int, out: Tensor, source: Tensor | None) -> None:
         gradient = self.buffers[chunk, number][1]
@@ -132,7 +133,7 @@ class Pipeline(Trainer):
             backward(out)
         else:
             self.exchanged("recv", gradient)
-            backward_from(out, gradient.detached())
+            backward_from(out, gradient.detach())
         if source is not None and source.grad is not None:
             self.exchanged("send", source.grad)
             source.grad = None

@@ -6,17 +6,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunecast.tape.build import ops
 from tunecast.tape.build.attention import rotate_half
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.stacks.torchtitan.experts import MoE, Routing
 from tunecast.tape.build.stacks.torchtitan.model import Attention, RMSNorm, Transformer, TransformerBlock
-from tunecast.tape.build.stacks.torchtitan.releases import Release
-from tunecast.tape.build.tensor import Machine, Tensor
+from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease
+from tunecast.tape.build.tensor import Tensor
 
 
 class Qwen3Attention(Attention):
-    def __init__(self, machine: Machine, config: Mapping[str, Any], release: Release) -> None:
+    def __init__(self, machine: Machine, config: Mapping[str, Any], release: TitanRelease) -> None:
         super().__init__(machine, config, release)
         linears, self.children = self.children, {}  # which come after the norms there, and so in FSDP's units
         self.q_norm = RMSNorm(machine, self.head_dim, release)
@@ -25,11 +25,11 @@ class Qwen3Attention(Attention):
 
     def with_positions(self, xq: Tensor, xk: Tensor, freqs_cis: Tensor) -> tuple[Tensor, Tensor]:
         seqlen, head_dim = xq.shape[1], xq.shape[-1]
-        rope_cache = ops.view(ops.slice_(freqs_cis, 0, 0, seqlen), 1, seqlen, 1, head_dim * 2)
-        cos = ops.to(ops.slice_(rope_cache, -1, 0, head_dim), xq.dtype)
-        sin = ops.to(ops.slice_(rope_cache, -1, head_dim, 2 * head_dim), xq.dtype)
-        xq_out = ops.add(ops.multiply(xq, cos), ops.multiply(rotate_half(xq), sin))
-        xk_out = ops.add(ops.multiply(xk, cos), ops.multiply(rotate_half(xk), sin))
+        rope_cache = freqs_cis[:seqlen].view(1, seqlen, 1, head_dim * 2)
+        cos = rope_cache[..., :head_dim].to(xq.dtype)
+        sin = rope_cache[..., head_dim : 2 * head_dim].to(xq.dtype)
+        xq_out = xq * cos + rotate_half(xq) * sin
+        xk_out = xk * cos + rotate_half(xk) * sin
         return xq_out, xk_out
 
 
@@ -37,8 +37,8 @@ class Qwen3Block(TransformerBlock):
     attention_type = Qwen3Attention
 
     def block(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
-        x = ops.add(x, self.attention(self.attention_norm(x), freqs_cis))
-        x = ops.add(x, self.feed_forward(self.ffn_norm(x)))
+        x = x + self.attention(self.attention_norm(x), freqs_cis)
+        x = x + self.feed_forward(self.ffn_norm(x))
         return x
 
 
@@ -50,8 +50,8 @@ class Qwen3MoeBlock(Qwen3Block):
         self.routers = frozenset([(dim, count)])
 
     def block(self, x: Tensor, freqs_cis: Tensor) -> Tensor:
-        x = ops.add(x, self.attention(self.attention_norm(x), freqs_cis))
-        x = ops.add(x, self.moe(self.ffn_norm(x)))
+        x = x + self.attention(self.attention_norm(x), freqs_cis)
+        x = x + self.moe(self.ffn_norm(x))
         return x
 
 

@@ -5,9 +5,8 @@ Rows and logs name commits; the months are those of the commits that brought the
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from tunecast.errors import UsageError
+from tunecast.records import NamedTuple
 from tunecast.tape.build.eras import numbers
 
 Month = tuple[int, int]
@@ -17,7 +16,7 @@ RELEASES: dict[Month, Month] = {(0, 1): (2025, 6), (0, 2): (2025, 10)}
 OLDEST: Month = (2024, 3)
 
 
-class Release(NamedTuple):
+class TitanRelease(NamedTuple):
     own_norm: bool
     """torchtitan/models/norms.py until March 2025; then torch.nn.RMSNorm."""
     fused_norm: bool
@@ -51,7 +50,7 @@ class Release(NamedTuple):
     January 2025 float8's absolute values."""
 
 
-def release_of(version: str | None, capability: tuple[int, int]) -> Release:
+def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease:
     month = NEWEST
     if version is not None:
         given = numbers(version, "stack_version", "2025.2")
@@ -69,7 +68,7 @@ def release_of(version: str | None, capability: tuple[int, int]) -> Release:
         attention = ("flash", "efficient")
     saves = ["_scaled_dot_product_cudnn_attention"] if month >= (2025, 12) else []
     saves += ["abs"] if month == (2025, 1) else []
-    return Release(
+    return TitanRelease(
         own_norm=month < (2025, 4),
         fused_norm=month >= (2025, 7),
         shards_ends_apart=month >= (2025, 8),

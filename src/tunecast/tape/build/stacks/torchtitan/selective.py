@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tunecast.tape.build.autograd import Frame
-from tunecast.tape.build.tensor import Dtype, Machine, Shape, Tensor
+from tunecast.tape.build.dtypes import Dtype, Shape
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.recompute import CheckpointFrame
+from tunecast.tape.build.tensor import Tensor
 
 PRODUCTS = frozenset(("mm", "_scaled_mm"))
 SAVED = PRODUCTS | {
@@ -25,7 +27,7 @@ SAVED = PRODUCTS | {
 """`_op_sac_save_list`."""
 
 
-class Policy:
+class SavePolicy:
     """One call's count of products."""
 
     def __init__(self, saved: frozenset[str]) -> None:
@@ -41,7 +43,7 @@ class Policy:
 class Choosing(Machine):
     """What a machine turns into inside a checkpointed call."""
 
-    selection: Selection
+    selection: SelectiveSaves
 
     def run(
         self, name: str, inputs: Sequence[Tensor], shape: Shape, dtype: Dtype, flops: int = 0,
@@ -78,14 +80,14 @@ class Choosing(Machine):
             super().synchronize()
 
 
-class Selection:
+class SelectiveSaves:
     """What one checkpointed call has kept."""
 
     def __init__(self, saved: frozenset[str], routers: frozenset[Shape] = frozenset()) -> None:
         self.saved, self.routers = saved, routers
         self.kept: dict[str, list[list[Any]]] = {}
         self.again = False
-        self.policy_of = Policy(saved)
+        self.policy_of = SavePolicy(saved)
 
     def keeps(self, name: str, inputs: Sequence[Tensor]) -> bool:
         is_router = name == "mm" and inputs[1].shape in self.routers
@@ -96,21 +98,21 @@ class Selection:
         return self.again and name in self.saved
 
     def keep(self, name: str, made: list[Tensor]) -> list[Tensor]:
-        self.kept.setdefault(name, []).append([None if t is None else t.detached() for t in made])
+        self.kept.setdefault(name, []).append([None if t is None else t.detach() for t in made])
         return made
 
     def take(self, name: str) -> list[Tensor]:
         return self.kept[name].pop(0)
 
 
-class SelectiveFrame(Frame):
+class SelectiveFrame(CheckpointFrame):
     """The recomputation finds what was kept in the place of running it."""
 
-    selection: Selection
+    selection: SelectiveSaves
 
     def recompute(self) -> None:
         machine, selection = self.machine, self.selection
-        selection.again, selection.policy_of = True, Policy(selection.saved)
+        selection.again, selection.policy_of = True, SavePolicy(selection.saved)
         before = machine.__class__, getattr(machine, "selection", None)
         machine.__class__, machine.selection = Choosing, selection  # type: ignore[attr-defined]
         try:
@@ -119,17 +121,17 @@ class SelectiveFrame(Frame):
             machine.__class__, machine.selection = before  # type: ignore[attr-defined]
 
 
-def selectively_checkpointed(
+def checkpoint_selectively(
     machine: Machine, function: Callable[..., Any], saved: frozenset[str], routers: frozenset[Shape], *args: Any
 ) -> Any:
     if machine.graph is not None:  # the compiler is told which values are dear; what is needed of them it keeps
-        machine.graph.keeps = Policy(saved)
+        machine.graph.keeps = SavePolicy(saved)
         try:
             return machine.graph.checkpointed(function, args)
         finally:
             machine.graph.keeps = None
     frame = SelectiveFrame(machine, function, args)
-    frame.selection = Selection(saved, routers)
+    frame.selection = SelectiveSaves(saved, routers)
     before = machine.__class__, getattr(machine, "selection", None)
     machine.pack_hooks.append(frame.pack)
     machine.__class__, machine.selection = Choosing, frame.selection  # type: ignore[attr-defined]

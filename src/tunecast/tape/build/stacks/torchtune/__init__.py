@@ -1,8 +1,10 @@
 """torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1, on paper.
 
-    modules.py    attention, norms, rotary positions, LoRA, the losses      first.py        what 0.1.0 did otherwise
-    builders.py   config.json -> torchtune/models' builders                 nf4.py          QLoRA's weights
-                                                                            distributed.py  several cards
+    builders.py      from a config.json to torchtune's builders
+    distributed.py   torchtune's distributed recipes on paper (0.6.1, recipes/full_finetune_distributed.py)
+    first.py         what torchtune 0.1.0 did otherwise
+    modules.py       torchtune's modules on paper, and what 0.4.0 does otherwise
+    nf4.py           torchao's NF4 weights on paper
 
 Weights and adapters are in one dtype, nothing is cast on the way (`dtype: bf16`). A release from 0.3 to 0.4 is 0.4.0,
 later ones are 0.6.1 (`stack_version`).
@@ -11,34 +13,34 @@ later ones are 0.6.1 (`stack_version`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build import ops
 from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.dtypes import INT64
 from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.flex import document_mask
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.offload import Offload
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
 from tunecast.tape.build.sharding.host import is_on_host
-from tunecast.tape.build.sharding.scheme import ranks_of
-from tunecast.tape.build.stacks import no_such_model
+from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
+from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.torchtune import first
 from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
-from tunecast.tape.build.stacks.torchtune.distributed import REFUSED_TOGETHER, Shared, on_several
+from tunecast.tape.build.stacks.torchtune.distributed import REFUSED_TOGETHER, TuneFsdp, on_several
 from tunecast.tape.build.stacks.torchtune.modules import (
     OUTPUT_CHUNKS,
     CEWithChunkedOutputLoss,
     CrossEntropy,
     TransformerDecoder,
-    counted,
 )
 from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear
-from tunecast.tape.build.tensor import FLOAT32, INT64, Machine, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -47,19 +49,19 @@ MLP = ("gate_proj", "up_proj", "down_proj")
 
 OLDEST = (0, 3)
 
-REFUSES: Mapping[str, Callable[[Job], bool]] = {
-    "matmul_dtype": lambda job: job.matmul_dtype is not None,
-    "kernels": lambda job: bool(job.kernels),
+REFUSES: Refusals = {
+    **leaves_out("matmul_dtype", "kernels", "attention", "checkpoint_reentrant", "transformers_version"),
     **{field: on_several(rule) for field, rule in REFUSED_TOGETHER.items()},
     "quantization": lambda job: job.quantization.format not in ((None,) if ranks_of(job) > 1 else (None, "nf4")),
-    "attention": lambda job: job.attention != "sdpa",
-    "checkpoint_reentrant": lambda job: bool(job.checkpoint_reentrant),
-    "transformers_version": lambda job: job.transformers_version is not None,
 }
 
 
 def model(machine: Machine, config: Mapping[str, Any]) -> Any:
     return build(machine, config)
+
+
+def scheme(job: Job, machine: Machine) -> Scheme:
+    return TuneFsdp(job, machine) if ranks_of(job) > 1 else Scheme(job, machine)
 
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
@@ -70,8 +72,6 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
             "weights_dtype: torchtune's recipes refuse float16; allowed: bfloat16, float32", field="weights_dtype"
         )
     require_one_gradient(job)
-    if ranks_of(job) > 1:
-        machine.scheme = Shared(job, machine)
     with machine.scheme.loading():
         model = load(job, config, machine)
     loss_fn: Any = CrossEntropy(machine) if job.loss == "full" else CEWithChunkedOutputLoss(machine)
@@ -90,7 +90,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     if release_of(job) == FIRST:
         train_first(job, model, optimizer, lengths)
         return
-    machine.head_modules = {"output", "loss"}
+    machine.name_head("output", "loss")
     if job.loss != "full":
         model.num_output_chunks = OUTPUT_CHUNKS
     ignore_labels = machine.run("full", (), (job.micro_batch, 1), INT64)
@@ -98,7 +98,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     offload = None
     if job.offload_activations:
         offload = model.offload = Offload(machine, list(model.parameters()))
-    Recipe(job, model, loss_fn, parameters, optimizer, ignore_labels, offload).train(lengths)
+    TuneRecipe(job, model, loss_fn, parameters, optimizer, ignore_labels, offload).train(lengths)
 
 
 def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int]) -> None:
@@ -110,7 +110,7 @@ def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengt
     for field, asked in named.items():
         if asked:
             raise UsageError(f"{field}: torchtune 0.1 has none. To fix: stack_version 0.4 or later", field=field)
-    model.machine.head_modules = {"output", "loss"}
+    model.machine.name_head("output", "loss")
     model.machine.empty_cache()
     first.train(model, optimizer, lengths, job.micro_batch, job.grad_accum)
 
@@ -174,7 +174,7 @@ def targets(job: Job) -> Collection[str]:
     return given
 
 
-class Recipe:
+class TuneRecipe:
     """`FullFinetuneRecipeSingleDevice`: names that outlive a step here do so there."""
 
     def __init__(
@@ -198,17 +198,15 @@ class Recipe:
                 del mask
                 for name in ("tokens", "labels", "input_pos")[: 3 if job.data.packing else 2]:
                     batch[name] = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
-                current_num_tokens = counted(batch["labels"])
+                current_num_tokens = batch["labels"].ne(CrossEntropy.ignore_index).sum()
                 if num_tokens is None:
-                    num_tokens = ops.map_("add", current_num_tokens)
-                current_loss = ops.multiply(self.loss_step(batch), current_num_tokens)
-                running_loss = (
-                    ops.shift(current_loss) if running_loss is None else ops.add_in_place(running_loss, current_loss)
-                )
+                    num_tokens = current_num_tokens + 0
+                current_loss = self.loss_step(batch) * current_num_tokens
+                running_loss = current_loss + 0 if running_loss is None else running_loss.add_(current_loss)
                 backward(current_loss)
             if not job.optimizer_in_backward:
                 self.take_step(num_tokens)
-            loss_to_log = ops.map_("mul", ops.map_("reciprocal", num_tokens, FLOAT32))
+            loss_to_log = 1 / num_tokens
             running_loss = num_tokens = None
         machine.step, machine.phase = len(lengths), Phase.OTHER
         del batch, current_num_tokens, current_loss, loss_to_log  # as the next step would
@@ -224,15 +222,15 @@ class Recipe:
             logits = self.model(**batch)
         labels = machine.run("cat", (labels, self.ignore_labels), labels.shape, INT64)
         if not isinstance(logits, list):
-            labels = ops.reshape(labels, -1)
-            logits = ops.reshape(logits, -1, logits.shape[-1])
+            labels = labels.reshape(-1)
+            logits = logits.reshape(-1, logits.shape[-1])
         loss = self.loss_fn(logits, labels)
         del logits
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     def take_step(self, num_tokens: Tensor) -> None:
         machine = self.machine
-        scaler = ops.map_("mul", ops.map_("reciprocal", num_tokens, FLOAT32))
+        scaler = 1 / num_tokens
         for parameter in self.parameters:
             if parameter.grad is not None and not is_on_host(parameter):
                 machine.launch("mul_", (parameter.grad, scaler), parameter.dtype, parameter.nbytes)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Embedding, Linear, Module, ModuleList
 from tunecast.tape.build.stacks.torchtune import modules
 from tunecast.tape.build.stacks.torchtune.first import CausalSelfAttention, FirstFeedForward, TransformerDecoderLayer
@@ -21,7 +23,6 @@ from tunecast.tape.build.stacks.torchtune.modules import (
     TransformerSelfAttentionLayer,
 )
 from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear, QuantizedLoRALinear
-from tunecast.tape.build.tensor import Machine
 
 Config = Mapping[str, Any]
 Release = tuple[int, int]
@@ -86,9 +87,7 @@ class _Builder:
 
     def model(self) -> TransformerDecoder:
         machine, config = self.machine, self.config
-        layers = ModuleList(machine)
-        for _ in range(config["num_hidden_layers"]):
-            layers.append(self.layer())
+        layers = ModuleList(machine, [self.layer() for _ in range(config["num_hidden_layers"])])
         tok_embeddings = self.family.embedding(machine, config["vocab_size"], config["hidden_size"])
         output: Module
         ties = bool(config.get("tie_word_embeddings")) if self.family.ties is None else self.family.ties

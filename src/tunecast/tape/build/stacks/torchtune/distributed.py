@@ -8,21 +8,21 @@ is gathered for each, in both passes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
 from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
-from tunecast.tape.build.tensor import Machine
+from tunecast.tape.build.stacks import Refusals, leaves_out
 
 Rule = Callable[[Job], bool]
-REFUSED_TOGETHER: Mapping[str, Callable[[Job], bool]] = {
+REFUSED_TOGETHER: Refusals = {
     "quantization": lambda job: job.quantization.format is not None,
-    "optimizer_in_backward": lambda job: job.optimizer_in_backward,
-    "offload_activations": lambda job: job.offload_activations,
+    **leaves_out("optimizer_in_backward", "offload_activations"),
     "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused", "sgd"),
 }
 """What is not known of several cards."""
@@ -44,7 +44,7 @@ class Wrapped(Module):
         return self.layer(*args, **kwargs)
 
 
-class Shared(AccelerateFsdp2):
+class TuneFsdp(AccelerateFsdp2):
     def __init__(self, job: Job, machine: Machine) -> None:
         Scheme.__init__(self, job, machine)
         self.sharder = FullyShard(machine, Mesh(ranks_of(job)), on_host=job.parallel.offload == "parameters")

@@ -5,17 +5,19 @@ Local names are those of the real files: what a name holds lives as long as it d
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.attention import scaled_dot_product
-from tunecast.tape.build.autograd import Gradients, Node, checkpointed, finish, record, start
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.compiled import Region
+from tunecast.tape.build.dtypes import FLOAT32, Dtype
 from tunecast.tape.build.flex import BlockMask, flex_attention
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Embedding, Linear, Module, ModuleList
-from tunecast.tape.build.tensor import BOOL, FLOAT32, INT64, Dtype, Machine, Tensor
+from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.tensor import Tensor
 
 OUTPUT_CHUNKS = 8
 """modules/loss/ce_chunked_output_loss.py, `num_output_chunks`."""
@@ -25,22 +27,24 @@ class RMSNorm(Module):
     """modules/rms_norm.py: `F.rms_norm` of an fp32 copy. With a weight in fp32 that is one kernel; with a bf16 one ATen
     takes the formula apart in C++ (aten/src/ATen/native/layer_norm.cpp, `rms_norm_composite`)."""
 
+    eps = 1e-6
+
     def __init__(self, machine: Machine, width: int) -> None:
         super().__init__(machine)
         self.scale = self.parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.to(self.normed(ops.to(x, FLOAT32)), x.dtype)
+        return self.normed(x.float()).to(x.dtype)
 
     def normed(self, x: Tensor) -> Tensor:
         if self.scale.dtype == x.dtype:
             return fused_rms_norm(x, self.scale)
-        squares = ops.power(x)  # C++ keeps temporaries until the whole expression is done
-        means = ops.mean(squares, -1)
-        inverse = ops.rsqrt(shifted_in_place(means))
+        squares = x.pow(2)  # C++ keeps temporaries until the whole expression is done
+        means = squares.mean(-1, keepdim=True)
+        inverse = F.rsqrt(means.add_(self.eps))
         del squares, means
-        result = ops.multiply(x, inverse)
-        return ops.multiply(result, self.scale)
+        result = x * inverse
+        return result * self.scale
 
 
 def fused_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -64,28 +68,21 @@ class RMSNorm4(RMSNorm):
     """0.4.0: written out, and the weight is multiplied in bf16."""
 
     def forward(self, x: Tensor) -> Tensor:
-        x_fp32 = ops.to(x, FLOAT32)
-        x_normed = ops.to(
-            ops.multiply(x_fp32, ops.rsqrt(ops.shift(ops.mean(ops.power(x_fp32), -1)))), x.dtype
-        )  # fmt: skip
-        return ops.multiply(x_normed, self.scale)
+        x_fp32 = x.float()
+        x_normed = (x_fp32 * F.rsqrt(x_fp32.pow(2).mean(-1, keepdim=True) + self.eps)).to(x.dtype)  # fmt: skip
+        return x_normed * self.scale
 
 
 class GemmaRMSNorm(RMSNorm):
     """models/gemma/rms_norm.py."""
 
     def forward(self, x: Tensor) -> Tensor:
-        output = self._norm(ops.to(x, FLOAT32))
-        output = ops.multiply(output, ops.shift(ops.to(self.scale, FLOAT32)))
-        return ops.to(output, x.dtype)
+        output = self._norm(x.float())
+        output = output * (self.scale.float() + 1.0)
+        return output.to(x.dtype)
 
     def _norm(self, x: Tensor) -> Tensor:
-        return ops.multiply(x, ops.rsqrt(ops.shift(ops.mean(ops.power(x), -1))))
-
-
-def shifted_in_place(x: Tensor) -> Tensor:
-    x.machine.launch("add_", (x,), x.dtype, x.nbytes)
-    return record(x.detached(), (x,), lambda node, gradients: (gradients[0],))
+        return x * F.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
 
 
 class RotaryPositionalEmbeddings(Module):
@@ -106,29 +103,24 @@ class RotaryPositionalEmbeddings(Module):
 
     def table(self, length: int, input_pos: Tensor | None) -> Tensor:
         if input_pos is None:
-            return ops.slice_(self.cache, 0, 0, length)
+            return self.cache[:length]
         shape = (*input_pos.shape, self.cache.shape[1])
         return self.machine.run("index", (self.cache, input_pos), shape, FLOAT32)
 
     def forward(self, x: Tensor, input_pos: Tensor | None = None) -> Tensor:
         seq_len = x.shape[1]
         rope_cache = self.table(seq_len, input_pos)
-        xshaped = ops.reshape(ops.to(x, FLOAT32), *x.shape[:-1], -1, 2)
-        rope_cache = ops.view(rope_cache, -1, seq_len, 1, self.dim // 2, 2)
-        x_out = ops.stack_last(
+        xshaped = x.float().reshape(*x.shape[:-1], -1, 2)
+        rope_cache = rope_cache.view(-1, seq_len, 1, self.dim // 2, 2)
+        x_out = F.stack(
             [
-                ops.subtract(
-                    ops.multiply(ops.select(xshaped, -1, 0), ops.select(rope_cache, -1, 0)),
-                    ops.multiply(ops.select(xshaped, -1, 1), ops.select(rope_cache, -1, 1)),
-                ),
-                ops.add(
-                    ops.multiply(ops.select(xshaped, -1, 1), ops.select(rope_cache, -1, 0)),
-                    ops.multiply(ops.select(xshaped, -1, 0), ops.select(rope_cache, -1, 1)),
-                ),
-            ]
+                xshaped[..., 0] * rope_cache[..., 0] - xshaped[..., 1] * rope_cache[..., 1],
+                xshaped[..., 1] * rope_cache[..., 0] + xshaped[..., 0] * rope_cache[..., 1],
+            ],
+            -1,
         )
-        x_out = ops.view(x_out, *x.shape)
-        return ops.to(x_out, x.dtype)
+        x_out = x_out.view(*x.shape)
+        return x_out.to(x.dtype)
 
 
 class HalvesRotaryPositionalEmbeddings(RotaryPositionalEmbeddings):
@@ -139,14 +131,14 @@ class HalvesRotaryPositionalEmbeddings(RotaryPositionalEmbeddings):
     def forward(self, x: Tensor, input_pos: Tensor | None = None) -> Tensor:
         seq_len, head_dim = x.shape[1], x.shape[-1]
         rope_cache = self.table(seq_len, input_pos)
-        rope_cache = ops.view(rope_cache, -1, seq_len, 1, head_dim * 2)
-        cos = self.as_used(ops.slice_(rope_cache, -1, 0, head_dim), x.dtype)
-        sin = self.as_used(ops.slice_(rope_cache, -1, head_dim, 2 * head_dim), x.dtype)
-        x1 = ops.slice_(x, -1, 0, head_dim // 2)
-        x2 = ops.slice_(x, -1, head_dim // 2, head_dim)
-        rotated = ops.cat((ops.negative(x2), x1), -1)
-        x_out = ops.add(ops.multiply(x, cos), ops.multiply(rotated, sin))
-        return ops.to(x_out, x.dtype)
+        rope_cache = rope_cache.view(-1, seq_len, 1, head_dim * 2)
+        cos = self.as_used(rope_cache[..., :head_dim], x.dtype)
+        sin = self.as_used(rope_cache[..., head_dim : 2 * head_dim], x.dtype)
+        x1 = x[..., : head_dim // 2]
+        x2 = x[..., head_dim // 2 : head_dim]
+        rotated = F.cat((-x2, x1), -1)
+        x_out = x * cos + rotated * sin
+        return x_out.to(x.dtype)
 
     def as_used(self, numbers: Tensor, dtype: Dtype) -> Tensor:
         return numbers
@@ -156,17 +148,11 @@ class Qwen2RotaryPositionalEmbeddings(HalvesRotaryPositionalEmbeddings):
     """models/qwen2/_positional_embeddings.py: all in the layer's dtype."""
 
     def as_used(self, numbers: Tensor, dtype: Dtype) -> Tensor:
-        return ops.to(numbers, dtype)
-
-
-class Called(Exception):
-    """Thrown where the attention would be called."""
+        return numbers.to(dtype)
 
 
 class MultiHeadAttention(Module):
     """modules/attention.py. Keys and values are copied for every query head."""
-
-    attention_call: Any = staticmethod(scaled_dot_product)
 
     def __init__(
         self, machine: Machine, projections: Sequence[Module], heads: tuple[int, int], head_dim: int,
@@ -180,75 +166,66 @@ class MultiHeadAttention(Module):
 
     def forward(self, x: Tensor, y: Tensor, mask: BlockMask | None = None, input_pos: Tensor | None = None) -> Tensor:
         b, s_x, _ = x.shape
+        q, k, v = self.qkv(x, y, input_pos)
+        output = scaled_dot_product(q, k, v) if mask is None else flex_attention(q, k, v, mask)
+        output = output.transpose(1, 2).contiguous().view(b, s_x, -1)
+        return self.output_proj(output)
+
+    def qkv(self, x: Tensor, y: Tensor, input_pos: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        b, s_x, _ = x.shape
         q = self.q_proj(x)
-        q = ops.view(q, b, s_x, self.num_heads, self.head_dim)
+        q = q.view(b, s_x, self.num_heads, self.head_dim)
         q = self.pos_embeddings(q, input_pos=input_pos)
-        q = ops.transpose(q, 1, 2)
+        q = q.transpose(1, 2)
         k = self.k_proj(y)
         v = self.v_proj(y)
-        k = ops.view(k, b, s_x, -1, self.head_dim)
-        v = ops.view(v, b, s_x, -1, self.head_dim)
+        k = k.view(b, s_x, -1, self.head_dim)
+        v = v.view(b, s_x, -1, self.head_dim)
         k = self.pos_embeddings(k, input_pos=input_pos)
-        k = ops.transpose(k, 1, 2)
-        v = ops.transpose(v, 1, 2)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
         if self.num_heads != self.num_kv_heads:
             expand_shape = (b, self.num_kv_heads, self.num_heads // self.num_kv_heads, s_x, self.head_dim)
-            k = ops.reshape(ops.expand(ops.unsqueeze(k, 2), *expand_shape), b, self.num_heads, s_x, self.head_dim)
-            v = ops.reshape(ops.expand(ops.unsqueeze(v, 2), *expand_shape), b, self.num_heads, s_x, self.head_dim)
-        output = self.attention_call(q, k, v) if mask is None else flex_attention(q, k, v, mask)
-        output = ops.view(ops.contiguous(ops.transpose(output, 1, 2)), b, s_x, -1)
-        return self.output_proj(output)  # type: ignore[no-any-return]
-
-    def projected(self, x: Tensor, y: Tensor, input_pos: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """`forward` as far as the attention call, for the compiler: it does not ask who holds what how long."""
-        found: list[Tensor] = []
-
-        def call(*given: Tensor) -> None:
-            found.extend(given)
-            raise Called
-
-        self.attention_call = call
-        try:
-            with contextlib.suppress(Called):
-                self(x, y, input_pos=input_pos)
-        finally:
-            del self.attention_call
-        q, k, v = found
+            k = k.unsqueeze(2).expand(*expand_shape).reshape(b, self.num_heads, s_x, self.head_dim)
+            v = v.unsqueeze(2).expand(*expand_shape).reshape(b, self.num_heads, s_x, self.head_dim)
         return q, k, v
+
+    def project(self, x: Tensor, y: Tensor, input_pos: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """`forward` as far as the attention call, for the compiler."""
+        with self.machine.within(self.path):
+            return self.qkv(x, y, input_pos)
 
     def after(self, output: Tensor) -> Tensor:
         """And from there on."""
         b, _, s_x, _ = output.shape
-        output = ops.view(ops.contiguous(ops.transpose(output, 1, 2)), b, s_x, -1)
-        return self.output_proj(output)  # type: ignore[no-any-return]
+        output = output.transpose(1, 2).contiguous().view(b, s_x, -1)
+        return self.output_proj(output)
 
 
 class MultiHeadAttention4(MultiHeadAttention):
     """0.4.0 copies keys and values before their heads are moved forward."""
 
-    def forward(self, x: Tensor, y: Tensor, mask: BlockMask | None = None, input_pos: Tensor | None = None) -> Tensor:
+    def qkv(self, x: Tensor, y: Tensor, input_pos: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         b, s_x, _ = x.shape
         q = self.q_proj(x)
-        q = ops.view(q, b, s_x, self.num_heads, self.head_dim)
+        q = q.view(b, s_x, self.num_heads, self.head_dim)
         q = self.pos_embeddings(q, input_pos=input_pos)
-        q = ops.transpose(q, 1, 2)
+        q = q.transpose(1, 2)
         k = self.k_proj(y)
         v = self.v_proj(y)
-        k = ops.view(k, b, s_x, -1, self.head_dim)
+        k = k.view(b, s_x, -1, self.head_dim)
         k = self.pos_embeddings(k, input_pos=input_pos)
-        k = ops.view(k, b, s_x, self.num_kv_heads, 1, self.head_dim)
-        v = ops.view(v, b, s_x, self.num_kv_heads, 1, self.head_dim)
+        k = k.view(b, s_x, self.num_kv_heads, 1, self.head_dim)
+        v = v.view(b, s_x, self.num_kv_heads, 1, self.head_dim)
         if self.num_heads != self.num_kv_heads:
             q_per_kv = self.num_heads // self.num_kv_heads
-            k = ops.expand(k, b, s_x, self.num_kv_heads, q_per_kv, self.head_dim)
-            v = ops.expand(v, b, s_x, self.num_kv_heads, q_per_kv, self.head_dim)
-        k = ops.reshape(k, b, s_x, -1, self.head_dim)
-        v = ops.reshape(v, b, s_x, -1, self.head_dim)
-        k = ops.transpose(k, 1, 2)
-        v = ops.transpose(v, 1, 2)
-        output = self.attention_call(q, k, v) if mask is None else flex_attention(q, k, v, mask)
-        output = ops.view(ops.contiguous(ops.transpose(output, 1, 2)), b, s_x, -1)
-        return self.output_proj(output)  # type: ignore[no-any-return]
+            k = k.expand(b, s_x, self.num_kv_heads, q_per_kv, self.head_dim)
+            v = v.expand(b, s_x, self.num_kv_heads, q_per_kv, self.head_dim)
+        k = k.reshape(b, s_x, -1, self.head_dim)
+        v = v.reshape(b, s_x, -1, self.head_dim)
+        k = k.transpose(1, 2)
+        v = v.transpose(1, 2)
+        return q, k, v
 
 
 class FeedForward(Module):
@@ -259,9 +236,9 @@ class FeedForward(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.activation(self.w1(x))
-        h = ops.multiply(h, self.w3(x))
+        h = h * self.w3(x)
         h = self.w2(h)
-        return h  # type: ignore[no-any-return]
+        return h
 
 
 class TransformerSelfAttentionLayer(Module):
@@ -282,7 +259,7 @@ class TransformerSelfAttentionLayer(Module):
         attn = self.attn
         self.regions = [
             Region(self.machine, function)
-            for function in (super().__call__, self.sa_norm, attn.projected, attn.after, self.after_attention)
+            for function in (super().__call__, self.sa_norm, attn.project, attn.after, self.after_attention)
         ]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -293,14 +270,14 @@ class TransformerSelfAttentionLayer(Module):
         def again(*args: Any) -> Any:
             return run(*args, **kwargs)
 
-        return checkpointed(self.machine, again, *args)
+        return checkpoint(self.machine, again, *args)
 
     def compiled(self, x: Tensor, mask: BlockMask | None = None, input_pos: Tensor | None = None) -> Any:
-        whole, sa_norm, projected, after, after_attention = self.regions
+        whole, sa_norm, project, after, after_attention = self.regions
         if mask is None:
             return whole(x)
         h = sa_norm(x)
-        q, k, v = projected(h, h, input_pos)
+        q, k, v = project(h, h, input_pos)
         del h
         output = flex_attention(q, k, v, mask)
         del q, k, v
@@ -310,16 +287,16 @@ class TransformerSelfAttentionLayer(Module):
     def forward(self, x: Tensor, mask: BlockMask | None = None, input_pos: Tensor | None = None) -> Tensor:
         h = self.sa_norm(x)
         attn_out = self.attn(h, h, mask=mask, input_pos=input_pos)
-        h = ops.add(attn_out, x)
+        h = attn_out + x
         mlp_out = self.mlp(self.mlp_norm(h))
-        out = ops.add(h, mlp_out)
+        out = h + mlp_out
         return out
 
     def after_attention(self, attn_out: Tensor, x: Tensor) -> Tensor:
         """The rest of it, for the compiler."""
-        h = ops.add(attn_out, x)
+        h = attn_out + x
         mlp_out = self.mlp(self.mlp_norm(h))
-        return ops.add(h, mlp_out)
+        return h + mlp_out
 
 
 class TiedLinear(Module):
@@ -330,15 +307,17 @@ class TiedLinear(Module):
         self.weight_of = (tied_module,)  # not a child: its parameters are counted once
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.linear(x, self.weight_of[0].weight)
+        return F.linear(x, self.weight_of[0].weight)
 
 
 class GemmaNormEmbeddings(Embedding):
     """models/gemma/gemma_norm_embedding.py; the factor stays on the host."""
 
+    scaling = 1.0
+
     def forward(self, ids: Tensor) -> Tensor:
         x = super().forward(ids)
-        return ops.scale(x)
+        return x * self.scaling
 
 
 class TransformerDecoder(Module):
@@ -374,8 +353,8 @@ class TransformerDecoder(Module):
         """The caller keeps the last layer's result; in 0.4.0, where this was part of it, it does not."""
         h = self.norm(h)
         if self.num_output_chunks:
-            return [self.head(chunk) for chunk in chunks(h, self.num_output_chunks, 1)]
-        return ops.to(self.head(h), FLOAT32)
+            return [self.head(chunk) for chunk in h.chunk(self.num_output_chunks, 1)]
+        return self.head(h).float()
 
 
 class TransformerDecoder4(TransformerDecoder):
@@ -385,29 +364,24 @@ class TransformerDecoder4(TransformerDecoder):
             h = layer(h, mask=mask, input_pos=input_pos)
         h = self.norm(h)
         if self.num_output_chunks:
-            output: Any = [self.head(chunk) for chunk in chunks(h, self.num_output_chunks, 1)]
+            output: Any = [self.head(chunk) for chunk in h.chunk(self.num_output_chunks, 1)]
         else:
-            output = ops.to(self.head(h), FLOAT32)
+            output = self.head(h).float()
         return output
-
-
-def chunks(x: Tensor, count: int, dim: int) -> list[Tensor]:
-    """`Tensor.chunk`: the last may be shorter, and there may be fewer."""
-    size = -(-x.shape[dim] // count)
-    whole, rest = divmod(x.shape[dim], size)
-    return ops.split(x, [size] * whole + ([rest] if rest else []), dim)
 
 
 class CrossEntropy(Module):
     """torch.nn.CrossEntropyLoss over all logits."""
 
+    ignore_index = -100
+
     region: Region | None = None
 
     def compile(self) -> None:
-        self.region = Region(self.machine, ops.cross_entropy)
+        self.region = Region(self.machine, F.cross_entropy)
 
     def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return (self.region or ops.cross_entropy)(logits, labels)
+        return (self.region or F.cross_entropy)(logits, labels)
 
 
 class CEWithChunkedOutputLoss(CrossEntropy):
@@ -417,29 +391,25 @@ class CEWithChunkedOutputLoss(CrossEntropy):
         self.region = Region(self.machine, self.compute_cross_entropy)
 
     def compute_cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return ops.cross_entropy(ops.to(logits, FLOAT32), labels)
+        return F.cross_entropy(logits.float(), labels)
 
     def forward(self, logits: Any, labels: Tensor) -> Tensor:
         compute_cross_entropy = self.region or self.compute_cross_entropy
-        total_elements = counted(labels)
-        flat_labels = [ops.reshape(target_chunk, -1) for target_chunk in chunks(labels, OUTPUT_CHUNKS, 1)]
-        flat = [ops.reshape(logit_chunk, -1, logit_chunk.shape[-1]) for logit_chunk in logits]
+        total_elements = labels.ne(self.ignore_index).sum()
+        flat_labels = [target_chunk.reshape(-1) for target_chunk in labels.chunk(OUTPUT_CHUNKS, 1)]
+        flat = [logit_chunk.reshape(-1, logit_chunk.shape[-1]) for logit_chunk in logits]
         total_loss: Any = None
         for logits_chunk, labels_chunk in zip(flat, flat_labels, strict=True):
             found = compute_cross_entropy(logits_chunk, labels_chunk)
-            total_loss = ops.shift(found) if total_loss is None else ops.add_in_place(total_loss, found)
+            total_loss = found + 0.0 if total_loss is None else total_loss.add_(found)
             del found
-        return ops.divide(total_loss, total_elements)
-
-
-def counted(labels: Tensor) -> Tensor:
-    """How many labels count: (labels != ignore_index).sum()."""
-    kept = labels.machine.run("ne", (labels,), labels.shape, BOOL)
-    return ops.total(kept, tuple(range(labels.dim())), dtype=INT64)
+        return total_loss / total_elements
 
 
 class LoRALinear(Linear):
     """modules/peft/lora.py."""
+
+    scaling = 1.0
 
     def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool, rank: int, dropout: float) -> None:
         super().__init__(machine, inputs, outputs, bias)
@@ -449,6 +419,6 @@ class LoRALinear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
-        lora_out = self.lora_a(ops.dropout(x, self.dropout))
-        lora_out = ops.scale(self.lora_b(lora_out))
-        return ops.add(out, lora_out)
+        lora_out = self.lora_a(F.dropout(x, self.dropout))
+        lora_out = self.lora_b(lora_out) * self.scaling
+        return out + lora_out

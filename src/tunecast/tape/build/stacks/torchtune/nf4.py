@@ -6,11 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.tape.build import ops
+from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import INT8, INT64, UINT8, Dtype, Shape
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear
+from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.stacks.torchtune.modules import LoRALinear
-from tunecast.tape.build.tensor import INT8, INT64, UINT8, Dtype, Machine, Shape, Tensor
+from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
 
 BLOCK, SCALER_BLOCK = 64, 256
@@ -34,10 +37,10 @@ class FrozenNF4Linear(Linear):
             mean = self.held("mean", (), dtype)
             quantized_scalers = self.held("_to_copy", (scalers,), INT8)
             factor = self.held("clone", (scalers // SCALER_BLOCK,), dtype)
-            scaled = ops.map_("div", weight)
+            scaled = weight / 1.0
             found = machine.run("empty", (), (numel,), UINT8)
             apart = machine.run("sub", (scaled,), (min(numel, CHUNK), 16), dtype)
-            apart = ops.map_("abs", apart)
+            apart = apart.abs()
             data = self.held("bitwise_or", (numel // 2,), UINT8)
             del weight, scaled, found, apart
         self.parts = (data, quantized_scalers, factor, mean, table)
@@ -50,27 +53,27 @@ class FrozenNF4Linear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         out = linear_nf4(x, self)
-        return out if self.bias is None else ops.add(out, self.bias)
+        return out if self.bias is None else out + self.bias
 
     def original(self) -> Tensor:
         """`get_original_weight`."""
         machine, dtype = self.machine, self.weight.dtype
         data, quantized_scalers, factor, mean, table = self.parts
         half = data.shape
-        first_elements = ops.map_("_to_copy", ops.map_("__rshift__", data), INT64)
-        second_elements = ops.map_("_to_copy", ops.map_("bitwise_and", data), INT64)
+        first_elements = pointwise("__rshift__", data).to(INT64)
+        second_elements = pointwise("bitwise_and", data).to(INT64)
         dequantized_first = machine.run("index", (table, first_elements), half, dtype)
         dequantized_second = machine.run("index", (table, second_elements), half, dtype)
         scalers = self.dequantized_scalers(quantized_scalers, factor, mean, dtype)
-        repeated = ops.expand(ops.unsqueeze(scalers, -1), scalers.shape[0], BLOCK // 2)
-        scaled_first = ops.multiply(dequantized_first, ops.reshape(repeated, -1))
-        scaled_second = ops.multiply(dequantized_second, ops.reshape(repeated, -1))
+        repeated = scalers.unsqueeze(-1).expand(scalers.shape[0], BLOCK // 2)
+        scaled_first = dequantized_first * repeated.reshape(-1)
+        scaled_second = dequantized_second * repeated.reshape(-1)
         stacked = machine.run("stack", (scaled_first, scaled_second), (*half, 2), dtype)
         return stacked.alias(self.weight.shape, None)
 
     def dequantized_scalers(self, scalers: Tensor, factor: Tensor, mean: Tensor, dtype: Dtype) -> Tensor:
         divided = self.machine.run("div", (scalers, factor), scalers.shape, dtype)
-        return ops.map_("add", divided)
+        return divided + 1.0
 
 
 def linear_nf4(x: Tensor, layer: FrozenNF4Linear) -> Tensor:
@@ -78,13 +81,13 @@ def linear_nf4(x: Tensor, layer: FrozenNF4Linear) -> Tensor:
     machine: Machine = x.machine
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        out = ops.matmul(gradients[0], layer.original())
+        out = F.matmul(gradients[0], layer.original())
         out.is_view = False  # `_unsafe_view`
         return (out,)
 
     node = start(machine, (x,), back)
     with machine.no_grad():
-        out = ops.linear(x, layer.original())
+        out = F.linear(x, layer.original())
     return finish(node, out, layer.weight)
 
 

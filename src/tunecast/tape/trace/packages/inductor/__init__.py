@@ -1,13 +1,16 @@
 """torch.compile: the real compiler runs, its kernels do not.
 
+    compiling.py   what Inductor asks of a card, a compiler or a clock while it compiles, answered without them
+    dynamo.py      the front end of the compiler at work inside the trace
+    lines.py       whose work a line of compiled code is
+    regions.py     where compiled code begins and ends
+    replacing.py   how the compiler is changed, and what to do when it is not what we knew
+    running.py     the wrapper Inductor wrote, run on fake tensors
+
 Dynamo captures the graph, AOTAutograd and the partitioner decide what the backward pass keeps, Inductor fuses,
 schedules, plans buffers and writes its Python wrapper; all of that is host code and runs here as on a machine with
 the card. The wrapper is then executed on fake tensors: its allocations, reuses and `del`s are those of the real run.
 Only Triton kernels are neither compiled nor launched.
-
-    dynamo.py    lets the front end work under the trace          regions.py  where compiled code begins and ends
-    compiling.py what Inductor asks of a card while it compiles    running.py  allocations and launches of its wrapper
-    lines.py     whose work a line of compiled code is
 
 Modelled  the first launch of a kernel with several configurations, which Inductor times: it copies what the kernel
           overwrites and takes a buffer as large as the L2 cache.

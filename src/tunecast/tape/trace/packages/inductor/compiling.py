@@ -93,7 +93,7 @@ def compile_outside_the_trace(module: ModuleType) -> None:
     replace(module, "_compile_fx_inner", outside)
 
 
-class OnHost(TorchDispatchMode):
+class HostDispatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = tree_map(_host_for_card, (args, kwargs or {}))
         return func(*args, **kwargs)
@@ -108,7 +108,7 @@ def fold_on_the_host(module: ModuleType) -> None:
 
     def on_host(method: Callable[..., Any]) -> Callable[..., Any]:
         def compute(*args: Any, **kwargs: Any) -> Any:
-            with OnHost():
+            with HostDispatch():
                 return method(*args, **kwargs)
 
         return compute

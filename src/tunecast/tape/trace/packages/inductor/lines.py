@@ -11,8 +11,9 @@ import re
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.trace.packages import after_import
 from tunecast.tape.trace.packages.inductor.replacing import replace
 from tunecast.tape.trace.recorder import Recorder
@@ -21,13 +22,13 @@ from tunecast.tape.trace.scopes import LIBRARY_FOLDERS, TORCH_FOLDER, TRACER_FOL
 STACK_LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-class Place(NamedTuple):
+class OpPlace(NamedTuple):
     modules: tuple[int, ...]
     """Identities of the modules around the operation, outermost first."""
     source: str
 
 
-_places: dict[str, tuple[list[int], list[Place]]] = {}
+_places: dict[str, tuple[list[int], list[OpPlace]]] = {}
 """For each generated file the first lines of its stretches, and where each came from."""
 
 
@@ -61,12 +62,12 @@ def remember_lines(module: ModuleType) -> None:
     replace(module.GraphLowering, "compile_to_module", with_file)
 
 
-def place_of(node: Any) -> Place:
+def place_of(node: Any) -> OpPlace:
     """The keys of a node's module stack are identities, with `@n` behind them at the n-th call."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
     keys = [str(key).partition("@")[0] for key in stack]
     lines = STACK_LINE.findall(node.stack_trace or "")
-    return Place(tuple(int(key) for key in keys if key.isdigit()), ":".join(lines[-1]) if lines else "")
+    return OpPlace(tuple(int(key) for key in keys if key.isdigit()), ":".join(lines[-1]) if lines else "")
 
 
 def follow(scopes: Scopes) -> None:
@@ -90,7 +91,7 @@ def follow(scopes: Scopes) -> None:
     scopes.current, scopes.source = module_at_work, line_at_work  # type: ignore[method-assign]
 
 
-def current_place() -> Place | None:
+def current_place() -> OpPlace | None:
     frame: Any = sys._getframe(1) if _places else None
     while frame is not None:
         found = _places.get(frame.f_code.co_filename)

@@ -1,0 +1,16 @@
+"""Questions that ask for many predictions: what to change, what differs, what fits at most, what was not stated.
+
+changes.py        Changes to a job that need less memory, each tried: what it would save, and whether the job fits
+                  then
+compare.py        What differs between two jobs, and what each difference costs
+ladder.py         What people change in a job that is to need less memory, or less time: one ladder, from least harm
+                  to most
+largest.py        The most of something that still fits: searched by doubling and bisection over a question with a yes
+                  or a no
+most.py           The answer of `tunecast largest` (`tunecast.largest/1`): the most that fits a card, by method
+smallest_card.py  The smallest card of the catalogue a job completes on
+suggestions.py    Jobs like the one that was predicted, tried for whoever reads the answer: changes that free memory,
+                  and other values of what was not given
+unstated.py       What a job does not say and was taken for it, and what another common value would change
+oom/              An out-of-memory message, read back and explained
+"""

@@ -1,0 +1,252 @@
+"""Which machines to rent for a job, with which settings, how long it takes and what it costs in all."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import date
+from typing import Any, Unpack
+
+from tunecast.door.filters import (
+    FilterOptions,
+    MoneyOptions,
+    Names,
+    filter_flags,
+    filters_of,
+    rate_of,
+    size_of,
+    split_names,
+    with_defaults,
+)
+from tunecast.door.offers import stock_of
+from tunecast.door.read import Source, read
+from tunecast.errors import DoesNotFit, TunecastError, UsageError
+from tunecast.job.job import Job, all_knobs
+from tunecast.market import store
+from tunecast.market.filters import Filters
+from tunecast.market.offer import RESERVED, SPOT
+from tunecast.market.selection import BESIDE, MARKETPLACE, Rules, Selection, select
+from tunecast.planning.bill import Terms
+from tunecast.planning.choice import Constraints, Money, Plan
+from tunecast.planning.constraints import relaxations, verdict
+from tunecast.planning.plan import Question, plan_of
+from tunecast.planning.search import Progress
+from tunecast.planning.space import Freedom, freed_fields, kept_fields
+from tunecast.planning.taken import with_taken
+from tunecast.records import replace
+from tunecast.units import HOUR_S
+
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?(s|m|min|h|d)")
+UNITS_S = {"s": 1, "m": 60, "min": 60, "h": HOUR_S, "d": 24 * HOUR_S}
+
+
+class PlanOptions(FilterOptions, MoneyOptions, total=False):
+    """Every option of `tunecast plan`, by the name of its flag."""
+
+    within: str | float | None
+    """Deadline from order to model: `"6h"`, `"90min"`, `"2d"`, or seconds."""
+    max_usd: float | None
+    """Budget: the likely cost."""
+    nodes_up_to: int | None
+    """Machines joined at most; one, unless it is not enough."""
+    runs: int
+    """Variants, one after another on one machine."""
+    validated: bool
+    """Only cards and stacks whose runs were measured."""
+    weekly: bool
+    """It runs every week: also say what a year costs."""
+    keep: Names
+    """Fields to fix too."""
+    allow: Names
+    """Fields to choose too."""
+    spot: bool
+    """Spot machines may be picked too."""
+    no_spot: bool
+    """Say nothing of spot machines."""
+    marketplace: bool
+    """Marketplaces, and sellers without a known company, may be picked too."""
+    reserved: bool
+    """Reservations may be picked too, each at the cost of its whole term."""
+    max_age: int | None
+    """Of a price, in days; 180, of spot prices 30."""
+    available: bool
+    """Ask providers that tell anybody whether one is free."""
+    as_of: date | str | None
+    """Plan as on that day."""
+    storage: int | str | None
+    """Kept for a month: bytes, or `"20GB"`; checkpoints and model."""
+    egress: int | str | None
+    """Taken home; the model, or its adapters."""
+    interruptions: float | None
+    """Of a spot machine, per hour."""
+
+
+def plan(job: Source, overrides: Mapping[str, object] | None = None, **options: Unpack[PlanOptions]) -> Plan:
+    """The cheapest, the fastest and the balanced choice, and with `within` the cheapest that makes the deadline.
+
+    What the job says stays as it is; chosen are the cards, how the job is spread over them, how the global batch is
+    split, and, where the job does not say them, gradient_checkpointing and kernels. Where nothing keeps to the limits
+    every pick is None, `failure` says why, and `choices` has what comes nearest.
+
+    Raises `DoesNotFit` where no offer is left.
+    """
+    return Planner(read(job, overrides), options).plan()
+
+
+def duration_s(text: str) -> float | None:
+    """`6h`, `90min`, `2d`; None where it is none."""
+    found = _DURATION.fullmatch(text.strip()[:40])
+    return None if found is None or not float(found[1]) else float(found[1]) * UNITS_S[found[2]]
+
+
+def field_names(given: Names) -> list[str]:
+    """Of fields dashes and underscores are alike."""
+    return [name.replace("-", "_") for name in split_names(given)]
+
+
+class Planner:
+    """One question, asked of more or fewer offers, with more or less freedom."""
+
+    def __init__(self, job: Job, options: PlanOptions, progress: Progress | None = None) -> None:
+        self.job, self.progress = job, progress
+        self.options = every = with_defaults("plan", options, PlanOptions.__annotations__)
+        every["keep"], every["allow"] = field_names(every["keep"]), field_names(every["allow"])
+        every["within"] = _seconds(every["within"])
+        every["runs"] = 1 if every["runs"] is None else every["runs"]
+        self.today = _day(every["as_of"])
+        self.vat_fraction = (every["vat"] or 0.0) / 100
+        self.freedom = Freedom(
+            _written(job), kept_fields(every["keep"]), freed_fields(every["allow"]), every["nodes_up_to"]
+        )
+        self.question = self._question()
+        self.known, self.own = store.offers(), frozenset(store.kept(store.OWN))
+
+    def _question(self) -> Question:
+        given = self.options
+        terms = Terms(
+            given["interruptions"],
+            size_of("storage", given["storage"]),
+            size_of("egress", given["egress"]),
+            self.vat_fraction,
+            given["runs"],
+            chooses_saves=not self.freedom.written & {"run.save_strategy", "run.save_steps"},
+        )
+        return Question(
+            self.today,
+            self.freedom,
+            Constraints(given["within"], given["max_usd"]),
+            terms,
+            tuple(asked_flags(given)),
+            Money(bool(given["eur"]), rate_of(given["usd_per_eur"], self.today), self.vat_fraction),
+            bool(given["weekly"]),
+            bool(given["validated"]),
+        )
+
+    def plan(self, *, front_in_full: bool = False, unstated: bool = False) -> Plan:
+        """`front_in_full`: with the predictions of the whole front. `unstated`: with what the job does not say, and
+        what other values of it would change."""
+        offers = self.selected(filters_of(self.options))
+        if not offers.offers:
+            raise self._no_offer(offers)
+        found = self._planned(offers, self.question, front_in_full=front_in_full)
+        failure = verdict(found)
+        if isinstance(failure, DoesNotFit):
+            failure = verdict(found, self._nearest(offers, is_known=_is_known(found)))
+        if unstated:
+            found = with_taken(found, self.question.terms)
+        if self.options["available"]:
+            rented = dict.fromkeys(each.fleet.offer for each in found.picks.values() if each is not None)
+            found = found.with_availability({offer: each.answer for offer, each in stock_of(rented).items()})
+        return replace(found, failure=failure)
+
+    def selected(self, wanted: Filters, *, everything: bool = False) -> Selection:
+        given = self.options
+        named = {SPOT: given["spot"], MARKETPLACE: given["marketplace"], RESERVED: given["reserved"]}
+        allow = frozenset(name for name, allowed in named.items() if allowed or name in given["kind"] or everything)
+        show = frozenset(BESIDE) - ({SPOT} if given["no_spot"] else set())
+        return select(self.known, wanted, Rules(allow, show, given["max_age"]), self.today, self.own)
+
+    def _planned(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+        return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full)
+
+    def _no_offer(self, offers: Selection) -> DoesNotFit:
+        """What is said where no offer is left, with what would leave some."""
+        told = self.question.asked
+        after = f" after {', '.join(told)}" if told else ""
+        tries = [f"--{name} would leave {len(of)}" for name, of in offers.beside.items()]
+        tries += [f"{n} left out: {why}" for why, n in offers.unknown.items()]
+        tries += [f"not proven of {', '.join(sorted(offers.unproven))}"] if offers.unproven else []
+        tries += [f"{offers.old} left out for the age of their prices: --max-age"] if offers.old else []
+        tries += ["your own machines: tunecast offers add"] if self.options["gpu"] else []
+        return DoesNotFit("; ".join([f"no offer is left{after}: {offers.cut} leaves none", *tries]))
+
+    def _nearest(self, offers: Selection, *, is_known: bool) -> list[str]:
+        """What would run the job: each of these is a plan that was made. Where no setting of it is known at all, only
+        another method can help."""
+        question, flags = self.question, filter_flags(self.options)
+        tried: list[tuple[str, Freedom, Selection]] = []
+        everything = self.selected(Filters(), everything=True)
+        if is_known and len(everything.offers) > len(offers.offers):
+            name = f"without {', '.join(flags)}" if flags else "--spot --marketplace"
+            tried.append((name, question.freedom, everything))
+        wider = relaxations(question.freedom)
+        tried += [(name, wider[name], offers) for name in wider if is_known or name == "--allow method"]
+        for name, freedom, of in tried:
+            try:
+                found = self._planned(of, replace(question, freedom=freedom))
+            except TunecastError:
+                continue
+            if found.choices:
+                best = found.choices[0]
+                what = f"{best.hardware} at {best.offer.provider} for {best.total_usd:.2f} USD"
+                method = f", method {best.job.method}" if best.job.method != self.job.method else ""
+                return [f"what would: {name}: {what}{method}"]
+        return ["what would: nothing that was tried; a smaller model, or shorter rows"]
+
+
+def asked_flags(options: Mapping[str, Any]) -> list[str]:
+    """The constraints, as flags."""
+    told = filter_flags(options)
+    told += [] if options["max_age"] is None else [f"--max-age {options['max_age']}"]
+    told += [] if options["as_of"] is None else [f"--as-of {options['as_of']}"]
+    told += ["--validated"] if options["validated"] else []
+    told += [] if options["runs"] == 1 else [f"--runs {options['runs']}"]
+    told += [] if options["within"] is None else [f"--within {_spelled(options['within'])}"]
+    told += [] if options["max_usd"] is None else [f"--max-usd {options['max_usd']:g}"]
+    told += [f"--{flag} {name}" for flag in ("keep", "allow") for name in options[flag]]
+    return told + ([] if options["nodes_up_to"] is None else [f"--nodes-up-to {options['nodes_up_to']}"])
+
+
+def _spelled(seconds: float) -> str:
+    """As it may be typed."""
+    unit, size = next((unit, UNITS_S[unit]) for unit in ("h", "min", "s") if seconds >= UNITS_S[unit] or unit == "s")
+    return f"{seconds / size:g}{unit}"
+
+
+def _seconds(given: str | float | None) -> float | None:
+    if not isinstance(given, str):
+        return given
+    seconds = duration_s(given)
+    if seconds is None:
+        raise UsageError(f"within: got {given!r}; allowed: a time such as 6h, 90min or 2d", field="within")
+    return seconds
+
+
+def _day(given: date | str | None) -> date:
+    if not isinstance(given, str):
+        return given or date.today()
+    try:
+        return date.fromisoformat(given)
+    except ValueError:
+        raise UsageError(f"as_of: got {given[:40]!r}; allowed: a day such as 2026-09-01", field="as_of") from None
+
+
+def _written(job: Job) -> frozenset[str]:
+    """What whoever wrote the job said: a plan keeps it, and may choose the rest."""
+    return frozenset(name for name in all_knobs() if job.is_given(name))
+
+
+def _is_known(plan: Plan) -> bool:
+    """Whether more memory, or another way to use it, would help on most of what was refused."""
+    small = sum(each.too_small for each in plan.refused)
+    return 2 * small >= len(plan.refused)

@@ -1,0 +1,66 @@
+"""What a job needs, how long it takes and, where asked for, what its machines cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from tunecast.door.read import Source, read
+from tunecast.job.job import Job
+from tunecast.prediction import engines
+from tunecast.prediction.engines import DEFAULT_ENGINE
+from tunecast.prediction.prediction import Prediction
+
+if TYPE_CHECKING:
+    from tunecast.planning.price import Rent
+    from tunecast.prediction.time.calibration import Calibration
+
+
+def predict(
+    job: Source,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    engine: str = DEFAULT_ENGINE,
+    exact: bool = False,
+    python: str | None = None,
+    cost: bool = False,
+    calibrated: bool = True,
+    timed: bool = True,
+    once: bool = False,
+    **how: Any,
+) -> Prediction:
+    """The prediction of a `Job`, of its fields as a mapping, of a file that holds one, or of a model's name.
+
+    `overrides` are fields by dotted name, as `read` takes them.
+
+    engine      "analytic", the closed form, or "traced", which runs the real training code with `python` (None: the
+                interpreter that is found), every layer of it where `exact`; `how`: its limits and its progress
+    cost        what the job's own machines cost, too, which takes reading the offers
+    calibrated  with the prices that `tunecast calibrate` measured on this machine, where it is of the job's card
+    timed       False: memory alone will be read, which is faster; time is there all the same
+    once        no job of other sizes will be asked for
+    """
+    job = read(job, overrides)
+    if engine == "traced":
+        found = engines.predict(job, engine=engine, exact=exact, python=python, **how)
+    else:
+        calibration = calibration_for(job) if calibrated and timed else None
+        found = engines.predict(job, engine=engine, timed=timed, once=once, calibration=calibration)
+    return found.with_cost(rent_of(found)) if cost else found
+
+
+def calibration_for(job: Job) -> Calibration | None:
+    """What `tunecast calibrate` measured of this kind of card on this machine."""
+    from tunecast.hardware.catalog import gpu
+    from tunecast.learn.store import kept
+
+    return kept(gpu(job.hardware.gpu).name)
+
+
+def rent_of(prediction: Prediction) -> Rent | None:
+    """None where nobody rents out exactly these machines."""
+    from datetime import date
+
+    from tunecast.planning import price
+
+    return price.rent_of(prediction, date.today())

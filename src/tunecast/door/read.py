@@ -1,0 +1,56 @@
+"""A job from what describes it: a file, a model's name, a mapping, another job; with other values where asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from os import PathLike, fspath
+from typing import Any
+
+from tunecast.job.foreign import fields_meant
+from tunecast.job.job import Job, sections
+from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
+from tunecast.job.readers import read_job
+
+Source = Job | Mapping[str, Any] | str | PathLike[str]
+"""What a job may be given as."""
+
+
+def read(source: Source, overrides: Mapping[str, object] | None = None, **fields: object) -> Job:
+    """The one job of a file or a model's name, of a mapping as a file has it, or a `Job`; overrides win.
+
+    `overrides` are fields by dotted name (`{"lora.rank": 8}`), `fields` the same by the names that flags have
+    (`rank=8`, `gpu="rtx-4090"`), or a section as a mapping (`lora={"rank": 8}`). What trainers call them is understood
+    too (`batch_size=4`, `load_in_4bit=True`).
+
+    Raises `UsageError` with all that is wrong, and for a file of several jobs, which `read_jobs` reads.
+    """
+    changed = dotted(overrides, fields)
+    if isinstance(source, Job):
+        return with_values(source, changed)
+    if isinstance(source, Mapping):
+        check_overrides(changed)
+        return job_from_dict(with_overrides(source, changed))
+    return read_job(fspath(source), changed)
+
+
+def dotted(overrides: Mapping[str, object] | None, fields: Mapping[str, object] | None = None) -> dict[str, object]:
+    """Values by dotted field, however their names are spelled."""
+    return fields_meant(_flat({**(overrides or {}), **(fields or {})}))
+
+
+def with_values(job: Job, overrides: Mapping[str, object]) -> Job:
+    """The job with other values; it is known of them that they were given."""
+    if not overrides:
+        return job
+    from tunecast.advise.changes import with_fields
+
+    check_overrides(overrides)
+    return with_fields(job, overrides)
+
+
+def _flat(fields: Mapping[str, object]) -> Iterator[tuple[str, object]]:
+    for name, value in fields.items():
+        if name in sections() and isinstance(value, Mapping):
+            yield from ((f"{name}.{leaf}", each) for leaf, each in value.items())
+        else:
+            yield name, value

@@ -1,0 +1,276 @@
+"""The training stacks a job may name: what each supports, sets and is known to do, as one light declaration.
+
+A new stack is an entry of `STACKS`, whose name is then a choice of the field, and its program, a module of
+tape/build/stacks with `model`, `train` and `REFUSES` (that package's docstring says what they do). Everything else asks
+the declaration: which ways to share a job among cards are known of it, its allocator and files, what a search may
+change, which evidence counts for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from tunecast.job.shardings import SHARDINGS
+from tunecast.records import dataclass, field, replace
+
+if TYPE_CHECKING:
+    from tunecast.job.job import Job
+
+DtypeOf = Callable[["Job"], str | None]
+
+
+def _checkpoints(job: Job) -> str | None:
+    """As transformers 5 loads weights (dtype="auto")."""
+    return None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a stack's package does, as far as predictions, searches and reports ask."""
+
+    name: str
+    program: str
+    """Its module in tape/build/stacks."""
+    follows: Mapping[str, str]
+    """The releases whose code is written down, by package, where a job names no other."""
+    title: str = ""
+    """As a report names it; '': by `name`."""
+
+    # whose loop it runs
+    uses_trainer: bool = False
+    """transformers' Trainer: its loop, its checkpoints, its arguments and launcher."""
+    uses_accelerate: bool = False
+    """The Trainer's ways of sharing a job among cards too."""
+    uses_megatron: bool = False
+    """Megatron Core with TransformerEngine's layers."""
+    has_trainer_sampler: bool = False
+    """Batches come in the order of the Trainer's samplers."""
+    by_script: bool = False
+    """The user's own script makes the model: PEFT puts the adapters in, and `prepare_model_for_kbit_training` is called
+    or not."""
+    is_plain_loop: bool = False
+    """A loop around a model of transformers with nothing patched: adapters are of PEFT's dtypes, all parameters one
+    group of the optimizer, and `compile` makes the whole model one graph."""
+    reentrant: bool = False
+    """Checkpointing is of the older kind, where a job does not say."""
+
+    # what it supports
+    shardings: tuple[str, ...] = ()
+    """Values of `parallel.data` on several cards; none: it is known on one card alone."""
+    splits: tuple[str, ...] = ()
+    """Other dimensions of the mesh."""
+    has_ulysses: bool = False
+    """Its Trainer knows accelerate's `sp_size`; that came with transformers 5 (integrations/deepspeed.py,
+    `deepspeed_sp_compute_loss`)."""
+    offloads: bool = False
+    """`parallel.offload`."""
+    offloads_activations: bool = False
+    losses: tuple[str, ...] = ("full",)
+    """Values of `loss` a search may set, its own default first."""
+    search: tuple[str, ...] = ()
+    """Further fields a plan may set."""
+    frugal: str | None = None
+    """The stack that trains adapters on one card in less memory."""
+    recipe: str | None = None
+    """The module of tape/trace that runs it for the traced engine."""
+    traced_fields: tuple[str, ...] = ()
+    """Fields whose values that recipe runs where the closed form has none, on one card."""
+
+    # what it sets
+    allocator: str | None = None
+    """PYTORCH_ALLOC_CONF, whatever the job says."""
+    weights_dtype: DtypeOf = _checkpoints
+    """None: the checkpoint's."""
+    targets: str | tuple[str, ...] | None = None
+    """What gets adapters; None: PEFT chooses."""
+    dropout: float | None = None
+    """Of adapters; None: TRL's default."""
+    quantized_optimizer: str | None = None
+    """Takes the place of the job's over quantized weights."""
+    deepspeed: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    """The file its users start from, by ZeRO's stage: what differs from DeepSpeed's defaults, by the names of
+    `DeepSpeedSettings` (tape/build/sharding/deepspeed.py); with "auto", what transformers fills in by the hidden
+    size."""
+    deepspeed_file: str = ""
+
+    # what its program does
+    compiles_always: bool = False
+    """Parts of it, whatever the job says."""
+    labelled_only: bool = False
+    """The loss takes labelled tokens alone (tape/build/chunked.py)."""
+    counts_ends: bool = False
+    """Pipeline stages count each end of the model as a layer."""
+    looks_at_memory: bool = False
+    """What it does depends on how much memory the card has."""
+    layers_differ: bool = False
+    """A few layers do not stand for all in a trace."""
+
+    @property
+    def family(self) -> str:
+        """By whose code spreads it over cards: published runs of one count for the others."""
+        return "accelerate" if self.uses_accelerate else "megatron" if self.uses_megatron else self.name
+
+
+_TORCH = {"torch": "2.11.0"}
+_HUGGING_FACE = {**_TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
+_TRAINER = {**_HUGGING_FACE, "liger-kernel": "0.8.5", "accelerate": "1.15.0"}
+
+_AXOLOTL = Stack(
+    "axolotl",
+    "trainer",
+    _TRAINER,
+    uses_trainer=True,
+    uses_accelerate=True,
+    reentrant=True,  # axolotl/utils/config/__init__.py, `normalize_config`
+    shardings=tuple(SHARDINGS),
+    splits=("layers",),
+    offloads=True,
+    search=("kernels", "attention"),
+    weights_dtype=lambda job: "bfloat16",  # `torch_dtype` follows `bf16: auto`
+    deepspeed={  # zero1.json, zero2.json, zero3_bf16.json
+        1: {"overlap_comm": True},
+        2: {"overlap_comm": True},
+        3: {"auto": True, "max_live_parameters": 0, "max_reuse_distance": 0, "sub_group_size": 0},
+    },
+    deepspeed_file="Axolotl's deepspeed_configs",
+)
+_LLAMA_FACTORY = replace(
+    _AXOLOTL,
+    name="llama-factory",  # reentrant: llamafactory/hparams/model_args.py, `use_reentrant_gc`
+    # loads in bfloat16, and casts what is trained to float32 unless pure_bf16
+    weights_dtype=lambda job: "float32" if job.method == "full" else "bfloat16",
+    deepspeed={3: {"auto": True}},  # ds_z3_config.json; ds_z2_config.json has defaults
+    deepspeed_file="LLaMA-Factory's examples/deepspeed",
+)
+_TRL = Stack(
+    "trl",
+    "trl",
+    {**_TRAINER, "trl": "1.16.0"},
+    "TRL's SFTTrainer",
+    uses_trainer=True,
+    uses_accelerate=True,
+    has_trainer_sampler=True,
+    by_script=True,
+    shardings=tuple(SHARDINGS),
+    splits=("layers",),
+    has_ulysses=True,
+    offloads=True,
+    search=("kernels", "attention"),
+    frugal="unsloth",
+    labelled_only=True,
+)
+_TRANSFORMERS = replace(
+    _TRL,
+    name="transformers",
+    program="transformers",
+    follows={**_HUGGING_FACE, "liger-kernel": "0.8.5"},
+    title="transformers' Trainer",
+    is_plain_loop=True,
+    losses=("full", "chunked"),
+    search=("kernels", "attention", "compile", "matmul_dtype"),
+    recipe="recipe",
+    traced_fields=("compile", "loss", "matmul_dtype"),
+    labelled_only=False,
+)
+_UNSLOTH = Stack(
+    "unsloth",
+    "unsloth",
+    {**_HUGGING_FACE, "unsloth": "2026.10.9"},
+    uses_trainer=True,
+    has_trainer_sampler=True,
+    recipe="recipes_unsloth",
+    allocator="expandable_segments",  # importing it sets PYTORCH_ALLOC_CONF (unsloth/__init__.py of 2026.10.9)
+    weights_dtype=lambda job: "bfloat16",  # FastLanguageModel.from_pretrained(dtype=None), unsloth 2026.10.9
+    targets="all-linear",  # FastLanguageModel.get_peft_model, target_modules
+    compiles_always=True,
+    looks_at_memory=True,
+    layers_differ=True,  # its checkpointing keeps host buffers that grow over the layers
+)
+_TORCHTUNE = Stack(
+    "torchtune",
+    "torchtune",
+    {**_TORCH, "torchtune": "0.6.1"},
+    shardings=("fsdp",),
+    offloads=True,
+    offloads_activations=True,
+    losses=("chunked", "full"),
+    weights_dtype=lambda job: "bfloat16",  # `dtype: bf16` of every recipe's configuration, torchtune 0.6
+    targets=("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),  # its configurations
+    compiles_always=True,
+)
+_LITGPT = Stack(
+    "litgpt",
+    "litgpt",
+    {**_TORCH, "litgpt": "0.5.13", "bitsandbytes": "0.49.2"},
+    shardings=("fsdp", "ddp"),
+    # get_default_supported_precision(training=True): bf16-mixed, whose weights are float32
+    weights_dtype=lambda job: "float32",
+    targets=("q_proj", "v_proj"),  # lora_query, lora_value
+    quantized_optimizer="paged_adamw_32bit",  # litgpt/utils.py, `instantiate_bnb_optimizer`
+)
+_FSDP_QLORA = Stack(
+    "fsdp_qlora",
+    "fsdp_qlora",
+    {"torch": "2.2.0", "transformers": "4.37.2", "peft": "0.8.2", "bitsandbytes": "0.43.0"},
+    shardings=("fsdp", "ddp"),
+    offloads=True,
+    weights_dtype=lambda job: "bfloat16",  # train.py, `precision: "bf16"`
+)
+_TORCHTITAN = Stack(
+    "torchtitan",
+    "torchtitan",
+    {**_TORCH, "torchtitan": "0.2.2", "torchao": "0.18.0"},
+    shardings=("fsdp", "hsdp"),
+    splits=("tensor", "context", "pipeline", "expert"),
+    offloads=True,
+    weights_dtype=lambda job: "float32",  # training.dtype; mixed_precision_param casts to bfloat16
+    compiles_always=True,
+    counts_ends=True,  # distributed/pipeline_parallel.py, `generate_llm_fqn_per_model_part`
+)
+_MEGATRON = Stack(
+    "megatron",
+    "megatron",
+    {**_TORCH, "megatron-core": "0.13", "transformer-engine": "2.5"},
+    uses_megatron=True,
+    shardings=("ddp", "zero1"),
+    splits=("tensor", "pipeline", "context", "expert"),
+    # --bf16, bf16_mixed: weights of 16 bits, masters in the optimizer
+    weights_dtype=lambda job: job.autocast or "float32",
+    targets="attention",  # linear_qkv, linear_proj
+)
+_AUTOMODEL = Stack(
+    "automodel",
+    "automodel",
+    {**_HUGGING_FACE, "nemo-automodel": "0.5.0"},
+    shardings=("fsdp", "hsdp"),
+    offloads=True,
+    targets="all-linear",  # `target_modules: "*_proj"` of its examples; PeftConfig names none
+    dropout=0.0,
+)
+_LLM_FOUNDRY = Stack(
+    "llm-foundry",
+    "foundry",
+    {"torch": "2.1.0", "llm-foundry": "0.4.0", "mosaicml": "0.17.1", "flash-attn": "2.3.2"},
+    shardings=("fsdp",),
+    weights_dtype=lambda job: "float32",  # amp_bf16 of its configurations
+)
+STACKS: Mapping[str, Stack] = {
+    each.name: each
+    for each in (
+        *(_TRANSFORMERS, _TRL, _AXOLOTL, _LLAMA_FACTORY, _UNSLOTH, _TORCHTUNE, _LITGPT, _FSDP_QLORA, _TORCHTITAN),
+        *(_MEGATRON, replace(_MEGATRON, name="nemo"), _AUTOMODEL, _LLM_FOUNDRY),
+    )
+}
+DEFAULT_STACK = _TRANSFORMERS.name
+SFT_STACK = _TRL.name
+"""What most people fine-tune with: a job that names no stack is told what it would change."""
+
+
+def stack_of(job: Job) -> Stack:
+    return STACKS[job.stack]
+
+
+def stacks_where(holds: Callable[[Stack], bool]) -> str:
+    """The names of the stacks a property holds for, for a message."""
+    return ", ".join(name for name, stack in STACKS.items() if holds(stack))

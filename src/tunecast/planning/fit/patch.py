@@ -1,0 +1,224 @@
+"""A job's file with other values: only what changes is touched, so that comments, order and quotes stay.
+
+PyYAML says where each value of the text begins and ends (JSON is read as the YAML it is); a value is replaced in its
+place, a field that is missing goes behind the last one of its section. What comes out is read back: unless it is the
+job that was wanted, there is no patch, and the caller tells the fields instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tunecast.errors import NotResolved, TunecastError
+from tunecast.job.job import Job
+from tunecast.job.readers import read_jobs
+from tunecast.job.readers.bounds import MOST_FILE_BYTES, bounded_bytes
+from tunecast.job.writer import write_file
+from tunecast.records import NamedTuple
+
+Overrides = Mapping[str, object]
+BACKUP = ".orig"
+"""As `patch --backup` has it."""
+
+
+class Patch(NamedTuple):
+    path: Path
+    before: str
+    after: str
+
+    @property
+    def diff(self) -> str:
+        """For `patch -p0` and `git apply -p0`, where the command was given."""
+        relative = os.path.relpath(self.path)
+        return unified_diff(self.before, self.after, str(self.path) if relative.startswith("..") else relative)
+
+
+def patch_of(path: Path, overrides: Overrides, wanted: Job, flags: Overrides) -> Patch | None:
+    """The file at `path` so changed that with the flags (but those it replaces) it is the job `wanted`; None where
+    that cannot be done by changing these values."""
+    before = bounded_bytes(path, MOST_FILE_BYTES).decode("utf-8")
+    is_json = path.suffix.lower() in (".json", ".jsonl")
+    try:
+        after = edited(before, overrides, is_json=is_json)
+    except (ValueError, TunecastError):
+        return None
+    except import_module("yaml").YAMLError:
+        return None
+    if _read(path, after, {name: value for name, value in flags.items() if name not in overrides}) != wanted:
+        return None
+    return Patch(path, before, after)
+
+
+def _read(path: Path, text: str, flags: Overrides) -> Job | None:
+    """As the file's own folder would have it, where ./model is looked for."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / path.name
+            copy.write_bytes(text.encode("utf-8"))
+            jobs = list(read_jobs(str(copy), flags))
+    except (OSError, TunecastError):
+        return None
+    if len(jobs) != 1 or not isinstance(jobs[0], Job):
+        return None
+    job = jobs[0]
+    return _moved(job, folder, str(path.parent))
+
+
+def _moved(job: Job, here: str, there: str) -> Job:
+    from tunecast.records import replace
+
+    def named(text: str) -> str:
+        return str(Path(there) / Path(text).relative_to(here)) if text.startswith(here) else text
+
+    lengths = job.data.lengths
+    data = replace(job.data, lengths=named(lengths)) if isinstance(lengths, str) else job.data
+    return replace(job, model=named(job.model), data=data)
+
+
+def edited(text: str, overrides: Overrides, *, is_json: bool = False) -> str:
+    """The text of a YAML or JSON mapping with dotted fields set. Raises ValueError where it is no such text."""
+    for dotted, value in overrides.items():
+        section, _, leaf = dotted.rpartition(".")
+        if section:
+            text = _with_section(text, section, leaf, value, is_json)
+        else:
+            text = _with_value(text, leaf, value, is_json)
+    return text
+
+
+def _with_value(text: str, field: str, value: object, is_json: bool) -> str:
+    root = _root(text)
+    found = _entry(root, field)
+    if found is None:
+        return _inserted(text, root, field, _shown(value, is_json), is_json)
+    return _replaced(text, *found, _shown(value, is_json))
+
+
+def _with_section(text: str, section: str, field: str, value: object, is_json: bool) -> str:
+    root = _root(text)
+    found = _entry(root, section)
+    shown = _shown(value, is_json)
+    braced = f'{{"{field}": {shown}}}' if is_json else f"{{{field}: {shown}}}"
+    if found is None:
+        return _inserted(text, root, section, braced if root.flow_style else f"\n  {field}: {shown}", is_json)
+    key, node = found
+    if (node.id == "scalar" and node.tag.endswith(":null")) or (node.id == "mapping" and not node.value):
+        return _replaced(text, key, node, braced)
+    if node.id != "mapping":
+        raise ValueError(f"{section} is no mapping")
+    inner = _entry(node, field)
+    return _inserted(text, node, field, shown, is_json) if inner is None else _replaced(text, *inner, shown)
+
+
+def _root(text: str) -> Any:
+    yaml = import_module("yaml")
+    # A tab between JSON's tokens is a blank to JSON and an error to PyYAML; places stay the same.
+    root = yaml.compose(text.lstrip("\ufeff").replace("\t", " "), Loader=yaml.SafeLoader)
+    if root is None or root.id != "mapping" or not root.value or text.startswith("\ufeff"):
+        raise ValueError("not a mapping of fields")
+    return root
+
+
+def _entry(mapping: Any, name: str) -> tuple[Any, Any] | None:
+    return next(((key, value) for key, value in mapping.value if key.value == name), None)
+
+
+def _replaced(text: str, key: Any, node: Any, shown: str) -> str:
+    start, end = node.start_mark.index, _end_of(node, key)
+    if node.start_mark.index == node.end_mark.index:  # nothing was written: `lora:`
+        return f"{text[:end]} {shown}{text[end:]}"
+    if text[start] in "|>&*":
+        raise ValueError("a value that is written elsewhere")
+    if node.id != "scalar" and not node.flow_style:  # a list, a line each: it becomes one line
+        start = text.index(":", key.end_mark.index) + 1
+        if node.id == "mapping" or "#" in text[start:end]:
+            raise ValueError("a value of several lines, or with a comment of its own")
+        shown = f" {shown}"
+    return text[:start] + shown + text[end:]
+
+
+def _inserted(text: str, mapping: Any, name: str, shown: str, is_json: bool) -> str:
+    """Behind the last field of the mapping, written as that is; a plain value before the sections that end a file."""
+    key, value = mapping.value[-1]
+    if mapping.flow_style:
+        end = _end_of(value, key)
+        one_a_line = mapping.start_mark.line != key.start_mark.line
+        between = f",{_newline(text)}{_indent(text, key)}" if one_a_line else ", "
+        return f"{text[:end]}{between}{_quoted(name, is_json)}: {shown}{text[end:]}"
+    if not shown.startswith("\n"):
+        plain = [entry for entry in mapping.value if entry[1].id != "mapping"]
+        key, value = plain[-1] if plain else (key, value)
+    line_end = text.find("\n", _end_of(value, key))  # behind a comment on the same line
+    newline = _newline(text)
+    indent = " " * key.start_mark.column
+    shown = shown.replace("\n", newline + indent) if shown.startswith("\n") else f" {shown}"
+    line = f"{indent}{name}:{shown}"
+    if line_end < 0:
+        return f"{text}{newline}{line}"
+    return f"{text[: line_end + 1]}{line}{newline}{text[line_end + 1 :]}"
+
+
+def _quoted(name: str, is_json: bool) -> str:
+    return f'"{name}"' if is_json else name
+
+
+def _end_of(value: Any, key: Any) -> int:
+    """Of what is written: the end PyYAML gives a block is the start of what follows it."""
+    if value.id == "scalar" or value.flow_style:
+        end: int = value.end_mark.index
+        return max(end, int(key.end_mark.index) + 1) if value.start_mark.index == end else end
+    last = value.value[-1]
+    return _end_of(last[1], last[0]) if value.id == "mapping" else _end_of(last, last)
+
+
+def _indent(text: str, key: Any) -> str:
+    start = text.rfind("\n", 0, key.start_mark.index) + 1
+    line = text[start : key.start_mark.index]
+    return line if not line.strip() else " " * len(line)
+
+
+def _newline(text: str) -> str:
+    return "\r\n" if "\r\n" in text else "\n"
+
+
+def _shown(value: object, is_json: bool) -> str:
+    if is_json or value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return f"[{', '.join(map(str, value))}]" if isinstance(value, (list, tuple)) else str(value)
+
+
+def unified_diff(before: str, after: str, name: str) -> str:
+    lines = []
+    for line in difflib.unified_diff(_lines(before), _lines(after), name, name):
+        lines.append(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n")
+    return "".join(lines)
+
+
+def _lines(text: str) -> list[str]:
+    """At line feeds alone: what else `splitlines` parts at is text to `patch`."""
+    return [line for line in text.replace("\n", "\n\0").split("\0") if line]
+
+
+def write(patch: Patch) -> Path:
+    """All of it or nothing; the file as it was stays beside it. Gives the name it has there."""
+    path = patch.path.resolve()  # a link stays a link
+    if bounded_bytes(path, MOST_FILE_BYTES) != patch.before.encode("utf-8"):
+        raise NotResolved(f"{patch.path}: changed while it was read. To fix: ask again")
+    backup = next(name for name in _backups(path) if not name.exists())
+    write_file(backup, patch.before, like=path)
+    write_file(path, patch.after)
+    return backup
+
+
+def _backups(path: Path) -> Iterator[Path]:
+    yield path.with_name(path.name + BACKUP)
+    yield from (path.with_name(f"{path.name}{BACKUP}.{number}") for number in range(1, 10_000))

@@ -1,0 +1,278 @@
+"""The answer of `tunecast fit` (`tunecast.fit/1`): the job as it is, sets of changes, other hardware."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from tunecast.advise.compare import more_time
+from tunecast.advise.ladder import Harm, Overrides
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Job
+from tunecast.job.model import ModelConfig
+from tunecast.planning.fit.patch import Patch
+from tunecast.planning.fit.search import Option, Options, harm_of, overrides_of
+from tunecast.planning.price import Rent
+from tunecast.prediction.outside.needs import machine_ram_bytes
+from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.verdict import Room
+from tunecast.records import NamedTuple, dataclass
+from tunecast.result import Result
+
+FIGURES = (
+    *("fits", "fits_surely", "fits_perhaps", "needs_bytes", "range_bytes", "capacity_bytes", "step_s"),
+    *("tokens_per_s", "machine_ram_bytes", "prediction"),
+)
+"""What is published of every job that was predicted."""
+
+
+@dataclass(frozen=True)
+class FitState(Result):
+    """A job as predicted."""
+
+    KEYS: ClassVar[tuple[str, ...]] = FIGURES
+
+    job: Job
+    model: ModelConfig
+    prediction: Prediction
+    room: Room
+
+    @property
+    def fits(self) -> bool:
+        return self.room.fits
+
+    @property
+    def fits_surely(self) -> bool:
+        """At the high end of the 80 % range too."""
+        return self.room.surely
+
+    @property
+    def fits_perhaps(self) -> bool:
+        return self.room.perhaps
+
+    @property
+    def needs_bytes(self) -> int:
+        """The smallest capacity it completes with."""
+        return self.room.needs_bytes
+
+    @property
+    def range_bytes(self) -> tuple[int, int]:
+        return self.room.low_bytes, self.room.high_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.room.capacity_bytes
+
+    @property
+    def machine_ram_bytes(self) -> int | None:
+        """Of its host, for all ranks of a machine; None where it is not known."""
+        return machine_ram_bytes(self.job, self.model)
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        time = self.prediction.time
+        return None if time is None else time.tokens_per_s
+
+    @property
+    def step_s(self) -> float | None:
+        time = self.prediction.time
+        return None if time is None else time.step_s
+
+    def more_time_than(self, other: FitState) -> float | None:
+        """0.27: it takes 27 % more time for the same tokens."""
+        return more_time(other.prediction, self.prediction)
+
+
+def state_of(done: Prediction) -> FitState:
+    return FitState(*_figures(done))
+
+
+def _figures(done: Prediction) -> tuple[Job, ModelConfig, Prediction, Room]:
+    # What is said of the least capacity is always the least capacity.
+    return done.job, done.model, done, done.on_card.room._replace(needs_bytes=done.smallest_capacity_bytes)
+
+
+@dataclass(frozen=True)
+class FitChange(Result):
+    """One change of a set, after those before it."""
+
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("set", "harm", "frees_bytes", "more_time_fraction", "unpriced", "note", "quality"),
+    )
+
+    option: Option
+    frees_bytes: int | None
+    """None: it makes a job only together with those after it."""
+    more_time_fraction: float | None
+    job: Job
+    """With the whole set."""
+
+    @property
+    def set(self) -> Overrides:
+        """Fields by dotted name."""
+        return self.option.overrides
+
+    @property
+    def harm(self) -> Harm:
+        return self.option.rung.harm
+
+    @property
+    def unpriced(self) -> str | None:
+        """What is not known of its price."""
+        return self.option.rung.unpriced
+
+    @property
+    def note(self) -> str | None:
+        return self.option.rung.note
+
+    @property
+    def quality(self) -> tuple[str, ...]:
+        """What was published about it, of the job with the whole set: 16-bit weights under adapters are not updated."""
+        return tuple(self.option.rung.quality(self.job))
+
+
+@dataclass(frozen=True)
+class Solution(FitState):
+    """A set of changes, predicted."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ("harm", "changes", "frees_bytes", "more_time_fraction", "job", *FIGURES)
+
+    changes: tuple[FitChange, ...]
+    frees_bytes: int
+    more_time_fraction: float | None
+
+    @property
+    def options(self) -> Options:
+        return tuple(change.option for change in self.changes)
+
+    @property
+    def overrides(self) -> dict[str, object]:
+        return overrides_of(self.options)
+
+    @property
+    def harm(self) -> Harm:
+        return harm_of(self.options)
+
+    @property
+    def unpriced(self) -> list[str]:
+        return list(dict.fromkeys(each.unpriced for each in self.changes if each.unpriced is not None))
+
+    @property
+    def notes(self) -> list[str]:
+        return list(dict.fromkeys(each.note for each in self.changes if each.note is not None))
+
+    @property
+    def quality(self) -> list[str]:
+        return list(dict.fromkeys(told for each in self.changes for told in each.quality))
+
+
+def solution_of(done: Prediction, begun: FitState, effects: list[tuple[Option, int | None, float | None]]) -> Solution:
+    """`effects`: of each option what it frees and how much more time it takes, after those before it."""
+    job, model, prediction, room = _figures(done)
+    return Solution(
+        job,
+        model,
+        prediction,
+        room,
+        tuple(FitChange(option, frees, more, job) for option, frees, more in effects),
+        begun.needs_bytes - room.needs_bytes,
+        more_time(begun.prediction, prediction),
+    )
+
+
+@dataclass(frozen=True)
+class FrugalJob(Result):
+    """A job that does not fit, with everything up to some harm that frees memory."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ("set", "harm", "needs_bytes", "gpu")
+
+    set: Overrides
+    harm: Harm
+    needs_bytes: int
+    least_card: Gpu | None
+    """None: no card is large enough."""
+
+    @property
+    def gpu(self) -> str | None:
+        return None if self.least_card is None else self.least_card.name
+
+
+class LargerCards(NamedTuple):
+    """What would do, where nothing here does."""
+
+    least_cards: tuple[FrugalJob, ...]
+    """The job as it is, with what keeps its training, with other training."""
+
+
+@dataclass(frozen=True)
+class OtherHardware(FitState):
+    """Other hardware on which the job fits (`hardware.py`)."""
+
+    KEYS: ClassVar[tuple[str, ...]] = ("set", *FIGURES, "cost")
+
+    set: Overrides
+    cost: Rent | None
+    """None where nobody at hand rents it out."""
+
+
+def other_hardware_of(done: Prediction, overrides: Overrides, rent: Rent | None) -> OtherHardware:
+    return OtherHardware(*_figures(done), overrides, rent)
+
+
+@dataclass(frozen=True)
+class Fit(Result):
+    schema: ClassVar[str] = "tunecast.fit/1"
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("schema", "id", "fits", "question", "before", "forced", "chosen", "others", "quicker", "offered", "would_do"),
+        *("elsewhere", "patch", "predictions"),
+    )
+
+    before: FitState
+    chosen: Solution | None
+    others: tuple[Solution, ...]
+    """No more harm, no larger, and slower."""
+    offered: tuple[Solution, ...]
+    """Other training: by itself, each. Never chosen where something else does."""
+    would_do: LargerCards | None
+    predictions: int
+    forced: bool = False
+    """Other training was chosen because nothing else fits, not because it was allowed."""
+    quicker: tuple[Solution, ...] = ()
+    """Larger sets that keep the training and take less time than the chosen one: least harm first."""
+    elsewhere: tuple[OtherHardware, ...] = ()
+    problems: tuple[str, ...] = ()
+    """What broke on the way and is left out."""
+    file_patch: Patch | None = None
+    """What the chosen changes do to the job's file, where it has one that can be changed in its place."""
+
+    @property
+    def id(self) -> str | int | None:
+        return self.before.job.id
+
+    @property
+    def fits(self) -> bool:
+        """As it is, or with the chosen changes."""
+        return self.before.fits or self.chosen is not None
+
+    @property
+    def faster(self) -> bool:
+        """Whether the question was what takes less time."""
+        return self.before.fits_surely
+
+    @property
+    def question(self) -> str:
+        return "faster" if self.faster else "fits surely" if self.before.fits else "fits"
+
+    @property
+    def patch(self) -> str | None:
+        """A unified diff against the job's file."""
+        return None if self.file_patch is None else self.file_patch.diff
+
+    @property
+    def changes(self) -> tuple[FitChange, ...]:
+        """The chosen ones; none where nothing is to change, or nothing helps."""
+        return () if self.chosen is None else self.chosen.changes
+
+    @property
+    def job(self) -> Job:
+        """With the chosen changes."""
+        return (self.chosen or self.before).job

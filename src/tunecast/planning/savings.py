@@ -1,0 +1,81 @@
+"""What of a choice's cost can be avoided: the same bill with a phase less, or with a setting that was not searched.
+
+The first kind changes nothing that is learnt; of the second, `batches` are other batches, which is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from tunecast.job.job import Job
+from tunecast.market.cost import Cost
+from tunecast.market.offer import OWNED, SPOT
+from tunecast.planning.bill import ONCE, Biller
+from tunecast.planning.choice import AvoidableCost, Choice
+from tunecast.planning.estimate import Estimator, Timed
+from tunecast.records import replace
+
+WORTH = 0.02
+"""Of the total: less is not worth a line."""
+LEAST_USD = 0.01
+
+
+def savings(choice: Choice, timed: Timed, biller: Biller, estimator: Estimator) -> tuple[AvoidableCost, ...]:
+    """The largest first."""
+    machine = choice.fleet
+    if machine.offer.kind == OWNED:
+        return ()
+
+    def cost(phases_s: Mapping[str, float]) -> Cost:
+        return biller.cost(timed, phases_s, timed.step_s, machine.offer, machine.nodes, None)
+
+    phases = biller.phases(timed, machine.offer)
+    likely = cost(phases)
+    found = []
+    is_spot = machine.offer.kind == SPOT  # which goes on from its checkpoints
+    for advice, without in (*_shorter(phases, biller, is_spot), *_other_settings(choice, phases, estimator, is_spot)):
+        less = cost(without)
+        usd = likely.total_usd - less.total_usd
+        if usd >= max(WORTH * likely.total_usd, LEAST_USD):
+            found.append(AvoidableCost(advice, usd, likely.wall_s - less.wall_s))
+    return tuple(sorted(found, key=lambda each: -each.usd))
+
+
+Way = tuple[str, dict[str, float]]
+"""Advice, and the phases with it."""
+
+
+def _shorter(phases: dict[str, float], biller: Biller, is_spot: bool) -> Iterator[Way]:
+    data, run = biller.job.data, biller.job.run
+    if phases.get("preparation"):
+        yield "tokenise before you rent (data.prepared)", {**phases, "preparation": 0.0}
+    if phases.get("checkpoints") and run.save_strategy != "no" and not is_spot:
+        yield "save the model at the end alone (run.save_strategy: no)", {**phases, "checkpoints": 0.0}
+    if phases.get("evaluation") and data.eval_samples:
+        advice = "evaluate afterwards on a cheaper card (run.eval_strategy: no)"
+        yield advice, {**phases, "evaluation": 0.0}
+    if phases.get("download"):
+        yield "keep the model on a disk there (hardware.download_bytes_per_s: null)", {**phases, "download": 0.0}
+
+
+def _other_settings(choice: Choice, phases: dict[str, float], estimator: Estimator, is_spot: bool) -> Iterator[Way]:
+    """Each is predicted, so only what can be worth it is tried."""
+    job, total_s = choice.job, sum(phases.values())
+    if phases.get("checkpoints", 0.0) > WORTH * total_s and not (job.run.save_only_model or is_spot):
+        without = replace(job, run=replace(job.run, save_only_model=True))
+        yield from _predicted(
+            "save checkpoints without the optimizer (run.save_only_model)", without, choice, estimator
+        )
+    data = job.data
+    if data.lengths is not None and not (data.packing or data.max_tokens_per_batch or data.group_by_length):
+        tokens = job.micro_batch * max(job.lengths or (job.seq_len,))
+        filled = replace(job, data=replace(data, max_tokens_per_batch=tokens))
+        advice = f"fill batches by tokens, which are other batches then (data.max_tokens_per_batch: {tokens})"
+        yield from _predicted(advice, filled, choice, estimator)
+
+
+def _predicted(advice: str, job: Job, choice: Choice, estimator: Estimator) -> Iterator[Way]:
+    said = estimator.said_or_none(job)
+    if said is not None and said.fits and said.time is not None:
+        seconds = said.time.phases_s or {}
+        yield advice, {name: each * (1 if name in ONCE else choice.runs) for name, each in seconds.items()}

@@ -1,0 +1,50 @@
+"""What a plan's job does not say, and what other values would change on the machine the answer begins with."""
+
+from __future__ import annotations
+
+from tunecast.advise.unstated import Spent, Taken, effects, taken, worth_telling
+from tunecast.job.job import Job
+from tunecast.planning.bill import Biller, Terms
+from tunecast.planning.choice import Plan
+from tunecast.planning.price import timed_of
+from tunecast.prediction.engines import analytic
+from tunecast.prediction.prediction import Prediction
+from tunecast.records import replace
+from tunecast.tape.build.sharding.scheme import ranks_of
+
+CHOSEN = frozenset({"hardware.gpu", "micro_batch", "gradient_checkpointing"})
+"""What a plan chooses itself."""
+
+
+BATCH = "global_batch"
+"""Of a plan, which keeps the rows of an optimizer step and splits them itself."""
+LARGER = 4
+"""Times as many rows, to show what they would change."""
+
+
+def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
+    if any(plan.job.is_given(field) for field in ("micro_batch", "grad_accum")):
+        return ()
+    rows = plan.job.micro_batch * plan.job.grad_accum * ranks_of(plan.job)
+    return (Taken(BATCH, rows, "transformers' default", {"grad_accum": LARGER * job.grad_accum}),)
+
+
+def with_taken(plan: Plan, terms: Terms) -> Plan:
+    """The plan with what its job leaves open, each tried with another value on the best choice's own machine."""
+    best = plan.best
+    if best is None:
+        return plan
+    others = (each for each in taken(best.job) if each.field not in CHOSEN and each.field not in best.changes)
+    every = (*_batch(plan, best.job), *others)
+    biller, machine = Biller(best.job, terms), best.fleet
+
+    def spent(done: Prediction) -> Spent:
+        timed = timed_of(done)
+        if timed is None:
+            return Spent(None, None)
+        bill = biller.bill(timed, machine.offer, machine.nodes)
+        return Spent(bill.total_s, bill.cost.total_usd)
+
+    done = analytic(best.job)
+    found = effects(done, every, lambda job: analytic(job), spent)
+    return replace(plan, taken=every, effects=tuple(worth_telling(found, done)))

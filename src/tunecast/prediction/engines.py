@@ -1,0 +1,112 @@
+"""One question, two engines: what does a job need? `analytic` is the closed form, `traced` runs the real code.
+
+job ──► model ──► its tape, built on paper ──► replayed on the card ──► Prediction
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from tunecast.errors import TunecastError
+from tunecast.hardware.catalog import gpu as gpu_named
+from tunecast.job.job import Job
+from tunecast.job.model import BUNDLED, ModelConfig, resolve_model
+from tunecast.prediction.memory.pages import managed_bytes
+from tunecast.prediction.modelled import (
+    card_of,
+    dtype_assumption,
+    job_assumptions,
+    require_engine,
+    require_modelled,
+    unused_fields,
+)
+from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.prediction import Prediction
+from tunecast.prediction.values import Timing
+from tunecast.tape.build.builder import SHARED, Builder
+from tunecast.tape.build.fill_in import fill_in_of
+from tunecast.tape.build.job_runs import fold_job
+from tunecast.tape.shorten import with_few_micro_batches
+
+if TYPE_CHECKING:
+    from tunecast.prediction.time.calibration import Calibration
+
+
+DEFAULT_ENGINE = "analytic"
+
+
+def predict(
+    job: Job, *, engine: str = DEFAULT_ENGINE, timed: bool = True, once: bool = False,
+    calibration: Calibration | None = None, **how: Any,
+) -> Prediction:  # fmt: skip
+    """The job's prediction. `how` is the traced engine's: exact, python, limits, progress.
+
+    `timed`: its time will be read too, so one building of the tape serves both; memory alone is faster without. `once`:
+    no job of other sizes will be asked for, so nothing is built to serve one. `calibration` is of the machine it is
+    asked for.
+    """
+    require_engine(engine)
+    if engine == "traced":
+        from tunecast.prediction.traced import traced
+
+        return traced(job, **how)
+    return analytic(job, timed=timed, once=once, calibration=calibration)
+
+
+def analytic(job: Job, *, timed: bool = True, once: bool = False, calibration: Calibration | None = None) -> Prediction:
+    """By the closed form: find the model, build its tape on paper, replay it on the card."""
+    model = resolve_model(job.model)
+    builder = Builder(symbolic=False) if once else SHARED
+
+    def predict(of: ModelConfig) -> Prediction:
+        return _predict(job, of, timed, builder, calibration)
+
+    def guard() -> AbstractContextManager[None]:
+        """A model that came with this package was built before; of any other config.json the key at fault is named."""
+        if model.source.startswith(BUNDLED):
+            return nullcontext()
+        from tunecast.prediction.culprit import config_errors
+
+        return config_errors(model, lambda of: predict(of).to_dict())
+
+    try:
+        with guard():
+            return predict(model).guarded(guard)
+    except TunecastError as error:
+        from tunecast.prediction import remedies  # hardly any job needs it
+
+        raise remedies.of_paper(error, job, model) from None
+
+
+def _predict(
+    job: Job, model: ModelConfig, timed: bool, builder: Builder, calibration: Calibration | None
+) -> Prediction:
+    unsaid = dtype_assumption(job, model)
+    job = fill_in_of(job, model)
+    require_modelled(job)
+    gpu = gpu_named(job.hardware.gpu)
+    short = with_few_micro_batches(job)
+    folded = fold_job(short, model.raw, card_of(gpu), keeps_ops=timed, builder=builder)
+    own = None
+    if job.data.lengths is not None:
+        from tunecast.prediction.data.own_batches import own_run, with_tape  # few jobs say
+
+        own = own_run(job, model.raw, card_of(gpu))
+        if own is not None:
+            folded = with_tape(folded, short, own, model.raw, card_of(gpu))
+
+    def clock(of: Prediction) -> Timing:
+        from tunecast.prediction.time.timing import timing
+
+        return timing(job, model, gpu, of.files, folded, calibration)
+
+    return Prediction(
+        job,
+        model,
+        job_on_card(job, gpu, folded, managed_bytes(job, model), own),
+        engine="analytic",
+        assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)],
+        warnings=(*model.notes, *unused_fields(job)),
+        clock=clock,
+    )

@@ -1,0 +1,329 @@
+"""A tape on a card: replayed without limit, on the card, and under ever less.
+
+    tape ──► replays ──► `OnCard`: what fits, the device's memory with its range, the blocks at the peak
+
+Pure: a tape and a card in. What takes long waits until it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from tunecast.errors import UsageError
+from tunecast.hardware.cluster import Cluster, cluster_of
+from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import Gpu
+from tunecast.job.job import Job
+from tunecast.job.stacks import DEFAULT_STACK, stack_of
+from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
+from tunecast.prediction.memory.long_run import LongReplays, ReplaySpread, one_of
+from tunecast.prediction.memory.nccl import NONE as NO_BUFFERS
+from tunecast.prediction.memory.nccl import NcclBuffers, nccl_bytes
+from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_capacity_bytes
+from tunecast.prediction.memory.pages import pages_bytes
+from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
+from tunecast.prediction.memory.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
+from tunecast.prediction.verdict import Room, Verdict, room_within
+from tunecast.records import NamedTuple, dataclass
+from tunecast.tape.compose import Composed
+from tunecast.tape.fold import Folded
+from tunecast.tape.op import Tape
+from tunecast.tape.program import Program
+from tunecast.units import MIB, gib
+
+if TYPE_CHECKING:
+    from tunecast.prediction.data.own_batches import OwnRun
+
+ALL_BLOCKS = 100_000
+"""Of the peak: all of them, since a report shows alike ones together."""
+
+
+class Context(NamedTuple):
+    """Device memory of the process outside PyTorch's allocator, while it trains."""
+
+    nbytes: int
+    low_bytes: int
+    high_bytes: int
+    measured: bool
+
+
+H200_CONTEXT = Context(804_061_184, 787_283_968, 814_546_944, measured=True)
+"""Of 71 runs on one H200 (torch 2.11.0+cu130): device memory in use less what torch reserved. 51 show the first figure,
+67 lie in the range; one compiled run held 938,278,912."""
+BARE_CONTEXT_BYTES = 256 * MIB
+"""The least anyone reports of a card of today: an idle context on an RTX 3090 (invoke-ai/InvokeAI#9413); an RTX 6000
+Ada holds 426 MiB (unslothai/unsloth-zoo#1053), the H200 621 MiB, and training adds kernels to each."""
+MOST_CONTEXT_BYTES = 938_278_912
+
+
+def context_of(gpu: Gpu) -> Context:
+    """As measured on the card; else the H200's, which is more than any smaller card is known to hold."""
+    measured = gpu.training_context_bytes
+    if measured is None:
+        return Context(H200_CONTEXT.nbytes, BARE_CONTEXT_BYTES, MOST_CONTEXT_BYTES, measured=False)
+    # The spread is the H200's own; another card's figure moves with it.
+    shift = measured - H200_CONTEXT.nbytes
+    return Context(measured, H200_CONTEXT.low_bytes + shift, H200_CONTEXT.high_bytes + shift, measured=True)
+
+
+class DeviceMemory(NamedTuple):
+    """What the process holds of the card."""
+
+    nbytes: int
+    range_bytes: tuple[int, int]
+    reserved_range_bytes: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class OnCard:
+    """Everything the allocator's model says of one tape on one card. What takes long waits until it is asked for."""
+
+    make_tape: Callable[[], Tape]
+    guesses: tuple[str, ...]
+    assumptions: tuple[str, ...]
+    versions: Mapping[str, str]
+    gpu: Gpu
+    settings: AllocatorSettings
+    context: Context
+    capacity_bytes: int
+    runs: Replays | LongReplays
+    limited: Replay
+    """With `capacity_bytes`."""
+    spread: ReplaySpread | None = None
+    """Of runs like this one that may come as well."""
+    stack: str = DEFAULT_STACK
+    """Whose training code the tape is of."""
+    communication: NcclBuffers = NO_BUFFERS
+    """Held by the library that talks to other cards."""
+    cluster: Cluster | None = None
+    """The other cards; None where there are none or nobody said."""
+    managed_bytes: int = 0
+    """Of a paged optimizer, in CUDA's managed memory."""
+
+    @property
+    def program(self) -> Program | Composed:
+        return self.runs.rows
+
+    @property
+    def is_on_tape(self) -> bool:
+        """Whether the run is `tape`, request by request; else that has its largest batch over and over."""
+        return isinstance(self.runs, Replays)
+
+    @property
+    def unlimited(self) -> Replay:
+        return self.runs.unlimited
+
+    @property
+    def fits(self) -> bool:
+        return self.limited.completed
+
+    @property
+    def shown(self) -> Replay:
+        """The card's own figures where the run completes on it, else those of a card without limit."""
+        return self.limited if self.limited.completed else self.unlimited
+
+    @property
+    def basis(self) -> Basis:
+        """What its ranges rest on."""
+        varies = isinstance(self.runs, LongReplays)
+        return Basis(self.stack, self.context.measured, bool(self.guesses), self.cluster is not None, varies)
+
+    @property
+    def pages_bytes(self) -> int:
+        """Of managed memory on the card: all that there is room for, the rest waits on the host."""
+        return min(pages_bytes(self.managed_bytes), max(0, self.capacity_bytes - self.shown.reserved_bytes))
+
+    @property
+    def outside_bytes(self) -> int:
+        """Of the card, and not PyTorch's to have."""
+        return self.context.nbytes + self.communication.nbytes
+
+    @cached_property
+    def device(self) -> DeviceMemory:
+        """What the process holds of the card. A run that fills it with cached blocks, and surely fits, holds no more
+        than there is."""
+        found, room = self._device, self.room
+        if not room.surely:
+            return found
+        most = self.capacity_bytes
+        whole = most + self.outside_bytes
+        (low, high), (reserved_low, reserved_high) = found.range_bytes, found.reserved_range_bytes
+        return DeviceMemory(found.nbytes, (low, min(high, whole)), (reserved_low, min(reserved_high, most)))
+
+    @cached_property
+    def _device(self) -> DeviceMemory:
+        """As like runs were measured, without what is alive at the peak: that takes as long as the replay."""
+        shown, context, outside = self.shown, self.context, self.communication
+        pages = self.pages_bytes
+        nbytes = shown.reserved_bytes + pages + self.outside_bytes
+        basis = self.basis
+        below, above = (0, 0) if self.spread is None else self.spread.around(shown.reserved_bytes)
+        low, high = range_of(shown.reserved_bytes, "reserved", basis)
+        low, high = reserved = low - below, high + above
+        if device_was_measured(basis):
+            least, most = range_of(nbytes, "device", basis)
+            return DeviceMemory(nbytes, (least - below, most + above), reserved)
+        most = high + pages + context.high_bytes + outside.high_bytes
+        return DeviceMemory(nbytes, (low + pages + context.low_bytes + outside.low_bytes, most), reserved)
+
+    @cached_property
+    def room(self) -> Room:
+        besides = self.outside_bytes + self.pages_bytes
+        low_bytes, high_bytes = (max(0, end - besides) for end in self._device.range_bytes)
+        shown = self.shown
+        if self.spread is not None and not self.spread.all_fit:
+            high_bytes = max(high_bytes, self.capacity_bytes + 1)
+        return room_within(
+            (shown.reserved_bytes, low_bytes, high_bytes),
+            shown.allocated_bytes,
+            self.capacity_bytes,
+            self.fits,
+            lambda: self.smallest_capacity_bytes,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The room's, without the search for the least capacity where the replay alone decides."""
+        return self.room.verdict if self.fits else "does not fit"
+
+    @cached_property
+    def tape(self) -> Tape:
+        """Every event of the run, for reports that name modules and operations."""
+        return self.make_tape()
+
+    @cached_property
+    def at_peak(self) -> AtPeak:
+        if isinstance(self.runs, LongReplays):
+            return self.runs.at_peak(self.shown, self._shown_within)
+        return at_peak(self.runs.rows, self.shown)
+
+    @property
+    def _shown_within(self) -> int | None:
+        return self.capacity_bytes if self.limited.completed else None
+
+    @cached_property
+    def phase_peaks(self) -> tuple[AtPeak, ...]:
+        if isinstance(self.runs, LongReplays):
+            return self.runs.phase_peaks(self.shown, self._shown_within)
+        return phase_peaks(self.runs.rows, self.shown)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """`at_peak` with modules and blocks."""
+        limit = self.capacity_bytes if self.fits and self.is_on_tape else None
+        return peak(self.tape, self.settings, ALL_BLOCKS, limit)
+
+    @cached_property
+    def _some_least_bytes(self) -> int:
+        return smallest_capacity_bytes(self.runs)
+
+    @cached_property
+    def smallest_capacity_bytes(self) -> int:
+        return least_beside(self.runs, self._some_least_bytes, self.capacity_bytes, self.fits)
+
+    @property
+    def fragmented(self) -> bool:
+        return not self.fits and self._some_least_bytes <= self.capacity_bytes
+
+
+def allocator_settings(allocator: str, gpu: Gpu, tape: Tape | Folded, *, pretended: bool = False) -> AllocatorSettings:
+    """`allocator` as a job names it; the rest follows from the card and the torch that was traced.
+
+    A capacity that is only pretended binds as torch.cuda.set_per_process_memory_fraction does, a card by its end.
+    """
+    return AllocatorSettings(
+        expandable_segments=allocator == "expandable_segments",
+        device_total_bytes=gpu.memory_bytes,
+        oldest_segment_first=takes_oldest_segment_first(tape.versions.get("torch", "2.12")),
+        capacity_is_physical=not pretended,
+    )
+
+
+def on_card(
+    tape: Tape | Folded,
+    gpu: Gpu,
+    settings: AllocatorSettings,
+    capacity_bytes: int | None = None,
+    reserve_bytes: int = 0,
+    stack: str = DEFAULT_STACK,
+    cluster: Cluster | None = None,
+    managed_bytes: int = 0,
+    own: OwnRun | None = None,
+) -> OnCard:
+    """Replay the tape on a card, or the job's `own` batches; `capacity_bytes` instead of what the card has for the
+    allocator.
+
+    `reserve_bytes` of the card are held by others: a display, another process.
+    """
+    context = context_of(gpu)
+    communication = NO_BUFFERS if cluster is None else nccl_bytes(cluster, tape.versions.get("torch", "2.11"))
+    outside_bytes = context.nbytes + communication.nbytes
+    left_bytes = gpu.memory_bytes - outside_bytes - reserve_bytes
+    if capacity_bytes is None and left_bytes <= 0:
+        most = gib(gpu.memory_bytes - outside_bytes)
+        told = f"got {gib(reserve_bytes)}, which leaves PyTorch nothing of the {most} it has on {gpu.name}"
+        raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
+    capacity = left_bytes if capacity_bytes is None else capacity_bytes
+    if own is None:
+        runs: Replays | LongReplays = Replays(rows_of(tape), settings)
+        spread = None
+    else:
+        runs, spread = one_of(own.orders, own.known, settings, capacity)
+    return OnCard(
+        make_tape=tape.make_tape if isinstance(tape, Folded) else lambda: tape,
+        guesses=tape.guesses,
+        assumptions=tape.assumptions,
+        versions=tape.versions,
+        gpu=gpu,
+        settings=settings,
+        context=context,
+        capacity_bytes=capacity,
+        runs=runs,
+        limited=runs.within(capacity),
+        stack=stack,
+        communication=communication,
+        cluster=cluster,
+        managed_bytes=managed_bytes,
+        spread=spread,
+    )
+
+
+def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0, own: OwnRun | None = None) -> OnCard:
+    capacity_bytes = job.hardware.capacity_bytes
+    allocator = stack_of(job).allocator or job.allocator
+    settings = allocator_settings(allocator, gpu, tape, pretended=capacity_bytes is not None)
+    others, reserve_bytes = others_of(job, gpu), job.hardware.reserve_bytes
+    return on_card(tape, gpu, settings, capacity_bytes, reserve_bytes, job.stack, others, managed_bytes, own)
+
+
+def others_of(job: Job, gpu: Gpu) -> Cluster | None:
+    """The cards a job runs on, where its ranks are several."""
+    hardware = job.hardware
+    if hardware.gpus * hardware.nodes == 1 and hardware.interconnect is None:
+        return None
+    cluster = cluster_of(job, gpu)
+    return cluster if cluster.ranks > 1 else None
+
+
+def card_warnings(held: OnCard) -> list[str]:
+    """What is not known of the card."""
+    unlike = []
+    if held.gpu.vendor == "AMD" and not held.context.measured:
+        unlike.append(
+            "guessed: no AMD GPU was measured; torch's ROCm build has the same allocator, but which kernels run and "
+            "what they borrow is taken from CUDA"
+        )
+    return [*unlike, *context_warnings(held)]
+
+
+def context_warnings(held: OnCard) -> list[str]:
+    """Its bounds are in the range of the prediction."""
+    if held.context.measured:
+        return []
+    low, high = gib(held.context.low_bytes), gib(held.context.high_bytes)
+    return [
+        f"the CUDA context of the {card_name(held.gpu.name)} was not measured: taken as the H200's "
+        f"({gib(held.context.nbytes)}; GPUs hold {low} to {high})"
+    ]

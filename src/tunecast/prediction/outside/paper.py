@@ -1,0 +1,122 @@
+"""The tensors of the model a job trains, by name, read off the closed form: nothing is run or loaded for it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import lru_cache, partial
+from typing import Any
+
+from tunecast.job.job import Job, Quantization
+from tunecast.job.model import ModelConfig
+from tunecast.prediction.outside.checkpoint import Parameter
+from tunecast.records import fields, replace
+from tunecast.tape.build.adapters import insert_adapters
+from tunecast.tape.build.dtypes import DTYPES
+from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.gptq import packed_bytes
+from tunecast.tape.build.layer_rhythm import repeating
+from tunecast.tape.build.machine import Machine, Setup
+from tunecast.tape.build.modules import Buffer, Linear, Module
+from tunecast.tape.build.stacks import transformers
+from tunecast.tape.build.tensor import Tensor
+from tunecast.tape.card import Card
+from tunecast.tape.shorten import stand_in, with_layers
+
+
+def tensors_of_job(job: Job, model: ModelConfig) -> tuple[Parameter, ...]:
+    return _known_tensors(decisive_fields(job), roomy_config(job, model))
+
+
+UNDECISIVE = frozenset(
+    (
+        *("id", "seq_len", "lengths", "micro_batch", "grad_accum", "optimizer", "max_grad_norm", "allocator"),
+        *("data", "run", "hardware", "parallel", "given"),
+    )
+)
+"""Fields that change no tensor of a model; its tables of positions have room for the longest row (`with_room`)."""
+
+
+def decisive_fields(job: Job) -> tuple[tuple[str, Any], ...]:
+    names = (each.name for each in fields(job))
+    return tuple((name, getattr(job, name)) for name in names if name not in UNDECISIVE)
+
+
+@lru_cache(maxsize=32)
+def _known_tensors(decisive: tuple[tuple[str, Any], ...], config: str) -> tuple[Parameter, ...]:
+    """Many jobs have the same, and a prediction asks twice: how long loading and saving take, and what they need."""
+    return tensors_on_paper(Job(**dict(decisive), seq_len=1), json.loads(config))
+
+
+def roomy_config(job: Job, model: ModelConfig) -> str:
+    """With tables of positions that have room for the longest row."""
+    raw = model.raw
+    roomy = transformers.with_room(raw, max(job.lengths or (job.seq_len,)))
+    return model.raw_json if roomy == raw else json.dumps(roomy, sort_keys=True)
+
+
+def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> tuple[Parameter, ...]:
+    """Names, shapes and dtypes of the model that trains, as the closed form builds it.
+
+    It is built unquantised, for a packed weight has lost its shape; then every linear layer but the head is packed. And
+    it is built with the layers that stand for all, where there are such: the others are like them but for their names.
+    """
+    job = fill_in(job, config)
+    rhythm = repeating(transformers.model, config)
+    few = config if rhythm is None else with_layers(config, rhythm.small)
+    plain = replace(job, method=_method(job), quantization=Quantization(), kernels=())
+    model = transformers.load(plain, few, Machine(Card(), Setup(DTYPES[job.weights_dtype], job.attention)))
+    head = model.output_embedding()
+    linear = {id(m.weight) for m in model.modules() if isinstance(m, Linear) and m is not head}
+    if job.method != "full":
+        insert_adapters(plain, model)
+    before, layers, after = _by_layer(model, partial(_as_trained, job, linear))
+    if rhythm is not None:
+        paths = [layer.path for layer in model.layers()]
+        likes = [(layer, stand_in(rhythm, layer)) for layer in range(rhythm.total)]
+        layers = [_renamed(layers[like], paths[like], layer) for layer, like in likes]
+    return (*before, *(each for layer in layers for each in layer), *after)
+
+
+def _method(job: Job) -> str:
+    return "full" if job.method == "full" else "lora"
+
+
+def _by_layer(
+    model: Any, as_trained: Callable[[Module, str, Tensor], Parameter]
+) -> tuple[list[Parameter], list[list[Parameter]], list[Parameter]]:
+    """Every parameter once: those before the layers, those of each layer, those behind them."""
+    seen: set[int] = set()
+    layer_of = {id(part): number for number, layer in enumerate(model.layers()) for part in layer.modules()}
+    before, after = list[Parameter](), list[Parameter]()
+    layers: list[list[Parameter]] = [[] for _ in model.layers()]
+    for module in model.modules():
+        number = layer_of.get(id(module))
+        place = layers[number] if number is not None else after if any(layers) else before
+        for name, tensor in module.own.items():
+            if id(tensor) not in seen and not isinstance(tensor, Buffer):
+                seen.add(id(tensor))
+                place.append(as_trained(module, name, tensor))
+    return before, layers, after
+
+
+def _as_trained(job: Job, linear: Collection[int], module: Module, name: str, tensor: Tensor) -> Parameter:
+    """`linear` are the ids of the weights that quantisation packs."""
+    adapted, packed_as = job.method != "full", job.quantization.format
+    path = f"base_model.model.{module.path}.{name}" if adapted else f"{module.path}.{name}"
+    p = Parameter(path, tensor.shape, tensor.dtype.name, not adapted)
+    if packed_as is None:
+        return p._replace(trainable=True) if p.is_adapter else p
+    if id(tensor) in linear:  # of GPTQ the file has it packed; counted in 16-bit elements
+        gptq = packed_as == "gptq"
+        return p._replace(shape=(packed_bytes(*tensor.shape) // 2,)) if gptq else p._replace(dtype=packed_as)
+    if p.is_adapter:
+        return p._replace(trainable=True, dtype="float32" if packed_as == "int8" else p.dtype)
+    upcast = packed_as != "gptq" and job.quantization.prepare_kbit
+    return p._replace(dtype="float32") if upcast else p
+
+
+def _renamed(of: Iterable[Parameter], path: str, layer: int) -> list[Parameter]:
+    """The tensors of a layer as those of another."""
+    old, new = f"{path}.", f"{path.rpartition('.')[0]}.{layer}."
+    return [each._replace(name=each.name.replace(old, new, 1)) for each in of]

@@ -1,0 +1,315 @@
+"""A plan for the terminal: what to rent, the picks, what stands beside them, the cost, and what it rests on.
+
+Short unless `details` are asked for: then also the plot, every line of the bill, sources, refusals and assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from tunecast.market.offer import OWNED, SPOT
+from tunecast.planning.choice import Choice, Money, Plan
+from tunecast.records import NamedTuple
+from tunecast.report.draw.columns import columns
+from tunecast.report.draw.text import Terminal, bullets, section, wrapped
+from tunecast.report.plan.arguments import arguments, launcher
+from tunecast.report.plan.notes import (
+    Refused,
+    assumed,
+    beside,
+    conditions,
+    energy,
+    interrupted,
+    outliers,
+    price_age,
+    price_note,
+    price_notes,
+    price_source,
+    refusals,
+    renters,
+    saved,
+    warned,
+)
+from tunecast.report.plan.plot import PlotPoint, plot, points
+from tunecast.report.plan.words import (
+    RANGES,
+    Pick,
+    also,
+    amount,
+    amounts,
+    answer,
+    bill,
+    changes,
+    job_told,
+    limits_told,
+    marks,
+    nothing,
+    offer_told,
+    picked_as,
+    picks,
+    room,
+    searched_told,
+    short_bill,
+    short_offer,
+)
+from tunecast.report.run.time import duration, span
+from tunecast.report.run.unstated import taken_text
+from tunecast.units import percent
+
+LEVELS = {
+    "us-controlled": "under US law",
+    "eu-seat-us-nexus": "seat in Europe, with ties to the US",
+    "no-known-us-parent": "no US parent known",
+    "other-law": "under another country's law",
+    "unknown": "who controls it is not known",
+}
+"""How far US law reaches, in few words; --details says what each does not claim."""
+MORE = "--details: sources, every line of the bill, the plot, what is refused and assumed."
+MOST_REFUSED = 8
+"""Reasons shown; the page and --json have them all."""
+MOST_HARDWARE = 6
+"""Names of hardware one reason lists."""
+MOST_WARNED = 1
+"""Warnings shown without --details."""
+MINOR = "the CUDA context of"
+"""What is uncertain by less than a range already says."""
+SPOKEN = ("billed", "per run", "per epoch", "energy")
+"""Measures of the cost shown without --details."""
+
+
+class How(NamedTuple):
+    details: bool
+    flags: bool
+    """Whether settings are said as flags, not as fields of a file."""
+
+
+def short(plan: Plan) -> str:
+    """One line."""
+    chosen = picks(plan)
+    return f"{answer(plan, chosen[0].choice) if chosen else nothing(plan)}\n"
+
+
+def text(plan: Plan, terminal: Terminal, *, details: bool = False, flags: bool = False) -> str:
+    """The whole answer, ending with a newline. `flags`: the job was given by them, not by a file."""
+    how = How(details, flags)
+    chosen = picks(plan)
+    parts = [_headline(plan, chosen, terminal)]
+    if chosen:
+        first = chosen[0]
+        parts += [
+            taken_text(plan.taken, plan.effects, "fits", terminal),
+            _picks(plan, chosen, terminal, how),
+            _beside(plan, terminal, details),
+            _front(plan, terminal, details=details),
+            _bill(plan, first, terminal, details=details),
+            section("Cheaper still", bullets(saved(plan), terminal), terminal),
+            _renter(plan, first.choice, terminal, details=details),
+        ]
+    elif plan.pareto:
+        parts += [_beside(plan, terminal, details), _front(plan, terminal, details=details)]
+    if details:
+        parts.append(_refused(plan, terminal))
+    parts += _notes(plan, [pick.choice for pick in chosen], terminal, details=details)
+    return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
+
+
+def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
+    said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
+    lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
+    kept = "".join(f", {limit}" for limit in limits_told(plan))
+    told = f"the {chosen[0].spoken} option{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
+    return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
+
+
+def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> str:
+    """Columns of two or three lines a pick, then what to set and why in full width."""
+    for offer_lines in (1, 2):
+        cells = [_cells(plan, pick, offer_lines) for pick in chosen]
+        rows = [row for each in cells for row in zip_longest(*each, fillvalue="")]
+        head, *rest = columns([("", "rent", "memory per card", "time", "cost"), *rows], left=range(5))
+        if max(map(len, rest)) <= terminal.width:
+            break
+    else:
+        return _stacked(plan, chosen, terminal, how)
+    out = [terminal.paint(head, "dim")]
+    for pick, each in zip(chosen, cells, strict=True):
+        count = max(map(len, each))
+        why = how.details or pick is chosen[0]
+        out += [
+            terminal.paint(rest[0], "bold"),
+            *rest[1:count],
+            *_told(pick.choice, plan.money, terminal, how, why),
+        ]
+        out += [""] if how.details else []
+        rest = rest[count:]
+    return "\n".join(out[:-1] if how.details else out)
+
+
+def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
+    choice, held = pick.choice, room(pick.choice)
+    offer = offer_told(choice.fleet.offer)
+    return [
+        list(pick.names),
+        [choice.hardware, *([offer] if offer_lines == 1 else offer.rsplit(", ", 1))],
+        [held.used, held.left if held.surely else "may not fit"],
+        [duration(choice.total_s), span(*choice.total_range_s)],
+        [amount(choice.total_usd, plan.money), amounts(*choice.usd_range, plan.money)],
+    ]
+
+
+def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> str:
+    """For names too long for columns: a line each."""
+    lines = []
+    for pick in chosen:
+        names, *cells = _cells(plan, pick, 1)
+        lines.append(terminal.paint(", ".join(names), "bold"))
+        for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
+            lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
+        lines += [*_told(pick.choice, plan.money, terminal, how, how.details or pick is chosen[0]), ""]
+    return "\n".join(lines[:-1])
+
+
+def _told(choice: Choice, money: Money, terminal: Terminal, how: How, why: bool) -> list[str]:
+    """What to set, what may go wrong; and `why` it was picked."""
+    changed = changes(choice, flags=how.flags)
+    joined = (" " if how.flags else ", ").join(changed)
+    said = [f"set {joined}" if changed else "with the job's settings unchanged"]
+    said += [choice.why] if why else []
+    said += [interrupted(choice, money)] if choice.fleet.offer.kind == SPOT else []
+    said += [choice.evidence] if choice.validated and why else []
+    if how.details:
+        said += [f"run {launcher(choice)}"] if launcher(choice) else []
+        said += [", ".join(arguments(choice))]
+    lines = wrapped(filter(None, said), "    ", terminal)
+    for mark in filter(None, [choice.risk, None if choice.validated else choice.evidence]):
+        lines += [terminal.paint(line, "warn") for line in wrapped([mark], "    ", terminal)]
+    return lines
+
+
+def _beside(plan: Plan, terminal: Terminal, details: bool) -> str:
+    found = beside(plan, details=details)
+    wide = max((len(kind) for kind, _ in found), default=0) + 4
+    lines: list[str] = []
+    for kind, told in found:
+        first, *rest = wrapped([told], " " * wide, terminal)
+        lines += [f"  {kind:<{wide - 2}}{first[wide:]}", *rest]
+    return section("Not picked unless asked for", lines, terminal)
+
+
+def _front(plan: Plan, terminal: Terminal, *, details: bool) -> str:
+    """What there is to choose from as a table, and with details as a plot."""
+    front = [point for point in points(plan) if point.mark]
+    if len(front) < 2 or (not details and all(picked_as(plan, point.choice) for point in front)):
+        return ""
+    for shortened in range(4):
+        head = ("", "rent", "from", "time", "cost", "")
+        cells = [head, *(_front_row(plan, point, short=shortened > 0, marked=details) for point in front)]
+        kept = {2: (0, 1, 2, 3, 4), 3: (0, 1, 3, 4)}.get(shortened, range(6))
+        table = columns([[row[index] for index in kept] for row in cells], left=_LEFT[shortened])
+        if max(map(len, table)) <= terminal.width:
+            break
+    title = "Options: no other is both cheaper and faster"
+    rows = [terminal.paint(table[0], "dim"), *table[1:]]
+    if not details:
+        return section(title, rows, terminal)
+    others = len(points(plan)) - len(front)
+    dot = "·" if terminal.unicode else "."
+    rest = f"; {dot} the best of other hardware that was predicted ({others})" if others else ""
+    unit = "EUR" if plan.money.eur else "USD"
+    legend = f"cost ({unit}) against time, both axes logarithmic; letters as above{rest}"
+    return section(title, [*rows, "", *plot(plan, terminal), "", *wrapped([legend], "  ", terminal)], terminal)
+
+
+_LEFT = ((0, 1, 2, 5), (0, 1, 2, 5), (0, 1, 2), (0, 1))
+"""The columns of names, with ever fewer columns."""
+
+
+def _front_row(plan: Plan, point: PlotPoint, *, short: bool, marked: bool) -> tuple[str, ...]:
+    choice = point.choice
+    offer = choice.fleet.offer
+    return (
+        point.mark if marked else "",
+        choice.hardware,
+        short_offer(offer) if short else offer_told(offer),
+        duration(choice.total_s),
+        amount(choice.total_usd, plan.money),
+        marks(plan, choice),
+    )
+
+
+def _bill(plan: Plan, pick: Pick, terminal: Terminal, *, details: bool) -> str:
+    choice, money = pick.choice, plan.money
+    if not details:
+        return "\n".join(wrapped([f"What the {pick.names[0]} option costs: {_in_short(choice, money)}"], "", terminal))
+    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in bill(choice, money)]
+    lines = columns(rows, left=(0, 3))
+    lines[-1] = terminal.paint(lines[-1], "bold")
+    fitted = [
+        part for line in lines for part in (wrapped([line], "", terminal) if len(line) > terminal.width else [line])
+    ]
+    title = f"What the {pick.names[0]} option costs, line by line{' (EUR)' if money.eur else ''}"
+    return section(title, [*fitted, "", *columns(_measures(choice, money), left=(0, 1))], terminal)
+
+
+def _in_short(choice: Choice, money: Money) -> str:
+    """`$13.24 = training 10.23 + checkpoints 1.20 + the rest 0.45; billed: 5 h of one machine at $2.60 per hour`."""
+    *lines, total = short_bill(choice, money)
+    parts = " + ".join(f"{line.name} {line.amount}{f' ({line.told})' if line.told else ''}" for line in lines)
+    spoken = [f"{name}: {value}" for name, value in _measures(choice, money) if name in SPOKEN]
+    return "; ".join([f"{total.amount} = {parts}", *spoken])
+
+
+def _measures(choice: Choice, money: Money) -> list[tuple[str, str]]:
+    used = energy(choice)
+    return [*also(choice, money), *([("energy", used)] if used else [])]
+
+
+def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) -> str:
+    offer = choice.fleet.offer
+    if offer.kind == OWNED:
+        return ""
+    told = [f"price {price_age(plan, offer)}" + (f": {price_source(offer)}" if details else "")]
+    for of in renters(offer):
+        doubt = " (no source at hand confirms it)" if of.doubtful else ""
+        told.append(f"{of.name}: {of.company}; {of.law if details else LEVELS[of.level]}{doubt}")
+        told += [f"source of that and of its terms: {of.source}"] if details else []
+    needs = conditions(choice)
+    return section("Provider", bullets([*told, *needs] if details else ["; ".join(told), *needs], terminal), terminal)
+
+
+def _refused(plan: Plan, terminal: Terminal) -> str:
+    found = refusals(plan)
+    lines: list[str] = []
+    for one in found[:MOST_REFUSED]:
+        lines += wrapped([f"{_names(one)}: {one.reason}"], "  ", terminal)
+        lines += wrapped([f"what would help: {one.remedy}"] if one.remedy else [], "      ", terminal)
+    if len(found) > MOST_REFUSED:
+        lines += wrapped([f"{len(found) - MOST_REFUSED} more reasons; --html and --json have them all"], "  ", terminal)
+    return section("Ruled out", lines, terminal)
+
+
+def _names(one: Refused) -> str:
+    rest = len(one.hardware) - MOST_HARDWARE
+    return ", ".join(one.hardware[:MOST_HARDWARE]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details: bool) -> list[str]:
+    first = choices[:1]
+    warnings, odd, taken = warned(plan, first), outliers(plan, all_of_them=details), assumed(plan, first)
+    end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
+    if not details:
+        warnings = _first_of([each for each in warnings if not each.startswith(MINOR)])
+        taken = [each for each in taken if each.startswith("no amount of data")]
+        end = [price_note(plan), f"{plan.searched.configurations:,} configurations searched. {MORE}"]
+    return [
+        section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),
+        section("Warnings", bullets(warnings, terminal), terminal, "warn"),
+        section("Assumed", bullets(taken, terminal), terminal),
+        "\n".join(wrapped(end, "", terminal)),
+    ]
+
+
+def _first_of(told: Sequence[str]) -> list[str]:
+    rest = len(told) - MOST_WARNED
+    return [*told[:MOST_WARNED], *([f"and {rest} more (--details)"] if rest > 0 else [])]

@@ -1,0 +1,94 @@
+"""Which layers of a model are alike: its layers are made on paper, without a batch, and compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+from tunecast.job.job import Job
+from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.modules import Module
+from tunecast.tape.build.stacks import program_of
+from tunecast.tape.card import Card
+from tunecast.tape.shorten import (
+    Rhythm,
+    Standing,
+    as_they_are,
+    rhythm_of,
+    stand_in,
+    tightened,
+    with_layers,
+    with_these_layers,
+)
+
+ModelOf = Callable[[Machine, Mapping[str, Any]], Any]
+
+
+def job_rhythm(job: Job, config: Mapping[str, Any]) -> Rhythm:
+    """In what rhythm the layers repeat, by what they are made of."""
+    stack = program_of(job)
+    rhythm = rhythm_of(_kinds(stack.model, _key(config)))
+    return rhythm._replace(tail=getattr(stack, "LAST_LAYERS", 1))
+
+
+def few_layers(job: Job, config: Mapping[str, Any], rhythm: Rhythm) -> Iterator[tuple[Standing, dict[str, Any]]]:
+    """Models of fewer layers, the smallest first; none where no shorter model has the layers of the whole one."""
+    model = program_of(job).model
+    if rhythm.copies < 1 or not stands_for_all(model, config, rhythm):
+        return
+    small = with_layers(config, rhythm.small)
+    kinds = _kinds(model, _key(small))
+    tight = tightened(rhythm, kinds)
+    attentions = _attentions(model, _key(small)) if tight.built < rhythm.small else ()
+    if attentions:
+        first = [tight.short.index(layer) for layer in range(tight.built)]
+        few = with_these_layers(config, attentions, first)
+        if _kinds(model, _key(few)) == tuple([kinds[layer] for layer in first]):
+            yield tight, few
+    yield as_they_are(rhythm), small
+
+
+def stands_for_all(model: ModelOf, config: Mapping[str, Any], rhythm: Rhythm) -> bool:
+    """Whether the short model's layers are those of the whole model that they stand for."""
+    short, whole = (_kinds(model, _key(with_layers(config, count))) for count in (rhythm.small, rhythm.total))
+    return all(kind == short[stand_in(rhythm, layer)] for layer, kind in enumerate(whole))
+
+
+def repeating(model: ModelOf, config: Mapping[str, Any]) -> Rhythm | None:
+    """In what rhythm a model's layers repeat; None where no shorter model has them all."""
+    rhythm = rhythm_of(_kinds(model, _key(config)))
+    return rhythm if rhythm.copies >= 1 and stands_for_all(model, config, rhythm) else None
+
+
+def _key(config: Mapping[str, Any]) -> str:
+    return json.dumps(config, sort_keys=True, default=str)
+
+
+@lru_cache(maxsize=256)
+def _attentions(model_of: ModelOf, config: str) -> tuple[str, ...]:
+    """Of each layer, as a config.json names it; () where a model does not tell."""
+    model = model_of(Machine(Card()), json.loads(config))
+    return next((tuple(module.kinds) for module in model.modules() if hasattr(module, "kinds")), ())
+
+
+@lru_cache(maxsize=256)
+def _kinds(model_of: ModelOf, config: str) -> tuple[Any, ...]:
+    """What each layer is made of, as far as memory can tell layers apart."""
+    model = model_of(Machine(Card()), json.loads(config))
+    return () if model is None else tuple(_kind(layer) for layer in model.layers())
+
+
+def _kind(module: Module) -> tuple[Any, ...]:
+    plain = {
+        name: value
+        for name, value in vars(module).items()
+        if name != "path" and isinstance(value, (bool, int, float, str, type(None)))
+    }
+    return (
+        type(module).__name__,
+        tuple(sorted(plain.items())),
+        tuple((name, tensor.shape) for name, tensor in module.own.items()),
+        tuple((name, _kind(child)) for name, child in module.children.items()),
+    )

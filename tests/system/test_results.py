@@ -1,0 +1,47 @@
+"""What `./dev system` found is committed, with its day, its commit and its inputs; and it found nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "tests" / "system" / "results"
+RUNS = re.findall(r"^    system_runs=\(([a-z ]+)\)$", (ROOT / "dev").read_text("utf-8"), re.MULTILINE)[0].split()
+
+
+def result_of(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
+    assert path.exists(), f"To fix: ./dev system {name} --out {path.relative_to(ROOT)}"
+    return json.loads(path.read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_it_says_when_of_what_and_over_which_inputs_and_found_nothing(name: str) -> None:
+    result = result_of(name)
+    assert date(2026, 11, 1) < date.fromisoformat(result["date"])
+    assert re.fullmatch("[0-9a-f]{40}", result["commit"])
+    assert result["inputs"]
+    assert result["failures"] == []
+
+
+def test_there_is_no_result_of_anything_else() -> None:
+    assert {path.stem for path in RESULTS.iterdir()} <= set(RUNS)
+
+
+def test_unchanged_was_asked_of_what_is_recorded_now() -> None:
+    inputs = result_of("unchanged")["inputs"]
+    assert inputs["sha256"] == hashlib.sha256((ROOT / inputs["file"]).read_bytes()).hexdigest()
+    assert inputs["jobs"] >= 300 and inputs["plans"] >= 10
+
+
+def test_long_tests_are_there() -> None:
+    for name in result_of("long")["inputs"]:
+        file, _, function = name.partition("::")
+        assert f"def {function}(" in (ROOT / file).read_text("utf-8"), name
