@@ -97,7 +97,7 @@ def trainer(row: Published) -> Made:
     if (release := re.search(r"transformers (\d+\.\d+\.\d+)", row["software"])) is not None:
         versions = {"transformers_version": release[1]}
         if (trl := re.search(r"trl (\d+\.\d+)", row["software"])) is not None:
-            versions["stack_version"] = trl[1]
+            versions["trl_version"] = trl[1]
     else:
         named, doubt = known_word(FMS_SOFTWARE, row["software"], "software")
         versions, doubts = {"transformers_version": named}, [doubt, MISSPELT]

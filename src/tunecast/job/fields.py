@@ -38,6 +38,11 @@ def field(kind: Kind, default: Any, origin: Origin, help: str, **more: Any) -> A
     return records.field(default=default, metadata={"knob": Knob(kind, help, default, origin, **more)})
 
 
+def release_field(package: str, example: str) -> Any:
+    text = f"release of {package} whose code runs, such as {example}; null: the newest that is followed"
+    return field("release", None, OURS, text, nullable=True)
+
+
 class Section:
     """A part of a job. Its values are read as a file's would be, so one made in Python is as sound."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tunecast.job.releases import FIELDS
+
 _BATCH, _PRECISION, _MODEL = "Batch, length and memory", "Precision and kernels", "Model and method"
 _SECTIONS: Mapping[str, str] = {
     "lora": "Adapters (`lora`)", "quantization": "Quantized weights (`quantization`)", "data": "Data (`data`)",
@@ -12,7 +14,7 @@ _SECTIONS: Mapping[str, str] = {
 }  # fmt: skip
 _GROUPS: Mapping[str, str] = {
     **dict.fromkeys(("model", "id", "task", "method", "stack"), _MODEL),
-    **dict.fromkeys(("transformers_version", "stack_version", "torch_version"), _MODEL),
+    **dict.fromkeys((*FIELDS, "stack_version"), _MODEL),
     **dict.fromkeys(("weights_dtype", "autocast", "matmul_dtype", "attention", "kernels"), _PRECISION),
     **dict.fromkeys(("loss", "compile"), _PRECISION),
     **dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing"), _BATCH),

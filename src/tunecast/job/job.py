@@ -13,11 +13,12 @@ from typing import Any
 
 from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
-from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
+from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, release_field, transformers, trl
 from tunecast.job.knob import Knob, Problem, raise_if_any, shown
 from tunecast.job.names import DTYPES, METHODS, TASKS
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.parallel import Parallel
+from tunecast.job.releases import RELEASES
 from tunecast.job.sections import Data, Hardware, Lora, Quantization, Run
 from tunecast.job.stacks import DEFAULT_STACK, STACKS
 from tunecast.records import dataclass
@@ -25,7 +26,9 @@ from tunecast.result import notebook_html
 
 __all__ = ["Data", "Hardware", "Job", "Lora", "Parallel", "Quantization", "Run", "all_knobs", "sections"]
 
-VERSIONS: Mapping[str, str] = {"TRL": "1.16.0", "transformers": "5.17.0", "PEFT": "0.21.0", "accelerate": "1.15.0"}
+VERSIONS: Mapping[str, str] = {
+    name: RELEASES[name.lower()].newest for name in ("TRL", "transformers", "PEFT", "accelerate")
+}
 """The releases whose defaults these are."""
 
 
@@ -53,28 +56,14 @@ class Job(Section):
         aka=("finetuning_type", "adapter", "peft_method"),
     )
     stack: str = field("choice", DEFAULT_STACK, OURS, "whose kernels, casts and loss", choices=tuple(STACKS))
-    transformers_version: str | None = field(
-        "text",
-        None,
-        OURS,
-        "release of transformers whose code runs, such as 4.48; null: the one in VERSIONS",
-        nullable=True,
-    )
-    stack_version: str | None = field(
-        "text",
-        None,
-        OURS,
-        "release of the stack's own package, such as torchtune's 0.4; null: the newest that is written down",
-        nullable=True,
-    )
-    torch_version: str | None = field(
-        "text",
-        None,
-        OURS,
-        "release of PyTorch, such as 2.13, which takes the older of two equal free blocks where 2.11 takes the newer, "
-        "and shares a workspace; null: 2.11, or the stack's own",
-        nullable=True,
-    )
+    transformers_version: str | None = release_field("transformers", "4.48")
+    torch_version: str | None = release_field("torch", "2.13")
+    peft_version: str | None = release_field("peft", "0.21")
+    trl_version: str | None = release_field("trl", "1.16")
+    bitsandbytes_version: str | None = release_field("bitsandbytes", "0.50")
+    liger_version: str | None = release_field("liger-kernel", "0.8")
+    unsloth_version: str | None = release_field("unsloth", "2026.10")
+    stack_version: str | None = release_field("the stack's own package where it has no field above", "torchtune's 0.4")
     lora: Lora = records.field(
         default_factory=Lora, metadata={"section": Lora, "help": "adapters, with method lora or qlora"}
     )

@@ -17,13 +17,14 @@ from tunecast.job.names import SAME
 from tunecast.records import NamedTuple, dataclass
 from tunecast.units import bytes_from
 
-Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes"]
+Kind = Literal["bool", "int", "float", "text", "choice", "names", "ints", "ints or text", "id", "bytes", "release"]
 
 LONGEST_TEXT = 4096
 LONGEST_LIST = 100_000
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBERS = re.compile(r"[0-9 ]+(?:,[0-9 ]+)*")
+_RELEASE = re.compile(r"\d{1,6}(\.\d{1,6}){0,4}([+.a-z][+.a-z0-9]{0,30})?", re.ASCII)
 _SHORT_SIZE = re.compile(r"[0-9.]{1,15}[kKmMgGtT]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,255}")
 _NULLS = frozenset({"null", "none", "~"})
@@ -86,6 +87,7 @@ class Knob:
             "float": f"a number {'above' if self.above_low else 'from'} {_number(self.low)} to {_number(self.high)}",
             "text": f"text of 1 to {LONGEST_TEXT} printable characters",
             "id": "text or a whole number",
+            "release": 'a release such as 5.17.0, in a file in quotes ("5.20" without is the number 5.2)',
             "choice": ", ".join(self.choices),
             "names": ", ".join((*self.choices, "a list of names")) if self.default is None else self._list_of_choices(),
             "ints": f"a list of whole numbers from {_number(self.low)} to {_number(self.high)}",
@@ -149,6 +151,11 @@ class Knob:
         if not isinstance(given, str) or not 0 < len(given) <= LONGEST_TEXT or not given.isprintable():
             raise self._wrong(given)
         if not given.strip():
+            raise self._wrong(given)
+        return given
+
+    def _release(self, given: object) -> str:
+        if not isinstance(given, str) or not _RELEASE.fullmatch(given):
             raise self._wrong(given)
         return given
 
@@ -223,6 +230,7 @@ _READERS = {
     "float": Knob._float,
     "text": Knob._text,
     "id": Knob._id,
+    "release": Knob._release,
     "choice": Knob._choice,
     "names": Knob._names,
     "ints": Knob._ints,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from tunecast.job.releases import RELEASES
 from tunecast.job.shardings import SHARDINGS
 from tunecast.records import dataclass, field, replace
 
@@ -112,9 +113,12 @@ class Stack:
         return "accelerate" if self.uses_accelerate else "megatron" if self.uses_megatron else self.name
 
 
-_TORCH = {"torch": "2.11.0"}
-_HUGGING_FACE = {**_TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
-_TRAINER = {**_HUGGING_FACE, "liger-kernel": "0.8.5", "accelerate": "1.15.0"}
+def _newest(*packages: str) -> dict[str, str]:
+    return {package: RELEASES[package].newest for package in packages}
+
+
+_HUGGING_FACE = _newest("torch", "transformers", "peft", "bitsandbytes")
+_TRAINER = {**_HUGGING_FACE, **_newest("liger-kernel", "accelerate")}
 
 _AXOLOTL = Stack(
     "axolotl",
@@ -146,7 +150,7 @@ _LLAMA_FACTORY = replace(
 _TRL = Stack(
     "trl",
     "trl",
-    {**_TRAINER, "trl": "1.16.0"},
+    {**_TRAINER, **_newest("trl")},
     "TRL's SFTTrainer",
     uses_trainer=True,
     uses_accelerate=True,
@@ -164,7 +168,7 @@ _TRANSFORMERS = replace(
     _TRL,
     name="transformers",
     program="transformers",
-    follows={**_HUGGING_FACE, "liger-kernel": "0.8.5"},
+    follows={**_HUGGING_FACE, **_newest("liger-kernel")},
     title="transformers' Trainer",
     is_plain_loop=True,
     losses=("full", "chunked"),
@@ -176,7 +180,7 @@ _TRANSFORMERS = replace(
 _UNSLOTH = Stack(
     "unsloth",
     "unsloth",
-    {**_HUGGING_FACE, "unsloth": "2026.10.9"},
+    {**_HUGGING_FACE, **_newest("unsloth")},
     uses_trainer=True,
     has_trainer_sampler=True,
     recipe="recipes_unsloth",
@@ -190,7 +194,7 @@ _UNSLOTH = Stack(
 _TORCHTUNE = Stack(
     "torchtune",
     "torchtune",
-    {**_TORCH, "torchtune": "0.6.1"},
+    _newest("torch", "torchtune"),
     shardings=("fsdp",),
     offloads=True,
     offloads_activations=True,
@@ -202,7 +206,7 @@ _TORCHTUNE = Stack(
 _LITGPT = Stack(
     "litgpt",
     "litgpt",
-    {**_TORCH, "litgpt": "0.5.13", "bitsandbytes": "0.49.2"},
+    {**_newest("torch", "litgpt"), "bitsandbytes": "0.49.2"},
     shardings=("fsdp", "ddp"),
     # get_default_supported_precision(training=True): bf16-mixed, whose weights are float32
     weights_dtype=lambda job: "float32",
@@ -220,7 +224,7 @@ _FSDP_QLORA = Stack(
 _TORCHTITAN = Stack(
     "torchtitan",
     "torchtitan",
-    {**_TORCH, "torchtitan": "0.2.2", "torchao": "0.18.0"},
+    _newest("torch", "torchtitan", "torchao"),
     shardings=("fsdp", "hsdp"),
     splits=("tensor", "context", "pipeline", "expert"),
     offloads=True,
@@ -231,7 +235,7 @@ _TORCHTITAN = Stack(
 _MEGATRON = Stack(
     "megatron",
     "megatron",
-    {**_TORCH, "megatron-core": "0.13", "transformer-engine": "2.5"},
+    {**_newest("torch", "megatron-core"), "transformer-engine": "2.5"},
     uses_megatron=True,
     shardings=("ddp", "zero1"),
     splits=("tensor", "pipeline", "context", "expert"),
@@ -242,7 +246,7 @@ _MEGATRON = Stack(
 _AUTOMODEL = Stack(
     "automodel",
     "automodel",
-    {**_HUGGING_FACE, "nemo-automodel": "0.5.0"},
+    {**_HUGGING_FACE, **_newest("nemo-automodel")},
     shardings=("fsdp", "hsdp"),
     offloads=True,
     targets="all-linear",  # `target_modules: "*_proj"` of its examples; PeftConfig names none

@@ -31,6 +31,7 @@ class RotaryEmbedding(Module):
         self.width = rotary_width(config)
         self.inv_freq = self.buffer(self.width // 2)
         self.original_inv_freq = self.inv_freq if machine.era.one_table else self.buffer(self.width // 2)
+        self.long_inv_freq: Buffer | None = None
         scaling = rope_scaling(config)
         self.rope_type = str(scaling.get("rope_type") or scaling.get("type") or "default")
         before = (place.get("original_max_position_embeddings") for place in (config, scaling))
@@ -39,14 +40,8 @@ class RotaryEmbedding(Module):
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         machine = self.machine
         self.fit_to(position_ids)
-        (rows, length), half = position_ids.shape, self.width // 2
-        inverse = self.inv_freq.alias((1, half, 1), None).float()
-        position_ids_expanded = machine.run("_to_copy", (position_ids,), (rows, 1, length), FLOAT32)
-        freqs = machine.run(
-            "bmm", (inverse, position_ids_expanded), (rows, half, length), FLOAT32, 2 * rows * half * length,
-            args=(inverse, position_ids_expanded),
-        )  # fmt: skip
-        emb = machine.run("cat", (freqs, freqs), (rows, length, self.width), FLOAT32)
+        freqs, _kept = self.angles(position_ids)
+        emb = machine.run("cat", (freqs, freqs), (*position_ids.shape, self.width), FLOAT32)
         if not machine.era.scales_last:
             cos = emb.cos() * self.attention_scaling
             sin = emb.sin() * self.attention_scaling
@@ -59,6 +54,18 @@ class RotaryEmbedding(Module):
         dtype = self.result_dtype(x)
         return cos.to(dtype), sin.to(dtype)
 
+    def angles(self, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """One per position and frequency, and what the caller's own names keep beside them until it returns."""
+        machine, half = self.machine, self.width // 2
+        if not machine.era.rotates_by_product:
+            return position_ids.unsqueeze(-1).float() * self.inv_freq, None
+        rows, length = position_ids.shape
+        inverse = self.inv_freq.alias((1, half, 1), None)
+        position_ids_expanded = machine.run("_to_copy", (position_ids,), (rows, 1, length), FLOAT32)
+        args = (inverse, position_ids_expanded)
+        freqs = machine.run("bmm", args, (rows, half, length), FLOAT32, 2 * rows * half * length, args=args)
+        return freqs.transpose(1, 2), position_ids_expanded
+
     def result_dtype(self, x: Tensor) -> Dtype:
         return x.dtype
 
@@ -69,6 +76,9 @@ class RotaryEmbedding(Module):
             return
         machine = self.machine
         seq_len = machine.run("max", (position_ids,), (), INT64, args=(position_ids,)) + 1
+        if machine.era.chooses_table and not dynamic:
+            self.choose_table(seq_len)
+            return
         machine.run("gt", (seq_len,), (), BOOL)
         if dynamic:  # the run is never longer than `max_position_embeddings`, so nothing else happens
             machine.run("lt", (seq_len,), (), BOOL)
@@ -76,6 +86,16 @@ class RotaryEmbedding(Module):
             self.inv_freq = self.long_frequencies()
         else:
             self.inv_freq = self.original_inv_freq
+
+    def choose_table(self, seq_len: Tensor) -> None:
+        """Both are there from the first step on."""
+        machine = self.machine
+        if self.long_inv_freq is None:
+            self.long_inv_freq = self.long_frequencies()
+        is_longer = machine.run("gt", (seq_len,), (), BOOL)
+        args = (is_longer, self.long_inv_freq, self.original_inv_freq)
+        chosen = machine.run("where", args, self.long_inv_freq.shape, FLOAT32)
+        self.inv_freq = Buffer(machine, chosen.storage, chosen.shape, FLOAT32)
 
     def long_frequencies(self) -> Buffer:
         machine, half = self.machine, (self.width // 2,)

@@ -6,7 +6,7 @@ Read in the packages themselves (4.43 to 4.57, 5.0 and 5.17), of Llama, Mistral,
 
 from __future__ import annotations
 
-from tunecast.errors import UsageError
+from tunecast.job.releases import RELEASES, minor
 from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
@@ -22,7 +22,7 @@ April and 2.8 in August 2025."""
 class Era:
     """A release, and what it does that the newest does not."""
 
-    release: tuple[int, int] = (5, 17)
+    release: tuple[int, int] = minor(RELEASES["transformers"].newest)
 
     @property
     def reentrant(self) -> bool:
@@ -59,6 +59,22 @@ class Era:
     def scales_embeddings_in_model(self) -> bool:
         """Gemma: before `GemmaTextScaledWordEmbedding`."""
         return self.release < (5, 0)
+
+    @property
+    def rotates_by_product(self) -> bool:
+        """The rotary embedding's angles: a batched matrix product, since then positions times frequencies."""
+        return self.release < (5, 19)
+
+    @property
+    def fills_sentinels(self) -> bool:
+        """integrations/moe.py: rows of experts on other ranks are filled with zeros, since then (`_is_expert_parallel`)
+        only where experts are spread over ranks."""
+        return self.release < (5, 18)
+
+    @property
+    def chooses_table(self) -> bool:
+        """modeling_rope_utils.py, `longrope_frequency_update`: `torch.where` instead of a branch."""
+        return self.release >= (5, 21)
 
     @property
     def adds_positions(self) -> bool:
@@ -135,15 +151,7 @@ class Era:
 
 def era_of(version: str | None) -> Era:
     """Of a release such as 4.48.1; None is the newest."""
-    return Era() if version is None else Era(numbers(version, "transformers_version", "4.48"))
-
-
-def numbers(version: str, field: str, example: str) -> tuple[int, int]:
-    """The first two of a release; `field` is where the job has it from."""
-    parts = [*version.split("."), "0"][:2]
-    if not all(part.isdecimal() for part in parts):
-        raise UsageError(f"{field}: got {version!r}; allowed: a release such as {example}", field=field)
-    return int(parts[0]), int(parts[1])
+    return Era() if version is None else Era(minor(version))
 
 
 def guesses(era: Era, model_type: str) -> list[str]:

@@ -45,8 +45,10 @@ def _select(name: str, x: Tensor, count: int, args: tuple[Any, ...]) -> tuple[Te
     return finish(node, values, places), places
 
 
-def fill_rows(x: Tensor, mask: Tensor, in_place: bool = False) -> Tensor:
-    """Zeros where the mask says."""
+def fill_rows(x: Tensor, mask: Tensor | None, in_place: bool = False) -> Tensor:
+    """Zeros where the mask says, if there is one."""
+    if mask is None:
+        return x
     machine = x.machine
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
@@ -136,8 +138,10 @@ class Experts(Routed):
         histc_input = expert_ids_g.to(INT32)
         tokens_per_expert = machine.run("histc", (histc_input,), (self.count,), INT32)
         offsets = machine.run("cumsum", (tokens_per_expert,), (self.count,), INT32, args=(tokens_per_expert, 0))
-        sentinel_mask = expert_ids_g.ge(0).unsqueeze(-1)
-        machine.launch("clamp_", (expert_ids_g,), INT64, expert_ids_g.nbytes)
+        sentinel_mask = None
+        if machine.era.fills_sentinels:
+            sentinel_mask = expert_ids_g.ge(0).unsqueeze(-1)
+            machine.launch("clamp_", (expert_ids_g,), INT64, expert_ids_g.nbytes)
         selected_weights = self.gate_up_proj
         selected_biases = self.gate_up_proj_bias[expert_ids_g] if self.biased else None
         selected_hidden_states_g = fill_rows(selected_hidden_states_g, sentinel_mask, in_place=True)

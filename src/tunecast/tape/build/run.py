@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.releases import beyond
 from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
@@ -60,4 +61,6 @@ def paper_machine(
     )
     if hasattr(stack, "setup"):
         setup = stack.setup(job, setup)
-    return Machine(card, setup, detail, partial(getattr(stack, "scheme", Scheme), job))
+    machine = Machine(card, setup, detail, partial(getattr(stack, "scheme", Scheme), job))
+    machine.guesses.update(dict.fromkeys(beyond(followed(job))))
+    return machine

@@ -29,12 +29,7 @@ DEFAULTS: Config = {
 
 class RotaryEmbedding(decoder.RotaryEmbedding):
     def forward(self, x: Tensor, position_ids: Tensor) -> Any:
-        machine = self.machine
-        length, half = position_ids.shape[1], self.width // 2
-        position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
-        inverse = self.inv_freq.alias((1, half, 1), None)
-        args = (inverse, position_ids_expanded)
-        freqs = machine.run("bmm", args, (1, half, length), FLOAT32, 2 * half * length, args=args).transpose(1, 2)
+        freqs, _kept = self.angles(position_ids)
         freqs_cis = pointwise("polar", pointwise("ones_like", freqs), COMPLEX64)
         freqs_cis = freqs_cis * self.attention_scaling
         return freqs_cis

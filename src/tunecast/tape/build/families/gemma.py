@@ -1,6 +1,6 @@
 """Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; from 2 on norms on both sides
 of a block, capped logits and windows, in 3 norms of queries and keys and two rotary bases
-(transformers/models/gemma*/modeling_gemma*.py)."""
+(transformers/models/{gemma,gemma2,gemma3})."""
 
 from __future__ import annotations
 

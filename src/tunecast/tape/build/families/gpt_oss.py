@@ -29,13 +29,7 @@ class RotaryEmbedding(decoder.RotaryEmbedding):
     """Angles once, not twice."""
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        machine = self.machine
-        length, half = position_ids.shape[1], self.width // 2
-        position_ids_expanded = machine.run("_to_copy", (position_ids,), (1, 1, length), FLOAT32)
-        inverse = self.inv_freq.alias((1, half, 1), None)
-        args = (inverse, position_ids_expanded)
-        freqs = machine.run("bmm", args, (1, half, length), FLOAT32, 2 * half * length, args=args)
-        emb = freqs.transpose(1, 2)
+        emb, _kept = self.angles(position_ids)
         cos = emb.cos() * self.attention_scaling
         sin = emb.sin() * self.attention_scaling
         return cos.to(x.dtype), sin.to(x.dtype)

@@ -1,5 +1,5 @@
 """OLMo: norms without weights. OLMo 2 and 3: norms after a block, not before it, and of whole queries and keys; OLMo 3
-adds windows (transformers/models/{olmo,olmo2,olmo3}/modeling_*.py)."""
+adds windows (transformers/models/{olmo,olmo2,olmo3})."""
 
 from __future__ import annotations
 

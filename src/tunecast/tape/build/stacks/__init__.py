@@ -31,9 +31,10 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER
+from tunecast.job.releases import stated
 from tunecast.job.stacks import DEFAULT_STACK, STACKS, stack_of
 from tunecast.records import replace_unchecked
-from tunecast.tape.build.eras import era_of, numbers
+from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.machine import Machine, Setup
 
 if TYPE_CHECKING:
@@ -45,12 +46,7 @@ TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    torch = job.torch_version
-    if torch is None:
-        torch = era_of(job.transformers_version).torch
-    else:
-        numbers(torch, "torch_version", "2.13")
-    asked = {"torch": torch, "transformers": job.transformers_version, job.stack: job.stack_version}
+    asked = {"torch": era_of(job.transformers_version).torch, job.stack: job.stack_version, **stated(job)}
     default = stack_of(job).follows
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 

@@ -11,13 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.releases import minor
 from tunecast.job.shardings import sharding_of
 from tunecast.records import replace_unchecked
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.chunked import fused_forward
 from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT32, INT32, INT64
-from tunecast.tape.build.eras import Era, era_of, numbers
+from tunecast.tape.build.eras import Era, era_of
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer
@@ -31,7 +32,7 @@ from tunecast.tape.build.tensor import Tensor
 __all__ = ["REFUSES", "evaluate", "model", "scheme", "setup", "train"]
 
 REFUSES: Refusals = {
-    **{field: refused for field, refused in trainer.REFUSES.items() if field != "stack_version"},
+    **trainer.REFUSES,
     "loss": lambda job: job.loss is not None and (job.loss == "chunked") != chunks(job),
 }
 ENTROPY_ROWS = 128
@@ -42,7 +43,7 @@ BITSANDBYTES = ("nf4", "fp4", "int8")
 SAMPLES_A_ROW = 2
 """Of a packed row: how many there are decides a few bytes."""
 CAST = "lora.adapter_dtype: TRL keeps adapters over quantised weights in bfloat16, whatever it says"
-TAKEN = "TRL is taken to be {}.{}, of the time of that transformers; stack_version says which"
+TAKEN = "TRL is taken to be {}.{}, of the time of that transformers; trl_version says which"
 
 
 def setup(job: Job, given: Setup) -> Setup:
@@ -56,7 +57,7 @@ def setup(job: Job, given: Setup) -> Setup:
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     release = release_of(job, machine.era)
     model, parameters, optimizer = set_up(job, config, machine, release)
-    if job.stack_version is None and machine.era.release < (5, 0):
+    if job.trl_version is None and machine.era.release < (5, 0):
         machine.guesses[TAKEN.format(*release)] = None
     if CHUNKED <= release < FUSED:
         machine.guesses["TRL chunked the loss in another way before 1.15; 1.15's is taken"] = None
@@ -142,8 +143,8 @@ def release_of_job(job: Job) -> tuple[int, int]:
 
 
 def release_of(job: Job, era: Era) -> tuple[int, int]:
-    if job.stack_version is not None:
-        return numbers(job.stack_version, "stack_version", "1.16")
+    if job.trl_version is not None:
+        return minor(job.trl_version)
     if era.release >= (5, 0):
         return (1, 16)
     return (0, 24) if era.release >= (4, 49) else (0, 13)

@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.releases import minor
 from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
-from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
@@ -70,7 +70,7 @@ def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
 
 def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
     known = mpt_config(config)
-    release = NEWEST if job.stack_version is None else numbers(job.stack_version, "stack_version", "0.4")
+    release = NEWEST if job.stack_version is None else minor(job.stack_version)
     if known is None:
         raise no_such_model(job.stack, config.get("model_type"))
     longest = max(job.lengths or (job.seq_len,))

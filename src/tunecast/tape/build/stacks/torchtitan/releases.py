@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from tunecast.errors import UsageError
 from tunecast.records import NamedTuple
-from tunecast.tape.build.eras import numbers
+from tunecast.job.releases import minor
 
 Month = tuple[int, int]
 NEWEST: Month = (2026, 2)
@@ -53,7 +53,7 @@ class TitanRelease(NamedTuple):
 def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease:
     month = NEWEST
     if version is not None:
-        given = numbers(version, "stack_version", "2025.2")
+        given = minor(version)
         month = RELEASES.get(given, given)
     if not OLDEST <= month < (2100, 1):
         raise UsageError(

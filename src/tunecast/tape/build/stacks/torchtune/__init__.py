@@ -18,9 +18,9 @@ from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.job.releases import minor
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import INT64
-from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.flex import document_mask
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
@@ -146,7 +146,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDe
 def release_of(job: Job) -> Release:
     if job.stack_version is None:
         return NEWEST
-    release = numbers(job.stack_version, "stack_version", "0.4")
+    release = minor(job.stack_version)
     if release != FIRST and not OLDEST <= release <= NEWEST:
         raise UsageError(
             f"stack_version: got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down",
