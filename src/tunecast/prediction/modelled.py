@@ -17,6 +17,7 @@ from tunecast.job.job import Job, all_knobs
 from tunecast.job.knob import shown
 from tunecast.job.model import ModelConfig
 from tunecast.job.optimizers import optimizer_of
+from tunecast.job.releases import FIELDS
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import STACKS, stack_of
 from tunecast.prediction.spreading import RULES as SPREADING
@@ -147,9 +148,7 @@ RECIPE_RULES: Mapping[str, Callable[[Job], str | None]] = {
     "loss": _unless_traced("loss", None, "full"),
     "optimizer_in_backward": _only(lambda job: job.optimizer_in_backward, False),
     "offload_activations": _only(lambda job: job.offload_activations, False),
-    "transformers_version": _only(lambda job: job.transformers_version, None),
-    "stack_version": _only(lambda job: job.stack_version, None),
-    "torch_version": _only(lambda job: job.torch_version, None),
+    **{field: _unless_traced(field, None) for field in (*FIELDS, "stack_version")},
     "quantization.format": _only(lambda job: job.quantization.format, None, "nf4", "fp4", "int8"),
 }
 

@@ -72,6 +72,27 @@ class Era:
         return self.release < (5, 18)
 
     @property
+    def looks_at_rows_first(self) -> bool:
+        """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions
+        say; before, positions were computed all the same."""
+        return self.release >= (5, 20)
+
+    @property
+    def refuses_capped_sdpa(self) -> bool:
+        """modeling_gemma2.py: `_supports_sdpa = False`, since sdpa caps no scores; before, it ran without the cap."""
+        return self.release >= (5, 21)
+
+    @property
+    def makes_slopes_apart(self) -> bool:
+        """modeling_bloom.py, `_get_alibi_slopes`: what the slopes are made of goes before they are used."""
+        return self.release >= (5, 21)
+
+    @property
+    def drops_packing_answer(self) -> bool:
+        """modeling_flash_attention_utils.py, `_flash_attention_forward`: whether a row is packed has no name."""
+        return self.release >= (5, 19)
+
+    @property
     def chooses_table(self) -> bool:
         """modeling_rope_utils.py, `longrope_frequency_update`: `torch.where` instead of a branch."""
         return self.release >= (5, 21)

@@ -45,6 +45,8 @@ def attend(
         dtype = taken_dtype(query)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     is_packed = None if position_ids is None else _is_packed(position_ids, query.shape[0])
+    if query.machine.era.drops_packing_answer:
+        is_packed = None
     sides = (window - 1, window - 1) if window is not None and key.shape[1] > window else (-1, -1)
     call = FlashCall(True, sides, dropout, softcap or 0.0)
     out = (attend_3 if query.machine.attention.endswith("3") else attend_2)(query, key, value, call)
@@ -60,6 +62,8 @@ def _is_packed(position_ids: Tensor, batch: int) -> Tensor | None:
         rising = apart.ge(0)
         del apart
         rising.all()
+        return None
+    if machine.era.looks_at_rows_first and batch != 1:
         return None
     arange = machine.run("arange", (), (length,), INT64)
     smallest = machine.run("min", (position_ids,), (), INT64, args=(position_ids,))

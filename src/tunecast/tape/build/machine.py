@@ -11,6 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from tunecast.job.releases import RELEASES, minor
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
 from tunecast.tape.build.eras import Era
@@ -21,7 +22,7 @@ from tunecast.tape.build.standing import layer_number, repeated, times_stood_for
 from tunecast.tape.build.tensor import Storage, Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.kernels import IN_PLACE_IN_BACKWARD, RULES
-from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, workspace_bytes
+from tunecast.tape.kernels.blas import LT_WORKSPACE_BYTES, MATRIX_PRODUCTS, ONE_WORKSPACE_FROM, workspace_bytes
 from tunecast.tape.kernels.counts import SEVERAL
 from tunecast.tape.kernels.lists import LISTS, Lists, list_launches
 from tunecast.tape.kernels.steps import Borrow, KernelCall, Make, Script
@@ -48,8 +49,8 @@ class Setup(NamedTuple):
     weights_dtype: Dtype = FLOAT32
     """Of weights that are not quantised, as they are loaded."""
     attention: str = "sdpa"
-    shared_workspace: bool = False
-    """torch 2.13 and later: cublasLt shares cuBLAS' workspace."""
+    torch: tuple[int, int] = minor(RELEASES["torch"].newest)
+    """Its release."""
     era: Era = Era()
     """The release of transformers."""
     reentrant: bool = False
@@ -91,7 +92,7 @@ class Machine(HostNotes):
         """`scheme_of` makes the way in which this rank holds the model, when the program first asks for it."""
         super().__init__(detail.keeps_ops, detail.priced_from)
         self.card, self._scheme_of = card, scheme_of
-        self.weights_dtype, self.attention, self.shared_workspace, self.era, self.reentrant = setup[:5]
+        self.weights_dtype, self.attention, self.torch, self.era, self.reentrant = setup[:5]
         self.ends, self.masked, self.packs, self.padding, _ = setup[5:]
         self.standing = detail.standing
         self.again = False
@@ -122,6 +123,11 @@ class Machine(HostNotes):
         if self._scheme_of is None:
             raise ValueError("a machine without a scheme holds no model of a job")
         return self._scheme_of(self)
+
+    @property
+    def shared_workspace(self) -> bool:
+        """torch 2.13 and later: cublasLt shares cuBLAS' workspace."""
+        return self.torch >= ONE_WORKSPACE_FROM
 
     def use_eager_attention(self) -> None:
         """The model has no sdpa: transformers falls back."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.job.releases import beyond
+from tunecast.job.releases import beyond, minor
 from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
@@ -17,7 +17,6 @@ from tunecast.tape.build.sharding.layers import ends_of
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.card import Card
-from tunecast.tape.kernels.blas import shares_workspace
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import Standing
 
@@ -54,7 +53,7 @@ def paper_machine(
     setup = Setup(
         DTYPES[job.weights_dtype],
         job.attention,
-        shares_workspace(torch_version or followed(job)["torch"]),
+        minor(torch_version or followed(job)["torch"]),
         era_of(job.transformers_version),
         ends=ends_of(config),
         **batches,

@@ -21,21 +21,31 @@ from tunecast.tape.build.tensor import Tensor
 
 def build_alibi(attention_mask: Tensor, heads: int, dtype: Dtype) -> Tensor:
     """[batch * heads, 1, length]."""
-    machine = attention_mask.machine
     batch, length = attention_mask.shape
+    slopes, kept = alibi_slopes(attention_mask.machine, heads)
+    if attention_mask.machine.era.makes_slopes_apart:
+        kept = ()
+    arange_tensor = (running_sum(attention_mask) - 1) * attention_mask
+    arange_tensor = arange_tensor.unsqueeze(1)
+    alibi = slopes.unsqueeze(-1) * arange_tensor
+    alibi = alibi.reshape(batch * heads, 1, length).to(dtype)
+    del kept
+    return alibi
+
+
+def alibi_slopes(machine: Machine, heads: int) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """One per head, and what they are made of."""
     closest = 2 ** floor(log2(heads))
     base = machine.run("full", (), (), FLOAT32)
     powers = machine.run("arange", (), (closest,), INT32)
     slopes = machine.run("pow", (base, powers), (closest,), FLOAT32)
-    if closest != heads:
-        more = min(closest, heads - closest)
-        extra_base = machine.run("full", (), (), FLOAT32)
-        extra_powers = machine.run("arange", (), (more,), INT32)
-        slopes = F.cat((slopes, machine.run("pow", (extra_base, extra_powers), (more,), FLOAT32)), 0)
-    arange_tensor = (running_sum(attention_mask) - 1) * attention_mask
-    arange_tensor = arange_tensor.unsqueeze(1)
-    alibi = slopes.unsqueeze(-1) * arange_tensor
-    return alibi.reshape(batch * heads, 1, length).to(dtype)
+    if closest == heads:
+        return slopes, (base, powers)
+    more = min(closest, heads - closest)
+    extra_base = machine.run("full", (), (), FLOAT32)
+    extra_powers = machine.run("arange", (), (more,), INT32)
+    slopes = F.cat((slopes, machine.run("pow", (extra_base, extra_powers), (more,), FLOAT32)), 0)
+    return slopes, (base, powers, extra_base, extra_powers)
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -91,8 +91,12 @@ class Gemma2(Gemma):
         "num_key_value_heads": 4, "final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0,
     }  # fmt: skip
     pattern = 2
+    is_capped = True
+    """Attention scores are."""
 
     def __init__(self, machine: Machine, config: Config) -> None:
+        if machine.attention == "sdpa" and self.is_capped and machine.era.refuses_capped_sdpa:
+            machine.use_eager_attention()
         super().__init__(machine, config)
         softcap = self.complete(config)["final_logit_softcapping"]
         if softcap is not None:
@@ -128,3 +132,4 @@ class Gemma3(Gemma2):
     rotary_class = decoder.RotaryByKind
     defaults: ClassVar[Config] = {**Gemma2.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None}
     pattern = 6
+    is_capped = False

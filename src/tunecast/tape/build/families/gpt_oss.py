@@ -11,7 +11,7 @@ from tunecast.tape.build import attention, decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
-from tunecast.tape.build.dtypes import BOOL, FLOAT32
+from tunecast.tape.build.dtypes import BOOL
 from tunecast.tape.build.experts import Experts, Router, largest, top_k
 from tunecast.tape.build.families.olmo import OlmoNorm
 from tunecast.tape.build.machine import Machine

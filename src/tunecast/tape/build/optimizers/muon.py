@@ -50,7 +50,8 @@ class Muon(Optimizer):
 def orthogonal(grad: Tensor) -> Tensor:
     """Newton-Schulz in bf16, on the flat side of the matrix."""
     machine = grad.machine
-    ortho_grad = grad.to(BFLOAT16)
+    is_copied = machine.torch >= (2, 15) and grad.dtype is BFLOAT16  # optim/_muon.py: `copy=True`
+    ortho_grad = pointwise("_to_copy", grad) if is_copied else grad.to(BFLOAT16)
     if grad.shape[0] > grad.shape[1]:
         ortho_grad = ortho_grad.transpose(0, 1)
     rows, columns = ortho_grad.shape

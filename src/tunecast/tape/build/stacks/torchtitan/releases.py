@@ -6,8 +6,8 @@ Rows and logs name commits; the months are those of the commits that brought the
 from __future__ import annotations
 
 from tunecast.errors import UsageError
-from tunecast.records import NamedTuple
 from tunecast.job.releases import minor
+from tunecast.records import NamedTuple
 
 Month = tuple[int, int]
 NEWEST: Month = (2026, 2)
