@@ -17,7 +17,8 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tunecast.job import job_from_dict
+from installed import as_installed
+
 from tunecast.tape.build.run import build
 from tunecast.tape.card import Card
 
@@ -61,13 +62,11 @@ def traced(
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_allocations_as_the_tracer(traced: dict[str, Any], name: str) -> None:
-    import torch
-
     expected = traced[name]
     assert not isinstance(expected, str), f"the tracer: {expected}"
     values, config, lengths = CASES[name]
     told = loaded(HERE / "trace_all.py").told
-    tape = build(job_from_dict(values), config, lengths, Card(), torch_version=torch.__version__)
+    tape = build(as_installed(values), config, lengths, Card())
     ours = [event for event in told(tape.events) if event[1] != "load"]
     theirs = [event for event in expected if event[1] != "load"]
     for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):

@@ -20,7 +20,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 pytest.importorskip("triton", reason="Inductor writes no kernels without Triton")
 
-from tunecast.job import job_from_dict
+from installed import as_installed
+
 from tunecast.tape.build.run import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
@@ -98,12 +99,11 @@ def last_step(events: tuple[Event, ...]) -> dict[str, int]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_as_the_real_compiler(traced: dict[str, Any], name: str) -> None:
-    import torch
 
     values, config = CASES[name]
     assert not traced[name].guesses, "the tracer followed the compiler"
     theirs = last_step(traced[name].events)
-    tape = build(job_from_dict(values), config, [values["seq_len"]] * 2, Card(), torch_version=torch.__version__)
+    tape = build(as_installed(values), config, [values["seq_len"]] * 2, Card())
     ours = last_step(tape.events)
     assert abs(ours["saved"] - theirs["saved"]) <= TABLES_BYTES
     assert ours["forward"] == pytest.approx(theirs["forward"], rel=0.01)

@@ -20,6 +20,7 @@ pytest.importorskip("bitsandbytes")
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from installed import as_installed
 from test_build import CASES, HERE, loaded
 
 from tunecast.job import job_from_dict
@@ -61,7 +62,7 @@ def test_same_requests_as_from_pretrained(traced: dict[str, Any], name: str) -> 
     assert not isinstance(expected, str), f"the tracer: {expected}"
     values, config, _ = LOADS[name]
     told = loaded(HERE / "trace_all.py").told
-    ours = told(load_tape(job_from_dict(values), config, Card(), {"cached_bytes": 0}).events)
+    ours = told(load_tape(as_installed(values), config, Card(), {"cached_bytes": 0}).events)
     for place, (mine, their) in enumerate(zip(ours, expected, strict=False)):
         assert mine[:3] == their[:3], f"event {place} of {len(expected)}: built {mine}, traced {their}"
     assert len(ours) == len(expected)

@@ -18,7 +18,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from tunecast.job import job_from_dict
+from installed import as_installed
+
 from tunecast.tape.build.run import build
 from tunecast.tape.card import Card
 
@@ -56,12 +57,11 @@ def parted(events: list[Any]) -> tuple[list[Any], list[Any]]:
 
 @pytest.mark.parametrize("name", CASES.CASES)
 def test_same_allocations_and_collectives_as_the_tracer(traced: dict[str, Any], name: str) -> None:
-    import torch
 
     expected = traced[name]
     assert not isinstance(expected, str), f"the tracer: {expected}"
     values, config, lengths = CASES.case(name)
-    tape = build(job_from_dict(values), config, lengths, Card(), torch_version=torch.__version__)
+    tape = build(as_installed(values), config, lengths, Card())
     (our_loading, ours), (their_loading, theirs) = parted(TRACING.told(tape.events)), parted(expected[0])
     for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
         assert mine[:4] == their[:4], f"event {place} of {len(theirs)}: built {mine}, traced {their}"

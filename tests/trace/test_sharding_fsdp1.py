@@ -18,7 +18,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from tunecast.job import job_from_dict
+from installed import as_installed
+
 from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding import accelerate1
 from tunecast.tape.card import Card
@@ -117,7 +118,6 @@ def of_training(events: list[list[Any]]) -> list[list[Any]]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_same_events_as_torchs_own(traced: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
 
     assert not isinstance(traced[name], str), traced[name]
     _, _, how = CASES[name]
@@ -132,7 +132,7 @@ def test_same_events_as_torchs_own(traced: dict[str, Any], name: str, monkeypatc
         )  # fmt: skip
 
     monkeypatch.setattr(accelerate1.AccelerateFsdp1, "__init__", asked)
-    tape = build(job_from_dict(job_of(name)), CONFIG, LENGTHS, Card(), torch_version=torch.__version__)
+    tape = build(as_installed(job_of(name)), CONFIG, LENGTHS, Card())
     ours, theirs = of_training(told(tape.events)), of_training(traced[name][0])
     phases = "grad_accum" not in CASES[name][0]  # `no_sync` begins with what else the forward pass begins with
     for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):

@@ -21,7 +21,8 @@ pytest.importorskip("datasets")
 pytest.importorskip("peft")
 pytest.importorskip("trl")
 
-from tunecast.job import job_from_dict
+from installed import as_installed
+
 from tunecast.tape.build.run import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Phase
@@ -93,11 +94,10 @@ def wrapping(events: Any) -> list[int]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_whole_program_is_on_paper(tapes: dict[str, Any], name: str) -> None:
-    import torch
 
     tape, answer = tapes[name]
     assert (answer.error, answer.steps) == (None, 2)
-    built = build(job_from_dict(COMMON | CASES[name]), LLAMA, [256, 256], Card(), torch_version=torch.__version__)
+    built = build(as_installed(COMMON | CASES[name]), LLAMA, [256, 256], Card())
     ours, theirs = steps(built.events), steps(tape.events)
     assert len(theirs) > 500
     for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):

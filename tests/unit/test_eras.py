@@ -11,10 +11,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from recorded import as_recorded
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job import job_from_dict
-from tunecast.tape.build.eras import Era, era_of
+from tunecast.job.releases import minor
+from tunecast.tape.build.eras import Era
 from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.run import build
 from tunecast.tape.card import Card
@@ -54,7 +56,7 @@ def same(tape: Tape, theirs: list[int]) -> None:
 @pytest.mark.parametrize("name", eras.CASES)
 def test_same_allocations_as_that_release(name: str) -> None:
     _, config, values = eras.case(name)
-    tape = build(job_from_dict(values), config, [values["seq_len"]] * 2, Card(), torch_version="2.13.0")
+    tape = build(as_recorded("stacks/transformers", values), config, [values["seq_len"]] * 2, Card())
     assert not tape.guesses
     same(tape, ERAS[name])
 
@@ -64,7 +66,7 @@ def test_same_allocations_as_the_trainers(name: str) -> None:
     case = trl.CASES[name]
     values = {**trl.job_of(case), "checkpoint_reentrant": False}
     lengths = [trl.LENGTH] * trl.STEPS
-    same(build(job_from_dict(values), case["config"], lengths, Card(), torch_version="2.13.0"), TRL[name])
+    same(build(as_recorded("stacks/trl", values), case["config"], lengths, Card()), TRL[name])
 
 
 def built(config: dict[str, Any] = eras.CONFIGS["llama"], **values: Any) -> Tape:
@@ -104,10 +106,10 @@ def at(version: str | None) -> dict[str, Any]:
 
 
 def test_which_release_is_which() -> None:
-    assert era_of(None) == Era() and not Era().reentrant
-    assert era_of("4.48.1") == era_of("4.48") == Era((4, 48))
-    assert era_of("4.46.0").widens_logits("mistral") and not era_of("4.46.0").widens_logits("llama")
-    assert era_of("4.57.1").reentrant
+    assert not Era().reentrant
+    assert Era(minor("4.48.1")) == Era(minor("4.48")) == Era((4, 48))
+    assert Era(minor("4.46.0")).widens_logits("mistral") and not Era(minor("4.46.0")).widens_logits("llama")
+    assert Era(minor("4.57.1")).reentrant
 
 
 def test_what_nobody_read_is_said() -> None:
@@ -170,17 +172,17 @@ def test_layers_are_folded(values: dict[str, Any]) -> None:
 
 def test_a_release_is_a_number() -> None:
     with pytest.raises(UsageError, match="transformers_version: got 'banana'"):
-        era_of("banana")
+        built(transformers_version="banana")
 
 
-@pytest.mark.parametrize("stack", ["trl", "torchtune"])
-def test_so_is_a_stacks(stack: str) -> None:
-    with pytest.raises(UsageError, match="stack_version: got 'banana'"):
-        built(stack=stack, stack_version="banana")
+@pytest.mark.parametrize(("stack", "field"), [("trl", "trl_version"), ("torchtune", "stack_version")])
+def test_so_is_a_stacks(stack: str, field: str) -> None:
+    with pytest.raises(UsageError, match=f"{field}: got 'banana'"):
+        built(stack=stack, **{field: "banana"})
 
 
 def test_sdpa_had_no_window_before_4_40() -> None:
     """modeling_mistral.py of 4.38.2 and of 4.40.2."""
-    assert not era_of("4.38.2").windows_with_sdpa
-    assert era_of("4.40.2").windows_with_sdpa
-    assert era_of(None).windows_with_sdpa
+    assert not Era(minor("4.38.2")).windows_with_sdpa
+    assert Era(minor("4.40.2")).windows_with_sdpa
+    assert Era().windows_with_sdpa

@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from recorded import as_recorded
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
@@ -48,9 +49,7 @@ EVENTS: dict[str, list[int]] = json.loads(gzip.decompress((HERE / "events.json.g
 @pytest.mark.parametrize("name", cases.CASES)
 def test_same_allocations_as_the_package(name: str) -> None:
     values, config = cases.CASES[name]
-    tape = build(
-        job_from_dict(values), config, [values["seq_len"]] * cases.STEPS, cases.card_of(name), torch_version="2.11.0"
-    )
+    tape = build(as_recorded("packages", values), config, [values["seq_len"]] * cases.STEPS, cases.card_of(name))
     ours, theirs = make.told(tape.events, cases.first_compared(name), cases.STEPS), EVENTS[name]
     for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
         assert mine == their, f"event {place} of {len(theirs)}: built {mine}, traced {their}"
@@ -73,8 +72,8 @@ def test_a_few_layers_stand_for_all(name: str) -> None:
 def test_projections_of_galore_by_hand() -> None:
     """A [512, 512] bf16 gradient: fp32 copy 1 MiB; U, singular values, Vh: 1 MiB, 2 KiB, 1 MiB; the matrix by columns
     and as much workspace again: 1 MiB each."""
-    job = job_from_dict(cases.BASE | {"optimizer": "galore_adamw"})
-    events = make.told(build(job, cases.LLAMA, [128], Card(), torch_version="2.11.0").events, 0, 1)
+    job = as_recorded("packages", cases.BASE | {"optimizer": "galore_adamw"})
+    events = make.told(build(job, cases.LLAMA, [128], Card()).events, 0, 1)
     mib = 2**20
     assert _holds(events, [mib, mib, 512 * 4, mib, mib, mib])
 

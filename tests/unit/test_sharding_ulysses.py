@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from recorded import as_recorded
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.hardware.catalog import known_gpu
@@ -63,7 +64,7 @@ class WithoutZero(Scheme):
 def test_same_allocations_and_exchanges_as_deepspeed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers, "scheme_of", WithoutZero)
     values, config = cases.CASES[name]
-    tape = build(job_from_dict(values), config, cases.LENGTHS, make.CARD, torch_version="2.13.0")
+    tape = build(as_recorded("stacks/ulysses", values), config, cases.LENGTHS, make.CARD)
     ours, theirs = make.told(tape.events), EVENTS[name]["sizes"]
     for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
         assert mine == their, f"event {place} of {len(theirs)}: built {mine}, traced {their}"

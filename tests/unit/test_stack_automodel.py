@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from recorded import as_recorded
 
 import tunecast
 from tunecast.errors import TunecastError
@@ -49,8 +50,8 @@ def from_embedding(sizes: list[int]) -> list[int]:
 
 
 def built(values: dict[str, Any], config: dict[str, Any], steps: int = cases.STEPS) -> Tape:
-    job = fill_in(job_from_dict(values), config)
-    return build(job, config, [cases.LENGTH] * steps, Card(), torch_version="2.13.0")
+    job = fill_in(as_recorded("stacks/automodel", values), config)
+    return build(job, config, [cases.LENGTH] * steps, Card())
 
 
 @pytest.mark.parametrize("name", cases.CASES)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from recorded import as_recorded
 
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
@@ -49,7 +50,7 @@ def same(ours: list[int], theirs: list[int]) -> None:
 def test_same_allocations_as_the_real_packages(name: str) -> None:
     case = cases.CASES[name]
     lengths = [case["length"]] * cases.STEPS
-    tape = build(job_from_dict(cases.job_of(case)), case["config"], lengths, make.CARD, torch_version="2.13.0")
+    tape = build(as_recorded("stacks/fms", cases.job_of(case)), case["config"], lengths, make.CARD)
     same(make.told(tape.events), EVENTS[name])
 
 
@@ -64,7 +65,7 @@ def test_same_allocations_as_gptqmodel(name: str) -> None:
         "lora": {"rank": 8, "alpha": 16, "dropout": 0.1, "targets": cases.PROJECTIONS},
     }  # fmt: skip
     lengths = [case["length"]] * 2
-    tape = build(job_from_dict(values), case["config"], lengths, gptqmodel.CARD, torch_version="2.15.0")
+    tape = build(as_recorded("stacks/gptqmodel", values), case["config"], lengths, gptqmodel.CARD)
     same(gptqmodel.told(tape.events), events_of("gptqmodel")[name])
 
 

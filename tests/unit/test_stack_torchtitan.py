@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from recorded import as_recorded
 
 from tunecast.errors import TunecastError, UsageError
 from tunecast.job import job_from_dict
@@ -59,12 +60,12 @@ def job_of(given: dict[str, Any]) -> Job:
     plain = {name: value for name, value in given.items() if name not in ("ranks", *PARTS)}
     if ranks > 1:
         plain |= {"hardware": {"gpus": ranks}, "parallel": {"data": "fsdp", **parts}}
-    return job_from_dict(plain)
+    return as_recorded("stacks/torchtitan", plain)
 
 
 def built(case: dict[str, Any], **more: Any) -> Tape:
     job = job_of(case["job"] | more)
-    return build(job, case["config"], [job.seq_len] * cases.STEPS, Card(), torch_version="2.13.0")
+    return build(job, case["config"], [job.seq_len] * cases.STEPS, Card())
 
 
 @pytest.mark.parametrize("name", cases.CASES)

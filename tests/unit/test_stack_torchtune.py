@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from recorded import as_recorded
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
@@ -44,7 +45,7 @@ EVENTS: dict[str, Any] = json.loads(gzip.decompress((HERE / "events.json.gz").re
 
 def built(case: dict[str, Any], card: Card = make.A100) -> Tape:
     lengths = [case["job"]["seq_len"]] * cases.STEPS
-    return build(job_from_dict(cases.job_of(case)), case["config"], lengths, card, torch_version="2.13.0")
+    return build(as_recorded("stacks/torchtune", cases.job_of(case)), case["config"], lengths, card)
 
 
 def same(ours: list[int], theirs: list[int]) -> None:

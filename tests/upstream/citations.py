@@ -1,9 +1,9 @@
 """Which upstream files and functions our source says it follows, read off its docstrings and comments.
 
-A citation is a file's name or path (`modeling_llama.py`, `peft/tuners/lora/layer.py`), and behind it, in backquotes, the
-functions or classes that are meant; with none the whole file is. `transformers/models/{olmo,olmo2}` are the modeling
-files of those folders. A name that several packages have is the one that
-defines the functions cited, or else of the package the same text speaks of last.
+A citation is a file's name or path (`modeling_llama.py`, `peft/tuners/lora/layer.py`), and behind it, in backquotes,
+the functions or classes that are meant; with none the whole file is. `transformers/models/{olmo,olmo2}` are the
+modeling files of those folders. A name that several packages have is the one that defines the functions cited, or else
+of the package the same text speaks of last.
 """
 
 from __future__ import annotations
@@ -60,9 +60,7 @@ def our_own_names(root: Path = ROOT) -> set[str]:
     return {path.name for folder in WRITTEN_BY_US for path in (root / folder).rglob("*.py")}
 
 
-def resolved(
-    citation: Citation, files: Mapping[Upstream, Mapping[str, str]], ours: Iterable[str]
-) -> Upstream | None:
+def resolved(citation: Citation, files: Mapping[Upstream, Mapping[str, str]], ours: Iterable[str]) -> Upstream | None:
     """The upstream file that is meant; None: one of ours, or of a package that is not looked at."""
     whole = f"/{citation.cited}"
     fits = [each for each in files if f"/{each.package}/{each.file}".endswith(whole)]

@@ -5,8 +5,8 @@
     ./dev follow --record                   write manifest.jsonl anew from the releases that are followed
 
 manifest.jsonl has a line per upstream file: its package and release, which of our files cite it, and a hash for each
-function cited (functions.py). The code itself is not kept. A package is downloaded with pip, unpacked and read; none of it is
-imported.
+function cited (functions.py). The code itself is not kept. A package is downloaded with pip, unpacked and read; none of
+it is imported.
 """
 
 from __future__ import annotations

@@ -34,11 +34,11 @@ class Followed(NamedTuple):
 
 
 RELEASES: Mapping[str, Followed] = {
-    "torch": Followed(("2.1.0", "2.2.0", "2.8.0", "2.11.0", "2.13.0"), "torch_version"),
-    "transformers": Followed(("4.37.2", "4.45.2", "4.48.1", "4.57.1", "5.17.0"), "transformers_version"),
-    "peft": Followed(("0.8.2", "0.13.2", "0.17.1", "0.21.0"), "peft_version"),
+    "torch": Followed(("2.8.0", "2.11.0", "2.13.0", "2.15.0"), "torch_version"),
+    "transformers": Followed(("4.45.2", "4.48.1", "4.57.1", "5.17.0", "5.22.2"), "transformers_version"),
+    "peft": Followed(("0.13.2", "0.17.1", "0.21.0", "0.21.2"), "peft_version"),
     "trl": Followed(("0.13.0", "0.24.0", "1.16.0"), "trl_version"),
-    "bitsandbytes": Followed(("0.42.0", "0.43.0", "0.49.2", "0.50.2"), "bitsandbytes_version"),
+    "bitsandbytes": Followed(("0.42.0", "0.49.2", "0.50.2"), "bitsandbytes_version"),
     "liger-kernel": Followed(("0.8.5",), "liger_version"),
     "unsloth": Followed(("2026.10.9",), "unsloth_version"),
     "unsloth-zoo": Followed(("2026.10.9",)),

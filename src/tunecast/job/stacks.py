@@ -118,6 +118,8 @@ def _newest(*packages: str) -> dict[str, str]:
 
 
 _HUGGING_FACE = _newest("torch", "transformers", "peft", "bitsandbytes")
+_AT_5_17 = {"torch": "2.11.0", "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
+"""Of stacks that patch or replace parts of transformers and were compared with that release."""
 _TRAINER = {**_HUGGING_FACE, **_newest("liger-kernel", "accelerate")}
 
 _AXOLOTL = Stack(
@@ -180,7 +182,7 @@ _TRANSFORMERS = replace(
 _UNSLOTH = Stack(
     "unsloth",
     "unsloth",
-    {**_HUGGING_FACE, **_newest("unsloth")},
+    {**_AT_5_17, **_newest("unsloth")},
     uses_trainer=True,
     has_trainer_sampler=True,
     recipe="recipes_unsloth",
@@ -246,7 +248,7 @@ _MEGATRON = Stack(
 _AUTOMODEL = Stack(
     "automodel",
     "automodel",
-    {**_HUGGING_FACE, **_newest("nemo-automodel")},
+    {**_AT_5_17, **_newest("nemo-automodel")},
     shardings=("fsdp", "hsdp"),
     offloads=True,
     targets="all-linear",  # `target_modules: "*_proj"` of its examples; PeftConfig names none

@@ -34,7 +34,7 @@ def is_sharded(job: Job) -> bool:
 
 def has_flat_parameters(job: Job) -> bool:
     """FSDP 1 cuts flat parameters."""
-    version = job.parallel.fsdp_version or era_of(job.transformers_version).fsdp_version
+    version = job.parallel.fsdp_version or era_of(job).fsdp_version
     return is_sharded(job) and version == 1
 
 
@@ -97,7 +97,7 @@ def _context_kind(job: Job) -> str | None:
     if not is_flat(job):
         got = f"got ulysses with parallel.data {job.parallel.data}"
         return f"{got}; it is DeepSpeed's: allowed with parallel.data {', '.join(ZERO)}"
-    if era_of(job.transformers_version).release < (5, 0):
+    if era_of(job).release < (5, 0):
         return f"got ulysses with transformers {job.transformers_version}, whose Trainer has none; allowed: from 5.0 on"
     if job.attention == "eager":
         return "got ulysses with attention eager, which DeepSpeed refuses (it needs a mask); allowed: sdpa, flash"
@@ -219,7 +219,7 @@ def _sync_each_batch(job: Job) -> str | None:
         return None
     if not stack_of(job).uses_trainer:
         return f"got true, which is accelerate's; allowed with {job.stack}: false"
-    if not era_of(job.transformers_version).heeds_sync_each_batch:
+    if not era_of(job).heeds_sync_each_batch:
         got = f"got true with transformers {job.transformers_version}, whose Trainer ignores it (4.46 to 5.1)"
         return f"{got}; allowed: false, or another transformers_version"
     return None

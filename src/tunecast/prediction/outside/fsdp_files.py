@@ -83,7 +83,7 @@ def others_loading_bytes(
         return 0
     if not job.parallel.cpu_ram_efficient_loading:
         return loads_bytes + _cast_bytes(loaded, parameters)
-    if not era_of(job.transformers_version).zeroes_other_ranks:
+    if not era_of(job).zeroes_other_ranks:
         return max(loads_bytes, _cast_bytes(loaded, parameters))
     zeros = weights_bytes([p for p in loaded if not p.is_adapter])
     return max(loads_bytes + zeros, weights_bytes(parameters))

@@ -6,12 +6,13 @@ Read in the packages themselves (4.43 to 4.57, 5.0 and 5.17), of Llama, Mistral,
 
 from __future__ import annotations
 
+from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, minor
+from tunecast.job.stacks import stack_of
 from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
-OLDEST = (4, 43)
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
 """Before which release of transformers which torch was the newest: 2.5 came out in October 2024, 2.6 in January, 2.7 in
@@ -170,18 +171,15 @@ class Era:
         return self.release < ((4, 48) if model_type == "mistral" else (4, 46))
 
 
-def era_of(version: str | None) -> Era:
-    """Of a release such as 4.48.1; None is the newest."""
-    return Era() if version is None else Era(minor(version))
+def era_of(job: Job) -> Era:
+    """Of the release it names, else of the one its stack follows."""
+    release = job.transformers_version or stack_of(job).follows.get("transformers")
+    return Era() if release is None else Era(minor(release))
 
 
 def guesses(era: Era, model_type: str) -> list[str]:
     """What is taken for granted about a release nobody read that closely."""
-    told, release = [], ".".join(map(str, era.release))
-    if era.release < OLDEST:
-        told.append(f"transformers {release} is taken to do what {'.'.join(map(str, OLDEST))} does")
-    if era.release < (5, 0) and model_type not in FOLLOWED:
-        told.append(
-            f"of transformers {release} the loss and checkpointing are taken, the layers of {model_type} of 5.17"
-        )
-    return told
+    if era.release >= (5, 0) or model_type in FOLLOWED:
+        return []
+    release, newest = (".".join(map(str, each)) for each in (era.release, Era().release))
+    return [f"of transformers {release} the loss and checkpointing are taken, the layers of {model_type} of {newest}"]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
-from tunecast.job.releases import beyond, minor
+from tunecast.job.releases import beyond, minor, stated
 from tunecast.tape.build.dtypes import DTYPES
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
@@ -22,7 +22,7 @@ from tunecast.tape.shorten import Standing
 
 
 def build(
-    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str | None = None,
+    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card,
     *, keeps_ops: bool = True, standing: Standing | None = None, priced_from: int = 0,
     written: Callable[[Any], int] | None = None, masked: bool = False, evaluates: bool = False,
     padding: int = 0,
@@ -33,7 +33,7 @@ def build(
     job = fill_in(job, config)
     stack = program_of(job)
     machine = paper_machine(
-        job, config, card, Detail(keeps_ops, priced_from, standing), torch_version,
+        job, config, card, Detail(keeps_ops, priced_from, standing),
         masked=masked, padding=padding, evaluates=evaluates,
     )  # fmt: skip
     if not evaluates:
@@ -45,21 +45,19 @@ def build(
     return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))
 
 
-def paper_machine(
-    job: Job, config: Mapping[str, Any], card: Card, detail: Detail, torch_version: str | None = None, **batches: Any
-) -> Machine:
+def paper_machine(job: Job, config: Mapping[str, Any], card: Card, detail: Detail, **batches: Any) -> Machine:
     """Before anything ran on it; `batches` is what `Setup` has of them."""
     stack = program_of(job)
     setup = Setup(
         DTYPES[job.weights_dtype],
         job.attention,
-        minor(torch_version or followed(job)["torch"]),
-        era_of(job.transformers_version),
+        minor(followed(job)["torch"]),
+        era_of(job),
         ends=ends_of(config),
         **batches,
     )
     if hasattr(stack, "setup"):
         setup = stack.setup(job, setup)
     machine = Machine(card, setup, detail, partial(getattr(stack, "scheme", Scheme), job))
-    machine.guesses.update(dict.fromkeys(beyond(followed(job))))
+    machine.guesses.update(dict.fromkeys(beyond(stated(job))))
     return machine

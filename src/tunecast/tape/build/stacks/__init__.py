@@ -46,7 +46,7 @@ TRACE_INSTEAD = "To fix: trace your own script, `tunecast trace -- train.py`"
 
 def followed(job: Job) -> Mapping[str, str]:
     """The releases this job's tape follows."""
-    asked = {"torch": era_of(job.transformers_version).torch, job.stack: job.stack_version, **stated(job)}
+    asked = {"torch": era_of(job).torch, job.stack: job.stack_version, **stated(job)}
     default = stack_of(job).follows
     return {**default, **{name: version for name, version in asked.items() if version and name in default}}
 

@@ -22,7 +22,7 @@ from tunecast.job.shardings import sharding_of
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import FLOAT32, INT64
-from tunecast.tape.build.eras import era_of, guesses
+from tunecast.tape.build.eras import guesses
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer
@@ -48,8 +48,6 @@ def defaults(job: Job) -> dict[str, Any]:
 
 MODELS = ("llama", "mistral")
 """Those whose layers its train.py wraps and replaces."""
-RELEASE = "4.37.2"
-"""Of transformers: its README leaves 4.38 and 4.39 out."""
 
 
 class QloraFsdp(AccelerateFsdp1):
@@ -62,9 +60,8 @@ class QloraFsdp(AccelerateFsdp1):
 
 
 def setup(job: Job, given: Setup) -> Setup:
-    """What of the machine is the stack's own: its transformers, and the kind of checkpointing."""
-    era = given.era if job.transformers_version else era_of(RELEASE)
-    return given._replace(era=era, reentrant=bool(job.checkpoint_reentrant))
+    """The kind of checkpointing is the stack's own."""
+    return given._replace(reentrant=bool(job.checkpoint_reentrant))
 
 
 def scheme(job: Job, machine: Machine) -> Scheme:

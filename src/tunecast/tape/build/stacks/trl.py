@@ -126,7 +126,7 @@ def packs(job: Job) -> bool:
     """`SFTTrainer.padding_free`, by itself where samples are packed whole: a batch becomes one row. Only the newest
     release's is written down, and of flash-attn's kernels for such rows none: for those, a row is one sample."""
     whole = job.data.packing and job.data.packing_strategy in ("bfd", "bfd_split")
-    newest = era_of(job.transformers_version).release >= (5, 17) and release_of_job(job) >= FUSED
+    newest = era_of(job).release >= (5, 17) and release_of_job(job) >= FUSED
     return whole and newest and not job.attention.startswith("flash")
 
 
@@ -139,7 +139,7 @@ def one_row(job: Job, machine: Machine, length: int) -> Batch:
 
 
 def release_of_job(job: Job) -> tuple[int, int]:
-    return release_of(job, era_of(job.transformers_version))
+    return release_of(job, era_of(job))
 
 
 def release_of(job: Job, era: Era) -> tuple[int, int]:

@@ -33,7 +33,7 @@ REFUSES: Refusals = {
     "method": lambda job: job.method == "full",
     # it compiles its own parts whatever the job says; over them is another run
     **leaves_out("compile", "kernels", "attention", "matmul_dtype", "offload_activations", "optimizer_in_backward"),
-    **leaves_out("transformers_version", "stack_version"),
+    **leaves_out("stack_version"),
     "quantization": lambda job: job.quantization.format not in (None, "nf4"),
     "loss": lambda job: job.loss is not None,
     "checkpoint_reentrant": lambda job: job.checkpoint_reentrant is not None,

@@ -50,7 +50,7 @@ __all__ = ["REFUSES", "model", "train"]
 REFUSES: Refusals = {
     **transformers.REFUSES,
     **leaves_out("compile", "kernels", "loss", "matmul_dtype", "autocast", "checkpoint_reentrant"),
-    **leaves_out("optimizer_in_backward", "transformers_version"),
+    **leaves_out("optimizer_in_backward"),
 }
 LAST_LAYERS = 2
 """The last layer's weights stay between its two passes, which changes when the one before it is gathered."""
