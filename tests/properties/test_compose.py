@@ -24,9 +24,9 @@ from tunecast.prediction.modelled import card_of
 from tunecast.records import replace
 from tunecast.tape.build.dtypes import BOOL, INT64
 from tunecast.tape.build.fill_in import fill_in_of
-from tunecast.tape.build.job_runs import micro_batch_structures
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.run import build
+from tunecast.tape.build.micro_batches import micro_batch_structures
 from tunecast.tape.build.stacks import trainer
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.compose import Composed, MicroBatch, StructureOf, compose

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.build.sharding.deepspeed import (
     MAX_IN_CPU,
     DeepSpeedSettings,

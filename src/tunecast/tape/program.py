@@ -195,6 +195,21 @@ class Program:
         step = self.order[position]
         return self.bounds[step], self.bounds[step + 1]
 
+    @property
+    def most_alive_bytes(self) -> int:
+        """In the steps, each as it is taken first: what loading brings and lets go of again is not asked."""
+        sizes: dict[int, int] = {}
+        alive = most = 0
+        for number, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
+            if size >= 0:
+                sizes[block] = size
+                alive += size
+                if alive > most and number >= self.bounds[0]:
+                    most = alive
+            elif size == FREE:
+                alive -= sizes.pop(block, 0)
+        return most
+
 
 def program(tape: Tape) -> Program:
     """The tape's memory events. A block that is freed unborn, or born twice, is a bug of whoever made the tape."""

@@ -80,6 +80,7 @@ from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.result import json_fields
 from tunecast.tape.build.checkpoint import EXPERTS_IN_ONE_TENSOR
 from tunecast.tape.build.fill_in import fill_in_of
+from tunecast.tape.build.job_runs import SHARED, Builder
 from tunecast.tape.build.optimizers import State, package_of
 
 __all__ = ["Outside", "machine_ram_bytes", "outside_of", "tensors_on_paper"]
@@ -173,7 +174,9 @@ def _off_card(of: Part) -> Part:
     return replace(of, **unknown)
 
 
-def outside_of(job: Job, model: ModelConfig, on_card: Callable[[], OnCard] | None = None) -> Outside:
+def outside_of(
+    job: Job, model: ModelConfig, on_card: Callable[[], OnCard] | None = None, builder: Builder = SHARED
+) -> Outside:
     """Everything around a job's step, its tensors read off the closed form. Raises Unsupported where that has none.
 
     `on_card` is the training run, asked for when evaluation is: that comes between its steps.
@@ -194,7 +197,7 @@ def outside_of(job: Job, model: ModelConfig, on_card: Callable[[], OnCard] | Non
         loading=replace(loads, host_bytes=files.loading_bytes),
         saving=files.saving,
         disk=_disk_of(job, files),
-        evaluate=lambda: None if on_card is None else evaluation(job, model, on_card()),
+        evaluate=lambda: None if on_card is None else evaluation(job, model, on_card(), builder),
         resuming=files.resuming,
         process_bytes=_process_bytes(job),
         machine_ram_bytes=machine_bytes(job, parameters, _ranks_of(job, files)),

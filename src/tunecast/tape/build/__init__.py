@@ -3,7 +3,6 @@
 adapters.py         PEFT on paper: which linear layers are adapted, and how an adapted one runs
 attention.py        attention on paper
 autograd.py         autograd on paper: nodes with saved tensors, and the engine that runs them backward
-builder.py          from a request to its run
 checkpoint.py       `from_pretrained` with a device map, on paper: everything it does to the card
 chunked.py          the fused head of TRL 1.16, which never makes all logits
 compiled.py         `torch.compile` on paper
@@ -30,18 +29,18 @@ liger.py            Liger's kernels on paper (liger-kernel 0.8.5)
 loads.py            the run of `from_pretrained` alone
 machine.py          the machine that runs a program on paper
 masks.py            attention masks on paper, after transformers/masking_utils.py (5.17.0)
+micro_batches.py    The structures of a job's own micro-batches, which have many lengths: what `tape/compose.py` makes
+                    its run of
 modules.py          modules on paper
 nested.py           Tensors in the tuples and dictionaries that modules take and give
 of_host.py          what a machine notes of its host's own work
 offload.py          saved tensors that wait in host memory, on paper
 older.py            what models did themselves before transformers had it in one place
-paper_run.py        a request's run, built
 quantized.py        weights that bitsandbytes holds in 4 or 8 bits, on paper: loading, forward, backward
 ready.py            the autograd engine's queue of nodes that may run: the one made last first
 recompute.py        recomputation on paper: both of torch's kinds of checkpointing
 repeats.py          what a program does again, without running it
 request.py          what a run is built of, and which of it decides the structure of its program
-run.py              a job's training run on paper
 standing.py         what a short model says of the whole one
 tensor.py           tensors without contents: what making and dropping them does to memory
 written.py          the events of a tape, from what a machine noted

@@ -1,4 +1,4 @@
-"""Autograd on paper: nodes with saved tensors, and the engine that runs them backward.
+"""Autograd on paper: nodes with saved tensors, calls that save none, and the engine that runs nodes backward.
 
 The engine follows torch/csrc/autograd: the ready node made last goes first, gradients of one tensor are summed in
 place when nobody else holds the first (input_buffer.cpp), a leaf takes a gradient over when it can
@@ -18,7 +18,6 @@ from tunecast.tape.op import Phase, Role
 if TYPE_CHECKING:
     from tunecast.tape.build.dtypes import Dtype, Shape
     from tunecast.tape.build.machine import Machine
-    from tunecast.tape.build.recompute import CheckpointFrame
     from tunecast.tape.build.tensor import Tensor
 
 Gradients = list[Any]
@@ -81,6 +80,63 @@ class Holder:
         return self.frame.found.pop(self.place)
 
 
+class Recomputed(Exception):
+    """All that was missing has been computed; the rest of the forward is not needed."""
+
+
+class CheckpointFrame:
+    """One checkpointed call (torch/utils/checkpoint.py, `_CheckpointFrame`, use_reentrant=False)."""
+
+    def __init__(self, machine: Machine, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.machine, self.function = machine, function
+        hooks = machine.pack_hooks  # the inputs are saved as any tensor outside is
+        self.args = [hooks[-1](given) if hooks and _is_tensor(given) else given for given in args]
+        self.histories = [(t.requires_grad, t.node, t.number) if _is_tensor(t) else None for t in args]
+        self.autocast = machine.autocast
+        self.module = machine.module
+        self.holders: list[Any] = []
+        self.found: dict[int, Tensor] = {}
+        self.is_recomputed = False
+
+    def pack(self, tensor: Tensor) -> Holder:
+        self.machine.hook()
+        holder = Holder(self, len(self.holders))
+        self.holders.append(weakref.ref(holder))
+        return holder
+
+    def recompute(self) -> None:
+        self.is_recomputed = True
+        machine, count = self.machine, 0
+        args = [given.tensor() if isinstance(given, Holder) else given for given in self.args]
+        for given, history in zip(args, self.histories, strict=True):
+            if history is not None:
+                given.requires_grad, given.node, given.number = history
+
+        def keep(tensor: Tensor) -> Tensor:
+            nonlocal count
+            machine.hook()
+            kept = tensor.detach() if tensor.requires_grad else tensor
+            if self.holders[count]() is not None:
+                self.found[count] = kept
+            count += 1
+            if count == len(self.holders):
+                raise Recomputed
+            return kept
+
+        before = machine.module, machine.in_forward, machine.grad_enabled
+        machine.module, machine.in_forward, machine.grad_enabled = self.module, True, True
+        machine.redone += 1
+        machine.pack_hooks.append(keep)
+        try:
+            with machine.autocasting(self.autocast):
+                self.function(*args)
+        except Recomputed:
+            pass
+        finally:
+            machine.pack_hooks.pop()
+            machine.module, machine.in_forward, machine.grad_enabled = before
+
+
 class Leaf:
     """Accumulates into `tensor.grad`. It holds the tensor, the tensor only knows of it."""
 
@@ -111,6 +167,10 @@ class Leaf:
         block = machine.blocks[tensor.grad.storage.block]
         block.role = Role.GRADIENTS
         block.module = machine.blocks[tensor.storage.block].module
+
+
+def _is_tensor(given: Any) -> bool:
+    return hasattr(given, "requires_grad")
 
 
 def same_layout(gradient: Tensor, variable: Tensor) -> bool:

@@ -6,7 +6,7 @@
 `args` may be tensors, None, numbers, and lists, tuples or dicts of them; parameters and buffers that `function` uses
 are found when it uses them. The result has the same nesting as the function's own. Histories are as in torch: one
 autograd node stands for the whole region and runs the compiled backward pass, so regions can be mixed with eager
-code, checkpointed from outside (`autograd.checkpointed` around a region) and called under autocast. Checkpointing
+code, checkpointed from outside (`recompute.checkpoint` around a region) and called under autocast. Checkpointing
 *inside* the function is seen by the compiler, as torch.compile sees it. A region is compiled once for every set of
 shapes; regions with the same graph (the layers of a model) share the work.
 

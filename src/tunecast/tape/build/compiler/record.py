@@ -7,7 +7,8 @@ is written down once (torch/_functorch/compile_utils.py, `fx_graph_cse`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -247,13 +248,14 @@ class Tracer:
         leaf = self.leaves.setdefault(number, Collected())
         return leaf, 0, tensor.shape, tensor.dtype
 
-    def checkpointed(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    @contextmanager
+    def checkpointing(self) -> Iterator[None]:
         """The compiler is told which operations are to be done again; it decides itself what that means."""
         before = self.checkpoint
         self.checkpoints += 1
         self.checkpoint = self.checkpoints
         try:
-            return function(*args)
+            yield
         finally:
             self.checkpoint = before
 

@@ -179,15 +179,20 @@ def evaluation_loop(
     """`evaluation_loop` without compute_metrics (transformers' trainer.py, 5.17.0): outputs go where `prediction_step`
     returns, the batch when the next one takes its name, and of each batch a loss a row is kept."""
     machine = model.machine
+    repeats = stack_of(job).is_plain_loop and not job.compile
+    passes_of_batches = RepeatedPasses(machine, (), lengths, repeats)
     inputs: Any = None
     losses: Any = None
     for step, length in enumerate(lengths):
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
-        machine.phase, machine.in_forward = Phase.FORWARD, True
-        machine.of_host(PASS)
-        with machine.no_grad():
-            loss = loss_of(inputs)
+        loss = passes_of_batches.repeat(inputs)
+        if loss is None:
+            machine.phase, machine.in_forward = Phase.FORWARD, True
+            machine.of_host(PASS)
+            with machine.no_grad():
+                loss = loss_of(inputs)
+            passes_of_batches.keep(inputs, loss)
         machine.phase, machine.module = Phase.OTHER, ""
         losses = machine.run("repeat", (loss,), (job.micro_batch,), FLOAT32)
         del loss
@@ -202,7 +207,7 @@ def take_steps(
     machine, scheme = model.machine, model.machine.scheme
     run = part("compiled").compiled_model(model) if job.compile else model
     repeats = stack_of(job).is_plain_loop and not job.compile  # Unsloth and compilers do more in the first passes
-    passes_of_steps = RepeatedPasses(machine, parameters, lengths)
+    passes_of_steps = RepeatedPasses(machine, parameters, lengths, repeats)
     batch: list[Any] = [None, None]
 
     def next_batch(length: int) -> None:
@@ -227,7 +232,10 @@ def take_steps(
         machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
         machine.take_turn(0)
         next_batch(scheme.tokens_of(length))
-        loss = passes_of_steps.run(passes, batch, repeats)
+        loss = passes_of_steps.repeat(batch)
+        if loss is None:
+            loss = passes()
+            passes_of_steps.keep(batch, loss)
         if job.max_grad_norm:
             scheme.clip(parameters)
         machine.phase = Phase.OPTIMIZER

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from tunecast.tape.build.autograd import CheckpointFrame
 from tunecast.tape.build.dtypes import Dtype, Shape
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.recompute import CheckpointFrame
 from tunecast.tape.build.tensor import Tensor
 
 PRODUCTS = frozenset(("mm", "_scaled_mm"))
@@ -127,7 +127,8 @@ def checkpoint_selectively(
     if machine.graph is not None:  # the compiler is told which values are dear; what is needed of them it keeps
         machine.graph.keeps = SavePolicy(saved)
         try:
-            return machine.graph.checkpointed(function, args)
+            with machine.graph.checkpointing():
+                return function(*args)
         finally:
             machine.graph.keeps = None
     frame = SelectiveFrame(machine, function, args)
