@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn, TypeGuard
+from typing import NoReturn, TypeGuard
 
 from tunecast import __version__
 from tunecast.errors import DEBUG, NotResolved, TunecastError, UsageError, internal_error
@@ -24,10 +24,9 @@ GARBAGE_OBJECTS = 100_000
 times in a prediction of an 8B job and gave back 2,700 objects, for a twelfth of the time."""
 
 
-class Command(NamedTuple):
-    module: str
-    summary: str
-    example: str
+class Command:
+    def __init__(self, module: str, summary: str, example: str) -> None:
+        self.module, self.summary, self.example = module, summary, example
 
 
 COMMANDS: Mapping[str, Command] = {

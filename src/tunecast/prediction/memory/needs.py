@@ -146,7 +146,7 @@ def _steps(nbytes: int) -> int:
 
 def _live_peak_bytes(rows: Program | Composed, settings: AllocatorSettings) -> int:
     """Most bytes alive at once, each block as large as its request rounded."""
-    asked = rows.table if isinstance(rows, Composed) else rows.sizes
+    asked = (rows.table or rows.places) if isinstance(rows, Composed) else rows.sizes
     rounded = {size: rounded_bytes(size, settings.roundup_power2_divisions) for size in set(asked) if size > 0}
     sizes: dict[int, int] = {}
     now = most = 0

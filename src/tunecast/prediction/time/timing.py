@@ -26,7 +26,6 @@ from tunecast.prediction.modelled import card_of
 from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.price.host import Host, host_of, loop_s
 from tunecast.prediction.time.by_length import mean_step, priced_lengths
-from tunecast.prediction.time.energy import energy
 from tunecast.prediction.time.ranges import ranged
 from tunecast.prediction.time.reasons import host_needs, reasons, whole_reasons
 from tunecast.prediction.time.runtime import StepTime, step_time
@@ -188,6 +187,8 @@ def _full_rows(job: Job) -> tuple[str, ...]:
 
 
 def _energy(job: Job, gpu: Gpu, whole: WholeTime, mean: StepTime) -> Energy | None:
+    from tunecast.prediction.time.energy import energy  # of jobs that say how much data they have
+
     before = whole.phases_s["provisioning"]
     return energy(
         job, gpu, whole.phases_s, mean.gpu_busy_s / mean.step_s, (whole.low_s - before, whole.high_s - before)

@@ -8,7 +8,6 @@ from typing import Any
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start, wants
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
-from tunecast.tape.build.flash import flash_attention
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.tensor import Tensor
@@ -98,6 +97,8 @@ def attend_here(
             return eager(query, key, value, attention_mask, groups, dropout)
         return eager_attention(query, key, value, attention_mask, groups, dropout, softcap)
     if implementation.startswith("flash"):
+        from tunecast.tape.build.flash import flash_attention  # few jobs name it
+
         return flash_attention(query, key, value, dropout, window, softcap, position_ids), None
     return sdpa_attention(query, key, value, attention_mask, groups, dropout), None
 

@@ -24,7 +24,6 @@ from tunecast.job.optimizers import OPTIMIZERS, OptimizerKind, optimizer_of
 from tunecast.tape.build.dtypes import DTYPES, Shape
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Detail, Machine
-from tunecast.tape.build.optimizers.in_backward import InBackward
 from tunecast.tape.build.optimizers.state import Optimizer, State, clip_gradients
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
@@ -46,6 +45,8 @@ def make_optimizer(
         told = f"optimizer: transformers refuses {kind.name} with grad_accum {job.grad_accum}. To fix: grad_accum 1"
         raise UsageError(told, field="optimizer")
     if kind.layerwise:
+        from tunecast.tape.build.optimizers.in_backward import InBackward  # few jobs ask for it
+
         return InBackward(parameters, lambda own: _make(kind, own, outer, linear))
     return _make(kind, parameters, outer, linear)
 
