@@ -146,7 +146,7 @@ def mesh_of(job: Job) -> tuple[tuple[str, int], ...]:
     """
     parts, wanted = job.parallel, job.hardware
     model = parts.tensor * parts.context * parts.pipeline
-    data = max(1, wanted.gpus * wanted.nodes // (parts.layers * model))
+    data = max(1, wanted.cards // (parts.layers * model))
     expert = parts.expert if data % parts.expert == 0 else 1
     rest = data // expert
     sharding = sharding_of(job)

@@ -28,15 +28,15 @@ class Gpu(Result):
     vendor: str
     compute_capability: tuple[int, int]
     """Of torch.cuda.get_device_capability(): of an AMD card its gfx version; (0, 0) where there is no torch.cuda."""
-    sm_count: int | None
     memory_bytes: int
     """What torch sees: `torch.cuda.mem_get_info()[1]`, less than nvidia-smi's total. Of a range, the least."""
-    context_bytes: int | None
-    """Held by a process before it trains (the CUDA context); None where nobody measured it."""
-    training_context_bytes: int | None
-    """Held above what torch reserved while it trains: the context and the libraries' kernels and workspaces."""
     source: str
     checked: date
+    sm_count: int | None = None
+    context_bytes: int | None = None
+    """Held by a process before it trains (the CUDA context); None where nobody measured it."""
+    training_context_bytes: int | None = None
+    """Held above what torch reserved while it trains: the context and the libraries' kernels and workspaces."""
     unverified: tuple[str, ...] = ()
     """Fields of gpus.toml no source at hand confirms; a rate as `dense_tflop_per_s.bf16`."""
     architecture: str = ""

@@ -301,7 +301,7 @@ def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0,
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:
     """The cards a job runs on, where its ranks are several."""
     hardware = job.hardware
-    if hardware.gpus * hardware.nodes == 1 and hardware.interconnect is None:
+    if hardware.cards == 1 and hardware.interconnect is None:
         return None
     cluster = cluster_of(job, gpu)
     return cluster if cluster.ranks > 1 else None

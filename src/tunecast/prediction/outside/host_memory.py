@@ -99,7 +99,7 @@ def processes(job: Job) -> int:
 
 def sharing_ranks(job: Job) -> int:
     """Ranks that hold one model between them: all but those that replicate others."""
-    ranks = job.hardware.gpus * job.hardware.nodes
+    ranks = job.hardware.cards
     return ranks // dict(mesh_of(job)).get("replicate", 1)
 
 

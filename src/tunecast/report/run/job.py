@@ -166,7 +166,7 @@ def title_of(job: Job) -> str:
     length = max(job.lengths) if job.lengths else job.seq_len
     tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length:,} tokens"
     accumulated = f" x {job.grad_accum} accumulated" if job.grad_accum > 1 else ""
-    cards, machines = job.hardware.gpus * job.hardware.nodes, job.hardware.nodes
+    cards, machines = job.hardware.cards, job.hardware.nodes
     # Cards that share a row, or a model's layers, are one replica.
     replicas = ranks_of(job)
     each = "" if replicas == 1 else " per GPU" if replicas == cards else " per replica"
