@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 
 from tunecast.hardware.links import Link, NodeType, interconnect, links, network, nodes
-from tunecast.hardware.names import card_name
-from tunecast.hardware.spec import Gpu
+from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.records import NamedTuple, dataclass

@@ -10,8 +10,7 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from tunecast.job.fields import knobs_of
-from tunecast.job.knob import Problem, shown
+from tunecast.job.knob import Problem, knobs_of, shown
 from tunecast.job.sections import Lora, Quantization
 from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
 from tunecast.records import NamedTuple

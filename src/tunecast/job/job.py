@@ -13,8 +13,20 @@ from typing import Any
 
 from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
-from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, section, transformers, trl
-from tunecast.job.knob import Knob, Problem, raise_if_any, shown
+from tunecast.job.knob import (
+    OURS,
+    REQUIRED,
+    Knob,
+    Problem,
+    Section,
+    field,
+    knobs_of,
+    raise_if_any,
+    section,
+    shown,
+    transformers,
+    trl,
+)
 from tunecast.job.names import DTYPES, METHODS, TASKS
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.parallel import Parallel
@@ -229,16 +241,22 @@ class Job(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """The job as a file would hold it; `job_from_dict` reads it back as it was."""
-        whole: dict[str, Any] = {}
-        for dotted, value in self.flat().items():
-            section, _, leaf = dotted.rpartition(".")
-            place = whole.setdefault(section, {}) if section else whole
-            place[leaf] = list(value) if isinstance(value, tuple) else value
+        whole = nested(self.flat())
         if self.method == "full":
             whole["lora"] = None
         if self.quantization.format == "float8":  # whose format says all: the rest is bitsandbytes'
             whole["quantization"] = {"format": "float8"}
         return whole
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name as a job's file has them."""
+    whole: dict[str, Any] = {}
+    for dotted, value in values.items():
+        section, _, leaf = dotted.rpartition(".")
+        place = whole.setdefault(section, {}) if section else whole
+        place[leaf] = list(value) if isinstance(value, tuple) else value
+    return whole
 
 
 @cache

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.job.fields import OURS, Section, accelerate, field
-from tunecast.job.knob import Origin
+from tunecast.job.knob import OURS, Origin, Section, accelerate, field
 from tunecast.job.shardings import REPLICATED, SHARDINGS
 from tunecast.records import dataclass
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.job.fields import OURS, Section, field, peft, transformers, trl
-from tunecast.job.knob import Origin
+from tunecast.job.knob import OURS, Origin, Section, field, peft, transformers, trl
 from tunecast.job.names import DTYPES
 from tunecast.records import dataclass
 

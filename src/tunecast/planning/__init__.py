@@ -18,7 +18,6 @@ constraints.py  What an answer has to keep to, what it means that none does, and
 estimate.py     What a setting takes on a rig: the one place where the planner asks the predictor
 goals.py        What a search looks for: the front of what may be picked, and beside it the cheapest of other kinds
 objective.py    Which choices of a front are the answers, and why each and not the next
-pareto.py       Choices none of which another beats in both cost and time
 plan.py         A plan from a job and offers: searched, picked, explained
 price.py        What a job costs on its own hardware: the cheapest offer of exactly these machines that a plan would
                 pick unasked

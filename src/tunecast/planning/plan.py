@@ -36,9 +36,8 @@ from tunecast.planning.choice import (
 )
 from tunecast.planning.constraints import affordable, refusals, ruled_out
 from tunecast.planning.estimate import Estimator
-from tunecast.planning.goals import Aim
+from tunecast.planning.goals import Aim, Point
 from tunecast.planning.objective import ALIKE, pick, reasons, space_out
-from tunecast.planning.pareto import Point
 from tunecast.planning.savings import savings
 from tunecast.planning.search import FRONT, FittingSetting, Outcome, Progress, Search
 from tunecast.planning.space import Freedom, Rig, Space, space_of

@@ -20,8 +20,7 @@ from tunecast.market.offer import SPOT, Offer
 from tunecast.planning.bill import Biller
 from tunecast.planning.bounds import memory_floor_bytes
 from tunecast.planning.estimate import Estimator, Held, Timed
-from tunecast.planning.goals import Aim, Goal
-from tunecast.planning.pareto import Point
+from tunecast.planning.goals import Aim, Goal, Point
 from tunecast.planning.space import Rig, Setting, SettingGroup, Space
 from tunecast.prediction.on_card import context_of
 from tunecast.records import NamedTuple, dataclass

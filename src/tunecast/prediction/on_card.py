@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from tunecast.errors import UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
-from tunecast.hardware.names import card_name
-from tunecast.hardware.spec import Gpu
+from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
 from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first

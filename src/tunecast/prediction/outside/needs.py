@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
@@ -38,17 +38,6 @@ from tunecast.prediction.outside.checkpoint import (
     saved_parameters,
 )
 from tunecast.prediction.outside.evaluation import Evaluation, evaluation
-from tunecast.prediction.outside.fsdp_files import (
-    as_sharded,
-    fsdp_disk_bytes,
-    fsdp_loading_bytes,
-    fsdp_resuming,
-    fsdp_saving,
-    is_by_fsdp,
-    is_fully_sharded,
-    others_loading_bytes,
-    writes_parts,
-)
 from tunecast.prediction.outside.host_memory import (
     RankMemory,
     assumption,
@@ -68,16 +57,25 @@ from tunecast.prediction.outside.saving import (
     saves_of,
     saving,
 )
-from tunecast.prediction.outside.zero_files import (
+from tunecast.prediction.outside.sharded_files import (
     again_bytes,
+    as_sharded,
     as_zero,
+    fsdp_disk_bytes,
+    fsdp_loading_bytes,
+    fsdp_resuming,
+    fsdp_saving,
+    is_by_fsdp,
     is_by_zero,
+    is_fully_sharded,
+    others_loading_bytes,
     partitioned_bytes,
+    writes_parts,
     zero_resuming,
     zero_saving,
 )
 from tunecast.records import NamedTuple, dataclass, replace
-from tunecast.result import json_fields
+from tunecast.result import Result
 from tunecast.tape.build.checkpoint import EXPERTS_IN_ONE_TENSOR
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.build.optimizers import State, package_of
@@ -100,8 +98,13 @@ Part = TypeVar("Part", Loading, Saving, Resuming)
 
 
 @dataclass(frozen=True)
-class Outside:
+class Outside(Result):
     """Around the training step. Named as the contract's JSON; what is not known is None."""
+
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("machine_ram_bytes", "host_bytes", "host_resident_bytes", "process_bytes", "training_process_bytes"),
+        *("loading", "saving", "evaluation", "resuming", "disk"),
+    )
 
     loading: Loading
     saving: Saving
@@ -140,22 +143,6 @@ class Outside:
         loaded = self.loading.host_bytes + self.loading.host_mapped_bytes
         before = self.process_bytes + max(loaded, self.resuming.host_mapped_bytes, self.resuming.host_bytes)
         return max(before, self.training_process_bytes + self.saving.host_bytes)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        space, held = self.disk, self.evaluation
-        return {
-            "machine_ram_bytes": self.machine_ram_bytes,
-            "host_bytes": self.host_bytes,
-            "host_resident_bytes": self.host_resident_bytes,
-            "process_bytes": self.process_bytes,
-            "training_process_bytes": self.training_process_bytes,
-            "loading": json_fields(self.loading),
-            "saving": json_fields(self.saving),
-            "evaluation": None if held is None else json_fields(held),
-            "resuming": json_fields(self.resuming),
-            "disk": json_fields(space) | {"checkpoint_bytes": space.checkpoint_bytes, "peak_bytes": space.peak_bytes},
-        }
 
     @cached_property
     def published(self) -> Outside | None:
@@ -260,7 +247,7 @@ def _files_of_job(job: Job, model: ModelConfig) -> tuple[tuple[Parameter, ...], 
 
 
 def _fully_sharded(job: Job, files: Files, loaded: Sequence[Parameter], parameters: Sequence[Parameter]) -> Files:
-    """As fsdp_files.py has it: all but what is on the card."""
+    """As sharded_files.py has it: all but what is on the card."""
     ranks, states = sharing_ranks(job), () if job.run.save_only_model else files.states
     weights, others = fsdp_disk_bytes(job, parameters, files.optimizer_bytes, ranks)
     return files._replace(

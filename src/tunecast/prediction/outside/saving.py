@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil
+from typing import ClassVar
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
@@ -24,6 +25,7 @@ from tunecast.prediction.outside.checkpoint import (
     weights_bytes,
 )
 from tunecast.records import dataclass
+from tunecast.result import Result
 from tunecast.tape.build.optimizers import State, package_of
 
 SAVE_STEPS = 500
@@ -38,7 +40,12 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Disk:
+class Disk(Result):
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("weights_bytes", "optimizer_bytes", "small_bytes", "saves", "kept", "most", "writers"),
+        *("checkpoint_bytes", "peak_bytes"),
+    )
+
     weights_bytes: int
     optimizer_bytes: int
     small_bytes: int

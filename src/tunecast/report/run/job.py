@@ -6,7 +6,7 @@ from tunecast.advise.smallest_card import largest_memory_bytes, least_card
 from tunecast.advise.suggestions import NO_SUGGESTIONS, Suggestions
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.catalog import meant_by
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
 from tunecast.planning.price import Rent
 from tunecast.prediction.evidence import evidence_of
