@@ -48,7 +48,7 @@ class Job(Section):
         OURS,
         "bundled name, Hub id, a folder holding config.json, or a config.json; in a job file a path "
         "that begins with ./ or ../ starts at that file",
-        aka=("model_name_or_path", "base_model", "model_name"),
+        aka="model_name_or_path base_model model_name",
     )
     id: str | int | None = field(None, OURS, "echoed in the answer")
     task: str = field(
@@ -56,14 +56,14 @@ class Job(Section):
         OURS,
         "what is trained for; modelled: sft, pretrain. Of others: tunecast trace -- train.py",
         choices=TASKS,
-        aka=("stage", "rl"),
+        aka="stage rl",
     )
     method: str = field(
         "full",
         trl("ModelConfig.use_peft", False),
         "what is trained: all, or adapters",
         choices=METHODS,
-        aka=("finetuning_type", "adapter", "peft_method"),
+        aka="finetuning_type adapter peft_method",
     )
     stack: str = field(DEFAULT_STACK, OURS, "whose kernels, casts and loss", choices=tuple(STACKS))
     transformers_version: str | None = field(
@@ -86,7 +86,7 @@ class Job(Section):
         "dtype the base weights that are not quantised load in; auto: as the stack does, with transformers and TRL the "
         "checkpoint's own",
         choices=("auto", *DTYPES),
-        aka=("dtype", "torch_dtype", "model_dtype"),
+        aka="dtype torch_dtype model_dtype",
     )
     autocast: str | None = field(
         "bfloat16", trl("SFTConfig.bf16", None), "mixed precision; null for none", choices=("bfloat16", "float16")
@@ -99,67 +99,52 @@ class Job(Section):
         transformers("TrainingArguments.optim"),
         "transformers' `optim`, or muon; its default holds from torch 2.8 on",
         choices=tuple(OPTIMIZERS),
-        aka=("optim", "optimiser"),
+        aka="optim optimiser",
     )
     optimizer_in_backward: bool = field(
         False,
         OURS,
         "each weight is updated as soon as its gradient is there, and the gradient dropped",
-        aka=("optimizer_in_bwd",),
+        aka="optimizer_in_bwd",
     )
     max_grad_norm: float = field(
         1.0,
         transformers("TrainingArguments.max_grad_norm"),
         "gradient clipping; 0: none",
-        low=0,
-        high=1e9,
+        within=(0, 1e9),
         null_is=0.0,
-        aka=("grad_clip", "clip_grad_norm", "gradient_clipping"),
+        aka="grad_clip clip_grad_norm gradient_clipping",
     )
     seq_len: int = field(
         1024,
         trl("SFTConfig.max_length"),
         "tokens a row is padded or packed to, 4k for 4096; the longest of lengths where only those are given",
-        low=1,
-        high=10_000_000,
-        aka=(
-            "max_length",
-            "max_seq_length",
-            "max_seq_len",
-            "sequence_len",
-            "cutoff_len",
-            "model_max_length",
-            "sequence_length",
-            "seq_length",
-            "context_length",
-            "block_size",
-        ),
+        within=(1, 10_000_000),
+        aka="max_length max_seq_length max_seq_len sequence_len cutoff_len model_max_length sequence_length seq_length context_length block_size",
         kilo=1024,
     )
     micro_batch: int = field(
         8,
         transformers("TrainingArguments.per_device_train_batch_size"),
         "rows a device takes at a time",
-        low=1,
-        high=1_000_000,
-        aka=("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch", "per_device_batch_size", "bs"),
+        within=(1, 1_000_000),
+        aka="per_device_train_batch_size micro_batch_size batch_size batch per_device_batch_size bs",
     )
     grad_accum: int = field(
         1,
         transformers("TrainingArguments.gradient_accumulation_steps"),
         "micro-batches a step",
-        low=1,
-        high=100_000,
-        aka=("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accum"),
+        within=(1, 100_000),
+        aka="gradient_accumulation_steps gradient_accumulation grad_accum_steps accum",
     )
     gradient_checkpointing: bool = field(
         True,
         trl("SFTConfig.gradient_checkpointing"),
         "recompute activations in the backward pass",
-        aka=("activation_checkpointing", "use_gradient_checkpointing", "enable_activation_checkpointing"),
+        aka="activation_checkpointing use_gradient_checkpointing enable_activation_checkpointing",
     )
     checkpoint_reentrant: bool | None = field(
-        None, OURS, "the older kind of checkpointing; null: as the stack's release does", aka=("use_reentrant",)
+        None, OURS, "the older kind of checkpointing; null: as the stack's release does", aka="use_reentrant"
     )
     recompute: str | None = field(
         None,
@@ -172,14 +157,14 @@ class Job(Section):
         False,
         trl("SFTConfig.activation_offloading"),
         "what the backward pass needs waits in host memory",
-        aka=("activation_offloading", "enable_activation_offloading"),
+        aka="activation_offloading enable_activation_offloading",
     )
     attention: str = field(
         "sdpa",
         transformers("PreTrainedModel.get_correct_attn_implementation"),
         "attention implementation",
         choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"),
-        aka=("attn_implementation", "attn", "attn_impl"),
+        aka="attn_implementation attn attn_impl",
     )
     kernels: tuple[str, ...] = field(
         (), trl("SFTConfig.use_liger_kernel", False), "fused kernels in use", choices=("liger", "foak")
@@ -190,9 +175,7 @@ class Job(Section):
         "whether logits are made all at once or a chunk at a time; null: as the stack does",
         choices=("full", "chunked"),
     )
-    compile: bool = field(
-        False, transformers("TrainingArguments.torch_compile"), "torch.compile", aka=("torch_compile",)
-    )
+    compile: bool = field(False, transformers("TrainingArguments.torch_compile"), "torch.compile", aka="torch_compile")
     allocator: str = field(
         "native", OURS, "PyTorch's CUDA allocator: PYTORCH_CUDA_ALLOC_CONF", choices=("native", "expandable_segments")
     )
@@ -200,8 +183,7 @@ class Job(Section):
         None,
         OURS,
         "padded length of each successive micro-batch, cycled; null: always seq_len",
-        low=1,
-        high=10_000_000,
+        within=(1, 10_000_000),
         kilo=1024,
     )
     data: Data = section(Data, "how much there is to train on")

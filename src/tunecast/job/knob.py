@@ -332,12 +332,15 @@ OURS = Origin("tunecast")
 REQUIRED: Any = records.MISSING
 
 
-def field(default: Any, origin: Origin, help: str, **more: Any) -> Any:
-    """A dataclass field and what its knob has beside what its annotation says; `REQUIRED` for one without a default."""
-    if origin.value is AS_HERE:
-        origin = origin._replace(value=default)
-    told = {"default": default, "origin": origin, "help": help, **more}
-    return records.field(default=default, metadata={"knob": told})
+def field(
+    default: Any, origin: Origin, help: str, *, within: tuple[float, float] = (-math.inf, math.inf), aka: str = "",
+    **more: Any,
+) -> Any:  # fmt: skip
+    """A dataclass field and what its knob has beside what its annotation says; `REQUIRED` for one without a default.
+    `within`: the least and the most of a number; `aka`: what other tools call it, a word each."""
+    origin = origin._replace(value=default) if origin.value is AS_HERE else origin
+    told = {"default": default, "origin": origin, "help": help, "low": within[0], "high": within[1], **more}
+    return records.field(default=default, metadata={"knob": told | {"aka": tuple(aka.split())}})
 
 
 def section(of: type[Section], help: str) -> Any:

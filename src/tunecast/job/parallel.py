@@ -14,8 +14,7 @@ class Parallel(Section):
         None,
         OURS,
         "with fsdp: 1 for flat parameters, 2 for fully_shard; null: the Trainer's, 1 before transformers 5 and 2 since",
-        low=1,
-        high=2,
+        within=(1, 2),
     )
     reduce_dtype: str | None = field(
         None,
@@ -27,7 +26,7 @@ class Parallel(Section):
         True,
         OURS,
         "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
-        aka=("fsdp_reshard_after_forward",),
+        aka="fsdp_reshard_after_forward",
     )
     sync_each_batch: bool = field(
         False,
@@ -40,7 +39,7 @@ class Parallel(Section):
         accelerate("FullyShardedDataParallelPlugin.cpu_ram_efficient_loading", None),
         "with fsdp: weights are sent from the first rank when they are cut; on its own it saves no host memory, since "
         "from_pretrained loads them on every rank (load_on_rank_0)",
-        aka=("fsdp_cpu_ram_efficient_loading",),
+        aka="fsdp_cpu_ram_efficient_loading",
     )
     load_on_rank_0: bool = field(
         False,
@@ -54,31 +53,28 @@ class Parallel(Section):
         "with fsdp: the first rank gathers and writes a checkpoint (full), or each rank writes its part (sharded), of "
         "which accelerate merge-weights makes a model",
         choices=("full", "sharded"),
-        aka=("fsdp_state_dict_type",),
+        aka="fsdp_state_dict_type",
     )
-    layers: int = field(1, OURS, 'device_map="auto": cards of one machine the layers are spread over', low=1, high=1024)
+    layers: int = field(1, OURS, 'device_map="auto": cards of one machine the layers are spread over', within=(1, 1024))
     tensor: int = field(
-        1, OURS, "cards a layer is split over", low=1, high=65536, aka=("tp", "tensor_parallel_size", "tp_size")
+        1, OURS, "cards a layer is split over", within=(1, 65536), aka="tp tensor_parallel_size tp_size"
     )
     sequence_parallel: bool | None = field(
         None,
         OURS,
         "with tensor: cards split the tokens outside attention and MLP; null: as the stack's recipes do, which is true",
-        aka=("sp",),
+        aka="sp",
     )
-    pipeline: int = field(
-        1, OURS, "pipeline stages", low=1, high=65536, aka=("pp", "pipeline_parallel_size", "pp_size")
-    )
+    pipeline: int = field(1, OURS, "pipeline stages", within=(1, 65536), aka="pp pipeline_parallel_size pp_size")
     virtual_stages: int = field(
         1,
         OURS,
         "pieces of the model a pipeline stage holds: more than 1 interleaves them",
-        low=1,
-        high=1024,
-        aka=("vp", "virtual_pipeline_model_parallel_size", "vpp"),
+        within=(1, 1024),
+        aka="vp virtual_pipeline_model_parallel_size vpp",
     )
     context: int = field(
-        1, OURS, "cards a sequence is split over", low=1, high=65536, aka=("cp", "context_parallel_size", "cp_size")
+        1, OURS, "cards a sequence is split over", within=(1, 65536), aka="cp context_parallel_size cp_size"
     )
     context_kind: str = field(
         "ring",
@@ -88,7 +84,7 @@ class Parallel(Section):
         choices=("ring", "ulysses"),
     )
     expert: int = field(
-        1, OURS, "cards the experts are split over", low=1, high=65536, aka=("ep", "expert_parallel_size", "ep_size")
+        1, OURS, "cards the experts are split over", within=(1, 65536), aka="ep expert_parallel_size ep_size"
     )
     offload: str = field("none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters"))
     offload_device: str = field(

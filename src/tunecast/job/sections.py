@@ -10,24 +10,22 @@ from tunecast.records import dataclass
 @dataclass(frozen=True)
 class Lora(Section):
     rank: int = field(
-        16, trl("ModelConfig.lora_r"), "rank of the adapters", low=1, high=65536, aka=("r", "lora_r", "lora_rank")
+        16, trl("ModelConfig.lora_r"), "rank of the adapters", within=(1, 65536), aka="r lora_r lora_rank"
     )
     alpha: float = field(
         32.0,
         trl("ModelConfig.lora_alpha", 32),
         "scale of the adapters: alpha / rank",
-        low=0,
-        high=1e6,
+        within=(0, 1e6),
         above_low=True,
-        aka=("lora_alpha",),
+        aka="lora_alpha",
     )
     dropout: float | None = field(
         None,
         trl("ModelConfig.lora_dropout", 0.05),
         "dropout before the adapters; null: 0.05, or 0 where experts get adapters, for which PEFT refuses dropout",
-        low=0,
-        high=0.99,
-        aka=("lora_dropout",),
+        within=(0, 0.99),
+        aka="lora_dropout",
     )
     targets: str | tuple[str, ...] | None = field(
         None,
@@ -35,13 +33,11 @@ class Lora(Section):
         "modules that get an adapter; null: what PEFT chooses for the architecture (q_proj and v_proj of a Llama), or "
         "all-linear where it has no choice of its own",
         choices=("all-linear", "attention"),
-        aka=("target_modules", "lora_target", "lora_target_modules", "lora_modules"),
+        aka="target_modules lora_target lora_target_modules lora_modules",
     )
-    dora: bool = field(
-        False, trl("ModelConfig.use_dora"), "weight-decomposed adapters", aka=("use_dora", "peft_use_dora")
-    )
+    dora: bool = field(False, trl("ModelConfig.use_dora"), "weight-decomposed adapters", aka="use_dora peft_use_dora")
     rslora: bool = field(
-        False, trl("ModelConfig.use_rslora"), "scale by alpha / sqrt(rank)", aka=("use_rslora", "peft_use_rslora")
+        False, trl("ModelConfig.use_rslora"), "scale by alpha / sqrt(rank)", aka="use_rslora peft_use_rslora"
     )
     adapter_dtype: str = field(
         "float32",
@@ -66,13 +62,13 @@ class Quantization(Section):
         "method lora or qlora); null: not quantised; nf4 when the method is qlora",
         choices=("nf4", "fp4", "int8", "gptq", "float8"),
         flag="quantization",
-        aka=("bnb_4bit_quant_type", "quant", "quant_type", "quantize"),
+        aka="bnb_4bit_quant_type quant quant_type quantize",
     )
     double_quant: bool = field(
         False,
         trl("ModelConfig.use_bnb_nested_quant"),
         "quantise the scales too (nf4 and fp4)",
-        aka=("bnb_4bit_use_double_quant", "use_bnb_nested_quant"),
+        aka="bnb_4bit_use_double_quant use_bnb_nested_quant",
     )
     prepare_kbit: bool = field(
         True,
@@ -87,29 +83,25 @@ class Quantization(Section):
 
 @dataclass(frozen=True)
 class Data(Section):
-    tokens: int | None = field(None, OURS, "tokens of the data set, 20M for 20 million", low=1, high=10**16, kilo=1000)
-    samples: int | None = field(None, OURS, "samples of the data set, instead of tokens", low=1, high=10**13, kilo=1000)
+    tokens: int | None = field(None, OURS, "tokens of the data set, 20M for 20 million", within=(1, 10**16), kilo=1000)
+    samples: int | None = field(None, OURS, "samples of the data set, instead of tokens", within=(1, 10**13), kilo=1000)
     lengths: tuple[int, ...] | str | None = field(
         None,
         OURS,
         "tokens of each sample: a list, a file that holds one, or a distribution such as uniform(50, 900), "
         "lognormal(median=300, p90=1200) or percentiles(0=20, 50=300, 100=2048), or a data set's name: alpaca, "
         "alpaca-gpt4, code-alpaca, dolly, gsm8k, longform; null: all of seq_len",
-        low=1,
-        high=10_000_000,
+        within=(1, 10_000_000),
     )
     epochs: float = field(
         3.0,
         transformers("TrainingArguments.num_train_epochs"),
         "passes over the data set",
-        low=0,
-        high=1e6,
+        within=(0, 1e6),
         above_low=True,
-        aka=("num_train_epochs", "num_epochs", "epoch", "train_epochs"),
+        aka="num_train_epochs num_epochs epoch train_epochs",
     )
-    packing: bool = field(
-        False, trl("SFTConfig.packing"), "samples packed into rows of seq_len", aka=("sample_packing",)
-    )
+    packing: bool = field(False, trl("SFTConfig.packing"), "samples packed into rows of seq_len", aka="sample_packing")
     packing_strategy: str = field(
         "bfd",
         trl("SFTConfig.packing_strategy"),
@@ -125,56 +117,51 @@ class Data(Section):
         None,
         trl("SFTConfig.pad_to_multiple_of", "auto"),
         "batches are padded to a multiple of so many tokens; null: to their longest row",
-        low=1,
-        high=65536,
+        within=(1, 65536),
     )
     max_tokens_per_batch: int | None = field(
         None,
         OURS,
         "as many rows a batch as, padded, have this many tokens, instead of micro_batch rows",
-        low=1,
-        high=10**9,
-        aka=("max_tokens",),
+        within=(1, 10**9),
+        aka="max_tokens",
         kilo=1024,
     )
     drop_last: bool = field(
         False,
         transformers("TrainingArguments.dataloader_drop_last"),
         "an epoch's last batch is left out where it is not full",
-        aka=("dataloader_drop_last",),
+        aka="dataloader_drop_last",
     )
     seed: int = field(
         42,
         transformers("TrainingArguments.seed"),
         "of the order in which the data set is trained on: data_seed, or seed where that is not given",
-        low=0,
-        high=2**32 - 1,
-        aka=("data_seed", "random_state"),
+        within=(0, 2**32 - 1),
+        aka="data_seed random_state",
     )
     workers: int = field(
         0,
         transformers("TrainingArguments.dataloader_num_workers"),
         "processes a card that make batches; 0: the training process itself",
-        low=0,
-        high=1024,
-        aka=("dataloader_num_workers", "num_workers"),
+        within=(0, 1024),
+        aka="dataloader_num_workers num_workers",
     )
     prepared: bool = field(
         False,
         OURS,
         "the data set is tokenised already: nothing is done to it before training",
-        aka=("skip_prepare_dataset",),
+        aka="skip_prepare_dataset",
     )
     num_proc: int = field(
         1,
         trl("SFTConfig.dataset_num_proc", None),
         "processes that tokenise the data set before training",
-        low=1,
-        high=1024,
-        aka=("dataset_num_proc", "preprocessing_num_workers", "dataset_processes"),
+        within=(1, 1024),
+        aka="dataset_num_proc preprocessing_num_workers dataset_processes",
     )
     eval_samples: int | None = field(
-        None, OURS, "samples evaluated on, as long as those trained on", low=1, high=10**13, kilo=1000
+        None, OURS, "samples evaluated on, as long as those trained on", within=(1, 10**13), kilo=1000
     )
 
 
@@ -184,30 +171,27 @@ class Run(Section):
         None,
         transformers("TrainingArguments.max_steps", -1),
         "optimizer steps of the whole run; null: as many as data and epochs make",
-        low=1,
-        high=10**12,
+        within=(1, 10**12),
     )
     eval_strategy: str = field(
         "no",
         transformers("TrainingArguments.eval_strategy"),
         "when it evaluates",
         choices=("no", "steps", "epoch"),
-        aka=("evaluation_strategy",),
+        aka="evaluation_strategy",
     )
     eval_steps: int | None = field(
         None,
         transformers("TrainingArguments.eval_steps"),
         "with eval_strategy steps: steps between two evaluations; null: 500, as logging_steps",
-        low=1,
-        high=10**12,
+        within=(1, 10**12),
     )
     eval_batch: int = field(
         8,
         transformers("TrainingArguments.per_device_eval_batch_size"),
         "rows a device evaluates at a time",
-        low=1,
-        high=1_000_000,
-        aka=("per_device_eval_batch_size", "eval_batch_size"),
+        within=(1, 1_000_000),
+        aka="per_device_eval_batch_size eval_batch_size",
     )
     save_strategy: str = field(
         "steps",
@@ -216,14 +200,13 @@ class Run(Section):
         choices=("no", "steps", "epoch"),
     )
     save_steps: int = field(
-        500, transformers("TrainingArguments.save_steps"), "steps between two checkpoints", low=1, high=10**12
+        500, transformers("TrainingArguments.save_steps"), "steps between two checkpoints", within=(1, 10**12)
     )
     save_total_limit: int | None = field(
         None,
         transformers("TrainingArguments.save_total_limit"),
         "checkpoints that are kept; null: all",
-        low=1,
-        high=10**6,
+        within=(1, 10**6),
     )
     save_only_model: bool = field(
         False,
@@ -235,27 +218,21 @@ class Run(Section):
 @dataclass(frozen=True)
 class Hardware(Section):
     gpu: str = field(
-        "h200-sxm-141gb", OURS, "card, such as h100-sxm-80gb, rtx-4090 or l40s", aka=("gpu_type", "gpu_name", "card")
+        "h200-sxm-141gb", OURS, "card, such as h100-sxm-80gb, rtx-4090 or l40s", aka="gpu_type gpu_name card"
     )
     gpus: int = field(
-        1,
-        OURS,
-        "cards of one node",
-        low=1,
-        high=1024,
-        aka=("num_gpus", "n_gpus", "gpu_count", "nproc_per_node", "gpus_per_node"),
+        1, OURS, "cards of one node", within=(1, 1024), aka="num_gpus n_gpus gpu_count nproc_per_node gpus_per_node"
     )
-    nodes: int = field(1, OURS, "machines", low=1, high=100_000, aka=("num_nodes", "nnodes"))
+    nodes: int = field(1, OURS, "machines", within=(1, 100_000), aka="num_nodes nnodes")
     capacity_bytes: int | None = field(
-        None, OURS, "pretend that the card has this much for the allocator", kind="bytes", low=1, high=2**50
+        None, OURS, "pretend that the card has this much for the allocator", kind="bytes", within=(1, 2**50)
     )
     reserve_bytes: int = field(
         0,
         OURS,
         "held on the card by others: a display, another process",
         kind="bytes",
-        low=0,
-        high=2**50,
+        within=(0, 2**50),
         null_is=0,
         flag="reserve",
     )
@@ -263,38 +240,35 @@ class Hardware(Section):
         None,
         OURS,
         "link between the cards of a node, such as nvlink4 or host-pcie4-x16; null: the card's own",
-        aka=("intra_node_interconnect",),
+        aka="intra_node_interconnect",
     )
     inter_node_gbps: float | None = field(
         None,
         OURS,
         "line rate between nodes, in Gb/s a card; null: the card's reference machine's",
-        low=0,
-        high=1e5,
+        within=(0, 1e5),
         above_low=True,
-        aka=("inter_node_bandwidth", "network_gbps"),
+        aka="inter_node_bandwidth network_gbps",
     )
     launch_us: float | None = field(
         None,
         OURS,
         "microseconds the host's CPU takes to launch an operation; null: a current server's",
-        low=0,
-        high=1e4,
+        within=(0, 1e4),
         above_low=True,
     )
     provisioning_s: float = field(
-        0.0, OURS, "seconds from ordering the machine to a shell; 0: already available", low=0, high=10**7, null_is=0.0
+        0.0, OURS, "seconds from ordering the machine to a shell; 0: already available", within=(0, 10**7), null_is=0.0
     )
     image_bytes: int = field(
-        0, OURS, "container image still to be pulled", kind="bytes", low=0, high=2**50, null_is=0, flag="image"
+        0, OURS, "container image still to be pulled", kind="bytes", within=(0, 2**50), null_is=0, flag="image"
     )
     download_bytes_per_s: int | None = field(
         300_000_000,
         OURS,
         "rate at which model and image arrive; null: the model is on the disk already",
         kind="bytes",
-        low=1,
-        high=2**50,
+        within=(1, 2**50),
         flag="download-rate",
     )
     disk_bytes_per_s: int | None = field(
@@ -302,8 +276,7 @@ class Hardware(Section):
         OURS,
         "rate of the disk that the model is read from and checkpoints go to; null: as fast as was measured, in memory",
         kind="bytes",
-        low=1,
-        high=2**50,
+        within=(1, 2**50),
         flag="disk-rate",
     )
     nvme_bytes_per_s: int | None = field(
@@ -312,20 +285,18 @@ class Hardware(Section):
         "rate at which a machine's NVMe drives together are read and written, with parallel.offload_device nvme; "
         "null: one drive of PCIe 4",
         kind="bytes",
-        low=1,
-        high=2**50,
+        within=(1, 2**50),
         flag="nvme-rate",
     )
     host_w: float | None = field(
-        None, OURS, "power of a machine besides its cards, in watts; null: about half of its cards'", low=0, high=10**6
+        None, OURS, "power of a machine besides its cards, in watts; null: about half of its cards'", within=(0, 10**6)
     )
     pue: float | None = field(
         None,
         OURS,
         "power of the data centre over that of its machines; null: 1.3",
-        low=1,
-        high=10,
-        aka=("power_usage_effectiveness",),
+        within=(1, 10),
+        aka="power_usage_effectiveness",
     )
     country: str | None = field(None, OURS, "where it runs, for the CO2 of its electricity: DE, DEU or Germany")
 
