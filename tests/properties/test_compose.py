@@ -15,7 +15,7 @@ from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.prediction import native
-from tunecast.prediction.memory import long_run
+from tunecast.prediction.memory import replay as replay_module
 from tunecast.prediction.memory import needs as memory
 from tunecast.prediction.memory.allocator import AllocatorSettings
 from tunecast.prediction.memory.long_run import LongReplays
@@ -167,7 +167,7 @@ def test_python_replays_it_as_c_does(name: str) -> None:
         return [runs.unlimited, tight, *peaks, memory.smallest_capacity_bytes(runs)]
 
     in_c = figures()
-    with patch.object(long_run, "native_run", None), patch.object(native, "least", None):
+    with patch.object(replay_module, "native_run", None), patch.object(native, "least", None):
         assert figures() == in_c
 
 

@@ -120,7 +120,8 @@ class Job(Section):
         trl("SFTConfig.max_length"),
         "tokens a row is padded or packed to, 4k for 4096; the longest of lengths where only those are given",
         within=(1, 10_000_000),
-        aka="max_length max_seq_length max_seq_len sequence_len cutoff_len model_max_length sequence_length seq_length context_length block_size",
+        aka="max_length max_seq_length max_seq_len sequence_len cutoff_len model_max_length "
+        "sequence_length seq_length context_length block_size",
         kilo=1024,
     )
     micro_batch: int = field(

@@ -87,7 +87,7 @@ class OnCard:
     settings: AllocatorSettings
     context: Context
     capacity_bytes: int
-    runs: Replays | LongReplays
+    runs: Replays
     limited: Replay
     """With `capacity_bytes`."""
     spread: ReplaySpread | None = None
@@ -108,7 +108,7 @@ class OnCard:
     @property
     def is_on_tape(self) -> bool:
         """Whether the run is `tape`, request by request; else that has its largest batch over and over."""
-        return isinstance(self.runs, Replays)
+        return not isinstance(self.runs, LongReplays)
 
     @property
     def unlimited(self) -> Replay:
@@ -266,7 +266,7 @@ def on_card(
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = left_bytes if capacity_bytes is None else capacity_bytes
     if own is None:
-        runs: Replays | LongReplays = Replays(rows_of(tape), settings)
+        runs: Replays = Replays(rows_of(tape), settings)
         spread = None
     else:
         runs, spread = one_of(own.orders, own.known, settings, capacity)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tunecast.records import NamedTuple
 from tunecast.tape.columns import numbers
 from tunecast.tape.op import Begin, Phase, Role
-from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch
+from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch, renames_in
 from tunecast.tape.structure import Structure
 
 MicroBatch = tuple[int, int, bool, int]
@@ -60,9 +60,7 @@ class Composed(NamedTuple):
         return [table[at + place] if place >= 0 else place for place in self.places[first:end]]
 
     def renames_before(self, number: int) -> list[tuple[int, int]]:
-        start = self.rows[4 * number - 2] if number else 0
-        end = self.rows[4 * number + 2]
-        return [(self.renames[2 * i], self.renames[2 * i + 1]) for i in range(start, end)]
+        return renames_in(self.rows, self.renames, number)
 
 
 class _Unit(NamedTuple):
