@@ -23,7 +23,7 @@ from tunecast.prediction.memory.nccl import NcclBuffers, nccl_bytes
 from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_capacity_bytes
 from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
-from tunecast.prediction.memory.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
+from tunecast.prediction.memory.replay import AtPeak, Replay, Replays, rows_of
 from tunecast.prediction.verdict import Room, Verdict, room_within
 from tunecast.records import NamedTuple, dataclass
 from tunecast.tape.compose import Composed
@@ -194,9 +194,7 @@ class OnCard:
 
     @cached_property
     def at_peak(self) -> AtPeak:
-        if isinstance(self.runs, LongReplays):
-            return self.runs.at_peak(self.shown, self._shown_within)
-        return at_peak(self.runs.rows, self.shown)
+        return self.runs.at_peak(self.shown, self._shown_within)
 
     @property
     def _shown_within(self) -> int | None:
@@ -204,9 +202,7 @@ class OnCard:
 
     @cached_property
     def phase_peaks(self) -> tuple[AtPeak, ...]:
-        if isinstance(self.runs, LongReplays):
-            return self.runs.phase_peaks(self.shown, self._shown_within)
-        return phase_peaks(self.runs.rows, self.shown)
+        return self.runs.phase_peaks(self.shown, self._shown_within)
 
     @cached_property
     def peak(self) -> Peak:

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunecast.prediction.memory.allocator import AllocatorSettings
-from tunecast.prediction.memory.replay import AtPeak, Replay, Replays, StretchReplay, take
+from tunecast.prediction.memory.replay import AtPeak, Replay, Replays, moment_of, take
 from tunecast.records import NamedTuple
 from tunecast.tape.compose import Composed
-from tunecast.tape.op import Phase, Role
-from tunecast.tape.program import FREE
 
 
 class ReplaySpread(NamedTuple):
@@ -33,55 +31,13 @@ class LongReplays(Replays):
 
     rows: Composed
 
-    def at_peak(self, run: Replay, capacity_bytes: int | None) -> AtPeak:
-        """Where `allocated_bytes` was first reached after loading."""
-        trained = [number for number, course in enumerate(run.courses) if course.position >= 0]
-        trained = trained or list(range(len(run.courses)))
-        highest = max(trained, key=lambda number: run.courses[number].peak_bytes)
-        return self._moments(run, [highest], capacity_bytes)[0]
-
-    def phase_peaks(self, run: Replay, capacity_bytes: int | None) -> tuple[AtPeak, ...]:
-        """Each phase's highest moment over all steps, the first of equals, in the order the phases first began."""
-        highest: dict[Phase, int] = {}
-        for number, course in enumerate(run.courses):
-            phase = course.stretch.begin.phase
-            if course.stretch.start == course.stretch.end:
-                continue
-            if phase not in highest or course.peak_bytes > run.courses[highest[phase]].peak_bytes:
-                highest[phase] = number
-        found = dict(
-            zip(sorted(highest.values()), self._moments(run, sorted(highest.values()), capacity_bytes), strict=True)
-        )
-        return tuple(found[number] for number in highest.values())
-
     def _moments(self, run: Replay, wanted: Sequence[int], capacity_bytes: int | None) -> list[AtPeak]:
         taken = take(self.rows, self.settings, capacity_bytes, wanted)
         found = []
         for number, (alive, given) in zip(wanted, taken.moments, strict=True):
-            held = dict(alive) if isinstance(alive, dict) else {name: size for name, size in enumerate(alive) if size}
-            course = run.courses[number]
-            self._play_to(number, held, course, given)
-            by_role = dict.fromkeys(Role, 0)
-            for block, nbytes in held.items():
-                by_role[self.rows.roles[block]] += nbytes
-            begin = course.stretch.begin
-            step = begin.step if course.position < 0 else course.position
-            found.append(AtPeak(course.peak_bytes, begin.phase, max(0, step), by_role))
+            held = alive if isinstance(alive, dict) else {name: size for name, size in enumerate(alive) if size}
+            found.append(moment_of(self.rows, number, run.courses[number], held, given))
         return found
-
-    def _play_to(self, number: int, held: dict[int, int], course: StretchReplay, given: Sequence[int]) -> None:
-        """`held` becomes what is alive where the course first holds most."""
-        served, now = iter(given), course.start_bytes
-        first = course.stretch.start
-        for row, size in enumerate(self.rows.sizes_of(number), start=first):
-            if now == course.peak_bytes:
-                return
-            block = self.rows.blocks[row]
-            if size >= 0:
-                held[block] = nbytes = next(served)
-                now += nbytes
-            elif size == FREE:
-                now -= held.pop(block, 0)
 
 
 def one_of(

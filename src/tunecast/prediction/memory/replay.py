@@ -6,7 +6,7 @@ By the C code where it was compiled and knows the settings, else in Python.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import repeat
@@ -84,6 +84,16 @@ class Replay:
     courses: Sequence[StretchReplay] = field(default=(), repr=False, compare=False)
 
 
+@dataclass(frozen=True)
+class AtPeak:
+    """Where something was held at most, and what was alive there by role, which sums to it exactly."""
+
+    allocated_bytes: int
+    phase: Phase
+    step: int
+    by_role: Mapping[Role, int]
+
+
 def rows_of(tape: Tape | Folded | Program) -> Program:
     if isinstance(tape, Program):
         return tape
@@ -113,6 +123,44 @@ class Replays:
                 if max(peak.reserved_bytes for peak in run.peaks) <= capacity_bytes < run.same_until_bytes:
                     return run
         return self._replay(capacity_bytes)
+
+    def at_peak(self, run: Replay, capacity_bytes: int | None = None) -> AtPeak:
+        """Where `allocated_bytes` was first reached after loading; `capacity_bytes` is the run's."""
+        trained = [number for number, course in enumerate(run.courses) if course.position >= 0]
+        every = trained or range(len(run.courses))
+        return self._moments(run, [max(every, key=lambda number: run.courses[number].peak_bytes)], capacity_bytes)[0]
+
+    def phase_peaks(self, run: Replay, capacity_bytes: int | None = None) -> tuple[AtPeak, ...]:
+        """Each phase's highest moment over all steps, the first of equals, in the order the phases first began."""
+        highest: dict[Phase, int] = {}
+        for number, course in enumerate(run.courses):
+            phase, best = course.stretch.begin.phase, highest.get(course.stretch.begin.phase)
+            if course.stretch.start < course.stretch.end and (
+                best is None or course.peak_bytes > run.courses[best].peak_bytes
+            ):
+                highest[phase] = number
+        wanted = sorted(highest.values())
+        found = dict(zip(wanted, self._moments(run, wanted, capacity_bytes), strict=True))
+        return tuple(found[number] for number in highest.values())
+
+    def _moments(self, run: Replay, wanted: Sequence[int], capacity_bytes: int | None) -> list[AtPeak]:
+        """Of a program, by what its requests were given."""
+        rows = self.rows
+        assert isinstance(rows, Program)
+        alive: dict[int, int] = {}
+        found = []
+        for number, course in enumerate(run.courses[: max(wanted, default=-1) + 1]):
+            for nbytes, block in [(alive.pop(old), new) for old, new in rows.renames_before(number)]:
+                alive[block] = nbytes
+            if number in wanted:
+                found.append(moment_of(rows, number, course, alive, course.given))
+            crossings = rows.crossings(course.stretch)
+            if len(course.given) < crossings.requests:
+                break  # here it died
+            for block in crossings.died:
+                del alive[block]
+            alive.update((block, course.given[nth]) for block, nth in crossings.born)
+        return found
 
     def _replay(self, capacity_bytes: int | None) -> Replay:
         self._seen.append(replay_of(self.rows, take(self.rows, self.settings, capacity_bytes)))
@@ -285,69 +333,23 @@ def replay_of(rows: Program | Composed, taken: Taken) -> Replay:
     )
 
 
-@dataclass(frozen=True)
-class AtPeak:
-    """Where something was held at most, and what was alive there by role, which sums to it exactly."""
-
-    allocated_bytes: int
-    phase: Phase
-    step: int
-    by_role: Mapping[Role, int]
-
-
-def at_peak(rows: Program, run: Replay) -> AtPeak:
-    """Where `allocated_bytes` was first reached after loading."""
-    trained = [course for course in run.courses if course.position >= 0] or list(run.courses)
-    return next(_moments(rows, run, [max(trained, key=lambda course: course.peak_bytes)]))
-
-
-def phase_peaks(rows: Program, run: Replay) -> tuple[AtPeak, ...]:
-    """Each phase's highest moment over all steps, the first of equals, in the order the phases first began."""
-    highest: dict[Phase, StretchReplay] = {}
-    for course in run.courses:
-        begin, start, end, _ = course.stretch
-        phase = begin.phase
-        if start == end:
-            continue
-        if phase not in highest or course.peak_bytes > highest[phase].peak_bytes:
-            highest[phase] = course
-    moments = {moment.phase: moment for moment in _moments(rows, run, list(highest.values()))}
-    return tuple(moments[phase] for phase in highest)
-
-
-def _moments(rows: Program, run: Replay, wanted: Sequence[StretchReplay]) -> Iterator[AtPeak]:
-    alive: dict[int, int] = {}
-    position = -1
-    for course in run.courses:
-        if course.position != position:
-            position = course.position
-            for nbytes, block in [(alive.pop(old), new) for old, new in rows.handed_over(position)]:
-                alive[block] = nbytes
-        if any(course is one for one in wanted):
-            by_role = dict.fromkeys(Role, 0)
-            for block, nbytes in _highest(rows, course, alive).items():
-                by_role[rows.roles[block]] += nbytes
-            begin = course.stretch.begin
-            yield AtPeak(course.peak_bytes, begin.phase, max(begin.step if position < 0 else 0, position), by_role)
-        crossings = rows.crossings(course.stretch)
-        if len(course.given) < crossings.requests:
-            return  # here it died
-        for block in crossings.died:
-            del alive[block]
-        alive.update((block, course.given[nth]) for block, nth in crossings.born)
-
-
-def _highest(rows: Program, course: StretchReplay, alive: Mapping[int, int]) -> dict[int, int]:
-    """What is alive where the course first holds most."""
-    held, now = dict(alive), course.start_bytes
-    given = iter(course.given)
-    for row in range(course.stretch.start, course.stretch.end):
+def moment_of(
+    rows: Program | Composed, number: int, course: StretchReplay, alive: Mapping[int, int], given: Iterable[int]
+) -> AtPeak:
+    """Where the how-manieth stretch first holds most; `alive` is what was when it began."""
+    held, now, served = dict(alive), course.start_bytes, iter(given)
+    for row, size in enumerate(rows.sizes_of(number), start=course.stretch.start):
         if now == course.peak_bytes:
             break
-        block, size = rows.blocks[row], rows.sizes[row]
+        block = rows.blocks[row]
         if size >= 0:
-            held[block] = nbytes = next(given)
+            held[block] = nbytes = next(served)
             now += nbytes
-        elif size == -1:
-            now -= held.pop(block)
-    return held
+        elif size == FREE:
+            now -= held.pop(block, 0)
+    by_role = dict.fromkeys(Role, 0)
+    for block, nbytes in held.items():
+        by_role[rows.roles[block]] += nbytes
+    begin = course.stretch.begin
+    step = begin.step if course.position < 0 else course.position
+    return AtPeak(course.peak_bytes, begin.phase, max(0, step), by_role)
