@@ -24,7 +24,7 @@ from tunecast.prediction.outside.checkpoint import (
     saved_parameters,
     weights_bytes,
 )
-from tunecast.records import dataclass
+from tunecast.records import NamedTuple, dataclass
 from tunecast.result import Result
 from tunecast.tape.build.optimizers import State, package_of
 
@@ -75,6 +75,21 @@ class Resuming:
     """On top of model and state while the checkpoint is read."""
     card_lasting_bytes: int
     """What a resumed run holds on the card and a fresh one does not: the state of a paged optimizer, code books."""
+
+
+class Files(NamedTuple):
+    """What follows from the tensors alone, whatever is done with them."""
+
+    states: tuple[State, ...]
+    loading_bytes: int
+    """Of the host."""
+    saving: Saving
+    resuming: Resuming
+    weights_bytes: int
+    optimizer_bytes: int
+    others_loading_bytes: int | None = None
+    """Of the host, for each rank but the first; None: the same."""
+    writers: int = 1
 
 
 def saving(

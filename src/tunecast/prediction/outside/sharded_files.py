@@ -53,10 +53,11 @@ from tunecast.prediction.outside.checkpoint import (
     WIDTHS,
     Parameter,
     optimizer_states,
+    safetensors_bytes,
     saved_parameters,
     weights_bytes,
 )
-from tunecast.prediction.outside.saving import Resuming, Saving
+from tunecast.prediction.outside.saving import Files, Resuming, Saving
 from tunecast.records import replace
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.optimizers import State
@@ -84,7 +85,7 @@ def writes_parts(job: Job) -> bool:
 
 def as_sharded(job: Job, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """What trains becomes float32 where there is mixed precision (accelerate 1.15, `fsdp2_prepare_model`)."""
-    wide = job.autocast is not None
+    wide = is_fully_sharded(job) and job.autocast is not None
     return tuple(p._replace(dtype="float32") if wide and p.trainable else p for p in parameters)
 
 
@@ -154,10 +155,6 @@ def fsdp_disk_bytes(job: Job, parameters: Sequence[Parameter], optimizer_bytes: 
     )
 
 
-def is_by_zero(job: Job) -> bool:
-    return sharding_of(job).is_zero
-
-
 def as_zero(job: Job, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """With mixed precision DeepSpeed casts every weight. Under ZeRO 3 the model is made in that dtype (zero.Init), and
     adapters, which come later, keep their own."""
@@ -212,3 +209,43 @@ def zero_resuming(job: Job, parameters: Sequence[Parameter], ranks: int) -> Resu
         card_bytes=0,
         card_lasting_bytes=0,
     )
+
+
+def shared_files(
+    job: Job, files: Files, loaded: Sequence[Parameter], parameters: Sequence[Parameter], ranks: int
+) -> Files:
+    """What a job loads and saves, as `ranks` that hold one model between them share that."""
+    if is_fully_sharded(job):
+        return _fully_sharded(job, files, loaded, parameters, ranks)
+    return _by_zero(job, files, as_zero(job, parameters), ranks) if sharding_of(job).is_zero else files
+
+
+def _fully_sharded(
+    job: Job, files: Files, loaded: Sequence[Parameter], parameters: Sequence[Parameter], ranks: int
+) -> Files:
+    """All but what is on the card."""
+    states = () if job.run.save_only_model else files.states
+    weights, others = fsdp_disk_bytes(job, parameters, files.optimizer_bytes, ranks)
+    return files._replace(
+        loading_bytes=fsdp_loading_bytes(files.loading_bytes, loaded, parameters),
+        others_loading_bytes=others_loading_bytes(job, files.loading_bytes, loaded, parameters),
+        saving=fsdp_saving(job, files.saving, parameters, states, ranks),
+        resuming=fsdp_resuming(job, files.resuming, parameters, states, ranks),
+        weights_bytes=weights or files.weights_bytes,
+        optimizer_bytes=others,
+        writers=ranks if writes_parts(job) else 1,
+    )
+
+
+def _by_zero(job: Job, files: Files, parameters: tuple[Parameter, ...], ranks: int) -> Files:
+    """Files and host memory as DeepSpeed has them."""
+    more = 0 if job.run.save_only_model else partitioned_bytes(job, parameters) + again_bytes(job, parameters)
+    return files._replace(
+        saving=zero_saving(job, parameters, ranks),
+        resuming=zero_resuming(job, parameters, ranks),
+        weights_bytes=_saved_bytes(parameters),
+        optimizer_bytes=more,
+    )
+
+
+_saved_bytes = lru_cache(maxsize=32)(lambda parameters: safetensors_bytes(saved_parameters(parameters)))
