@@ -18,8 +18,7 @@ from tunecast.prediction import native
 from tunecast.prediction.memory import needs as memory
 from tunecast.prediction.memory import replay as replay_module
 from tunecast.prediction.memory.allocator import AllocatorSettings
-from tunecast.prediction.memory.long_run import LongReplays
-from tunecast.prediction.memory.replay import Replays
+from tunecast.prediction.memory.replay import LongReplays, Replays
 from tunecast.prediction.modelled import card_of
 from tunecast.records import replace
 from tunecast.tape.build.dtypes import BOOL, INT64

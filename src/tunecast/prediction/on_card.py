@@ -17,13 +17,12 @@ from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
 from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
-from tunecast.prediction.memory.long_run import LongReplays, ReplaySpread, one_of
 from tunecast.prediction.memory.nccl import NONE as NO_BUFFERS
 from tunecast.prediction.memory.nccl import NcclBuffers, nccl_bytes
 from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_capacity_bytes
 from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
-from tunecast.prediction.memory.replay import AtPeak, Replay, Replays, rows_of
+from tunecast.prediction.memory.replay import AtPeak, LongReplays, Replay, Replays, ReplaySpread, one_of, rows_of
 from tunecast.prediction.verdict import Room, Verdict, room_within
 from tunecast.records import NamedTuple, dataclass
 from tunecast.tape.compose import Composed

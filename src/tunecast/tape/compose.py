@@ -29,7 +29,7 @@ class NotComposable(Exception):
 
 
 class Composed(NamedTuple):
-    """The run as it is replayed (prediction/memory/long_run.py, prediction/native/_native.c)."""
+    """The run as it is replayed (prediction/memory/replay.py, prediction/native/_native.c)."""
 
     blocks: array[int]
     places: array[int]
