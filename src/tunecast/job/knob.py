@@ -355,8 +355,9 @@ class Section:
         self._read_fields(f"{type(self).__name__.lower()}.")
 
     def _read_fields(self, prefix: str) -> None:
+        kind: type = type(self)
         problems = []
-        for name, knob in knobs_of(type(self)).items():
+        for name, knob in knobs_of(kind).items():
             try:
                 object.__setattr__(self, name, knob.read(getattr(self, name)))
             except Wrong as wrong:

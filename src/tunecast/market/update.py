@@ -73,8 +73,10 @@ Fetch = Callable[[str, float], bytes]
 
 
 def feeds(environ: Mapping[str, str] = os.environ) -> Feeds:
-    asked = (("TUNECAST_SKYPILOT_CATALOG", SKYPILOT), ("TUNECAST_GPUHUNT_CATALOG", GPUHUNT))
-    return Feeds(*(address(environ, name, usual).rstrip("/") for name, usual in asked))
+    return Feeds(
+        address(environ, "TUNECAST_SKYPILOT_CATALOG", SKYPILOT).rstrip("/"),
+        address(environ, "TUNECAST_GPUHUNT_CATALOG", GPUHUNT).rstrip("/"),
+    )
 
 
 def update(

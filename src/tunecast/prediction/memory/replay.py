@@ -203,7 +203,7 @@ def in_c(rows: Program | Composed) -> RowsInC:
     return kept["_in_c"]
 
 
-class Taken(NamedTuple):
+class RunFigures(NamedTuple):
     """What a run came to."""
 
     given: Sequence[int] | None
@@ -225,23 +225,24 @@ def take(
     settings: AllocatorSettings,
     capacity_bytes: int | None,
     wanted: Sequence[int] | None = None,
-) -> Taken:
+) -> RunFigures:
     """`wanted`: of a run that was put together, stretches whose `moments` are asked for; it ends with the last."""
     allocator = CachingAllocator(settings, capacity_bytes)
     if native_run is not None and played_at_once(settings):
         with suppress(OverflowError):  # sizes beyond its reach
-            given, courses, *figures, died, moments = native_run(
+            given, courses, retries, refused, allocated, reserved, died, moments = native_run(
                 *in_c(rows), allocator.limit_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
                 card_bytes(settings), allocator.physical_bytes,
                 None if isinstance(rows, Program) else array("q", wanted or ()),
             )  # fmt: skip
             asked = [(memoryview(alive).cast("q"), memoryview(served).cast("q")) for alive, served in moments]
             kept = memoryview(given).cast("q") if isinstance(rows, Program) else None
-            return Taken(kept, memoryview(courses).cast("q"), *figures, died, asked)
+            told = memoryview(courses).cast("q")
+            return RunFigures(kept, told, retries, refused, allocated, reserved, died, asked)
     return _take_in_python(rows, allocator, wanted)
 
 
-def _take_in_python(rows: Program | Composed, allocator: CachingAllocator, wanted: Sequence[int] | None) -> Taken:
+def _take_in_python(rows: Program | Composed, allocator: CachingAllocator, wanted: Sequence[int] | None) -> RunFigures:
     """As the C code does."""
     courses, moments = array("q"), []
     kept: list[int] | None = [] if isinstance(rows, Program) else None
@@ -281,14 +282,14 @@ def _take_in_python(rows: Program | Composed, allocator: CachingAllocator, wante
         if died is not None or (wanted and number == wanted[-1]):
             break
     ends = allocator.retries, allocator.refused_bytes, allocator.allocated_bytes, allocator.reserved_bytes
-    return Taken(kept, courses, *ends, died, moments)
+    return RunFigures(kept, courses, *ends, died, moments)
 
 
 def _stretches(rows: Program | Composed) -> list[tuple[int, Stretch]]:
     return rows.stretches if isinstance(rows, Composed) else rows.schedule.stretches
 
 
-def replay_of(rows: Program | Composed, taken: Taken) -> Replay:
+def replay_of(rows: Program | Composed, taken: RunFigures) -> Replay:
     """A run as torch would report it."""
     courses: list[StretchReplay] = []
     peaks: dict[tuple[int, Phase], tuple[int, int]] = {}

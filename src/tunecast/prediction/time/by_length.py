@@ -138,9 +138,12 @@ def mean_step(
         at = by_length(figure)
         return sum(share * at(length) for length, share in epoch.lengths.items())
 
+    def part_s(name: str) -> float:
+        return plain(lambda step: step.breakdown_s.get(name, 0.0))
+
     step_s = mean_s(lambda step: step.step_s)
     names = dict.fromkeys(name for step in steps.values() for name in step.breakdown_s)
-    parts = {name: plain(lambda step, name=name: step.breakdown_s.get(name, 0.0)) for name in names}
+    parts = {name: part_s(name) for name in names}
     told = sum(parts.values())
     if told < step_s:
         parts[WAITING] = step_s - told
