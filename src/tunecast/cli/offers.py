@@ -19,9 +19,9 @@ from tunecast.door.offers import OfferOptions, filters_from, offers, stock_of
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable
 from tunecast.job.writer import write_file
 from tunecast.market import store
+from tunecast.market.cost import Rate
 from tunecast.market.filters import Filters, matching
 from tunecast.market.listed import Offers, listed
-from tunecast.market.money import Rate
 from tunecast.market.offer import Offer
 from tunecast.market.own import joined, own_offers, same_price
 from tunecast.market.provider import terms

@@ -13,7 +13,7 @@ from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, UsageError, printable_lines
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.knob import shown
 from tunecast.prediction.evidence import evidence_for
 from tunecast.records import replace

@@ -7,9 +7,9 @@ from datetime import date
 from typing import Any, TypedDict
 
 from tunecast.errors import UsageError, nearest
+from tunecast.market.cost import RATE, Rate, given
 from tunecast.market.filters import Filters
 from tunecast.market.jurisdiction import country as country_code
-from tunecast.market.money import RATE, Rate, given
 from tunecast.units import bytes_from
 
 Names = str | Sequence[str]

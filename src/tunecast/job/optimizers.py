@@ -40,8 +40,6 @@ class OptimizerKind:
     """Its kernels take the parts FSDP2 cuts as they take any tensor (tests/trace/test_sharding.py)."""
     on_partitions: bool = False
     """The same of ZeRO's flat partitions."""
-    moments: int = 0
-    """Tensors of state like the weight, in its dtype; 0: it keeps others, or none."""
     is_tried: bool = False
     """A plan tries it beside the user's own where the optimizer may change."""
     fused: str | None = None
@@ -73,7 +71,6 @@ _ADAMW = OptimizerKind(
     "torch.optim:AdamW",
     on_shards=True,
     on_partitions=True,
-    moments=2,
     fused="adamw_torch_fused",
     paged_twin="paged_adamw_32bit",
     eight_bit="adamw_8bit",
@@ -82,7 +79,7 @@ _ADAMW = OptimizerKind(
 _FUSED_ADAMW = replace(
     _ADAMW, name="adamw_torch_fused", paper="foreach:FusedAdamW", options={"fused": True}, fused=None, is_tried=True
 )
-_OTHER_ADAMW = replace(_ADAMW, paper="", runs="", on_shards=False, on_partitions=False, moments=0, fused=None)
+_OTHER_ADAMW = replace(_ADAMW, paper="", runs="", on_shards=False, on_partitions=False, fused=None)
 _TORCHAO = replace(_OTHER_ADAMW, paper="torchao:LowBitAdamW", package="torchao", options={"block_size": 256})
 _ADAFACTOR = {"relative_step": False, "scale_parameter": False}
 _GALORE = OptimizerKind(

@@ -10,7 +10,7 @@ are the question) and the split of the batch. Nothing here is predicted, and blo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isqrt
 from typing import Any
@@ -53,24 +53,9 @@ ALLOWABLE: Mapping[str, tuple[str, ...]] = {
 }
 """What `--allow` may name, and the fields it frees."""
 KEEPABLE = (
-    *(
-        "micro_batch",
-        "grad_accum",
-        "gradient_checkpointing",
-        "quantization.prepare_kbit",
-        "kernels",
-        "attention",
-        "parallel.data",
-    ),
-    *(
-        "parallel.layers",
-        "parallel.sync_each_batch",
-        "data.num_proc",
-        "hardware.gpu",
-        "hardware.gpus",
-        "hardware.nodes",
-        "hardware.interconnect",
-    ),
+    *("micro_batch", "grad_accum", "gradient_checkpointing", "quantization.prepare_kbit", "kernels", "attention"),
+    *("parallel.data", "parallel.layers", "parallel.sync_each_batch", "data.num_proc"),
+    *("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect"),
 )
 """What `--keep` may name: fields that would otherwise be chosen."""
 SYNC = "parallel.sync_each_batch"
@@ -161,17 +146,19 @@ class Freedom:
 
 def freed_fields(names: Sequence[str]) -> frozenset[str]:
     """The fields `--allow` frees. Raises `UsageError`."""
-    for name in names:
-        if name not in ALLOWABLE:
-            raise UsageError(f"--allow: got {name[:80]!r}; allowed: {', '.join(ALLOWABLE)}", field="--allow")
+    _require(names, ALLOWABLE, "--allow")
     return frozenset(dotted for name in names for dotted in ALLOWABLE[name])
 
 
 def kept_fields(names: Sequence[str]) -> frozenset[str]:
-    for name in names:
-        if name not in KEEPABLE:
-            raise UsageError(f"--keep: got {name[:80]!r}; allowed: {', '.join(KEEPABLE)}", field="--keep")
+    _require(names, KEEPABLE, "--keep")
     return frozenset(names)
+
+
+def _require(names: Sequence[str], known: Collection[str], flag: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{flag}: got {name[:80]!r}; allowed: {', '.join(known)}", field=flag)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tunecast.records import NamedTuple
 from tunecast.tape.columns import numbers
 from tunecast.tape.op import Begin, Phase, Role
-from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch
+from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch, renames_in
 from tunecast.tape.structure import Structure
 
 MicroBatch = tuple[int, int, bool, int]
@@ -29,7 +29,7 @@ class NotComposable(Exception):
 
 
 class Composed(NamedTuple):
-    """The run as it is replayed (prediction/memory/long_run.py, prediction/native/_native.c)."""
+    """The run as it is replayed (prediction/memory/replay.py, prediction/native/_native.c)."""
 
     blocks: array[int]
     places: array[int]
@@ -61,9 +61,7 @@ class Composed(NamedTuple):
         return [table[at + place] if place >= 0 else place for place in places] if table else list(places)
 
     def renames_before(self, number: int) -> list[tuple[int, int]]:
-        start = self.rows[4 * number - 2] if number else 0
-        end = self.rows[4 * number + 2]
-        return [(self.renames[2 * i], self.renames[2 * i + 1]) for i in range(start, end)]
+        return renames_in(self.rows, self.renames, number)
 
 
 class _Unit(NamedTuple):

@@ -3,7 +3,6 @@
 A new format is one file with `documents(path) -> Iterator[Found]` and a line in `FORMATS`, loaded when one is read.
 
 bounds.py     Limits on what is read: a job file or a config.json may come from anyone
-found.py      What a reader finds: a document, or why there is none, and where it stood
 json.py       A job in JSON: one object a file
 jsonlines.py  Many jobs in JSON Lines: one object a line, read a line at a time
 yaml.py       A job in YAML: one mapping a file, read by PyYAML's safe loader
@@ -20,7 +19,7 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.knob import shown
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
-from tunecast.job.readers.found import Found
+from tunecast.job.readers.json import Found
 from tunecast.job.registry import bundled_names
 from tunecast.records import dataclass
 

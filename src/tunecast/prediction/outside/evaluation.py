@@ -5,7 +5,7 @@ from __future__ import annotations
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
-from tunecast.prediction.memory.long_run import LongReplays
+from tunecast.prediction.memory.replay import LongReplays
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import OnCard
 from tunecast.records import dataclass

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tunecast.advise.ladder import ON_THE_HOST, Harm, Overrides
 from tunecast.hardware.catalog import gpu
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
 from tunecast.planning.choice import DOLLARS
 from tunecast.planning.fit.solution import Fit, FitChange, FitState, FrugalJob, LargerCards, OtherHardware, Solution

@@ -8,10 +8,9 @@ from types import MappingProxyType
 
 from tunecast.errors import printable
 from tunecast.market.availability import Availability
-from tunecast.market.cost import break_even_hours
+from tunecast.market.cost import Rate, break_even_hours
 from tunecast.market.filters import inside
 from tunecast.market.jurisdiction import area, exposure, in_eu, told
-from tunecast.market.money import Rate
 from tunecast.market.offer import LISTED, NOT_AVAILABILITY, ON_DEMAND, OWNED, RESERVED, STALE_DAYS, Offer, age
 from tunecast.market.provider import SHARED_CARD, Provider, tenancy
 from tunecast.market.update import ListUpdate, Updated

@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.records import replace
 from tunecast.report.draw.figures import Figures, short_source, shown
 from tunecast.report.draw.moments import AFTER, Band, Moment, Timeline, steps

@@ -9,7 +9,7 @@ from typing import Any
 
 from tunecast.advise.most import Largest
 from tunecast.advise.oom.explanation import OomExplanation
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
 from tunecast.market.listed import Offers
 from tunecast.planning.choice import DOLLARS, Plan

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.records import NamedTuple
 from tunecast.report.draw.figures import Figures
 from tunecast.report.draw.text import DEFAULT, Terminal, bullets, section, wrapped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.report.draw.bars import END, LETTERS, MEANINGS, UNKNOWN, BarRun, legend, stacked
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import (

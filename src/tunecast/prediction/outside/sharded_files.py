@@ -1,4 +1,4 @@
-"""Files and host memory of a run under accelerate's FSDP 2, as the Trainer asks for them.
+"""Files and host memory of a run whose ranks hold parts of the model: accelerate's FSDP 2, then DeepSpeed's ZeRO.
 
     FULL_STATE_DICT      model.safetensors                     the first rank gathers all weights and writes them
                          pytorch_model_fsdp.bin                the same once more, of adapters both times those alone
@@ -23,21 +23,41 @@ Checked  runs of a small Llama, two ranks on CPUs: files to the byte or to names
          (benchmarks/data/sharded_checkpoints.jsonl), host memory of 436 million weights within 10 %
          (benchmarks/data/sharded_loading.jsonl).
 Ignored  what sending the first rank's weights takes: a second for 70 billion on NVLink.
+
+ZeRO, as the Trainer has its files written:
+
+    model.safetensors | adapter_model.safetensors             the first rank, all weights in one file
+    global_step500/ mp_rank_00_model_states.pt                ZeRO 1 and 2: all weights again, of adapters those alone
+                    zero_pp_rank_0_mp_rank_00_model_states.pt ZeRO 3: names and shapes, a file a rank
+                    zero_pp_rank_0_..._optim_states.pt        a file a rank: its part of masters and state, float32
+
+ZeRO 3 writes the first only with stage3_gather_16bit_weights_on_model_save, which is taken to be set.
+Source   transformers 5.17.0 (Trainer.save_model, _save_optimizer_and_scheduler), accelerate 1.15.0 (get_state_dict),
+         DeepSpeed 0.19.8 (engine.py: _zero3_consolidated_16bit_state_dict, save_checkpoint).
+Checked  ten runs of a small Llama, two ranks on CPUs (benchmarks/data/sharded_checkpoints.jsonl): weights to the byte,
+         the rest to what is ignored.
+Ignored  names, shapes and configuration: 4 to 17 kB a file; parts padded to a multiple of the ranks; two scripts of
+         41 kB in all, and 14 kB of random state for each further rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.prediction.outside.checkpoint import (
+    FOUR_BIT,
+    QUANTIZED,
+    WIDTHS,
     Parameter,
     optimizer_states,
+    safetensors_bytes,
     saved_parameters,
     weights_bytes,
 )
-from tunecast.prediction.outside.saving import Resuming, Saving
+from tunecast.prediction.outside.saving import Files, Resuming, Saving
 from tunecast.records import replace
 from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.optimizers import State
@@ -65,7 +85,7 @@ def writes_parts(job: Job) -> bool:
 
 def as_sharded(job: Job, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
     """What trains becomes float32 where there is mixed precision (accelerate 1.15, `fsdp2_prepare_model`)."""
-    wide = job.autocast is not None
+    wide = is_fully_sharded(job) and job.autocast is not None
     return tuple(p._replace(dtype="float32") if wide and p.trainable else p for p in parameters)
 
 
@@ -133,3 +153,99 @@ def fsdp_disk_bytes(job: Job, parameters: Sequence[Parameter], optimizer_bytes: 
         parts_bytes(weights_bytes(saved), len(saved), ranks),
         parts_bytes(sum(state.nbytes for state in held), len(held), ranks) + counts * (PART_BYTES + FLOAT32_BYTES),
     )
+
+
+def as_zero(job: Job, parameters: Iterable[Parameter]) -> tuple[Parameter, ...]:
+    """With mixed precision DeepSpeed casts every weight. Under ZeRO 3 the model is made in that dtype (zero.Init), and
+    adapters, which come later, keep their own."""
+    narrow = job.autocast
+    if narrow is None:
+        return tuple(parameters)
+    keeps = sharding_of(job).cuts_weights
+    return tuple(
+        p if p.dtype in QUANTIZED or (keeps and p.is_adapter) else p._replace(dtype=narrow) for p in parameters
+    )
+
+
+def partitioned_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
+    """Masters and state in float32, of all ranks together."""
+    return _partitioned_bytes(job.optimizer, tuple(parameters))
+
+
+@lru_cache(maxsize=32)
+def _partitioned_bytes(optimizer: str, parameters: tuple[Parameter, ...]) -> int:
+    """Asked of one model for every number of ranks."""
+    trained = [p._replace(dtype="float32") for p in parameters if p.trainable]
+    return weights_bytes(trained) + sum(state.nbytes for state in optimizer_states(optimizer, trained))
+
+
+def again_bytes(job: Job, parameters: Sequence[Parameter]) -> int:
+    """The weights' second file."""
+    return 0 if sharding_of(job).cuts_weights else weights_bytes(saved_parameters(parameters))
+
+
+def zero_saving(job: Job, parameters: Sequence[Parameter], ranks: int) -> Saving:
+    """Of the first rank: all weights on the host before the first byte is written, frozen ones too but under ZeRO 3
+    with adapters (exclude_frozen_parameters); later a part of the masters.
+    Ignored  on the card: under ZeRO 3 a module's own weights, gathered one module after the other."""
+    held = saved_parameters(parameters) if sharding_of(job).cuts_weights else parameters
+    trained = [] if job.run.save_only_model else [p for p in parameters if p.trainable]
+    masters = FLOAT32_BYTES * sum(p.elements for p in trained) // ranks
+    return Saving(host_bytes=max(sum(map(_held_bytes, held)), masters), card_bytes=0)
+
+
+def _held_bytes(p: Parameter) -> int:
+    """Of packed weights without their scales."""
+    return -(-p.elements // 2) if p.dtype in FOUR_BIT else p.elements * WIDTHS[p.dtype]
+
+
+def zero_resuming(job: Job, parameters: Sequence[Parameter], ranks: int) -> Resuming:
+    """Every rank reads its own part, and under ZeRO 1 and 2 all of the weights, into memory of its own."""
+    if job.run.save_only_model:
+        return Resuming(host_bytes=0, host_mapped_bytes=0, card_bytes=0, card_lasting_bytes=0)
+    return Resuming(
+        host_bytes=partitioned_bytes(job, parameters) // ranks + again_bytes(job, parameters),
+        host_mapped_bytes=0,
+        card_bytes=0,
+        card_lasting_bytes=0,
+    )
+
+
+def shared_files(
+    job: Job, files: Files, loaded: Sequence[Parameter], parameters: Sequence[Parameter], ranks: int
+) -> Files:
+    """What a job loads and saves, as `ranks` that hold one model between them share that."""
+    if is_fully_sharded(job):
+        return _fully_sharded(job, files, loaded, parameters, ranks)
+    return _by_zero(job, files, as_zero(job, parameters), ranks) if sharding_of(job).is_zero else files
+
+
+def _fully_sharded(
+    job: Job, files: Files, loaded: Sequence[Parameter], parameters: Sequence[Parameter], ranks: int
+) -> Files:
+    """All but what is on the card."""
+    states = () if job.run.save_only_model else files.states
+    weights, others = fsdp_disk_bytes(job, parameters, files.optimizer_bytes, ranks)
+    return files._replace(
+        loading_bytes=fsdp_loading_bytes(files.loading_bytes, loaded, parameters),
+        others_loading_bytes=others_loading_bytes(job, files.loading_bytes, loaded, parameters),
+        saving=fsdp_saving(job, files.saving, parameters, states, ranks),
+        resuming=fsdp_resuming(job, files.resuming, parameters, states, ranks),
+        weights_bytes=weights or files.weights_bytes,
+        optimizer_bytes=others,
+        writers=ranks if writes_parts(job) else 1,
+    )
+
+
+def _by_zero(job: Job, files: Files, parameters: tuple[Parameter, ...], ranks: int) -> Files:
+    """Files and host memory as DeepSpeed has them."""
+    more = 0 if job.run.save_only_model else partitioned_bytes(job, parameters) + again_bytes(job, parameters)
+    return files._replace(
+        saving=zero_saving(job, parameters, ranks),
+        resuming=zero_resuming(job, parameters, ranks),
+        weights_bytes=_saved_bytes(parameters),
+        optimizer_bytes=more,
+    )
+
+
+_saved_bytes = lru_cache(maxsize=32)(lambda parameters: safetensors_bytes(saved_parameters(parameters)))
