@@ -14,7 +14,7 @@ from tunecast.planning.choice import Choice, Plan
 from tunecast.records import NamedTuple
 from tunecast.report.page.markup import Markup, lines, tag
 from tunecast.report.plan.plot import Axis, PlotPoint, axes, points
-from tunecast.report.plan.words import cost_told, marks, offer_told, picked_as, room, time_told
+from tunecast.report.plan.words import cost_and_range, marks, offer_name, picked_as, room, time_and_range
 
 _LETTER, _LINE = 6.6, 16
 """Pixels of a label's letter, and of its line."""
@@ -114,8 +114,8 @@ def _entry(plan: Plan, each: Drawn) -> Markup:
         "li",
         tag("i", each.point.mark, class_="letter"),
         tag("b", named + ": ") if named else "",
-        f"{choice.hardware}, {offer_told(choice.fleet.offer)}: ",
-        tag("span", f"{time_told(choice)}, {cost_told(choice, plan.money)}", class_="muted"),
+        f"{choice.hardware}, {offer_name(choice.fleet.offer)}: ",
+        tag("span", f"{time_and_range(choice)}, {cost_and_range(choice, plan.money)}", class_="muted"),
     )
 
 
@@ -165,7 +165,7 @@ def _dot(plan: Plan, each: Drawn) -> Markup:
     letter = tag("text", each.point.mark, **place, dy="3.5", text_anchor="middle", class_="mark-letter")
     return tag(
         "g",
-        tag("title", *lines(told(plan, choice))),
+        tag("title", *lines(_tooltip(plan, choice))),
         *ranges,
         circle,
         letter if each.point.mark else Markup(),
@@ -179,14 +179,14 @@ def _style(plan: Plan, each: Drawn) -> str:
     return "pick" if picked_as(plan, each.point.choice) else "front" if each.point.mark else "other"
 
 
-def told(plan: Plan, choice: Choice) -> list[str]:
+def _tooltip(plan: Plan, choice: Choice) -> list[str]:
     named = marks(plan, choice)
     held = room(choice)
     return [
         f"{choice.hardware}{f' ({named})' if named else ''}",
-        offer_told(choice.fleet.offer),
-        time_told(choice),
-        cost_told(choice, plan.money),
+        offer_name(choice.fleet.offer),
+        time_and_range(choice),
+        cost_and_range(choice, plan.money),
         f"{held.used} per card",
     ]
 
