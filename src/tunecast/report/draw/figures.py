@@ -132,6 +132,39 @@ class Figures:
         return self.capacity_bytes + (self.context_bytes or 0) + self.communication_bytes + self.others_bytes
 
     @property
+    def sums(self) -> list[tuple[str, str, int]]:
+        """From the peak to what is on the card: (`+` or `=`, what, bytes)."""
+        rows = [
+            ("=", "allocated", self.allocated_bytes),
+            ("+", "allocator", self.reserved_bytes - self.allocated_bytes),
+        ]
+        if self.context_bytes is None or self.device_bytes is None:
+            return [*rows, ("=", "reserved", self.reserved_bytes)]
+        more = (("communication", self.communication_bytes), ("paged optimizer", self.pages_bytes))
+        return [
+            *rows,
+            ("+", "context", self.context_bytes),
+            *(("+", name, nbytes) for name, nbytes in more if nbytes),
+            ("=", "on the card", self.device_bytes),
+        ]
+
+    @property
+    def largest_roles(self) -> list[tuple[str, int]]:
+        """Those that hold anything at the peak, the largest first."""
+        held = [(role, nbytes) for role, nbytes in self.breakdown_bytes.items() if nbytes]
+        return sorted(held, key=lambda each: (each[1], each[0]), reverse=True)
+
+    @property
+    def besides_bytes(self) -> Mapping[str, int]:
+        """On the card beside PyTorch's memory."""
+        return {
+            "paged_optimizer": self.pages_bytes,
+            "context": self.context_bytes or 0,
+            "communication": self.communication_bytes,
+            "others": self.others_bytes,
+        }
+
+    @property
     def outside(self) -> str:
         """What lies on the card besides PyTorch's memory, in words."""
         nccl = f" and {gib(self.communication_bytes)} of NCCL" if self.communication_bytes else ""
