@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import cast
 
-from tunecast.cli.arguments import Parser, count, number
+from tunecast.cli.arguments import Parser, add_json_flag, count, number
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import add_filter_flags, add_money_flags, options_from
 from tunecast.cli.terminal import terminal_of
@@ -76,7 +76,7 @@ def parser() -> Parser:
     made.add_argument(
         "--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest; remove: all that match"
     )
-    made.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(made)
     made.add_argument(
         "--available", action="store_true", help="ask providers that answer without an account whether one is free now"
     )
