@@ -5,11 +5,11 @@ Names come from price lists and files. What would be markup, a link, a mention o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from tunecast.market.offer import OWNED
 from tunecast.planning.choice import Plan
-from tunecast.report.draw.markdown import code, folded, plain, table
+from tunecast.report.draw.markdown import bullets, code, folded, plain, table
 from tunecast.report.plan import notes, words
 from tunecast.report.plan.words import Pick
 from tunecast.units import percent
@@ -25,16 +25,12 @@ def markdown(plan: Plan) -> str:
     parts += [folded(f"What the {pick.names[0]} option costs, line by line", _bill(plan, pick)) for pick in chosen]
     sections = [("Cheaper still", notes.savings(plan)), *notes.remarks(plan, [pick.choice for pick in chosen])]
     parts += [
-        folded("Provider", _bullets(_renters(plan, chosen))),
+        folded("Provider", bullets(_renters(plan, chosen))),
         folded("Ruled out", _refused(plan)),
-        *(folded(title, _bullets(sentences)) for title, sentences in sections),
+        *(folded(title, bullets(sentences)) for title, sentences in sections),
         plain(" ".join(notes.small_print(plan))),
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _bullets(sentences: Iterable[str]) -> str:
-    return "\n".join(f"- {plain(sentence)}" for sentence in sentences)
 
 
 def _which(plan: Plan, chosen: Sequence[Pick]) -> str:

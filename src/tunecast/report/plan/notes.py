@@ -14,7 +14,7 @@ from tunecast.market.store import sources
 from tunecast.planning.choice import Alternative, Choice, Money, Plan
 from tunecast.records import NamedTuple
 from tunecast.report.draw.figures import shown
-from tunecast.report.lists.offers import NOT_KNOWN, TENANCY_TOLD, company
+from tunecast.report.lists.offers import NOT_KNOWN, TENANCIES, company
 from tunecast.report.plan.words import RANGES, amount, place, search_words, seller, tax
 from tunecast.report.run.time import duration
 from tunecast.units import GB, digits, gib, percent
@@ -141,7 +141,7 @@ def conditions(choice: Choice) -> list[str]:
         if needed is not None
     ]
     whose = tenancy(offer)
-    shared = TENANCY_TOLD[whose] if whose else "not known whether the host is shared"
+    shared = TENANCIES[whose] if whose else "not known whether the host is shared"
     told.append(f"the job needs {', '.join(each)}; {shared}")
     if choice.fleet.nodes > 1:
         node = offer.node
