@@ -109,7 +109,7 @@ def _modules(figures: Figures, count: int = 12) -> Markup:
         )
         for share in shares
     )
-    return tag("section", tag("h2", "The peak by module"), tag("table", *rows, class_="bars"), class_="panel")
+    return panel("The peak by module", tag("table", *rows, class_="bars"))
 
 
 def _bar(nbytes: int, most_bytes: int, colour: str) -> Markup:
