@@ -70,11 +70,11 @@ def run(argv: Sequence[str]) -> int:
     before, after = found.before.job, found.after.job
     alone = len(arguments.sources) == 1
     names = (
-        (title_of(before), f"with {', '.join(arguments.to)}") if alone else (named(before, first), named(after, last))
+        (title_of(before), f"with {', '.join(arguments.to)}") if alone else (label(before, first), label(after, last))
     )
     print_answer(found, arguments, partial(compare_text, found, names), partial(compare_short, found, names))
     return 0
 
 
-def named(job: Job, source: str) -> str:
+def label(job: Job, source: str) -> str:
     return str(job.id) if job.id is not None else source

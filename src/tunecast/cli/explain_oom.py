@@ -65,7 +65,7 @@ def run(argv: Sequence[str]) -> int:
         given = next(iter(overrides))
         raise UsageError(f"{given}: given without a JOB it would belong to. To fix: {USAGE}", field=given)
     job = None if source is None else read(source, overrides)
-    with opened(log) as stream, counting_seconds(f"predicting {source}") as tick:
+    with open_log(log) as stream, counting_seconds(f"predicting {source}") as tick:
         found = explain_oom(pieces(stream), job, name=log, tick=tick, **engine_from(arguments))
     by_flags = source is not None and not is_job_file(source)
     print_answer(found, arguments, partial(oom_text, found, flags=by_flags))
@@ -92,7 +92,7 @@ def is_log(source: str) -> bool:
 
 
 @contextlib.contextmanager
-def opened(log: str | None) -> Iterator[BinaryIO]:
+def open_log(log: str | None) -> Iterator[BinaryIO]:
     if log is not None:
         try:
             stream = open(log, "rb")  # noqa: SIM115  closed below, and only what opening it raises is told

@@ -82,16 +82,16 @@ def run(argv: Sequence[str]) -> int:
     chosen, by_flags = found.chosen, not is_job_file(source)
     if wants_file is not None:
         apply_changes(found, source, allow, writing=arguments.write)
-        if chosen is not None and (over := masked(chosen, flags)):
+        if chosen is not None and (over := winning_flags(chosen, flags)):
             print(f"tunecast: leave out {over}, which would win over the file", file=sys.stderr)
     else:
-        steps = printable_lines(how_to(chosen, found.file_patch, source, masked(chosen, flags)))
+        steps = printable_lines(how_to(chosen, found.file_patch, source, winning_flags(chosen, flags)))
         text = partial(fit_text, found, title_of(job), steps, flags=by_flags, details=arguments.details)
         print_answer(found, arguments, text, partial(fit_short, found, title_of(job), flags=by_flags))
     return 0 if found.fits else DoesNotFit.exit_code
 
 
-def masked(chosen: Solution | None, flags: Mapping[str, object]) -> str:
+def winning_flags(chosen: Solution | None, flags: Mapping[str, object]) -> str:
     """Flags that were given for what is to change."""
     names = {flag.field: flag.flag for flag in job_flags()}
     return "" if chosen is None else ", ".join(names[field] for field in chosen.overrides if field in flags)

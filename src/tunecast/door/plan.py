@@ -136,10 +136,10 @@ class Planner:
     def plan(self, *, front_in_full: bool = False, unstated: bool = False) -> Plan:
         """`front_in_full`: with the predictions of the whole front. `unstated`: with what the job does not say, and
         what other values of it would change."""
-        offers = self.selected(filters.filters_of(self.options))
+        offers = self.select(filters.filters_of(self.options))
         if not offers.offers:
             raise self._no_offer(offers)
-        found = self._planned(offers, self.question, front_in_full=front_in_full)
+        found = self._search(offers, self.question, front_in_full=front_in_full)
         failure = verdict(found)
         if isinstance(failure, DoesNotFit):
             failure = verdict(found, self._nearest(offers, is_known=_is_known(found)))
@@ -150,14 +150,14 @@ class Planner:
             found = found.with_availability({offer: each.answer for offer, each in stock_of(rented).items()})
         return replace(found, failure=failure)
 
-    def selected(self, wanted: Filters, *, everything: bool = False) -> Selection:
+    def select(self, wanted: Filters, *, everything: bool = False) -> Selection:
         given = self.options
         named = {SPOT: given["spot"], MARKETPLACE: given["marketplace"], RESERVED: given["reserved"]}
         allow = frozenset(name for name, allowed in named.items() if allowed or name in given["kind"] or everything)
         show = frozenset(BESIDE) - ({SPOT} if given["no_spot"] else set())
         return select(self.known, wanted, Rules(allow, show, given["max_age"]), self.today, self.own)
 
-    def _planned(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+    def _search(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
         return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full)
 
     def _no_offer(self, offers: Selection) -> DoesNotFit:
@@ -175,7 +175,7 @@ class Planner:
         another method can help."""
         question, flags = self.question, filters.flags_of(self.options)
         tried: list[tuple[str, Freedom, Selection]] = []
-        everything = self.selected(Filters(), everything=True)
+        everything = self.select(Filters(), everything=True)
         if is_known and len(everything.offers) > len(offers.offers):
             name = f"without {', '.join(flags)}" if flags else "--spot --marketplace"
             tried.append((name, question.freedom, everything))
@@ -183,7 +183,7 @@ class Planner:
         tried += [(name, wider[name], offers) for name in wider if is_known or name == "--allow method"]
         for name, freedom, of in tried:
             try:
-                found = self._planned(of, replace(question, freedom=freedom))
+                found = self._search(of, replace(question, freedom=freedom))
             except TunecastError:
                 continue
             if found.choices:

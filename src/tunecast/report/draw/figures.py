@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from tunecast.errors import printable
 from tunecast.prediction.verdict import Room, Verdict
 from tunecast.records import NamedTuple, dataclass, field
+from tunecast.result import Alias
 from tunecast.units import gib
 
 
@@ -104,19 +105,12 @@ class Figures:
     def word(self) -> str:
         return "estimate" if self.guesses else "exact"
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """None when no card was named."""
-        return None if self.room is None else self.room.verdict
+    fits = Alias[bool | None]("room.fits")
+    verdict = Alias[Verdict | None]("room.verdict")
+    """None when no card was named."""
 
-    @property
-    def fits(self) -> bool | None:
-        return None if self.room is None else self.room.fits
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        """What the caching allocator may hold on that card."""
-        return None if self.room is None else self.room.capacity_bytes
+    capacity_bytes = Alias[int | None]("room.capacity_bytes")
+    """What the caching allocator may hold on that card."""
 
     @property
     def device_bytes(self) -> int | None:

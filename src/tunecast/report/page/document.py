@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 from tunecast.records import dataclass
-from tunecast.report.page.markup import Markup, bulleted, copyable, joined, tag
+from tunecast.report.page.markup import Markup, bullet_list, copyable, joined, tag
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def panel(title: str, *inside: str, style: str = "") -> Markup:
 def remarks_panel(remarks: Iterable[tuple[str, Sequence[str]]], warning: str = "Warnings") -> Markup:
     """Lists of sentences, each below its title; that of `warning` in the colour of one."""
     parts = [
-        joined(tag("h2", title, class_="warn" if title == warning else None), bulleted(sentences))
+        joined(tag("h2", title, class_="warn" if title == warning else None), bullet_list(sentences))
         for title, sentences in remarks
         if sentences
     ]

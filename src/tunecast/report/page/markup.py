@@ -41,7 +41,7 @@ def cell(text: str, note: str | None = None, style: str | None = None, value: fl
     return tag("td", text, *below, class_=style, data_value=None if value is None else f"{value:.9g}")
 
 
-def bulleted(sentences: Iterable[str], style: str | None = None) -> Markup:
+def bullet_list(sentences: Iterable[str], style: str | None = None) -> Markup:
     return tag("ul", *(tag("li", sentence) for sentence in sentences), class_=style)
 
 
