@@ -78,6 +78,12 @@ def nearest(given: object, allowed: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+def nearest_hint(given: object, allowed: Iterable[str]) -> str:
+    """`; nearest: rtx-4090`, to be put behind what is allowed; '' where nothing is close."""
+    near = nearest(given, allowed)
+    return f"; nearest: {near}" if near else ""
+
+
 def internal_error(error: BaseException) -> str:
     """One line, whatever the message holds."""
     told = printable(" ".join(f"{type(error).__name__}: {error}".split()), 500)

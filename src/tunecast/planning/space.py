@@ -27,7 +27,7 @@ from tunecast.planning.recipe import Recipe, has_kernels, job_with, recipes_of
 from tunecast.prediction.modelled import require_modelled
 from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.tape.build.sharding.scheme import rows_per_step
 
 MOST_CARDS = 64
 """Looked at, where nobody says how many machines: eight machines of eight cards."""
@@ -187,7 +187,7 @@ class Space:
 
     @cached_property
     def global_batch(self) -> int:
-        return self.job.micro_batch * self.job.grad_accum * ranks_of(self.job)
+        return rows_per_step(self.job)
 
     @cached_property
     def least_ram_bytes(self) -> Mapping[tuple[str, int], int]:
@@ -317,7 +317,7 @@ def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer], config: Mappin
     rigs: dict[Rig, list[Offer]] = {}
     refused: dict[Rig, str] = {}
     alone: dict[str, None] = {}
-    batch = job.micro_batch * job.grad_accum * ranks_of(job)
+    batch = rows_per_step(job)
     for offer in offers:
         most = joined_up_to(offer)
         wanted = _most_nodes(offer, freedom)

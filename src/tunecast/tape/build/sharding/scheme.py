@@ -20,6 +20,11 @@ def ranks_of(job: Job) -> int:
     return max(1, cards // (parts.layers * parts.tensor * parts.pipeline * parts.context))
 
 
+def rows_per_step(job: Job) -> int:
+    """Of one optimizer step on all cards: the global batch."""
+    return job.micro_batch * job.grad_accum * ranks_of(job)
+
+
 def splits_rows(job: Job) -> bool:
     """Whether ranks share a row's tokens as DeepSpeed has them do (`ulysses.Ulysses`)."""
     return job.parallel.data.startswith("zero") and job.parallel.context > 1
