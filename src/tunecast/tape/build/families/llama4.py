@@ -13,7 +13,7 @@ from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import FULL, Config
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, broadcast
 from tunecast.tape.build.experts import top_k
-from tunecast.tape.build.families.deepseek_v2 import RotaryEmbedding, complex_mul, view_as_complex, view_as_real
+from tunecast.tape.build.families.deepseek import ComplexRotary, complex_mul, view_as_complex, view_as_real
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import Pattern, and_, causal, causal_mask, eager_mask, sdpa_mask
 from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm
@@ -296,7 +296,7 @@ class CausalLM(decoder.CausalLM):
     decoder_class = Decoder
     layer_class = Layer
     norm_class = Norm
-    rotary_class = RotaryEmbedding
+    rotary_class = ComplexRotary
     defaults: ClassVar[Config] = DEFAULTS
 
     def __init__(self, machine: Machine, config: Config) -> None:
