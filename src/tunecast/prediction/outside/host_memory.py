@@ -34,7 +34,7 @@ from tunecast.prediction.outside.fsdp_files import is_by_fsdp, writes_parts
 from tunecast.prediction.outside.zero_files import partitioned_bytes
 from tunecast.prediction.price.offload import NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S
 from tunecast.records import NamedTuple
-from tunecast.tape.build.sharding.deepspeed import (
+from tunecast.tape.build.sharding.zero import (
     OPTIMIZER_BUFFERS,
     PARAMETER_BUFFER_SIZE,
     PARAMETER_BUFFERS,

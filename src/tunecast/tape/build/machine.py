@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
 from tunecast.tape.build.eras import Era
-from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.event_log import HOST, HostNotes
 from tunecast.tape.build.layouts import factors_layout, shared_layout
-from tunecast.tape.build.of_host import HostNotes
 from tunecast.tape.build.standing import layer_number, repeated, times_stood_for
 from tunecast.tape.build.tensor import Storage, Tensor
 from tunecast.tape.card import Card

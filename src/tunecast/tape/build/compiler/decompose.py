@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tunecast.tape.build.compiler.calls import LibraryCall, Ref
-from tunecast.tape.build.compiler.graph import EXTERN, FUSED_ONLY, POINT, POINTWISE, REDUCTIONS
+from tunecast.tape.build.compiler.graph import EXTERN, FUSED_ONLY, POINT, POINTWISE, REDUCTIONS, LibraryCall, Ref
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype, Shape
 
 if TYPE_CHECKING:

@@ -14,8 +14,19 @@ from typing import Any
 from tunecast.records import NamedTuple
 from tunecast.tape.build.autograd import FIRST, Gradients, run_engine
 from tunecast.tape.build.compiler import decompose
-from tunecast.tape.build.compiler.calls import LibraryCall, Own, Ref
-from tunecast.tape.build.compiler.graph import EXTERN, INPUT, ITEM, MANY, TANGENT, Graph, Value, names
+from tunecast.tape.build.compiler.graph import (
+    EXTERN,
+    INPUT,
+    ITEM,
+    MANY,
+    TANGENT,
+    Graph,
+    LibraryCall,
+    Own,
+    Ref,
+    Value,
+    names,
+)
 from tunecast.tape.build.dtypes import Dtype, Shape
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.nested import map_tensors, tensors_in

@@ -3,7 +3,7 @@
     alibi.py          BLOOM and MPT: attention by hand with slopes instead of positions
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
-    gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; a vision tower
+    gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others

@@ -1,5 +1,5 @@
-"""BLOOM and MPT (transformers/models/{bloom,mpt}): attention by hand with slopes instead of positions (ALiBi). BLOOM has
-a GELU of its own; of MPT nothing has a bias."""
+"""BLOOM and MPT (transformers/models/{bloom,mpt}): attention by hand with slopes instead of positions (ALiBi). BLOOM
+has a GELU of its own; of MPT nothing has a bias."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """GPT-2: learned positions, one product for queries, keys and values, dropout everywhere. StarCoder 1 and SantaCoder:
-the same in plain linear layers, all heads sharing one key. GPT-Neo: attention by hand in fp32, each layer with a mask of
-its own. GPT-J: the same beside the MLP, positions looked up in every layer
+the same in plain linear layers, all heads sharing one key. GPT-Neo: attention by hand in fp32, each layer with a mask
+of its own. GPT-J: the same beside the MLP, positions looked up in every layer
 (transformers/models/{gpt2,gpt_bigcode,gpt_neo,gptj})."""
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ from typing import Any
 
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.dtypes import FLOAT32
-from tunecast.tape.build.optimizers.adafactor import CLIP_THRESHOLD, moved, product, rms
 from tunecast.tape.build.optimizers.blockwise import SMALLEST_8BIT, Blockwise
+from tunecast.tape.build.optimizers.one_by_one import CLIP_THRESHOLD, moved, product, rms
 from tunecast.tape.build.optimizers.state import Optimizer
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
@@ -115,7 +115,7 @@ class GaLore(LowRank):
 
 
 class GaLoreAdafactor(GaLore):
-    """transformers' Adafactor (`adafactor.py` here) on the projection of the fp32 gradient."""
+    """transformers' Adafactor (`one_by_one.py` here) on the projection of the fp32 gradient."""
 
     def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
         machine = self.machine

@@ -1,7 +1,12 @@
-"""DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
+"""How large DeepSpeed's buckets are, by the file a stack's users start from. They are much of what ZeRO holds.
 
-All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with the sizes of deepspeed.py. DeepSpeed
-cannot be traced here, and the tape says so.
+Of ZeRO-Infinity (`device: nvme`) its buffers in host memory, and what stays there (0.19.8, runtime/zero/
+offload_config.py and stage3.py, runtime/swap_tensor/*.py). Sizes are elements of one rank's part.
+
+DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
+
+All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with those sizes. DeepSpeed cannot be
+traced here, and the tape says so.
 
     weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
     master        this rank's part of it in fp32 (`single_partition_of_fp32_groups`)
@@ -21,18 +26,89 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
-from tunecast.job.stacks import stack_of
+from tunecast.job.stacks import STACKS, stack_of
+from tunecast.records import dataclass
 from tunecast.tape.build.dtypes import DTYPES, FLOAT32, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
-from tunecast.tape.build.sharding.deepspeed import settings_of
 from tunecast.tape.build.sharding.host import HOST_ASSUMED, HostOptimizer, is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme, splits_rows
-from tunecast.tape.build.sharding.ulysses import Ulysses
+from tunecast.tape.build.sharding.sequence import Ulysses
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+
+MILLION = 10**6
+OPTIMIZER_BUFFERS = 4
+"""`buffer_count` of offload_optimizer: of float32, each as large as the largest sub-group."""
+PARAMETER_BUFFERS, PARAMETER_BUFFER_SIZE = 5, 100 * MILLION
+"""`buffer_count` and `buffer_size` of offload_param."""
+MAX_IN_CPU = 1000 * MILLION
+"""`max_in_cpu`: trained weights that stay in host memory beside drives."""
+MIN_AIO_BYTES = 1 << 20
+"""Smaller parts are not worth a file (swap_tensor/utils.py)."""
+
+
+@dataclass(frozen=True)
+class DeepSpeedSettings:
+    """Elements, named as in DeepSpeed's `zero_optimization`; the defaults are its own (0.19.8, runtime/zero/config.py),
+    which hold where accelerate is told `zero_stage` and no file."""
+
+    reduce_bucket_size: int = 500 * MILLION
+    prefetch_bucket_size: int = 50 * MILLION
+    max_live_parameters: int = 1000 * MILLION
+    max_reuse_distance: int = 1000 * MILLION
+    param_persistence_threshold: int = 100_000
+    sub_group_size: int = 1000 * MILLION
+    overlap_comm: bool = False
+    """Of stages 1 and 2: two buckets take turns."""
+    told: str = "DeepSpeed's own defaults"
+
+
+def settings_of(stack: str, stage: int, hidden: int) -> DeepSpeedSettings:
+    """ "auto" in a file is transformers' choice (integrations/deepspeed.py): by the square of the hidden size."""
+    declared = STACKS[stack]
+    file = declared.deepspeed.get(stage)
+    if file is None:
+        return DeepSpeedSettings()
+    values = {name: value for name, value in file.items() if name != "auto"}
+    if "auto" in file:
+        auto = {"reduce_bucket_size": hidden * hidden, "prefetch_bucket_size": int(0.9 * hidden * hidden)}
+        values = auto | {"param_persistence_threshold": 10 * hidden} | values
+    return DeepSpeedSettings(told=declared.deepspeed_file, **values)  # type: ignore[arg-type]
+
+
+def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:
+    """`_create_fp16_sub_groups`: elements of each group of masters that takes a step at once."""
+    groups, open_ = [], 0
+    for numel in part_numels:
+        open_ += numel
+        if open_ >= size:
+            groups.append(open_)
+            open_ = 0
+    return groups + ([open_] if open_ else [])
+
+
+def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
+    """Of each trained parameter, whether it stays in host memory when the others go to drives: its whole sub-group has
+    room in `max_in_cpu` behind those before (`_create_param_groups_fp16_flat_cpu_memory`)."""
+    kept: list[bool] = []
+    behind = open_ = waiting = 0
+    for numel in part_numels:
+        open_, waiting = open_ + numel, waiting + 1
+        if open_ >= size:
+            behind += open_
+            kept += [behind <= MAX_IN_CPU] * waiting
+            open_ = waiting = 0
+    return kept + [behind + open_ <= MAX_IN_CPU] * waiting
+
+
+# ---------------------------------------------------------------------------- what the stages share, and stages 1 and 2
+
 
 FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8), not a trace"
 SIZES_TAKEN = "ZeRO's buckets are those of {}"

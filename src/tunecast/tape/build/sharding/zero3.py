@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
 Read in DeepSpeed 0.19.8 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py), with the
-sizes of deepspeed.py. A parameter is cut as one row of numbers, padded; a rank's parts are all in one buffer.
+sizes of zero.py. A parameter is cut as one row of numbers, padded; a rank's parts are all in one buffer.
 
     fetched    when a module with parameters of its own runs, in both passes: gathered into a buffer; where several
                travel together, each is then copied out of it
@@ -34,10 +34,9 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.nested import tensors_in, watched
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.sharding.deepspeed import MIN_AIO_BYTES, kept_in_memory, sub_groups
 from tunecast.tape.build.sharding.host import HostOptimizer
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.sharding.zero import Zero
+from tunecast.tape.build.sharding.zero import MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
 

@@ -26,7 +26,7 @@ from tunecast.tape.build.eras import era_of, guesses
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model, transformers
 from tunecast.tape.build.stacks.transformers import load, model

@@ -76,7 +76,7 @@ def prepared(
     """What stands on the card when the first step begins; `adapting` is the stack's own way to it. The Trainer empties
     the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached."""
     if job.optimizer_in_backward:
-        part("optimizers.in_backward").require_one_gradient(job)
+        part("optimizers.state").require_one_gradient(job)
     machine.run("zeros", (), (1,), FLOAT32)
     scheme = machine.scheme
     with scheme.loading():
@@ -99,7 +99,7 @@ def prepared(
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
     linear = linear_weights(model)
     if job.optimizer_in_backward:
-        in_backward = part("optimizers.in_backward").InBackward
+        in_backward = part("optimizers.state").InBackward
         return model, parameters, in_backward(parameters, lambda own: make_optimizer(job, own, outer, linear))
     return model, parameters, scheme.optimizer(parameters, outer, linear)
 

@@ -1,12 +1,23 @@
 """litgpt's fine-tuning: Fabric's precision, the loop and the loss (litgpt/finetune/lora.py and full.py).
 
-    config.py    what litgpt calls the things of a config.json: its own attributes, from the Hub's
-    linears.py   litgpt's linear layers on paper: plain, quantised by Fabric, and with adapters
-    model.py     litgpt's model on paper: names, order of statements and the differences between releases
-    sharded.py   litgpt on several cards
+config.py   what litgpt calls the things of a config.json: its own attributes, from the Hub's
+linears.py  litgpt's linear layers on paper: plain, quantised by Fabric, and with adapters
+model.py    litgpt's model on paper: names, order of statements and the differences between releases
 
 `stack_version` says which release. Left out: validation, the example it generates, the few bytes of its running loss.
 One card never recomputes: checkpointing is an option of litgpt's FSDP strategy only.
+
+litgpt on several cards: Fabric's FSDPStrategy, which its fine-tuning takes whenever there are more than one, and its
+DDPStrategy, which its pretraining may.
+
+FSDP: a unit a block and one around the model, original parameters kept (`use_orig_params`), every block recomputed
+inside its unit (pretraining recomputes none). Adapters lie in the flat parameter of their block among frozen weights; a
+flat parameter trains whole or not at all, so frozen weights get gradients too, which FSDP puts together, sums and drops
+in the end. Until the last micro-batch of a step they are whole on every card (`no_backward_sync`): most of what LoRA
+takes.
+
+Source   litgpt/finetune/{lora,full}.py; lightning 2.6.6, fabric/strategies/fsdp.py, fabric/plugins/precision/fsdp.py.
+Ignored  the checkpoint's weights arrive unit by unit (`fabric.load_raw`), which stays below the training's peak.
 """
 
 from __future__ import annotations
@@ -16,6 +27,7 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
 from tunecast.records import replace_unchecked
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
@@ -26,14 +38,69 @@ from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.quantized import kept, made
-from tunecast.tape.build.sharding import Scheme, ranks_of
+from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.sharding.ddp import Replicas
+from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
+from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, LitRelease, lit_config, release_of
 from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, LitLora
 from tunecast.tape.build.stacks.litgpt.model import CHUNK, GPT
-from tunecast.tape.build.stacks.litgpt.sharded import scheme_of
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
+
+# -------------------------------------------------------------------------------------------------------- several cards
+
+
+PRETRAINS = "gradient_checkpointing: litgpt's fine-tuning recomputes every block it shards; its pretraining, none"
+ONLY_SHARDED = "gradient_checkpointing: litgpt recomputes only what it shards; nothing is recomputed"
+
+
+def scheme_of(job: Job, machine: Machine) -> Scheme:
+    if ranks_of(job) == 1:
+        return Scheme(job, machine)
+    if job.method == "qlora":
+        raise UsageError(
+            "quantization.format: litgpt refuses quantised weights on several cards. To fix: hardware.gpus 1",
+            field="quantization.format",
+        )
+    if sharding_of(job).is_replicated:
+        machine.assumptions.update(dict.fromkeys([ONLY_SHARDED] if job.gradient_checkpointing else []))
+        return FabricDdp(job, machine)
+    machine.assumptions.update(dict.fromkeys([] if job.gradient_checkpointing else [PRETRAINS]))
+    return FabricFsdp(job, machine)
+
+
+class FabricDdp(Replicas):
+    """fabric/strategies/ddp.py: torch's defaults."""
+
+    def __init__(self, job: Job, machine: Machine) -> None:
+        super().__init__(job, machine)
+        self.finds_unused = False
+
+    def wrap(self, model: Any) -> None:
+        model.gives_logits = True  # they are all that a model of litgpt's gives
+        super().wrap(model)
+
+
+class RecomputedModule(Module):
+    """`checkpoint_wrapper(block)`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(self.machine, super().__call__, *args, **kwargs)
+
+
+class FabricFsdp(FlatScheme):
+    """fabric/strategies/fsdp.py. The model is on the meta device; FSDP makes each unit's weights on the card."""
+
+    def wrap(self, model: Any) -> None:
+        job, blocks = self.job, {id(block) for block in model.layers()}
+        for block in model.layers() if job.gradient_checkpointing else ():
+            block.__class__ = type(type(block).__name__, (RecomputedModule, type(block)), {})
+        low = DTYPES[job.autocast or job.weights_dtype]
+        options = Options(self.ranks, low, low, low, use_orig_params=True)
+        self.flat = Flattened(model, options, lambda module: id(module) in blocks)
+
 
 REFUSES: Refusals = {
     **leaves_out("compile", "matmul_dtype", "kernels", "optimizer_in_backward", "offload_activations"),

@@ -1,14 +1,11 @@
 """torchtitan's pre-training loop on paper (torchtitan/train.py), by the month of its code.
 
-    deepseek.py    torchtitan's DeepSeek V3 on paper
-    experts.py     torchtitan's mixture of experts on paper, its experts on one rank or on several
-    loop.py        `Trainer.train_step` and `forward_backward_step`, without a pipeline
-    model.py       torchtitan's Llama 3 on paper
-    parallel.py    how torchtitan spreads a model: which ranks do what, FSDP2's units
-    pipeline.py    a pipeline's first stage, or its last, 1F1B or interleaved
-    qwen3.py       torchtitan's Qwen 3 on paper, dense and with experts
-    releases.py    what changed in torchtitan, and when
-    selective.py   selective activation checkpointing, per operation
+experts.py    torchtitan's mixture of experts on paper, its experts on one rank or on several
+loop.py       `Trainer.train_step` and `forward_backward_step`, without a pipeline and with one
+model.py      torchtitan's Llama 3, Qwen 3 and DeepSeek V3 on paper
+parallel.py   how torchtitan spreads a model: which ranks do what, FSDP2's units
+releases.py   what changed in torchtitan, and when
+selective.py  selective activation checkpointing, per operation
 
 Weights are fp32; FSDP2 gathers them as bf16 and reduces gradients in fp32 (`mixed_precision_param`,
 `mixed_precision_reduce`), `autocast: null` leaves both in fp32. Alone on a card, torch's autocast does it.
@@ -29,13 +26,10 @@ from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
-from tunecast.tape.build.stacks.torchtitan.deepseek import DeepSeekModel
 from tunecast.tape.build.stacks.torchtitan.experts import MoE
-from tunecast.tape.build.stacks.torchtitan.loop import Trainer
-from tunecast.tape.build.stacks.torchtitan.model import Transformer
+from tunecast.tape.build.stacks.torchtitan.loop import Pipeline, Trainer
+from tunecast.tape.build.stacks.torchtitan.model import DeepSeekModel, Qwen3Model, Qwen3MoeModel, Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
-from tunecast.tape.build.stacks.torchtitan.pipeline import Pipeline
-from tunecast.tape.build.stacks.torchtitan.qwen3 import Qwen3Model, Qwen3MoeModel
 from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, release_of
 from tunecast.tape.card import Card
 

@@ -16,11 +16,9 @@ from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, bring
 from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
-from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
-from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
-from tunecast.tape.build.sharding.experts import shard, shard_experts
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1, AccelerateFsdp2
 from tunecast.tape.build.sharding.fsdp1 import Options
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy, ParamGroup
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy, ParamGroup, shard, shard_experts
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.sharding.unit import SCATTER, Doing

@@ -1,19 +1,25 @@
 """torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1, on paper.
 
-    builders.py      from a config.json to torchtune's builders
-    distributed.py   torchtune's distributed recipes on paper (0.6.1, recipes/full_finetune_distributed.py)
-    first.py         what torchtune 0.1.0 did otherwise
-    modules.py       torchtune's modules on paper, and what 0.4.0 does otherwise
-    nf4.py           torchao's NF4 weights on paper
+builders.py  from a config.json to torchtune's builders
+first.py     what torchtune 0.1.0 did otherwise
+modules.py   torchtune's modules on paper, and what 0.4.0 does otherwise
+nf4.py       torchao's NF4 weights on paper
 
 Weights and adapters are in one dtype, nothing is cast on the way (`dtype: bf16`). A release from 0.3 to 0.4 is 0.4.0,
 later ones are 0.6.1 (`stack_version`).
+
+torchtune's distributed recipes on paper (0.6.1, recipes/full_finetune_distributed.py): FSDP2 without a policy.
+
+Weights stay in their dtype, gradients are summed in it, after every micro-batch. A unit a layer; the files for full
+training of Llama 3 and later also name the embedding and the head (`custom_sharded_layers`). The model itself, with
+what is left, is given back after the forward pass like the others (`shard_model`). A head that is called chunk by chunk
+is gathered for each, in both passes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
@@ -21,18 +27,19 @@ from tunecast.job.job import Job
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import INT64
 from tunecast.tape.build.eras import numbers
-from tunecast.tape.build.flex import document_mask
+from tunecast.tape.build.flash import document_mask
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import bring
+from tunecast.tape.build.modules import Module, bring
 from tunecast.tape.build.offload import Offload
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
-from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
+from tunecast.tape.build.optimizers.state import InBackward, require_one_gradient
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh
 from tunecast.tape.build.sharding.host import is_on_host
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.torchtune import first
 from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
-from tunecast.tape.build.stacks.torchtune.distributed import REFUSED_TOGETHER, TuneFsdp, on_several
 from tunecast.tape.build.stacks.torchtune.modules import (
     OUTPUT_CHUNKS,
     CEWithChunkedOutputLoss,
@@ -42,6 +49,57 @@ from tunecast.tape.build.stacks.torchtune.modules import (
 from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
+
+# -------------------------------------------------------------------------------------------------------- several cards
+
+
+Rule = Callable[[Job], bool]
+REFUSED_TOGETHER: Refusals = {
+    "quantization": lambda job: job.quantization.format is not None,
+    **leaves_out("optimizer_in_backward", "offload_activations"),
+    "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused", "sgd"),
+}
+"""What is not known of several cards."""
+
+
+def on_several(rule: Rule) -> Rule:
+    return lambda job: ranks_of(job) > 1 and rule(job)
+
+
+class Wrapped(Module):
+    """Recomputation wraps a compiled layer, and FSDP takes the wrapper: its hooks are outside of both."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__(layer.machine)
+        self.layer = layer
+        self.path = layer.path
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **kwargs)
+
+
+class TuneFsdp(AccelerateFsdp2):
+    def __init__(self, job: Job, machine: Machine) -> None:
+        Scheme.__init__(self, job, machine)
+        self.sharder = FullyShard(machine, Mesh(ranks_of(job)), on_host=job.parallel.offload == "parameters")
+
+    def wrap(self, model: Any) -> None:
+        sharder, reshards = self.sharder, self.job.parallel.reshard_after_forward
+        for name, layer in list(model.layer_list.children.items()):
+            wrapped = Wrapped(layer)
+            setattr(model.layer_list, name, wrapped)
+            sharder.shard([wrapped], reshards)
+        if self.job.method == "full":
+            for end in (model.output, model.tok_embeddings):
+                if end.own:  # a head that is the embedding has none
+                    sharder.shard([end], reshards)
+        sharder.shard_root(model)
+        assert sharder.root is not None
+        sharder.root.reshards = reshards
+
+    def micro_batch(self, last: bool) -> Any:
+        return Scheme.micro_batch(self, last)
+
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")

@@ -9,7 +9,7 @@ from typing import Any
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import INT64
-from tunecast.tape.build.flex import BlockMask
+from tunecast.tape.build.flash import BlockMask
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.stacks.torchtune.modules import (
