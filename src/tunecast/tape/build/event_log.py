@@ -5,7 +5,7 @@ What a machine notes of its host's own work: Python between operations, which on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.block import Block
@@ -80,6 +80,13 @@ class EventLog:
     def announce_anew(self) -> None:
         """What follows stands for itself, whatever came before."""
         self._announced = None
+
+    def steps(self, lengths: Sequence[int]) -> Iterator[int]:
+        """The length of each step's rows. What is let go of behind the last is the next step's."""
+        for step, length in enumerate(lengths):
+            self.step, self.phase, self.module = step, Phase.OTHER, ""
+            yield length
+        self.step, self.phase = len(lengths), Phase.OTHER
 
     def take_turn(self, number: int) -> None:
         """What follows is about this micro-batch of the step: the first, or the next."""

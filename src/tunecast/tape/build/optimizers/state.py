@@ -13,7 +13,7 @@ from tunecast.job.job import Job
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.op import LET_GO, MANY, Op, Role
+from tunecast.tape.op import LET_GO, MANY, Op, Phase, Role
 
 COLLECTED = 2
 """Lists of a norm for each gradient, of which one comes out of a kernel and goes into another."""
@@ -108,6 +108,13 @@ class Optimizer:
 
     def step(self) -> None:
         raise NotImplementedError
+
+    def take_step(self) -> None:
+        """In a phase of its own."""
+        machine = self.machine
+        machine.phase = Phase.OPTIMIZER
+        self.step()
+        machine.phase, machine.module = Phase.OTHER, ""
 
     def zero_grad(self) -> None:
         if trained := self.trained():

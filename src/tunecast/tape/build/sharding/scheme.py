@@ -117,6 +117,13 @@ class Scheme:
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
         return clip_gradients(parameters)
 
+    def end_step(self, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
+        """What follows the last backward pass of a step."""
+        if self.job.max_grad_norm:
+            self.clip(parameters)
+        optimizer.take_step()
+        optimizer.zero_grad()
+
 
 def repeats_as(scheme: Scheme) -> Hashable | None:
     """What a step depends on of those before; None: its steps are not known to repeat."""

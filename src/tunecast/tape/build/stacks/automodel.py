@@ -393,19 +393,12 @@ def take_steps(
     """`_run_train_optim_step`. A step's losses live until the next step's are there."""
     machine, scheme = model.machine, model.machine.scheme
     loss_buffer: list[Tensor] = []
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         loss_buffer = []
         for number in micro_batches(machine, job.grad_accum):
             with scheme.micro_batch(last=number == job.grad_accum - 1):
                 loss_buffer.append(forward_backward_step(job, model, length))
-        if job.max_grad_norm:
-            scheme.clip(parameters)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        optimizer.zero_grad()
-    machine.step = len(lengths)
+        scheme.end_step(parameters, optimizer)
     scheme.end()
     loss_buffer.clear()
 

@@ -341,8 +341,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
 def take_steps(job: Job, mpt: MPT, parameters: Sequence[Tensor], optimizer: Optimizer, lengths: Sequence[int]) -> None:
     """composer/trainer/trainer.py, `_train_microbatches` and `_train_microbatch`."""
     machine, scheme = mpt.machine, mpt.machine.scheme
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         for number in range(job.grad_accum):
             machine.take_turn(number)
             batch = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
@@ -355,14 +354,8 @@ def take_steps(job: Job, mpt: MPT, parameters: Sequence[Tensor], optimizer: Opti
             del logits
             loss = loss * (1 / job.grad_accum)
             backward(loss)
-        if job.max_grad_norm:
-            scheme.clip(parameters)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        optimizer.zero_grad()
+        scheme.end_step(parameters, optimizer)
         del loss, batch, targets
-    machine.step = len(lengths)
 
 
 def fused_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

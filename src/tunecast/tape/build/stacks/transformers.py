@@ -181,8 +181,7 @@ def evaluation_loop(
     machine = model.machine
     inputs: Any = None
     losses: Any = None
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
         machine.phase, machine.in_forward = Phase.FORWARD, True
         machine.of_host(PASS)
@@ -191,7 +190,6 @@ def evaluation_loop(
         machine.phase, machine.module = Phase.OTHER, ""
         losses = machine.run("repeat", (loss,), (job.micro_batch,), FLOAT32)
         del loss
-    machine.step = len(lengths)
     del inputs, losses
 
 
@@ -223,17 +221,10 @@ def take_steps(
                 backward(loss)
         return loss
 
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         machine.take_turn(0)
         next_batch(scheme.tokens_of(length))
         loss = passes_of_steps.run(passes, batch, repeats)
-        if job.max_grad_norm:
-            scheme.clip(parameters)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        optimizer.zero_grad()
+        scheme.end_step(parameters, optimizer)
         del loss
-    machine.step = len(lengths)
     machine.scheme.end()

@@ -295,8 +295,7 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> Non
     """`logits`, and with them the graph, live until the next forward pass has returned; `loss` becomes a number."""
     machine, scheme = gpt.machine, gpt.machine.scheme
     loss: Any
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         for micro in range(job.grad_accum):
             machine.take_turn(micro)
             input_ids = machine.run("randint", (), (job.micro_batch, length), INT64)
@@ -312,11 +311,8 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> Non
                     loss = chunked_cross_entropy(logits, targets[..., 1:length])
                 backward(loss / job.grad_accum)
             loss = None
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.take_step()
         optimizer.zero_grad()
-    machine.step = len(lengths)  # what the last step leaves goes here
     scheme.end()
 
 

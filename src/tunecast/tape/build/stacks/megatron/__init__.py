@@ -65,8 +65,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
     gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
     optimizer = MegatronOptimizer(trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job))
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         optimizer.begin_step()
         take_step(job, gpt, length)
         optimizer.reduce_rest()
@@ -74,7 +73,6 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.phase = Phase.OPTIMIZER
         optimizer.step(bool(job.max_grad_norm))
         machine.phase, machine.module = Phase.OTHER, ""
-    machine.step = len(lengths)
     optimizer.begin_step()
     machine.end()
 

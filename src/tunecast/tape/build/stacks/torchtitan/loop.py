@@ -63,16 +63,12 @@ class Trainer:
 
     def train(self, lengths: Sequence[int]) -> None:
         machine = self.machine
-        for step, length in enumerate(lengths):
-            machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for length in machine.steps(lengths):
             self.optimizer.zero_grad()
             losses = self.forward_backward(length)
             if self.job.max_grad_norm:
                 self.scheme.clip(self.parameters)
-            machine.phase = Phase.OPTIMIZER
-            self.optimizer.step()
-            machine.phase, machine.module = Phase.OTHER, ""
-        machine.step, machine.phase = len(lengths), Phase.OTHER
+            self.optimizer.take_step()
         self.optimizer.zero_grad()  # as the next step would
         for module in self.model.modules():
             if isinstance(module, GroupedExperts):

@@ -247,8 +247,7 @@ class TuneRecipe:
         machine, job = self.machine, self.job
         running_loss: Any = None
         num_tokens: Any = None
-        for step, length in enumerate(lengths):
-            machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for length in machine.steps(lengths):
             for number in range(job.grad_accum):
                 machine.take_turn(number)
                 mask = document_mask(machine, job.micro_batch, length) if job.data.packing else None
@@ -266,7 +265,6 @@ class TuneRecipe:
                 self.take_step(num_tokens)
             loss_to_log = 1 / num_tokens
             running_loss = num_tokens = None
-        machine.step, machine.phase = len(lengths), Phase.OTHER
         del batch, current_num_tokens, current_loss, loss_to_log  # as the next step would
         if self.offload is not None:
             self.offload.node = None
@@ -293,9 +291,4 @@ class TuneRecipe:
             if parameter.grad is not None and not is_on_host(parameter):
                 machine.launch("mul_", (parameter.grad, scaler), parameter.dtype, parameter.nbytes)
         del scaler
-        if self.job.max_grad_norm:
-            machine.scheme.clip(self.parameters)
-        machine.phase = Phase.OPTIMIZER
-        self.optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        self.optimizer.zero_grad()
+        machine.scheme.end_step(self.parameters, self.optimizer)

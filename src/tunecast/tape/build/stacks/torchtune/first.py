@@ -77,8 +77,7 @@ def train(
     machine = model.machine
     input_ids: Any
     labels: Any
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         for _ in range(accumulated):
             input_ids = labels = None  # they are bound to the host's first
             input_ids = machine.run("_to_copy", (), (batch, length), INT64)
@@ -93,10 +92,7 @@ def train(
             machine.module = ""
             loss = loss / 1.0  # the steps gradients are accumulated for
             backward(loss)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.take_step()
         optimizer.zero_grad()
-    machine.step = len(lengths)
     del input_ids, labels, logits, loss  # as the next step would
     machine.end()
