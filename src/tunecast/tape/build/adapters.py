@@ -117,10 +117,10 @@ def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | No
     names = {new for old, new in moved.items() if wanted is None or old in wanted}
     if names and (job.lora.dropout or job.lora.dora):
         what = "dropout" if job.lora.dropout else "dora"
-        raise UsageError(
-            f"lora.{what}: PEFT refuses it for experts and routers, which are parameters here. To fix: lora.{what} 0, "
+        raise UsageError.at(
+            f"lora.{what}",
+            f"PEFT refuses it for experts and routers, which are parameters here. To fix: lora.{what} 0, "
             "or lora.targets attention.",
-            field=f"lora.{what}",
         )
     out = []
     for parent, child, module in list(held_modules(model)):
@@ -253,10 +253,10 @@ def insert_adapters(job: Job, model: Any) -> None:
 
 def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     if getattr(base, "returns_many", False):
-        raise UsageError(
-            f"lora.targets: PEFT adapts {name} of this model and then fails on what it returns. To fix: lora.targets"
+        raise UsageError.at(
+            "lora.targets",
+            f"PEFT adapts {name} of this model and then fails on what it returns. To fix: lora.targets"
             " attention, or a list without it.",
-            field="lora.targets",
         )
     kind: type[LoraLinear] = LoraLinear
     if isinstance(base, Linear4bit | Linear8bit):
@@ -291,9 +291,7 @@ def _within(
             yield module, name, child
         elif wanted is not None and name in wanted:
             if not isinstance(child, Linear):
-                raise Unsupported(
-                    f"lora.targets: the closed form adapts linear layers; {name} is none", field="lora.targets"
-                )
+                raise Unsupported.at("lora.targets", f"the closed form adapts linear layers; {name} is none")
             yield module, name, child
         else:
             yield from _within(child, wanted, moved, head)
@@ -309,7 +307,7 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     names = ATTENTION & present if given == "attention" else set(given)
     if not names or names - present:
         missing = ", ".join(sorted(names - present)) or "such modules"
-        raise UsageError(f"lora.targets: this model has no {missing}", field="lora.targets")
+        raise UsageError.at("lora.targets", f"this model has no {missing}")
     return names
 
 

@@ -142,7 +142,7 @@ def numbers(version: str, field: str, example: str) -> tuple[int, int]:
     """The first two of a release; `field` is where the job has it from."""
     parts = [*version.split("."), "0"][:2]
     if not all(part.isdecimal() for part in parts):
-        raise UsageError(f"{field}: got {version!r}; allowed: a release such as {example}", field=field)
+        raise UsageError.at(field, f"got {version!r}; allowed: a release such as {example}")
     return int(parts[0]), int(parts[1])
 
 

@@ -73,19 +73,18 @@ def require_fusable(job: Job, projection: Any) -> None:
     base = projection.base_layer
     if isinstance(base, LinearGPTQ) or (isinstance(base, Linear4bit) and base.state.nested and not job.lora.dora):
         return
-    raise Unsupported(
-        "kernels: foak's fused adapters need GPTQ, or nf4 with quantization.double_quant true; and no lora.dora",
-        field="kernels",
+    raise Unsupported.at(
+        "kernels", "foak's fused adapters need GPTQ, or nf4 with quantization.double_quant true; and no lora.dora"
     )
 
 
 def refuse_adapted(mlp: Any) -> None:
     """`LoRA_MLP.backward` multiplies the gradient of `down_proj`'s result by a mask of its input, which is wider."""
     if all(is_adapted(child) for name, child in mlp.children.items() if name.endswith("_proj")):
-        raise Unsupported(
-            "kernels: foak 0.4.0 and 0.6.0 fail in the backward pass of an adapted MLP on quantised weights. "
+        raise Unsupported.at(
+            "kernels",
+            "foak 0.4.0 and 0.6.0 fail in the backward pass of an adapted MLP on quantised weights. "
             "To fix: lora.targets attention, or a list without one of gate_proj, up_proj and down_proj",
-            field="kernels",
         )
 
 
@@ -201,10 +200,10 @@ LARGEST_BLOCK = 65536
 def require_known(model_type: str) -> None:
     """Raises `Unsupported` where the package's kernels for such models are not known."""
     if model_type not in MODELS:
-        raise Unsupported(
-            f"kernels: the closed form does not know foak's kernels for {model_type}; it knows them for "
+        raise Unsupported.at(
+            "kernels",
+            f"the closed form does not know foak's kernels for {model_type}; it knows them for "
             + ", ".join(sorted(MODELS)),
-            field="kernels",
         )
 
 

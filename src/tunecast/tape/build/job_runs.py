@@ -137,9 +137,7 @@ def require_compilable(job: Job, config: Mapping[str, Any]) -> None:
     layers = layer_count(config)
     if job.compile and compiles_whole(job) and layers > MOST_COMPILED_LAYERS:
         got = f"got true for a model of {layers} layers; allowed: up to {MOST_COMPILED_LAYERS}, since all of them are"
-        raise Unsupported(
-            f"compile: {got} compiled on paper. To fix: compile false, or --engine traced", field="compile"
-        )
+        raise Unsupported.at("compile", f"{got} compiled on paper. To fix: compile false, or --engine traced")
 
 
 def most_alive_bytes(rows: Program) -> int:

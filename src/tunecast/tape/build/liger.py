@@ -28,10 +28,10 @@ OWN_ROTATION = ("phi3", "olmo2")
 def require_known(model_type: str) -> None:
     """Raises `Unsupported` where Liger's kernels for such models are not known."""
     if model_type not in MODELS:
-        raise Unsupported(
-            f"kernels: the closed form does not know Liger's kernels for {model_type}; it knows them for "
+        raise Unsupported.at(
+            "kernels",
+            f"the closed form does not know Liger's kernels for {model_type}; it knows them for "
             + ", ".join(sorted(MODELS)),
-            field="kernels",
         )
 
 

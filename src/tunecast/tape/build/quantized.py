@@ -58,9 +58,8 @@ class Quantizer:
     def quantized(self, linear: Linear) -> Linear:
         machine = linear.machine
         if getattr(linear, "returns_many", False):
-            raise Unsupported(
-                f"quantization.format: {linear.path} is linear by its class, and fails when bitsandbytes replaces it",
-                field="quantization.format",
+            raise Unsupported.at(
+                "quantization.format", f"{linear.path} is linear by its class, and fails when bitsandbytes replaces it"
             )
         arrived = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
         weight = arrived.clone() if linear.fan_in_fan_out else arrived

@@ -284,9 +284,8 @@ class MptTransformer(Module):
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         if input_ids.shape[1] > self.longest:
-            raise UsageError(
-                f"seq_len: this MPT has slopes for {self.longest} tokens (max_seq_len), not for {input_ids.shape[1]}",
-                field="seq_len",
+            raise UsageError.at(
+                "seq_len", f"this MPT has slopes for {self.longest} tokens (max_seq_len), not for {input_ids.shape[1]}"
             )
         inputs_embeds = self.wte(input_ids)
         hidden_states = inputs_embeds

@@ -301,7 +301,7 @@ class CausalLM(decoder.CausalLM):
 
     def __init__(self, machine: Machine, config: Config) -> None:
         if machine.attention.startswith("flash"):
-            raise Unsupported("attention: the closed form knows Llama 4 with sdpa and eager only", field="attention")
+            raise Unsupported.at("attention", "the closed form knows Llama 4 with sdpa and eager only")
         super().__init__(machine, config)
 
     def layer_types(self, config: Config) -> Sequence[str]:

@@ -313,7 +313,7 @@ class GptOss(decoder.CausalLM):
         if machine.attention == "sdpa":
             machine.use_eager_attention()  # there is no sdpa for sinks
         if machine.attention != "eager":
-            raise Unsupported("attention: the closed form knows gpt-oss with eager attention only", field="attention")
+            raise Unsupported.at("attention", "the closed form knows gpt-oss with eager attention only")
         super().__init__(machine, config)
 
     def layer_types(self, config: Config) -> Sequence[str]:

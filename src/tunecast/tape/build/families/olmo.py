@@ -62,7 +62,7 @@ class OlmoAttention(decoder.SelfAttention):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
         if config.get("clip_qkv") is not None:
-            raise Unsupported("model: the closed form does not know OLMo's clip_qkv", field="model")
+            raise Unsupported.at("model", "the closed form does not know OLMo's clip_qkv")
 
 
 class Olmo(decoder.CausalLM):

@@ -176,7 +176,7 @@ class FalconTransformer(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         if config["alibi"]:
-            raise Unsupported("model: the closed form knows Falcon with rotary positions, not ALiBi", field="model")
+            raise Unsupported.at("model", "the closed form knows Falcon with rotary positions, not ALiBi")
         self.word_embeddings = Embedding(machine, config["vocab_size"], config["hidden_size"])
         self.h = ModuleList(machine, [FalconLayer(machine, config) for _ in range(config["num_hidden_layers"])])
         self.ln_f = LayerNorm(machine, config["hidden_size"])

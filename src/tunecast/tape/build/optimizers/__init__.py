@@ -36,7 +36,7 @@ def make_optimizer(
     kind = optimizer_of(job)
     _class_of(kind)
     if kind.projection and not linear:
-        raise UsageError("optimizer: this model has no linear layers a projection works on", field="optimizer")
+        raise UsageError.at("optimizer", "this model has no linear layers a projection works on")
     if kind.layerwise and job.grad_accum > 1:
         told = f"optimizer: transformers refuses {kind.name} with grad_accum {job.grad_accum}. To fix: grad_accum 1"
         raise UsageError(told, field="optimizer")

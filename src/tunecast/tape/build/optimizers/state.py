@@ -186,8 +186,8 @@ def require_one_gradient(job: Job) -> None:
     for field, asked in (("grad_accum", job.grad_accum > 1), ("max_grad_norm", bool(job.max_grad_norm))):
         if asked:
             one = 1 if field == "grad_accum" else 0
-            raise UsageError(
-                f"{field}: got {getattr(job, field)} with optimizer_in_backward, which leaves no gradients for it."
+            raise UsageError.at(
+                field,
+                f"got {getattr(job, field)} with optimizer_in_backward, which leaves no gradients for it."
                 f" To fix: {field} {one}",
-                field=field,
             )

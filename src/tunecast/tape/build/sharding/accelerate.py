@@ -71,9 +71,8 @@ class AccelerateFsdp2(Scheme):
     def wrap(self, model: Any) -> None:
         sharder = self.sharder
         if any("vision_tower" in module.children for module in model.modules()):
-            raise Unsupported(
-                "parallel.data: how a model with a vision tower is wrapped is not written down; allowed: ddp",
-                field="parallel.data",
+            raise Unsupported.at(
+                "parallel.data", "how a model with a vision tower is wrapped is not written down; allowed: ddp"
             )
         model.gives_logits = True  # they are among the outputs that are cast
         if self.job.quantization.format is not None:
@@ -164,7 +163,7 @@ class AccelerateFsdp1(FlatScheme):
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         if job.lora.dora and job.method != "full":
-            raise Unsupported("lora.dora: the closed form does not know DoRA in FSDP 1's hands", field="lora.dora")
+            raise Unsupported.at("lora.dora", "the closed form does not know DoRA in FSDP 1's hands")
         dtype = DTYPES[job.autocast] if job.autocast else None
         reduce_dtype = DTYPES[job.parallel.reduce_dtype] if job.parallel.reduce_dtype else dtype
         replicas = job.hardware.nodes if sharding_of(job).replicates_machines else 1

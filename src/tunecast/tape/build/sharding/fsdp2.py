@@ -257,7 +257,7 @@ class ColumnsUnit(OtherwiseReduced):
             for name, parameter in module.own.items():
                 if parameter.shape[1] % ranks:  # torch refuses it too
                     told = f"{parameter.shape[1]} columns of an expert cannot be split over {ranks} cards"
-                    raise UsageError(f"parallel.expert: {told}", field="parallel.expert")
+                    raise UsageError.at("parallel.expert", told)
                 each = ColumnsShard(parameter, [(module, name)], ranks)
                 each.compute = self.sharder.policy.compute
                 shards.append(each)

@@ -279,7 +279,7 @@ def _require_layers(job: Job, config: Mapping[str, Any]) -> None:
     total = layer_count(config)
     field, parts = ("parallel.pipeline", stages) if stages > 1 else ("parallel.layers", spread)
     if total < parts:
-        raise UsageError(f"{field}: {total} layers for {parts} cards. To fix: fewer", field=field)
+        raise UsageError.at(field, f"{total} layers for {parts} cards. To fix: fewer")
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
@@ -294,9 +294,7 @@ def _spread(
     config = json.loads(written)
     model = model_of(Machine(Card()), config)
     if model is None:
-        raise Unsupported(
-            "model: the closed form does not know this architecture. To fix: --engine traced", field="model"
-        )
+        raise Unsupported.at("model", "the closed form does not know this architecture. To fix: --engine traced")
     every = split(outline(model, weights_dtype, packed), cards, quantizes=packed not in (None, "gptq"))
     return tuple(of_card(config, card) for card in worth_asking(every))
 

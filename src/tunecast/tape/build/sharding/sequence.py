@@ -266,7 +266,7 @@ class Ulysses:
         told = f"got {ranks}; Ulysses splits {heads} attention and {key_heads} key heads evenly"
         near = max(n for n in allowed if n <= ranks)
         names = ", ".join(map(str, allowed))
-        raise UsageError(f"parallel.context: {told}; allowed: {names}; nearest: {near}", field="parallel.context")
+        raise UsageError.at("parallel.context", f"{told}; allowed: {names}; nearest: {near}")
 
     def combined(self, x: Tensor, heads: int) -> Tensor:
         """From [tokens, batch, heads, width] to all tokens of this rank's heads."""

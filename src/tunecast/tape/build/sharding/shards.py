@@ -108,10 +108,10 @@ class Shard:
         if self.whole is None:
             return
         if not isinstance(self.whole.storage, Resizable):  # bitsandbytes casts a layer's bias in place
-            raise Unsupported(
-                f"parallel.data: what becomes of {self.module}, which is cast in place while it is gathered, is not "
+            raise Unsupported.at(
+                "parallel.data",
+                f"what becomes of {self.module}, which is cast in place while it is gathered, is not "
                 "written down. To fix: quantization.prepare_kbit false, or ddp",
-                field="parallel.data",
             )
         self.whole.storage.give_back()
 

@@ -151,7 +151,7 @@ def _in_words(value: Any) -> str:
 
 
 def not_known(field: str, got: Any, remedy: str = TRACE_INSTEAD) -> Unsupported:
-    return Unsupported(f"{field}: got {_in_words(got)}, which the closed form does not know. {remedy}", field=field)
+    return Unsupported.at(field, f"got {_in_words(got)}, which the closed form does not know. {remedy}")
 
 
 def no_such_model(stack: str, model_type: object) -> Unsupported:

@@ -58,7 +58,7 @@ from tunecast.tape.op import Phase, Role
 def insert_adapters(job: Job, model: Any) -> None:
     """`apply_lora_to_linear_modules`."""
     if job.lora.dora:
-        raise Unsupported("lora.dora: Automodel's DoRA is not written down; allowed: false", field="lora.dora")
+        raise Unsupported.at("lora.dora", "Automodel's DoRA is not written down; allowed: false")
     for parameter in model.parameters():
         parameter.requires_grad = False
     for parent, name, base in list(targets(job, model)):

@@ -242,7 +242,7 @@ class MPT(Module):
     def forward(self, input_ids: Tensor) -> Tensor:
         machine, length = self.machine, input_ids.shape[1]
         if length > self.longest:
-            raise UsageError(f"seq_len: this MPT has {self.longest} positions, not {length}", field="seq_len")
+            raise UsageError.at("seq_len", f"this MPT has {self.longest} positions, not {length}")
         x = self.wte(input_ids)
         if self.wpe is not None:
             pos = machine.run("arange", (), (1, length), INT64)

@@ -122,9 +122,8 @@ def load(
     text = config.get("text_config", config)
     model = model_of(machine, with_room(config, max(job.lengths or (job.seq_len,))))
     if model is None:
-        raise Unsupported(
-            f"model: the closed form does not know the architecture {text['model_type']!r}. To fix: --engine traced",
-            field="model",
+        raise Unsupported.at(
+            "model", f"the closed form does not know the architecture {text['model_type']!r}. To fix: --engine traced"
         )
     model.name_all()
     machine.name_head(model.output_embedding().path, model.path)

@@ -94,16 +94,16 @@ def refuse(job: Job, config: Mapping[str, Any], longest: int) -> None:
     """What Unsloth does by other code than is written down here."""
     name = config["model_type"]
     if name not in FAMILIES:
-        raise Unsupported(
-            f"model: the closed form knows Unsloth's code for {', '.join(FAMILIES)}, not for {name!r}. {TRACE_INSTEAD}",
-            field="model",
+        raise Unsupported.at(
+            "model",
+            f"the closed form knows Unsloth's code for {', '.join(FAMILIES)}, not for {name!r}. {TRACE_INSTEAD}",
         )
     window = config.get("sliding_window") if name == "mistral" else None
     if window and longest > window:
-        raise Unsupported(
-            f"seq_len: rows of {longest} are longer than the model's window of {window}, for which Unsloth makes masks"
+        raise Unsupported.at(
+            "seq_len",
+            f"rows of {longest} are longer than the model's window of {window}, for which Unsloth makes masks"
             f" the closed form does not know. {TRACE_INSTEAD}",
-            field="seq_len",
         )
     if job.lora.dora:
         raise not_known("lora.dora", True, "To fix: lora.dora false")

@@ -60,9 +60,8 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
     if ranks_of(job) == 1:
         return Scheme(job, machine)
     if job.method == "qlora":
-        raise UsageError(
-            "quantization.format: litgpt refuses quantised weights on several cards. To fix: hardware.gpus 1",
-            field="quantization.format",
+        raise UsageError.at(
+            "quantization.format", "litgpt refuses quantised weights on several cards. To fix: hardware.gpus 1"
         )
     if sharding_of(job).is_replicated:
         machine.assumptions.update(dict.fromkeys([ONLY_SHARDED] if job.gradient_checkpointing else []))
@@ -174,7 +173,7 @@ def check(job: Job) -> None:
         raise UsageError(told, field="lora.dora")
     if min(job.lengths or (job.seq_len,)) < 2:  # logits[:, :-1] against targets[:, 1:]
         told = "got rows of 1 token; litgpt has each token predict the next of its row: allowed: 2 tokens or more"
-        raise UsageError(f"seq_len: {told}", field="seq_len")
+        raise UsageError.at("seq_len", told)
 
 
 def done_otherwise(job: Job) -> list[str]:
@@ -249,12 +248,11 @@ def lora_of(job: Job) -> LitLora:
         kinds = {kind for kind, names in KINDS.items() if set(names) & set(given)}
         unknown = sorted(set(given) - {name for names in KINDS.values() for name in names})
         if unknown:
-            raise UsageError(f"lora.targets: litgpt adapts no {', '.join(unknown)}", field="lora.targets")
+            raise UsageError.at("lora.targets", f"litgpt adapts no {', '.join(unknown)}")
         named = set(given) & set(KINDS["mlp"])
         if named and not any(whole <= named for whole in WHOLE_MLPS) and not named & {"dense_h_to_4h", "dense_4h_to_h"}:
-            raise UsageError(
-                f"lora.targets: litgpt adapts an MLP's layers together, got only {', '.join(sorted(named))}",
-                field="lora.targets",
+            raise UsageError.at(
+                "lora.targets", f"litgpt adapts an MLP's layers together, got only {', '.join(sorted(named))}"
             )
     return LitLora(job.lora.rank, job.lora.dropout_fraction, **{kind: kind in kinds for kind in KINDS})
 
@@ -264,9 +262,7 @@ def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
     if job.method != "qlora":
         return make_optimizer(job, parameters)
     if "adamw" not in job.optimizer:
-        raise UsageError(
-            f"optimizer: got {job.optimizer}; litgpt trains quantised models with AdamW only", field="optimizer"
-        )
+        raise UsageError.at("optimizer", f"got {job.optimizer}; litgpt trains quantised models with AdamW only")
     return Blockwise(parameters, bits=32, paged=True)
 
 

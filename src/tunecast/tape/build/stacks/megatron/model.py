@@ -161,7 +161,7 @@ class GPT(Module):
         for name, size in (("heads", shape.heads), ("inner width", shape.inner)):
             if size % parts.tensor:
                 told = f"{name} split evenly: needs a divisor of {size}, has tensor={parts.tensor}"
-                raise UsageError(f"parallel.tensor: {told}", field="parallel.tensor")
+                raise UsageError.at("parallel.tensor", told)
         rows = -(-shape.vocabulary // (parts.tensor * ROWS_DIVISIBLE_BY)) * ROWS_DIVISIBLE_BY
         self.word_embeddings: Any = self.parameter(rows, shape.width) if first else None
         learned = first and shape.positions

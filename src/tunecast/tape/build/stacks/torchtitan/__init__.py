@@ -78,12 +78,12 @@ def load(
         raise no_such_model(job.stack, config["model_type"])
     if config.get("tie_word_embeddings"):
         if config["model_type"] != "llama":
-            raise Unsupported("model: embedding and head are one weight, which is not written down", field="model")
+            raise Unsupported.at("model", "embedding and head are one weight, which is not written down")
         machine.assumptions["torchtitan's Llama keeps embedding and head apart, also where config.json ties them"] = (
             None
         )
     if job.weights_dtype == "float16" or job.autocast == "float16":
-        raise UsageError("weights_dtype: torchtitan trains in bfloat16 and float32", field="weights_dtype")
+        raise UsageError.at("weights_dtype", "torchtitan trains in bfloat16 and float32")
     first = job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
     last = job.parallel.pipeline == 1 or not first
     model = family(machine, config, release, max(job.lengths or (job.seq_len,)), last, first)
@@ -131,17 +131,15 @@ def spread_experts(job: Job, config: Mapping[str, Any], model: Transformer, rele
     sparse = [module for module in model.modules() if isinstance(module, MoE)]
     if not sparse:
         if ranks > 1:
-            raise UsageError(
-                f"parallel.expert: got {ranks}, of a model without experts; allowed: 1", field="parallel.expert"
-            )
+            raise UsageError.at("parallel.expert", f"got {ranks}, of a model without experts; allowed: 1")
         return
     refused = [field for field, asks in WITHOUT_EXPERTS.items() if asks(job)]
     if refused:
         raise Unsupported(f"{refused[0]}: torchtitan's experts are not written down with it", field=refused[0])
     if release.old_experts:
-        raise UsageError("stack_version: torchtitan's experts are written down from 2026.2 on", field="stack_version")
+        raise UsageError.at("stack_version", "torchtitan's experts are written down from 2026.2 on")
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise Unsupported("model: torchtitan's Qwen 3 has experts in every layer", field="model")
+        raise Unsupported.at("model", "torchtitan's Qwen 3 has experts in every layer")
     if isinstance(model, DeepSeekModel):
         model.machine.assumptions[SDPA] = None
     for moe in sparse if ranks > 1 else ():

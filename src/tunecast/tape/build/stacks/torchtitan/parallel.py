@@ -56,10 +56,7 @@ def ranks_of(job: Job) -> TitanRanks:
     data = world // others
     shard = max(1, job.hardware.gpus // others) if sharding_of(job).replicates_machines else data
     if shard % parallel.expert:
-        raise UsageError(
-            f"parallel.expert: {shard} cards that share weights are no multiple of {parallel.expert}",
-            field="parallel.expert",
-        )
+        raise UsageError.at("parallel.expert", f"{shard} cards that share weights are no multiple of {parallel.expert}")
     return TitanRanks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline, parallel.expert)
 
 

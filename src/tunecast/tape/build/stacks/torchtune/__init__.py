@@ -126,9 +126,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     if job.autocast is not None:
         machine.assumptions["autocast: torchtune has none; left out"] = None
     if job.weights_dtype == "float16":
-        raise UsageError(
-            "weights_dtype: torchtune's recipes refuse float16; allowed: bfloat16, float32", field="weights_dtype"
-        )
+        raise UsageError.at("weights_dtype", "torchtune's recipes refuse float16; allowed: bfloat16, float32")
     require_one_gradient(job)
     with machine.scheme.loading():
         model = load(job, config, machine)
@@ -167,7 +165,7 @@ def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengt
     }  # fmt: skip
     for field, asked in named.items():
         if asked:
-            raise UsageError(f"{field}: torchtune 0.1 has none. To fix: stack_version 0.4 or later", field=field)
+            raise UsageError.at(field, "torchtune 0.1 has none. To fix: stack_version 0.4 or later")
     model.machine.name_head("output", "loss")
     model.machine.empty_cache()
     first.train(model, optimizer, lengths, job.micro_batch, job.grad_accum)
@@ -182,7 +180,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDe
         raise no_such_model(job.stack, config["model_type"])
     positions = model.layer_list.children["0"].attn.pos_embeddings.cache.shape[0]  # type: ignore[attr-defined]
     if max(job.lengths or (job.seq_len,)) > positions:
-        raise UsageError(f"seq_len: torchtune's model has {positions} positions", field="seq_len")
+        raise UsageError.at("seq_len", f"torchtune's model has {positions} positions")
     if job.method != "full" and job.lora.adapter_dtype != job.weights_dtype:
         machine.assumptions[f"torchtune keeps adapters in the weights' dtype, {job.weights_dtype}"] = None
     model.name_all()
@@ -206,9 +204,8 @@ def release_of(job: Job) -> Release:
         return NEWEST
     release = numbers(job.stack_version, "stack_version", "0.4")
     if release != FIRST and not OLDEST <= release <= NEWEST:
-        raise UsageError(
-            f"stack_version: got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down",
-            field="stack_version",
+        raise UsageError.at(
+            "stack_version", f"got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down"
         )
     return release
 
@@ -216,7 +213,7 @@ def release_of(job: Job) -> Release:
 def targets(job: Job) -> Collection[str]:
     given = job.lora.targets
     if job.lora.dora:
-        raise Unsupported("lora.dora: torchtune's DoRALinear is not written down", field="lora.dora")
+        raise Unsupported.at("lora.dora", "torchtune's DoRALinear is not written down")
     assert given is not None, "targets follow from the stack: fill_in comes first"
     if given == "attention":
         return ATTENTION
@@ -224,10 +221,9 @@ def targets(job: Job) -> Collection[str]:
         return (*ATTENTION, *MLP)
     unknown = set(given) - {*ATTENTION, *MLP, "lm_head"}
     if unknown or 0 < len(set(given) & set(MLP)) < len(MLP):
-        raise UsageError(
-            f"lora.targets: torchtune adapts any of {', '.join(ATTENTION)}, all of {', '.join(MLP)} or none of them,"
-            " and lm_head",
-            field="lora.targets",
+        raise UsageError.at(
+            "lora.targets",
+            f"torchtune adapts any of {', '.join(ATTENTION)}, all of {', '.join(MLP)} or none of them, and lm_head",
         )
     return given
 
