@@ -41,7 +41,6 @@ class DoraLinear(Module):
 
     def begin(self, base_layer: Linear, lora_A: Tensor, lora_B: Tensor) -> None:
         """`update_layer`: the magnitudes start as the norms of the rows. A 4-bit layer is copied first."""
-        machine = self.machine
         half = lora_A.dtype == FLOAT16
         if half:
             lora_A, lora_B = lora_A.float(), lora_B.float()
@@ -52,7 +51,7 @@ class DoraLinear(Module):
             lora_weight = lora_weight.to(FLOAT16)
         self.weight.dtype = weight.dtype
         self.weight.storage = self.weight_norm(weight, lora_weight).storage
-        block = machine.blocks[self.weight.storage.block]
+        block = self.weight.block
         block.role, block.module = Role.ADAPTERS, self.path
         del copied
 

@@ -110,9 +110,9 @@ class Leaf:
         assert tensor.grad is not None
         if tensor.is_view:  # an input of a recomputed layer: it is handed on
             return
-        block = machine.blocks[tensor.grad.storage.block]
+        block = tensor.grad.block
         block.role = Role.GRADIENTS
-        block.module = machine.blocks[tensor.storage.block].module
+        block.module = tensor.block.module
 
 
 def same_layout(gradient: Tensor, variable: Tensor) -> bool:

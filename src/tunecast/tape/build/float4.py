@@ -47,7 +47,7 @@ def apply(model: Any) -> None:
             with machine.within(module.path):
                 seed, signs = machine.run("randint", (), (1,), INT64), machine.run("empty", (), (BLOCK,), INT8)
             for tensor in (seed, signs):
-                machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+                tensor.block.role = Role.WEIGHTS
             object.__setattr__(module, "seed", (seed, signs))  # buffers, not parameters
             module.forward = MethodType(forward, module)  # type: ignore[method-assign]
 

@@ -98,7 +98,7 @@ def bring(tensor: Tensor, module: str, role: Role = Role.WEIGHTS, dtype: Dtype |
     machine.launch("empty", (), tensor.dtype, tensor.nbytes, kernels=0)
     tensor.storage = Storage(machine, machine.allocate(tensor.nbytes))
     machine.module = before
-    machine.blocks[tensor.storage.block].role = role
+    tensor.block.role = role
 
 
 class Linear(Module):

@@ -82,8 +82,7 @@ def made(machine: Machine, name: str, shape: tuple[int, ...], dtype: Dtype) -> T
 
 def kept(tensor: Tensor) -> Tensor:
     """Part of the weights from now on."""
-    tensor.machine.blocks[tensor.storage.block].role = Role.WEIGHTS
-    return tensor
+    return tensor.as_role(Role.WEIGHTS)
 
 
 def prepare_kbit(model: Any) -> None:
@@ -97,11 +96,11 @@ def prepare_kbit(model: Any) -> None:
 def change_dtype(parameter: Tensor, dtype: Dtype) -> None:
     """`parameter.data = parameter.data.to(dtype)`."""
     machine = parameter.machine
-    block = machine.blocks[parameter.storage.block]
+    block = parameter.block
     before, machine.module = machine.module, block.module
     copy = parameter.detach().to(dtype)
     machine.module = before
-    machine.blocks[copy.storage.block].role = block.role
+    copy.block.role = block.role
     if machine.phase is Phase.LOAD:  # it was never more than a step of loading
         block.role = None
     parameter.storage, parameter.dtype = copy.storage, dtype

@@ -73,9 +73,7 @@ class Blockwise(Optimizer):
         return [self.zeros(shape, dtype, "zeros_like")]
 
     def zeros(self, shape: Shape, dtype: Dtype, name: str = "zeros") -> Tensor:
-        out = self.machine.run(name, (), shape, dtype)
-        self.machine.blocks[out.storage.block].role = Role.OPTIMIZER
-        return out
+        return self.machine.run(name, (), shape, dtype).as_role(Role.OPTIMIZER)
 
 
 class AdEMAMix(Blockwise):

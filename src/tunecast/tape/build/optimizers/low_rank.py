@@ -51,10 +51,7 @@ class LowRank(Optimizer):
         """From the side that is longer: a tall matrix keeps its rows."""
         tall = full_rank_grad.shape[0] >= full_rank_grad.shape[1]
         if id(parameter) not in self.projections:
-            ortho_matrix = self.orthogonal(full_rank_grad, tall)
-            self.machine.blocks[ortho_matrix.storage.block].role = Role.OPTIMIZER
-            self.projections[id(parameter)] = ortho_matrix
-            del ortho_matrix
+            self.projections[id(parameter)] = self.orthogonal(full_rank_grad, tall).as_role(Role.OPTIMIZER)
         kept = self.projections[id(parameter)].transpose(0, 1)
         return F.mm(full_rank_grad, kept) if tall else F.mm(kept, full_rank_grad)
 
@@ -137,8 +134,7 @@ class GaLoreAdafactor(GaLore):
             state = self.state[id(p)]
             p_data_fp32 = p
             p_data_fp32 = p_data_fp32.float()
-            state[2 if factored else 1 :] = [rms(p_data_fp32)]
-            machine.blocks[state[-1].storage.block].role = Role.OPTIMIZER
+            state[2 if factored else 1 :] = [rms(p_data_fp32).as_role(Role.OPTIMIZER)]
             update = grad.pow(2) + 1e-30
             if factored:
                 for sums, dim in zip(state, (-1, -2), strict=False):
@@ -190,7 +186,7 @@ class GaLoreAdamW8bit(GaLore):
                 saved_data = p.clone()
                 data = grad.clone()
                 p.storage = saved_data.storage  # the weights are elsewhere from now on
-                machine.blocks[p.storage.block].role = Role.WEIGHTS
+                p.block.role = Role.WEIGHTS
                 p.grad = grad
             small = data.numel() < SMALLEST_8BIT
             if id(p) not in self.state:

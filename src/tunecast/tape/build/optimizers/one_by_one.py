@@ -129,8 +129,7 @@ class Adafactor(Optimizer):
             machine.module = self.module_of(p)
             p_data_fp32 = p
             p_data_fp32 = p_data_fp32.float()
-            state[2 if factored else 1 :] = [rms(p_data_fp32)]
-            machine.blocks[state[-1].storage.block].role = Role.OPTIMIZER
+            state[2 if factored else 1 :] = [rms(p_data_fp32).as_role(Role.OPTIMIZER)]
             update = grad.pow(2) + 1e-30
             if factored:
                 for sums, dim in zip(state, (-1, -2), strict=False):
@@ -158,10 +157,7 @@ class Adafactor(Optimizer):
 
 def moved(machine: Machine, *shapes: tuple[int, ...]) -> list[Tensor]:
     """Zeros made on the host, then brought to the card."""
-    out = [machine.run("_to_copy", (), shape, FLOAT32) for shape in shapes]
-    for tensor in out:
-        machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
-    return out
+    return [machine.run("_to_copy", (), shape, FLOAT32).as_role(Role.OPTIMIZER) for shape in shapes]
 
 
 def rms(x: Tensor) -> Tensor:
@@ -294,6 +290,4 @@ class LowBitAdamW(Optimizer):
         del scales, moments, codes
 
     def zeros(self, shape: Shape, dtype: Dtype) -> Tensor:
-        out = self.machine.run("zeros", (), shape, dtype)
-        self.machine.blocks[out.storage.block].role = Role.OPTIMIZER
-        return out
+        return self.machine.run("zeros", (), shape, dtype).as_role(Role.OPTIMIZER)

@@ -43,7 +43,7 @@ def total_norm(gradients: Sequence[Tensor], over_ranks: Callable[[Tensor], Tenso
     for dtype, group in groups.items():
         found = machine.run_many("_foreach_norm", group, [((), dtype)] * len(group), args=(machine.repeated(group),))
         for norm, gradient in zip(found, group, strict=True):
-            machine.blocks[norm.storage.block].module = machine.blocks[gradient.storage.block].module
+            norm.block.module = gradient.block.module
         norms += found
         del found, norm
     dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
@@ -127,14 +127,12 @@ class Optimizer:
         return [p for p in self.parameters if p.grad is not None]
 
     def module_of(self, parameter: Tensor) -> str:
-        return self.machine.blocks[parameter.storage.block].module
+        return parameter.block.module
 
     def made(self, parameter: Tensor, *kinds: tuple[Shape, Dtype]) -> list[Tensor]:
         machine = self.machine
         machine.module = self.module_of(parameter)
-        out = [machine.run("zeros_like", (), shape, dtype) for shape, dtype in kinds]
-        for tensor in out:
-            machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
+        out = [machine.run("zeros_like", (), shape, dtype).as_role(Role.OPTIMIZER) for shape, dtype in kinds]
         machine.module = self.many
         return out
 

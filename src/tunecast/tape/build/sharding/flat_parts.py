@@ -133,4 +133,4 @@ def send(tensors: Sequence[Tensor], ranks: int) -> None:
 
 
 def on_host(tensor: Tensor) -> bool:
-    return tensor.storage is None or tensor.machine.blocks[tensor.storage.block].stream == HOST
+    return tensor.storage is None or tensor.block.stream == HOST

@@ -110,7 +110,7 @@ class FlatParamHandle:
 
     def name_shard(self) -> None:
         adapters = self.trains and self.owner.adapts
-        self.machine.blocks[self.shard.storage.block].role = Role.ADAPTERS if adapters else Role.WEIGHTS
+        self.shard.block.role = Role.ADAPTERS if adapters else Role.WEIGHTS
 
     def copied_to_host(self, part: Tensor) -> Tensor:
         self.machine.launch("_to_copy", (part,), part.dtype, part.nbytes)
@@ -320,7 +320,7 @@ class FlatParamHandle:
         """The whole gradient is there: let go of the weights, sum it over the ranks, keep this rank's part."""
         self.state = HandleState.BACKWARD_POST
         assert self.whole.grad is not None
-        self.machine.blocks[self.whole.grad.storage.block].module = self.module.path
+        self.whole.grad.block.module = self.module.path
         self.reshard(self.owner.frees_in_backward())
         if not self.owner.sync:
             self.share_whole()
@@ -359,7 +359,7 @@ class FlatParamHandle:
         part = part.to(self.dtype)
         if self.saved_grad is None:
             self.saved_grad = part
-            machine.blocks[part.storage.block].role = Role.GRADIENTS
+            part.block.role = Role.GRADIENTS
         else:
             machine.launch("add_", (self.saved_grad, part), part.dtype, part.nbytes)
         self.share(self.saved_grad)

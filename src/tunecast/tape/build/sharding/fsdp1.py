@@ -83,7 +83,7 @@ class Flattened:
         """Trained, and not FSDP's."""
         for parameter in self.others:
             if on_host(parameter):
-                bring(parameter, model.machine.blocks[parameter.storage.block].module, Role.ADAPTERS)
+                bring(parameter, parameter.block.module, Role.ADAPTERS)
         self.packs = any(not w.tensor.dtype.floating for unit in self.units for w in unit.weights)
         """bitsandbytes registers views of packed weights as parameters, which then look like nobody's
         (nn/modules.py, `fix_4bit_weight_quant_state_from_module`)."""
@@ -143,8 +143,7 @@ class Flattened:
         for module in self.model.modules():
             for buffer in module.own.values():
                 if isinstance(buffer, Buffer) and buffer.dtype.floating and buffer.dtype != dtype:
-                    cast = self.machine.run("_to_copy", (buffer,), buffer.shape, dtype)
-                    self.machine.blocks[cast.storage.block].role = Role.WEIGHTS
+                    cast = self.machine.run("_to_copy", (buffer,), buffer.shape, dtype).as_role(Role.WEIGHTS)
                     buffer.storage, buffer.dtype = cast.storage, dtype
 
     def drop_gradients(self) -> None:
@@ -231,7 +230,7 @@ class Flattened:
         norms = []
         with self.where():
             for gradient in gradients:
-                with machine.within(machine.blocks[gradient.storage.block].module):
+                with machine.within(gradient.block.module):
                     norm = machine.run("linalg_vector_norm", (gradient,), (), FLOAT32, args=(gradient, 2.0, None))
                 norms.append(norm)
             stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), FLOAT32)

@@ -98,9 +98,7 @@ class ParamGroup:
         return shards
 
     def made(self, shape: Shape, dtype: Dtype, role: Role = Role.TEMPORARIES) -> Tensor:
-        tensor = self.machine.run("empty", (), shape, dtype)
-        self.machine.blocks[tensor.storage.block].role = role
-        return tensor
+        return self.machine.run("empty", (), shape, dtype).as_role(role)
 
     # ------------------------------------------------------------------------------------------------- forward
 
@@ -328,8 +326,7 @@ class ParamGroup:
             if dtype is None or whole is None or whole.grad is None or whole.grad.dtype == dtype:
                 continue
             gradient, whole.grad = whole.grad, None
-            shard.accumulated = self.machine.run("_to_copy", (gradient,), gradient.shape, dtype)
-            self.machine.blocks[shard.accumulated.storage.block].role = Role.GRADIENTS
+            shard.accumulated = self.machine.run("_to_copy", (gradient,), gradient.shape, dtype).as_role(Role.GRADIENTS)
             del gradient
 
     def reduce_dtype(self) -> Dtype | None:
@@ -374,8 +371,7 @@ class ParamGroup:
             if dtype == FLOAT16:
                 machine.launch("div_", (output,), dtype, output.nbytes)
             if output.dtype != shards[0].part.dtype:
-                output = machine.run("_to_copy", (output,), output.shape, shards[0].part.dtype)
-                machine.blocks[output.storage.block].role = Role.GRADIENTS
+                output = machine.run("_to_copy", (output,), output.shape, shards[0].part.dtype).as_role(Role.GRADIENTS)
             self.hand_out(shards, output)
         if not sharder.copies_apart:
             sharder.scattering.append(scattered)

@@ -177,8 +177,7 @@ class Zero(Scheme):
     def master(self, numel: int) -> Tensor:
         machine = self.machine
         with machine.on_host() if self.on_host else contextlib.nullcontext(), machine.within(MANY):
-            made = machine.run("_to_copy", (), (numel,), FLOAT32)
-        machine.blocks[made.storage.block].role = Role.OPTIMIZER
+            made = machine.run("_to_copy", (), (numel,), FLOAT32).as_role(Role.OPTIMIZER)
         made.requires_grad = True
         return made
 
@@ -262,9 +261,7 @@ class Zero12(Zero):
 
     def made(self, shape: tuple[int, ...], dtype: Dtype, role: Role) -> Tensor:
         with self.machine.within(MANY):
-            tensor = self.machine.run("empty", (), shape, dtype)
-        self.machine.blocks[tensor.storage.block].role = role
-        return tensor
+            return self.machine.run("empty", (), shape, dtype).as_role(role)
 
     def flatten(self, group: Sequence[Tensor]) -> None:
         """`flatten_dense_tensors_aligned`, then parameters are views of it (`_update_model_bit16_weights`)."""
@@ -389,7 +386,7 @@ class Zero12(Zero):
                 piece = machine.run("cat", (), (numel,), self.dtype)
                 master.grad = machine.run("_to_copy", (piece,), (numel,), FLOAT32)
                 del piece
-                machine.blocks[master.grad.storage.block].role = Role.GRADIENTS
+                master.grad.block.role = Role.GRADIENTS
                 if master is self.masters[-1]:
                     self.forget_gradients()
                 machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)

@@ -51,7 +51,7 @@ class Cut:
         machine = parameter.machine
         self.numel, self.part_numel = parameter.numel(), -(-parameter.numel() // ranks)
         self.trains, self.stays = parameter.requires_grad, stays
-        block = machine.blocks[parameter.storage.block]
+        block = parameter.block
         self.module, self.role = block.module, block.role or Role.WEIGHTS
         padded = self.part_numel * ranks * dtype.itemsize
         self.whole = Tensor(machine, Resizable(machine, padded), parameter.shape, dtype)
@@ -129,9 +129,7 @@ class Zero3(Zero):
     def made(self, numel: int, dtype: Dtype, role: Role, on_host: bool) -> Tensor:
         machine = self.machine
         with machine.on_stream(HOST if on_host else machine.stream), machine.within(MANY):
-            tensor = machine.run("empty", (), (numel,), dtype)
-        machine.blocks[tensor.storage.block].role = role
-        return tensor
+            return machine.run("empty", (), (numel,), dtype).as_role(role)
 
     # -------------------------------------------------------------------------------------------------- weights
 
@@ -220,8 +218,7 @@ class Zero3(Zero):
                 machine.launch(FROM_HOST, (), self.dtype, numel * self.dtype.itemsize)
             buffer = None
             if len(cuts) > 1:
-                buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype)
-                machine.blocks[buffer.storage.block].role = Role.TEMPORARIES
+                buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype).as_role(Role.TEMPORARIES)
             else:
                 cuts[0].whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
             nbytes = numel * self.dtype.itemsize
@@ -363,7 +360,7 @@ class Zero3(Zero):
             piece = machine.run("cat", (self.kept,), master.shape, self.dtype)
             master.grad = machine.run("_to_copy", (piece,), master.shape, FLOAT32)
             del piece
-            machine.blocks[master.grad.storage.block].role = Role.GRADIENTS
+            master.grad.block.role = Role.GRADIENTS
             machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)
             optimizer.step()
             machine.launch("copy_", (master,), self.dtype, master.numel() * self.dtype.itemsize)

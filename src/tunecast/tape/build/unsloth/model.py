@@ -69,7 +69,7 @@ class Offloading:
             machine.node, machine.module = node, before
             grads = detached.grad
             assert grads is not None
-            block = machine.blocks[grads.storage.block]
+            block = grads.block
             block.role, block.module = None, module
             return (grads,)
 

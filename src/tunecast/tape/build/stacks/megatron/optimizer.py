@@ -110,14 +110,13 @@ class MegatronOptimizer:
         sharing = ranks if shares else 1
         self.share = -(-(self.numel - split) // sharing) - (-split // max(1, sharing // expert_ranks))
         machine.module = "optimizer"
-        self.gradients = machine.run("zeros", (), (self.numel,), gradients)
-        machine.blocks[self.gradients.storage.block].role = Role.GRADIENTS
+        self.gradients = machine.run("zeros", (), (self.numel,), gradients).as_role(Role.GRADIENTS)
         self.state: list[Tensor] = []
         self.copies: Tensor | None = None
         self.master: Tensor | None = None
         if parameters[0].dtype is not FLOAT32 or shares:
             self.master = machine.run("_to_copy", (), (self.share,), INT16 if aware else FLOAT32)
-            machine.blocks[self.master.storage.block].role = Role.OPTIMIZER
+            self.master.block.role = Role.OPTIMIZER
 
     def begin_step(self) -> None:
         self.copies = None
@@ -146,12 +145,10 @@ class MegatronOptimizer:
         machine.module = "optimizer"
         part = self.gradients.alias((share,), None)
         if self.dtype is not FLOAT32 and not self.aware:
-            part = self.copies = machine.run("_to_copy", (part,), (share,), FLOAT32)
-            machine.blocks[part.storage.block].role = Role.GRADIENTS
+            part = self.copies = machine.run("_to_copy", (part,), (share,), FLOAT32).as_role(Role.GRADIENTS)
         if not self.state:
-            self.state = [machine.run("zeros_like", (), (share,), FLOAT32) for _ in range(2)]
-            for tensor in self.state:
-                machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
+            states = range(2)
+            self.state = [machine.run("zeros_like", (), (share,), FLOAT32).as_role(Role.OPTIMIZER) for _ in states]
         if clips:
             machine.launch("multi_tensor_l2norm", (part,), FLOAT32, FLOAT32.itemsize)
             machine.launch("multi_tensor_scale", (part,), FLOAT32, part.nbytes)

@@ -141,7 +141,7 @@ class TitanFsdp(AccelerateFsdp2):
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         for parameter in parameters:
             if parameter.grad is not None:
-                is_dense = not machine.blocks[parameter.storage.block].module.endswith(".experts")
+                is_dense = not parameter.block.module.endswith(".experts")
                 parts[is_dense].append(parameter.grad)
         norms = [total_norm(part, self.over_ranks) for part in parts]
         squares = [machine.run("pow", (norm,), (), norm.dtype) for norm in norms]
@@ -217,7 +217,7 @@ def on_meta(model: Transformer) -> None:
             if not isinstance(tensor, Buffer):
                 with machine.within(module.path):
                     tensor.storage = Storage(machine, machine.allocate(0))
-                machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+                tensor.block.role = Role.WEIGHTS
 
 
 def to_empty(model: Transformer, scheme: Scheme) -> None:
