@@ -27,10 +27,10 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.tape.build import functional as F
+from tunecast.tape.build import liger
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
 from tunecast.tape.build.gptq import LinearGPTQ
-from tunecast.tape.build.liger import chunk_tokens
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.tensor import Tensor
@@ -199,12 +199,7 @@ LARGEST_BLOCK = 65536
 
 def require_known(model_type: str) -> None:
     """Raises `Unsupported` where the package's kernels for such models are not known."""
-    if model_type not in MODELS:
-        raise Unsupported.at(
-            "kernels",
-            f"the closed form does not know foak's kernels for {model_type}; it knows them for "
-            + ", ".join(sorted(MODELS)),
-        )
+    liger.require_known(model_type, "foak", MODELS)
 
 
 def apply(job: Job, model: Any) -> None:
@@ -359,7 +354,7 @@ def in_chunks(x: Tensor, weight: Tensor, target: Tensor, wants_weight: bool) -> 
     machine = x.machine
     tokens = x.shape[0]
     dtype = machine.autocast or x.dtype
-    chunk_size = chunk_tokens(tokens, *weight.shape)
+    chunk_size = liger.chunk_tokens(tokens, *weight.shape)
     grad_weight = machine.run("zeros_like", (weight,), weight.shape, weight.dtype) if wants_weight else None
     grad_input = machine.run("zeros_like", (x,), x.shape, x.dtype)
     loss_1d = machine.run("zeros", (), (tokens,), FLOAT32)

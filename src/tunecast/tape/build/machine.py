@@ -291,6 +291,15 @@ class Machine(HostNotes):
             self.grad_enabled = before
 
     @contextlib.contextmanager
+    def packing(self, hook: PackHook) -> Iterator[None]:
+        """What is saved goes through `hook`."""
+        self.pack_hooks.append(hook)
+        try:
+            yield
+        finally:
+            self.pack_hooks.pop()
+
+    @contextlib.contextmanager
     def autocasting(self, dtype: Dtype | None) -> Iterator[None]:
         """Casts of trainable fp32 leaves are kept until the outermost context ends (ATen/autocast_mode.cpp)."""
         before, self.autocast = self.autocast, dtype

@@ -101,6 +101,14 @@ def bring(tensor: Tensor, module: str, role: Role = Role.WEIGHTS, dtype: Dtype |
     tensor.block.role = role
 
 
+def bring_all(model: Module) -> None:
+    """What has no memory yet, in the order of the tree."""
+    for module in model.modules():
+        for tensor in module.own.values():
+            if tensor.storage is None:
+                bring(tensor, module.path)
+
+
 class Linear(Module):
     fan_in_fan_out = False
     """PEFT's word for a weight stored by input."""

@@ -133,12 +133,10 @@ class BloomBlock(CheckpointingLayer):
         self.mlp = BloomMLP(machine, config)
         self.residual_after_norm = config["apply_residual_connection_post_layernorm"]
 
-    def forward(self, hidden_states: Tensor, alibi: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden_states: Tensor, **where: Any) -> tuple[Tensor, Tensor]:
         layernorm_output = self.input_layernorm(hidden_states)
         residual = layernorm_output if self.residual_after_norm else hidden_states
-        attention_output, attn_weights = self.self_attention(
-            layernorm_output, residual, alibi=alibi, attention_mask=attention_mask
-        )
+        attention_output, attn_weights = self.self_attention(layernorm_output, residual, **where)
         layernorm_output = self.post_attention_layernorm(attention_output)
         residual = layernorm_output if self.residual_after_norm else attention_output
         output = self.mlp(layernorm_output, residual)
@@ -260,12 +258,10 @@ class MptBlock(CheckpointingLayer):
         self.ffn = MptMLP(machine, config)
         self.resid_attn_dropout = Dropout(machine, self.ffn.hidden_dropout)
 
-    def forward(self, hidden_states: Tensor, position_bias: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden_states: Tensor, **where: Any) -> tuple[Tensor, Tensor]:
         layernorm_output = self.norm_1(hidden_states)
         residual = hidden_states
-        attn_outputs, attn_weights = self.attn(
-            layernorm_output, position_bias=position_bias, attention_mask=attention_mask
-        )
+        attn_outputs, attn_weights = self.attn(layernorm_output, **where)
         hidden_states = self.resid_attn_dropout(attn_outputs) + residual
         layernorm_output = self.norm_2(hidden_states)
         residual = hidden_states

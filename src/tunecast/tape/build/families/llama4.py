@@ -220,15 +220,10 @@ class Layer(decoder.CheckpointingLayer):
         self.input_layernorm = Norm(machine, config["hidden_size"])
         self.post_attention_layernorm = Norm(machine, config["hidden_size"])
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, **where: Any) -> Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        attention_states, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
+        attention_states, _ = self.self_attn(hidden_states, **where)
         hidden_states = residual + attention_states
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)

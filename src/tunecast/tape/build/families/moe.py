@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
@@ -192,18 +193,11 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 class GptOssAttention(decoder.SelfAttention):
     came_later = True
+    rotary = staticmethod(partial(attention.rotate_both, rotate=rotate_halves))
 
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
         self.sinks = self.parameter(config["num_attention_heads"])
-
-    def apply_rotary(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
-        cos, sin = position_embeddings
-        cos = cos.unsqueeze(1)
-        sin = sin.unsqueeze(1)
-        q_embed = rotate_halves(query_states, cos, sin)
-        k_embed = rotate_halves(key_states, cos, sin)
-        return q_embed, k_embed
 
     def eager(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, groups: int, dropout: float
@@ -283,15 +277,10 @@ class GptOssMoe(Module):
 
 
 class GptOssLayer(decoder.Layer):
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, **where: Any) -> Tensor:  # type: ignore[override]
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        hidden_states, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
+        hidden_states, _ = self.self_attn(hidden_states, **where)
         hidden_states = residual + hidden_states
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tunecast.errors import Unsupported
 from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.attention import rotate
+from tunecast.tape.build.attention import rotate_both
 from tunecast.tape.build.decoder import FULL, SLIDING, Config, GatedMLP
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.machine import Machine
@@ -36,12 +36,8 @@ class OlmoRotary(decoder.RotaryEmbedding):
 
 
 def apply_in_float32(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    q_type, k_type = q.dtype, k.dtype
-    cos = cos.unsqueeze(1)
-    sin = sin.unsqueeze(1)
-    q_embed = rotate(q, cos, sin)
-    k_embed = rotate(k, cos, sin)
-    return q_embed.to(q_type), k_embed.to(k_type)
+    q_embed, k_embed = rotate_both(q, k, cos, sin)
+    return q_embed.to(q.dtype), k_embed.to(k.dtype)
 
 
 class PlainNorm(Module):

@@ -141,19 +141,14 @@ class FalconLayer(CheckpointingLayer):
         else:
             self.input_layernorm = LayerNorm(machine, hidden)
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor, position_embeddings: Any
-    ) -> tuple[Tensor, Any]:
+    def forward(self, hidden_states: Tensor, **where: Any) -> tuple[Tensor, Any]:
         residual = hidden_states
         if self.grouped and self.norms == 2:
             attention_layernorm_out = self.ln_attn(hidden_states)
             mlp_layernorm_out = self.ln_mlp(hidden_states)
         else:
             attention_layernorm_out = self.input_layernorm(hidden_states)
-        attention_output, attn_weights = self.self_attention(
-            attention_layernorm_out, attention_mask=attention_mask, position_ids=position_ids,
-            position_embeddings=position_embeddings,
-        )  # fmt: skip
+        attention_output, attn_weights = self.self_attention(attention_layernorm_out, **where)
         if not self.grouped and not self.parallel:
             residual = dropout_add(attention_output, residual, self.attention_dropout)
             mlp_layernorm_out = self.post_attention_layernorm(residual)
@@ -253,13 +248,8 @@ class NeoxLayer(CheckpointingLayer):
         self.attention = NeoxAttention(machine, config)
         self.mlp = NeoxMLP(machine, config["hidden_size"], config["intermediate_size"], config["hidden_act"])
 
-    def forward(
-        self, hidden_states: Tensor, attention_mask: Any, position_ids: Tensor, position_embeddings: Any
-    ) -> Tensor:
-        attn_output, _ = self.attention(
-            self.input_layernorm(hidden_states), attention_mask=attention_mask, position_ids=position_ids,
-            position_embeddings=position_embeddings,
-        )  # fmt: skip
+    def forward(self, hidden_states: Tensor, **where: Any) -> Tensor:
+        attn_output, _ = self.attention(self.input_layernorm(hidden_states), **where)
         attn_output = self.post_attention_dropout(attn_output)
         if self.parallel:
             mlp_output = self.mlp(self.post_attention_layernorm(hidden_states))
@@ -377,15 +367,10 @@ class StablelmLayer(CheckpointingLayer):
             self.post_attention_layernorm = LayerNorm(machine, config["hidden_size"])
         self.dropout = Dropout(machine, config.get("hidden_dropout") or 0.0)
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, **where: Any) -> Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        self_attn_output, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
+        self_attn_output, _ = self.self_attn(hidden_states, **where)
         if self.parallel:
             mlp_output = self.mlp(hidden_states)
             mlp_output = self.dropout(mlp_output)
@@ -435,15 +420,10 @@ class PhiLayer(CheckpointingLayer):
         self.input_layernorm = LayerNorm(machine, config["hidden_size"])
         self.resid_dropout = Dropout(machine, config["resid_pdrop"])
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, **where: Any) -> Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        attn_outputs, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
+        attn_outputs, _ = self.self_attn(hidden_states, **where)
         attn_outputs = self.resid_dropout(attn_outputs)
         feed_forward_hidden_states = self.resid_dropout(self.mlp(hidden_states))
         hidden_states = attn_outputs + feed_forward_hidden_states + residual

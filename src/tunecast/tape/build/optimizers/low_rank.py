@@ -8,7 +8,7 @@ Assumed  `optim_target_modules`, which transformers wants and a job does not say
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tunecast.tape.build import functional as F
@@ -35,10 +35,17 @@ class LowRank(Optimizer):
 
     def step(self) -> None:
         with self.machine.no_grad():
-            self.take(self.others, self.chosen)
+            self.take()
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         raise NotImplementedError
+
+    def turns(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Each parameter, its gradient, and whether that is projected."""
+        for p in (*self.others, *self.chosen):
+            if p.grad is not None:
+                self.machine.module = self.module_of(p)
+                yield p, p.grad, any(p is one for one in self.chosen)
 
     def first_state(self, parameter: Tensor, grad: Tensor) -> list[Tensor]:
         if id(parameter) not in self.state:
@@ -60,15 +67,10 @@ class LowRank(Optimizer):
 
 
 class GaLore(LowRank):
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
         denom = norm_grad = None
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            grad = p.grad
-            has_rank = any(p is one for one in chosen)
+        for p, grad, has_rank in self.turns():
             if has_rank:
                 grad = self.project(p, grad)
             exp_avg, exp_avg_sq = self.first_state(p, grad)
@@ -114,16 +116,11 @@ class GaLore(LowRank):
 class GaLoreAdafactor(GaLore):
     """transformers' Adafactor (`one_by_one.py` here) on the projection of the fp32 gradient."""
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
         update: Any = None
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            grad = p.grad
+        for p, grad, has_rank in self.turns():
             grad = grad.float()
-            has_rank = any(p is one for one in chosen)
             if has_rank:
                 grad = self.project(p, grad)
             factored = grad.dim() >= 2
@@ -173,16 +170,12 @@ class GaLoreAdamW8bit(GaLore):
     def tables(self) -> Sequence[Tensor]:  # type: ignore[override]
         return self.moments.tables
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            has_rank = any(p is one for one in chosen)
+        for p, grad, has_rank in self.turns():
             data = p
             if has_rank:
-                grad = self.project(p, p.grad)
+                grad = self.project(p, grad)
                 saved_data = p.clone()
                 data = grad.clone()
                 p.storage = saved_data.storage  # the weights are elsewhere from now on
@@ -210,15 +203,10 @@ class Apollo(LowRank):
         super().__init__(parameters, linear)
         self.norms: dict[int, Tensor] = {}
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
         denom = norm_grad = grad_scaling_factor = scaled_grad = scaled_grad_norm = limiter = None
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            grad = p.grad
-            has_rank = any(p is one for one in chosen)
+        for p, grad, has_rank in self.turns():
             if has_rank:
                 norm_dim = 0 if grad.shape[0] < grad.shape[1] else 1
                 grad = self.project(p, grad)

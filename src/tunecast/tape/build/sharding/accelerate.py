@@ -28,7 +28,7 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
-from tunecast.tape.build.dtypes import DTYPES, FLOAT32, Dtype
+from tunecast.tape.build.dtypes import DTYPES, FLOAT32
 from tunecast.tape.build.gptq import LinearGPTQ
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
@@ -49,6 +49,8 @@ STORED = (
 
 
 class AccelerateFsdp2(Scheme):
+    loads_on_host = casts = True
+
     def __init__(self, job: Job, machine: Machine, mesh: Mesh) -> None:
         super().__init__(job, machine)
         dtype = DTYPES[job.autocast] if job.autocast else None
@@ -60,13 +62,6 @@ class AccelerateFsdp2(Scheme):
 
     def step_state(self) -> Hashable:
         return ()
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()
-
-    @property
-    def autocast(self) -> Dtype | None:
-        return None
 
     def wrap(self, model: Any) -> None:
         sharder = self.sharder

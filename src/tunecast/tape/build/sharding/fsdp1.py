@@ -274,9 +274,7 @@ class FlatScheme(Scheme):
     """A model in FSDP 1's hands, whoever put it there: `wrap` makes `flat`."""
 
     flat: Flattened
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()
+    loads_on_host = True
 
     def parameters(self, model: Any) -> list[Tensor]:
         return self.flat.parameters()

@@ -123,7 +123,7 @@ ALIGNED_TO = 2
 class Zero(Scheme):
     """What the stages share: weights in the training dtype, masters in fp32, a step on those."""
 
-    groups_itself = True
+    groups_itself = loads_on_host = casts = True
 
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
@@ -140,13 +140,6 @@ class Zero(Scheme):
     def ranks(self) -> int:
         """That share the model: those of one row, too (`get_sequence_data_parallel_group`)."""
         return super().ranks * self.job.parallel.context
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()
-
-    @property
-    def autocast(self) -> Dtype | None:
-        return None
 
     def begin(self, model: Any) -> None:
         """`module.bfloat16()`, before anything is on the card."""

@@ -32,7 +32,7 @@ from tunecast.tape.build.dtypes import BOOL, DTYPES, FLOAT32, INT32, INT64
 from tunecast.tape.build.eras import numbers
 from tunecast.tape.build.flash import attend_2
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList, bring
+from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList, bring_all
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.recompute import checkpoint
@@ -327,10 +327,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> MPT:
     mpt = MPT(machine, {**known, "max_seq_len": max(known["max_seq_len"], longest)})
     mpt.name_all()
     machine.name_head(mpt.path, "lm_head")
-    for module in mpt.modules():
-        for tensor in module.own.values():
-            if tensor.storage is None:
-                bring(tensor, module.path)
+    bring_all(mpt)
     for block in mpt.blocks:
         assert isinstance(block, Block)
         block.checkpoint = job.gradient_checkpointing

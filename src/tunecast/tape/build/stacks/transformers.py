@@ -15,7 +15,7 @@ from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.eras import guesses
 from tunecast.tape.build.families import model_of
 from tunecast.tape.build.machine import Machine, Setup
-from tunecast.tape.build.modules import Linear, bring
+from tunecast.tape.build.modules import Linear, bring_all
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Quantizer
 from tunecast.tape.build.recompute import first_of
@@ -138,10 +138,7 @@ def load(
         part("checkpoint").load_checkpoint(model, getattr(model, "quantizer", None), **reading)
     elif hasattr(model, "quantizer"):
         model.quantizer.replace_in(model)
-    for module in model.modules():
-        for tensor in module.own.values():
-            if tensor.storage is None:
-                bring(tensor, module.path)
+    bring_all(model)
     model.tie()
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         part("liger").apply(model, text["model_type"])

@@ -33,7 +33,7 @@ from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import DTYPES, FLOAT32, INT64
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring
+from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring, bring_all
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
@@ -275,9 +275,7 @@ class StableEmbedding(Module):
         self.weight = self.parameter(*old.weight.shape)
         self.norm = LayerNorm(old.machine, old.weight.shape[1])
         self.name_all(old.path)
-        for module in self.modules():
-            for tensor in module.own.values():
-                bring(tensor, module.path)
+        bring_all(self)
 
     def forward(self, input: Tensor) -> Tensor:
         emb = F.embedding(self.weight, input)

@@ -12,9 +12,9 @@ from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.records import NamedTuple
-from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, Dtype
+from tunecast.tape.build.dtypes import BFLOAT16, DTYPES
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Buffer, bring
+from tunecast.tape.build.modules import Buffer, bring_all
 from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1, AccelerateFsdp2
 from tunecast.tape.build.sharding.fsdp1 import Options
@@ -192,15 +192,13 @@ class TitanFsdp(AccelerateFsdp2):
 class Flat(AccelerateFsdp1):
     """FSDP 1, which torchtitan had until April 2024: a unit a layer and one around the model."""
 
+    casts = True
+
     def __init__(self, job: Job, machine: Machine, ranks: TitanRanks) -> None:
         Scheme.__init__(self, job, machine)
         dtype = None if job.autocast is None else BFLOAT16
         reduced = DTYPES[job.parallel.reduce_dtype or "float32"]
         self.options = Options(ranks.fsdp, dtype, reduced, use_orig_params=True)
-
-    @property
-    def autocast(self) -> Dtype | None:
-        return None
 
 
 def scheme_of(job: Job, machine: Machine, release: TitanRelease, ranks: TitanRanks) -> Scheme:
@@ -225,9 +223,6 @@ def to_empty(model: Transformer, scheme: Scheme) -> None:
     if isinstance(scheme, TitanFsdp):
         scheme.wrap(model)
     with scheme.loading() if isinstance(scheme, Flat) else contextlib.nullcontext():
-        for module in model.modules():
-            for tensor in module.own.values():
-                if tensor.storage is None:
-                    bring(tensor, module.path, Role.WEIGHTS)
+        bring_all(model)
     if isinstance(scheme, Flat):
         scheme.wrap(model)
