@@ -44,7 +44,6 @@ from tunecast.tape.build.sharding.unit import (
     ParamGroup,
 )
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.op import Role
 
 __all__ = ["FullyShard", "Mesh", "MixedPrecisionPolicy", "ParamGroup"]
 
@@ -175,45 +174,11 @@ class ToldUnit(ParamGroup):
                     unit.prefetch()
 
 
-class OtherwiseReduced(ToldUnit):
-    def laid_out(self, gradients: list[Tensor]) -> Any:
-        """Gradients as they are scattered, in their place; what is held of them until they are."""
-        raise NotImplementedError
-
-    def scatter(self, scattered: Tensor, output: Tensor) -> None:
-        raise NotImplementedError
-
-    def reduce(self, shards: Sequence[Shard], gradients: list[Tensor]) -> None:
-        machine, sharder = self.machine, self.sharder
-        read, replicas = gradients[0].dtype, sharder.mesh.replicate
-        dtype = self.reduce_dtype() or read
-        held = self.laid_out(gradients)
-        numel = sum(each.padded_numel for each in shards)
-        scattered = self.made((numel * sharder.mesh.shard,), dtype)
-        machine.launch("fsdp::chunk_cat", gradients, dtype, scattered.nbytes)
-        self.copy_together(shards, read, dtype)
-        gradients.clear()
-        with machine.on_stream(SCATTER):
-            machine.wait(DEFAULT)
-            output = self.made((numel,), dtype, Role.GRADIENTS)
-            self.scatter(scattered, output)
-        with machine.on_stream(REDUCE if replicas > 1 else SCATTER):
-            if replicas > 1:
-                machine.wait(SCATTER)
-                nbytes = output.nbytes
-                machine.collective("all_reduce", "replicate", replicas, dtype, nbytes, nbytes, numel)
-                self.reducing = output
-            if output.dtype != shards[0].part.dtype:
-                output = machine.run("_to_copy", (output,), output.shape, shards[0].part.dtype)
-            self.hand_out(shards, output)
-        sharder.scattering.append(scattered)
-        del held
-
-
-class OwnUnit(OtherwiseReduced):
+class OwnUnit(ToldUnit):
     """A unit whose weights no other rank has: they are cast into place, and nothing is gathered or scattered."""
 
     is_asked_for = False
+    cast_role = None
 
     def unshard(self) -> None:
         self.is_asked_for = not self.is_whole
@@ -248,8 +213,10 @@ class OwnUnit(OtherwiseReduced):
         self.machine.launch("copy_", (divided,), output.dtype, output.nbytes)
 
 
-class ColumnsUnit(OtherwiseReduced):
+class ColumnsUnit(ToldUnit):
     """`Shard(1)`, where ranks outnumber experts: each has a part of every one it gathers."""
+
+    cast_role = None
 
     def cut(self, managed_modules: Sequence[Module]) -> list[Shard]:
         ranks, shards = self.sharder.mesh.shard, []
@@ -273,10 +240,6 @@ class ColumnsUnit(OtherwiseReduced):
             gradients[place] = self.machine.run("cat", (held,), held.shape, held.dtype)
         del first
         return held
-
-    def scatter(self, scattered: Tensor, output: Tensor) -> None:
-        numel, ranks = scattered.numel(), self.sharder.mesh.shard
-        self.machine.collective("reduce_scatter", "shard", ranks, output.dtype, scattered.nbytes, output.nbytes, numel)
 
 
 class ColumnsShard(Shard):
