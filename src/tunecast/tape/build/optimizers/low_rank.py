@@ -207,6 +207,7 @@ class Apollo(LowRank):
         machine = self.machine
         denom = norm_grad = grad_scaling_factor = scaled_grad = scaled_grad_norm = limiter = None
         for p, grad, has_rank in self.turns():
+            full_rank_grad = grad
             if has_rank:
                 norm_dim = 0 if grad.shape[0] < grad.shape[1] else 1
                 grad = self.project(p, grad)
@@ -219,7 +220,7 @@ class Apollo(LowRank):
                 grad_scaling_factor = norm(norm_grad, norm_dim) / (norm(grad, norm_dim) + 1e-8)
                 if norm_dim == 1:
                     grad_scaling_factor = grad_scaling_factor.unsqueeze(1)
-                scaled_grad = p.grad * grad_scaling_factor
+                scaled_grad = full_rank_grad * grad_scaling_factor
                 if id(p) in self.norms:
                     scaled_grad_norm = norm(scaled_grad)
                     limiter = limit_norm(scaled_grad_norm / (self.norms[id(p)] + 1e-8))

@@ -7,7 +7,7 @@ products, and back. Tokens are taken to spread evenly over the experts, as a bal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
@@ -175,10 +175,6 @@ def seen_by_head(x: Tensor, rows: int, head: int) -> Tensor:
 
 
 # -------------------------------------------------------------------------------------------------------------- experts
-
-
-if TYPE_CHECKING:
-    from tunecast.tape.build.stacks.megatron.shape import MegatronShape
 
 
 class Experts(Module):

@@ -38,14 +38,8 @@ from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh
 from tunecast.tape.build.sharding.host import is_on_host
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
-from tunecast.tape.build.stacks.torchtune import first
+from tunecast.tape.build.stacks.torchtune import first, modules
 from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
-from tunecast.tape.build.stacks.torchtune.modules import (
-    OUTPUT_CHUNKS,
-    CEWithChunkedOutputLoss,
-    CrossEntropy,
-    TransformerDecoder,
-)
 from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
@@ -130,7 +124,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     require_one_gradient(job)
     with machine.scheme.loading():
         model = load(job, config, machine)
-    loss_fn: Any = CrossEntropy(machine) if job.loss == "full" else CEWithChunkedOutputLoss(machine)
+    loss_fn: Any = modules.CrossEntropy(machine) if job.loss == "full" else modules.CEWithChunkedOutputLoss(machine)
     loss_fn.name_all("loss")
     if job.compile and release_of(job) != FIRST:
         loss_fn.compile()
@@ -148,7 +142,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         return
     machine.name_head("output", "loss")
     if job.loss != "full":
-        model.num_output_chunks = OUTPUT_CHUNKS
+        model.num_output_chunks = modules.OUTPUT_CHUNKS
     ignore_labels = machine.run("full", (), (job.micro_batch, 1), INT64)
     machine.empty_cache()
     offload = None
@@ -157,7 +151,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     TuneRecipe(job, model, loss_fn, parameters, optimizer, ignore_labels, offload).train(lengths)
 
 
-def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int]) -> None:
+def train_first(job: Job, model: modules.TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int]) -> None:
     named = {
         "loss": job.loss == "chunked", "compile": job.compile, "data.packing": job.data.packing,
         "optimizer_in_backward": job.optimizer_in_backward, "offload_activations": job.offload_activations,
@@ -171,7 +165,7 @@ def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengt
     first.train(model, optimizer, lengths, job.micro_batch, job.grad_accum)
 
 
-def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDecoder:
+def load(job: Job, config: Mapping[str, Any], machine: Machine) -> modules.TransformerDecoder:
     adapters = Adapters()
     if job.method != "full":
         adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout_fraction, job.quantization.format == "nf4")
@@ -232,7 +226,7 @@ class TuneRecipe:
     """`FullFinetuneRecipeSingleDevice`: names that outlive a step here do so there."""
 
     def __init__(
-        self, job: Job, model: TransformerDecoder, loss_fn: Any, parameters: Sequence[Tensor],
+        self, job: Job, model: modules.TransformerDecoder, loss_fn: Any, parameters: Sequence[Tensor],
         optimizer: Optimizer, ignore_labels: Tensor, offload: Offload | None,
     ) -> None:  # fmt: skip
         self.job, self.model, self.loss_fn = job, model, loss_fn
@@ -251,7 +245,7 @@ class TuneRecipe:
                 del mask
                 for name in ("tokens", "labels", "input_pos")[: 3 if job.data.packing else 2]:
                     batch[name] = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
-                current_num_tokens = batch["labels"].ne(CrossEntropy.ignore_index).sum()
+                current_num_tokens = batch["labels"].ne(modules.CrossEntropy.ignore_index).sum()
                 if num_tokens is None:
                     num_tokens = current_num_tokens + 0
                 current_loss = self.loss_step(batch) * current_num_tokens

@@ -12,18 +12,12 @@ from tunecast.tape.build.dtypes import INT64
 from tunecast.tape.build.flash import BlockMask
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.stacks.torchtune.modules import (
-    FeedForward,
-    MultiHeadAttention,
-    RMSNorm,
-    TransformerDecoder,
-    TransformerSelfAttentionLayer,
-)
+from tunecast.tape.build.stacks.torchtune import modules
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase
 
 
-class CausalSelfAttention(MultiHeadAttention):
+class CausalSelfAttention(modules.MultiHeadAttention):
     def qkv(self, x: Tensor, y: Tensor, input_pos: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         bsz, seq_len, _ = x.shape
         q = self.q_proj(x)
@@ -47,13 +41,19 @@ class CausalSelfAttention(MultiHeadAttention):
         return q, k, v
 
 
-class FirstFeedForward(FeedForward):
+class FirstFeedForward(modules.FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(self.activation(self.w1(x)) * self.w3(x))
 
 
-class TransformerDecoderLayer(TransformerSelfAttentionLayer):
-    def __init__(self, machine: Machine, attn: MultiHeadAttention, mlp: FeedForward, norms: Sequence[RMSNorm]) -> None:
+class TransformerDecoderLayer(modules.TransformerSelfAttentionLayer):
+    def __init__(
+        self,
+        machine: Machine,
+        attn: modules.MultiHeadAttention,
+        mlp: modules.FeedForward,
+        norms: Sequence[modules.RMSNorm],
+    ) -> None:
         super().__init__(machine, attn, mlp, norms)
         self.children = {name: self.children[name] for name in ("sa_norm", "attn", "mlp_norm", "mlp")}
 
@@ -71,7 +71,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def train(
-    model: TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int], batch: int, accumulated: int
+    model: modules.TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int], batch: int, accumulated: int
 ) -> None:
     """recipes/lora_finetune_single_device.py, `train`."""
     machine = model.machine
