@@ -194,6 +194,12 @@ class Machine(HostNotes):
         shapes = ((elements,), (ranks,))
         self.events.append(Op(name, self.module, 0, sent, received, 1, dtype.name, shapes, "", self.stream, group))
 
+    def collective_of(self, name: str, group: str, ranks: int, dtype: Dtype, elements: int) -> None:
+        """The same by what each rank gives: of a gather every rank gets what all gave, of a scatter its part."""
+        sent = elements * dtype.itemsize
+        received = sent * ranks if name == "all_gather" else sent // ranks if name == "reduce_scatter" else sent
+        self.collective(name, group, ranks, dtype, sent, received, elements)
+
     def exchange(self, name: str, group: str, ranks: int, given: Tensor, shape: Shape) -> Tensor:
         """A collective with a result of its own, which the stream waits for (torch's functional collectives)."""
         received = prod(shape) * given.dtype.itemsize

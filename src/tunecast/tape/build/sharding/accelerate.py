@@ -101,8 +101,7 @@ class AccelerateFsdp2(Scheme):
         if shard is None:
             return weight
         machine, ranks = self.machine, self.sharder.mesh.shard
-        nbytes = shard.padded_numel * weight.dtype.itemsize
-        machine.collective("all_gather", "shard", ranks, weight.dtype, nbytes, nbytes * ranks, shard.padded_numel)
+        machine.collective_of("all_gather", "shard", ranks, weight.dtype, shard.padded_numel)
         gathered = machine.tensor((shard.rows_a_rank * ranks, *weight.shape[1:]), weight.dtype)
         return gathered.alias(shard.shape, None)
 
@@ -121,8 +120,7 @@ class AccelerateFsdp2(Scheme):
         """DTensor's `_NormPartial`: squares are summed over the ranks that have parts, and the root is taken."""
         machine, mesh = self.machine, self.sharder.mesh
         squares = machine.run("pow", (norms,), norms.shape, norms.dtype)
-        nbytes = squares.nbytes
-        machine.collective("all_reduce", "shard", mesh.shard, norms.dtype, nbytes, nbytes, norms.numel())
+        machine.collective_of("all_reduce", "shard", mesh.shard, squares.dtype, squares.numel())
         summed = machine.tensor(norms.shape, norms.dtype)
         return machine.run("pow", (summed,), norms.shape, norms.dtype)
 

@@ -80,8 +80,7 @@ class Replicas(Scheme):
         for bucket in bucketed(in_whole_model(machine, tensors), [BROADCAST]):
             numel, dtype = sum(t.numel() for t in bucket), bucket[0].dtype
             flat = machine.run("cat", (), (numel,), dtype) if len(bucket) > 1 else None
-            nbytes = numel * dtype.itemsize
-            machine.collective("broadcast", "data", self.ranks, dtype, nbytes, nbytes, numel)
+            machine.collective_of("broadcast", "data", self.ranks, dtype, numel)
             under_way.append(flat)
             del flat
             if len(under_way) >= IN_FLIGHT:
@@ -182,10 +181,9 @@ class Replicas(Scheme):
     def reduce(self, bucket: Sequence[Tensor]) -> None:
         machine, dtype = self.machine, bucket[0].dtype
         numel = sum(parameter.numel() for parameter in bucket)
-        nbytes = numel * dtype.itemsize
         with machine.on_stream(NCCL):
             machine.wait(0)
-            machine.collective("all_reduce", "data", self.ranks, dtype, nbytes, nbytes, numel)
+            machine.collective_of("all_reduce", "data", self.ranks, dtype, numel)
 
     def finalize(self) -> None:
         """`finalize_backward`: buckets back into gradients."""

@@ -332,11 +332,11 @@ class Ulysses:
     def gathered(self, x: Tensor) -> list[Tensor]:
         machine, ranks = self.machine, self.ranks
         places = [machine.run("empty_like", (), x.shape, x.dtype) for _ in range(ranks)]
-        machine.collective("all_gather", GROUP, ranks, x.dtype, x.nbytes, x.nbytes * ranks, x.numel())
+        machine.collective_of("all_gather", GROUP, ranks, x.dtype, x.numel())
         return places
 
     def scattered(self, gradient: Tensor) -> Tensor:
         machine, dtype = self.machine, gradient.dtype
         own = machine.run("empty_like", (), (), dtype)
-        machine.collective("reduce_scatter", GROUP, self.ranks, dtype, gradient.nbytes, own.nbytes, self.ranks)
+        machine.collective_of("reduce_scatter", GROUP, self.ranks, dtype, self.ranks)
         return own

@@ -360,8 +360,7 @@ class ParamGroup:
         with machine.on_stream(REDUCE if replicas > 1 else SCATTER):
             if replicas > 1:
                 machine.wait(SCATTER)
-                nbytes = output.nbytes
-                machine.collective("all_reduce", "replicate", replicas, dtype, nbytes, nbytes, numel)
+                machine.collective_of("all_reduce", "replicate", replicas, dtype, numel)
                 self.reducing = output
             if dtype == FLOAT16:
                 machine.launch("div_", (output,), dtype, output.nbytes)
@@ -382,8 +381,7 @@ class ParamGroup:
         machine, numel, dtype = self.machine, scattered.numel(), output.dtype
         if dtype == FLOAT16:  # half of the division before, half after, lest sums overflow
             machine.launch("div_", (scattered,), dtype, scattered.nbytes)
-        ranks = self.sharder.mesh.shard
-        machine.collective("reduce_scatter", "shard", ranks, dtype, scattered.nbytes, output.nbytes, numel)
+        machine.collective_of("reduce_scatter", "shard", self.sharder.mesh.shard, dtype, numel)
 
     def copy_together(self, shards: Sequence[Shard], read: Dtype, written: Dtype) -> None:
         if chunk_cat_is_direct(read.name, written.name):

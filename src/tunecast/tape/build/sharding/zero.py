@@ -238,9 +238,7 @@ class Zero12(Zero):
         for parameter in [*trained, *frozen]:
             if is_on_host(parameter):
                 parameter.storage = on_card(parameter).storage
-            machine.collective(
-                "broadcast", "data", self.ranks, parameter.dtype, parameter.nbytes, parameter.nbytes, parameter.numel()
-            )
+            machine.collective_of("broadcast", "data", self.ranks, parameter.dtype, parameter.numel())
         self.trained = trained
         self.flats: list[Tensor] = []
         for group in self.groups(trained):
@@ -317,13 +315,12 @@ class Zero12(Zero):
         if not bucket:
             return
         numel = sum(p.numel() for p in bucket)
-        nbytes = numel * self.dtype.itemsize
         machine.module = MANY
         with machine.on_stream(REDUCE if self.settings.overlap_comm else machine.stream):
             if self.settings.overlap_comm:
                 machine.wait(0)
             copy = machine.run("cat", (), (numel,), self.dtype) if len(bucket) > 1 else None
-            machine.collective("all_reduce", "data", self.ranks, self.dtype, nbytes, nbytes, numel)
+            machine.collective_of("all_reduce", "data", self.ranks, self.dtype, numel)
             del copy
         for parameter in bucket:
             if id(parameter) in self.mine:
@@ -394,9 +391,7 @@ class Zero12(Zero):
                 master.grad = None
                 machine.launch(FROM_HOST, (), self.dtype, master.numel() * self.dtype.itemsize)
         for flat in self.flats:
-            sent = flat.nbytes // self.ranks
-            numel = flat.numel() // self.ranks
-            machine.collective("all_gather", "data", self.ranks, self.dtype, sent, flat.nbytes, numel)
+            machine.collective_of("all_gather", "data", self.ranks, self.dtype, flat.numel() // self.ranks)
 
     def forget_gradients(self) -> None:
         self.kept.clear()

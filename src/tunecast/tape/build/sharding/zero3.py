@@ -221,8 +221,7 @@ class Zero3(Zero):
                 buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype).as_role(Role.TEMPORARIES)
             else:
                 cuts[0].whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
-            nbytes = numel * self.dtype.itemsize
-            machine.collective("all_gather", "data", self.ranks, self.dtype, nbytes, nbytes * self.ranks, numel)
+            machine.collective_of("all_gather", "data", self.ranks, self.dtype, numel)
         for cut in cuts:
             self.under_way[id(cut)] = (buffer, list(cuts))
             self.live += 0 if cut.stays else cut.numel
@@ -302,9 +301,7 @@ class Zero3(Zero):
         with machine.on_stream(SCATTER), machine.within(MANY):
             alone = len(bucket) == 1 and bucket[0].numel() % self.ranks == 0
             flat = None if alone else machine.run("cat", (), (numel * self.ranks,), self.dtype)
-            machine.collective(
-                "reduce_scatter", "data", self.ranks, self.dtype, nbytes * self.ranks, nbytes, numel * self.ranks
-            )
+            machine.collective_of("reduce_scatter", "data", self.ranks, self.dtype, numel * self.ranks)
             if self.on_host:
                 self.send_to_host(numel)
             else:

@@ -239,9 +239,7 @@ def to_all(x: Tensor, parts: MegatronRank) -> Tensor:
 
     def send(tensor: Tensor) -> Tensor:
         out = machine.tensor(tensor.shape, tensor.dtype)
-        machine.collective(
-            "all_to_all", "expert", parts.expert, tensor.dtype, tensor.nbytes, tensor.nbytes, tensor.numel()
-        )
+        machine.collective_of("all_to_all", "expert", parts.expert, tensor.dtype, tensor.numel())
         return out
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:

@@ -50,8 +50,7 @@ def fused_cross_entropy(logits: Tensor, labels: Tensor, parts: MegatronRank) -> 
     node = start(machine, (logits,), back)
     machine.launch("online_softmax", (logits, labels), logits.dtype, 3 * tokens * FLOAT32.itemsize)
     if parts.tensor > 1:
-        nbytes = 3 * tokens * FLOAT32.itemsize
-        machine.collective("all_gather", "tensor", parts.tensor, FLOAT32, nbytes, nbytes * parts.tensor, 3 * tokens)
+        machine.collective_of("all_gather", "tensor", parts.tensor, FLOAT32, 3 * tokens)
     machine.launch("cross_entropy", (logits, labels), logits.dtype, logits.nbytes)
     loss = machine.tensor((), FLOAT32)
     return finish(node, loss, logits)
@@ -76,8 +75,7 @@ def full_cross_entropy(logits: Tensor, labels: Tensor, parts: MegatronRank) -> T
     machine.launch("sum", (wide,), FLOAT32, tokens * FLOAT32.itemsize)
     if parts.tensor > 1:
         for _ in range(3):  # maximum, the label's logit, sum
-            nbytes = tokens * FLOAT32.itemsize
-            machine.collective("all_reduce", "tensor", parts.tensor, FLOAT32, nbytes, nbytes, tokens)
+            machine.collective_of("all_reduce", "tensor", parts.tensor, FLOAT32, tokens)
     loss = machine.tensor((), FLOAT32)
     return finish(node, loss, wide)
 

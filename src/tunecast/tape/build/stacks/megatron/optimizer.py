@@ -64,24 +64,18 @@ class DataExchange:
 
     def gather(self, numel: int, path: str) -> None:
         """Of the next layer; this one's, which was asked for a layer ago, must be there."""
-        machine, share = self.machine, -(-numel // self.ranks) * self.dtype.itemsize
+        machine = self.machine
         with machine.within(path):
             machine.wait(GATHER_STREAM)
             with machine.on_stream(GATHER_STREAM):
-                machine.collective(
-                    "all_gather", "data", self.ranks, self.dtype, share, share * self.ranks, -(-numel // self.ranks)
-                )
+                machine.collective_of("all_gather", "data", self.ranks, self.dtype, -(-numel // self.ranks))
 
     def reduce(self, numel: int, path: str) -> None:
-        machine, whole = self.machine, numel * self.gradients.itemsize
+        machine = self.machine
         with machine.within(path), machine.on_stream(REDUCE_STREAM):
             machine.wait(0)
-            if self.shares:
-                machine.collective(
-                    "reduce_scatter", "data", self.ranks, self.gradients, whole, whole // self.ranks, numel
-                )
-            else:
-                machine.collective("all_reduce", "data", self.ranks, self.gradients, whole, whole, numel)
+            what = "reduce_scatter" if self.shares else "all_reduce"
+            machine.collective_of(what, "data", self.ranks, self.gradients, numel)
 
     def settle(self) -> None:
         if self.ranks > 1:

@@ -202,7 +202,7 @@ class Pipeline(Trainer):
         return self.model.last and chunk == self.job.parallel.virtual_stages - 1
 
     def exchanged(self, name: str, tensor: Tensor) -> None:
-        self.machine.collective(name, PIPELINE, 2, tensor.dtype, tensor.nbytes, tensor.nbytes, tensor.numel())
+        self.machine.collective_of(name, PIPELINE, 2, tensor.dtype, tensor.numel())
 
     def forward(self, inputs: Tensor, chunk: int, number: int) -> tuple[Tensor, Tensor | None]:
         machine, job = self.machine, self.job
