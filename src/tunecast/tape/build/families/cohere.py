@@ -10,6 +10,7 @@ from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.attention import rotate_both
 from tunecast.tape.build.decoder import FULL, SLIDING, CheckpointingLayer, Config, GatedMLP
+from tunecast.tape.build.families.olmo import windows_but_every
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import Tensor
@@ -117,6 +118,4 @@ class Cohere2(Cohere):
         super().__init__(machine, {**config, "head_dim": None, "use_qk_norm": False})
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        every = config["sliding_window_pattern"]
-        kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
-        return config.get("layer_types") or kinds
+        return windows_but_every(config["sliding_window_pattern"], config)

@@ -13,7 +13,7 @@ from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype
-from tunecast.tape.build.experts import Experts, Router, fill_rows, largest, top_k
+from tunecast.tape.build.experts import Router, experts_of, fill_rows, largest, top_k
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module, RMSNorm
 from tunecast.tape.build.ops.elementwise import elementwise_strides, pointwise
@@ -219,11 +219,9 @@ class V2Moe(Module):
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        inner = config["moe_intermediate_size"]
-        size = config["n_routed_experts"], config["hidden_size"], inner
-        self.experts = Experts(machine, *size, config.get("hidden_act", "silu"))
+        self.experts = experts_of(machine, config, "n_routed_experts", "moe_intermediate_size")
         self.gate = self.router_class(machine, config)
-        shared = {**config, "intermediate_size": inner * config["n_shared_experts"]}
+        shared = {**config, "intermediate_size": config["moe_intermediate_size"] * config["n_shared_experts"]}
         self.shared_experts = decoder.GatedMLP(machine, shared)
 
     def forward(self, hidden_states: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
 from tunecast.tape.build.dtypes import INT64
+from tunecast.tape.build.families.olmo import HeadNormedAttention, windows_but_every
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList
 from tunecast.tape.build.tensor import Tensor
@@ -104,24 +105,15 @@ class Gemma2(Gemma):
         return {**whole, "hidden_act": whole["hidden_activation"]}
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        """Of so many layers the last attends to everything."""
-        every = config["sliding_window_pattern"]
-        kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
-        return config.get("layer_types") or kinds
+        return windows_but_every(config["sliding_window_pattern"], config)
 
 
-class Gemma3Attention(decoder.SelfAttention):
+class Gemma3Attention(HeadNormedAttention):
+    norm_class = GemmaNorm
+
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
-        self.q_norm = GemmaNorm(machine, self.head_dim)
-        self.k_norm = GemmaNorm(machine, self.head_dim)
         self.softcap = None
-
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query_states, key_states, value_states = super().project(hidden_states)
-        query_states = self.q_norm(query_states)
-        key_states = self.k_norm(key_states)
-        return query_states, key_states, value_states
 
 
 class Gemma3(Gemma2):

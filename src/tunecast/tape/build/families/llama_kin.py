@@ -14,7 +14,7 @@ from tunecast.tape.build import attention, decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
 from tunecast.tape.build.families.cohere import rotate, rotate_half
-from tunecast.tape.build.families.olmo import OlmoRotary, PostNormLayer
+from tunecast.tape.build.families.olmo import HeadNormedAttention, OlmoRotary, PostNormLayer
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Dropout, LayerNorm, Linear, Module, PlainMLP, RMSNorm
 from tunecast.tape.build.tensor import Tensor
@@ -281,20 +281,12 @@ class SmolLM3(decoder.CausalLM):
 # ------------------------------------------------------------------------------------------------------------- EXAONE 4
 
 
-class Exaone4Attention(decoder.SelfAttention):
+class Exaone4Attention(HeadNormedAttention):
     came_later = True
 
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
         self.turns = config.get("sliding_window") is None or self.window is not None
-        self.q_norm = RMSNorm(machine, self.head_dim)
-        self.k_norm = RMSNorm(machine, self.head_dim)
-
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query_states, key_states, value_states = super().project(hidden_states)
-        query_states = self.q_norm(query_states)
-        key_states = self.k_norm(key_states)
-        return query_states, key_states, value_states
 
     def apply_rotary(self, query_states: Tensor, key_states: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         if not self.turns:

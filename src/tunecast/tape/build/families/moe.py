@@ -14,7 +14,7 @@ from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64
-from tunecast.tape.build.experts import Experts, Router, largest, top_k
+from tunecast.tape.build.experts import Experts, Router, experts_of, largest, top_k
 from tunecast.tape.build.families import llama_kin, qwen
 from tunecast.tape.build.families.olmo import NormedAttention, OlmoNorm
 from tunecast.tape.build.machine import Machine
@@ -45,10 +45,9 @@ class MixtralRouter(Router):
 class MixtralMoe(experts.SparseMoe):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        count, hidden = config["num_local_experts"], config["hidden_size"]
-        self.gate = MixtralRouter(machine, count, hidden, config["num_experts_per_tok"])
-        inner = config["intermediate_size"]
-        self.experts = Experts(machine, count, hidden, inner, config.get("hidden_act", "silu"))
+        size = config["num_local_experts"], config["hidden_size"], config["num_experts_per_tok"]
+        self.gate = MixtralRouter(machine, *size)
+        self.experts = experts_of(machine, config, "num_local_experts", "intermediate_size")
 
 
 class Mixtral(llama_kin.Mistral):
@@ -66,8 +65,7 @@ class OlmoeMoe(experts.SparseMoe):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         self.gate = qwen.qwen_router(machine, config)
-        size = config["num_experts"], config["hidden_size"], config["intermediate_size"]
-        self.experts = Experts(machine, *size, config.get("hidden_act", "silu"))
+        self.experts = experts_of(machine, config, "num_experts", "intermediate_size")
 
 
 class OlmoeAttention(NormedAttention):
@@ -102,10 +100,9 @@ class GraniteRouter(Router):
 class GraniteMoe(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        experts, hidden = config["num_local_experts"], config["hidden_size"]
-        self.router = GraniteRouter(machine, experts, hidden, config["num_experts_per_tok"])
-        inner = config["intermediate_size"]
-        self.experts = Experts(machine, experts, hidden, inner, config.get("hidden_act", "silu"))
+        size = config["num_local_experts"], config["hidden_size"], config["num_experts_per_tok"]
+        self.router = GraniteRouter(machine, *size)
+        self.experts = experts_of(machine, config, "num_local_experts", "intermediate_size")
 
     def forward(self, layer_input: Tensor) -> Tensor:
         bsz, length, emb_size = layer_input.shape

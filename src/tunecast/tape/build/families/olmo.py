@@ -67,6 +67,29 @@ class Olmo(decoder.CausalLM):
     rotary_class = OlmoRotary
 
 
+def windows_but_every(every: int, config: Config) -> Sequence[str]:
+    """Of so many layers the last attends to everything, unless config.json says otherwise."""
+    kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
+    return config.get("layer_types") or kinds
+
+
+class HeadNormedAttention(decoder.SelfAttention):
+    """Norms over each head's queries and keys, before they turn."""
+
+    norm_class: Any = RMSNorm
+
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        self.q_norm = self.norm_class(machine, self.head_dim)
+        self.k_norm = self.norm_class(machine, self.head_dim)
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query_states, key_states, value_states = super().project(hidden_states)
+        query_states = self.q_norm(query_states)
+        key_states = self.k_norm(key_states)
+        return query_states, key_states, value_states
+
+
 class NormedAttention(decoder.SelfAttention):
     """Norms over all queries and all keys."""
 
@@ -130,5 +153,4 @@ class Olmo3(Olmo2):
     defaults: ClassVar[Config] = {"sliding_window": 4096}
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        kinds = [SLIDING if (i + 1) % 4 else FULL for i in range(config["num_hidden_layers"])]
-        return config.get("layer_types") or kinds
+        return windows_but_every(4, config)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder, experts
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
-from tunecast.tape.build.experts import Experts, Router
+from tunecast.tape.build.experts import Router, experts_of
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, Module, RMSNorm
 from tunecast.tape.build.tensor import Tensor
@@ -71,11 +71,6 @@ def qwen_router(machine: Machine, config: Config) -> Router:
     return Router(machine, *size, bool(config["norm_topk_prob"]))
 
 
-def qwen_experts(machine: Machine, config: Config) -> Experts:
-    size = config["num_experts"], config["hidden_size"], config["moe_intermediate_size"]
-    return Experts(machine, *size, config.get("hidden_act", "silu"))
-
-
 def is_sparse(config: Config, index: int) -> bool:
     """Some layers may keep an ordinary MLP."""
     step = config.get("decoder_sparse_step") or 1
@@ -86,7 +81,7 @@ class Qwen2Moe(Module):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         self.gate = qwen_router(machine, config)
-        self.experts = qwen_experts(machine, config)
+        self.experts = experts_of(machine, config, "num_experts", "moe_intermediate_size")
         inner = config["shared_expert_intermediate_size"]
         self.shared_expert = decoder.GatedMLP(machine, {**config, "intermediate_size": inner})
         self.shared_expert_gate = Linear(machine, config["hidden_size"], 1)
@@ -153,7 +148,7 @@ QWEN3_MOE: Config = {
 class Qwen3Moe(experts.SparseMoe):
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
-        self.experts = qwen_experts(machine, config)
+        self.experts = experts_of(machine, config, "num_experts", "moe_intermediate_size")
         self.gate = qwen_router(machine, config)
 
 
