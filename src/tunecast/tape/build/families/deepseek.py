@@ -24,12 +24,6 @@ from tunecast.tape.build.tensor import Tensor
 
 COMPLEX64 = Dtype("complex64", 8)
 
-V2_DEFAULTS: Config = {
-    "first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": None, "n_routed_experts": 64,
-    "n_shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": None,
-    "topk_method": "greedy", "v_head_dim": 128, "moe_intermediate_size": 1407,
-}  # fmt: skip
-
 
 class ComplexRotary(decoder.RotaryEmbedding):
     def forward(self, x: Tensor, position_ids: Tensor) -> Any:
@@ -246,7 +240,11 @@ class DeepseekV2(decoder.CausalLM):
     attention_class: Any = V2Attention
     rotary_class: Any = ComplexRotary
     moe_class: Any = V2Moe
-    defaults: ClassVar[Config] = V2_DEFAULTS
+    defaults: ClassVar[Config] = {
+        "first_k_dense_replace": 0, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": None, "n_routed_experts": 64,
+        "n_shared_experts": 2, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "topk_group": None,
+        "topk_method": "greedy", "v_head_dim": 128, "moe_intermediate_size": 1407,
+    }  # fmt: skip
 
     def __init__(self, machine: Machine, config: Config) -> None:
         rotated = config.get("qk_rope_head_dim", self.defaults["qk_rope_head_dim"])
@@ -254,14 +252,6 @@ class DeepseekV2(decoder.CausalLM):
 
 
 # ---------------------------------------------------------------------------------------------------------- DeepSeek-V3
-
-
-V3_DEFAULTS: Config = {
-    "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": 8,
-    "n_routed_experts": 256, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
-    "topk_group": 4, "v_head_dim": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
-    "norm_topk_prob": True, "rope_interleave": True,
-}  # fmt: skip
 
 
 def even_and_odd(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -339,4 +329,9 @@ class DeepseekV3(DeepseekV2):
     attention_class = V3Attention
     rotary_class = decoder.RotaryEmbedding
     moe_class = V3Moe
-    defaults: ClassVar[Config] = V3_DEFAULTS
+    defaults: ClassVar[Config] = {
+        "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": 8,
+        "n_routed_experts": 256, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "topk_group": 4, "v_head_dim": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "rope_interleave": True,
+    }  # fmt: skip

@@ -22,12 +22,6 @@ from tunecast.tape.build.tensor import Tensor
 
 CHUNKED = "chunked_attention"
 
-DEFAULTS: Config = {
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
-    "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True, "no_rope_layer_interval": 4,
-    "attention_chunk_size": 8192, "attn_temperature_tuning": True,
-}  # fmt: skip
-
 
 def normalize(x: Tensor) -> Tensor:
     return x * F.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
@@ -292,7 +286,11 @@ class CausalLM(decoder.CausalLM):
     layer_class = Layer
     norm_class = Norm
     rotary_class = ComplexRotary
-    defaults: ClassVar[Config] = DEFAULTS
+    defaults: ClassVar[Config] = {
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
+        "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True, "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192, "attn_temperature_tuning": True,
+    }  # fmt: skip
 
     def __init__(self, machine: Machine, config: Config) -> None:
         if machine.attention.startswith("flash"):

@@ -25,11 +25,6 @@ from tunecast.tape.build.tensor import Tensor
 # -------------------------------------------------------------------------------------------------------------- Mixtral
 
 
-MIXTRAL_DEFAULTS: Config = {
-    "num_key_value_heads": 8, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2,
-}  # fmt: skip
-
-
 class MixtralRouter(Router):
     """Its scores stay in fp32."""
 
@@ -52,13 +47,12 @@ class MixtralMoe(experts.SparseMoe):
 
 class Mixtral(llama_kin.Mistral):
     mlp_class = MixtralMoe
-    defaults: ClassVar[Config] = MIXTRAL_DEFAULTS
+    defaults: ClassVar[Config] = {
+        "num_key_value_heads": 8, "sliding_window": None, "num_local_experts": 8, "num_experts_per_tok": 2,
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------------------- OLMoE
-
-
-OLMOE_DEFAULTS: Config = {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False}
 
 
 class OlmoeMoe(experts.SparseMoe):
@@ -75,7 +69,7 @@ class OlmoeAttention(NormedAttention):
 class Olmoe(decoder.CausalLM):
     attention_class = OlmoeAttention
     mlp_class = OlmoeMoe
-    defaults: ClassVar[Config] = OLMOE_DEFAULTS
+    defaults: ClassVar[Config] = {"num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False}
 
     def __init__(self, machine: Machine, config: Config) -> None:
         if config.get("clip_qkv") is not None:
@@ -84,9 +78,6 @@ class Olmoe(decoder.CausalLM):
 
 
 # ----------------------------------------------------------------------------------------------------------- GraniteMoE
-
-
-GRANITE_DEFAULTS: Config = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 class GraniteRouter(Router):
@@ -152,17 +143,11 @@ class GraniteMoeDecoder(decoder.Decoder):
 class GraniteMoeLM(decoder.CausalLM):
     decoder_class = GraniteMoeDecoder
     layer_class = GraniteMoeLayer
-    defaults: ClassVar[Config] = GRANITE_DEFAULTS
+    defaults: ClassVar[Config] = {"num_local_experts": 8, "num_experts_per_tok": 2}
     logit_steps = llama_kin.Granite.logit_steps
 
 
 # -------------------------------------------------------------------------------------------------------------- gpt-oss
-
-
-GPT_OSS_DEFAULTS: Config = {
-    "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "num_local_experts": 128,
-    "num_experts_per_tok": 4, "attention_bias": True,
-}  # fmt: skip
 
 
 class GptOssRotary(decoder.RotaryEmbedding):
@@ -293,7 +278,10 @@ class GptOss(decoder.CausalLM):
     norm_class = OlmoNorm
     rotary_class = GptOssRotary
     mask_kinds = (FULL, SLIDING)
-    defaults: ClassVar[Config] = GPT_OSS_DEFAULTS
+    defaults: ClassVar[Config] = {
+        "num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128, "num_local_experts": 128,
+        "num_experts_per_tok": 4, "attention_bias": True,
+    }  # fmt: skip
 
     def __init__(self, machine: Machine, config: Config) -> None:
         if machine.attention == "sdpa":

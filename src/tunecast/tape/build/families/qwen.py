@@ -59,13 +59,6 @@ class Qwen3(Qwen2):
 # ------------------------------------------------------------------------------------------------------------ Qwen2-MoE
 
 
-QWEN2_MOE: Config = {
-    "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "num_experts": 60,
-    "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
-    "norm_topk_prob": False, "qkv_bias": True,
-}  # fmt: skip
-
-
 def qwen_router(machine: Machine, config: Config) -> Router:
     size = config["num_experts"], config["hidden_size"], config["num_experts_per_tok"]
     return Router(machine, *size, bool(config["norm_topk_prob"]))
@@ -127,7 +120,11 @@ class Qwen2MoeLM(decoder.CausalLM):
     attention_class: Any = Qwen2MoeAttention
     moe_class: Any = Qwen2Moe
     mask_kinds = (FULL, SLIDING)
-    defaults: ClassVar[Config] = QWEN2_MOE
+    defaults: ClassVar[Config] = {
+        "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28, "num_experts": 60,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+        "norm_topk_prob": False, "qkv_bias": True,
+    }  # fmt: skip
 
     def layer_types(self, config: Config) -> Sequence[str]:
         if config.get("layer_types"):
@@ -137,12 +134,6 @@ class Qwen2MoeLM(decoder.CausalLM):
 
 
 # ------------------------------------------------------------------------------------------------------------ Qwen3-MoE
-
-
-QWEN3_MOE: Config = {
-    "use_sliding_window": False, "sliding_window": 4096, "num_key_value_heads": 4, "num_experts": 128,
-    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
-}  # fmt: skip
 
 
 class Qwen3Moe(experts.SparseMoe):
@@ -157,7 +148,10 @@ class Qwen3MoeLM(decoder.CausalLM):
     attention_class = Qwen3Attention
     moe_class = Qwen3Moe
     mask_kinds = ()
-    defaults: ClassVar[Config] = QWEN3_MOE
+    defaults: ClassVar[Config] = {
+        "use_sliding_window": False, "sliding_window": 4096, "num_key_value_heads": 4, "num_experts": 128,
+        "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": False,
+    }  # fmt: skip
 
     def layer_types(self, config: Config) -> Sequence[str]:
         windowed = config["use_sliding_window"] and config["sliding_window"]
