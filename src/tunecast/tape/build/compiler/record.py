@@ -319,7 +319,7 @@ class Recording(Machine):
             rule = decompose.outer_product
         if rule is not None:
             numbers = [tracer.number_of(t) for t in inputs]
-            found = rule(tracer, numbers, outs, strides)
+            found = rule(decompose.Sheet(tracer, numbers, outs, strides))
             return [tracer.tensor_of(number) for number in found]
         if decompose.is_inductors_own(name) and len(outs) == 1:
             numbers = [tracer.number_of(t) for t in inputs]
