@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
@@ -21,6 +21,7 @@ from tunecast.tape.build.stacks.megatron.linears import (
     SplitLinear,
     activate,
     called,
+    in_one_kernel,
     quantize,
     rms_norm,
 )
@@ -62,22 +63,13 @@ class Attention(Module):
         widths = [shape.heads * shape.head // ways, *[shape.key_heads * shape.head // ways] * 2]
         query, key, value = mixed_qkv.split(widths, 2)
         if not shape.positions:  # apart from each other, all three have to lie in order (TE's `get_qkv_layout`)
-            query, key, value = rotate(query), rotate(key), value.contiguous()
+            rope = "fused_rope_fwd", "fused_rope_bwd"  # `fused_apply_rotary_pos_emb`: the table is all that is kept
+            query, key = in_one_kernel(query, query.shape, *rope), in_one_kernel(key, key.shape, *rope)
+            value = value.contiguous()
         del mixed_qkv
         attention = attend_eagerly if self.parts.attention == "eager" else attend
         core = attention(query, key, value, shape, self.parts)
         return self.linear_proj(core.view(tokens, batch, widths[0]))
-
-
-def rotate(x: Tensor) -> Tensor:
-    """`fused_apply_rotary_pos_emb`: one kernel either way, nothing but the table is kept."""
-    machine, shape, dtype = x.machine, x.shape, x.dtype
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("fused_rope_bwd", gradients, shape, dtype),)
-
-    node = start(machine, (x,), back)
-    return finish(node, machine.run("fused_rope_fwd", (x,), x.shape, x.dtype))
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, shape: MegatronShape, parts: MegatronRank) -> Tensor:
@@ -165,13 +157,9 @@ def attend_eagerly(query: Tensor, key: Tensor, value: Tensor, shape: MegatronSha
 
 
 def seen_by_head(x: Tensor, rows: int, head: int) -> Tensor:
-    tokens, whole = x.shape[0], x.shape
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (gradients[0].alias(whole, None),)
-
-    node = start(x.machine, (x,), back)
-    return finish(node, x.alias((rows, tokens, head), None))
+    whole = x.shape
+    seen = x.alias((rows, whole[0], head), None)
+    return record(seen, (x,), lambda node, gradients: (gradients[0].alias(whole, None),))
 
 
 # -------------------------------------------------------------------------------------------------------------- experts
@@ -198,13 +186,14 @@ class Experts(Module):
         tokens, batch, width = normed.shape
         rows = tokens * batch * shape.chosen
         scores = F.softmax(F.linear(normed, self.router), FLOAT32)
-        permuted = moved(normed, (rows, width), "moe_permute")
+        permuted = in_one_kernel(normed, (rows, width), "moe_permute", "moe_permute_bwd")
         del scores
         dispatched = to_all(permuted, parts)
         hidden = grouped(dispatched, self.linear_fc1, parts)
         inner = activate(hidden, True, parts)
         made = grouped(inner, self.linear_fc2, parts)
-        combined = moved(to_all(made, parts), (tokens, batch, width), "moe_unpermute")
+        combined = to_all(made, parts)
+        combined = in_one_kernel(combined, (tokens, batch, width), "moe_unpermute", "moe_unpermute_bwd")
         if self.shared is not None:
             combined = combined + self.shared(normed)
         return combined
@@ -221,17 +210,6 @@ class SharedExpert(Module):
         return self.linear_fc2(activate(self.linear_fc1(x), True, self.parts))
 
 
-def moved(x: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
-    """Rows by expert, or back by token: each read and written once."""
-    machine, old, dtype = x.machine, x.shape, x.dtype
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run(name + "_bwd", gradients, old, dtype),)
-
-    node = start(machine, (x,), back)
-    return finish(node, machine.run(name, (x,), shape, x.dtype))
-
-
 def to_all(x: Tensor, parts: MegatronRank) -> Tensor:
     machine = x.machine
     if parts.expert == 1:
@@ -242,11 +220,7 @@ def to_all(x: Tensor, parts: MegatronRank) -> Tensor:
         machine.collective_of("all_to_all", "expert", parts.expert, tensor.dtype, tensor.numel())
         return out
 
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (send(gradients[0]),)
-
-    node = start(machine, (x,), back)
-    return finish(node, send(x))
+    return record(send(x), (x,), lambda node, gradients: (send(gradients[0]),))
 
 
 def grouped(x: Tensor, weights: Tensor, parts: MegatronRank) -> Tensor:

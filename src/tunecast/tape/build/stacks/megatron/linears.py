@@ -22,7 +22,7 @@ from typing import Any
 
 from tunecast.records import NamedTuple
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
@@ -351,24 +351,28 @@ def settle(machine: Machine, parts: MegatronRank) -> None:
 
 def gather(x: Tensor, parts: MegatronRank) -> Tensor:
     """All tokens, for an adapter; back, each rank has the sum for its own."""
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (exchange(gradients[0], "reduce_scatter", parts),)
-
     if parts.tensor == 1:
         return x
-    node = start(x.machine, (x,), back)
-    return finish(node, exchange(x, "all_gather", parts) if parts.sequence else x.alias(x.shape, x.strides))
+    out = exchange(x, "all_gather", parts) if parts.sequence else x.alias(x.shape, x.strides)
+    return record(out, (x,), lambda node, gradients: (exchange(gradients[0], "reduce_scatter", parts),))
 
 
 def scatter(x: Tensor, parts: MegatronRank) -> Tensor:
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (exchange(gradients[0], "all_gather", parts),)
-
+    """Each rank's part of the sums; back, all tokens."""
     if parts.tensor == 1:
         return x
-    node = start(x.machine, (x,), back)
-    return finish(node, exchange(x, "reduce_scatter", parts))
+    out = exchange(x, "reduce_scatter", parts)
+    return record(out, (x,), lambda node, gradients: (exchange(gradients[0], "all_gather", parts),))
+
+
+def in_one_kernel(x: Tensor, shape: tuple[int, ...], forward: str, backward: str) -> Tensor:
+    """One kernel either way; nothing is kept."""
+    machine, old, dtype = x.machine, x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run(backward, gradients, old, dtype),)
+
+    return record(machine.run(forward, (x,), shape, dtype), (x,), back)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:

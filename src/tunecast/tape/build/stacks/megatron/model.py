@@ -29,6 +29,7 @@ from tunecast.tape.build.stacks.megatron.linears import (
     dropout_add,
     exchange,
     rms_norm,
+    scatter,
 )
 from tunecast.tape.build.stacks.megatron.optimizer import DataExchange
 from tunecast.tape.build.tensor import Tensor
@@ -199,7 +200,7 @@ class GPT(Module):
 
 def embed(model: GPT, ids: Tensor) -> Tensor:
     """`VocabParallelEmbedding`: rows of others' are zero, and the sums are scattered over the tokens."""
-    machine, parts = model.machine, model.parts
+    parts = model.parts
     found = F.embedding(model.word_embeddings, ids)
     if model.position_embeddings is not None:
         found = found + F.embedding(model.position_embeddings, ids)
@@ -207,9 +208,4 @@ def embed(model: GPT, ids: Tensor) -> Tensor:
         if parts.tensor > 1:
             found = exchange(found, "reduce_scatter", parts)
         return F.dropout(found, model.shape.dropout)
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (exchange(gradients[0], "all_gather", parts),)
-
-    node = start(machine, (found,), back)
-    return F.dropout(finish(node, exchange(found, "reduce_scatter", parts)), model.shape.dropout)
+    return F.dropout(scatter(found, parts), model.shape.dropout)
