@@ -125,12 +125,14 @@ class Gpt2Block(CheckpointingLayer):
 
 class Gpt2Body(Module):
     block_class: Any = Gpt2Block
+    learns_positions = True
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine)
         width = config["hidden_size"]
         self.wte = Embedding(machine, config["vocab_size"], width)
-        self.wpe = Embedding(machine, config["max_position_embeddings"], width)
+        if self.learns_positions:
+            self.wpe = Embedding(machine, config["max_position_embeddings"], width)
         self.drop = Dropout(machine, config["embd_pdrop"])
         self.h = ModuleList(machine, [self.block_class(machine, config) for _ in range(config["num_hidden_layers"])])
         self.ln_f = LayerNorm(machine, width)
@@ -470,14 +472,9 @@ class GptjBlock(CheckpointingLayer):
         return hidden_states, attn_weights
 
 
-class GptjBody(Module):
-    def __init__(self, machine: Machine, config: Config) -> None:
-        super().__init__(machine)
-        width = config["hidden_size"]
-        self.wte = Embedding(machine, config["vocab_size"], width)
-        self.drop = Dropout(machine, config["embd_pdrop"])
-        self.h = ModuleList(machine, [GptjBlock(machine, config) for _ in range(config["num_hidden_layers"])])
-        self.ln_f = LayerNorm(machine, width)
+class GptjBody(Gpt2Body):
+    block_class = GptjBlock
+    learns_positions = False
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
         inputs_embeds = self.wte(input_ids)
