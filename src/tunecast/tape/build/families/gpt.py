@@ -90,9 +90,7 @@ class LinearMLP(PlainMLP):
         self.dropout = Dropout(machine, config["resid_pdrop"])
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        hidden_states = super().forward(hidden_states)
-        hidden_states = self.dropout(hidden_states)
-        return hidden_states
+        return self.dropout(super().forward(hidden_states))
 
 
 class Gpt2MLP(LinearMLP):
