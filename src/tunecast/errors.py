@@ -11,6 +11,10 @@ TunecastError                 exit 1
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 DEBUG = "TUNECAST_DEBUG"
 """The environment variable with which what is wrong with tunecast itself is shown in full."""
@@ -44,6 +48,11 @@ class TunecastError(Exception):
         self.message = message if message.isprintable() and len(message) <= LONGEST_LINE else printable_lines(message)
         super().__init__(self.message)
         self.field = field
+
+    @classmethod
+    def at(cls, field: str, told: str) -> Self:
+        """About a field, which the message names first."""
+        return cls(f"{field}: {told}", field=field)
 
 
 class UsageError(TunecastError):

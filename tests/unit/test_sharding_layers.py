@@ -12,8 +12,19 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
 from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.sharding.device_map import CardShare, Outline, TreePiece, outline, split
-from tunecast.tape.build.sharding.layers import ENDS, candidates, from_layer, held, last_stage, worth_asking
+from tunecast.tape.build.sharding.layers import (
+    ENDS,
+    CardShare,
+    Outline,
+    TreePiece,
+    candidates,
+    from_layer,
+    held,
+    last_stage,
+    outline,
+    split,
+    worth_asking,
+)
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.stacks.transformers import model
 from tunecast.tape.card import Card

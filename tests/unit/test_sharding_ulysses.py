@@ -24,7 +24,7 @@ from tunecast.prediction.time.runtime import step_time
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.sharding.scheme import Scheme
-from tunecast.tape.build.sharding.ulysses import Ulysses
+from tunecast.tape.build.sharding.sequence import Ulysses
 from tunecast.tape.build.stacks import transformers
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Role, Tape

@@ -18,7 +18,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build.job_runs import build, fold_job, whole_tape
 from tunecast.tape.build.sharding.layers import candidates
 from tunecast.tape.build.stacks import program_of
-from tunecast.tape.build.stacks.torchtitan.pipeline import places
+from tunecast.tape.build.stacks.torchtitan.loop import places
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, SavePolicy
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase, Tape

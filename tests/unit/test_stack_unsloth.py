@@ -16,7 +16,7 @@ from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.registry import bundled_config
 from tunecast.tape.build.compiler.graph import EXTERN, ITEM, MANY, Graph
-from tunecast.tape.build.compiler.lowering import launches_of
+from tunecast.tape.build.compiler.launches import launches_of
 from tunecast.tape.build.compiler.memory import pooled, reusing
 from tunecast.tape.build.compiler.passes import Pass
 from tunecast.tape.build.dtypes import BFLOAT16

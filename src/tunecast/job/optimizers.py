@@ -80,7 +80,7 @@ _FUSED_ADAMW = replace(
     _ADAMW, name="adamw_torch_fused", paper="foreach:FusedAdamW", options={"fused": True}, fused=None, is_tried=True
 )
 _OTHER_ADAMW = replace(_ADAMW, paper="", runs="", on_shards=False, on_partitions=False, fused=None)
-_TORCHAO = replace(_OTHER_ADAMW, paper="torchao:LowBitAdamW", package="torchao", options={"block_size": 256})
+_TORCHAO = replace(_OTHER_ADAMW, paper="one_by_one:LowBitAdamW", package="torchao", options={"block_size": 256})
 _ADAFACTOR = {"relative_step": False, "scale_parameter": False}
 _GALORE = OptimizerKind(
     "galore_adamw",
@@ -116,7 +116,7 @@ _OF_TRANSFORMERS = (  # 5.17.0, training_args.py, OptimizerNames
     _FUSED_ADAMW,
     replace(_OTHER_ADAMW, name="adamw_torch_xla"),  # another machine's, as is the next
     replace(_OTHER_ADAMW, name="adamw_torch_npu_fused"),
-    OptimizerKind("adafactor", "adafactor:Adafactor", "transformers.optimization:Adafactor", options=_ADAFACTOR),
+    OptimizerKind("adafactor", "one_by_one:Adafactor", "transformers.optimization:Adafactor", options=_ADAFACTOR),
     OptimizerKind("adamw_anyprecision"),  # torchdistx's, which nobody wrote down
     replace(_TORCHAO, name="adamw_torch_4bit", runs="torchao.optim:AdamW4bit", steps={"bits": 4}),
     replace(_TORCHAO, name="adamw_torch_8bit", runs="torchao.optim:AdamW8bit", steps={"bits": 8}),
@@ -154,7 +154,7 @@ _OF_TRANSFORMERS = (  # 5.17.0, training_args.py, OptimizerNames
         "stable_adamw", "one_by_one:StableAdamW", "optimi:StableAdamW", "torch-optimi", {"weight_decay": 0.0}
     ),
 )
-_OWN = (OptimizerKind("muon", "muon:Muon", "torch.optim:Muon", spares_ends=True),)
+_OWN = (OptimizerKind("muon", "one_by_one:Muon", "torch.optim:Muon", spares_ends=True),)
 """What transformers has no `optim` name for."""
 OPTIMIZERS: Mapping[str, OptimizerKind] = {each.name: each for each in (*_OF_TRANSFORMERS, *_OWN)}
 OF_TRANSFORMERS = tuple(each.name for each in _OF_TRANSFORMERS)

@@ -17,7 +17,7 @@ Source   transformers 5.17.0: `_load_optimizer_and_scheduler` (map_location cpu 
          `grad_partitions_flat_buffer`. Its own `estimate_zero3_model_states_mem_needs` has 16 bytes a weight for an
          optimizer on the host and 18 with the weights, times 1.5 for what it does not know. On drives (ZeRO-Infinity):
          `SwapBufferManager`, `AsyncPartitionedParameterSwapper`, `reserve_partitioned_swap_space`, which takes whole
-         parameters for their parts; sizes in tape/build/sharding/deepspeed.py.
+         parameters for their parts; sizes in tape/build/sharding/zero.py.
 Ignored  pinned memory in powers of two (torch's CachingHostAllocator); buffers of copies under way; what a data set
          keeps; activations that wait on the host.
 """
@@ -33,7 +33,7 @@ from tunecast.prediction.outside.checkpoint import QUANTIZED, WIDTHS, Parameter,
 from tunecast.prediction.outside.sharded_files import is_by_fsdp, partitioned_bytes, writes_parts
 from tunecast.prediction.price.offload import NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S
 from tunecast.records import NamedTuple
-from tunecast.tape.build.sharding.deepspeed import (
+from tunecast.tape.build.sharding.zero import (
     OPTIMIZER_BUFFERS,
     PARAMETER_BUFFER_SIZE,
     PARAMETER_BUFFERS,

@@ -2,7 +2,10 @@
 
 The engine follows torch/csrc/autograd: the ready node made last goes first, gradients of one tensor are summed in
 place when nobody else holds the first (input_buffer.cpp), a leaf takes a gradient over when it can
-(functions/accumulate_grad.h), saved tensors go as soon as their node has run.
+(functions/accumulate_grad.h), saved tensors go as soon as their node has run. Leaves all have the same number, so which
+of several goes first is for the heap to say. torch's is C++'s `std::priority_queue` (torch/csrc/autograd/engine.h,
+`ReadyQueue`), whose moves are written down here (libstdc++, bits/stl_heap.h, `__push_heap` and `__adjust_heap`: of two
+equal children the second rises).
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tunecast.tape.build.ready import ReadyQueue
 from tunecast.tape.op import Phase, Role
 
 if TYPE_CHECKING:
@@ -164,9 +166,9 @@ class Leaf:
         assert tensor.grad is not None
         if tensor.is_view:  # an input of a recomputed layer: it is handed on
             return
-        block = machine.blocks[tensor.grad.storage.block]
+        block = tensor.grad.block
         block.role = Role.GRADIENTS
-        block.module = machine.blocks[tensor.storage.block].module
+        block.module = tensor.block.module
 
 
 def _is_tensor(given: Any) -> bool:
@@ -226,6 +228,48 @@ def before_gradient_of(tensor: Tensor, hook: Callable[[], None]) -> Node | Leaf:
 
 def wants(machine: Machine, *inputs: Tensor | None) -> bool:
     return machine.grad_enabled and any([t is not None and t.requires_grad for t in inputs])
+
+
+class ReadyQueue:
+    __slots__ = ("_heap",)
+
+    def __init__(self, first: Node | Leaf) -> None:
+        self._heap = [first]
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def push(self, node: Node | Leaf) -> None:
+        self._heap.append(node)
+        self._rise(len(self._heap) - 1, node)
+
+    def _rise(self, hole: int, node: Node | Leaf) -> None:
+        heap = self._heap
+        while hole:
+            parent = (hole - 1) // 2
+            if heap[parent].sequence >= node.sequence:
+                break
+            heap[hole] = heap[parent]
+            hole = parent
+        heap[hole] = node
+
+    def pop(self) -> Node | Leaf:
+        heap = self._heap
+        last = heap.pop()
+        if not heap:
+            return last
+        first, length, hole = heap[0], len(heap), 0
+        while 2 * hole + 2 < length:
+            second = 2 * hole + 2
+            if heap[second].sequence < heap[second - 1].sequence:
+                second -= 1
+            heap[hole] = heap[second]
+            hole = second
+        if 2 * hole + 2 == length:
+            heap[hole] = heap[length - 1]
+            hole = length - 1
+        self._rise(hole, last)
+        return first
 
 
 # ---------------------------------------------------------------------------------------------------- the engine

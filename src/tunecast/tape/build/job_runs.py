@@ -268,7 +268,7 @@ def build(
     elif hasattr(stack, "evaluate"):
         stack.evaluate(job, config, lengths, machine)
     else:
-        raise Unsupported(f"run.eval_strategy: how {job.stack} evaluates is not known", field="run.eval_strategy")
+        raise Unsupported.at("run.eval_strategy", f"how {job.stack} evaluates is not known")
     return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))
 
 

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from tunecast.tape.build.autograd import Leaf, Node
     from tunecast.tape.build.compiler.record import Tracer
+    from tunecast.tape.build.event_log import Block
     from tunecast.tape.build.machine import Machine
+    from tunecast.tape.op import Role
 
 
 class TensorDevice(NamedTuple):
@@ -74,6 +76,16 @@ class Tensor:
     def with_numel(self, elements: int) -> Tensor:
         """For a result whose number of elements is known beforehand."""
         self._counted, self._elements = self.shape, elements
+        return self
+
+    @property
+    def block(self) -> Block:
+        """The memory it lies in."""
+        return self.machine.blocks[self.storage.block]
+
+    def as_role(self, role: Role) -> Tensor:
+        """The same, of which it is known what it is for."""
+        self.block.role = role
         return self
 
     def numel(self) -> int:

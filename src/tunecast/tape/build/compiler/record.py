@@ -15,8 +15,19 @@ from typing import Any
 from tunecast.records import NamedTuple
 from tunecast.tape.build.autograd import FIRST, Gradients, run_engine
 from tunecast.tape.build.compiler import decompose
-from tunecast.tape.build.compiler.calls import LibraryCall, Own, Ref
-from tunecast.tape.build.compiler.graph import EXTERN, INPUT, ITEM, MANY, TANGENT, Graph, Value, names
+from tunecast.tape.build.compiler.graph import (
+    EXTERN,
+    INPUT,
+    ITEM,
+    MANY,
+    TANGENT,
+    Graph,
+    LibraryCall,
+    Own,
+    Ref,
+    Value,
+    names,
+)
 from tunecast.tape.build.dtypes import Dtype, Shape
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.nested import map_tensors, tensors_in
@@ -310,7 +321,7 @@ class Recording(Machine):
             rule = decompose.outer_product
         if rule is not None:
             numbers = [tracer.number_of(t) for t in inputs]
-            found = rule(tracer, numbers, outs, strides)
+            found = rule(decompose.Sheet(tracer, numbers, outs, strides))
             return [tracer.tensor_of(number) for number in found]
         if decompose.is_inductors_own(name) and len(outs) == 1:
             numbers = [tracer.number_of(t) for t in inputs]

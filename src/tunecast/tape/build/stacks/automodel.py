@@ -1,7 +1,5 @@
 """NVIDIA's NeMo Automodel on paper: its fine-tuning recipe under FSDP 2, of transformers' models and three of its own.
 
-    lora.py   Automodel's adapters (components/_peft/lora.py, `LinearLoRA`)
-
 Weights stay in the dtype they were loaded in; FSDP 2 gathers them as bf16 and sums gradients in fp32. Alone on a card
 nothing is wrapped and nothing cast. Llama, Qwen 2 and Qwen 3 are its own modules: norms are one compiled kernel, and
 checkpointing is of attention, MLP and norms each. Of other models checkpointing is of whole layers.
@@ -15,6 +13,12 @@ Checked  tests/golden/stacks/automodel: its modules, traced alone and as one ran
          slower than they were.
 Ignored  Liger's kernels, which it puts into transformers' models where the package is installed; Transformer Engine's
          rotary kernel, which replaces torch's where that is.
+
+Automodel's adapters (components/_peft/lora.py, `LinearLoRA`): made in the weights' dtype, run without conversions.
+
+What lies between the two matrices is not kept but computed again (`LoRATritonFunction` without its kernels,
+`use_memory_efficient_lora`, on by default), and the layer's result is added to in place. An MLP of three adapted layers
+is one function, which makes the activation and what enters the last layer again.
 """
 
 from __future__ import annotations
@@ -23,27 +27,181 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MethodType
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.shardings import SHARDED, sharding_of
 from tunecast.tape.build import attention
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.autograd import backward
+from tunecast.tape.build.adapters import targets
+from tunecast.tape.build.autograd import Gradients, Node, backward, finish, start
 from tunecast.tape.build.decoder import SelfAttention
 from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT32, INT64
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Module, RMSNorm
+from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm, bring
+from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.quantized import Linear4bit
 from tunecast.tape.build.recompute import checkpoint
 from tunecast.tape.build.repeats import micro_batches
 from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2, store_as_floats
 from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model, transformers
-from tunecast.tape.build.stacks.automodel.lora import insert_adapters
 from tunecast.tape.build.stacks.torchtune.modules import fused_rms_norm
 from tunecast.tape.build.stacks.transformers import load, model
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.op import Phase
+from tunecast.tape.op import Phase, Role
+
+# ------------------------------------------------------------------------------------------------------------- adapters
+
+
+def insert_adapters(job: Job, model: Any) -> None:
+    """`apply_lora_to_linear_modules`."""
+    if job.lora.dora:
+        raise Unsupported.at("lora.dora", "Automodel's DoRA is not written down; allowed: false")
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    for parent, name, base in list(targets(job, model)):
+        adapted = LinearLoRA(base, job.lora.rank, job.lora.dropout_fraction)
+        adapted.name_all(base.path)
+        dtype = base.compute_dtype if isinstance(base, Linear4bit) else base.weight.dtype
+        for part in (adapted.lora_A, adapted.lora_B):
+            bring(part.weight, part.path, Role.ADAPTERS, dtype)
+        setattr(parent, name, adapted)
+    for module in list(model.modules()):
+        if is_fusible(module):
+            object.__setattr__(module, "forward", MethodType(fused_mlp, module))
+
+
+class LinearLoRA(Module):
+    def __init__(self, base: Linear, rank: int, dropout: float) -> None:
+        super().__init__(base.machine)
+        self.lora_A = Linear(base.machine, base.inputs, rank)
+        self.lora_B = Linear(base.machine, rank, base.outputs)
+        self.base_layer = base  # last, as FSDP 2 finds a module's own weight after its children's
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        res = self.base_layer(x)
+        weights = (self.lora_A.weight, self.lora_B.weight)
+        if not self.dropout:
+            return memory_efficient(x, *weights, res).reshape(*res.shape)
+        lora_res = F.dropout(memory_efficient(x, *weights).reshape(*res.shape), self.dropout)
+        return lora_res.add_(res)
+
+
+def memory_efficient(x: Tensor, lora_A: Tensor, lora_B: Tensor, res: Tensor | None = None) -> Tensor:
+    """`LoRATritonFunction`: the input and both matrices are saved."""
+    machine, shape = x.machine, x.shape
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        kept, first, second = (node.take(place) for place in range(3))
+        d_y = gradients[0]
+        flat = kept.reshape(-1, shape[-1])
+        d_y_lora_B = F.linear(d_y, second.t())
+        d_x = None
+        if node.needs[0]:
+            d_x = pointwise("empty_like", flat)
+            add_product(d_x, d_y_lora_B, first)
+        d_lora_A = times(F.matmul(d_y_lora_B.t(), flat))
+        d_lora_B = pointwise("empty_like", second)
+        add_product(d_lora_B, d_y.t(), F.linear(flat, first))
+        d_x = None if d_x is None else d_x.view(*shape)
+        return [d_x, d_lora_A, d_lora_B] + ([] if res_shape is None else [d_y.reshape(*res_shape)])
+
+    res_shape = None if res is None else res.shape
+    inputs = (x, lora_A, lora_B) if res is None else (x, lora_A, lora_B, res)
+    node = start(machine, inputs, back)
+    with machine.no_grad():
+        flat = x.detach().reshape(-1, shape[-1])
+        between = times(F.linear(flat, lora_A.detach()))
+        out = F.linear(between, lora_B.detach())
+        del between
+        if res is not None:
+            machine.launch("add_", (out, res), out.dtype, out.nbytes)
+    return finish(node, out, x, lora_A, lora_B)
+
+
+# -------------------------------------------------------------------------------- all of an MLP (_peft/lora_mlp.py)
+
+MLP_LAYERS = ("gate_proj", "up_proj", "down_proj")
+
+
+def is_fusible(module: Module) -> bool:
+    """`install_fused_lora_mlp`, `_fusible`: adapters without dropout on all three, over plain weights, and SwiGLU."""
+    parts = [module.children.get(name) for name in MLP_LAYERS]
+    act_fn = module.children.get("act_fn")
+    swiglu = isinstance(act_fn, Activation) and act_fn.function is F.silu
+    return swiglu and all(
+        isinstance(part, LinearLoRA) and not part.dropout and type(part.base_layer) is Linear for part in parts
+    )
+
+
+def fused_mlp(mlp: Any, x: Tensor) -> Tensor:
+    """`LoRASwiGLUMLPFunction`: of what is as wide as the MLP, what gate and up give is kept."""
+    machine, shape = x.machine, x.shape
+    parts = [mlp.children[name] for name in MLP_LAYERS]
+    (gW, uW, dW), firsts, seconds = (
+        [part.base_layer.weight for part in parts], [part.lora_A.weight for part in parts],
+        [part.lora_B.weight for part in parts],
+    )  # fmt: skip
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        x, e, g, gA, gB, uA, uB, dA, dB = (node.take(place) for place in range(9))
+        dY = gradients[0].reshape(-1, gradients[0].shape[-1])
+        d_P = times(F.matmul(dY, dB))
+        d_h = F.addmm(F.matmul(dY, dW.detach()), d_P, dA)
+        machine.launch("triton::_swiglu_bwd_kernel", (d_h, e, g), e.dtype, 3 * e.nbytes)
+        P = F.linear(d_h, dA)
+        d_dB = times(F.matmul(dY.t(), P))
+        d_dA = F.matmul(d_P.t(), d_h)
+        Q = F.linear(x, uA)
+        d_uB = times(F.matmul(e.t(), Q))
+        d_Q = times(F.matmul(e, uB))
+        d_uA = F.matmul(d_Q.t(), x)
+        R = F.linear(x, gA)
+        d_gB = times(F.matmul(g.t(), R))
+        d_R = times(F.matmul(g, gB))
+        d_gA = F.matmul(d_R.t(), x)
+        d_x = None
+        if node.needs[0]:
+            d_x = F.addmm(F.matmul(g, gW.detach()), d_R, gA)
+            add_product(d_x, e, uW.detach())
+            add_product(d_x, d_Q, uA)
+            d_x = d_x.view(*shape)
+        return d_x, d_gA, d_gB, d_uA, d_uB, d_dA, d_dB
+
+    (gA, uA, dA), (gB, uB, dB) = firsts, seconds
+    node = start(machine, (x, gA, gB, uA, uB, dA, dB), back)
+    with machine.no_grad():
+        x2 = x.detach().reshape(-1, shape[-1])
+        e, g = (adapted(x2, *of) for of in ((gW, gA, gB), (uW, uA, uB)))
+        h = machine.run("empty_like", (e,), e.shape, e.dtype)
+        machine.launch("triton::_swiglu_fwd_kernel", (e, g), e.dtype, e.nbytes)
+        out = adapted(h, dW, dA, dB).view(*shape[:-1], -1)
+        del h
+    return finish(node, out, x2, e, g, gA, gB, uA, uB, dA, dB)
+
+
+def adapted(x: Tensor, weight: Tensor, lora_A: Tensor, lora_B: Tensor) -> Tensor:
+    out = F.linear(x, weight.detach())
+    add_product(out, times(F.linear(x, lora_A.detach())), lora_B.detach().t())
+    return out
+
+
+def times(x: Tensor) -> Tensor:
+    """Times alpha / rank."""
+    scale = 1.0
+    return x * scale
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """`addmm_`."""
+    total.machine.launch("addmm_", (total, a, b), total.dtype, total.nbytes, 2 * a.numel() * b.shape[1])
+
+
+# ---------------------------------------------------------------------------------------------------------- the program
+
 
 __all__ = ["REFUSES", "model", "train"]
 
@@ -235,19 +393,12 @@ def take_steps(
     """`_run_train_optim_step`. A step's losses live until the next step's are there."""
     machine, scheme = model.machine, model.machine.scheme
     loss_buffer: list[Tensor] = []
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         loss_buffer = []
         for number in micro_batches(machine, job.grad_accum):
             with scheme.micro_batch(last=number == job.grad_accum - 1):
                 loss_buffer.append(forward_backward_step(job, model, length))
-        if job.max_grad_norm:
-            scheme.clip(parameters)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        optimizer.zero_grad()
-    machine.step = len(lengths)
+        scheme.end_step(parameters, optimizer)
     scheme.end()
     loss_buffer.clear()
 
