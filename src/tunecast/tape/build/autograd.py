@@ -374,21 +374,9 @@ def result_strides(first: Tensor, second: Tensor) -> Shape | None:
     if first.strides is None and second.strides is None:
         return None
     for tensor in (first, second):
-        if tensor.strides is not None and first.shape == tensor.shape and is_dense(tensor):
+        if tensor.strides is not None and first.shape == tensor.shape and tensor.is_dense():
             return tensor.strides
     return None
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Every element once, without gaps, in some order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _dependencies(root: Node) -> dict[Node | Leaf, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tunecast.tape.build.autograd import is_dense
 from tunecast.tape.op import CROSSED, OFF_GRID, SPREAD
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def shared_layout(tensors: Sequence[Tensor], result_is_contiguous: bool = False)
             if elements > 1 < whole:
                 found = SPREAD
             continue
-        if strides is not None and not is_dense(t):
+        if strides is not None and not t.is_dense():
             found = SPREAD
             continue
         fast = _fastest(t) if strides is not None else len(t.shape) - 1

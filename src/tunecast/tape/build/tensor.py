@@ -109,6 +109,17 @@ class Tensor:
         """What reading all of it reads: of an expanded dimension, once."""
         return prod([n for n, step in zip(self.shape, self.stride(), strict=True) if step]) * self.dtype.itemsize
 
+    def is_dense(self) -> bool:
+        """Every element once, without gaps, in some order of dimensions."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride(), self.shape, strict=True)):
+            if size == 1:
+                continue
+            if stride != expected:
+                return False
+            expected *= size
+        return True
+
     def stride(self) -> Shape:
         return contiguous_strides(self.shape) if self.strides is None else self.strides
 
