@@ -24,7 +24,7 @@ PROGRAMS = ("tape/build/stacks/", "tape/build/sharding/", "tape/build/optimizers
 SPELLINGS = ("job/names.py", "job/foreign.py")
 """How other programs' users write them."""
 OTHERWISE = {
-    "job/fields.py": "transformers, the package a default is from",
+    "job/knob.py": "transformers, the package a default is from",
     "job/job.py": "transformers, the package whose release is followed",
     "planning/space.py": "zero, a word of --allow",
     "prediction/memory/ranges_table.py": "written by a benchmark, by the stack that was measured",

@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 
 from installed import as_installed
 
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 
 HERE = Path(__file__).parent / "build_cases"

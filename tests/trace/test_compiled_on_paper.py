@@ -22,7 +22,7 @@ pytest.importorskip("triton", reason="Inductor writes no kernels without Triton"
 
 from installed import as_installed
 
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
 

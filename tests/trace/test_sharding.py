@@ -20,7 +20,7 @@ pytest.importorskip("accelerate")
 
 from installed import as_installed
 
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 
 HERE = Path(__file__).parent / "sharding_cases"

@@ -23,7 +23,7 @@ pytest.importorskip("trl")
 
 from installed import as_installed
 
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Phase
 from tunecast.tape.trace.run import trace_script

@@ -1,10 +1,12 @@
 """What older releases of transformers do otherwise with memory, each with the release that changed it.
 
-Read in the packages themselves (4.43 to 4.57, 5.0 and 5.17), of Llama, Mistral, Qwen 2 and Gemma; the tracer on 4.45.2,
-4.48.1 and 4.57.1 is the referee (tests/golden/stacks/transformers). Within 5 nothing that memory sees has moved.
+Read in the packages themselves (4.43 to 4.57, 5.0, 5.17 to 5.22), before 5 of Llama, Mistral, Qwen 2 and Gemma; the
+tracer on 4.45.2, 4.48.1 and 4.57.1 (tests/golden/stacks/transformers), 5.17.0 and 5.22.2 (tests/trace) is the referee.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.job.releases import RELEASES, minor
@@ -19,16 +21,22 @@ TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 5
 April and 2.8 in August 2025."""
 
 
+def _before(*release: int) -> Any:
+    return property(lambda era: era.release < release)
+
+
+def _since(*release: int) -> Any:
+    return property(lambda era: era.release >= release)
+
+
 @dataclass(frozen=True)
 class Era:
     """A release, and what it does that the newest does not."""
 
     release: tuple[int, int] = minor(RELEASES["transformers"].newest)
 
-    @property
-    def reentrant(self) -> bool:
-        """modeling_utils.py, `gradient_checkpointing_enable`: the kind of checkpointing where nobody says."""
-        return self.release < (5, 0)
+    reentrant = _before(5, 0)
+    """modeling_utils.py, `gradient_checkpointing_enable`: the kind of checkpointing where nobody says."""
 
     @property
     def torch(self) -> str | None:
@@ -45,118 +53,57 @@ class Era:
         """trainer.py: `accelerator.accumulate` did; its own `no_sync` (4.46) did not until 5.2."""
         return self.release < (4, 46) or self.release >= (5, 2)
 
-    @property
-    def zeroes_other_ranks(self) -> bool:
-        """modeling_utils.py, `_move_missing_keys_from_meta_to_device`: ranks that are to get FSDP's weights from the
-        first had `empty_like`, which takes no memory; since then `zeros_like`, which does."""
-        return self.release >= (5, 6)
-
-    @property
-    def one_table(self) -> bool:
-        """`original_inv_freq` was the table itself, not a copy."""
-        return self.release < (5, 0)
-
-    @property
-    def scales_embeddings_in_model(self) -> bool:
-        """Gemma: before `GemmaTextScaledWordEmbedding`."""
-        return self.release < (5, 0)
-
-    @property
-    def rotates_by_product(self) -> bool:
-        """The rotary embedding's angles: a batched matrix product, since then positions times frequencies."""
-        return self.release < (5, 19)
-
-    @property
-    def fills_sentinels(self) -> bool:
-        """integrations/moe.py: rows of experts on other ranks are filled with zeros, since then (`_is_expert_parallel`)
-        only where experts are spread over ranks."""
-        return self.release < (5, 18)
-
-    @property
-    def looks_at_rows_first(self) -> bool:
-        """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions
-        say; before, positions were computed all the same."""
-        return self.release >= (5, 20)
-
-    @property
-    def refuses_capped_sdpa(self) -> bool:
-        """modeling_gemma2.py: `_supports_sdpa = False`, since sdpa caps no scores; before, it ran without the cap."""
-        return self.release >= (5, 21)
-
-    @property
-    def makes_slopes_apart(self) -> bool:
-        """modeling_bloom.py, `_get_alibi_slopes`: what the slopes are made of goes before they are used."""
-        return self.release >= (5, 21)
-
-    @property
-    def drops_packing_answer(self) -> bool:
-        """modeling_flash_attention_utils.py, `_flash_attention_forward`: whether a row is packed has no name."""
-        return self.release >= (5, 19)
-
-    @property
-    def chooses_table(self) -> bool:
-        """modeling_rope_utils.py, `longrope_frequency_update`: `torch.where` instead of a branch."""
-        return self.release >= (5, 21)
-
-    @property
-    def adds_positions(self) -> bool:
-        """Positions are counted from what a cache holds; before, `cache_position` was made that way at once."""
-        return self.release >= (5, 0)
-
-    @property
-    def sums_mask(self) -> bool:
-        """How masking_utils.py sees that nothing is padded: a sum, before that `all`."""
-        return self.release >= (5, 0)
-
-    @property
-    def masks_in_model(self) -> bool:
-        """Before masking_utils.py each model had an `_update_causal_mask`."""
-        return self.release < (4, 53)
-
-    @property
-    def windows_with_sdpa(self) -> bool:
-        """modeling_mistral.py: 4.38.2 gives `_prepare_4d_causal_attention_mask_for_sdpa` no window, 4.40.2 does."""
-        return self.release >= (4, 40)
-
-    @property
-    def compares_positions(self) -> bool:
-        """modeling_flash_attention_utils.py: packed rows are seen by differences, before `_is_packed_sequence`."""
-        return self.release < (4, 55)
-
-    @property
-    def scales_last(self) -> bool:
-        """Both the cosines and the sines were made before either was scaled."""
-        return self.release < (4, 51)
-
-    @property
-    def layers_by_position(self) -> bool:
-        """Before `GradientCheckpointingLayer` a model gave its layers' tensors to `checkpoint` itself."""
-        return self.release < (4, 52)
-
-    @property
-    def shifts_logits(self) -> bool:
-        """loss/loss_utils.py, `ForCausalLMLoss`: a copy of the logits but the last; since then labels are padded."""
-        return self.release < (4, 49)
-
-    @property
-    def repeats_heads(self) -> bool:
-        """integrations/sdpa_attention.py before `use_gqa_in_sdpa`: keys and values once for every query head."""
-        return self.release < (4, 54)
+    zeroes_other_ranks = _since(5, 6)
+    """modeling_utils.py, `_move_missing_keys_from_meta_to_device`: ranks that are to get FSDP's weights from the first
+    had `empty_like`, which takes no memory; since then `zeros_like`, which does."""
+    one_table = _before(5, 0)
+    """`original_inv_freq` was the table itself, not a copy."""
+    scales_embeddings_in_model = _before(5, 0)
+    """Gemma: before `GemmaTextScaledWordEmbedding`."""
+    rotates_by_product = _before(5, 19)
+    """The rotary embedding's angles: a batched matrix product, since then positions times frequencies."""
+    fills_sentinels = _before(5, 18)
+    """integrations/moe.py: rows of experts on other ranks are filled with zeros, since then only where experts are spread
+    over ranks (`_is_expert_parallel`)."""
+    looks_at_rows_first = _since(5, 20)
+    """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions say;
+    before, positions were computed all the same."""
+    drops_packing_answer = _since(5, 19)
+    """modeling_flash_attention_utils.py, `_flash_attention_forward`: whether a row is packed has no name."""
+    refuses_capped_sdpa = _since(5, 21)
+    """modeling_gemma2.py: `_supports_sdpa = False`, since sdpa caps no scores; before, it ran without the cap."""
+    makes_slopes_apart = _since(5, 21)
+    """modeling_bloom.py, `_get_alibi_slopes`: what the slopes are made of goes before they are used."""
+    chooses_table = _since(5, 21)
+    """modeling_rope_utils.py, `longrope_frequency_update`: `torch.where` instead of a branch."""
+    adds_positions = _since(5, 0)
+    """Positions are counted from what a cache holds; before, `cache_position` was made that way at once."""
+    sums_mask = _since(5, 0)
+    """How masking_utils.py sees that nothing is padded: a sum, before that `all`."""
+    masks_in_model = _before(4, 53)
+    """Before masking_utils.py each model had an `_update_causal_mask`."""
+    windows_with_sdpa = _since(4, 40)
+    """modeling_mistral.py: 4.38.2 gives `_prepare_4d_causal_attention_mask_for_sdpa` no window, 4.40.2 does."""
+    compares_positions = _before(4, 55)
+    """modeling_flash_attention_utils.py: packed rows are seen by differences, before `_is_packed_sequence`."""
+    scales_last = _before(4, 51)
+    """Both the cosines and the sines were made before either was scaled."""
+    layers_by_position = _before(4, 52)
+    """Before `GradientCheckpointingLayer` a model gave its layers' tensors to `checkpoint` itself."""
+    shifts_logits = _before(4, 49)
+    """loss/loss_utils.py, `ForCausalLMLoss`: a copy of the logits but the last; since then labels are padded."""
+    repeats_heads = _before(4, 54)
+    """integrations/sdpa_attention.py before `use_gqa_in_sdpa`: keys and values once for every query head."""
 
     @property
     def copies_heads(self) -> bool:
         """The same file made queries, keys and values contiguous, mask or not."""
         return (4, 48) <= self.release < (4, 56)
 
-    @property
-    def attends_by_class(self) -> bool:
-        """One class of attention a kernel, before `ALL_ATTENTION_FUNCTIONS`."""
-        return self.release < (4, 48)
-
-    @property
-    def table_in_layers(self) -> bool:
-        """Every attention holds a rotary table, used or not."""
-        return self.release < (4, 48)
+    attends_by_class = _before(4, 48)
+    """One class of attention a kernel, before `ALL_ATTENTION_FUNCTIONS`."""
+    table_in_layers = _before(4, 48)
+    """Every attention holds a rotary table, used or not."""
 
     def rotates_in_layers(self, model_type: str) -> bool:
         """Cosines and sines are made anew in each layer."""

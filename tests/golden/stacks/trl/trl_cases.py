@@ -50,7 +50,7 @@ def job_of(case: Case) -> dict[str, Any]:
         "weights_dtype": case["weights_dtype"], "autocast": case["autocast"], "seq_len": LENGTH,
         "micro_batch": case["rows"],
         "grad_accum": case["accumulated"], "gradient_checkpointing": case["recomputed"], "optimizer": "adamw_torch",
-        "max_grad_norm": 1.0, **({} if trainer else {"stack_version": case["release"]}),
+        "max_grad_norm": 1.0, **({} if trainer else {"trl_version": case["release"]}),
         "data": {"packing": case["packed"], "packing_strategy": case["strategy"]},
         **({} if case["method"] == "full" else {"lora": {"rank": RANK, "dropout": 0.0, "targets": TARGETS}}),
         **({"quantization": {"format": "nf4"}} if case["method"] == "qlora" else {}),
