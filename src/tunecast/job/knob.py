@@ -352,7 +352,7 @@ def field(
 
 
 def release_field(package: str, example: str) -> Any:
-    text = f"release of {package} whose code runs, such as {example}; null: the newest that is followed"
+    text = f"release of {package} whose code runs, such as {example}; null: the one its stack is followed at"
     return field(None, OURS, text, kind="release")
 
 

@@ -1,6 +1,7 @@
-"""The releases that are followed: of each package those whose code our tapes were compared with, event for event.
+"""The releases that are followed: of each package the oldest whose code was read, and those our tapes were compared
+with, event for event.
 
-From the first to the last of them an answer can be exact: what changed in between is known (tape/build/eras.py and the
+From the oldest to the last of them an answer can be exact: what changed in between is known (tape/build/eras.py and the
 stacks' own). Before and after, it is an estimate that says so. `./dev follow` holds them against a package index.
 """
 
@@ -19,14 +20,11 @@ Numbers = tuple[int, ...]
 
 
 class Followed(NamedTuple):
+    oldest: str
     compared: tuple[str, ...]
-    """Releases a tape was compared with, oldest first."""
+    """Oldest first."""
     field: str = "stack_version"
     """Where a job says which it means."""
-
-    @property
-    def oldest(self) -> str:
-        return self.compared[0]
 
     @property
     def newest(self) -> str:
@@ -34,22 +32,22 @@ class Followed(NamedTuple):
 
 
 RELEASES: Mapping[str, Followed] = {
-    "torch": Followed(("2.8.0", "2.11.0", "2.13.0", "2.15.0"), "torch_version"),
-    "transformers": Followed(("4.45.2", "4.48.1", "4.57.1", "5.17.0", "5.22.2"), "transformers_version"),
-    "peft": Followed(("0.13.2", "0.17.1", "0.21.0", "0.21.2"), "peft_version"),
-    "trl": Followed(("0.13.0", "0.24.0", "1.16.0"), "trl_version"),
-    "bitsandbytes": Followed(("0.42.0", "0.49.2", "0.50.2"), "bitsandbytes_version"),
-    "liger-kernel": Followed(("0.8.5",), "liger_version"),
-    "unsloth": Followed(("2026.10.9",), "unsloth_version"),
-    "unsloth-zoo": Followed(("2026.10.9",)),
-    "accelerate": Followed(("1.15.0",)),
-    "deepspeed": Followed(("0.19.8",)),
-    "torchtune": Followed(("0.1.1", "0.4.0", "0.6.1")),
-    "litgpt": Followed(("0.3.1", "0.4.13", "0.5.13")),
-    "torchtitan": Followed(("0.1.0", "0.2.0", "0.2.2")),
-    "torchao": Followed(("0.18.0",)),
-    "megatron-core": Followed(("0.13.0",)),
-    "nemo-automodel": Followed(("0.5.0",)),
+    "torch": Followed("2.1.0", ("2.8.0", "2.11.0", "2.13.0", "2.15.0"), "torch_version"),
+    "transformers": Followed("4.43.0", ("4.45.2", "4.48.1", "4.57.1", "5.17.0", "5.22.2"), "transformers_version"),
+    "peft": Followed("0.13.2", ("0.13.2", "0.17.1", "0.21.0", "0.21.2"), "peft_version"),
+    "trl": Followed("0.13.0", ("0.24.0", "1.16.0"), "trl_version"),
+    "bitsandbytes": Followed("0.42.0", ("0.42.0", "0.49.2", "0.50.2"), "bitsandbytes_version"),
+    "liger-kernel": Followed("0.8.5", ("0.8.5",), "liger_version"),
+    "unsloth": Followed("2026.10.9", ("2026.10.9",), "unsloth_version"),
+    "unsloth-zoo": Followed("2026.10.9", ("2026.10.9",)),
+    "accelerate": Followed("1.15.0", ("1.15.0",)),
+    "deepspeed": Followed("0.19.8", ("0.19.8",)),
+    "torchtune": Followed("0.1.1", ("0.1.1", "0.4.0", "0.6.1")),
+    "litgpt": Followed("0.3.1", ("0.3.1", "0.4.13", "0.5.13")),
+    "torchtitan": Followed("0.1.0", ("0.1.0", "0.2.0", "0.2.2")),
+    "torchao": Followed("0.18.0", ("0.18.0",)),
+    "megatron-core": Followed("0.13.0", ("0.13.0",)),
+    "nemo-automodel": Followed("0.5.0", ("0.5.0",)),
 }
 FIELDS: Mapping[str, str] = {
     followed.field: package for package, followed in RELEASES.items() if followed.field != "stack_version"

@@ -117,9 +117,9 @@ def _newest(*packages: str) -> dict[str, str]:
     return {package: RELEASES[package].newest for package in packages}
 
 
-_HUGGING_FACE = _newest("torch", "transformers", "peft", "bitsandbytes")
-_AT_5_17 = {"torch": "2.11.0", "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
-"""Of stacks that patch or replace parts of transformers and were compared with that release."""
+_TORCH = {"torch": "2.11.0"}
+_HUGGING_FACE = {**_TORCH, "transformers": "5.17.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
+"""The releases of most measured runs (benchmarks/data)."""
 _TRAINER = {**_HUGGING_FACE, **_newest("liger-kernel", "accelerate")}
 
 _AXOLOTL = Stack(
@@ -182,7 +182,7 @@ _TRANSFORMERS = replace(
 _UNSLOTH = Stack(
     "unsloth",
     "unsloth",
-    {**_AT_5_17, **_newest("unsloth")},
+    {**_HUGGING_FACE, **_newest("unsloth")},
     uses_trainer=True,
     has_trainer_sampler=True,
     recipe="recipes_unsloth",
@@ -196,7 +196,7 @@ _UNSLOTH = Stack(
 _TORCHTUNE = Stack(
     "torchtune",
     "torchtune",
-    _newest("torch", "torchtune"),
+    {**_TORCH, **_newest("torchtune")},
     shardings=("fsdp",),
     offloads=True,
     offloads_activations=True,
@@ -208,7 +208,7 @@ _TORCHTUNE = Stack(
 _LITGPT = Stack(
     "litgpt",
     "litgpt",
-    {**_newest("torch", "litgpt"), "bitsandbytes": "0.49.2"},
+    {**_TORCH, **_newest("litgpt"), "bitsandbytes": "0.49.2"},
     shardings=("fsdp", "ddp"),
     # get_default_supported_precision(training=True): bf16-mixed, whose weights are float32
     weights_dtype=lambda job: "float32",
@@ -226,7 +226,7 @@ _FSDP_QLORA = Stack(
 _TORCHTITAN = Stack(
     "torchtitan",
     "torchtitan",
-    _newest("torch", "torchtitan", "torchao"),
+    {**_TORCH, **_newest("torchtitan", "torchao")},
     shardings=("fsdp", "hsdp"),
     splits=("tensor", "context", "pipeline", "expert"),
     offloads=True,
@@ -237,7 +237,7 @@ _TORCHTITAN = Stack(
 _MEGATRON = Stack(
     "megatron",
     "megatron",
-    {**_newest("torch", "megatron-core"), "transformer-engine": "2.5"},
+    {**_TORCH, **_newest("megatron-core"), "transformer-engine": "2.5"},
     uses_megatron=True,
     shardings=("ddp", "zero1"),
     splits=("tensor", "pipeline", "context", "expert"),
@@ -248,7 +248,7 @@ _MEGATRON = Stack(
 _AUTOMODEL = Stack(
     "automodel",
     "automodel",
-    {**_AT_5_17, **_newest("nemo-automodel")},
+    {**_HUGGING_FACE, **_newest("nemo-automodel")},
     shardings=("fsdp", "hsdp"),
     offloads=True,
     targets="all-linear",  # `target_modules: "*_proj"` of its examples; PeftConfig names none
