@@ -63,8 +63,8 @@ class Era:
     rotates_by_product = _before(5, 19)
     """The rotary embedding's angles: a batched matrix product, since then positions times frequencies."""
     fills_sentinels = _before(5, 18)
-    """integrations/moe.py: rows of experts on other ranks are filled with zeros, since then only where experts are spread
-    over ranks (`_is_expert_parallel`)."""
+    """integrations/moe.py: rows of experts on other ranks are filled with zeros, since then only where experts are
+    spread over ranks (`_is_expert_parallel`)."""
     looks_at_rows_first = _since(5, 20)
     """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions say;
     before, positions were computed all the same."""
