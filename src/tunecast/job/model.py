@@ -16,8 +16,9 @@ from tunecast.errors import NotResolved, UsageError, nearest
 from tunecast.job.knob import Problem, shown
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
-from tunecast.job.registry import bundled_config, bundled_name, bundled_names
+from tunecast.job.registry import bundled_config, bundled_names, bundled_spelling
 from tunecast.job.registry import bundled_models as bundled_models
+from tunecast.job.spellings import Spelling, repository_of
 from tunecast.records import dataclass
 from tunecast.tables import text_beside
 from tunecast.units import MIB
@@ -108,10 +109,13 @@ def resolve_model(name: str, *, offline: bool | None = None) -> ModelConfig:
         weights, notes = _told(lambda: hub.folder_weights(path.parent))
         return model_config(name, bounded_config(path), str(path), weights, notes)
     if not hub.is_hub_id(name):
-        key = bundled_name(name)
-        if key is None:
+        found = bundled_spelling(name)
+        if found is not None:
+            return _standing_in(name, found, f"{name}: ") if found.because else _bundled(name, found.name)
+        found = bundled_spelling(repository_of(name)) if "/" in name else None
+        if found is None:
             raise _unknown(name)
-        return _bundled(name, key)
+        return _standing_in(name, found, f"{name} is not on this machine; ")
     return _from_hub(name, hub.settings(offline=offline))
 
 
@@ -293,7 +297,7 @@ def _local(name: str) -> Path | None:
             raise NotResolved(f"{name}: the folder holds no config.json", field="model")
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, no home
         raise NotResolved(f"{shown(name)}: neither a path nor a model's name", field="model") from None
-    if name.startswith(("/", "./", "../", "~")):
+    if name.startswith(("/", "./", "../", "~")) and bundled_spelling(repository_of(name)) is None:
         raise NotResolved(f"{name}: no such file or folder", field="model")
     return None
 
@@ -303,18 +307,26 @@ def _bundled(name: str, key: str) -> ModelConfig:
     return model_config(name, bundled_config(key), f"{BUNDLED}{key})")
 
 
+def _standing_in(name: str, found: Spelling, why: str) -> ModelConfig:
+    """The bundled model in a name's place, and by which rule."""
+    because = f": {found.because}" if found.because else ""
+    notes = [f"{why}the bundled {found.name} stands in for it{because}"]
+    if found.stored:
+        notes.append(f"{name}: by its name the weights are stored otherwise ({', '.join(found.stored)})")
+    bundled = _bundled(name, found.name)
+    return model_config(name, bundled.raw, bundled.source, notes=tuple(notes))
+
+
 def _from_hub(name: str, settings: Settings) -> ModelConfig:
     from tunecast.job import hub
 
     try:
         found = hub.config(name, settings, MOST_CONFIG_BYTES)
     except hub.NotReached as error:
-        key = bundled_name(name)
-        if key is None:
+        bundled = bundled_spelling(name)
+        if bundled is None:
             raise NotResolved(f"{error.message}{_did_you_mean(name)}", field="model") from None
-        bundled = _bundled(name, key)
-        note = f"{name} was not read from the Hub ({error.message}); the bundled {key} stands in for it"
-        return model_config(name, bundled.raw, bundled.source, notes=(note,))
+        return _standing_in(name, bundled, f"{name} was not read from the Hub ({error.message}); ")
     try:
         raw = parsed(found.text, found.source, non_finite=True)
     except UsageError as error:
