@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -17,10 +18,12 @@ KEYS = {
     "hub", "aliases", "family", "parameters", "active_parameters", "parts", "published", "besides", "licence",
     "source", "checked", "departs",
 }  # fmt: skip
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "top_k_experts", "moe_k", "moe_top_k")
 ROUTED = re.compile(r"\.experts\.|block_sparse_moe\.(input|output)_linear")
 """Weights that only the tokens sent to them pass through; GraniteMoe names them otherwise."""
-PROJECTOR = re.compile(r"multi_modal_projector|visual\.(merger|deepstack_merger_list)")
+AUDIO = re.compile(r"(^|\.)(audio_tower|embed_audio)\.")
+PROJECTOR = re.compile(r"multi_modal_projector|mm_projector|merger|(^|\.)(embed_vision|connector)\.|image_newline")
 VISION = re.compile(r"(^|\.)(visual|vision_tower|vision_model)\.")
 
 
@@ -37,9 +40,28 @@ def built(raw: dict[str, Any]) -> Any:
     if kind not in transformers.models.auto.configuration_auto.CONFIG_MAPPING_NAMES:
         pytest.skip(f"transformers {transformers.__version__} has no {kind}")
     config = transformers.AutoConfig.for_model(kind, **raw)
-    auto = transformers.AutoModelForImageTextToText if "vision_config" in raw else transformers.AutoModelForCausalLM
+    names = transformers.models.auto.modeling_auto
+    auto = transformers.AutoModelForCausalLM
+    if has_parts(raw):
+        sees = kind in names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+        auto = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForMultimodalLM
     with torch.device("meta"):
         return auto.from_config(config)
+
+
+def has_parts(raw: dict[str, Any]) -> bool:
+    return "vision_config" in raw or "audio_config" in raw
+
+
+def part_of(weight: str) -> str:
+    patterns = {"audio": AUDIO, "projector": PROJECTOR, "vision": VISION}
+    return next((part for part, pattern in patterns.items() if pattern.search(weight)), "text")
+
+
+def stored_buffers(model: Any) -> int:
+    """What a checkpoint holds besides the parameters."""
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    return sum(value.numel() for name, value in model.state_dict().items() if name not in names)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
@@ -52,24 +74,26 @@ def test_transformers_builds_as_many_parameters(name: str) -> None:
     assert sum(sizes.values()) == entry["parameters"]
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     assert resolve_model(name).tied == (head.weight is embedding.weight)
-    experts = next((text[key] for key in EXPERTS if key in text), None)
+    text = {**text, **text.get("ffn_config", {})}
+    experts = next((text[key] for key in EXPERTS if text.get(key)), None)
     assert (experts is None) == ("active_parameters" not in entry)
     if experts is not None:
         one_each = sum(size for weight, size in sizes.items() if ROUTED.search(weight)) // experts
-        idle = experts - text["num_experts_per_tok"]
+        idle = experts - next(text[key] for key in CHOSEN if key in text)
         assert sum(sizes.values()) - idle * one_each == entry["active_parameters"]
-    assert ("vision_config" in raw) == ("parts" in entry)
+    assert has_parts(raw) == ("parts" in entry)
     if "parts" in entry:
-        counted = dict.fromkeys(("text", "vision", "projector"), 0)
+        counted: Counter[str] = Counter()
         for weight, size in sizes.items():
-            part = "projector" if PROJECTOR.search(weight) else "vision" if VISION.search(weight) else "text"
-            counted[part] += size
-        assert counted == entry["parts"]
+            counted[part_of(weight)] += size
+        assert {part: counted[part] for part in entry["parts"]} == entry["parts"]
+    if "buffers" in entry.get("besides", ""):
+        assert entry["published"] - entry["parameters"] == stored_buffers(model)
 
 
 def test_there_are_as_many_as_promised_and_of_every_kind() -> None:
     names = set(bundled_models())
-    assert len(names) >= 85
+    assert len(names) >= 220
     assert names == bundled_names()
     kinds = {bundled_config(name)["model_type"] for name in names}
     assert {"gpt2", "mpt", "llama", "llama4", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"} < kinds
@@ -103,6 +127,8 @@ def test_the_published_count_is_ours_and_what_is_stored_besides(name: str) -> No
         assert more == model.layers * model.head_dim // 2
     elif "masks" in entry.get("besides", ""):
         assert more == model.layers * 1024 * 1024
+    elif "buffers" in entry.get("besides", "") and "first_k_dense_replace" not in model.raw:
+        assert more > 0  # counted where transformers builds it
     elif "correction biases" in entry.get("besides", ""):
         assert more == (model.layers - model.raw["first_k_dense_replace"]) * model.raw["n_routed_experts"]
     else:

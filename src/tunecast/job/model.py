@@ -237,15 +237,29 @@ def _sizes(text: Mapping[str, Any], prefix: str, model_type: str, problems: list
 def _fill(sizes: dict[str, int | None], text: Mapping[str, Any], model_type: str) -> None:
     """What follows from the rest, as transformers' configurations have it."""
     hidden, heads = sizes["hidden_size"], sizes["heads"]
-    if sizes["intermediate_size"] is None and hidden and model_type in _FOURFOLD:
-        sizes["intermediate_size"] = 4 * hidden
+    if sizes["intermediate_size"] is None:
+        sizes["intermediate_size"] = 4 * hidden if hidden and model_type in _FOURFOLD else _expert_width(text)
+    if sizes["layers"] is None:
+        kinds = text.get("layers_block_type")
+        sizes["layers"] = len(kinds) if isinstance(kinds, list) and 0 < len(kinds) <= _SIZES["layers"][2] else None
     if sizes["kv_heads"] is None or (model_type == "falcon" and not text.get("new_decoder_architecture")):
         one = text.get("multi_query") is True and model_type in ("falcon", "gpt_bigcode")
         attention = text.get("attn_config")
         inner = attention.get("kv_n_heads") if isinstance(attention, Mapping) else None
         sizes["kv_heads"] = 1 if one else inner if _is_whole(inner) and 0 < inner <= (heads or 0) else heads
-    if sizes["head_dim"] is None and hidden and heads and hidden % heads == 0:
-        sizes["head_dim"] = hidden // heads
+    if sizes["head_dim"] is None and hidden and heads:
+        plain, turned = text.get("qk_nope_head_dim"), text.get("qk_rope_head_dim")  # multi-head latent attention
+        if hidden % heads == 0:
+            sizes["head_dim"] = hidden // heads
+        elif _is_whole(plain) and _is_whole(turned) and 0 < plain + turned <= _SIZES["head_dim"][2]:
+            sizes["head_dim"] = plain + turned
+
+
+def _expert_width(text: Mapping[str, Any]) -> int | None:
+    """Of a mixture none of whose layers is dense, where config.json gives no other width."""
+    inner = text.get("ffn_config")
+    found = inner.get("ffn_hidden_size") if isinstance(inner, Mapping) else text.get("moe_intermediate_size")
+    return found if _is_whole(found) and 0 < found <= _SIZES["intermediate_size"][2] else None
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
