@@ -55,7 +55,7 @@ def test_a_row(shell: Any) -> None:
 
 def test_every_word_must_be_there_wherever(shell: Any) -> None:
     _, out, _ = shell("QWEN3", "8b")
-    assert names(out) == ["qwen3-8b", "qwen3-vl-8b"]
+    assert names(out) == ["qwen3-8b", "qwen3-vl-8b", "qwen3-embedding-8b", "qwen3-reranker-8b"]
     assert shell("qwen3 8B")[1] == out
     # a size is not part of a longer one: neither 1.7b, nor 27b, nor 1.7B of a Hub id
     _, out, _ = shell("7b", "--family", "gemma")

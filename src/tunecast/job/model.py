@@ -239,9 +239,6 @@ def _fill(sizes: dict[str, int | None], text: Mapping[str, Any], model_type: str
     hidden, heads = sizes["hidden_size"], sizes["heads"]
     if sizes["intermediate_size"] is None:
         sizes["intermediate_size"] = 4 * hidden if hidden and model_type in _FOURFOLD else _expert_width(text)
-    if sizes["layers"] is None:
-        kinds = text.get("layers_block_type")
-        sizes["layers"] = len(kinds) if isinstance(kinds, list) and 0 < len(kinds) <= _SIZES["layers"][2] else None
     if sizes["kv_heads"] is None or (model_type == "falcon" and not text.get("new_decoder_architecture")):
         one = text.get("multi_query") is True and model_type in ("falcon", "gpt_bigcode")
         attention = text.get("attn_config")
