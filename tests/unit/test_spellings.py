@@ -7,7 +7,7 @@ import pytest
 from tunecast.errors import NotResolved
 from tunecast.job.model import resolve_model
 from tunecast.job.registry import bundled_name, bundled_spelling
-from tunecast.job.spellings import Rules, plain, repository_of
+from tunecast.job.spellings import SpellingRules, plain, repository_of
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_by_none(given: str) -> None:
 
 
 def test_a_name_that_two_models_would_answer_to_answers_to_none() -> None:
-    rules = Rules([("a/One-7B-Instruct", "one"), ("a/One-7B-Base", "other"), ("a/Two-7B", "two")])
+    rules = SpellingRules([("a/One-7B-Instruct", "one"), ("a/One-7B-Base", "other"), ("a/Two-7B", "two")])
     assert rules.match("a/One-7B") is None
     assert rules.match("a/Two-7B-Chat") is not None
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from tunecast.job.spellings import Rules, Spelling
+from tunecast.job.spellings import Spelling, SpellingRules
 from tunecast.tables import Tables, text_beside
 
 _MODELS = os.path.join(os.path.dirname(__file__), "models")
@@ -54,8 +54,8 @@ def hub_ids(entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 @cache
-def _rules() -> Rules:
-    return Rules((hub_id, name) for name, entry in bundled_models().items() for hub_id in hub_ids(entry))
+def _rules() -> SpellingRules:
+    return SpellingRules((hub_id, name) for name, entry in bundled_models().items() for hub_id in hub_ids(entry))
 
 
 @cache

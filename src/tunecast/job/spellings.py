@@ -81,8 +81,8 @@ def _without_format(name: str) -> tuple[str, tuple[str, ...]]:
     return name, ()
 
 
-class Rules:
-    """The rules over the Hub ids that are listed."""
+class SpellingRules:
+    """The rules, over the Hub ids that are listed."""
 
     def __init__(self, listed: Iterable[tuple[str, str]]) -> None:
         """Pairs of a Hub id and the bundled model it is of."""
