@@ -30,6 +30,11 @@ PROJECTOR = re.compile(
 VISION = re.compile(r"(^|\.)(visual|vision_tower|vision_model)\.")
 
 
+FIRST_OF_FIVE = "2026-11-16"
+"""Entries checked since are counted with transformers 5 alone: 4.57 lays some out otherwise, lacks the text part of
+others, and makes a module of every expert, which takes minutes where there are tens of thousands."""
+
+
 def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     part: dict[str, Any] = raw.get("text_config", raw)
     return part
@@ -73,6 +78,9 @@ def stored_buffers(model: Any) -> int:
 @MODELS
 def test_transformers_builds_as_many_parameters(name: str) -> None:
     raw, entry = bundled_config(name), bundled_models()[name]
+    release = pytest.importorskip("transformers").__version__
+    if int(release.partition(".")[0]) < 5 and str(entry["checked"]) >= FIRST_OF_FIVE:
+        pytest.skip(f"counted with transformers 5, not {release}")
     text = text_part(raw)
     model = built(bundled_config(name))
     sizes = {weight: parameter.numel() for weight, parameter in model.named_parameters()}  # each once, tied or not
