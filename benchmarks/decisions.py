@@ -41,7 +41,7 @@ from tunecast.planning.choice import DOLLARS, Choice, Plan  # noqa: E402
 from tunecast.planning.plan import VALIDATED, Question, plan_of  # noqa: E402
 from tunecast.planning.space import Freedom  # noqa: E402
 from tunecast.prediction.outside.needs import tensors_on_paper  # noqa: E402
-from tunecast.report.plan.words import amount, amounts, changes, offer_told, room  # noqa: E402
+from tunecast.report.plan.words import amount, amounts, changes, offer_name, room  # noqa: E402
 from tunecast.report.run.time import duration, span  # noqa: E402
 
 RESULTS, PAGE = HERE / "results" / "decisions.json", HERE.parent / "docs" / "decisions.md"
@@ -179,7 +179,7 @@ def _choice(one: Choice) -> Row:
     held = room(one)
     return {
         "hardware": one.hardware,
-        "offer": offer_told(one.fleet.offer),
+        "offer": offer_name(one.fleet.offer),
         "dated": one.fleet.offer.dated.isoformat(),
         "settings": changes(one),
         "memory": held.used,

@@ -11,6 +11,10 @@ TunecastError                 exit 1
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing import Self
 
 DEBUG = "TUNECAST_DEBUG"
 """The environment variable with which what is wrong with tunecast itself is shown in full."""
@@ -45,6 +49,11 @@ class TunecastError(Exception):
         super().__init__(self.message)
         self.field = field
 
+    @classmethod
+    def at(cls, field: str, told: str) -> Self:
+        """About a field, which the message names first."""
+        return cls(f"{field}: {told}", field=field)
+
 
 class UsageError(TunecastError):
     exit_code = 2
@@ -76,6 +85,12 @@ def nearest(given: object, allowed: Iterable[str]) -> str | None:
 
     matches = difflib.get_close_matches(str(given).lower(), list(allowed), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def nearest_hint(given: object, allowed: Iterable[str]) -> str:
+    """`; nearest: rtx-4090`, to be put behind what is allowed; '' where nothing is close."""
+    near = nearest(given, allowed)
+    return f"; nearest: {near}" if near else ""
 
 
 def internal_error(error: BaseException) -> str:

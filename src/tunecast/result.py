@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 DRAWN_BY = "tunecast.report.page.notebook"
 
@@ -32,6 +32,21 @@ class Result:
 
     def _repr_html_(self) -> str:
         return notebook_html(self)
+
+
+T = TypeVar("T")
+
+
+class Alias(Generic[T]):
+    """An attribute under another name, or one of an attribute's: `likely.model`; None where there is none to ask."""
+
+    def __init__(self, path: str) -> None:
+        self._names = path.split(".")
+
+    def __get__(self, of: Any, owner: type) -> T:
+        for name in self._names:
+            of = None if of is None else getattr(of, name)
+        return cast(T, of)
 
 
 def notebook_html(value: object) -> str:

@@ -52,6 +52,17 @@ def table(text: str) -> Mapping[str, Any]:
         return tomllib.loads(text)
 
 
+def fields_of(record: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a table's row a record has fields for, lists as tuples."""
+    told = {name: row[name] for name in record.__match_args__ if name in row}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
+
+
+def scaled(row: Mapping[str, Any], name: str, unit: float) -> float | None:
+    """A figure in bytes and seconds; None where the row has none."""
+    return row[name] * unit if name in row else None
+
+
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
     for line in text.splitlines():
         if line and not line.startswith("#"):

@@ -15,9 +15,8 @@ import pytest
 
 from tunecast.hardware.catalog import gpus
 from tunecast.hardware.grids import grid
-from tunecast.market.clean import OLDEST
+from tunecast.market.clean import FAR, OLDEST
 from tunecast.market.jurisdiction import EU27, beyond_us_law, in_eu, told
-from tunecast.market.level import FAR
 from tunecast.market.names import _rules
 from tunecast.market.offer import KINDS, PLACED
 from tunecast.market.provider import EXPOSURES, FACTS, SHARED_CARD, TENANCIES, providers

@@ -19,9 +19,15 @@ from tunecast.prediction.outside.checkpoint import (
     saved_parameters,
     weights_bytes,
 )
-from tunecast.prediction.outside.fsdp_files import PART_BYTES, as_sharded, fsdp_disk_bytes
 from tunecast.prediction.outside.needs import outside_of
-from tunecast.prediction.outside.zero_files import again_bytes, as_zero, partitioned_bytes
+from tunecast.prediction.outside.sharded_files import (
+    PART_BYTES,
+    again_bytes,
+    as_sharded,
+    as_zero,
+    fsdp_disk_bytes,
+    partitioned_bytes,
+)
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "sharded_checkpoints.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]

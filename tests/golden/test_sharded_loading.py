@@ -10,9 +10,9 @@ import pytest
 
 from tunecast.job import Job, job_from_dict
 from tunecast.prediction.outside.checkpoint import Parameter, optimizer_states, weights_bytes
-from tunecast.prediction.outside.fsdp_files import as_sharded, fsdp_loading_bytes, fsdp_saving, others_loading_bytes
 from tunecast.prediction.outside.loading import Stored, host_bytes
 from tunecast.prediction.outside.saving import Saving
+from tunecast.prediction.outside.sharded_files import as_sharded, fsdp_loading_bytes, fsdp_saving, others_loading_bytes
 
 RUNS = Path(__file__).parents[2] / "benchmarks" / "data" / "sharded_loading.jsonl"
 ROWS: list[dict[str, Any]] = [json.loads(line) for line in RUNS.read_text("utf-8").splitlines()]

@@ -24,7 +24,7 @@ PROGRAMS = ("tape/build/stacks/", "tape/build/sharding/", "tape/build/optimizers
 SPELLINGS = ("job/names.py", "job/foreign.py")
 """How other programs' users write them."""
 OTHERWISE = {
-    "job/fields.py": "transformers, the package a default is from",
+    "job/knob.py": "transformers, the package a default is from",
     "job/job.py": "transformers, the package whose release is followed",
     "job/spellings.py": "unsloth, an organisation on the Hub",
     "planning/space.py": "zero, a word of --allow",

@@ -15,18 +15,17 @@ from tunecast.hardware.catalog import gpu
 from tunecast.job.job import Job
 from tunecast.job.model import resolve_model
 from tunecast.prediction import native
-from tunecast.prediction.memory import long_run
 from tunecast.prediction.memory import needs as memory
+from tunecast.prediction.memory import replay as replay_module
 from tunecast.prediction.memory.allocator import AllocatorSettings
-from tunecast.prediction.memory.long_run import LongReplays
-from tunecast.prediction.memory.replay import Replays, at_peak, phase_peaks
+from tunecast.prediction.memory.replay import LongReplays, Replays
 from tunecast.prediction.modelled import card_of
 from tunecast.records import replace
 from tunecast.tape.build.dtypes import BOOL, INT64
 from tunecast.tape.build.fill_in import fill_in_of
-from tunecast.tape.build.job_runs import micro_batch_structures
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.run import build
+from tunecast.tape.build.micro_batches import micro_batch_structures
 from tunecast.tape.build.stacks import trainer
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.compose import Composed, MicroBatch, StructureOf, compose
@@ -125,8 +124,8 @@ def test_a_composed_run_is_the_run_with_every_step_built(fields: dict[str, Any],
         assert composed.within(tight).retries == straight.within(tight).retries
         if not how.expandable_segments:
             assert memory.smallest_capacity_bytes(composed) == memory.smallest_capacity_bytes(straight)
-    assert composed.at_peak(composed.unlimited, None) == at_peak(built, straight.unlimited)
-    assert composed.phase_peaks(composed.unlimited, None) == phase_peaks(built, straight.unlimited)
+    assert composed.at_peak(composed.unlimited, None) == straight.at_peak(straight.unlimited)
+    assert composed.phase_peaks(composed.unlimited, None) == straight.phase_peaks(straight.unlimited)
 
 
 MICRO_BATCHES = st.tuples(st.integers(1, 3), st.integers(16, 600), st.just(False))
@@ -167,7 +166,7 @@ def test_python_replays_it_as_c_does(name: str) -> None:
         return [runs.unlimited, tight, *peaks, memory.smallest_capacity_bytes(runs)]
 
     in_c = figures()
-    with patch.object(long_run, "native_run", None), patch.object(native, "least", None):
+    with patch.object(replay_module, "native_run", None), patch.object(native, "least", None):
         assert figures() == in_c
 
 

@@ -11,7 +11,7 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.market.offer import Offer
 from tunecast.market.selection import Selection
 from tunecast.planning.choice import NO_LIMITS, Choice, Constraints, Plan
-from tunecast.planning.pareto import Front, Point
+from tunecast.planning.goals import Front, Point
 from tunecast.planning.plan import Question, plan_of
 from tunecast.planning.space import Freedom, freed_fields
 

@@ -15,7 +15,7 @@ from tunecast.prediction import native
 from tunecast.prediction.memory import replay as replay_module
 from tunecast.prediction.memory.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from tunecast.prediction.memory.needs import smallest_capacity_bytes
-from tunecast.prediction.memory.replay import Replays, at_peak, in_c, phase_peaks, replay
+from tunecast.prediction.memory.replay import Replays, in_c, replay
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import KIB, MIB
@@ -153,8 +153,8 @@ def compare(seed: int, steps: int, tight: float | int | None, how: AllocatorSett
     for part in (97, 60, 85, 91, 70, 88, 94):  # each may be another one, or begin as one
         asked = reserved[-1] * part // 100
         assert runs.within(asked) == replay(rows, how, asked)
-    assert sum(at_peak(rows, run).by_role.values()) == run.allocated_bytes
-    for moment in phase_peaks(rows, run):
+    assert sum(runs.at_peak(run).by_role.values()) == run.allocated_bytes
+    for moment in runs.phase_peaks(run):
         assert sum(moment.by_role.values()) == moment.allocated_bytes
 
 

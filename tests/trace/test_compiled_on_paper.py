@@ -21,7 +21,7 @@ pytest.importorskip("peft")
 pytest.importorskip("triton", reason="Inductor writes no kernels without Triton")
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase
 

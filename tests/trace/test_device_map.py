@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tunecast.tape.build.machine import Machine  # noqa: E402
-from tunecast.tape.build.sharding.device_map import outline, split  # noqa: E402
+from tunecast.tape.build.sharding.layers import outline, split  # noqa: E402
 from tunecast.tape.build.stacks.transformers import model as model_of  # noqa: E402
 from tunecast.tape.card import Card  # noqa: E402
 

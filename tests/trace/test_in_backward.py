@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Event, Free, Op
 from tunecast.tape.trace.run import trace_script

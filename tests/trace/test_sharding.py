@@ -19,7 +19,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 
 HERE = Path(__file__).parent / "sharding_cases"

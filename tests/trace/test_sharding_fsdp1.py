@@ -19,8 +19,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.run import build
-from tunecast.tape.build.sharding import accelerate1
+from tunecast.tape.build.job_runs import build
+from tunecast.tape.build.sharding import accelerate
 from tunecast.tape.card import Card
 from tunecast.tape.op import COLLECTIVES, Alloc, Begin, Event, Free, Op, Phase
 
@@ -121,7 +121,7 @@ def test_same_events_as_torchs_own(traced: dict[str, Any], name: str, monkeypatc
 
     assert not isinstance(traced[name], str), traced[name]
     _, _, how = CASES[name]
-    made = accelerate1.AccelerateFsdp1.__init__
+    made = accelerate.AccelerateFsdp1.__init__
 
     def asked(self: Any, *args: Any) -> None:
         made(self, *args)
@@ -131,7 +131,7 @@ def test_same_events_as_torchs_own(traced: dict[str, Any], name: str, monkeypatc
             reshard_after_forward=strategy != "SHARD_GRAD_OP",
         )  # fmt: skip
 
-    monkeypatch.setattr(accelerate1.AccelerateFsdp1, "__init__", asked)
+    monkeypatch.setattr(accelerate.AccelerateFsdp1, "__init__", asked)
     tape = build(job_from_dict(job_of(name)), CONFIG, LENGTHS, Card(), torch_version=torch.__version__)
     ours, theirs = of_training(told(tape.events)), of_training(traced[name][0])
     phases = "grad_accum" not in CASES[name][0]  # `no_sync` begins with what else the forward pass begins with

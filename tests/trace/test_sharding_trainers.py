@@ -22,7 +22,7 @@ pytest.importorskip("peft")
 pytest.importorskip("trl")
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, EmptyCache, Phase
 from tunecast.tape.trace.run import trace_script

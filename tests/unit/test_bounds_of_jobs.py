@@ -16,7 +16,7 @@ from tunecast.job.model import model_config
 from tunecast.job.registry import bundled_config
 from tunecast.prediction.engines import predict
 from tunecast.records import replace
-from tunecast.tape.build.job_runs import require_compilable
+from tunecast.tape.build.layer_rhythm import require_compilable
 from tunecast.units import MIB
 
 pytestmark = pytest.mark.whole

@@ -445,7 +445,7 @@ def test_help_fits_on_a_screen(shell: Any, command: str) -> None:
 
 @pytest.mark.parametrize("command", JOB_COMMANDS)
 def test_help_all_has_every_flag_in_groups_with_its_default(shell: Any, command: str) -> None:
-    from tunecast.job.groups import ORDER
+    from tunecast.job.flags import ORDER
 
     code, out, err = shell(command, "--help-all")
     assert (code, err) == (0, "")

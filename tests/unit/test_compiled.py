@@ -15,10 +15,9 @@ import pytest
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.compiled import Region
-from tunecast.tape.build.compiler.flow import Flow
 from tunecast.tape.build.compiler.graph import INPUT, TANGENT, Graph
 from tunecast.tape.build.compiler.order import Schedule, ScheduleStep
-from tunecast.tape.build.compiler.partition import Partitioner
+from tunecast.tape.build.compiler.partition import Flow, Partitioner
 from tunecast.tape.build.dtypes import BOOL, FLOAT32
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring

@@ -15,8 +15,7 @@ import pytest
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.eras import Era, era_of
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Phase, Tape
 

@@ -9,7 +9,7 @@ import pytest
 from tunecast.job import job_from_dict
 from tunecast.prediction.memory.allocator import AllocatorSettings
 from tunecast.prediction.memory.needs import peak
-from tunecast.prediction.memory.replay import at_peak, replay
+from tunecast.prediction.memory.replay import Replays, replay
 from tunecast.tape.build.job_runs import fold_job, whole_tape
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
@@ -49,7 +49,7 @@ def test_folded_is_written_out(name: str, layers: int) -> None:
         assert (one.reserved_bytes, one.allocated_bytes, one.model_bytes) == (
             two.reserved_bytes, two.allocated_bytes, two.model_bytes,
         )  # fmt: skip
-        there, here = at_peak(short, one), peak(tape, settings)
+        there, here = Replays(short, settings).at_peak(one), peak(tape, settings)
         assert (there.allocated_bytes, there.phase, there.step, there.by_role) == (
             here.allocated_bytes, here.phase, here.step, here.by_role,
         )  # fmt: skip

@@ -9,10 +9,8 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
-from tunecast.tape.build import paper_run
-from tunecast.tape.build.builder import Builder
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
+from tunecast.tape.build import job_runs
+from tunecast.tape.build.job_runs import Builder, build, fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Tape
 from tunecast.tape.program import program
@@ -72,7 +70,7 @@ def test_folded_is_built(way: str, shape: str, monkeypatch: pytest.MonkeyPatch) 
         built.append(config["num_hidden_layers"])
         return build(job, config, lengths, card, **how)
 
-    monkeypatch.setattr(paper_run, "build", watched)
+    monkeypatch.setattr(job_runs, "build", watched)
     folded = fold_job(job, config, card, keeps_ops=keeps_ops, builder=Builder())
     assert built == [4], "once, with a few layers"
     lengths, order = steps_to_trace(job)

@@ -10,8 +10,7 @@ import pytest
 
 from tunecast.errors import UsageError
 from tunecast.job import job_from_dict
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
 from tunecast.tape.schedule import NotRepeatable, scheduled

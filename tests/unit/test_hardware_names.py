@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tunecast.hardware.catalog import gpus
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from tunecast.market.cost import (
     CALM_PER_HOUR,
     INTERRUPTIONS_PER_HOUR,
     MONTH_S,
+    RATE,
     ROUGH_PER_HOUR,
     billed,
     break_even_hours,
     expected_interruptions,
+    given,
     total_cost,
 )
-from tunecast.market.money import RATE, given
 from tunecast.market.offer import Offer
 from tunecast.market.provider import Provider, providers, terms
 

@@ -8,7 +8,7 @@ from datetime import date
 import pytest
 
 from tunecast.errors import NotResolved, UsageError
-from tunecast.market.money import given
+from tunecast.market.cost import given
 from tunecast.market.offer import Offer, age
 from tunecast.market.own import joined, own_offers
 from tunecast.market.table import COLUMNS, FIRST_COLUMNS, offers_from, text_from

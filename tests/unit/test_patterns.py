@@ -10,9 +10,7 @@ import pytest
 from tunecast.hardware.catalog import gpus
 from tunecast.job import Job, job_from_dict
 from tunecast.prediction.modelled import card_of
-from tunecast.tape.build.builder import SHARED, Builder
-from tunecast.tape.build.job_runs import fold_job, operations_of
-from tunecast.tape.build.paper_run import paper_run
+from tunecast.tape.build.job_runs import SHARED, Builder, fold_job, operations_of, paper_run
 from tunecast.tape.build.request import BuildRequest, Contents, StructureKey, structure_key
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from tunecast.prediction.memory.allocator import AllocatorSettings
-from tunecast.prediction.memory.replay import AtPeak, at_peak, phase_peaks, replay
+from tunecast.prediction.memory.replay import AtPeak, Replays, replay
 from tunecast.tape.op import Alloc, Begin, Event, Free, Phase, Role, Tape
 from tunecast.tape.program import program
 from tunecast.units import MIB
@@ -17,7 +17,7 @@ def told(*events: Event) -> list[tuple[str, int, int, dict[str, int]]]:
     rows = program(Tape(events))
     return [
         (peak.phase.value, peak.step, peak.allocated_bytes // MIB, parts_of(peak))
-        for peak in phase_peaks(rows, replay(rows, SETTINGS))
+        for peak in Replays(rows, SETTINGS).phase_peaks(replay(rows, SETTINGS))
     ]
 
 
@@ -70,9 +70,9 @@ def test_any_program_agrees_with_the_replay_and_with_the_peak_of_all() -> None:
         highest: dict[Phase, int] = {}
         for peak in run.peaks:
             highest[peak.phase] = max(highest.get(peak.phase, 0), peak.allocated_bytes)
-        found = phase_peaks(rows, run)
+        found = Replays(rows, SETTINGS).phase_peaks(run)
         assert {peak.phase: peak.allocated_bytes for peak in found} == highest
         assert all(sum(peak.by_role.values()) == peak.allocated_bytes for peak in found)
-        most = at_peak(rows, run)
+        most = Replays(rows, SETTINGS).at_peak(run)
         if most.phase is not Phase.LOAD:
             assert parts_of(most) in [parts_of(peak) for peak in found]

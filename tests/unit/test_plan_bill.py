@@ -11,9 +11,8 @@ from tunecast.job.mapping import job_from_dict
 from tunecast.market.offer import Offer
 from tunecast.planning.bill import Biller, StartTime, Terms
 from tunecast.planning.estimate import Timed
-from tunecast.planning.goals import Aim, Goal
+from tunecast.planning.goals import Aim, Goal, Point
 from tunecast.planning.objective import balanced, pick, reasons, space_out
-from tunecast.planning.pareto import Point
 from tunecast.prediction.time.whole import WholeTime
 from tunecast.records import replace
 

@@ -99,7 +99,7 @@ def assert_floors_hold(of: Space, sample: list[tuple[Rig, Setting]], least: int)
     checked = 0
     for rig, setting in sample:
         try:
-            timed, held = estimator.timed(rig, setting), estimator.held(rig, setting)
+            timed, held = estimator.time_run(rig, setting), estimator.replay(rig, setting)
         except TunecastError:
             continue
         tensors = estimator.tensors(setting.recipe, setting.spread.data)
@@ -110,7 +110,7 @@ def assert_floors_hold(of: Space, sample: list[tuple[Rig, Setting]], least: int)
         if setting.spread.layers == 1:
             assert estimator.least_bytes(rig, setting) <= held.needs_bytes, (rig, setting)
         (rented,) = of.offers[rig]
-        timed = estimator.prepared(timed, of.processes(rented))
+        timed = estimator.with_processes(timed, of.processes(rented))
         cost = search.biller.likely(timed, rented, rig.nodes)
         for close in (False, True):
             ((usd, seconds),) = search._floors(rig, setting, close=close)
@@ -128,8 +128,8 @@ def test_preparing_a_quantised_base_takes_no_less_time_and_memory() -> None:
     for rig, setting in random.Random(7).sample(every, 6):
         prepared = setting._replace(recipe=setting.recipe._replace(prepare_kbit=True))
         assert not setting.recipe.prepare_kbit
-        assert estimator.timed(rig, prepared).step_s >= estimator.timed(rig, setting).step_s, (rig, setting)
-        assert estimator.held(rig, prepared).needs_bytes >= estimator.held(rig, setting).needs_bytes, (rig, setting)
+        assert estimator.time_run(rig, prepared).step_s >= estimator.time_run(rig, setting).step_s, (rig, setting)
+        assert estimator.replay(rig, prepared).needs_bytes >= estimator.replay(rig, setting).needs_bytes, (rig, setting)
 
 
 @pytest.mark.parametrize("name", ["lora in 16 bits", "full in 32 bits"])
@@ -139,7 +139,7 @@ def test_checkpointing_takes_no_less_time(name: str) -> None:
     plain = [(rig, each) for rig, each in settings(of) if not each.recipe.gradient_checkpointing]
     for rig, setting in random.Random(7).sample(plain, 3):
         with_it = setting._replace(recipe=setting.recipe._replace(gradient_checkpointing=True))
-        assert estimator.timed(rig, with_it).step_s >= estimator.timed(rig, setting).step_s
+        assert estimator.time_run(rig, with_it).step_s >= estimator.time_run(rig, setting).step_s
 
 
 def test_summing_gradients_every_time_takes_no_less_time_and_no_more_memory() -> None:
@@ -149,8 +149,8 @@ def test_summing_gradients_every_time_takes_no_less_time_and_no_more_memory() ->
     for rig, setting in random.Random(7).sample(every, 3):
         without = of.without_sync(rig, setting)
         assert without is not None
-        assert estimator.timed(rig, setting).step_s >= estimator.timed(rig, without).step_s
-        assert estimator.held(rig, setting).needs_bytes <= estimator.held(rig, without).needs_bytes
+        assert estimator.time_run(rig, setting).step_s >= estimator.time_run(rig, without).step_s
+        assert estimator.replay(rig, setting).needs_bytes <= estimator.replay(rig, without).needs_bytes
 
 
 @pytest.mark.parametrize("data", ["zero1", "zero2", "zero3"])
@@ -162,26 +162,26 @@ def test_the_close_floor_of_zero_is_close(data: str) -> None:
     rig, setting = found[-1]
     ((_, seconds),) = search._floors(rig, setting)
     (rented,) = of.offers[rig]
-    assert seconds > 0.8 * search.biller.likely(estimator.timed(rig, setting), rented, rig.nodes).wall_s
+    assert seconds > 0.8 * search.biller.likely(estimator.time_run(rig, setting), rented, rig.nodes).wall_s
 
 
 def test_more_processes_shorten_the_preparation_as_a_prediction_has_it() -> None:
     of = space({"model": "qwen3-0.6b", "method": "lora", "data": {"tokens": 50_000_000}})
     estimator = Estimator(of, resolve_model(of.job.model))
     rig, setting = settings(of)[0]
-    one = estimator.timed(rig, setting)
+    one = estimator.time_run(rig, setting)
     more = Estimator(
         space({**JOBS["lora in 16 bits"], "weights_dtype": "float32", "data": {"tokens": 50_000_000, "num_proc": 8}}),
         estimator.model,
     )
-    expected = more.timed(rig, setting).whole
-    found = estimator.prepared(one, 8).whole
+    expected = more.time_run(rig, setting).whole
+    found = estimator.with_processes(one, 8).whole
     assert found.phases_s["preparation"] < one.whole.phases_s["preparation"] / 2
     assert found.phases_s == pytest.approx(expected.phases_s)
     assert (found.total_s, found.low_s, found.high_s) == pytest.approx(
         (expected.total_s, expected.low_s, expected.high_s)
     )
-    assert estimator.prepared(one, 1) is one
+    assert estimator.with_processes(one, 1) is one
 
 
 def test_floors_are_close_where_weights_are_whole() -> None:
@@ -194,7 +194,7 @@ def test_floors_are_close_where_weights_are_whole() -> None:
     setting = Setting(block.recipe, block.spread, block.splits[-1])
     ((_, seconds),) = search._floors(rig, setting)
     (rented,) = of.offers[rig]
-    assert seconds > 0.8 * search.biller.likely(estimator.timed(rig, setting), rented, 1).wall_s
+    assert seconds > 0.8 * search.biller.likely(estimator.time_run(rig, setting), rented, 1).wall_s
 
 
 def test_the_floor_of_memory_on_paper() -> None:

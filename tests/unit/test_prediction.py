@@ -132,7 +132,7 @@ def test_a_card_nobody_measured_is_said_to_be_one() -> None:
 
 def test_the_context_of_a_measured_card() -> None:
     assert context_of(H200) == H200_CONTEXT
-    other = Gpu("other", "NVIDIA", (9, 0), 100, 80 * GIB, None, 500 * MIB, "a run", date(2026, 11, 15))
+    other = Gpu("other", "NVIDIA", (9, 0), 80 * GIB, "a run", date(2026, 11, 15), 100, None, 500 * MIB)
     context = context_of(other)
     assert context.measured
     assert context.low_bytes < context.nbytes == 500 * MIB < context.high_bytes

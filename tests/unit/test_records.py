@@ -128,6 +128,22 @@ def test_the_standard_library_takes_them(made: Any) -> None:
     assert told == [(f.name, f.default, f.compare, f.repr, dict(f.metadata)) for f in dataclasses.fields(THEIRS)]
 
 
+@pytest.mark.parametrize("times", [1, records.OFTEN + 1])
+def test_made_often_and_made_once_alike(times: int) -> None:
+    made, pair = declared(records), named(records.NamedTuple)
+    for _ in range(times):
+        value, point = made(3, kind="A"), pair(1)
+    assert (vars(value), list(vars(value))) == (vars(THEIRS(3, kind="A")), list(vars(THEIRS(3, kind="A"))))
+    assert (point, pair(1, right="s"), pair(right="s", left=1)) == ((1, "r"), (1, "s"), (1, "s"))
+    for wrong in (lambda: made(), lambda: made(1, width=1), lambda: made(1, "a", {}, "", 5), lambda: made(-1)):
+        with pytest.raises((TypeError, ValueError)):
+            wrong()
+    for wrong in (lambda: pair(), lambda: pair(1, left=1), lambda: pair(1, "r", right="r"), lambda: pair(1, 2, 3)):
+        with pytest.raises(TypeError):
+            wrong()
+    assert made(4).width == 4 and pair(2).left == 2
+
+
 def test_own_fields_are_told_in_order() -> None:
     assert [each.name for each in records.fields(OURS)] == [each.name for each in dataclasses.fields(THEIRS)]
     assert records.fields(OURS)[3].metadata == {"help": "free text"}

@@ -8,7 +8,7 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.tape.build import autograd, repeats
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import Rhythm, as_they_are

@@ -16,8 +16,7 @@ import pytest
 from tunecast.advise.unstated import Taken
 from tunecast.hardware.catalog import gpus
 from tunecast.job import job_from_dict
-from tunecast.market.cost import Cost, CostLine
-from tunecast.market.money import Rate
+from tunecast.market.cost import Cost, CostLine, Rate
 from tunecast.market.offer import Offer
 from tunecast.planning.choice import Choice, Constraints, Fleet, Money, Plan, PriceList, Refusal, Searched
 from tunecast.report.draw.markdown import plain

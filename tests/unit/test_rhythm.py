@@ -9,10 +9,9 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.job.registry import bundled_config, bundled_names
-from tunecast.tape.build import paper_run
-from tunecast.tape.build.job_runs import fold_job
+from tunecast.tape.build import job_runs
+from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.build.layer_rhythm import job_rhythm, stands_for_all
-from tunecast.tape.build.run import build
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.card import Card
 from tunecast.tape.program import program
@@ -107,7 +106,7 @@ class Counted:
 def test_folded_is_built(name: str, method: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where layers take turns: the same requests and frees as with every layer built, in the same order."""
     job, config = job_from_dict(JOB | method), fewest_folded(bundled_config(name), name)
-    monkeypatch.setattr(paper_run, "build", few_layers := Counted())
+    monkeypatch.setattr(job_runs, "build", few_layers := Counted())
     folded = fold_job(job, config, Card())
     found = job_rhythm(job, config)
     assert few_layers.most <= found.small < found.total, "built whole after all"

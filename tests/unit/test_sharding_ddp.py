@@ -8,8 +8,8 @@ import pytest
 
 from tunecast.job import job_from_dict
 from tunecast.tape.build.dtypes import BFLOAT16, FLOAT32
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.machine import Detail, Machine
-from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.ddp import BUCKET, FIRST_BUCKET, bucketed
 from tunecast.tape.build.sharding.scheme import in_whole_model
 from tunecast.tape.build.tensor import Tensor

@@ -10,10 +10,9 @@ import pytest
 from tunecast.job import job_from_dict
 from tunecast.prediction.memory.allocator import AllocatorSettings
 from tunecast.prediction.memory.replay import replay
-from tunecast.tape.build.job_runs import fold_job, whole_tape
+from tunecast.tape.build.job_runs import build, fold_job, whole_tape
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Linear, bring
-from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.shards import Shard
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Event, Free, Op, Phase, Role, Tape

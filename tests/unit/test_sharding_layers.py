@@ -10,10 +10,21 @@ from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.tape.build.job_runs import fold_job, most_alive_bytes
+from tunecast.tape.build.job_runs import fold_job
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.sharding.device_map import CardShare, Outline, TreePiece, outline, split
-from tunecast.tape.build.sharding.layers import ENDS, candidates, from_layer, held, last_stage, worth_asking
+from tunecast.tape.build.sharding.layers import (
+    ENDS,
+    CardShare,
+    Outline,
+    TreePiece,
+    candidates,
+    from_layer,
+    held,
+    last_stage,
+    outline,
+    split,
+    worth_asking,
+)
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.build.stacks.transformers import model
 from tunecast.tape.card import Card
@@ -133,7 +144,7 @@ def test_the_fullest_card_is_told() -> None:
     head = next(card for card in candidates(long, large, model) if card[ENDS][2])
     alone = fold_job(long, large, Card())
     logits = 8 * 512 * 8000 * 4
-    assert most_alive_bytes(alone.program) > 2 * logits
+    assert alone.program.most_alive_bytes > 2 * logits
     assert any(e.nbytes == logits for e in alone.make_tape().events if isinstance(e, Alloc))
     assert head["num_hidden_layers"] < 10
 
@@ -227,7 +238,7 @@ def test_torchtitan_kept_the_logits_of_all_micro_batches() -> None:
 
     def most(micro_batches: int, version: str) -> int:
         asked = stages("torchtitan", grad_accum=micro_batches, stack_version=version)
-        return most_alive_bytes(fold_job(asked, large, Card()).program)
+        return fold_job(asked, large, Card()).program.most_alive_bytes
 
     old, new = (most(12, version) - most(8, version) for version in ("2025.11", "2025.12"))
     assert old - new == pytest.approx(2 * 4 * logits, rel=0.01)

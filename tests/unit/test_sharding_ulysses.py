@@ -21,10 +21,10 @@ from tunecast.prediction.memory.nccl import nccl_bytes
 from tunecast.prediction.modelled import require_modelled
 from tunecast.prediction.price.host import DEFAULT_HOST
 from tunecast.prediction.time.runtime import step_time
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.run import build
 from tunecast.tape.build.sharding.scheme import Scheme
-from tunecast.tape.build.sharding.ulysses import Ulysses
+from tunecast.tape.build.sharding.sequence import Ulysses
 from tunecast.tape.build.stacks import transformers
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Role, Tape

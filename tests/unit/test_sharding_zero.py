@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
-from tunecast.tape.build.sharding.deepspeed import (
-    MAX_IN_CPU,
-    DeepSpeedSettings,
-    kept_in_memory,
-    settings_of,
-    sub_groups,
-)
+from tunecast.tape.build.job_runs import build, fold_job
+from tunecast.tape.build.sharding.zero import MAX_IN_CPU, DeepSpeedSettings, kept_in_memory, settings_of, sub_groups
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Begin, Free, Op, Phase, Role, Tape
 from tunecast.tape.program import program

@@ -16,8 +16,7 @@ import tunecast
 from tunecast.errors import TunecastError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Tape
 

@@ -14,7 +14,7 @@ import pytest
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
 from tunecast.tape.build.gptq import packed_bytes
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.op import Alloc, Free
 
 HERE = Path(__file__).parents[1] / "golden" / "stacks"

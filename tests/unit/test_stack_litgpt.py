@@ -15,7 +15,7 @@ import pytest
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job import job_from_dict
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.stacks.litgpt import ADAPTER_DTYPE, UNCLIPPED, lora_of
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, SINCE, lit_config, release_of
 from tunecast.tape.op import Tape

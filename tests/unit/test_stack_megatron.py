@@ -8,7 +8,7 @@ import pytest
 
 from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Op, Role, Tape
 

@@ -15,11 +15,10 @@ import pytest
 from tunecast.errors import TunecastError, UsageError
 from tunecast.job import job_from_dict
 from tunecast.job.job import Job
-from tunecast.tape.build.job_runs import fold_job, whole_tape
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build, fold_job, whole_tape
 from tunecast.tape.build.sharding.layers import candidates
 from tunecast.tape.build.stacks import program_of
-from tunecast.tape.build.stacks.torchtitan.pipeline import places
+from tunecast.tape.build.stacks.torchtitan.loop import places
 from tunecast.tape.build.stacks.torchtitan.selective import SAVED, SavePolicy
 from tunecast.tape.card import Card
 from tunecast.tape.op import Op, Phase, Tape

@@ -9,8 +9,7 @@ import pytest
 from tunecast.door.predict import predict
 from tunecast.errors import TunecastError
 from tunecast.job import job_from_dict
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Free, Op, Role, Tape
 from tunecast.tape.program import program

@@ -16,12 +16,11 @@ from tunecast.errors import TunecastError
 from tunecast.job.mapping import job_from_dict
 from tunecast.job.registry import bundled_config
 from tunecast.tape.build.compiler.graph import EXTERN, ITEM, MANY, Graph
-from tunecast.tape.build.compiler.lowering import launches_of
+from tunecast.tape.build.compiler.launches import launches_of
 from tunecast.tape.build.compiler.memory import pooled, reusing
 from tunecast.tape.build.compiler.passes import Pass
 from tunecast.tape.build.dtypes import BFLOAT16
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build, fold_job
 from tunecast.tape.build.stacks import unsloth as stack
 from tunecast.tape.build.unsloth import loss
 from tunecast.tape.card import Card

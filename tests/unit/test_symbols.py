@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from tunecast.job import job_from_dict
-from tunecast.tape.build.builder import Builder
-from tunecast.tape.build.job_runs import fold_job
-from tunecast.tape.build.paper_run import paper_run
+from tunecast.tape.build.job_runs import Builder, fold_job, paper_run
 from tunecast.tape.build.request import BuildRequest, Contents
 from tunecast.tape.card import Card
 from tunecast.tape.kernels.lists import list_launches

@@ -10,7 +10,7 @@ import pytest
 
 from tunecast.job import Job, job_from_dict
 from tunecast.job.model import resolve_model
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import CROSSED, HOOK, OFF_GRID, SPREAD, Op, Phase
 from tunecast.tape.step import Step, StepSection, micro_batches, step_of

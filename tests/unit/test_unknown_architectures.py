@@ -12,7 +12,7 @@ from tunecast.cli.main import main
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
 from tunecast.tape.build.families.unknown import nearest
-from tunecast.tape.build.run import build
+from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Role, Tape
 

@@ -13,7 +13,6 @@ from tunecast.job.job import Job
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, sharding_of
 from tunecast.job.stacks import stack_of
-from tunecast.prediction.spreading import cards
 from tunecast.records import NamedTuple
 
 Overrides = Mapping[str, object]
@@ -121,7 +120,7 @@ def _liger(job: Job) -> Iterator[Overrides]:
 
 def _sharded(job: Job) -> Iterator[Overrides]:
     """Over the cards there are. Who runs DeepSpeed stays with it."""
-    if cards(job) == 1 or job.parallel.layers > 1:
+    if job.hardware.cards == 1 or job.parallel.layers > 1:
         return
     for other in sharding_of(job).more_cut:
         if other in stack_of(job).shardings:
@@ -130,7 +129,7 @@ def _sharded(job: Job) -> Iterator[Overrides]:
 
 def _offloaded(job: Job) -> Iterator[Overrides]:
     """Of replicas only once they are sharded: by itself it makes no job."""
-    if cards(job) == 1 or job.parallel.layers > 1 or job.parallel.offload != "none":
+    if job.hardware.cards == 1 or job.parallel.layers > 1 or job.parallel.offload != "none":
         return
     able = sharding_of(job).offloads or SHARDINGS[SHARDED].offloads
     yield {"parallel.offload": able[-1]}

@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
-from tunecast.errors import NotResolved, UsageError
+from tunecast.errors import NotResolved, TunecastError, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job, all_knobs
 from tunecast.job.optimizers import optimizer_of
 from tunecast.prediction.on_card import context_of
+from tunecast.prediction.outside.checkpoint import Parameter, optimizer_states, weights_bytes
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import dataclass, replace
 
@@ -31,6 +32,8 @@ UNBROKEN = 8
 large blocks in whole 2 MiB, and lengths that need whole ones are cut up better (QLoRA of Llama 3.1 8B on 24 GB: rows of
 6,144 tokens need 21.3 GiB, of 6,080 23.7)."""
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+A_WEIGHT = (4096, 4096)
+"""A matrix of a layer, whose state stands for that of all."""
 WEIGHT_BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2}
 QUANTISED_BYTES: Mapping[str | None, float] = {"nf4": 0.5, "fp4": 0.5, "int8": 1}
 
@@ -215,15 +218,27 @@ def largest_model(
 def of_model(job: Job, parameters: int, *, all_used: bool) -> SizedItem[Job]:
     """The job as a candidate, by its model's parameters.
 
-    The least it holds whatever its activations: its weights; and in full tuning with AdamW their gradients and two
-    moments, in the weights' dtype. Not so (`all_used`) where a part may see no token and get no gradient: a tower, an
-    expert.
+    The least it holds whatever its activations: its weights; and in full tuning with AdamW, or another optimizer that
+    keeps moments in the weights' dtype, their gradients and those. Not so (`all_used`) where a part may see no token
+    and get no gradient: a tower, an expert.
     """
     if job.method == "qlora":
         return SizedItem(job, parameters, int(parameters * QUANTISED_BYTES.get(job.quantization.format, 0.5)))
     weights = int(parameters * WEIGHT_BYTES.get(job.weights_dtype, 2))
-    moments = optimizer_of(job).moments if job.method == "full" and all_used else 0
+    moments = _moments(job) if job.method == "full" and all_used else 0
     return SizedItem(job, parameters, weights * (2 + moments if moments else 1))
+
+
+def _moments(job: Job) -> int:
+    """Tensors of the optimizer's state on the card that are as large as their weight."""
+    weight = Parameter("weight", A_WEIGHT, job.weights_dtype if job.weights_dtype in WEIGHT_BYTES else "bfloat16", True)
+    try:
+        states = optimizer_states(job.optimizer, [weight])
+    except TunecastError:  # the closed form does not know it
+        return 0
+    as_large = [state for state in states if state.nbytes == weights_bytes([weight]) and not state.on_host]
+    kind = optimizer_of(job)
+    return 0 if kind.in_backward or kind.projection else len(as_large)
 
 
 def capacity_of(job: Job) -> int:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from tunecast.prediction.evidence import Evidence
 from tunecast.records import NamedTuple, dataclass
-from tunecast.result import Result
+from tunecast.result import Alias, Result
 
 
 class SizedModel(NamedTuple):
@@ -42,21 +42,10 @@ class LargestModel(Result):
     """The next larger one that was predicted not to fit; None: the larger ones exceed the card by themselves."""
     unanswered: tuple[UnansweredModel, ...] = ()
 
-    @property
-    def model(self) -> str | None:
-        return None if self.likely is None else self.likely.model
-
-    @property
-    def parameters(self) -> int | None:
-        return None if self.likely is None else self.likely.parameters
-
-    @property
-    def needs_bytes(self) -> int | None:
-        return None if self.likely is None else self.likely.needs_bytes
-
-    @property
-    def range_bytes(self) -> tuple[int, int] | None:
-        return None if self.likely is None else self.likely.range_bytes
+    model = Alias[str | None]("likely.model")
+    parameters = Alias[int | None]("likely.parameters")
+    needs_bytes = Alias[int | None]("likely.needs_bytes")
+    range_bytes = Alias[tuple[int, int] | None]("likely.range_bytes")
 
 
 @dataclass(frozen=True)
@@ -73,17 +62,13 @@ class MostFigure(Result):
 class SequenceFigure(MostFigure):
     KEYS = ("seq_len", "needs_bytes", "range_bytes")
 
-    @property
-    def seq_len(self) -> int:
-        return self.most
+    seq_len = Alias[int]("most")
 
 
 class BatchFigure(MostFigure):
     KEYS = ("micro_batch", "needs_bytes", "range_bytes")
 
-    @property
-    def micro_batch(self) -> int:
-        return self.most
+    micro_batch = Alias[int]("most")
 
 
 @dataclass(frozen=True)
@@ -104,49 +89,25 @@ class Most(Result):
     jagged: bool = False
     """Of those between `surely` and `likely` some fit for sure, and some smaller ones do not fit."""
 
-    @property
-    def most(self) -> int | None:
-        return None if self.likely is None else self.likely.most
-
-    @property
-    def needs_bytes(self) -> int | None:
-        return None if self.likely is None else self.likely.needs_bytes
-
-    @property
-    def range_bytes(self) -> tuple[int, int] | None:
-        return None if self.likely is None else self.likely.range_bytes
+    most = Alias[int | None]("likely.most")
+    needs_bytes = Alias[int | None]("likely.needs_bytes")
+    range_bytes = Alias[tuple[int, int] | None]("likely.range_bytes")
 
 
 class LongestSequence(Most):
     KEYS = ("method", "seq_len", "needs_bytes", "range_bytes", "beyond_seq_len", "micro_batch", "surely", "error")
 
-    @property
-    def seq_len(self) -> int | None:
-        return self.most
-
-    @property
-    def beyond_seq_len(self) -> int | None:
-        return self.beyond
-
-    @property
-    def micro_batch(self) -> int:
-        return self.at
+    seq_len = Alias[int | None]("most")
+    beyond_seq_len = Alias[int | None]("beyond")
+    micro_batch = Alias[int]("at")
 
 
 class LargestBatch(Most):
     KEYS = ("method", "micro_batch", "needs_bytes", "range_bytes", "beyond_micro_batch", "seq_len", "surely", "error")
 
-    @property
-    def micro_batch(self) -> int | None:
-        return self.most
-
-    @property
-    def beyond_micro_batch(self) -> int | None:
-        return self.beyond
-
-    @property
-    def seq_len(self) -> int:
-        return self.at
+    micro_batch = Alias[int | None]("most")
+    beyond_micro_batch = Alias[int | None]("beyond")
+    seq_len = Alias[int]("at")
 
 
 @dataclass(frozen=True)

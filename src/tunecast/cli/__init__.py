@@ -1,5 +1,6 @@
 """The command line. stdout carries only results, stderr the rest; no traceback reaches a user.
 
+answers.py      How a command prints its answer: as JSON, in one line, or as text for the terminal that reads it
 arguments.py    parsers that take other trainers' names, and whose refusals name the nearest right thing
 asking.py       what commands share that ask an engine many times
 calibrate.py    `tunecast calibrate`: measure this machine's GPU, so that predictions for it use its own figures

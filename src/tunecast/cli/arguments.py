@@ -146,10 +146,10 @@ def number(low: float, high: float, unit: str = "") -> Callable[[str], float]:
     return read
 
 
-def count(text: str) -> int:
+def count(text: str, or_else: str = "") -> int:
     number = positive(text)
     if number is None or number > 100_000:
-        raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: a whole number from 1 to 100000")
+        raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: a whole number from 1 to 100000{or_else}")
     return number
 
 
@@ -191,11 +191,20 @@ def add_output_flags(parser: argparse.ArgumentParser) -> None:
     amount.add_argument(
         "--details", action="store_true", help="everything: phases, modules, bytes, assumptions, versions"
     )
-    group.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(group)
     group.add_argument("--html", metavar="FILE", help="write the run's memory over time as a page of its own")
     group.add_argument(
         "--snapshot", metavar="FILE", help="write the pickle that PyTorch's memory viewer (memory_viz) opens"
     )
+
+
+def add_json_flag(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument("--json", action="store_true", help="JSON instead of text")
+
+
+def add_calibration_flag(parser: argparse._ActionsContainer) -> None:
+    words = "leave out what `tunecast calibrate` measured on this machine"
+    parser.add_argument("--no-calibration", action="store_true", help=words)
 
 
 def limits_from(arguments: argparse.Namespace) -> TraceLimits:

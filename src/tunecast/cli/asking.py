@@ -7,7 +7,9 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
+from typing import Any
 
+from tunecast.cli.arguments import add_json_flag
 from tunecast.cli.terminal import Progress
 from tunecast.door.asking import Tick
 from tunecast.hardware.catalog import meant_by
@@ -23,7 +25,11 @@ def add_asking_flags(parser: argparse.ArgumentParser) -> None:
         "--engine", metavar="NAME", default=engines.DEFAULT_ENGINE, help=f"default: {engines.DEFAULT_ENGINE}"
     )
     group.add_argument("--python", metavar="PATH", help="with --engine traced: the interpreter that has your torch")
-    group.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(group)
+
+
+def engine_from(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"engine": arguments.engine, "python": arguments.python}
 
 
 def say_card(given: str) -> None:

@@ -11,6 +11,7 @@ from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.learn.calibrate import measured
 from tunecast.learn.store import keep
 from tunecast.prediction.time.calibration import Calibration, calibration_from
+from tunecast.units import GB, TERA
 
 USAGE = "tunecast calibrate [options]"
 DESCRIPTION = """\
@@ -44,35 +45,36 @@ def run(argv: Sequence[str]) -> int:
         print(json.dumps(found))
         return 0
     calibration = calibration_from(found, found["measured"])
-    name = named(arguments.gpu or calibration.device)
+    name = catalogue_name(arguments.gpu or calibration.device)
     path = keep(name, found)
-    print(told(name, calibration))
+    print(summary(name, calibration))
     print(f"kept in {printable(str(path))}")
     return 0
 
 
-def named(device: str) -> str:
+def catalogue_name(device: str) -> str:
     try:
         return gpu_named(device).name
     except TunecastError as error:
-        told = f"torch calls this card {device!r}, which is no card tunecast knows"
-        raise NotResolved(f"{told}. To fix: --gpu NAME, with a name of `tunecast gpus`", field="--gpu") from error
+        given = f"torch calls this card {device!r}, which is no card tunecast knows"
+        raise NotResolved(f"{given}. To fix: --gpu NAME, with a name of `tunecast gpus`", field="--gpu") from error
 
 
-def told(name: str, calibration: Calibration) -> str:
-    lines = [f"{name}, measured {calibration.measured} with torch {calibration.torch}"]
-    lines += [f"  {dtype:<5} products   {rate / 1e12:8.1f} TFLOP/s" for dtype, rate in calibration.flop_per_s.items()]
-    if calibration.copy_bytes_per_s is not None:
-        lines.append(f"  copies           {calibration.copy_bytes_per_s / 1e9:8.0f} GB/s read and written")
-    if calibration.forward_launch_s is not None:
-        lines.append(f"  an operation     {calibration.forward_launch_s * 1e6:8.1f} us of the host, forward")
-    if calibration.backward_launch_s is not None:
-        lines.append(f"                   {calibration.backward_launch_s * 1e6:8.1f} us, backward")
-    if calibration.planning is not None:
-        lines.append(f"  a new length     {calibration.planning.length_s[0] * 1e3:8.0f} ms of the host, trained on")
-        lines.append(f"                   {calibration.planning.evaluation_length_s[0] * 1e3:8.0f} ms, evaluated")
-    if calibration.start_s is not None:
-        lines.append(f"  starting         {calibration.start_s[0]:8.1f} s, until the Trainer is there")
-    if calibration.bus_bytes_per_s is not None:
-        lines.append(f"  all-reduce       {calibration.bus_bytes_per_s / 1e9:8.0f} GB/s bus bandwidth")
-    return "\n".join(lines)
+def summary(name: str, calibration: Calibration) -> str:
+    planning, start_s = calibration.planning, calibration.start_s
+    rows = [
+        *((f"{dtype:<5} products", rate / TERA, "8.1f", "TFLOP/s") for dtype, rate in calibration.flop_per_s.items()),
+        ("copies", _in(calibration.copy_bytes_per_s, GB), "8.0f", "GB/s read and written"),
+        ("an operation", _in(calibration.forward_launch_s, 1e-6), "8.1f", "us of the host, forward"),
+        ("", _in(calibration.backward_launch_s, 1e-6), "8.1f", "us, backward"),
+        ("a new length", planning and planning.length_s[0] * 1e3, "8.0f", "ms of the host, trained on"),
+        ("", planning and planning.evaluation_length_s[0] * 1e3, "8.0f", "ms, evaluated"),
+        ("starting", start_s and start_s[0], "8.1f", "s, until the Trainer is there"),
+        ("all-reduce", _in(calibration.bus_bytes_per_s, GB), "8.0f", "GB/s bus bandwidth"),
+    ]
+    lines = [f"  {what:<16} {value:{digits}} {unit}" for what, value, digits, unit in rows if value is not None]
+    return "\n".join([f"{name}, measured {calibration.measured} with torch {calibration.torch}", *lines])
+
+
+def _in(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit

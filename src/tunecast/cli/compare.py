@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 
-from tunecast.cli.arguments import Parser
+from tunecast.cli.answers import print_answer
+from tunecast.cli.arguments import Parser, add_calibration_flag
 from tunecast.cli.asking import add_asking_flags, counting_seconds, say_card, say_problems
-from tunecast.cli.terminal import terminal_of
 from tunecast.door.compare import compare
 from tunecast.errors import UsageError
 from tunecast.job.flags import COMMON, add_job_flags, assignments, overrides_from
@@ -47,9 +46,7 @@ def parser() -> Parser:
         help="of B: a field, by its name: lora.rank, as its flag is called, rank, or as trainers call it",
     )
     made.add_argument("--short", action="store_true", help="one line instead of the whole answer")
-    made.add_argument(
-        "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
-    )
+    add_calibration_flag(made)
     add_asking_flags(made)
     add_job_flags(made)
     return made
@@ -70,20 +67,14 @@ def run(argv: Sequence[str]) -> int:
         )  # fmt: skip
     say_card(found.before.job.hardware.gpu)
     say_problems(found.problems)
-    if arguments.json:
-        print(json.dumps(found.to_dict()))
-        return 0
     before, after = found.before.job, found.after.job
     alone = len(arguments.sources) == 1
     names = (
-        (title_of(before), f"with {', '.join(arguments.to)}") if alone else (named(before, first), named(after, last))
+        (title_of(before), f"with {', '.join(arguments.to)}") if alone else (label(before, first), label(after, last))
     )
-    if arguments.short:
-        print(compare_short(found, names), end="")
-    else:
-        print(compare_text(found, names, terminal_of(sys.stdout)), end="")
+    print_answer(found, arguments, partial(compare_text, found, names), partial(compare_short, found, names))
     return 0
 
 
-def named(job: Job, source: str) -> str:
+def label(job: Job, source: str) -> str:
     return str(job.id) if job.id is not None else source

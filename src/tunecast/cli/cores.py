@@ -2,8 +2,8 @@
 
     jobs ──► as far as `AHEAD` ──► a queue a process, like to like ──► answers, held back until it is their turn
 
-What was built for one job serves those like it (`tape/build/builder.py`), so these go to the same process; one that has
-nothing left to do takes over from the longest queue.
+What was built for one job serves those like it (`tape/build/job_runs.py`), so these go to the same process; one that
+has nothing left to do takes over from the longest queue.
 """
 
 from __future__ import annotations

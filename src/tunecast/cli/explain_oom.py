@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import stat
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
+from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import add_asking_flags, counting_seconds
-from tunecast.cli.terminal import terminal_of
+from tunecast.cli.asking import add_asking_flags, counting_seconds, engine_from
 from tunecast.door.explain_oom import explain_oom
 from tunecast.door.read import read
 from tunecast.errors import NotResolved, UsageError
@@ -65,13 +65,10 @@ def run(argv: Sequence[str]) -> int:
         given = next(iter(overrides))
         raise UsageError(f"{given}: given without a JOB it would belong to. To fix: {USAGE}", field=given)
     job = None if source is None else read(source, overrides)
-    with opened(log) as stream, counting_seconds(f"predicting {source}") as tick:
-        found = explain_oom(pieces(stream), job, name=log, engine=arguments.engine, python=arguments.python, tick=tick)
-    if arguments.json:
-        print(json.dumps(found.to_dict()))
-    else:
-        by_flags = source is not None and not is_job_file(source)
-        print(oom_text(found, terminal_of(sys.stdout), flags=by_flags), end="")
+    with open_log(log) as stream, counting_seconds(f"predicting {source}") as tick:
+        found = explain_oom(pieces(stream), job, name=log, tick=tick, **engine_from(arguments))
+    by_flags = source is not None and not is_job_file(source)
+    print_answer(found, arguments, partial(oom_text, found, flags=by_flags))
     return 0
 
 
@@ -95,7 +92,7 @@ def is_log(source: str) -> bool:
 
 
 @contextlib.contextmanager
-def opened(log: str | None) -> Iterator[BinaryIO]:
+def open_log(log: str | None) -> Iterator[BinaryIO]:
     if log is not None:
         try:
             stream = open(log, "rb")  # noqa: SIM115  closed below, and only what opening it raises is told

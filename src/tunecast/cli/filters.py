@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tunecast.cli.arguments import count, number
-from tunecast.market.money import RATE
+from tunecast.market.cost import RATE
 from tunecast.market.offer import KINDS
 
 FILTERS = ("--gpu", "--gpus", "--country", "--interconnect")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from tunecast.advise.ladder import ALLOWED, Harm
-from tunecast.cli.arguments import Parser
+from tunecast.cli.answers import print_answer
+from tunecast.cli.arguments import Parser, add_calibration_flag, add_json_flag
 from tunecast.cli.asking import counting_seconds, say_card, say_problems
-from tunecast.cli.terminal import terminal_of
 from tunecast.door.fit import allowed, fit
 from tunecast.door.read import read
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable, printable_lines
@@ -58,12 +58,10 @@ def parser() -> Parser:
     output = made.add_mutually_exclusive_group()
     output.add_argument("--patch", action="store_true", help="print only the patch to the job's file")
     output.add_argument("--write", action="store_true", help="change the job's file; keeps the old one as .orig")
-    output.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(output)
     output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
     made.add_argument("--details", action="store_true", help="every combination, and what was published of each change")
-    made.add_argument(
-        "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
-    )
+    add_calibration_flag(made)
     add_job_flags(made)
     return made
 
@@ -83,21 +81,17 @@ def run(argv: Sequence[str]) -> int:
     say_problems(found.problems)
     chosen, by_flags = found.chosen, not is_job_file(source)
     if wants_file is not None:
-        changed(found, source, allow, writing=arguments.write)
-        if chosen is not None and (over := masked(chosen, flags)):
+        apply_changes(found, source, allow, writing=arguments.write)
+        if chosen is not None and (over := winning_flags(chosen, flags)):
             print(f"tunecast: leave out {over}, which would win over the file", file=sys.stderr)
-    elif arguments.json:
-        print(json.dumps(found.to_dict()))
-    elif arguments.short:
-        print(fit_short(found, title_of(job), flags=by_flags), end="")
     else:
-        told = printable_lines(how_to(chosen, found.file_patch, source, masked(chosen, flags)))
-        terminal, details = terminal_of(sys.stdout), arguments.details
-        print(fit_text(found, title_of(job), told, terminal, flags=by_flags, details=details), end="")
+        steps = printable_lines(how_to(chosen, found.file_patch, source, winning_flags(chosen, flags)))
+        text = partial(fit_text, found, title_of(job), steps, flags=by_flags, details=arguments.details)
+        print_answer(found, arguments, text, partial(fit_short, found, title_of(job), flags=by_flags))
     return 0 if found.fits else DoesNotFit.exit_code
 
 
-def masked(chosen: Solution | None, flags: Mapping[str, object]) -> str:
+def winning_flags(chosen: Solution | None, flags: Mapping[str, object]) -> str:
     """Flags that were given for what is to change."""
     names = {flag.field: flag.flag for flag in job_flags()}
     return "" if chosen is None else ", ".join(names[field] for field in chosen.overrides if field in flags)
@@ -114,7 +108,7 @@ def how_to(chosen: Solution | None, patch: Patch | None, source: str, over: str)
     return f"Add\n  {as_flags(chosen.overrides)}"
 
 
-def changed(found: Fit, source: str, allow: Sequence[str], *, writing: bool) -> None:
+def apply_changes(found: Fit, source: str, allow: Sequence[str], *, writing: bool) -> None:
     """The patch to stdout, or into the file; why there is none to stderr."""
     chosen, patch = found.chosen, found.file_patch
     if chosen is None:
@@ -129,11 +123,9 @@ def changed(found: Fit, source: str, allow: Sequence[str], *, writing: bool) -> 
     if writing and missing:
         told = f"--write: only other training fits ({in_yaml(chosen.overrides)}), which is not written unasked"
         raise UsageError(f"{told}. To fix: --allow {','.join(missing)}, or --patch", field="--write")
-    if not writing:
-        print(patch.diff, end="")
-        if missing:
-            print(f"tunecast: only other training fits: {in_yaml(chosen.overrides)}", file=sys.stderr)
-        return
-    backup = write(patch)
+    backup = write(patch) if writing else None
     print(patch.diff, end="")
-    print(printable(f"tunecast: {source} changed; as it was: {backup.name} beside it"), file=sys.stderr)
+    if backup is not None:
+        print(printable(f"tunecast: {source} changed; as it was: {backup.name} beside it"), file=sys.stderr)
+    elif missing:
+        print(f"tunecast: only other training fits: {in_yaml(chosen.overrides)}", file=sys.stderr)

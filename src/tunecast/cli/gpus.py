@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 
-from tunecast.cli.arguments import Parser
-from tunecast.cli.terminal import terminal_of
+from tunecast.cli.answers import print_answer
+from tunecast.cli.arguments import Parser, add_json_flag
 from tunecast.door.catalogue import gpus
 from tunecast.report.lists.cards import card_page, card_table
 from tunecast.units import bytes_from
@@ -33,7 +32,7 @@ def parser() -> Parser:
     made.add_argument("texts", metavar="TEXT", nargs="*", help="words a card's name or architecture holds")
     made.add_argument("--vendor", metavar="NAME", help="NVIDIA, AMD or Intel")
     made.add_argument("--min-memory", metavar="SIZE", type=size, default=0, help="what torch must see, such as 40GB")
-    made.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(made)
     return made
 
 
@@ -47,9 +46,6 @@ def size(text: str) -> int:
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     found = gpus(*arguments.texts, vendor=arguments.vendor, min_memory=arguments.min_memory)
-    if arguments.json:
-        print(json.dumps(found.to_dict()))
-    else:
-        cards, terminal = found.gpus, terminal_of(sys.stdout)
-        print(card_page(cards[0], terminal) if len(cards) == 1 else card_table(cards, terminal), end="")
+    cards = found.gpus
+    print_answer(found, arguments, partial(card_page, cards[0]) if len(cards) == 1 else partial(card_table, cards))
     return 0

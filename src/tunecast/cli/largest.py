@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 
+from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser
-from tunecast.cli.asking import add_asking_flags, counting_seconds, say_card
-from tunecast.cli.terminal import terminal_of
+from tunecast.cli.asking import add_asking_flags, counting_seconds, engine_from, say_card
 from tunecast.door.largest import largest
 from tunecast.errors import DoesNotFit
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
@@ -50,12 +49,7 @@ def run(argv: Sequence[str]) -> int:
     if source is None and "model" in overrides:
         source = str(overrides.pop("model"))
     with counting_seconds(f"searching {source or 'the bundled models'}") as tick:
-        found = largest(source, overrides, engine=arguments.engine, python=arguments.python, tick=tick)
+        found = largest(source, overrides, tick=tick, **engine_from(arguments))
     say_card(found.card)
-    if arguments.json:
-        print(json.dumps(found.to_dict()))
-    elif arguments.short:
-        print(largest_short(found), end="")
-    else:
-        print(largest_text(found, terminal_of(sys.stdout)), end="")
+    print_answer(found, arguments, partial(largest_text, found), partial(largest_short, found))
     return 0 if found.fits else DoesNotFit.exit_code

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, NoReturn, TypeGuard
+from typing import NoReturn, TypeGuard
 
 from tunecast import __version__
 from tunecast.errors import DEBUG, NotResolved, TunecastError, UsageError, internal_error
@@ -24,75 +24,66 @@ GARBAGE_OBJECTS = 100_000
 times in a prediction of an 8B job and gave back 2,700 objects, for a twelfth of the time."""
 
 
-class Command(NamedTuple):
-    module: str
-    summary: str
-    example: str
+class Command:
+    def __init__(self, summary: str, example: str) -> None:
+        self.summary, self.example = summary, example
+
+    @property
+    def module(self) -> str:
+        """`tunecast.cli.explain_oom` of `tunecast explain-oom …`."""
+        return f"tunecast.cli.{self.example.split()[1].replace('-', '_')}"
 
 
 COMMANDS: Mapping[str, Command] = {
     "plan": Command(
-        "tunecast.cli.plan",
         "which machines to rent for a fine-tuning job, where, with which settings, at what total cost",
         "tunecast plan llama-3.1-8b --method lora --within 6h --eu",
     ),
     "predict": Command(
-        "tunecast.cli.predict",
         "the GPU memory a fine-tuning job needs, and whether it fits",
         "tunecast predict llama-3.1-8b --method qlora --seq-len 2048 --micro-batch 1 --gpu rtx-4090",
     ),
     "fit": Command(
-        "tunecast.cli.fit",
         "the smallest changes that make a job fit its card, or make it faster; as a patch to its file",
         "tunecast fit job.yaml --gpu rtx-4090",
     ),
     "trace": Command(
-        "tunecast.cli.trace",
         "the same of your own training script, line by line",
         "tunecast trace --gpu a100-sxm-80gb -- train.py --epochs 3",
     ),
     "largest": Command(
-        "tunecast.cli.largest",
         "the longest sequence, the largest batch and the largest model that fit a card",
         "tunecast largest llama-3.1-8b --method qlora --gpu rtx-4090",
     ),
     "compare": Command(
-        "tunecast.cli.compare",
         "what differs between two jobs, and what each difference costs",
         "tunecast compare before.yaml after.yaml",
     ),
     "explain-oom": Command(
-        "tunecast.cli.explain_oom",
         "what filled the card when PyTorch ran out of memory, and what to change",
         "tunecast explain-oom job.yaml train.log",
     ),
     "models": Command(
-        "tunecast.cli.models",
         "the bundled models: sizes, parameters, Hub ids",
         "tunecast models qwen3 8b",
     ),
     "gpus": Command(
-        "tunecast.cli.gpus",
         "the cards a job can name, with what torch sees of their memory",
         "tunecast gpus --min-memory 40GB",
     ),
     "nodes": Command(
-        "tunecast.cli.nodes",
         "machines, what joins their cards, and what a card gets through it",
         "tunecast nodes aws h100",
     ),
     "offers": Command(
-        "tunecast.cli.offers",
         "what machines cost, where they stand and under whose law; with the age and source of each price",
         "tunecast offers h100 sxm --gpus 8 --eu",
     ),
     "calibrate": Command(
-        "tunecast.cli.calibrate",
         "measure this machine's GPU; predictions for it then use its own figures",
         "tunecast calibrate",
     ),
     "completion": Command(
-        "tunecast.cli.completion",
         "a script that completes commands, flags, models and cards in bash, zsh or fish",
         "tunecast completion bash > ~/.local/share/bash-completion/completions/tunecast",
     ),

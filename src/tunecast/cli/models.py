@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
+from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser
 from tunecast.door.catalogue import models
 from tunecast.job.catalogue import BundledModel
@@ -41,10 +41,7 @@ def parser() -> Parser:
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
     found = models(*arguments.text, family=arguments.family)
-    if arguments.json:
-        print(json.dumps(found.to_dict()))
-    else:
-        print("\n".join(columns([HEAD, *map(cells, found)], LEFT, indent="")))
+    print_answer(found, arguments, lambda _: "\n".join([*columns([HEAD, *map(cells, found)], LEFT, indent=""), ""]))
     return 0
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
+from functools import partial
 
-from tunecast.cli.arguments import Parser
-from tunecast.cli.terminal import terminal_of
-from tunecast.door.catalogue import Links, node_links, nodes
+from tunecast.cli.answers import print_answer
+from tunecast.cli.arguments import Parser, add_json_flag
+from tunecast.door.catalogue import node_links, nodes
 from tunecast.report.lists.machines import link_table, node_page, node_table
 
 USAGE = "tunecast nodes [TEXT...] [options]"
@@ -30,19 +29,17 @@ def parser() -> Parser:
     made = Parser("nodes", USAGE, DESCRIPTION, EPILOG)
     made.add_argument("texts", metavar="TEXT", nargs="*", help="words of a machine's name, provider, card or link")
     made.add_argument("--links", action="store_true", help="links instead of machines")
-    made.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(made)
     return made
 
 
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
-    terminal = terminal_of(sys.stdout)
-    found = node_links(*arguments.texts) if arguments.links else nodes(*arguments.texts)
-    if arguments.json:
-        print(json.dumps(found.to_dict()))
-    elif isinstance(found, Links):
-        print(link_table(found.links, terminal), end="")
-    else:
-        page = node_page(found.nodes[0], terminal) if len(found.nodes) == 1 else node_table(found.nodes, terminal)
-        print(page, end="")
+    if arguments.links:
+        joins = node_links(*arguments.texts)
+        print_answer(joins, arguments, partial(link_table, joins.links))
+        return 0
+    found = nodes(*arguments.texts)
+    several = len(found.nodes) > 1
+    print_answer(found, arguments, partial(node_table, found.nodes) if several else partial(node_page, found.nodes[0]))
     return 0

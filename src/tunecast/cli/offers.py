@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 from typing import cast
 
-from tunecast.cli.arguments import Parser, count, number
+from tunecast.cli.arguments import Parser, add_json_flag, count, number
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import add_filter_flags, add_money_flags, options_from
 from tunecast.cli.terminal import terminal_of
@@ -19,9 +19,9 @@ from tunecast.door.offers import OfferOptions, filters_from, offers, stock_of
 from tunecast.errors import DoesNotFit, NotResolved, UsageError, printable
 from tunecast.job.writer import write_file
 from tunecast.market import store
+from tunecast.market.cost import Rate
 from tunecast.market.filters import Filters, matching
 from tunecast.market.listed import Offers, listed
-from tunecast.market.money import Rate
 from tunecast.market.offer import Offer
 from tunecast.market.own import joined, own_offers, same_price
 from tunecast.market.provider import terms
@@ -76,7 +76,7 @@ def parser() -> Parser:
     made.add_argument(
         "--all", action="store_true", help=f"all of them, not the {SHOWN} cheapest; remove: all that match"
     )
-    made.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(made)
     made.add_argument(
         "--available", action="store_true", help="ask providers that answer without an account whether one is free now"
     )
@@ -150,19 +150,21 @@ def _add(path: Path, today: date, rate: Rate, *, as_json: bool) -> int:
     after = joined(old, new)
     kept_at = store.keep(store.OWN, after)
     replaced = len(old) + len(new) - len(after)
-    if as_json:
-        return _print_own("added", new, today, kept_at, replaced=replaced)
-    print(f"{_counted(len(new))} added: {printable(str(kept_at))}")
-    _tell(new)
-    if replaced:
+    _print_own("added", new, today, kept_at, as_json=as_json, replaced=replaced)
+    if replaced and not as_json:
         print(f"{_counted(replaced)} of before of the same machine replaced")
     return 0
 
 
-def _print_own(what: str, offers: Sequence[Offer], today: date, path: Path, **more: int) -> int:
-    rows = [listed(each, today).to_dict() for each in offers]
-    print(json.dumps({"schema": "tunecast.offers-own/1", what: rows, "path": str(path), **more}))
-    return 0
+def _print_own(what: str, offers: Sequence[Offer], today: date, path: Path, *, as_json: bool, **more: int) -> None:
+    """Which of one's own were added or removed."""
+    if as_json:
+        rows = [listed(each, today).to_dict() for each in offers]
+        print(json.dumps({"schema": "tunecast.offers-own/1", what: rows, "path": str(path), **more}))
+        return
+    print(f"{_counted(len(offers))} {what}: {printable(str(path))}")
+    for offer in offers:
+        print(terminal_of(sys.stdout).plain(f"  {offer_line(offer)}"))
 
 
 def _remove(wanted: Filters, today: date, *, all_of_them: bool, as_json: bool) -> int:
@@ -181,10 +183,7 @@ def _remove(wanted: Filters, today: date, *, all_of_them: bool, as_json: bool) -
             f"offers remove: {len(chosen)} of your own match: {_named(chosen)}. Say more of it, or --all", field="TEXT"
         )
     path = store.keep(store.OWN, (offer for offer in own if offer not in chosen))
-    if as_json:
-        return _print_own("removed", chosen, today, path)
-    print(f"{_counted(len(chosen))} removed: {printable(str(path))}")
-    _tell(chosen)
+    _print_own("removed", chosen, today, path, as_json=as_json)
     return 0
 
 
@@ -195,12 +194,6 @@ def _counted(n: int) -> str:
 def _named(offers: Sequence[Offer]) -> str:
     more = f" and {len(offers) - NAMED} more" if len(offers) > NAMED else ""
     return "; ".join(map(offer_line, offers[:NAMED])) + more
-
-
-def _tell(offers: Sequence[Offer]) -> None:
-    plain = terminal_of(sys.stdout).plain
-    for offer in offers:
-        print(plain(f"  {offer_line(offer)}"))
 
 
 def _write_page(name: str, found: Offers) -> None:

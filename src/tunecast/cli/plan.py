@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import cast
 
-from tunecast.cli.arguments import Parser, count, number, size
+from tunecast.cli.answers import print_answer
+from tunecast.cli.arguments import Parser, add_json_flag, count, number, size
 from tunecast.cli.asking import QUIET_S
 from tunecast.cli.files import require_writable
 from tunecast.cli.filters import FILTERS, add_filter_flags, add_money_flags, options_from
-from tunecast.cli.terminal import Counting, terminal_of
+from tunecast.cli.terminal import Counting
 from tunecast.door.plan import Planner, PlanOptions, duration_s
 from tunecast.door.read import read
 from tunecast.errors import OverBudget
@@ -108,7 +109,7 @@ def parser() -> Parser:
         "--interruptions", metavar="N", type=number(0, 3600, "interruptions"), help="of a spot machine, an hour"
     )
     output = made.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="JSON instead of text")
+    add_json_flag(output)
     output.add_argument("--html", metavar="FILE", help="write the plan as a page of its own")
     output.add_argument("--md", metavar="FILE", help="write the plan as Markdown, for a pull request")
     output.add_argument("--short", action="store_true", help="one line instead of the whole answer")
@@ -128,29 +129,30 @@ def run(argv: Sequence[str]) -> int:
         planner = Planner(job, cast(PlanOptions, options_from(arguments, PlanOptions.__annotations__)), counting)
         in_full = arguments.html is not None
         plan = planner.plan(front_in_full=in_full, unstated=not arguments.json or in_full)
-    tell(plan, arguments, argv)
+    print_plan(plan, arguments)
+    write_files(plan, arguments, argv)
     failure = plan.failure
     if failure is None:
         return 0
     if arguments.json or not plan.choices:  # else the first line of the text says it, in the same words
         from tunecast.report.plan.words import nothing
 
-        told = nothing(plan) if isinstance(failure, OverBudget) else failure.message
-        print(f"tunecast: error: {told}", file=sys.stderr)
+        why = nothing(plan) if isinstance(failure, OverBudget) else failure.message
+        print(f"tunecast: error: {why}", file=sys.stderr)
     return failure.exit_code
 
 
-def tell(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None:
-    if arguments.json:
-        print(json.dumps(plan.to_dict()), flush=True)
-    elif plan.choices:
-        from tunecast.report.plan.text import short, text
+def print_plan(plan: Plan, arguments: argparse.Namespace) -> None:
+    """As text only where there is something to choose from."""
+    if not (arguments.json or plan.choices):
+        return
+    from tunecast.report.plan.text import short, text
 
-        if arguments.short:
-            print(short(plan), end="", flush=True)
-        else:
-            by_flags, terminal = not is_job_file(arguments.source), terminal_of(sys.stdout)
-            print(text(plan, terminal, details=arguments.details, flags=by_flags), end="", flush=True)
+    as_text = partial(text, plan, details=arguments.details, flags=not is_job_file(arguments.source))
+    print_answer(plan, arguments, as_text, partial(short, plan))
+
+
+def write_files(plan: Plan, arguments: argparse.Namespace, argv: Sequence[str]) -> None:
     if arguments.html is not None:
         from tunecast.cli.pages import provenance
         from tunecast.report.plan.page import page

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, limits_from
+from tunecast.cli.arguments import Parser, add_calibration_flag, add_output_flags, add_tracing_flags, limits_from
 from tunecast.cli.main import is_unwritable, without_traceback
 from tunecast.door.predict import predict
 from tunecast.errors import DEBUG, DoesNotFit, OverBudget, TunecastError, UsageError, internal_error, printable
@@ -63,14 +63,16 @@ def parser() -> Parser:
     )  # fmt: skip
     made.add_argument("--cost", action="store_true", help="with --json: what the job's own machines cost, rented")
     made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
-    made.add_argument(
-        "--no-calibration", action="store_true", help="leave out what `tunecast calibrate` measured on this machine"
-    )
+    add_calibration_flag(made)
     made.add_argument("--exact", action="store_true", help="trace every layer instead of a few that stand for all")
     add_output_flags(made)
     add_tracing_flags(made)
     add_job_flags(made)
     return made
+
+
+AS_GIVEN = ("engine", "exact", "cost", "json", "short", "details", "html", "snapshot")
+"""Flags that are options as they are."""
 
 
 @dataclass(frozen=True)
@@ -115,20 +117,13 @@ def run(argv: Sequence[str]) -> int:
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
     traces = arguments.engine == "traced"
     options = PredictOptions(
-        engine=arguments.engine,
+        **{name: getattr(arguments, name) for name in AS_GIVEN},
         python=python_of(arguments.python) if traces and any(isinstance(job, Job) for job in jobs) else "",
-        exact=arguments.exact,
         limits=limits_from(arguments),
         calibrated=not arguments.no_calibration,
-        cost=arguments.cost,
-        json=arguments.json,
-        short=arguments.short,
-        details=arguments.details,
         # A traced change takes as long as the job itself.
         advice=not (arguments.no_advice or traces)
         and (arguments.html is not None or not (arguments.json or arguments.short)),
-        html=arguments.html,
-        snapshot=arguments.snapshot,
         overrides=overrides,
         sources=tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
         argv=tuple(argv),

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 
+from tunecast.cli.answers import print_answer
 from tunecast.cli.arguments import Parser, add_output_flags, add_tracing_flags, count, limits_from, number, size
 from tunecast.cli.files import require_writable, write_asked
 from tunecast.cli.pages import provenance, without_secrets
 from tunecast.cli.terminal import Progress, terminal_of
 from tunecast.door.trace import DEFAULT_GPU, DEFAULT_STEPS, ScriptTrace, trace
 from tunecast.errors import DoesNotFit, UsageError, printable_lines
-from tunecast.hardware.names import card_name
-from tunecast.job.knob import shown
+from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import evidence_for
 from tunecast.records import replace
 from tunecast.report.page.job import PageExtras
@@ -22,7 +21,7 @@ from tunecast.report.run.answer import Sections, answer_text, details_text
 from tunecast.report.run.evidence import trust
 from tunecast.report.run.time import time_text
 from tunecast.report.run.verdict import short_line
-from tunecast.units import GIB, positive
+from tunecast.units import GIB
 
 USAGE = "tunecast trace [options] -- train.py ARGS..."
 DESCRIPTION = """\
@@ -72,12 +71,7 @@ def parser() -> Parser:
 
 def steps(text: str) -> int:
     """0 stands for all."""
-    if text == "all":
-        return 0
-    number = positive(text)
-    if number is None or number > 100_000:
-        raise argparse.ArgumentTypeError(f"got {shown(text)}; allowed: a whole number from 1 to 100000, or all")
-    return number
+    return 0 if text == "all" else count(text, ", or all")
 
 
 def run(argv: Sequence[str]) -> int:
@@ -103,13 +97,8 @@ def run(argv: Sequence[str]) -> int:
         )
     figures = replace(found.figures, title=title_of(found))
     sections = sections_of(found, details=arguments.details)
-    if arguments.json:
-        print(json.dumps(found.to_dict()), flush=True)
-    elif arguments.short:
-        print(short_line(figures, found.time), end="", flush=True)
-    else:
-        text = details_text if arguments.details else answer_text
-        print(text(figures, terminal_of(sys.stdout), sections), end="", flush=True)
+    text = partial(details_text if arguments.details else answer_text, figures, sections=sections)
+    print_answer(found, arguments, text, partial(short_line, figures, found.time))
     beside = PageExtras(
         provenance("trace", argv, versions=found.on_card.versions, traced=True),
         found,

@@ -68,9 +68,9 @@ def _with_default(action: argparse.Action, *, briefly: bool = False) -> argparse
 
 def _default(dest: str) -> str:
     """`8, transformers`: what is taken and who takes it too; empty for what is no field of a job, or nothing."""
-    from tunecast.job.fields import OURS, REQUIRED
     from tunecast.job.flags import PREFIX
     from tunecast.job.job import all_knobs
+    from tunecast.job.knob import OURS, REQUIRED
 
     knob = all_knobs().get(dest.removeprefix(PREFIX)) if dest.startswith(PREFIX) else None
     if knob is None or knob.default is REQUIRED:

@@ -60,13 +60,17 @@ class Predictions:
         return {"timed": True, "calibration": calibration_for(job) if self.calibrated else None}
 
 
+BROKEN = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""What a price list nobody can read, or a figure out of its range, raises."""
+
+
 def extra(what: str, ask: Callable[[], T], problems: list[str]) -> T | None:
     """None where it is not known; where it breaks a line more in `problems`."""
     try:
         return ask()
     except TunecastError:
         return None
-    except Exception as error:
+    except BROKEN as error:
         if os.environ.get(DEBUG):
             raise
         problems.append(f"{what}: {internal_error(error)}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from tunecast.door.filters import size_of
-from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest
+from tunecast.errors import DoesNotFit, NotResolved, UsageError, nearest, nearest_hint
 from tunecast.hardware.catalog import gpus as all_gpus
 from tunecast.hardware.catalog import known_gpu, matching
 from tunecast.hardware.cluster import own_link
@@ -96,13 +96,12 @@ def node_links(*words: str) -> Links:
 
 
 def _vendor(given: str) -> str:
-    known = sorted({card.vendor for card in all_gpus().values()})
-    for name in known:
-        if name.lower() == given.lower():
-            return name
-    near = nearest(given, [name.lower() for name in known])
-    hint = f"; nearest: {next(name for name in known if name.lower() == near)}" if near else ""
-    raise UsageError(f"--vendor: got {given!r}; allowed: {', '.join(known)}{hint}", field="--vendor")
+    known = {name.lower(): name for name in sorted({card.vendor for card in all_gpus().values()})}
+    if given.lower() in known:
+        return known[given.lower()]
+    near = nearest(given, known)
+    hint = f"; nearest: {known[near]}" if near else ""
+    raise UsageError(f"--vendor: got {given!r}; allowed: {', '.join(known.values())}{hint}", field="--vendor")
 
 
 def _words(given: Sequence[str]) -> list[str]:
@@ -135,8 +134,7 @@ def _require_some(found: Sequence[object], words: Sequence[str], known: Iterable
             f"tunecast offers {card.name}",
             field="TEXT",
         )
-    near = nearest(wanted, [name.lower() for name in known])
-    hint = f"; nearest: {near}" if near else ""
+    hint = nearest_hint(wanted, [name.lower() for name in known])
     raise UsageError(f"TEXT: got {wanted!r}, which matches nothing{hint}", field="TEXT")
 
 

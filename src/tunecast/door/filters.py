@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from typing import Any, TypedDict
 
-from tunecast.errors import UsageError, nearest
+from tunecast.errors import UsageError, nearest_hint
+from tunecast.market.cost import RATE, Rate, given
 from tunecast.market.filters import Filters
 from tunecast.market.jurisdiction import country as country_code
-from tunecast.market.money import RATE, Rate, given
 from tunecast.units import bytes_from
 
 Names = str | Sequence[str]
@@ -64,9 +64,8 @@ def with_defaults(what: str, options: Mapping[str, Any], known: Iterable[str]) -
     every: dict[str, Any] = {name: () if name in several else None for name in known}
     for name, value in options.items():
         if name not in every:
-            near = nearest(name, list(every))
-            hint = f"; nearest: {near}" if near else ""
-            raise UsageError(f"{what}: got {name!r}; allowed: {', '.join(every)}{hint}", field=name)
+            allowed = f"{', '.join(every)}{nearest_hint(name, every)}"
+            raise UsageError(f"{what}: got {name!r}; allowed: {allowed}", field=name)
         every[name] = names(value) if name in several else value
     return every
 
@@ -87,15 +86,22 @@ def filters_of(options: Mapping[str, Any]) -> Filters:
     )
 
 
-def filter_flags(options: Mapping[str, Any]) -> list[str]:
-    """The filters that were given, as flags."""
-    told = []
-    for name in ("gpu", "gpus", "certified", "interconnect", "vendor"):
-        told += [] if options[name] is None else [f"--{name} {options[name]}"]
-    several = ("provider", "exclude_provider", "kind", "country")
-    told += [f"--{name.replace('_', '-')} {value}" for name in several for value in options[name]]
-    switches = ("spot", "no_spot", "marketplace", "reserved", "eu", "no_cloud_act")
-    return told + [f"--{name.replace('_', '-')}" for name in switches if options.get(name)]
+FILTERS = (
+    *("gpu", "gpus", "certified", "interconnect", "vendor", "provider", "exclude_provider", "kind", "country"),
+    *("spot", "no_spot", "marketplace", "reserved", "eu", "no_cloud_act"),
+)
+
+
+def flags_of(options: Mapping[str, Any], names: Iterable[str] = FILTERS) -> list[str]:
+    """Those that were given, as they are typed: a switch alone, of several values one flag each."""
+    flags = []
+    for name in names:
+        flag, value = f"--{name.replace('_', '-')}", options.get(name)
+        if isinstance(value, (tuple, list)):
+            flags += [f"{flag} {each}" for each in value]
+        elif value is not None and value is not False:
+            flags.append(flag if value is True else f"{flag} {value}")
+    return flags
 
 
 def rate_of(usd_per_eur: float | None, today: date) -> Rate:

@@ -12,7 +12,7 @@ from tunecast.door.asking import Tick, extra, no_tick
 from tunecast.door.filters import Names, split_names
 from tunecast.door.predict import calibration_for
 from tunecast.door.read import Source, dotted, read
-from tunecast.errors import UsageError, nearest
+from tunecast.errors import UsageError, nearest_hint
 from tunecast.job.job import Job
 from tunecast.job.readers import is_job_file
 from tunecast.planning.fit.fit import fit_job
@@ -50,9 +50,8 @@ def allowed(given: Names) -> tuple[str, ...]:
     found = split_names(given)
     for name in found:
         if name not in ALLOWED:
-            near = nearest(name, ALLOWED)
-            hint = f"; nearest: {near}" if near else ""
-            raise UsageError(f"--allow: got {name!r}; allowed: {', '.join(ALLOWED)}{hint}", field="--allow")
+            allow = f"{', '.join(ALLOWED)}{nearest_hint(name, ALLOWED)}"
+            raise UsageError(f"--allow: got {name!r}; allowed: {allow}", field="--allow")
     return found
 
 

@@ -6,30 +6,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, TypeVar
 
-from tunecast.advise.largest import (
-    Reach,
-    capacity_of,
-    largest_batch,
-    largest_model,
-    longest_sequence,
-    of_model,
-    positions_of,
-    with_rows,
-    with_rows_of,
-)
-from tunecast.advise.most import (
-    BatchFigure,
-    FixedSettings,
-    Largest,
-    LargestBatch,
-    LargestModel,
-    LongestSequence,
-    Most,
-    MostFigure,
-    SequenceFigure,
-    SizedModel,
-    UnansweredModel,
-)
+from tunecast.advise import largest as search
+from tunecast.advise import most
+from tunecast.advise.most import Largest, LargestBatch, LargestModel, LongestSequence, SizedModel
 from tunecast.door.asking import Predictions, Tick, no_tick
 from tunecast.door.read import Source, dotted, read
 from tunecast.errors import NotResolved, UsageError
@@ -81,7 +60,7 @@ def _models(overrides: Overrides, predictions: Predictions) -> Largest:
 
     for fields in _by_method({"micro_batch": 1, **overrides}, methods):
         jobs = [
-            of_model(
+            search.of_model(
                 job_from_dict(with_overrides({"model": name}, fields)),
                 size,
                 all_used=not {"parts", "active_parameters"} & set(bundled_models()[name]),
@@ -89,14 +68,14 @@ def _models(overrides: Overrides, predictions: Predictions) -> Largest:
             for name, size in sizes.items()
         ]
         firsts.append(jobs[0].item)
-        surely, found = largest_model(jobs, predictions.predict, capacity_of(jobs[0].item))
+        surely, found = search.largest_model(jobs, predictions.predict, search.capacity_of(jobs[0].item))
         rows.append(
             LargestModel(
                 method=str(fields["method"]),
                 surely=sized(surely),
                 likely=sized(found.item),
                 beyond=found.beyond.model if found.beyond else None,
-                unanswered=tuple(UnansweredModel(job.model, why.splitlines()[0]) for job, why in found.unanswered),
+                unanswered=tuple(most.UnansweredModel(job.model, why.splitlines()[0]) for job, why in found.unanswered),
             )
         )
     unanswered = [each for row in rows for each in row.unanswered]
@@ -109,13 +88,13 @@ def _most(source: Source, overrides: Overrides, predictions: Predictions) -> Lar
     """The longest sequence and the largest micro-batch of a model or a job."""
     jobs = list(_jobs(source, overrides))
     model = resolve_model(jobs[0].model)
-    positions = positions_of(model.raw)
+    positions = search.positions_of(model.raw)
     sequences, batches = [], []
     for job in jobs:
         try:
             length, rows = (
-                longest_sequence(job, predictions.predict, positions),
-                largest_batch(job, predictions.predict),
+                search.longest_sequence(job, predictions.predict, positions),
+                search.largest_batch(job, predictions.predict),
             )
         except (UsageError, NotResolved) as error:
             if len(jobs) == 1:
@@ -124,8 +103,8 @@ def _most(source: Source, overrides: Overrides, predictions: Predictions) -> Lar
             sequences.append(LongestSequence(job.method, job.micro_batch, None, None, None, why))
             batches.append(LargestBatch(job.method, job.seq_len, None, None, None, why))
             continue
-        sequences.append(_row(LongestSequence, SequenceFigure, job, length, with_rows_of, predictions))
-        batches.append(_row(LargestBatch, BatchFigure, job, rows, with_rows, predictions))
+        sequences.append(_row(LongestSequence, most.SequenceFigure, job, length, search.with_rows_of, predictions))
+        batches.append(_row(LargestBatch, most.BatchFigure, job, rows, search.with_rows, predictions))
     return _largest(
         jobs, predictions, model, longest_sequence=tuple(sequences), largest_batch=tuple(batches), positions=positions
     )
@@ -149,23 +128,23 @@ def _by_method(overrides: Overrides, methods: Sequence[str]) -> Iterator[dict[st
         yield {name: value for name, value in overrides.items() if not name.startswith(dropped)} | {"method": method}
 
 
-Row = TypeVar("Row", bound=Most)
+Row = TypeVar("Row", bound=most.Most)
 
 
 def _row(
     kind: type[Row],
-    figure: type[MostFigure],
+    figure: type[most.MostFigure],
     job: Job,
-    found: Reach,
+    found: search.Reach,
     at: Callable[[Job, int], Job],
     predictions: Predictions,
 ) -> Row:
-    def needed(most: int | None) -> MostFigure | None:
-        return None if most is None else figure(most, *_needs(at(job, most), predictions))
+    def figure_of(count: int | None) -> most.MostFigure | None:
+        return None if count is None else figure(count, *_needs(at(job, count), predictions))
 
     held = job.micro_batch if kind is LongestSequence else job.seq_len
     likely = found.likely
-    return kind(job.method, held, needed(found.surely), needed(likely.most), likely.beyond, jagged=found.jagged)
+    return kind(job.method, held, figure_of(found.surely), figure_of(likely.most), likely.beyond, jagged=found.jagged)
 
 
 def _needs(job: Job, predictions: Predictions) -> tuple[int, tuple[int, int]]:
@@ -182,13 +161,13 @@ def _largest(jobs: Sequence[Job], predictions: Predictions, model: ModelConfig |
     )
 
 
-def _settings(jobs: Sequence[Job]) -> FixedSettings:
+def _settings(jobs: Sequence[Job]) -> most.FixedSettings:
     """What was held fixed; of one model, with what follows from it."""
     job, card = jobs[0], gpu_named(jobs[0].hardware.gpu).name
     adapted = next((each for each in jobs if each.method != "full"), None)
-    return FixedSettings(
+    return most.FixedSettings(
         gpu=card,
-        capacity_bytes=capacity_of(job),
+        capacity_bytes=search.capacity_of(job),
         micro_batch=job.micro_batch,
         seq_len=job.seq_len,
         weights_dtype=job.weights_dtype,

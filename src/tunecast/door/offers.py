@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 from typing import Unpack
 
 from tunecast.door.filters import FilterOptions, filters_of, with_defaults
-from tunecast.errors import DoesNotFit, UsageError, nearest
+from tunecast.errors import DoesNotFit, UsageError, nearest_hint
 from tunecast.hardware.catalog import gpus
 from tunecast.market import store
 from tunecast.market.availability import Availability, availability, doors
@@ -62,12 +62,11 @@ def stock_of(found: Iterable[Offer]) -> Mapping[Offer, Availability]:
 def _nothing(known: tuple[Offer, ...], wanted: Filters, matches: Matches) -> UsageError | DoesNotFit:
     """A word that names nothing is wrong usage; words that name something nobody offers is nothing found."""
     names = {name for offer in known for name in (offer.provider, offer.gpu)} | set(gpus())
+    told = {f"{offer.gpu} {offer.provider} {offer.instance}".lower() for offer in known}
     for word in wanted.words:
-        if not any(word in f"{offer.gpu} {offer.provider} {offer.instance}".lower() for offer in known):
-            near = nearest(word, sorted(names))
-            if not any(word in name for name in names):
-                hint = f"; nearest: {near}" if near else ""
-                return UsageError(f"TEXT: got {word!r}, which matches nothing{hint}", field="TEXT")
-    told = "".join(f"; {n} left out: {why}" for why, n in matches.unknown.items())
+        if not any(word in text for text in (*told, *names)):
+            hint = nearest_hint(word, sorted(names))
+            return UsageError(f"TEXT: got {word!r}, which matches nothing{hint}", field="TEXT")
+    unknown = "".join(f"; {n} left out: {why}" for why, n in matches.unknown.items())
     last = f"; {matches.cut} leaves none" if matches.cut else ""
-    return DoesNotFit(f"no offer matches all of that{last}{told}")
+    return DoesNotFit(f"no offer matches all of that{last}{unknown}")

@@ -7,17 +7,8 @@ from collections.abc import Mapping
 from datetime import date
 from typing import Any, Unpack
 
-from tunecast.door.filters import (
-    FilterOptions,
-    MoneyOptions,
-    Names,
-    filter_flags,
-    filters_of,
-    rate_of,
-    size_of,
-    split_names,
-    with_defaults,
-)
+from tunecast.door import filters
+from tunecast.door.filters import FilterOptions, MoneyOptions, Names
 from tunecast.door.offers import stock_of
 from tunecast.door.read import Source, read
 from tunecast.errors import DoesNotFit, TunecastError, UsageError
@@ -101,7 +92,7 @@ def duration_s(text: str) -> float | None:
 
 def field_names(given: Names) -> list[str]:
     """Of fields dashes and underscores are alike."""
-    return [name.replace("-", "_") for name in split_names(given)]
+    return [name.replace("-", "_") for name in filters.split_names(given)]
 
 
 class Planner:
@@ -109,7 +100,7 @@ class Planner:
 
     def __init__(self, job: Job, options: PlanOptions, progress: Progress | None = None) -> None:
         self.job, self.progress = job, progress
-        self.options = every = with_defaults("plan", options, PlanOptions.__annotations__)
+        self.options = every = filters.with_defaults("plan", options, PlanOptions.__annotations__)
         every["keep"], every["allow"] = field_names(every["keep"]), field_names(every["allow"])
         every["within"] = _seconds(every["within"])
         every["runs"] = 1 if every["runs"] is None else every["runs"]
@@ -125,8 +116,8 @@ class Planner:
         given = self.options
         terms = Terms(
             given["interruptions"],
-            size_of("storage", given["storage"]),
-            size_of("egress", given["egress"]),
+            filters.size_of("storage", given["storage"]),
+            filters.size_of("egress", given["egress"]),
             self.vat_fraction,
             given["runs"],
             chooses_saves=not self.freedom.written & {"run.save_strategy", "run.save_steps"},
@@ -137,7 +128,7 @@ class Planner:
             Constraints(given["within"], given["max_usd"]),
             terms,
             tuple(asked_flags(given)),
-            Money(bool(given["eur"]), rate_of(given["usd_per_eur"], self.today), self.vat_fraction),
+            Money(bool(given["eur"]), filters.rate_of(given["usd_per_eur"], self.today), self.vat_fraction),
             bool(given["weekly"]),
             bool(given["validated"]),
         )
@@ -145,10 +136,10 @@ class Planner:
     def plan(self, *, front_in_full: bool = False, unstated: bool = False) -> Plan:
         """`front_in_full`: with the predictions of the whole front. `unstated`: with what the job does not say, and
         what other values of it would change."""
-        offers = self.selected(filters_of(self.options))
+        offers = self.select(filters.filters_of(self.options))
         if not offers.offers:
             raise self._no_offer(offers)
-        found = self._planned(offers, self.question, front_in_full=front_in_full)
+        found = self._search(offers, self.question, front_in_full=front_in_full)
         failure = verdict(found)
         if isinstance(failure, DoesNotFit):
             failure = verdict(found, self._nearest(offers, is_known=_is_known(found)))
@@ -159,20 +150,19 @@ class Planner:
             found = found.with_availability({offer: each.answer for offer, each in stock_of(rented).items()})
         return replace(found, failure=failure)
 
-    def selected(self, wanted: Filters, *, everything: bool = False) -> Selection:
+    def select(self, wanted: Filters, *, everything: bool = False) -> Selection:
         given = self.options
         named = {SPOT: given["spot"], MARKETPLACE: given["marketplace"], RESERVED: given["reserved"]}
         allow = frozenset(name for name, allowed in named.items() if allowed or name in given["kind"] or everything)
         show = frozenset(BESIDE) - ({SPOT} if given["no_spot"] else set())
         return select(self.known, wanted, Rules(allow, show, given["max_age"]), self.today, self.own)
 
-    def _planned(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
+    def _search(self, offers: Selection, question: Question, *, front_in_full: bool = False) -> Plan:
         return plan_of(self.job, offers, question, progress=self.progress, front_in_full=front_in_full)
 
     def _no_offer(self, offers: Selection) -> DoesNotFit:
         """What is said where no offer is left, with what would leave some."""
-        told = self.question.asked
-        after = f" after {', '.join(told)}" if told else ""
+        after = f" after {', '.join(self.question.asked)}" if self.question.asked else ""
         tries = [f"--{name} would leave {len(of)}" for name, of in offers.beside.items()]
         tries += [f"{n} left out: {why}" for why, n in offers.unknown.items()]
         tries += [f"not proven of {', '.join(sorted(offers.unproven))}"] if offers.unproven else []
@@ -183,9 +173,9 @@ class Planner:
     def _nearest(self, offers: Selection, *, is_known: bool) -> list[str]:
         """What would run the job: each of these is a plan that was made. Where no setting of it is known at all, only
         another method can help."""
-        question, flags = self.question, filter_flags(self.options)
+        question, flags = self.question, filters.flags_of(self.options)
         tried: list[tuple[str, Freedom, Selection]] = []
-        everything = self.selected(Filters(), everything=True)
+        everything = self.select(Filters(), everything=True)
         if is_known and len(everything.offers) > len(offers.offers):
             name = f"without {', '.join(flags)}" if flags else "--spot --marketplace"
             tried.append((name, question.freedom, everything))
@@ -193,7 +183,7 @@ class Planner:
         tried += [(name, wider[name], offers) for name in wider if is_known or name == "--allow method"]
         for name, freedom, of in tried:
             try:
-                found = self._planned(of, replace(question, freedom=freedom))
+                found = self._search(of, replace(question, freedom=freedom))
             except TunecastError:
                 continue
             if found.choices:
@@ -206,15 +196,14 @@ class Planner:
 
 def asked_flags(options: Mapping[str, Any]) -> list[str]:
     """The constraints, as flags."""
-    told = filter_flags(options)
-    told += [] if options["max_age"] is None else [f"--max-age {options['max_age']}"]
-    told += [] if options["as_of"] is None else [f"--as-of {options['as_of']}"]
-    told += ["--validated"] if options["validated"] else []
-    told += [] if options["runs"] == 1 else [f"--runs {options['runs']}"]
-    told += [] if options["within"] is None else [f"--within {_spelled(options['within'])}"]
-    told += [] if options["max_usd"] is None else [f"--max-usd {options['max_usd']:g}"]
-    told += [f"--{flag} {name}" for flag in ("keep", "allow") for name in options[flag]]
-    return told + ([] if options["nodes_up_to"] is None else [f"--nodes-up-to {options['nodes_up_to']}"])
+    within_s, max_usd, runs = options["within"], options["max_usd"], options["runs"]
+    spelled = {
+        "within": None if within_s is None else _spelled(within_s),
+        "max_usd": None if max_usd is None else f"{max_usd:g}",
+        "runs": None if runs == 1 else runs,
+    }
+    asked = ("max_age", "as_of", "validated", "runs", "within", "max_usd", "keep", "allow", "nodes_up_to")
+    return filters.flags_of({**options, **spelled}, (*filters.FILTERS, *asked))
 
 
 def _spelled(seconds: float) -> str:

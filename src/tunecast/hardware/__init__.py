@@ -4,7 +4,6 @@ catalog.py  The cards tunecast knows, by name
 cluster.py  The cards of a job, and what joins them: `cluster_of`
 grids.py    What a country's electricity emits: one table, `grids.toml`
 links.py    Links between cards, and the machines that have them: `links.toml`, `nodes.toml`
-names.py    A card's name as people write it
 spec.py     What a card is
 """
 

@@ -15,7 +15,7 @@ from typing import Any
 from tunecast.errors import UsageError, nearest
 from tunecast.hardware.spec import Gpu
 from tunecast.records import NamedTuple
-from tunecast.tables import Tables, text_beside
+from tunecast.tables import Tables, fields_of, scaled, text_beside
 from tunecast.units import GB, GIB, MIB, TERA, gib
 
 FIELD = "hardware.gpu"
@@ -167,39 +167,18 @@ def gpus() -> Mapping[str, Gpu]:
 def _card(name: str) -> Gpu:
     fields = _table()[name]
     major, _, minor = fields.get("compute_capability", "0.0").partition(".")
-    return Gpu(
-        name=name,
-        vendor=fields["vendor"],
-        compute_capability=(int(major), int(minor)),
-        sm_count=fields.get("sm_count"),
-        memory_bytes=_memory_bytes(fields),
-        context_bytes=fields.get("context_bytes"),
-        training_context_bytes=fields.get("training_context_bytes"),
-        source=fields["source"],
-        checked=fields["checked"],
-        unverified=tuple(fields.get("unverified", ())),
-        architecture=fields["architecture"],
-        released=fields["released"],
-        nominal_bytes=int(fields["memory_gb"] * GB),
-        memory_type=fields["memory_type"],
-        memory_bytes_per_s=_scaled(fields.get("memory_gb_per_s"), GB),
-        dense_flop_per_s={kind: rate * TERA for kind, rate in fields.get("dense_tflop_per_s", {}).items()},
-        achieved_flop_per_s={kind: rate * TERA for kind, rate in fields.get("achieved_tflop_per_s", {}).items()},
-        l2_bytes=None if "l2_mib" not in fields else int(fields["l2_mib"] * MIB),
-        tdp_w=fields.get("tdp_w"),
-        pcie=fields.get("pcie", ""),
-        link=fields.get("link", "none"),
-        link_bytes_per_s=_scaled(fields.get("link_gb_per_s"), GB),
-        segment=fields.get("segment", ""),
-        through_host=fields.get("through_host", fields.get("segment") == "consumer"),
-        bridge=fields.get("bridge"),
-        offered_as=tuple(fields.get("offered_as", ())),
-        notes=fields.get("notes", ""),
-    )
-
-
-def _scaled(value: float | None, unit: float) -> float | None:
-    return None if value is None else value * unit
+    converted: dict[str, Any] = {
+        "compute_capability": (int(major), int(minor)),
+        "memory_bytes": _memory_bytes(fields),
+        "nominal_bytes": int(fields["memory_gb"] * GB),
+        "memory_bytes_per_s": scaled(fields, "memory_gb_per_s", GB),
+        "dense_flop_per_s": {kind: rate * TERA for kind, rate in fields.get("dense_tflop_per_s", {}).items()},
+        "achieved_flop_per_s": {kind: rate * TERA for kind, rate in fields.get("achieved_tflop_per_s", {}).items()},
+        "l2_bytes": None if "l2_mib" not in fields else int(fields["l2_mib"] * MIB),
+        "link_bytes_per_s": scaled(fields, "link_gb_per_s", GB),
+        "through_host": fields.get("through_host", fields.get("segment") == "consumer"),
+    }
+    return Gpu(name=name, **fields_of(Gpu, fields) | converted)
 
 
 def _memory_bytes(fields: Mapping[str, Any]) -> int:

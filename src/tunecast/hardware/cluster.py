@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterator
 
 from tunecast.hardware.links import Link, NodeType, interconnect, links, network, nodes
-from tunecast.hardware.names import card_name
-from tunecast.hardware.spec import Gpu
+from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.records import NamedTuple, dataclass
@@ -146,7 +145,7 @@ def mesh_of(job: Job) -> tuple[tuple[str, int], ...]:
     """
     parts, wanted = job.parallel, job.hardware
     model = parts.tensor * parts.context * parts.pipeline
-    data = max(1, wanted.gpus * wanted.nodes // (parts.layers * model))
+    data = max(1, wanted.cards // (parts.layers * model))
     expert = parts.expert if data % parts.expert == 0 else 1
     rest = data // expert
     sharding = sharding_of(job)

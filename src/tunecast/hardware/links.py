@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.errors import UsageError, nearest
 from tunecast.records import dataclass, replace
-from tunecast.tables import Tables, text_beside
+from tunecast.tables import Tables, fields_of, scaled, text_beside
 from tunecast.units import GB
 
 if TYPE_CHECKING:
@@ -58,20 +58,20 @@ class NodeType:
     provider: str
     gpu: str
     gpus: int
-    interconnect: str | None
-    fabric: str | None
-    inter_node_gbit_per_s: float | None
-    """Of the machine, all adapters together, one way, line rate."""
-    nics: int | None
-    nic_gbit_per_s: float | None
-    host_cpu: str | None
-    cores: int | None
-    """Of one's own machine."""
-    vcpus: int | None
-    """As a cloud counts, two a core."""
-    ram_gib: int | None
     source: str
     checked: date
+    interconnect: str | None = None
+    fabric: str | None = None
+    inter_node_gbit_per_s: float | None = None
+    """Of the machine, all adapters together, one way, line rate."""
+    nics: int | None = None
+    nic_gbit_per_s: float | None = None
+    host_cpu: str | None = None
+    cores: int | None = None
+    """Of one's own machine."""
+    vcpus: int | None = None
+    """As a cloud counts, two a core."""
+    ram_gib: int | None = None
     notes: str = ""
     unverified: tuple[str, ...] = ()
 
@@ -114,51 +114,19 @@ def interconnect(name: str) -> Link:
 def _link(name: str, fields: Mapping[str, Any]) -> Link:
     line = fields.get("line_gbit_per_s")
     peak = fields["peak_gb_per_s"] * GB if line is None else line * GBIT
-    return Link(
-        name=name,
-        kind=fields["kind"],
-        bytes_per_s=fields["gb_per_s"] * GB if line is None else fields["fraction"] * peak,
-        latency_s=fields["latency_us"] * MICRO,
-        source=fields["source"],
-        checked=fields["checked"],
-        peak_bytes_per_s=peak,
-        pair_bytes_per_s=_scaled(fields.get("pair_gb_per_s")),
-        reduce_bytes_per_s=_scaled(fields.get("reduce_gb_per_s")),
-        small_bytes_per_s=_scaled(fields.get("small_gb_per_s")),
-        joins=fields.get("joins"),
-        across_machines=fields.get("across_machines", False),
-        channels=fields.get("channels", 0),
-        cards=tuple(fields.get("cards", ())),
-        unverified=tuple(fields.get("unverified", ())),
-    )
+    converted: dict[str, Any] = {
+        "bytes_per_s": fields["gb_per_s"] * GB if line is None else fields["fraction"] * peak,
+        "latency_s": fields["latency_us"] * MICRO,
+        "peak_bytes_per_s": peak,
+        **{f"{which}_bytes_per_s": scaled(fields, f"{which}_gb_per_s", GB) for which in ("pair", "reduce", "small")},
+    }
+    return Link(name=name, **fields_of(Link, fields) | converted)
 
 
 def _node(name: str, fields: Mapping[str, Any]) -> NodeType:
     nics, each = fields.get("nics"), fields.get("nic_gbit_per_s")
     total = fields.get("inter_node_gbit_per_s", None if nics is None or each is None else nics * each)
-    return NodeType(
-        name=name,
-        provider=fields["provider"],
-        gpu=fields["gpu"],
-        gpus=fields["gpus"],
-        interconnect=fields.get("interconnect"),
-        fabric=fields.get("fabric"),
-        inter_node_gbit_per_s=total,
-        nics=nics,
-        nic_gbit_per_s=each,
-        host_cpu=fields.get("host_cpu"),
-        cores=fields.get("cores"),
-        vcpus=fields.get("vcpus"),
-        ram_gib=fields.get("ram_gib"),
-        source=fields["source"],
-        checked=fields["checked"],
-        notes=fields.get("notes", ""),
-        unverified=tuple(fields.get("unverified", ())),
-    )
-
-
-def _scaled(gb_per_s: float | None) -> float | None:
-    return None if gb_per_s is None else gb_per_s * GB
+    return NodeType(name=name, **fields_of(NodeType, fields) | {"inter_node_gbit_per_s": total})
 
 
 @cache

@@ -1,7 +1,8 @@
-"""What a card is."""
+"""What a card is, and its name as people write it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
@@ -28,15 +29,15 @@ class Gpu(Result):
     vendor: str
     compute_capability: tuple[int, int]
     """Of torch.cuda.get_device_capability(): of an AMD card its gfx version; (0, 0) where there is no torch.cuda."""
-    sm_count: int | None
     memory_bytes: int
     """What torch sees: `torch.cuda.mem_get_info()[1]`, less than nvidia-smi's total. Of a range, the least."""
-    context_bytes: int | None
-    """Held by a process before it trains (the CUDA context); None where nobody measured it."""
-    training_context_bytes: int | None
-    """Held above what torch reserved while it trains: the context and the libraries' kernels and workspaces."""
     source: str
     checked: date
+    sm_count: int | None = None
+    context_bytes: int | None = None
+    """Held by a process before it trains (the CUDA context); None where nobody measured it."""
+    training_context_bytes: int | None = None
+    """Held above what torch reserved while it trains: the context and the libraries' kernels and workspaces."""
     unverified: tuple[str, ...] = ()
     """Fields of gpus.toml no source at hand confirms; a rate as `dense_tflop_per_s.bf16`."""
     architecture: str = ""
@@ -75,3 +76,17 @@ class Gpu(Result):
     def capability(self) -> str | None:
         """`9.0`."""
         return ".".join(map(str, self.compute_capability)) if any(self.compute_capability) else None
+
+
+_WORDS: Mapping[str, str] = {
+    **{"pcie": "PCIe", "ada": "Ada", "workstation": "Workstation", "server": "Server"},
+    **{"ti": "Ti", "super": "Super", "laptop": "Laptop", "titan": "Titan", "quadro": "Quadro", "max": "Max"},
+    **{"gaudi2": "Gaudi 2", "gaudi3": "Gaudi 3"},
+}
+_SIZE = re.compile(r"(\d+)gb")
+
+
+def card_name(name: str) -> str:
+    """`rtx-4090` is an `RTX 4090`, `a100-sxm-80gb` an `A100 SXM 80 GB`. Of a name in gpus.toml."""
+    words = (_WORDS.get(word) or _SIZE.sub(r"\1 GB", word).upper() for word in name.split("-"))
+    return " ".join(words)

@@ -6,11 +6,9 @@ config_keys.py  What kind of value each key of a config.json has, as far as anyt
 defaults.py     docs/defaults.md, made from the fields themselves
 fetch.py        One request to a server that is not trusted: bounded in bytes and in time, the token for its own host
                 only
-fields.py       How a field of a job is declared: its knob rides in the dataclass field's metadata
 flags.py        The command line's flags for a job, derived from its fields: no second list to keep
 foreign.py      What other trainers call a job's fields and values: the names flags, `--set` and `--to` accept besides
                 our own
-groups.py       What a job's fields are about: the tables of docs/defaults.md and the groups of --help-all
 hub.py          The Hugging Face Hub, as little of it as is needed: config.json and the headers of safetensors files
 job.py          The Job: everything that decides what a fine-tuning run does to a GPU, as one frozen value
 knob.py         A knob: one field of a job

@@ -12,8 +12,11 @@ from tunecast.job.model import ModelConfig, model_config
 from tunecast.job.registry import bundled_config, bundled_models, bundled_name, hub_ids
 from tunecast.records import dataclass
 from tunecast.result import Result
+from tunecast.tables import fields_of
 
 MOST_NEAREST = 5
+OF_CONFIG = ("layers", "hidden_size", "heads", "kv_heads", "intermediate_size", "vocab_size", "tied", "dtype")
+"""What the config.json itself says."""
 CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len")
 
 
@@ -31,17 +34,10 @@ class BundledModel(Result):
     hub_id: str
     """The one that was searched for; else `hub`, whose config.json is bundled."""
     hub: str
-    aliases: tuple[str, ...]
     family: str
     architecture: str
     parameters: int
     """As transformers builds the model, a tied head once."""
-    active_parameters: int | None
-    """What one token passes through in a mixture of experts."""
-    parts: Mapping[str, int] | None
-    """Of a model that also sees."""
-    published: int | None
-    """The count on the Hub or of the authors."""
     layers: int
     hidden_size: int
     heads: int
@@ -52,8 +48,15 @@ class BundledModel(Result):
     dtype: str | None
     context: int | None
     """The longest sequence config.json speaks of; None where it sets no limit (ALiBi, Falcon)."""
-    licence: str | None
     source: str
+    aliases: tuple[str, ...] = ()
+    active_parameters: int | None = None
+    """What one token passes through in a mixture of experts."""
+    parts: Mapping[str, int] | None = None
+    """Of a model that also sees."""
+    published: int | None = None
+    """The count on the Hub or of the authors."""
+    licence: str | None = None
 
 
 def search(words: Sequence[str], family: str | None = None) -> Iterator[BundledModel]:
@@ -118,25 +121,10 @@ def _described(name: str, hub_id: str, entry: Mapping[str, Any]) -> BundledModel
     return BundledModel(
         name=name,
         hub_id=hub_id,
-        hub=entry["hub"],
-        aliases=tuple(entry.get("aliases", ())),
-        family=entry["family"],
         architecture=model.raw["model_type"],
-        parameters=entry["parameters"],
-        active_parameters=entry.get("active_parameters"),
-        parts=entry.get("parts"),
-        published=entry.get("published"),
-        layers=model.layers,
-        hidden_size=model.hidden_size,
-        heads=model.heads,
-        kv_heads=model.kv_heads,
-        intermediate_size=model.intermediate_size,
-        vocab_size=model.vocab_size,
-        tied=model.tied,
-        dtype=model.dtype,
         context=_context(model),
-        licence=entry.get("licence"),
-        source=entry["source"],
+        **{field: getattr(model, field) for field in OF_CONFIG},
+        **fields_of(BundledModel, entry),
     )
 
 

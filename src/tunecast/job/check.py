@@ -1,7 +1,7 @@
 """What contradicts what in a job. One small function a rule; the first field it names is to blame unless it says.
 
-A rule sees every value by its dotted name and answers with a sentence, or None. A rule is passed over when one of
-its fields is already known to be wrong, so that one mistake is told once.
+A rule is given the values of its fields and answers with a sentence, or None. It is passed over when one of them is
+already known to be wrong, so that one mistake is told once.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from tunecast.job.fields import knobs_of
-from tunecast.job.knob import Problem, shown
+from tunecast.job.knob import Problem, knobs_of, shown
 from tunecast.job.sections import Lora, Quantization
 from tunecast.job.shardings import REPLICATED, SHARDINGS, able_to_offload
 from tunecast.records import NamedTuple
 
 Values = Mapping[str, Any]
-Objection = Callable[[Values], str | Problem | None]
+Objection = Callable[..., str | Problem | None]
 
 MODELLED_TASKS = ("sft", "pretrain")
 
@@ -55,7 +54,7 @@ def contradictions(values: Values, given: Collection[str], wrong: Collection[str
     wrong = {*wrong, *(problem.field for problem in found)}
     for fields, objection in RULES:
         if not any(field in wrong for field in fields):
-            told = objection(values)
+            told = objection(*(values[field] for field in fields))
             if told is not None:
                 found.append(told if isinstance(told, Problem) else Problem(fields[0], told))
     return found
@@ -86,79 +85,75 @@ def changed(values: Values) -> list[str]:
 
 
 @rule("task")
-def task_is_modelled(v: Values) -> str | None:
-    if v["task"] in MODELLED_TASKS:
+def task_is_modelled(task: str) -> str | None:
+    if task in MODELLED_TASKS:
         return None
-    got = f"got {v['task']}, known but not modelled yet; allowed: {', '.join(MODELLED_TASKS)}"
+    got = f"got {task}, known but not modelled yet; allowed: {', '.join(MODELLED_TASKS)}"
     return f"{got}. To fix: trace your own script, `tunecast trace -- train.py`"
 
 
 @rule("quantization.format", "method")
-def quantised_means_qlora(v: Values) -> str | None:
-    if v["quantization.format"] is None or v["method"] == "qlora":
+def quantised_means_qlora(packed: str | None, method: str) -> str | None:
+    """NeMo calls float8 weights with adapters lora: its adapters know no qlora."""
+    if packed is None or method == "qlora" or (packed, method) == ("float8", "lora"):
         return None
-    if v["quantization.format"] == "float8" and v["method"] == "lora":  # as NeMo calls it: its adapters know no qlora
-        return None
-    got = f"got {v['quantization.format']} with method {v['method']}"
-    return (
-        f"{got}; allowed: null, or with method qlora; nearest: {'method: qlora' if v['method'] == 'lora' else 'null'}"
-    )
+    near = "method: qlora" if method == "lora" else "null"
+    return f"got {packed} with method {method}; allowed: null, or with method qlora; nearest: {near}"
 
 
 @rule("quantization.double_quant", "quantization.format")
-def double_quant_is_four_bit(v: Values) -> str | None:
-    if v["quantization.double_quant"] and v["quantization.format"] in ("int8", "gptq"):
-        got = f"got true with format {v['quantization.format']}, whose scales stay as they are"
-        return f"{got}; allowed: with nf4 or fp4; nearest: false"
-    return None
+def double_quant_is_four_bit(double: bool, packed: str | None) -> str | None:
+    if not double or packed not in ("int8", "gptq"):
+        return None
+    return f"got true with format {packed}, whose scales stay as they are; allowed: with nf4 or fp4; nearest: false"
 
 
 @rule("lora.dora", "quantization.format")
-def gptq_takes_plain_adapters(v: Values) -> str | None:
+def gptq_takes_plain_adapters(dora: bool, packed: str | None) -> str | None:
     """peft/tuners/lora/gptq.py: "GPTQLoraLinear does not support DoRA yet, please set it to False"."""
-    if v["lora.dora"] and v["quantization.format"] == "gptq":
-        return "got true with weights in gptq, which PEFT refuses; allowed: with nf4, fp4, int8 or null; nearest: false"
-    return None
+    if not dora or packed != "gptq":
+        return None
+    return "got true with weights in gptq, which PEFT refuses; allowed: with nf4, fp4, int8 or null; nearest: false"
 
 
 @rule("weights_dtype", "quantization.format")
-def gptq_computes_in_16_bits(v: Values) -> str | None:
+def gptq_computes_in_16_bits(dtype: str, packed: str | None) -> str | None:
     """gptqmodel/nn_modules/qlinear/torch.py, `SUPPORTS_DTYPES`."""
-    if v["quantization.format"] != "gptq" or v["weights_dtype"] != "float32":
+    if (dtype, packed) != ("float32", "gptq"):
         return None
     got = "got float32 with weights in gptq, whose layers compute in 16 bits"
     return f"{got}; allowed: float16 or bfloat16; nearest: float16"
 
 
 @rule("matmul_dtype", "quantization.format", "method")
-def float8_needs_plain_weights(v: Values) -> str | None:
-    if v["matmul_dtype"] is None or v["method"] != "qlora" or v["quantization.format"] == "float8":
+def float8_needs_plain_weights(matmul: str | None, packed: str | None, method: str) -> str | None:
+    if matmul is None or method != "qlora" or packed == "float8":
         return None
-    got = f"got {v['matmul_dtype']} with weights in {v['quantization.format']}"
-    return f"{got}, which compute in autocast's dtype; allowed: null with qlora; nearest: null"
+    got = f"got {matmul} with weights in {packed}, which compute in autocast's dtype"
+    return f"{got}; allowed: null with qlora; nearest: null"
 
 
 @rule("attention", "weights_dtype", "autocast")
-def flash_needs_half(v: Values) -> str | None:
+def flash_needs_half(attention: str, dtype: str, autocast: str | None) -> str | None:
     """flash-attn has kernels for 16-bit inputs only."""
-    if not v["attention"].startswith("flash") or v["weights_dtype"] != "float32" or v["autocast"] is not None:
+    if not attention.startswith("flash") or dtype != "float32" or autocast is not None:
         return None
-    got = f"got {v['attention']} with weights_dtype float32 and autocast null, but it takes 16-bit inputs only"
+    got = f"got {attention} with weights_dtype float32 and autocast null, but it takes 16-bit inputs only"
     return f"{got}; allowed: sdpa or eager, or autocast: bfloat16; nearest: sdpa"
 
 
 @rule("weights_dtype", "autocast", "method")
-def scaler_needs_wide_weights(v: Values) -> str | None:
+def scaler_needs_wide_weights(dtype: str, autocast: str | None, method: str) -> str | None:
     """torch.amp.GradScaler.unscale_ raises "Attempting to unscale FP16 gradients."."""
-    if (v["weights_dtype"], v["autocast"], v["method"]) != ("float16", "float16", "full"):
+    if (dtype, autocast, method) != ("float16", "float16", "full"):
         return None
     return _SCALER.format(allowed="float32, or autocast: bfloat16")
 
 
 @rule("lora.adapter_dtype", "autocast", "method")
-def scaler_needs_wide_adapters(v: Values) -> str | None:
+def scaler_needs_wide_adapters(dtype: str, autocast: str | None, method: str) -> str | None:
     """The same, of the parameters that are trained."""
-    if v["method"] == "full" or (v["lora.adapter_dtype"], v["autocast"]) != ("float16", "float16"):
+    if method == "full" or (dtype, autocast) != ("float16", "float16"):
         return None
     return _SCALER.format(allowed="float32 or bfloat16, or autocast: bfloat16")
 
@@ -170,16 +165,14 @@ _SCALER = (
 
 
 @rule("lengths", "seq_len")
-def lengths_within_rows(v: Values) -> str | None:
-    longer = [(i, n) for i, n in enumerate(v["lengths"] or ()) if n > v["seq_len"]]
+def lengths_within_rows(lengths: tuple[int, ...] | None, seq_len: int) -> str | None:
+    longer = [(i, n) for i, n in enumerate(lengths or ()) if n > seq_len]
     if not longer:
         return None
     i, n = longer[0]
     more = f" (and {len(longer) - 1} more)" if len(longer) > 1 else ""
-    return (
-        f"got {n} as lengths[{i}]{more}, above seq_len {v['seq_len']}; allowed: padded lengths from 1 to seq_len; "
-        f"nearest: {v['seq_len']}, or seq_len: {max(v['lengths'])}"
-    )
+    got = f"got {n} as lengths[{i}]{more}, above seq_len {seq_len}; allowed: padded lengths from 1 to seq_len"
+    return f"{got}; nearest: {seq_len}, or seq_len: {max(lengths or ())}"
 
 
 MOST_STEPS, MOST_LENGTHS = 4096, 128
@@ -188,13 +181,11 @@ some 10 s. 128 are all there are of rows of up to 8,192 tokens, padded to multip
 
 
 @rule("lengths")
-def lengths_are_few(v: Values) -> str | None:
-    given = v["lengths"] or ()
-    if len(given) <= MOST_STEPS and len(set(given)) <= MOST_LENGTHS:
+def lengths_are_few(lengths: tuple[int, ...] | None) -> str | None:
+    steps, different = len(lengths or ()), len(set(lengths or ()))
+    if steps <= MOST_STEPS and different <= MOST_LENGTHS:
         return None
-    got = (
-        f"got {len(given)} lengths, {len(set(given))} different; allowed: up to {MOST_STEPS}, {MOST_LENGTHS} different"
-    )
+    got = f"got {steps} lengths, {different} different; allowed: up to {MOST_STEPS}, {MOST_LENGTHS} different"
     return f"{got}, each the padded length of one micro-batch; the lengths of a data set's samples are data.lengths"
 
 
@@ -203,91 +194,87 @@ MOST_TOKENS = 2**27
 
 
 @rule("micro_batch", "seq_len")
-def micro_batch_has_an_end(v: Values) -> str | None:
-    if v["micro_batch"] * v["seq_len"] <= MOST_TOKENS:
+def micro_batch_has_an_end(rows: int, seq_len: int) -> str | None:
+    if rows * seq_len <= MOST_TOKENS:
         return None
-    tokens = f"got {v['micro_batch']} rows of {v['seq_len']} tokens, {v['micro_batch'] * v['seq_len']} in all"
-    return f"{tokens}; allowed: up to {MOST_TOKENS} tokens per micro-batch; nearest: {MOST_TOKENS // v['seq_len']}"
+    got = f"got {rows} rows of {seq_len} tokens, {rows * seq_len} in all"
+    return f"{got}; allowed: up to {MOST_TOKENS} tokens per micro-batch; nearest: {MOST_TOKENS // seq_len}"
 
 
 @rule("data.packing", "lengths")
-def packed_rows_are_full(v: Values) -> str | None:
-    if v["data.packing"] and v["lengths"] is not None:
-        return "got true with lengths, but packed rows are always seq_len long; allowed: lengths: null; nearest: false"
-    return None
+def packed_rows_are_full(packing: bool, lengths: tuple[int, ...] | None) -> str | None:
+    if not packing or lengths is None:
+        return None
+    return "got true with lengths, but packed rows are always seq_len long; allowed: lengths: null; nearest: false"
 
 
 @rule("data.max_tokens_per_batch", "data.packing")
-def packed_rows_are_counted(v: Values) -> str | None:
-    if v["data.max_tokens_per_batch"] is None or not v["data.packing"]:
+def packed_rows_are_counted(tokens: int | None, packing: bool) -> str | None:
+    if tokens is None or not packing:
         return None
-    got = f"got {v['data.max_tokens_per_batch']} with packing, whose rows are of one length"
-    return f"{got}; allowed: null, or packing: false; nearest: null"
+    return f"got {tokens} with packing, whose rows are of one length; allowed: null, or packing: false; nearest: null"
 
 
 @rule("data.lengths", "lengths")
-def one_list_of_lengths(v: Values) -> str | None:
-    if v["data.lengths"] is None or v["lengths"] is None:
+def one_list_of_lengths(of_samples: object, lengths: tuple[int, ...] | None) -> str | None:
+    if of_samples is None or lengths is None:
         return None
     got = "got the samples' lengths with lengths, which are those of padded micro-batches"
     return f"{got}; allowed: one of the two; nearest: null"
 
 
 @rule("data.tokens", "data.samples", "data.lengths")
-def one_measure_of_data(v: Values) -> str | None:
-    if v["data.tokens"] is not None and (v["data.samples"] is not None or v["data.lengths"] is not None):
-        return (
-            f"got {v['data.tokens']} and samples or lengths too; allowed: tokens, or samples and lengths; nearest: null"
-        )
-    return None
+def one_measure_of_data(tokens: int | None, samples: int | None, lengths: object) -> str | None:
+    if tokens is None or (samples is None and lengths is None):
+        return None
+    return f"got {tokens} and samples or lengths too; allowed: tokens, or samples and lengths; nearest: null"
 
 
 @rule("run.eval_steps", "run.eval_strategy")
-def steps_between_evaluations(v: Values) -> str | None:
-    if v["run.eval_steps"] is None or v["run.eval_strategy"] == "steps":
+def steps_between_evaluations(steps: int | None, strategy: str) -> str | None:
+    if steps is None or strategy == "steps":
         return None
-    got = f"got {v['run.eval_steps']} with eval_strategy {shown(v['run.eval_strategy'])}"
+    got = f"got {steps} with eval_strategy {shown(strategy)}"
     return f"{got}; allowed: null, or with eval_strategy steps; nearest: null"
 
 
 @rule("parallel.virtual_stages", "parallel.pipeline")
-def virtual_stages_of_a_pipeline(v: Values) -> str | None:
-    if v["parallel.virtual_stages"] == 1 or v["parallel.pipeline"] > 1:
+def virtual_stages_of_a_pipeline(virtual: int, pipeline: int) -> str | None:
+    if virtual == 1 or pipeline > 1:
         return None
-    return f"got {v['parallel.virtual_stages']} without a pipeline; allowed: 1, or with pipeline 2 or more; nearest: 1"
+    return f"got {virtual} without a pipeline; allowed: 1, or with pipeline 2 or more; nearest: 1"
 
 
 @rule("parallel.context_kind", "parallel.context")
-def kind_of_a_split_sequence(v: Values) -> str | None:
-    kind = v["parallel.context_kind"]
-    if kind == "ring" or v["parallel.context"] > 1:
+def kind_of_a_split_sequence(kind: str, context: int) -> str | None:
+    if kind == "ring" or context > 1:
         return None
     return f"got {kind}, but no sequence is split; allowed: ring, or with context 2 or more; nearest: ring"
 
 
 @rule("hardware.reserve_bytes", "hardware.capacity_bytes")
-def capacity_is_what_is_left(v: Values) -> str | None:
-    if not v["hardware.reserve_bytes"] or v["hardware.capacity_bytes"] is None:
+def capacity_is_what_is_left(reserve_bytes: int, capacity_bytes: int | None) -> str | None:
+    if not reserve_bytes or capacity_bytes is None:
         return None
-    got = f"got {v['hardware.reserve_bytes']} with capacity_bytes, which already says what is left for the allocator"
+    got = f"got {reserve_bytes} with capacity_bytes, which already says what is left for the allocator"
     return f"{got}; allowed: one of the two; nearest: 0"
 
 
 @rule("parallel.tensor", "parallel.pipeline", "parallel.context", "parallel.layers", "hardware.gpus", "hardware.nodes")
-def cards_divide(v: Values) -> Problem | None:
-    parts = {name: n for name in ("tensor", "pipeline", "context", "layers") if (n := v[f"parallel.{name}"]) > 1}
+def cards_divide(tensor: int, pipeline: int, context: int, layers: int, gpus: int, nodes: int) -> Problem | None:
+    split = {"tensor": tensor, "pipeline": pipeline, "context": context, "layers": layers}
+    parts = {name: n for name, n in split.items() if n > 1}
     product = " x ".join(f"{name} {n}" for name, n in parts.items())
-    told = _divides(f"got {product}", math.prod(parts.values()), v)
+    told = _divides(f"got {product}", math.prod(parts.values()), gpus * nodes)
     return Problem(f"parallel.{next(iter(parts))}", told) if told else None
 
 
 @rule("parallel.expert", "hardware.gpus", "hardware.nodes")
-def experts_divide(v: Values) -> str | None:
-    return _divides(f"got {v['parallel.expert']}", v["parallel.expert"], v)
+def experts_divide(expert: int, gpus: int, nodes: int) -> str | None:
+    return _divides(f"got {expert}", expert, gpus * nodes)
 
 
-def _divides(got: str, part: int, v: Values) -> str | None:
-    cards = v["hardware.gpus"] * v["hardware.nodes"]
+def _divides(got: str, part: int, cards: int) -> str | None:
     if cards % part == 0:
         return None
     # at most gpus x nodes = 10**8 cards, so 10**4 trials
@@ -297,51 +284,44 @@ def _divides(got: str, part: int, v: Values) -> str | None:
 
 
 @rule("parallel.layers", "hardware.gpus")
-def layers_stay_in_one_machine(v: Values) -> str | None:
-    layers, gpus = v["parallel.layers"], v["hardware.gpus"]
+def layers_stay_in_one_machine(layers: int, gpus: int) -> str | None:
     if layers <= gpus:
         return None
     return f"got {layers}; allowed: at most the {gpus} cards of one machine (hardware.gpus); nearest: {gpus}"
 
 
 @rule("parallel.data", "parallel.layers")
-def spread_layers_are_not_sharded(v: Values) -> str | None:
+def spread_layers_are_not_sharded(data: str, layers: int) -> str | None:
     """transformers refuses device_map with ZeRO-3, and accelerate refuses it in any distributed mode."""
-    if v["parallel.layers"] == 1 or SHARDINGS[v["parallel.data"]].is_replicated:
+    if layers == 1 or SHARDINGS[data].is_replicated:
         return None
-    got = f'got {v["parallel.data"]} with layers {v["parallel.layers"]} (device_map="auto")'
+    got = f'got {data} with layers {layers} (device_map="auto")'
     return f"{got}; allowed: {REPLICATED}, or layers: 1; nearest: {REPLICATED}"
 
 
 @rule("parallel.offload", "parallel.data")
-def offload_needs_sharding(v: Values) -> str | None:
+def offload_needs_sharding(offload: str, data: str) -> str | None:
     """DeepSpeed offloads the optimizer with ZeRO 1 to 3, parameters with 3; FSDP's offload moves both."""
-    data, offload = v["parallel.data"], v["parallel.offload"]
     able = SHARDINGS[data].offloads
     if offload == "none" or offload in able:
         return None
-    near = next(iter(able), "none")
-    others = " or ".join(able_to_offload(offload))
+    others, near = " or ".join(able_to_offload(offload)), next(iter(able), "none")
     return f"got {offload} with parallel.data {data}; allowed: with {others}; nearest: {near}"
 
 
 @rule("run.save_only_model", "parallel.state_dict_type", "parallel.data")
-def parts_of_a_model_come_with_the_optimizer(v: Values) -> str | None:
+def parts_of_a_model_come_with_the_optimizer(model_alone: bool, state_dict: str, data: str) -> str | None:
     """transformers 5.17.0, trainer.py: "save_only_model option is not compatible with FSDP state dict type
     'SHARDED_STATE_DICT'"."""
-    sharded = SHARDINGS[v["parallel.data"]].is_fsdp and v["parallel.state_dict_type"] == "sharded"
-    if not v["run.save_only_model"] or not sharded:
+    if not (model_alone and state_dict == "sharded" and SHARDINGS[data].is_fsdp):
         return None
-    return (
-        "got true with parallel.state_dict_type sharded, which the Trainer refuses; allowed: false, or "
-        "state_dict_type: full; nearest: false"
-    )
+    got = "got true with parallel.state_dict_type sharded, which the Trainer refuses"
+    return f"{got}; allowed: false, or state_dict_type: full; nearest: false"
 
 
 @rule("parallel.offload_device", "parallel.offload", "parallel.data")
-def nvme_needs_zero_3(v: Values) -> str | None:
+def nvme_needs_zero_3(device: str, offload: str, data: str) -> str | None:
     """DeepSpeed has code that swaps to drives in stage3.py alone; FSDP has none."""
-    device, offload, data = (v[f"parallel.{name}"] for name in ("offload_device", "offload", "data"))
     if device == "cpu" or (SHARDINGS[data].uses_drives and offload != "none"):
         return None
     got = f"got {device} with parallel.data {data} and offload {offload}"

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from tunecast.job.fields import REQUIRED
-from tunecast.job.flags import job_flags
+from tunecast.job.flags import ORDER, group_of, job_flags
 from tunecast.job.foreign import MEANINGS, fields_of_meaning
-from tunecast.job.groups import ORDER, group_of
 from tunecast.job.job import VERSIONS, all_knobs
-from tunecast.job.knob import Knob, shown
+from tunecast.job.knob import REQUIRED, Knob, shown
 
 _HEAD = """# A job's fields and their defaults
 

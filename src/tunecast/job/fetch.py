@@ -9,6 +9,7 @@ import urllib.request
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+from tunecast.errors import NotResolved
 from tunecast.records import NamedTuple
 
 MOST_REDIRECTS = 5
@@ -27,7 +28,18 @@ class Reply(NamedTuple):
     """The Hub's own name for an error (`GatedRepo`, `EntryNotFound`, …), where it gives one it is known by."""
 
 
-def fetched(
+def content_of(url: str, most_bytes: int, timeout_s: float, json: bytes | None = None) -> bytes:
+    """All of a plain reply, asked for without a token. Raises `NotResolved`."""
+    try:
+        reply = request(url, None, most_bytes, timeout_s, json=json)
+    except NoReply as error:
+        raise NotResolved(f"{url}: {error}") from None
+    if reply.status != 200:
+        raise NotResolved(f"{url}: answered {reply.status}")
+    return reply.content
+
+
+def request(
     url: str, token: str | None, most_bytes: int, timeout_s: float, *, part: bool = False, json: bytes | None = None
 ) -> Reply:
     """The reply to a GET, or to a POST of `json`; with `part` only the first `most_bytes`. Raises `NoReply`.
@@ -56,17 +68,17 @@ def fetched(
 
 
 def _exchange(url: str, token: str | None, most_bytes: int, timeout_s: float, part: bool, json: bytes | None) -> Reply:
-    request = urllib.request.Request(url, json, headers={"User-Agent": "tunecast", "Accept-Encoding": "identity"})
+    asked = urllib.request.Request(url, json, headers={"User-Agent": "tunecast", "Accept-Encoding": "identity"})
     if json is not None:
-        request.add_header("Content-Type", "application/json")
+        asked.add_header("Content-Type", "application/json")
     if token:
         # unredirected: urllib itself copies it to no other request
-        request.add_unredirected_header(_AUTHORIZATION, f"Bearer {token}")
+        asked.add_unredirected_header(_AUTHORIZATION, f"Bearer {token}")
     if part:
-        request.add_header("Range", f"bytes=0-{most_bytes - 1}")
+        asked.add_header("Range", f"bytes=0-{most_bytes - 1}")
     opener = urllib.request.build_opener(_Redirects)
     try:
-        with opener.open(request, timeout=timeout_s) as response:
+        with opener.open(asked, timeout=timeout_s) as response:
             return Reply(response.status, _content(response, most_bytes, part))
     except urllib.error.HTTPError as error:
         with error:

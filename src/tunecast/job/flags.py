@@ -1,4 +1,4 @@
-"""The command line's flags for a job, derived from its fields: no second list to keep.
+"""The command line's flags for a job, derived from its fields, and the groups they are shown in.
 
 A nested field is reached by its own name where that is unambiguous (`--rank` for lora.rank), else with its section
 before it (`--parallel-data`); `--set lora.dropout=0.1` reaches any, by its dotted name or as its flag is called.
@@ -13,10 +13,36 @@ from functools import cache
 
 from tunecast.errors import UsageError
 from tunecast.job.foreign import fields_meant, plain
-from tunecast.job.groups import ORDER, group_of
 from tunecast.job.job import all_knobs, sections
 from tunecast.job.knob import Kind, shown
 from tunecast.records import NamedTuple
+
+_BATCH, _PRECISION, _MODEL = "Batch, length and memory", "Precision and kernels", "Model and method"
+_SECTIONS: Mapping[str, str] = {
+    "lora": "Adapters (`lora`)", "quantization": "Quantized weights (`quantization`)", "data": "Data (`data`)",
+    "run": "Evaluation and checkpoints (`run`)", "hardware": "Hardware (`hardware`)",
+    "parallel": "Several cards (`parallel`)",
+}  # fmt: skip
+_GROUPS: Mapping[str, str] = {
+    **dict.fromkeys(("model", "id", "task", "method", "stack"), _MODEL),
+    **dict.fromkeys(("transformers_version", "stack_version", "torch_version"), _MODEL),
+    **dict.fromkeys(("weights_dtype", "autocast", "matmul_dtype", "attention", "kernels"), _PRECISION),
+    **dict.fromkeys(("loss", "compile"), _PRECISION),
+    **dict.fromkeys(("seq_len", "micro_batch", "grad_accum", "lengths", "gradient_checkpointing"), _BATCH),
+    **dict.fromkeys(("checkpoint_reentrant", "recompute", "offload_activations", "allocator"), _BATCH),
+    **dict.fromkeys(("optimizer", "optimizer_in_backward", "max_grad_norm"), "Optimizer"),
+}
+ORDER = (
+    _MODEL, _SECTIONS["lora"], _SECTIONS["quantization"], _BATCH, _PRECISION, "Optimizer", _SECTIONS["data"],
+    _SECTIONS["run"], _SECTIONS["hardware"], _SECTIONS["parallel"],
+)  # fmt: skip
+
+
+def group_of(name: str) -> str:
+    """The group a field stands in."""
+    section, dot, _ = name.partition(".")
+    return _SECTIONS[section] if dot else _GROUPS[name]
+
 
 PREFIX = "job:"
 """Of an argument's name in the namespace, so that no command's own argument is taken for a field of the job."""

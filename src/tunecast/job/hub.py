@@ -156,7 +156,7 @@ def _fetched(name: str, file: str, how: Settings, most_bytes: int, part: bool = 
 
     url = _url(name, file, how)
     try:
-        reply = fetch.fetched(url, how.token, most_bytes, how.timeout_s, part=part)
+        reply = fetch.request(url, how.token, most_bytes, how.timeout_s, part=part)
     except fetch.NoReply as error:
         raise NotReached(
             f"{name}: {url}: {error}; without a network, give a path to its config.json", field="model"

@@ -13,8 +13,20 @@ from typing import Any
 
 from tunecast import records
 from tunecast.job.check import changed, contradictions, settled
-from tunecast.job.fields import OURS, REQUIRED, Section, field, knobs_of, transformers, trl
-from tunecast.job.knob import Knob, Problem, raise_if_any, shown
+from tunecast.job.knob import (
+    OURS,
+    REQUIRED,
+    Knob,
+    Problem,
+    Section,
+    field,
+    knobs_of,
+    raise_if_any,
+    section,
+    shown,
+    transformers,
+    trl,
+)
 from tunecast.job.names import DTYPES, METHODS, TASKS
 from tunecast.job.optimizers import DEFAULT_OPTIMIZER, OPTIMIZERS
 from tunecast.job.parallel import Parallel
@@ -32,231 +44,153 @@ VERSIONS: Mapping[str, str] = {"TRL": "1.16.0", "transformers": "5.17.0", "PEFT"
 @dataclass(frozen=True)
 class Job(Section):
     model: str = field(
-        "text",
         REQUIRED,
         OURS,
         "bundled name, Hub id, a folder holding config.json, or a config.json; in a job file a path "
         "that begins with ./ or ../ starts at that file",
-        aka=("model_name_or_path", "base_model", "model_name"),
+        aka="model_name_or_path base_model model_name",
     )
-    id: str | int | None = field("id", None, OURS, "echoed in the answer", nullable=True)
+    id: str | int | None = field(None, OURS, "echoed in the answer")
     task: str = field(
-        "choice", "sft", OURS, "what is trained for; modelled: sft, pretrain. Of others: tunecast trace -- train.py",
-        choices=TASKS, aka=("stage", "rl"),
-    )  # fmt: skip
+        "sft",
+        OURS,
+        "what is trained for; modelled: sft, pretrain. Of others: tunecast trace -- train.py",
+        choices=TASKS,
+        aka="stage rl",
+    )
     method: str = field(
-        "choice",
         "full",
         trl("ModelConfig.use_peft", False),
         "what is trained: all, or adapters",
         choices=METHODS,
-        aka=("finetuning_type", "adapter", "peft_method"),
+        aka="finetuning_type adapter peft_method",
     )
-    stack: str = field("choice", DEFAULT_STACK, OURS, "whose kernels, casts and loss", choices=tuple(STACKS))
+    stack: str = field(DEFAULT_STACK, OURS, "whose kernels, casts and loss", choices=tuple(STACKS))
     transformers_version: str | None = field(
-        "text",
-        None,
-        OURS,
-        "release of transformers whose code runs, such as 4.48; null: the one in VERSIONS",
-        nullable=True,
+        None, OURS, "release of transformers whose code runs, such as 4.48; null: the one in VERSIONS"
     )
     stack_version: str | None = field(
-        "text",
-        None,
-        OURS,
-        "release of the stack's own package, such as torchtune's 0.4; null: the newest that is written down",
-        nullable=True,
+        None, OURS, "release of the stack's own package, such as torchtune's 0.4; null: the newest that is written down"
     )
     torch_version: str | None = field(
-        "text",
         None,
         OURS,
         "release of PyTorch, such as 2.13, which takes the older of two equal free blocks where 2.11 takes the newer, "
         "and shares a workspace; null: 2.11, or the stack's own",
-        nullable=True,
     )
-    lora: Lora = records.field(
-        default_factory=Lora, metadata={"section": Lora, "help": "adapters, with method lora or qlora"}
-    )
-    quantization: Quantization = records.field(
-        default_factory=Quantization,
-        metadata={"section": Quantization, "help": "of the frozen weights, with method qlora"},
-    )
+    lora: Lora = section(Lora, "adapters, with method lora or qlora")
+    quantization: Quantization = section(Quantization, "of the frozen weights, with method qlora")
     weights_dtype: str = field(
-        "choice",
         "auto",
-        transformers("PreTrainedModel.from_pretrained.dtype", "auto"),
+        transformers("PreTrainedModel.from_pretrained.dtype"),
         "dtype the base weights that are not quantised load in; auto: as the stack does, with transformers and TRL the "
         "checkpoint's own",
         choices=("auto", *DTYPES),
-        aka=("dtype", "torch_dtype", "model_dtype"),
+        aka="dtype torch_dtype model_dtype",
     )
     autocast: str | None = field(
-        "choice",
-        "bfloat16",
-        trl("SFTConfig.bf16", None),
-        "mixed precision; null for none",
-        choices=("bfloat16", "float16"),
-        nullable=True,
+        "bfloat16", trl("SFTConfig.bf16", None), "mixed precision; null for none", choices=("bfloat16", "float16")
     )
     matmul_dtype: str | None = field(
-        "choice",
-        None,
-        OURS,
-        "dtype linear layers compute in, where it is lower still",
-        choices=("float8", "float4"),
-        nullable=True,
+        None, OURS, "dtype linear layers compute in, where it is lower still", choices=("float8", "float4")
     )
     optimizer: str = field(
-        "choice",
         DEFAULT_OPTIMIZER,
-        transformers("TrainingArguments.optim", DEFAULT_OPTIMIZER),
+        transformers("TrainingArguments.optim"),
         "transformers' `optim`, or muon; its default holds from torch 2.8 on",
         choices=tuple(OPTIMIZERS),
-        aka=("optim", "optimiser"),
+        aka="optim optimiser",
     )
     optimizer_in_backward: bool = field(
-        "bool",
         False,
         OURS,
         "each weight is updated as soon as its gradient is there, and the gradient dropped",
-        aka=("optimizer_in_bwd",),
+        aka="optimizer_in_bwd",
     )
     max_grad_norm: float = field(
-        "float",
         1.0,
-        transformers("TrainingArguments.max_grad_norm", 1.0),
+        transformers("TrainingArguments.max_grad_norm"),
         "gradient clipping; 0: none",
-        low=0,
-        high=1e9,
+        within=(0, 1e9),
         null_is=0.0,
-        aka=("grad_clip", "clip_grad_norm", "gradient_clipping"),
+        aka="grad_clip clip_grad_norm gradient_clipping",
     )
     seq_len: int = field(
-        "int",
         1024,
-        trl("SFTConfig.max_length", 1024),
+        trl("SFTConfig.max_length"),
         "tokens a row is padded or packed to, 4k for 4096; the longest of lengths where only those are given",
-        low=1,
-        high=10_000_000,
-        aka=(
-            "max_length",
-            "max_seq_length",
-            "max_seq_len",
-            "sequence_len",
-            "cutoff_len",
-            "model_max_length",
-            "sequence_length",
-            "seq_length",
-            "context_length",
-            "block_size",
-        ),
+        within=(1, 10_000_000),
+        aka="max_length max_seq_length max_seq_len sequence_len cutoff_len model_max_length "
+        "sequence_length seq_length context_length block_size",
         kilo=1024,
     )
     micro_batch: int = field(
-        "int",
         8,
-        transformers("TrainingArguments.per_device_train_batch_size", 8),
+        transformers("TrainingArguments.per_device_train_batch_size"),
         "rows a device takes at a time",
-        low=1,
-        high=1_000_000,
-        aka=("per_device_train_batch_size", "micro_batch_size", "batch_size", "batch", "per_device_batch_size", "bs"),
+        within=(1, 1_000_000),
+        aka="per_device_train_batch_size micro_batch_size batch_size batch per_device_batch_size bs",
     )
     grad_accum: int = field(
-        "int",
         1,
-        transformers("TrainingArguments.gradient_accumulation_steps", 1),
+        transformers("TrainingArguments.gradient_accumulation_steps"),
         "micro-batches a step",
-        low=1,
-        high=100_000,
-        aka=("gradient_accumulation_steps", "gradient_accumulation", "grad_accum_steps", "accum"),
+        within=(1, 100_000),
+        aka="gradient_accumulation_steps gradient_accumulation grad_accum_steps accum",
     )
     gradient_checkpointing: bool = field(
-        "bool",
         True,
-        trl("SFTConfig.gradient_checkpointing", True),
+        trl("SFTConfig.gradient_checkpointing"),
         "recompute activations in the backward pass",
-        aka=("activation_checkpointing", "use_gradient_checkpointing", "enable_activation_checkpointing"),
+        aka="activation_checkpointing use_gradient_checkpointing enable_activation_checkpointing",
     )
     checkpoint_reentrant: bool | None = field(
-        "bool",
-        None,
-        OURS,
-        "the older kind of checkpointing; null: as the stack's release does",
-        nullable=True,
-        aka=("use_reentrant",),
+        None, OURS, "the older kind of checkpointing; null: as the stack's release does", aka="use_reentrant"
     )
     recompute: str | None = field(
-        "choice",
         None,
         OURS,
         "with gradient_checkpointing: all of a layer, or all but its expensive operations (torchtitan's per-op "
         "selective checkpointing); null: as the stack does",
         choices=("all", "selective"),
-        nullable=True,
     )
     offload_activations: bool = field(
-        "bool",
         False,
-        trl("SFTConfig.activation_offloading", False),
+        trl("SFTConfig.activation_offloading"),
         "what the backward pass needs waits in host memory",
-        aka=("activation_offloading", "enable_activation_offloading"),
+        aka="activation_offloading enable_activation_offloading",
     )
     attention: str = field(
-        "choice",
         "sdpa",
-        transformers("PreTrainedModel.get_correct_attn_implementation", "sdpa"),
+        transformers("PreTrainedModel.get_correct_attn_implementation"),
         "attention implementation",
         choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3"),
-        aka=("attn_implementation", "attn", "attn_impl"),
+        aka="attn_implementation attn attn_impl",
     )
     kernels: tuple[str, ...] = field(
-        "names",
-        (),
-        trl("SFTConfig.use_liger_kernel", False),
-        "fused kernels in use",
-        choices=("liger", "foak"),
+        (), trl("SFTConfig.use_liger_kernel", False), "fused kernels in use", choices=("liger", "foak")
     )
     loss: str | None = field(
-        "choice",
         None,
         OURS,
         "whether logits are made all at once or a chunk at a time; null: as the stack does",
         choices=("full", "chunked"),
-        nullable=True,
     )
-    compile: bool = field(
-        "bool", False, transformers("TrainingArguments.torch_compile", False), "torch.compile", aka=("torch_compile",)
-    )
+    compile: bool = field(False, transformers("TrainingArguments.torch_compile"), "torch.compile", aka="torch_compile")
     allocator: str = field(
-        "choice",
-        "native",
-        OURS,
-        "PyTorch's CUDA allocator: PYTORCH_CUDA_ALLOC_CONF",
-        choices=("native", "expandable_segments"),
+        "native", OURS, "PyTorch's CUDA allocator: PYTORCH_CUDA_ALLOC_CONF", choices=("native", "expandable_segments")
     )
     lengths: tuple[int, ...] | None = field(
-        "ints",
         None,
         OURS,
         "padded length of each successive micro-batch, cycled; null: always seq_len",
-        low=1,
-        high=10_000_000,
+        within=(1, 10_000_000),
         kilo=1024,
-        nullable=True,
     )
-    data: Data = records.field(
-        default_factory=Data, metadata={"section": Data, "help": "how much there is to train on"}
-    )
-    run: Run = records.field(
-        default_factory=Run, metadata={"section": Run, "help": "how long it runs, and what happens between steps"}
-    )
-    hardware: Hardware = records.field(
-        default_factory=Hardware, metadata={"section": Hardware, "help": "where it runs"}
-    )
-    parallel: Parallel = records.field(
-        default_factory=Parallel, metadata={"section": Parallel, "help": "how it is split over the cards"}
-    )
+    data: Data = section(Data, "how much there is to train on")
+    run: Run = section(Run, "how long it runs, and what happens between steps")
+    hardware: Hardware = section(Hardware, "where it runs")
+    parallel: Parallel = section(Parallel, "how it is split over the cards")
 
     given: frozenset[str] = records.field(default=frozenset(), compare=False, repr=False)
     """Fields that were written down, by dotted name: not part of what the job does. A job made in Python does not say
@@ -264,9 +198,9 @@ class Job(Section):
 
     def __post_init__(self) -> None:
         self._read_fields("")
-        for name, section in sections().items():
-            if not isinstance(getattr(self, name), section):
-                wrong = f"got {shown(getattr(self, name))}; allowed: a {section.__name__}"
+        for name, kind in sections().items():
+            if not isinstance(getattr(self, name), kind):
+                wrong = f"got {shown(getattr(self, name))}; allowed: a {kind.__name__}"
                 raise_if_any([Problem(name, wrong)])
         values = settled(self.flat())
         quantization = records.replace(self.quantization, format=values["quantization.format"])
@@ -290,14 +224,22 @@ class Job(Section):
 
     def to_dict(self) -> dict[str, Any]:
         """The job as a file would hold it; `job_from_dict` reads it back as it was."""
-        whole: dict[str, Any] = {}
-        for dotted, value in self.flat().items():
-            section, _, leaf = dotted.rpartition(".")
-            place = whole.setdefault(section, {}) if section else whole
-            place[leaf] = list(value) if isinstance(value, tuple) else value
+        whole = nested(self.flat())
         if self.method == "full":
             whole["lora"] = None
+        if self.quantization.format == "float8":  # whose format says all: the rest is bitsandbytes'
+            whole["quantization"] = {"format": "float8"}
         return whole
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted name as a job's file has them."""
+    whole: dict[str, Any] = {}
+    for dotted, value in values.items():
+        section, _, leaf = dotted.rpartition(".")
+        place = whole.setdefault(section, {}) if section else whole
+        place[leaf] = list(value) if isinstance(value, tuple) else value
+    return whole
 
 
 @cache
@@ -309,10 +251,10 @@ def sections() -> dict[str, type[Section]]:
 @cache
 def all_knobs() -> dict[str, Knob]:
     """Every field of a job by its dotted name, in the order of the contract."""
-    knobs: dict[str, Knob] = {}
+    own, knobs = knobs_of(Job), dict[str, Knob]()
     for f in records.fields(Job):
-        if "knob" in f.metadata:
-            knobs[f.name] = f.metadata["knob"]
+        if f.name in own:
+            knobs[f.name] = own[f.name]
         elif "section" in f.metadata:
             knobs.update({f"{f.name}.{name}": knob for name, knob in knobs_of(f.metadata["section"]).items()})
     return knobs

@@ -7,10 +7,9 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.job.check import contradictions, in_vain, settled
-from tunecast.job.fields import REQUIRED
 from tunecast.job.foreign import called, fields_of_meaning, plain, remark, spelling
 from tunecast.job.job import Job, all_knobs, sections
-from tunecast.job.knob import Problem, Wrong, raise_if_any, shown
+from tunecast.job.knob import REQUIRED, Problem, Wrong, raise_if_any, shown
 
 MOST_UNKNOWN_FIELDS = 20
 """Told one by one; a file with more is not a job, and the rest is counted."""

@@ -40,8 +40,6 @@ class OptimizerKind:
     """Its kernels take the parts FSDP2 cuts as they take any tensor (tests/trace/test_sharding.py)."""
     on_partitions: bool = False
     """The same of ZeRO's flat partitions."""
-    moments: int = 0
-    """Tensors of state like the weight, in its dtype; 0: it keeps others, or none."""
     is_tried: bool = False
     """A plan tries it beside the user's own where the optimizer may change."""
     fused: str | None = None
@@ -73,7 +71,6 @@ _ADAMW = OptimizerKind(
     "torch.optim:AdamW",
     on_shards=True,
     on_partitions=True,
-    moments=2,
     fused="adamw_torch_fused",
     paged_twin="paged_adamw_32bit",
     eight_bit="adamw_8bit",
@@ -82,8 +79,8 @@ _ADAMW = OptimizerKind(
 _FUSED_ADAMW = replace(
     _ADAMW, name="adamw_torch_fused", paper="foreach:FusedAdamW", options={"fused": True}, fused=None, is_tried=True
 )
-_OTHER_ADAMW = replace(_ADAMW, paper="", runs="", on_shards=False, on_partitions=False, moments=0, fused=None)
-_TORCHAO = replace(_OTHER_ADAMW, paper="torchao:LowBitAdamW", package="torchao", options={"block_size": 256})
+_OTHER_ADAMW = replace(_ADAMW, paper="", runs="", on_shards=False, on_partitions=False, fused=None)
+_TORCHAO = replace(_OTHER_ADAMW, paper="one_by_one:LowBitAdamW", package="torchao", options={"block_size": 256})
 _ADAFACTOR = {"relative_step": False, "scale_parameter": False}
 _GALORE = OptimizerKind(
     "galore_adamw",
@@ -119,7 +116,7 @@ _OF_TRANSFORMERS = (  # 5.17.0, training_args.py, OptimizerNames
     _FUSED_ADAMW,
     replace(_OTHER_ADAMW, name="adamw_torch_xla"),  # another machine's, as is the next
     replace(_OTHER_ADAMW, name="adamw_torch_npu_fused"),
-    OptimizerKind("adafactor", "adafactor:Adafactor", "transformers.optimization:Adafactor", options=_ADAFACTOR),
+    OptimizerKind("adafactor", "one_by_one:Adafactor", "transformers.optimization:Adafactor", options=_ADAFACTOR),
     OptimizerKind("adamw_anyprecision"),  # torchdistx's, which nobody wrote down
     replace(_TORCHAO, name="adamw_torch_4bit", runs="torchao.optim:AdamW4bit", steps={"bits": 4}),
     replace(_TORCHAO, name="adamw_torch_8bit", runs="torchao.optim:AdamW8bit", steps={"bits": 8}),
@@ -157,7 +154,7 @@ _OF_TRANSFORMERS = (  # 5.17.0, training_args.py, OptimizerNames
         "stable_adamw", "one_by_one:StableAdamW", "optimi:StableAdamW", "torch-optimi", {"weight_decay": 0.0}
     ),
 )
-_OWN = (OptimizerKind("muon", "muon:Muon", "torch.optim:Muon", spares_ends=True),)
+_OWN = (OptimizerKind("muon", "one_by_one:Muon", "torch.optim:Muon", spares_ends=True),)
 """What transformers has no `optim` name for."""
 OPTIMIZERS: Mapping[str, OptimizerKind] = {each.name: each for each in (*_OF_TRANSFORMERS, *_OWN)}
 OF_TRANSFORMERS = tuple(each.name for each in _OF_TRANSFORMERS)

@@ -2,113 +2,81 @@
 
 from __future__ import annotations
 
-from tunecast.job.fields import OURS, Section, accelerate, field
-from tunecast.job.knob import Origin
+from tunecast.job.knob import OURS, Origin, Section, accelerate, field
 from tunecast.job.shardings import REPLICATED, SHARDINGS
 from tunecast.records import dataclass
 
 
 @dataclass(frozen=True)
 class Parallel(Section):
-    data: str = field(
-        "choice",
-        REPLICATED,
-        OURS,
-        "how data-parallel ranks hold the model",
-        choices=tuple(SHARDINGS),
-    )
+    data: str = field(REPLICATED, OURS, "how data-parallel ranks hold the model", choices=tuple(SHARDINGS))
     fsdp_version: int | None = field(
-        "int",
         None,
         OURS,
         "with fsdp: 1 for flat parameters, 2 for fully_shard; null: the Trainer's, 1 before transformers 5 and 2 since",
-        low=1,
-        high=2,
-        nullable=True,
+        within=(1, 2),
     )
     reduce_dtype: str | None = field(
-        "choice",
         None,
         OURS,
         "what gradients are summed over ranks in; null: as the stack does",
         choices=("float32", "bfloat16", "float16"),
-        nullable=True,
     )
     reshard_after_forward: bool = field(
-        "bool",
         True,
         OURS,
         "with fsdp: a layer's weights are let go after its forward pass and gathered again (FULL_SHARD, ZeRO-3)",
-        aka=("fsdp_reshard_after_forward",),
+        aka="fsdp_reshard_after_forward",
     )
     sync_each_batch: bool = field(
-        "bool",
         False,
-        accelerate("GradientAccumulationPlugin.sync_each_batch", False),
+        accelerate("GradientAccumulationPlugin.sync_each_batch"),
         "with grad_accum above 1: gradients are summed over ranks, and cut, after every micro-batch instead of waiting "
         "whole for the last (no_sync); Trainer: accelerator_config gradient_accumulation_kwargs",
     )
     cpu_ram_efficient_loading: bool = field(
-        "bool",
         False,
         accelerate("FullyShardedDataParallelPlugin.cpu_ram_efficient_loading", None),
         "with fsdp: weights are sent from the first rank when they are cut; on its own it saves no host memory, since "
         "from_pretrained loads them on every rank (load_on_rank_0)",
-        aka=("fsdp_cpu_ram_efficient_loading",),
+        aka="fsdp_cpu_ram_efficient_loading",
     )
     load_on_rank_0: bool = field(
-        "bool",
         False,
         OURS,
         "with fsdp and cpu_ram_efficient_loading: the script loads the model on rank 0 alone, and makes it of memory "
         "that nobody touches on the others (docs/host_memory.md)",
     )
     state_dict_type: str = field(
-        "choice",
         "full",
         Origin("tunecast", "the Trainer asks accelerate for FULL_STATE_DICT unless fsdp_config says otherwise", "full"),
         "with fsdp: the first rank gathers and writes a checkpoint (full), or each rank writes its part (sharded), of "
         "which accelerate merge-weights makes a model",
         choices=("full", "sharded"),
-        aka=("fsdp_state_dict_type",),
+        aka="fsdp_state_dict_type",
     )
-    layers: int = field(
-        "int", 1, OURS, 'device_map="auto": cards of one machine the layers are spread over', low=1, high=1024
-    )
+    layers: int = field(1, OURS, 'device_map="auto": cards of one machine the layers are spread over', within=(1, 1024))
     tensor: int = field(
-        "int", 1, OURS, "cards a layer is split over", low=1, high=65536, aka=("tp", "tensor_parallel_size", "tp_size")
+        1, OURS, "cards a layer is split over", within=(1, 65536), aka="tp tensor_parallel_size tp_size"
     )
     sequence_parallel: bool | None = field(
-        "bool",
         None,
         OURS,
         "with tensor: cards split the tokens outside attention and MLP; null: as the stack's recipes do, which is true",
-        nullable=True,
-        aka=("sp",),
+        aka="sp",
     )
-    pipeline: int = field(
-        "int", 1, OURS, "pipeline stages", low=1, high=65536, aka=("pp", "pipeline_parallel_size", "pp_size")
-    )
+    pipeline: int = field(1, OURS, "pipeline stages", within=(1, 65536), aka="pp pipeline_parallel_size pp_size")
     virtual_stages: int = field(
-        "int",
         1,
         OURS,
         "pieces of the model a pipeline stage holds: more than 1 interleaves them",
-        low=1,
-        high=1024,
-        aka=("vp", "virtual_pipeline_model_parallel_size", "vpp"),
+        within=(1, 1024),
+        aka="vp virtual_pipeline_model_parallel_size vpp",
     )
     context: int = field(
-        "int",
-        1,
-        OURS,
-        "cards a sequence is split over",
-        low=1,
-        high=65536,
-        aka=("cp", "context_parallel_size", "cp_size"),
+        1, OURS, "cards a sequence is split over", within=(1, 65536), aka="cp context_parallel_size cp_size"
     )
     context_kind: str = field(
-        "choice",
         "ring",
         OURS,
         "with context: keys and values go around (ring), or heads are split while attention sees all of a row "
@@ -116,24 +84,9 @@ class Parallel(Section):
         choices=("ring", "ulysses"),
     )
     expert: int = field(
-        "int",
-        1,
-        OURS,
-        "cards the experts are split over",
-        low=1,
-        high=65536,
-        aka=("ep", "expert_parallel_size", "ep_size"),
+        1, OURS, "cards the experts are split over", within=(1, 65536), aka="ep expert_parallel_size ep_size"
     )
-    offload: str = field(
-        "choice", "none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters")
-    )
+    offload: str = field("none", OURS, "what waits in host memory", choices=("none", "optimizer", "parameters"))
     offload_device: str = field(
-        "choice",
-        "cpu",
-        OURS,
-        "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)",
-        choices=("cpu", "nvme"),
+        "cpu", OURS, "with offload: where it waits, host memory or NVMe drives (ZeRO-Infinity)", choices=("cpu", "nvme")
     )
-
-    def __post_init__(self) -> None:
-        self._read_fields("parallel.")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tunecast.job.fields import OURS, Section, field, peft, transformers, trl
-from tunecast.job.knob import Origin
+from tunecast.job.knob import OURS, Origin, Section, field, peft, transformers, trl
 from tunecast.job.names import DTYPES
 from tunecast.records import dataclass
 
@@ -11,68 +10,41 @@ from tunecast.records import dataclass
 @dataclass(frozen=True)
 class Lora(Section):
     rank: int = field(
-        "int",
-        16,
-        trl("ModelConfig.lora_r", 16),
-        "rank of the adapters",
-        low=1,
-        high=65536,
-        aka=("r", "lora_r", "lora_rank"),
+        16, trl("ModelConfig.lora_r"), "rank of the adapters", within=(1, 65536), aka="r lora_r lora_rank"
     )
     alpha: float = field(
-        "float",
         32.0,
         trl("ModelConfig.lora_alpha", 32),
         "scale of the adapters: alpha / rank",
-        low=0,
-        high=1e6,
+        within=(0, 1e6),
         above_low=True,
-        aka=("lora_alpha",),
+        aka="lora_alpha",
     )
     dropout: float | None = field(
-        "float",
         None,
         trl("ModelConfig.lora_dropout", 0.05),
         "dropout before the adapters; null: 0.05, or 0 where experts get adapters, for which PEFT refuses dropout",
-        low=0,
-        high=0.99,
-        nullable=True,
-        aka=("lora_dropout",),
+        within=(0, 0.99),
+        aka="lora_dropout",
     )
     targets: str | tuple[str, ...] | None = field(
-        "names",
         None,
-        peft("LoraConfig.target_modules", None),
+        peft("LoraConfig.target_modules"),
         "modules that get an adapter; null: what PEFT chooses for the architecture (q_proj and v_proj of a Llama), or "
         "all-linear where it has no choice of its own",
         choices=("all-linear", "attention"),
-        nullable=True,
-        aka=("target_modules", "lora_target", "lora_target_modules", "lora_modules"),
+        aka="target_modules lora_target lora_target_modules lora_modules",
     )
-    dora: bool = field(
-        "bool",
-        False,
-        trl("ModelConfig.use_dora", False),
-        "weight-decomposed adapters",
-        aka=("use_dora", "peft_use_dora"),
-    )
+    dora: bool = field(False, trl("ModelConfig.use_dora"), "weight-decomposed adapters", aka="use_dora peft_use_dora")
     rslora: bool = field(
-        "bool",
-        False,
-        trl("ModelConfig.use_rslora", False),
-        "scale by alpha / sqrt(rank)",
-        aka=("use_rslora", "peft_use_rslora"),
+        False, trl("ModelConfig.use_rslora"), "scale by alpha / sqrt(rank)", aka="use_rslora peft_use_rslora"
     )
     adapter_dtype: str = field(
-        "choice",
         "float32",
         peft("get_peft_model.autocast_adapter_dtype", True),
         "dtype of the adapters; the base weights' when autocast_adapter_dtype=False",
         choices=DTYPES,
     )
-
-    def __post_init__(self) -> None:
-        self._read_fields("lora.")
 
     @property
     def dropout_fraction(self) -> float:
@@ -84,25 +56,21 @@ class Lora(Section):
 @dataclass(frozen=True)
 class Quantization(Section):
     format: str | None = field(
-        "choice",
         None,
         trl("ModelConfig.load_in_4bit", False),
         "format of the frozen weights, bitsandbytes' or GPTQ's, or TransformerEngine's float8 (fp8_param_gather, with "
         "method lora or qlora); null: not quantised; nf4 when the method is qlora",
         choices=("nf4", "fp4", "int8", "gptq", "float8"),
-        nullable=True,
         flag="quantization",
-        aka=("bnb_4bit_quant_type", "quant", "quant_type", "quantize"),
+        aka="bnb_4bit_quant_type quant quant_type quantize",
     )
     double_quant: bool = field(
-        "bool",
         False,
-        trl("ModelConfig.use_bnb_nested_quant", False),
+        trl("ModelConfig.use_bnb_nested_quant"),
         "quantise the scales too (nf4 and fp4)",
-        aka=("bnb_4bit_use_double_quant", "use_bnb_nested_quant"),
+        aka="bnb_4bit_use_double_quant use_bnb_nested_quant",
     )
     prepare_kbit: bool = field(
-        "bool",
         True,
         Origin(
             "tunecast",
@@ -112,336 +80,227 @@ class Quantization(Section):
         "prepare_model_for_kbit_training was called: what is not quantised becomes float32; with gptq it casts nothing",
     )
 
-    def __post_init__(self) -> None:
-        self._read_fields("quantization.")
-
 
 @dataclass(frozen=True)
 class Data(Section):
-    tokens: int | None = field(
-        "int", None, OURS, "tokens of the data set, 20M for 20 million", low=1, high=10**16, nullable=True, kilo=1000
-    )
-    samples: int | None = field(
-        "int",
-        None,
-        OURS,
-        "samples of the data set, instead of tokens",
-        low=1,
-        high=10**13,
-        nullable=True,
-        kilo=1000,
-    )
+    tokens: int | None = field(None, OURS, "tokens of the data set, 20M for 20 million", within=(1, 10**16), kilo=1000)
+    samples: int | None = field(None, OURS, "samples of the data set, instead of tokens", within=(1, 10**13), kilo=1000)
     lengths: tuple[int, ...] | str | None = field(
-        "ints or text",
         None,
         OURS,
         "tokens of each sample: a list, a file that holds one, or a distribution such as uniform(50, 900), "
         "lognormal(median=300, p90=1200) or percentiles(0=20, 50=300, 100=2048), or a data set's name: alpaca, "
         "alpaca-gpt4, code-alpaca, dolly, gsm8k, longform; null: all of seq_len",
-        low=1,
-        high=10_000_000,
-        nullable=True,
+        within=(1, 10_000_000),
     )
     epochs: float = field(
-        "float",
         3.0,
-        transformers("TrainingArguments.num_train_epochs", 3.0),
+        transformers("TrainingArguments.num_train_epochs"),
         "passes over the data set",
-        low=0,
-        high=1e6,
+        within=(0, 1e6),
         above_low=True,
-        aka=("num_train_epochs", "num_epochs", "epoch", "train_epochs"),
+        aka="num_train_epochs num_epochs epoch train_epochs",
     )
-    packing: bool = field(
-        "bool", False, trl("SFTConfig.packing", False), "samples packed into rows of seq_len", aka=("sample_packing",)
-    )
+    packing: bool = field(False, trl("SFTConfig.packing"), "samples packed into rows of seq_len", aka="sample_packing")
     packing_strategy: str = field(
-        "choice",
         "bfd",
-        trl("SFTConfig.packing_strategy", "bfd"),
+        trl("SFTConfig.packing_strategy"),
         "with packing: best fit and truncated, best fit and split, or cut wherever a row is full",
         choices=("bfd", "bfd_split", "wrapped"),
     )
     group_by_length: bool = field(
-        "bool",
         False,
         transformers("TrainingArguments.train_sampling_strategy", "random"),
         "samples of like length in one batch: train_sampling_strategy group_by_length",
     )
     pad_to_multiple_of: int | None = field(
-        "int",
         None,
         trl("SFTConfig.pad_to_multiple_of", "auto"),
         "batches are padded to a multiple of so many tokens; null: to their longest row",
-        low=1,
-        high=65536,
-        nullable=True,
+        within=(1, 65536),
     )
     max_tokens_per_batch: int | None = field(
-        "int",
         None,
         OURS,
         "as many rows a batch as, padded, have this many tokens, instead of micro_batch rows",
-        low=1,
-        high=10**9,
-        nullable=True,
-        aka=("max_tokens",),
+        within=(1, 10**9),
+        aka="max_tokens",
         kilo=1024,
     )
     drop_last: bool = field(
-        "bool",
         False,
-        transformers("TrainingArguments.dataloader_drop_last", False),
+        transformers("TrainingArguments.dataloader_drop_last"),
         "an epoch's last batch is left out where it is not full",
-        aka=("dataloader_drop_last",),
+        aka="dataloader_drop_last",
     )
     seed: int = field(
-        "int",
         42,
-        transformers("TrainingArguments.seed", 42),
+        transformers("TrainingArguments.seed"),
         "of the order in which the data set is trained on: data_seed, or seed where that is not given",
-        low=0,
-        high=2**32 - 1,
-        aka=("data_seed", "random_state"),
+        within=(0, 2**32 - 1),
+        aka="data_seed random_state",
     )
     workers: int = field(
-        "int",
         0,
-        transformers("TrainingArguments.dataloader_num_workers", 0),
+        transformers("TrainingArguments.dataloader_num_workers"),
         "processes a card that make batches; 0: the training process itself",
-        low=0,
-        high=1024,
-        aka=("dataloader_num_workers", "num_workers"),
+        within=(0, 1024),
+        aka="dataloader_num_workers num_workers",
     )
     prepared: bool = field(
-        "bool",
         False,
         OURS,
         "the data set is tokenised already: nothing is done to it before training",
-        aka=("skip_prepare_dataset",),
+        aka="skip_prepare_dataset",
     )
     num_proc: int = field(
-        "int",
         1,
         trl("SFTConfig.dataset_num_proc", None),
         "processes that tokenise the data set before training",
-        low=1,
-        high=1024,
-        aka=("dataset_num_proc", "preprocessing_num_workers", "dataset_processes"),
+        within=(1, 1024),
+        aka="dataset_num_proc preprocessing_num_workers dataset_processes",
     )
     eval_samples: int | None = field(
-        "int",
-        None,
-        OURS,
-        "samples evaluated on, as long as those trained on",
-        low=1,
-        high=10**13,
-        nullable=True,
-        kilo=1000,
+        None, OURS, "samples evaluated on, as long as those trained on", within=(1, 10**13), kilo=1000
     )
-
-    def __post_init__(self) -> None:
-        self._read_fields("data.")
 
 
 @dataclass(frozen=True)
 class Run(Section):
     max_steps: int | None = field(
-        "int",
         None,
         transformers("TrainingArguments.max_steps", -1),
         "optimizer steps of the whole run; null: as many as data and epochs make",
-        low=1,
-        high=10**12,
-        nullable=True,
+        within=(1, 10**12),
     )
     eval_strategy: str = field(
-        "choice",
         "no",
-        transformers("TrainingArguments.eval_strategy", "no"),
+        transformers("TrainingArguments.eval_strategy"),
         "when it evaluates",
         choices=("no", "steps", "epoch"),
-        aka=("evaluation_strategy",),
+        aka="evaluation_strategy",
     )
     eval_steps: int | None = field(
-        "int",
         None,
-        transformers("TrainingArguments.eval_steps", None),
+        transformers("TrainingArguments.eval_steps"),
         "with eval_strategy steps: steps between two evaluations; null: 500, as logging_steps",
-        low=1,
-        high=10**12,
-        nullable=True,
+        within=(1, 10**12),
     )
     eval_batch: int = field(
-        "int",
         8,
-        transformers("TrainingArguments.per_device_eval_batch_size", 8),
+        transformers("TrainingArguments.per_device_eval_batch_size"),
         "rows a device evaluates at a time",
-        low=1,
-        high=1_000_000,
-        aka=("per_device_eval_batch_size", "eval_batch_size"),
+        within=(1, 1_000_000),
+        aka="per_device_eval_batch_size eval_batch_size",
     )
     save_strategy: str = field(
-        "choice",
         "steps",
-        transformers("TrainingArguments.save_strategy", "steps"),
+        transformers("TrainingArguments.save_strategy"),
         "when it saves a checkpoint; with steps also at the end",
         choices=("no", "steps", "epoch"),
     )
     save_steps: int = field(
-        "int",
-        500,
-        transformers("TrainingArguments.save_steps", 500),
-        "steps between two checkpoints",
-        low=1,
-        high=10**12,
+        500, transformers("TrainingArguments.save_steps"), "steps between two checkpoints", within=(1, 10**12)
     )
     save_total_limit: int | None = field(
-        "int",
         None,
-        transformers("TrainingArguments.save_total_limit", None),
+        transformers("TrainingArguments.save_total_limit"),
         "checkpoints that are kept; null: all",
-        low=1,
-        high=10**6,
-        nullable=True,
+        within=(1, 10**6),
     )
     save_only_model: bool = field(
-        "bool",
         False,
-        transformers("TrainingArguments.save_only_model", False),
+        transformers("TrainingArguments.save_only_model"),
         "a checkpoint is the model alone: no optimizer, scheduler and random state, so no run goes on where it was",
     )
-
-    def __post_init__(self) -> None:
-        self._read_fields("run.")
 
 
 @dataclass(frozen=True)
 class Hardware(Section):
     gpu: str = field(
-        "text",
-        "h200-sxm-141gb",
-        OURS,
-        "card, such as h100-sxm-80gb, rtx-4090 or l40s",
-        aka=("gpu_type", "gpu_name", "card"),
+        "h200-sxm-141gb", OURS, "card, such as h100-sxm-80gb, rtx-4090 or l40s", aka="gpu_type gpu_name card"
     )
     gpus: int = field(
-        "int",
-        1,
-        OURS,
-        "cards of one node",
-        low=1,
-        high=1024,
-        aka=("num_gpus", "n_gpus", "gpu_count", "nproc_per_node", "gpus_per_node"),
+        1, OURS, "cards of one node", within=(1, 1024), aka="num_gpus n_gpus gpu_count nproc_per_node gpus_per_node"
     )
-    nodes: int = field("int", 1, OURS, "machines", low=1, high=100_000, aka=("num_nodes", "nnodes"))
+    nodes: int = field(1, OURS, "machines", within=(1, 100_000), aka="num_nodes nnodes")
     capacity_bytes: int | None = field(
-        "bytes", None, OURS, "pretend that the card has this much for the allocator", low=1, high=2**50, nullable=True
+        None, OURS, "pretend that the card has this much for the allocator", kind="bytes", within=(1, 2**50)
     )
     reserve_bytes: int = field(
-        "bytes",
         0,
         OURS,
         "held on the card by others: a display, another process",
-        low=0,
-        high=2**50,
+        kind="bytes",
+        within=(0, 2**50),
         null_is=0,
         flag="reserve",
     )
     interconnect: str | None = field(
-        "text",
         None,
         OURS,
         "link between the cards of a node, such as nvlink4 or host-pcie4-x16; null: the card's own",
-        nullable=True,
-        aka=("intra_node_interconnect",),
+        aka="intra_node_interconnect",
     )
     inter_node_gbps: float | None = field(
-        "float",
         None,
         OURS,
         "line rate between nodes, in Gb/s a card; null: the card's reference machine's",
-        low=0,
-        high=1e5,
+        within=(0, 1e5),
         above_low=True,
-        nullable=True,
-        aka=("inter_node_bandwidth", "network_gbps"),
+        aka="inter_node_bandwidth network_gbps",
     )
     launch_us: float | None = field(
-        "float",
         None,
         OURS,
         "microseconds the host's CPU takes to launch an operation; null: a current server's",
-        low=0,
-        high=1e4,
+        within=(0, 1e4),
         above_low=True,
-        nullable=True,
     )
     provisioning_s: float = field(
-        "float",
-        0.0,
-        OURS,
-        "seconds from ordering the machine to a shell; 0: already available",
-        low=0,
-        high=10**7,
-        null_is=0.0,
+        0.0, OURS, "seconds from ordering the machine to a shell; 0: already available", within=(0, 10**7), null_is=0.0
     )
     image_bytes: int = field(
-        "bytes", 0, OURS, "container image still to be pulled", low=0, high=2**50, null_is=0, flag="image"
+        0, OURS, "container image still to be pulled", kind="bytes", within=(0, 2**50), null_is=0, flag="image"
     )
     download_bytes_per_s: int | None = field(
-        "bytes",
         300_000_000,
         OURS,
         "rate at which model and image arrive; null: the model is on the disk already",
-        low=1,
-        high=2**50,
-        nullable=True,
+        kind="bytes",
+        within=(1, 2**50),
         flag="download-rate",
     )
     disk_bytes_per_s: int | None = field(
-        "bytes",
         None,
         OURS,
         "rate of the disk that the model is read from and checkpoints go to; null: as fast as was measured, in memory",
-        low=1,
-        high=2**50,
-        nullable=True,
+        kind="bytes",
+        within=(1, 2**50),
         flag="disk-rate",
     )
     nvme_bytes_per_s: int | None = field(
-        "bytes",
         None,
         OURS,
         "rate at which a machine's NVMe drives together are read and written, with parallel.offload_device nvme; "
         "null: one drive of PCIe 4",
-        low=1,
-        high=2**50,
-        nullable=True,
+        kind="bytes",
+        within=(1, 2**50),
         flag="nvme-rate",
     )
     host_w: float | None = field(
-        "float",
-        None,
-        OURS,
-        "power of a machine besides its cards, in watts; null: about half of its cards'",
-        low=0,
-        high=10**6,
-        nullable=True,
+        None, OURS, "power of a machine besides its cards, in watts; null: about half of its cards'", within=(0, 10**6)
     )
     pue: float | None = field(
-        "float",
         None,
         OURS,
         "power of the data centre over that of its machines; null: 1.3",
-        low=1,
-        high=10,
-        nullable=True,
-        aka=("power_usage_effectiveness",),
+        within=(1, 10),
+        aka="power_usage_effectiveness",
     )
-    country: str | None = field(
-        "text", None, OURS, "where it runs, for the CO2 of its electricity: DE, DEU or Germany", nullable=True
-    )
+    country: str | None = field(None, OURS, "where it runs, for the CO2 of its electricity: DE, DEU or Germany")
 
-    def __post_init__(self) -> None:
-        self._read_fields("hardware.")
+    @property
+    def cards(self) -> int:
+        """Of all machines."""
+        return self.gpus * self.nodes

@@ -6,20 +6,14 @@ clean.py         From price lists to offers: what is not to be trusted is left o
 cost.py          What a run costs, line by line: the sum of the lines is the total, and a phase that is not paid for
                  is a line of 0
 filters.py       Which offers are meant: every filter of `tunecast offers`, and how many only might match
-hosts.py         What CPU and memory a provider's machine of some cards has, as its other lists and
-                 hardware/nodes.toml tell it
 jurisdiction.py  Where a machine stands, and whose law reaches who runs it
-level.py         Whether a price is on the level of the others for the card: what is far off is mistyped, or of a
-                 slice of a card, or a whole list in another unit
 listed.py        Offers as programs read them: those that a plan rents, and those that `tunecast offers` lists
 listing.py       A row of somebody's price list, as it was read: not yet to be trusted
-money.py         Dollars and euros
 names.py         Which card of hardware/gpus.toml a price list means
 offer.py         What can be rented (or is owned), for how much, and where it was read
 outliers.py      Prices too low to count on, named with the reason: they stay in the catalogue, and a plan leaves them
                  out
 own.py           `tunecast offers add FILE`: the user's own prices, and machines the user owns
-places.py        Which country a provider's region stands in: catalog/regions.csv
 provider.py      Who rents machines out: seat, whose law reaches it, how it bills
 selection.py     Which offers a plan may pick, and which stand beside its picks
 store.py         The offers at hand: the bundled ones, those an update fetched, and the user's own

@@ -8,7 +8,6 @@ the kind are sent. TUNECAST_VAST_API and TUNECAST_RUNPOD_API name mirrors.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Literal
@@ -16,7 +15,7 @@ from typing import Literal
 from tunecast.errors import NotResolved
 from tunecast.market.offer import Offer
 from tunecast.market.sources import runpod, vast
-from tunecast.market.sources.replies import Stock
+from tunecast.market.sources.replies import Stock, address
 from tunecast.records import NamedTuple
 from tunecast.units import MIB
 
@@ -60,21 +59,17 @@ Post = Callable[[str, bytes, float], bytes]
 
 def doors(environ: Mapping[str, str] = os.environ) -> Mapping[str, Door]:
     """By provider. Raises `NotResolved` for a mirror that is no address."""
-    found = {
-        "vast.ai": Door(environ.get("TUNECAST_VAST_API") or VAST, vast.question, vast.stock),
-        "runpod": Door(environ.get("TUNECAST_RUNPOD_API") or RUNPOD, runpod.question, runpod.stock),
+    return {
+        "vast.ai": Door(address(environ, "TUNECAST_VAST_API", VAST), vast.question, vast.stock),
+        "runpod": Door(address(environ, "TUNECAST_RUNPOD_API", RUNPOD), runpod.question, runpod.stock),
     }
-    for name, door in zip(("TUNECAST_VAST_API", "TUNECAST_RUNPOD_API"), found.values(), strict=True):
-        if re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", door.url) is None:
-            raise NotResolved(f"{name}: allowed: an http:// or https:// address")
-    return found
 
 
 def availability(
     offers: Iterable[Offer], now: datetime, where: Mapping[str, Door], post: Post | None = None
 ) -> Mapping[Offer, Availability]:
     """Of each; the same question is asked once. Never raises: who does not answer leaves it not known."""
-    ask = post or posted
+    ask = post or post_question
     replies: dict[tuple[str, bytes], bytes | NotResolved] = {}
     found: dict[Offer, Availability] = {}
     for offer in offers:
@@ -106,15 +101,8 @@ def _answer(reply: bytes | NotResolved, door: Door, offer: Offer, now: datetime)
     return Availability(FREE if stock.is_free else NONE_FREE, now, door.url, stock.usd_per_hour)
 
 
-def posted(url: str, body: bytes, timeout_s: float) -> bytes:
+def post_question(url: str, body: bytes, timeout_s: float) -> bytes:
     """Raises `NotResolved`."""
-    from tunecast.job.fetch import NoReply
-    from tunecast.job.fetch import fetched as reply_to
+    from tunecast.job.fetch import content_of
 
-    try:
-        reply = reply_to(url, None, MOST_BYTES, timeout_s, json=body)
-    except NoReply as error:
-        raise NotResolved(f"{url}: {error}") from None
-    if reply.status != 200:
-        raise NotResolved(f"{url}: answered {reply.status}")
-    return reply.content
+    return content_of(url, MOST_BYTES, timeout_s, body)

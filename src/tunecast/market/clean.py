@@ -2,7 +2,8 @@
 
     listings ► prices (on demand, spot, reserved) ► the rules below, in this order ► one offer a distinct price
 
-The same rules hold for what is bundled and for what `tunecast offers update` fetches.
+A price far off the level of the others for the card is mistyped, or of a slice of a card, or its whole list is in
+another unit. The same rules hold for what is bundled and for what `tunecast offers update` fetches.
 """
 
 from __future__ import annotations
@@ -12,14 +13,111 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import partial
+from statistics import median
 
-from tunecast.market.hosts import HostSize, hosts
-from tunecast.market.level import Price, far_off
+from tunecast.hardware.links import nodes
 from tunecast.market.listing import Listing
 from tunecast.market.names import NOT_TOLD, card, chip, is_ambiguous, slower
 from tunecast.market.offer import LISTED, ON_DEMAND, PROVEN, RESERVED, SPOT, Offer
 from tunecast.market.provider import provider
+from tunecast.records import NamedTuple
 from tunecast.units import GB, GIB
+
+FAR = 6.0
+"""Times the median of the providers' medians of a card and kind, up or down. On demand, the dearest real one is at 3.8
+times (Azure's H100 in one region); of spot prices that follow the one on demand, one real one is lost (8 L40S at AWS in
+Mumbai, 8.4 times). The same holds against what the list said before: on demand DigitalOcean's H100 halved within 16
+months, which is the most seen in the lists at hand."""
+LARGEST_DISCOUNT = 0.91
+"""Of a spot price against the one on demand: what Google announces, and the most in its list."""
+
+
+class Price(NamedTuple):
+    """One price of a listing, and the card it was found to be for."""
+
+    listing: Listing
+    kind: str
+    gpu: str
+    gpus: int
+    usd_per_hour: float
+    assumed: str = ""
+
+    @property
+    def usd_per_gpu_hour(self) -> float:
+        return self.usd_per_hour / self.gpus
+
+    @property
+    def machine(self) -> tuple[str, str, int, str]:
+        return self.listing.provider, self.gpu, self.gpus, self.kind
+
+
+_Card = tuple[str, str]
+"""gpu, kind."""
+
+
+def far_off(prices: Sequence[Price], others: Sequence[Offer] = (), before: Sequence[Offer] = ()) -> set[int]:
+    """Which of them, by index: off the other providers' level in `others`, else that of the list itself; or off what
+    its provider asked `before`."""
+    sold = _by_provider((each.gpu, each.kind, each.provider, each.usd_per_gpu_hour) for each in others)
+    here = _by_provider((each.gpu, each.kind, each.listing.provider, each.usd_per_gpu_hour) for each in prices)
+    once = _by_provider((each.gpu, each.kind, each.provider, each.usd_per_gpu_hour) for each in before)
+    out = set()
+    for index, each in enumerate(prices):
+        card, maker, usd = (each.gpu, each.kind), each.listing.provider, each.usd_per_gpu_hour
+        peers = [level for name, level in sold.get(card, {}).items() if name != maker]
+        on_demand = [level for name, level in sold.get((each.gpu, ON_DEMAND), {}).items() if name != maker]
+        if peers:
+            near = _near(usd, median(peers))
+        elif each.kind == SPOT and on_demand:
+            near = median(on_demand) * (1 - LARGEST_DISCOUNT) / FAR <= usd <= median(on_demand) * FAR
+        else:
+            near = _near(usd, median(here[card].values()))
+        asked = once.get(card, {}).get(maker)
+        if not near or (asked is not None and not _near(usd, asked)):
+            out.add(index)
+    return out
+
+
+def _near(usd: float, usual: float) -> bool:
+    return 1 / FAR <= usd / usual <= FAR
+
+
+def _by_provider(prices: Iterable[tuple[str, str, str, float]]) -> Mapping[_Card, Mapping[str, float]]:
+    """Of each card and kind every provider's median: one with many rows is one voice."""
+    found: dict[_Card, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for gpu, kind, name, usd in prices:
+        found[gpu, kind][name].append(usd)
+    return {card: {name: median(of) for name, of in sellers.items()} for card, sellers in found.items()}
+
+
+NODE_PROVIDERS: Mapping[str, str] = {"oci": "oracle"}
+"""As hardware/nodes.toml calls them, in lower case, where that is another name."""
+
+
+class HostSize(NamedTuple):
+    vcpus: int | None = None
+    ram_gib: float | None = None
+
+
+def hosts(listings: Iterable[Listing]) -> Mapping[tuple[str, str, int], HostSize]:
+    """By provider, chip and number of cards, where all that tell of one tell the same; else None."""
+    vcpus: dict[tuple[str, str, int], set[int]] = defaultdict(set)
+    ram_gib: dict[tuple[str, str, int], set[float]] = defaultdict(set)
+    for row in listings:
+        found = card(row)
+        key = row.provider, chip(found.gpu or row.gpu), found.gpus
+        vcpus[key].update(filter(None, (row.vcpus,)))
+        ram_gib[key].update(filter(None, (row.ram_gib,)))
+    for node in nodes().values():
+        maker = node.provider.lower()
+        key = NODE_PROVIDERS.get(maker, maker), chip(node.gpu), node.gpus
+        vcpus[key].update(filter(None, (node.vcpus,)))
+        ram_gib[key].update(filter(None, (node.ram_gib,)))
+    return {
+        key: HostSize(min(vcpus[key]) if len(vcpus[key]) == 1 else None, min(told) if len(told) == 1 else None)
+        for key, told in ram_gib.items()
+    }
+
 
 OLDEST = timedelta(days=730)
 """Older prices tell little: in the lists at hand DigitalOcean's H100 went from 6.74 USD an hour (2025-01) to 3.39

@@ -4,19 +4,39 @@
     (of a reservation: its whole term instead, used or not)
     +  storage of checkpoints  +  egress of the result  +  VAT where it is asked for
 
-Pure: phases in seconds come from prediction/time/whole.py, prices from an offer, terms from its provider.
+Pure: phases in seconds come from prediction/time/whole.py, prices from an offer, terms from its provider. Prices are
+kept in dollars, as the lists have them; a rate of euros has a day and a source.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import date
 from math import ceil, expm1, log, sqrt
 
 from tunecast.market.offer import OWNED, RESERVED, SPOT, Offer
 from tunecast.market.provider import Provider
 from tunecast.records import NamedTuple
 from tunecast.units import GB, HOUR_S, digits
+
+
+class Rate(NamedTuple):
+    usd_per_eur: float
+    dated: date
+    source: str
+
+    def eur(self, usd: float) -> float:
+        return usd / self.usd_per_eur
+
+
+RATE = Rate(1.167, date(2025, 10, 28), "EUR/USD near 1.1670, fxstreet.com 2025-10-28; no newer one was at hand")
+"""Say your own where it matters: --usd-per-eur."""
+
+
+def given(usd_per_eur: float, today: date) -> Rate:
+    return Rate(usd_per_eur, today, "as given")
+
 
 LONGEST_STEP_S = 3600
 """Taken where a provider does not say how it bills: the longest step any of providers.toml has."""

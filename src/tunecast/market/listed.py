@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from tunecast.market.availability import Availability
 from tunecast.market.filters import inside
@@ -42,26 +42,14 @@ class RentedOffer(Result):
 
 
 def rented(offer: Offer) -> RentedOffer:
-    return RentedOffer(
-        provider=offer.provider,
-        via=offer.via or None,
-        kind=offer.kind,
-        instance=offer.instance or None,
-        gpu=offer.gpu,
-        gpus=offer.gpus,
-        usd_per_hour=offer.usd_per_hour,
-        regions=offer.regions,
-        countries=offer.countries,
-        placed=offer.placed,
-        dated=offer.dated,
-        source=offer.source,
-        term_hours=offer.term_hours,
-        vcpus=offer.vcpus,
-        ram_bytes=offer.ram_bytes,
-        disk_bytes=offer.disk_bytes,
-        tenancy=tenancy(offer) or None,
-        assumed=offer.assumed or None,
-    )
+    return RentedOffer(**_told(offer, RentedOffer))
+
+
+def _told(offer: Offer, by: type[RentedOffer] | type[ListedOffer]) -> dict[str, Any]:
+    """The fields a record shares with an offer; what nobody has said is None."""
+    shared = {each.name: getattr(offer, each.name) for each in fields(by) if hasattr(offer, each.name)}
+    told = {name: None if value == "" else value for name, value in shared.items()}
+    return told | {"tenancy": tenancy(offer) or None}
 
 
 @dataclass(frozen=True)
@@ -102,37 +90,20 @@ class ListedOffer(Result):
 def listed(offer: Offer, today: date, outlier: str = "", free: Availability | None = None) -> ListedOffer:
     """`outlier`: why its price is not to be counted on. `free`: what its provider answered, where it was asked."""
     node = offer.node
-    return ListedOffer(
-        provider=offer.provider,
-        kind=offer.kind,
-        gpu=offer.gpu,
-        gpus=offer.gpus,
-        usd_per_hour=offer.usd_per_hour,
-        usd_per_gpu_hour=offer.usd_per_gpu_hour,
-        term_hours=offer.term_hours,
-        regions=offer.regions,
-        countries=tuple(country or None for country in offer.countries),
-        placed=offer.placed,
-        in_eu=in_eu(offer),
-        exposure=exposure(offer),
-        instance=offer.instance or None,
-        vcpus=offer.vcpus,
-        ram_bytes=offer.ram_bytes,
-        interconnect=inside(offer).name if offer.gpus > 1 else None,
-        fabric=None if node is None else node.fabric,
-        inter_node_gbit_per_s=None if node is None else node.inter_node_gbit_per_s,
-        disk_bytes=offer.disk_bytes,
-        tenancy=tenancy(offer) or None,
-        assumed=offer.assumed or None,
-        outlier=outlier or None,
-        availability=free,
-        max_nodes=offer.max_nodes,
-        via=offer.via or None,
-        dated=offer.dated,
-        age_days=offer.age_days(today),
-        stale=offer.is_stale(today),
-        source=sources().get(offer.source, offer.source),
-    )
+    found: dict[str, Any] = {
+        "countries": tuple(country or None for country in offer.countries),
+        "in_eu": in_eu(offer),
+        "exposure": exposure(offer),
+        "interconnect": inside(offer).name if offer.gpus > 1 else None,
+        "fabric": None if node is None else node.fabric,
+        "inter_node_gbit_per_s": None if node is None else node.inter_node_gbit_per_s,
+        "outlier": outlier or None,
+        "availability": free,
+        "age_days": offer.age_days(today),
+        "stale": offer.is_stale(today),
+        "source": sources().get(offer.source, offer.source),
+    }
+    return ListedOffer(**_told(offer, ListedOffer) | found)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,11 @@
-"""Which card of hardware/gpus.toml a price list means. What could be two cards is neither."""
+"""Which card of hardware/gpus.toml, and which country, a price list means. What could be two cards is neither.
+
+Source  of countries, catalog/regions.csv: the price lists themselves where they say it; Azure's:
+        learn.microsoft.com/azure/reliability/regions-list. A dozen newer regions of AWS and Google no list at hand has
+        a price for are from their documentation, unchecked.
+
+A region that is not there has no country: none is guessed from its name, as eu-west-2 is London.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,9 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 
+from tunecast.errors import UsageError
 from tunecast.hardware.catalog import gpus
+from tunecast.hardware.grids import grid
 from tunecast.market.listing import Listing
 from tunecast.records import NamedTuple
 
@@ -102,3 +111,30 @@ def _rules() -> Mapping[str, tuple[_Rule, ...]]:
         gpus = int(row["gpus"]) if row["gpus"] else None
         rules.setdefault(row["provider"], []).append(_Rule(re.compile(row["instance"]), row["gpu"], gpus))
     return {name: tuple(each) for name, each in rules.items()}
+
+
+NAMED_BY_COUNTRY = frozenset(("runpod", "vast.ai"))
+"""Whose regions are countries."""
+
+
+def country_of(provider: str, region: str, via: str = "") -> str:
+    """Two letters; '' where it is not known."""
+    if via == "shadeform":  # city-country-number
+        parts = region.split("-")
+        return _named(parts[-2]) if len(parts) == 3 else ""
+    if provider in NAMED_BY_COUNTRY:
+        return region if len(region) == 2 and region.isupper() else ""
+    return _regions().get((provider, region), "")
+
+
+def _named(country: str) -> str:
+    try:
+        return grid(country).country
+    except UsageError:
+        return ""
+
+
+@cache
+def _regions() -> Mapping[tuple[str, str], str]:
+    text = (files("tunecast.market") / "catalog" / "regions.csv").read_text("utf-8")
+    return {(row["provider"], row["region"]): row["country"] for row in csv.DictReader(text.splitlines())}

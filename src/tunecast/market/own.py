@@ -30,9 +30,9 @@ from tunecast.hardware.links import interconnect
 from tunecast.hardware.spec import Gpu
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import bounded_text
+from tunecast.market.cost import Rate
 from tunecast.market.jurisdiction import country
 from tunecast.market.listing import MOST_GPUS, MOST_USD_PER_HOUR, words
-from tunecast.market.money import Rate
 from tunecast.market.offer import KINDS, ON_DEMAND, OWNED, RESERVED, Offer
 from tunecast.market.provider import TENANCIES
 from tunecast.market.table import offers_from

@@ -11,7 +11,6 @@ TUNECAST_SKYPILOT_CATALOG and TUNECAST_GPUHUNT_CATALOG name mirrors of the two.
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -21,11 +20,11 @@ from pathlib import Path
 
 from tunecast.errors import NotResolved
 from tunecast.market import store
-from tunecast.market.clean import OUTLIER, cleaned
-from tunecast.market.level import FAR
+from tunecast.market.clean import FAR, OUTLIER, cleaned
 from tunecast.market.listing import Listing
 from tunecast.market.offer import Offer
 from tunecast.market.sources import gpuhunt, skypilot
+from tunecast.market.sources.replies import address
 from tunecast.records import NamedTuple
 from tunecast.units import MIB
 
@@ -74,14 +73,10 @@ Fetch = Callable[[str, float], bytes]
 
 
 def feeds(environ: Mapping[str, str] = os.environ) -> Feeds:
-    found = Feeds(
-        (environ.get("TUNECAST_SKYPILOT_CATALOG") or SKYPILOT).rstrip("/"),
-        (environ.get("TUNECAST_GPUHUNT_CATALOG") or GPUHUNT).rstrip("/"),
+    return Feeds(
+        address(environ, "TUNECAST_SKYPILOT_CATALOG", SKYPILOT).rstrip("/"),
+        address(environ, "TUNECAST_GPUHUNT_CATALOG", GPUHUNT).rstrip("/"),
     )
-    for name, url in (("TUNECAST_SKYPILOT_CATALOG", found.skypilot), ("TUNECAST_GPUHUNT_CATALOG", found.gpuhunt)):
-        if re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", url) is None:
-            raise NotResolved(f"{name}: allowed: an http:// or https:// address")
-    return found
 
 
 def update(
@@ -92,7 +87,7 @@ def update(
     begins: Callable[[str], None] = lambda source: None,
 ) -> Updated:
     """Raises `NotResolved` only where the user's own folder cannot be read or written. `begins` is told each list."""
-    ask = within(where.whole_s, fetch or fetched)
+    ask = within(where.whole_s, fetch or fetch_list)
     old = store.kept(store.FETCHED, environ)
     known = store.with_fetched(old)
     taken: dict[str, tuple[Offer, ...]] = {}
@@ -144,18 +139,11 @@ def _refusal(offers: int, had: int, prices: int, far_off: int) -> str:
     return ""
 
 
-def fetched(url: str, timeout_s: float) -> bytes:
+def fetch_list(url: str, timeout_s: float) -> bytes:
     """Raises `NotResolved`. The one place that reaches the network."""
-    from tunecast.job.fetch import NoReply
-    from tunecast.job.fetch import fetched as reply_to
+    from tunecast.job.fetch import content_of
 
-    try:
-        reply = reply_to(url, None, MOST_BYTES, timeout_s)
-    except NoReply as error:
-        raise NotResolved(f"{url}: {error}") from None
-    if reply.status != 200:
-        raise NotResolved(f"{url}: answered {reply.status}")
-    return reply.content
+    return content_of(url, MOST_BYTES, timeout_s)
 
 
 def _lists(where: Feeds, today: date, ask: Fetch) -> Iterator[tuple[str, Callable[[], list[Listing]]]]:

@@ -2,7 +2,7 @@
 
 space      rigs (cards, machines, links, with their offers) x settings (recipe, spread, split of the batch)
 bounds     what a setting takes at least: memory, time, cost
-estimate   the one place that asks prediction/, each thing once (memo);  bill: what that costs on an offer
+estimate   the one place that asks prediction/, each thing once;  bill: what that costs on an offer
 search     every setting cut by a floor or predicted ► pareto: the front
 objective  the picks and why;  constraints: limits, refusals, what would have to give
 plan       all of it: a job and offers in, a `choice.Plan` out
@@ -17,9 +17,7 @@ comparison.py   The answer of `tunecast compare` (`tunecast.compare/1`): two job
 constraints.py  What an answer has to keep to, what it means that none does, and what would have to give
 estimate.py     What a setting takes on a rig: the one place where the planner asks the predictor
 goals.py        What a search looks for: the front of what may be picked, and beside it the cheapest of other kinds
-memo.py         One cache for a planner: what was found, by a key that names what it depends on
 objective.py    Which choices of a front are the answers, and why each and not the next
-pareto.py       Choices none of which another beats in both cost and time
 plan.py         A plan from a job and offers: searched, picked, explained
 price.py        What a job costs on its own hardware: the cheapest offer of exactly these machines that a plan would
                 pick unasked

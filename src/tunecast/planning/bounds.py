@@ -48,7 +48,7 @@ from tunecast.prediction.price.host import Host
 from tunecast.prediction.price.moving import STREAMING
 from tunecast.prediction.price.rates import Rates
 from tunecast.records import NamedTuple, replace
-from tunecast.tape.build.sharding.deepspeed import settings_of
+from tunecast.tape.build.sharding.zero import settings_of
 from tunecast.tape.op import Op, Phase
 from tunecast.tape.step import Step
 

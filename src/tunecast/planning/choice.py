@@ -10,10 +10,9 @@ from tunecast.advise.unstated import Effect, Taken
 from tunecast.errors import TunecastError
 from tunecast.hardware.grids import grid
 from tunecast.hardware.spec import Gpu
-from tunecast.job.job import Job
-from tunecast.market.cost import Cost, CostLine
+from tunecast.job.job import Job, nested
+from tunecast.market.cost import RATE, Cost, CostLine, Rate
 from tunecast.market.listed import RentedOffer, rented
-from tunecast.market.money import RATE, Rate
 from tunecast.market.offer import Offer
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import NamedTuple, dataclass, field, replace
@@ -209,16 +208,8 @@ class Choice(Result):
     @property
     def settings(self) -> dict[str, Any]:
         """The knobs chosen, nested as a job's file has them: written over the user's file they make this job."""
-        flat = self.job.flat()
-        made: dict[str, Any] = {}
-        for dotted in SETTINGS:
-            if dotted == "lora.rank" and self.job.method == "full":
-                continue
-            section, _, leaf = dotted.rpartition(".")
-            value = flat[dotted]
-            place = made.setdefault(section, {}) if section else made
-            place[leaf] = list(value) if isinstance(value, tuple) else value
-        return made
+        flat, without = self.job.flat(), "lora.rank" if self.job.method == "full" else ""
+        return nested({dotted: flat[dotted] for dotted in SETTINGS if dotted != without})
 
 
 class Picks(dict[str, Choice | None]):

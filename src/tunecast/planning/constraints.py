@@ -13,6 +13,7 @@ from tunecast.market.offer import Offer
 from tunecast.planning.choice import Choice, Constraints, Plan, Refusal
 from tunecast.planning.search import Need, Outcome
 from tunecast.planning.space import Freedom, Rig, Space
+from tunecast.records import replace
 from tunecast.units import gib, hours
 
 MOST_TOLD = 6
@@ -160,18 +161,10 @@ def relaxations(freedom: Freedom) -> Mapping[str, Freedom]:
     """Less that is fixed, the mildest first: what may be tried where nothing fits."""
     found: dict[str, Freedom] = {}
     wider = freedom.allow
-    for name, fields in (
-        ("gradient_checkpointing", {"gradient_checkpointing"}),
-        ("kernels", {"kernels"}),
-        ("parallel.data", {"parallel.data"}),
-        ("optimizer", {"optimizer"}),
-        ("method", {"method"}),
-    ):
-        if fields <= wider or not (name in ("optimizer", "method") or freedom.is_fixed(name)):
-            continue
-        wider = wider | fields
-        keep = freedom.keep - fields
-        found[f"--allow {name}"] = Freedom(freedom.written, keep, wider, freedom.nodes_up_to)
+    for name in ("gradient_checkpointing", "kernels", "parallel.data", "optimizer", "method"):
+        if name not in wider and (name in ("optimizer", "method") or freedom.is_fixed(name)):
+            wider = wider | {name}
+            found[f"--allow {name}"] = replace(freedom, keep=freedom.keep - {name}, allow=wider)
     return found
 
 

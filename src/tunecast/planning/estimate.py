@@ -1,19 +1,18 @@
 """What a setting takes on a rig: the one place where the planner asks the predictor.
 
-    Estimator.frame     steps, tokens and all phases but training: no tape needed
-    Estimator.floor_s   the least a micro-batch takes on a card (`bounds.py`)
-    Estimator.timed     the whole job, phase by phase, as `tunecast predict` says it
-    Estimator.held      memory of the fullest card, replayed
-    Estimator.said      the whole prediction, for picks
+    Estimator.frame      steps, tokens and all phases but training: no tape needed
+    Estimator.floor_s    the least a micro-batch takes on a card (`bounds.py`)
+    Estimator.time_run   the whole job, phase by phase, as `tunecast predict` says it
+    Estimator.replay     memory of the fullest card
 
-Everything is asked once and kept. A tape depends on the card only by what its kernels look at (`_look`), so cards
-alike share one.
+Everything is asked once and kept (`_once`), by a key that lists all it depends on. A tape depends on the card only by
+what its kernels look at (`_look`), so cards alike share one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tunecast.errors import NotResolved, TunecastError, Unsupported
 from tunecast.hardware.catalog import gpus
@@ -39,28 +38,8 @@ from tunecast.planning.bounds import (
     work_of,
     zero_tensors_of,
 )
-from tunecast.planning.memo import (
-    MOST_FOLDS,
-    AloneOf,
-    EndOf,
-    EpochOf,
-    EvaluationOf,
-    FloorOf,
-    FoldOf,
-    FrameOf,
-    LikeCards,
-    Memo,
-    OutsideOf,
-    OwnRunOf,
-    RamOf,
-    SentOf,
-    StepTimesOf,
-    TensorsOf,
-    WorkOf,
-)
 from tunecast.planning.recipe import Recipe
 from tunecast.planning.space import ONE_CARD, Rig, Setting, Space, Split, Spread, ranks_on
-from tunecast.prediction import engines
 from tunecast.prediction.culprit import config_errors
 from tunecast.prediction.data.lengths import Epoch, epoch_of, longest_row
 from tunecast.prediction.data.preparation import preparation_s, tokenised_s
@@ -69,7 +48,6 @@ from tunecast.prediction.memory.replay import replay
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import allocator_settings, job_on_card
 from tunecast.prediction.outside.needs import Outside, machine_ram_bytes, outside_of, tensors_on_paper
-from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.price.host import host_of, loop_s
 from tunecast.prediction.time.timing import RunClock, StepTimes, lengths_to_price, plain, typical_epoch
 from tunecast.prediction.time.whole import WholeTime, fixed_phases, with_preparation
@@ -83,10 +61,13 @@ from tunecast.units import MIB
 if TYPE_CHECKING:
     from tunecast.prediction.data.own_batches import OwnRun
 
+Answer = TypeVar("Answer")
 CANONICAL = "h200-sxm-141gb"
 """The card whose tape floors are read off: products are the same on every card."""
 
 
+MOST_FOLDS = 8
+"""Kept at a time: a setting is priced and replayed at once, and its builder keeps the structure behind it."""
 ALONE = Rig(CANONICAL, 1, 1, None, None)
 BORROWED_BYTES = 256 * MIB
 """By which cards differ in what their kernels borrow: cuBLAS' workspace (32 MiB on Hopper, 8 elsewhere), attention's,
@@ -113,6 +94,8 @@ class RunFrame(NamedTuple):
 
 
 class Timed(NamedTuple):
+    """A run as bills take it."""
+
     step_s: float
     whole: WholeTime
     weights_bytes: int
@@ -149,7 +132,17 @@ class Estimator:
         self.space, self.model, self.config = space, model, model.raw
         self.lengths = sample_lengths(space.job.data)
         self.bounds_time = has_time_floor(space.job)
-        self.memo = Memo()
+        self._answers: dict[str, dict[Hashable, Any]] = {}
+
+    def _once(self, question: str, key: Hashable, answer: Callable[[], Answer], most: int | None = None) -> Answer:
+        """`most`: so many answers to this question are kept at a time."""
+        known = self._answers.setdefault(question, {})
+        if key not in known:
+            while most is not None and len(known) >= most:
+                del known[next(iter(known))]
+            known[key] = answer()
+        found: Answer = known[key]
+        return found
 
     # what needs no tape
 
@@ -166,12 +159,12 @@ class Estimator:
             except Unsupported:
                 return None
 
-        return self.memo.get(OutsideOf(recipe.base, spread.data, spread.light, cards), find)
+        return self._once("outside", (recipe.base, spread.data, spread.light, cards), find)
 
     def ram_bytes(self, rig: Rig, setting: Setting) -> int | None:
         """What one machine needs of its host's memory; None where that is not known."""
-        key = RamOf(setting.recipe.base, setting.spread, rig.gpus, rig.nodes)
-        return self.memo.get(key, lambda: machine_ram_bytes(self.space.job_of(rig, setting), self.model))
+        key = setting.recipe.base, setting.spread, rig.gpus, rig.nodes
+        return self._once("ram", key, lambda: machine_ram_bytes(self.space.job_of(rig, setting), self.model))
 
     def tensors(self, recipe: Recipe, data: str) -> Tensors:
         is_zero = SHARDINGS[data].is_zero
@@ -184,18 +177,17 @@ class Estimator:
             except NotResolved:
                 return NO_TENSORS
 
-        return self.memo.get(TensorsOf(recipe.base, is_zero), find)
+        return self._once("tensors", (recipe.base, is_zero), find)
 
     def epoch(self, job: Job, ranks: int) -> Epoch | None:
-        key = EpochOf(ranks, Split(job.micro_batch, job.grad_accum))
-        return self.memo.get(key, lambda: epoch_of(job, self.lengths))
+        return self._once("epoch", (ranks, job.micro_batch, job.grad_accum), lambda: epoch_of(job, self.lengths))
 
     def frame(self, rig: Rig, setting: Setting) -> RunFrame:
         recipe, spread, split = setting
         ranks = ranks_on(self.space.job, rig, spread)
         cards = (rig.gpus, rig.nodes) if spread.light else (1, 1)
-        key = FrameOf(recipe.base, recipe.kernels, spread.data, spread.light, ranks, split, cards)
-        return self.memo.get(key, lambda: self._frame(recipe, spread, ranks, split, cards))
+        key = recipe.base, recipe.kernels, spread.data, spread.light, ranks, split, cards
+        return self._once("frame", key, lambda: self._frame(recipe, spread, ranks, split, cards))
 
     def _frame(self, recipe: Recipe, spread: Spread, ranks: int, split: Split, cards: tuple[int, int]) -> RunFrame:
         rig, setting = Rig(CANONICAL, ranks, 1, None, None), Setting(recipe, ONE_CARD, split)
@@ -228,8 +220,10 @@ class Estimator:
         """Of the first micro-batch of rows of this length, on one card, and of each later one. A `close` floor of ZeRO
         takes a tape of its own."""
         is_cast = close and spread.sharding.is_zero
-        key = FloorOf(gpu, recipe.work, micro_batch, length, spread, is_cast)
-        return self.memo.get(key, lambda: self._floor_s(gpus()[gpu], recipe, micro_batch, length, spread, is_cast))
+        key = gpu, recipe.work, micro_batch, length, spread, is_cast
+        return self._once(
+            "floor", key, lambda: self._floor_s(gpus()[gpu], recipe, micro_batch, length, spread, is_cast)
+        )
 
     def _floor_s(
         self, gpu: Gpu, recipe: Recipe, micro_batch: int, length: int, spread: Spread, is_cast: bool
@@ -255,8 +249,10 @@ class Estimator:
         if recipe.compile or recipe.matmul_dtype is not None:
             return memory_floor_bytes(self.tensors(recipe, spread.data), job, rig, spread, split.micro_batch)
         is_cast = spread.sharding.is_zero
-        key = AloneOf(recipe, split.micro_batch, is_cast)
-        alone, whole = self.memo.get(key, lambda: self._alone_bytes(*key) if self.bounds_time else (0, NO_TENSORS))
+        key = recipe, split.micro_batch, is_cast
+        alone, whole = self._once(
+            "alone", key, lambda: self._alone_bytes(*key) if self.bounds_time else (0, NO_TENSORS)
+        )
         alone = max(0, alone - BORROWED_BYTES)
         if spread.sharding.is_replicated:
             return alone // spread.layers
@@ -271,15 +267,19 @@ class Estimator:
 
     def _alone_bytes(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> tuple[int, Tensors]:
         """The most that is alive, and what of it lasts."""
-        setting = Setting(recipe, ONE_CARD, Split(micro_batch, 1))
-        longest = longest_row(self.space.job, self.lengths)
-        try:
-            job = self._job_alone(recipe, micro_batch, is_cast)
-            folded = self.fold(ALONE, setting, replace(plain(job), seq_len=longest, lengths=None))
-            whole = tensors_of(job, self.model, tensors_on_paper(job, self.config))
-        except TunecastError:
-            return 0, NO_TENSORS
-        return replay(folded, allocator_settings("native", ALONE.gpu, folded)).allocated_bytes, whole
+
+        def find() -> tuple[int, Tensors]:
+            setting = Setting(recipe, ONE_CARD, Split(micro_batch, 1))
+            longest = longest_row(self.space.job, self.lengths)
+            try:
+                job = self._job_alone(recipe, micro_batch, is_cast)
+                folded = self.fold(ALONE, setting, replace(plain(job), seq_len=longest, lengths=None))
+                whole = tensors_of(job, self.model, tensors_on_paper(job, self.config))
+            except TunecastError:
+                return 0, NO_TENSORS
+            return replay(folded, allocator_settings("native", ALONE.gpu, folded)).allocated_bytes, whole
+
+        return self._once("alone", (recipe, micro_batch, is_cast), find) if self.bounds_time else (0, NO_TENSORS)
 
     def _job_alone(self, recipe: Recipe, micro_batch: int, is_cast: bool) -> Job:
         job = self.space.alone_on(CANONICAL, recipe, micro_batch)
@@ -293,13 +293,13 @@ class Estimator:
             work = self._work(recipe, 1, longest_row(self.space.job, self.lengths), is_cast=False)
             return 0.0 if work is None else work.end_s(rig.gpu, data, cards)
 
-        return self.memo.get(EndOf(rig.gpu_name, recipe.base, data, cards), find)
+        return self._once("end", (rig.gpu_name, recipe.base, data, cards), find)
 
     def sent(self, recipe: Recipe, rig: Rig, spread: Spread) -> Sent:
         if not self.bounds_time:
             return Sent(0.0, 0.0)
-        key = SentOf(recipe.base, rig, spread)
-        return self.memo.get(key, lambda: sent_of(self.tensors(recipe, spread.data), self.space.job, rig, spread))
+        key = recipe.base, rig, spread
+        return self._once("sent", key, lambda: sent_of(self.tensors(recipe, spread.data), self.space.job, rig, spread))
 
     def _work(self, recipe: Recipe, micro_batch: int, length: int, is_cast: bool) -> Work | None:
         def find() -> Work | None:
@@ -312,20 +312,31 @@ class Estimator:
                 return None
             return work_of(next(iter(steps.values())), host_of(job))
 
-        key = WorkOf(recipe.work, micro_batch, length, is_cast)
-        return self.memo.get(key, find) if self.bounds_time else None
+        return self._once("work", (recipe.work, micro_batch, length, is_cast), find) if self.bounds_time else None
 
     # predictions
 
-    def timed(self, rig: Rig, setting: Setting) -> Timed:
+    def time_run(self, rig: Rig, setting: Setting) -> Timed:
         """Raises what the closed form raises."""
-        outside = self.outside(setting.recipe, setting.spread._replace(layers=1), (rig.gpus, rig.nodes))
-        mean, whole = RunOnRig(self, rig, setting).run_time(outside)
+        recipe, spread, _ = setting
+        outside = self.outside(recipe, spread._replace(layers=1), (rig.gpus, rig.nodes))
+        job = self.space.job_of(rig, setting)
+        epoch = self.epoch(job, ranks_on(job, rig, spread))
+        clock = RunClock(job, self.model, rig.gpu, self.lengths, epoch)
+
+        def step_times() -> StepTimes:
+            runs = clock.runs()
+            folds = [None if spread.layers > 1 or run.lengths else self.fold(rig, setting, run) for run in runs]
+            return clock.step_times(runs, folds)
+
+        steps = self._once("step times", (rig, _plainly_loaded(setting)), step_times, MOST_FOLDS)
+        evaluation_s = self._once("evaluation", (rig, recipe, spread), clock.evaluation_s)
+        mean, whole = clock.run_time(steps, evaluation_s, outside)
         assert whole is not None
         disk = None if outside is None else outside.disk
         return Timed(mean.step_s, whole, disk.weights_bytes if disk else 0, disk.checkpoint_bytes if disk else 0)
 
-    def prepared(self, timed: Timed, processes: int) -> Timed:
+    def with_processes(self, timed: Timed, processes: int) -> Timed:
         """The same where so many processes prepare the data."""
         job, whole = self.space.job, timed.whole
         if processes == job.data.num_proc or not whole.phases_s["preparation"]:
@@ -335,7 +346,7 @@ class Estimator:
             whole=with_preparation(whole, preparation_s(job, whole.epoch), preparation_s(more, whole.epoch))
         )
 
-    def held(self, rig: Rig, setting: Setting) -> Held:
+    def replay(self, rig: Rig, setting: Setting) -> Held:
         """Raises what the closed form raises."""
         job, gpu = self.space.job_of(rig, setting), rig.gpu
         folded = self.fold(rig, setting, replace(plain(job), lengths=job.lengths))
@@ -345,17 +356,6 @@ class Estimator:
         device = held.device
         fits = held.fits and (own is None or held.runs.within(int(has * (1 - BRIEFLY))).completed)
         return Held(fits, needs, has, device.nbytes, device.range_bytes, has + held.outside_bytes)
-
-    def said(self, job: Job) -> Prediction:
-        """As `tunecast predict` says it."""
-        return engines.predict(job)
-
-    def said_or_none(self, job: Job) -> Prediction | None:
-        """None where the closed form does not have it."""
-        try:
-            return self.said(job)
-        except TunecastError:
-            return None
 
     def fold(self, rig: Rig, setting: Setting, job: Job) -> Folded:
         """Of a few micro-batches: one tape for memory and time, and for every card that looks alike."""
@@ -372,8 +372,8 @@ class Estimator:
             except TunecastError as error:
                 return error
 
-        key = FoldOf(_plainly_loaded(setting), job.lengths or job.seq_len, _like_cards(rig, setting, job))
-        found = self.memo.get(key, find, MOST_FOLDS)
+        key = _plainly_loaded(setting), job.lengths or job.seq_len, _look(rig, setting, job)
+        found = self._once("fold", key, find, MOST_FOLDS)
         if isinstance(found, TunecastError):
             raise found
         return found
@@ -382,43 +382,21 @@ class Estimator:
         """The job's own batches, briefly; the same on every card that looks alike."""
         from tunecast.prediction.data.own_batches import own_run  # few jobs say how long their samples are
 
-        key = OwnRunOf(_plainly_loaded(setting), _like_cards(rig, setting, job))
-        return self.memo.get(key, lambda: own_run(job, self.config, card_of(rig.gpu), brief=True), MOST_FOLDS)
-
-
-class RunOnRig(RunClock):
-    """A setting on a rig, priced; what other settings have too is asked for once."""
-
-    def __init__(self, estimator: Estimator, rig: Rig, setting: Setting) -> None:
-        super().__init__(estimator.space.job_of(rig, setting), estimator.model, rig.gpu)
-        self.estimator, self.rig, self.setting = estimator, rig, setting
-        # Ways to load a model differ in nothing here.
-        self.lengths = estimator.lengths
-        self.epoch = estimator.epoch(self.job, ranks_on(self.job, rig, setting.spread))
-
-    def played(self, one: Job) -> Folded | None:
-        if self.setting.spread.layers > 1 or one.lengths:
-            return None
-        return self.estimator.fold(self.rig, self.setting, one)
-
-    def step_times(self) -> StepTimes:
-        key = StepTimesOf(self.rig, _plainly_loaded(self.setting))
-        return self.estimator.memo.get(key, super().step_times, MOST_FOLDS)
-
-    def evaluation_s(self) -> float | None:
-        key = EvaluationOf(self.rig, self.setting.recipe, self.setting.spread)
-        return self.estimator.memo.get(key, super().evaluation_s)
+        key = _plainly_loaded(setting), _look(rig, setting, job)
+        return self._once("own run", key, lambda: own_run(job, self.config, card_of(rig.gpu), brief=True), MOST_FOLDS)
 
 
 def _plainly_loaded(setting: Setting) -> Setting:
+    """Ways to load a model differ in nothing that its steps do."""
     return setting._replace(spread=setting.spread._replace(light=0)) if setting.spread.light else setting
 
 
-def _like_cards(rig: Rig, setting: Setting, job: Job) -> LikeCards:
-    """Of a card what torch's kernels ask (tape/kernels, tape/build); Unsloth looks at its memory too."""
+def _look(rig: Rig, setting: Setting, job: Job) -> Hashable:
+    """What decides a tape of the cards it runs on: how many, and of one what torch's kernels ask (tape/kernels,
+    tape/build); Unsloth looks at its memory too."""
     gpu, shape = rig.gpu, (rig.gpus, rig.nodes) if setting.spread.sharding.replicates_machines else (rig.cards,)
     memory_bytes = gpu.memory_bytes if stack_of(job).looks_at_memory else 0
-    return LikeCards(shape, gpu.compute_capability, gpu.sm_count, memory_bytes, job.autocast)
+    return shape, gpu.compute_capability, gpu.sm_count, memory_bytes, job.autocast
 
 
 def _weights(epoch: Epoch, priced: Sequence[int]) -> tuple[tuple[int, float], ...]:

@@ -36,13 +36,13 @@ from tunecast.planning.choice import (
 )
 from tunecast.planning.constraints import affordable, refusals, ruled_out
 from tunecast.planning.estimate import Estimator
-from tunecast.planning.goals import Aim
+from tunecast.planning.goals import Aim, Point
 from tunecast.planning.objective import ALIKE, pick, reasons, space_out
-from tunecast.planning.pareto import Point
 from tunecast.planning.savings import savings
 from tunecast.planning.search import FRONT, FittingSetting, Outcome, Progress, Search
 from tunecast.planning.space import Freedom, Rig, Space, space_of
 from tunecast.prediction.culprit import require_architecture
+from tunecast.prediction.engines import analytic
 from tunecast.prediction.evidence import evidence_for, evidence_of
 from tunecast.records import dataclass, replace
 from tunecast.tape.build.fill_in import fill_in_of
@@ -260,7 +260,7 @@ class _Planner:
         return outside.loading.host_mapped_bytes + self.question.terms.runs * written
 
     def with_prediction(self, choice: Choice) -> Choice:
-        return replace(choice, prediction=self.estimator.said(choice.job))
+        return replace(choice, prediction=analytic(choice.job))
 
     def explain(self, picks: Mapping[str, Choice | None], front: Sequence[Choice]) -> dict[int, Choice]:
         """Each pick with its reasons and its whole prediction; one that is several is said why for each."""
@@ -304,7 +304,7 @@ class _Planner:
 
     def savings(self, best: Choice) -> tuple[AvoidableCost, ...]:
         point = next(point for point, choice in self._made.values() if choice is best)
-        return savings(best, point.of.timed, self.biller, self.estimator)
+        return savings(best, point.of.timed, self.biller)
 
 
 def _accepting(offers: frozenset[Offer]) -> Callable[[Rig, Offer], bool]:

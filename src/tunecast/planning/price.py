@@ -28,7 +28,7 @@ from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.time.whole import WholeTime
 from tunecast.records import dataclass
-from tunecast.result import Result
+from tunecast.result import Alias, Result
 from tunecast.units import HOUR_S
 
 
@@ -51,31 +51,14 @@ class Rent(Result):
     def offer(self) -> RentedOffer:
         return rented(self.fleet.offer)
 
-    @property
-    def nodes(self) -> int:
-        return self.fleet.nodes
-
-    @property
-    def usd_per_hour(self) -> float:
-        """Of all machines."""
-        return self.fleet.usd_per_hour
-
-    @property
-    def total_usd(self) -> float | None:
-        return None if self.bill is None else self.bill.cost.total_usd
-
-    @property
-    def usd_range(self) -> tuple[float, float] | None:
-        """80 %."""
-        return None if self.bill is None else self.bill.usd_range
-
-    @property
-    def total_s(self) -> float | None:
-        return None if self.bill is None else self.bill.total_s
-
-    @property
-    def total_range_s(self) -> tuple[float, float] | None:
-        return None if self.bill is None else self.bill.range_s
+    nodes = Alias[int]("fleet.nodes")
+    usd_per_hour = Alias[float]("fleet.usd_per_hour")
+    """Of all machines."""
+    total_usd = Alias[float | None]("bill.cost.total_usd")
+    usd_range = Alias[tuple[float, float] | None]("bill.usd_range")
+    """80 %."""
+    total_s = Alias[float | None]("bill.total_s")
+    total_range_s = Alias[tuple[float, float] | None]("bill.range_s")
 
 
 def rent_of(done: Prediction, today: date) -> Rent | None:

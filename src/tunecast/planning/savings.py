@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from tunecast.errors import TunecastError
 from tunecast.job.job import Job
 from tunecast.market.cost import Cost
 from tunecast.market.offer import OWNED, SPOT
 from tunecast.planning.bill import ONCE, Biller
 from tunecast.planning.choice import AvoidableCost, Choice
-from tunecast.planning.estimate import Estimator, Timed
+from tunecast.planning.estimate import Timed
+from tunecast.prediction.engines import analytic
 from tunecast.records import replace
 
 WORTH = 0.02
@@ -20,7 +22,7 @@ WORTH = 0.02
 LEAST_USD = 0.01
 
 
-def savings(choice: Choice, timed: Timed, biller: Biller, estimator: Estimator) -> tuple[AvoidableCost, ...]:
+def savings(choice: Choice, timed: Timed, biller: Biller) -> tuple[AvoidableCost, ...]:
     """The largest first."""
     machine = choice.fleet
     if machine.offer.kind == OWNED:
@@ -33,7 +35,7 @@ def savings(choice: Choice, timed: Timed, biller: Biller, estimator: Estimator) 
     likely = cost(phases)
     found = []
     is_spot = machine.offer.kind == SPOT  # which goes on from its checkpoints
-    for advice, without in (*_shorter(phases, biller, is_spot), *_other_settings(choice, phases, estimator, is_spot)):
+    for advice, without in (*_shorter(phases, biller, is_spot), *_other_settings(choice, phases, is_spot)):
         less = cost(without)
         usd = likely.total_usd - less.total_usd
         if usd >= max(WORTH * likely.total_usd, LEAST_USD):
@@ -58,24 +60,25 @@ def _shorter(phases: dict[str, float], biller: Biller, is_spot: bool) -> Iterato
         yield "keep the model on a disk there (hardware.download_bytes_per_s: null)", {**phases, "download": 0.0}
 
 
-def _other_settings(choice: Choice, phases: dict[str, float], estimator: Estimator, is_spot: bool) -> Iterator[Way]:
+def _other_settings(choice: Choice, phases: dict[str, float], is_spot: bool) -> Iterator[Way]:
     """Each is predicted, so only what can be worth it is tried."""
     job, total_s = choice.job, sum(phases.values())
     if phases.get("checkpoints", 0.0) > WORTH * total_s and not (job.run.save_only_model or is_spot):
         without = replace(job, run=replace(job.run, save_only_model=True))
-        yield from _predicted(
-            "save checkpoints without the optimizer (run.save_only_model)", without, choice, estimator
-        )
+        yield from _predict("save checkpoints without the optimizer (run.save_only_model)", without, choice)
     data = job.data
     if data.lengths is not None and not (data.packing or data.max_tokens_per_batch or data.group_by_length):
         tokens = job.micro_batch * max(job.lengths or (job.seq_len,))
         filled = replace(job, data=replace(data, max_tokens_per_batch=tokens))
         advice = f"fill batches by tokens, which are other batches then (data.max_tokens_per_batch: {tokens})"
-        yield from _predicted(advice, filled, choice, estimator)
+        yield from _predict(advice, filled, choice)
 
 
-def _predicted(advice: str, job: Job, choice: Choice, estimator: Estimator) -> Iterator[Way]:
-    said = estimator.said_or_none(job)
-    if said is not None and said.fits and said.time is not None:
-        seconds = said.time.phases_s or {}
+def _predict(advice: str, job: Job, choice: Choice) -> Iterator[Way]:
+    try:
+        done = analytic(job)
+    except TunecastError:  # the closed form does not have it
+        return
+    if done.fits and done.time is not None:
+        seconds = done.time.phases_s or {}
         yield advice, {name: each * (1 if name in ONCE else choice.runs) for name, each in seconds.items()}

@@ -20,8 +20,7 @@ from tunecast.market.offer import SPOT, Offer
 from tunecast.planning.bill import Biller
 from tunecast.planning.bounds import memory_floor_bytes
 from tunecast.planning.estimate import Estimator, Held, Timed
-from tunecast.planning.goals import Aim, Goal
-from tunecast.planning.pareto import Point
+from tunecast.planning.goals import Aim, Goal, Point
 from tunecast.planning.space import Rig, Setting, SettingGroup, Space
 from tunecast.prediction.on_card import context_of
 from tunecast.records import NamedTuple, dataclass
@@ -313,9 +312,9 @@ class Search:
         self.predicted += len(self.space.offers[rig])
         ways = self._ways(rig, setting)
         try:
-            known = {way: self.estimator.timed(rig, way) for way in dict.fromkeys(ways) if way is not None}
+            known = {way: self.estimator.time_run(rig, way) for way in dict.fromkeys(ways) if way is not None}
             timed = [
-                None if way is None else self.estimator.prepared(known[way], self.space.processes(offer))
+                None if way is None else self.estimator.with_processes(known[way], self.space.processes(offer))
                 for way, offer in zip(ways, self.offers[rig], strict=True)
             ]
             points = tuple(
@@ -328,7 +327,7 @@ class Search:
             if self.bounds and self._are_cut(rig, points):
                 self.may_fit.add(rig)
                 return
-            held = self.estimator.held(rig, setting)
+            held = self.estimator.replay(rig, setting)
         except TunecastError as error:
             self.errors.setdefault(rig, error.message.splitlines()[0])
             return
@@ -410,7 +409,7 @@ class Search:
         if self.bounds and self.estimator.least_bytes(rig, setting) > self._has_bytes(rig):
             return False
         try:
-            return self.estimator.held(rig, setting).fits_surely
+            return self.estimator.replay(rig, setting).fits_surely
         except TunecastError:
             return False
 

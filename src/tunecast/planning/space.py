@@ -10,7 +10,7 @@ are the question) and the split of the batch. Nothing here is predicted, and blo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import isqrt
 from typing import Any
@@ -27,7 +27,7 @@ from tunecast.planning.recipe import Recipe, has_kernels, job_with, recipes_of
 from tunecast.prediction.modelled import require_modelled
 from tunecast.records import NamedTuple, dataclass, field, replace
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.tape.build.sharding.scheme import rows_per_step
 
 MOST_CARDS = 64
 """Looked at, where nobody says how many machines: eight machines of eight cards."""
@@ -53,24 +53,9 @@ ALLOWABLE: Mapping[str, tuple[str, ...]] = {
 }
 """What `--allow` may name, and the fields it frees."""
 KEEPABLE = (
-    *(
-        "micro_batch",
-        "grad_accum",
-        "gradient_checkpointing",
-        "quantization.prepare_kbit",
-        "kernels",
-        "attention",
-        "parallel.data",
-    ),
-    *(
-        "parallel.layers",
-        "parallel.sync_each_batch",
-        "data.num_proc",
-        "hardware.gpu",
-        "hardware.gpus",
-        "hardware.nodes",
-        "hardware.interconnect",
-    ),
+    *("micro_batch", "grad_accum", "gradient_checkpointing", "quantization.prepare_kbit", "kernels", "attention"),
+    *("parallel.data", "parallel.layers", "parallel.sync_each_batch", "data.num_proc"),
+    *("hardware.gpu", "hardware.gpus", "hardware.nodes", "hardware.interconnect"),
 )
 """What `--keep` may name: fields that would otherwise be chosen."""
 SYNC = "parallel.sync_each_batch"
@@ -161,17 +146,19 @@ class Freedom:
 
 def freed_fields(names: Sequence[str]) -> frozenset[str]:
     """The fields `--allow` frees. Raises `UsageError`."""
-    for name in names:
-        if name not in ALLOWABLE:
-            raise UsageError(f"--allow: got {name[:80]!r}; allowed: {', '.join(ALLOWABLE)}", field="--allow")
+    _require(names, ALLOWABLE, "--allow")
     return frozenset(dotted for name in names for dotted in ALLOWABLE[name])
 
 
 def kept_fields(names: Sequence[str]) -> frozenset[str]:
-    for name in names:
-        if name not in KEEPABLE:
-            raise UsageError(f"--keep: got {name[:80]!r}; allowed: {', '.join(KEEPABLE)}", field="--keep")
+    _require(names, KEEPABLE, "--keep")
     return frozenset(names)
+
+
+def _require(names: Sequence[str], known: Collection[str], flag: str) -> None:
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{flag}: got {name[:80]!r}; allowed: {', '.join(known)}", field=flag)
 
 
 @dataclass(frozen=True)
@@ -200,7 +187,7 @@ class Space:
 
     @cached_property
     def global_batch(self) -> int:
-        return self.job.micro_batch * self.job.grad_accum * ranks_of(self.job)
+        return rows_per_step(self.job)
 
     @cached_property
     def least_ram_bytes(self) -> Mapping[tuple[str, int], int]:
@@ -330,7 +317,7 @@ def space_of(job: Job, freedom: Freedom, offers: Sequence[Offer], config: Mappin
     rigs: dict[Rig, list[Offer]] = {}
     refused: dict[Rig, str] = {}
     alone: dict[str, None] = {}
-    batch = job.micro_batch * job.grad_accum * ranks_of(job)
+    batch = rows_per_step(job)
     for offer in offers:
         most = joined_up_to(offer)
         wanted = _most_nodes(offer, freedom)

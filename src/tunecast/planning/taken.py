@@ -10,7 +10,7 @@ from tunecast.planning.price import timed_of
 from tunecast.prediction.engines import analytic
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import replace
-from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.tape.build.sharding.scheme import rows_per_step
 
 CHOSEN = frozenset({"hardware.gpu", "micro_batch", "gradient_checkpointing"})
 """What a plan chooses itself."""
@@ -25,7 +25,7 @@ LARGER = 4
 def _batch(plan: Plan, job: Job) -> tuple[Taken, ...]:
     if any(plan.job.is_given(field) for field in ("micro_batch", "grad_accum")):
         return ()
-    rows = plan.job.micro_batch * plan.job.grad_accum * ranks_of(plan.job)
+    rows = rows_per_step(plan.job)
     return (Taken(BATCH, rows, "transformers' default", {"grad_accum": LARGER * job.grad_accum}),)
 
 

@@ -22,11 +22,11 @@ from tunecast.prediction.modelled import (
     unused_fields,
 )
 from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.values import Timing
-from tunecast.tape.build.builder import SHARED, Builder
 from tunecast.tape.build.fill_in import fill_in_of
-from tunecast.tape.build.job_runs import fold_job
+from tunecast.tape.build.job_runs import SHARED, Builder, fold_job
 from tunecast.tape.shorten import with_few_micro_batches
 
 if TYPE_CHECKING:
@@ -96,10 +96,10 @@ def _predict(
         if own is not None:
             folded = with_tape(folded, short, own, model.raw, card_of(gpu))
 
-    def clock(of: Prediction) -> Timing:
+    def clock(files: Outside | None) -> Timing:
         from tunecast.prediction.time.timing import timing
 
-        return timing(job, model, gpu, of.files, folded, calibration)
+        return timing(job, model, gpu, files, folded, calibration)
 
     return Prediction(
         job,
@@ -109,4 +109,5 @@ def _predict(
         assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)],
         warnings=(*model.notes, *unused_fields(job)),
         clock=clock,
+        builder=builder,
     )

@@ -98,7 +98,7 @@ class Evidence(NamedTuple):
 
 
 def evidence_of(job: Job, gpu_name: str) -> Evidence:
-    several = job.hardware.gpus * job.hardware.nodes > 1
+    several = job.hardware.cards > 1
     return evidence_for(gpu_name, job.stack, job.method, several, low_precision=job.matmul_dtype is not None)
 
 

@@ -68,11 +68,7 @@ def _stack(job: Job) -> str | None:
 def _one_card(job: Job) -> str | None:
     """The traced engine's recipe is one card's."""
     parts, hardware = job.parallel, job.hardware
-    if (
-        hardware.gpus * hardware.nodes == 1
-        and sharding_of(job).is_replicated
-        and (parts.offload, parts.layers) == ("none", 1)
-    ):
+    if hardware.cards == 1 and sharding_of(job).is_replicated and (parts.offload, parts.layers) == ("none", 1):
         return None
     nodes = f" --nnodes {hardware.nodes}" if hardware.nodes > 1 else ""
     remedy = f"`tunecast trace --nproc-per-node {hardware.gpus}{nodes} -- train.py`"

@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING
 
 from tunecast.errors import UsageError
 from tunecast.hardware.cluster import Cluster, cluster_of
-from tunecast.hardware.names import card_name
-from tunecast.hardware.spec import Gpu
+from tunecast.hardware.spec import Gpu, card_name
 from tunecast.job.job import Job
 from tunecast.job.stacks import DEFAULT_STACK, stack_of
 from tunecast.prediction.memory.allocator import AllocatorSettings, takes_oldest_segment_first
-from tunecast.prediction.memory.long_run import LongReplays, ReplaySpread, one_of
 from tunecast.prediction.memory.nccl import NONE as NO_BUFFERS
 from tunecast.prediction.memory.nccl import NcclBuffers, nccl_bytes
 from tunecast.prediction.memory.needs import Peak, least_beside, peak, smallest_capacity_bytes
 from tunecast.prediction.memory.pages import pages_bytes
 from tunecast.prediction.memory.ranges import Basis, device_was_measured, range_of
-from tunecast.prediction.memory.replay import AtPeak, Replay, Replays, at_peak, phase_peaks, rows_of
+from tunecast.prediction.memory.replay import AtPeak, LongReplays, Replay, Replays, ReplaySpread, one_of, rows_of
 from tunecast.prediction.verdict import Room, Verdict, room_within
 from tunecast.records import NamedTuple, dataclass
 from tunecast.tape.compose import Composed
@@ -88,7 +86,7 @@ class OnCard:
     settings: AllocatorSettings
     context: Context
     capacity_bytes: int
-    runs: Replays | LongReplays
+    runs: Replays
     limited: Replay
     """With `capacity_bytes`."""
     spread: ReplaySpread | None = None
@@ -109,7 +107,7 @@ class OnCard:
     @property
     def is_on_tape(self) -> bool:
         """Whether the run is `tape`, request by request; else that has its largest batch over and over."""
-        return isinstance(self.runs, Replays)
+        return not isinstance(self.runs, LongReplays)
 
     @property
     def unlimited(self) -> Replay:
@@ -195,9 +193,7 @@ class OnCard:
 
     @cached_property
     def at_peak(self) -> AtPeak:
-        if isinstance(self.runs, LongReplays):
-            return self.runs.at_peak(self.shown, self._shown_within)
-        return at_peak(self.runs.rows, self.shown)
+        return self.runs.at_peak(self.shown, self._shown_within)
 
     @property
     def _shown_within(self) -> int | None:
@@ -205,9 +201,7 @@ class OnCard:
 
     @cached_property
     def phase_peaks(self) -> tuple[AtPeak, ...]:
-        if isinstance(self.runs, LongReplays):
-            return self.runs.phase_peaks(self.shown, self._shown_within)
-        return phase_peaks(self.runs.rows, self.shown)
+        return self.runs.phase_peaks(self.shown, self._shown_within)
 
     @cached_property
     def peak(self) -> Peak:
@@ -267,7 +261,7 @@ def on_card(
         raise UsageError(f"hardware.reserve_bytes: {told}; allowed: less", field="hardware.reserve_bytes")
     capacity = left_bytes if capacity_bytes is None else capacity_bytes
     if own is None:
-        runs: Replays | LongReplays = Replays(rows_of(tape), settings)
+        runs: Replays = Replays(rows_of(tape), settings)
         spread = None
     else:
         runs, spread = one_of(own.orders, own.known, settings, capacity)
@@ -301,7 +295,7 @@ def job_on_card(job: Job, gpu: Gpu, tape: Tape | Folded, managed_bytes: int = 0,
 def others_of(job: Job, gpu: Gpu) -> Cluster | None:
     """The cards a job runs on, where its ranks are several."""
     hardware = job.hardware
-    if hardware.gpus * hardware.nodes == 1 and hardware.interconnect is None:
+    if hardware.cards == 1 and hardware.interconnect is None:
         return None
     cluster = cluster_of(job, gpu)
     return cluster if cluster.ranks > 1 else None

@@ -24,12 +24,14 @@ from tunecast.prediction.on_card import OnCard, card_warnings, job_on_card
 from tunecast.prediction.outside.needs import Outside, outside_of
 from tunecast.prediction.values import Energy, JobCost, Memory, Ranges, Time, Timing, Utilization
 from tunecast.result import Result
+from tunecast.tape.build.job_runs import SHARED, Builder
 from tunecast.tape.op import Tape
 from tunecast.units import gib
 
 NOT_TIMED = Timing()
 
-Clock = Callable[["Prediction"], Timing]
+Clock = Callable[["Outside | None"], Timing]
+"""The time of a tape, from what the run reads and writes."""
 Guard = Callable[[], AbstractContextManager[None]]
 
 
@@ -37,7 +39,7 @@ class Prediction(Result):
     """What a job, or a script that was traced, needs, and how long it takes. What is not known is None, never 0.
 
     `on_card` is the replay of the tape behind `memory`, for reports that show more than is published; `clock` prices
-    the tape.
+    the tape, `builder` builds what else is asked for.
     """
 
     schema: ClassVar[str] = "tunecast.prediction/1"
@@ -60,10 +62,11 @@ class Prediction(Result):
         assumptions: Iterable[str] = (),
         warnings: Iterable[str] = (),
         clock: Clock | None = None,
+        builder: Builder = SHARED,
     ) -> None:
         self._job, self._model, self.on_card, self.engine = job, model, on_card, engine
         self._assumptions, self._warnings = tuple(assumptions), tuple(warnings)
-        self._clock = clock
+        self._clock, self._builder = clock, builder
         self._guard: Guard = nullcontext
 
     @property
@@ -123,7 +126,7 @@ class Prediction(Result):
         if self._clock is None:
             return NOT_TIMED
         with self._guard():
-            return self._clock(self)
+            return self._clock(self.files)
 
     @property
     def time(self) -> Time | None:
@@ -144,7 +147,7 @@ class Prediction(Result):
             return None
         try:
             with self._guard():
-                return outside_of(self._job, self._model, lambda: self.on_card)
+                return outside_of(self._job, self._model, lambda: self.on_card, self._builder)
         except Unsupported:
             return None
 

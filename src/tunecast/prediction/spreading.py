@@ -23,13 +23,9 @@ DIMENSIONS = ("layers", "tensor", "pipeline", "context", "expert")
 SCRIPT = "To fix: trace your own script, `tunecast trace --nproc-per-node {gpus} -- train.py`"
 
 
-def cards(job: Job) -> int:
-    return job.hardware.gpus * job.hardware.nodes
-
-
 def is_sharded(job: Job) -> bool:
     """By accelerate's FSDP."""
-    return stack_of(job).uses_accelerate and sharding_of(job).is_fsdp and cards(job) > 1
+    return stack_of(job).uses_accelerate and sharding_of(job).is_fsdp and job.hardware.cards > 1
 
 
 def has_flat_parameters(job: Job) -> bool:
@@ -44,7 +40,7 @@ def is_flat(job: Job) -> bool:
 
 
 def _cards(job: Job) -> str | None:
-    if cards(job) == 1 or stack_of(job).shardings:
+    if job.hardware.cards == 1 or stack_of(job).shardings:
         return None
     got = f"got {job.hardware.gpus} on each of {job.hardware.nodes} machines"
     got = got if job.hardware.nodes > 1 else f"got {job.hardware.gpus}"
@@ -56,9 +52,9 @@ def _cards(job: Job) -> str | None:
 def _data(job: Job) -> str | None:
     data, hardware = job.parallel.data, job.hardware
     sharding, known = SHARDINGS[data], stack_of(job).shardings or (REPLICATED,)
-    if data not in known and not (cards(job) == 1 and sharding.is_replicated):
+    if data not in known and not (job.hardware.cards == 1 and sharding.is_replicated):
         return f"got {data}, which is not known of {job.stack}; allowed: {', '.join(known)}"
-    if cards(job) == 1 and sharding.is_fsdp:
+    if job.hardware.cards == 1 and sharding.is_fsdp:
         fix = f"hardware.gpus 2 or more, or {REPLICATED}"
         return f"got {data} on one card, where there is nothing to share. To fix: {fix}"
     if sharding.replicates_machines and (hardware.nodes == 1 or hardware.gpus == 1):
@@ -129,13 +125,13 @@ def _optimizer(job: Job) -> str | None:
     if is_flat(job) and not kind.on_partitions:
         known = ", ".join(name for name, each in OPTIMIZERS.items() if each.on_partitions)
         return f"got {kind.name}, which is not known on ZeRO's partitions; allowed: {known}"
-    if cards(job) > 1 and kind.in_backward:
+    if job.hardware.cards > 1 and kind.in_backward:
         return f"got {job.optimizer}, which takes gradients before they are summed over cards; allowed: on one card"
     return None
 
 
 def _in_backward(job: Job) -> str | None:
-    if job.optimizer_in_backward and (cards(job) > 1 or is_flat(job)) and stack_of(job).uses_accelerate:
+    if job.optimizer_in_backward and (job.hardware.cards > 1 or is_flat(job)) and stack_of(job).uses_accelerate:
         return "got true, which takes gradients before they are summed over cards; allowed: on one card"
     return None
 

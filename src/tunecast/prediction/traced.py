@@ -9,6 +9,7 @@ from tunecast.job.model import resolve_model
 from tunecast.prediction.memory.pages import managed_bytes
 from tunecast.prediction.modelled import card_of, dtype_assumption, job_assumptions, require_traceable, unused_fields
 from tunecast.prediction.on_card import job_on_card
+from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.values import Timing
 from tunecast.tape.build.fill_in import fill_in_of
@@ -49,13 +50,13 @@ def traced(
     short = job if exact else with_few_micro_batches(job)
     tape = trace_job(short, model.raw, card_of(gpu), exact=exact, python=interpreter, limits=limits, progress=progress)
 
-    def clock(of: Prediction) -> Timing:
+    def clock(files: Outside | None) -> Timing:
         from tunecast.prediction.time.timing import timing
 
         try:  # the closed form has the same operations, and what a trace does not see: layouts, saved tensors' hooks
-            return timing(job, model, gpu, of.files)
+            return timing(job, model, gpu, files)
         except Unsupported:
-            priced = timing(job, model, gpu, of.files, traced_steps(tape, job))
+            priced = timing(job, model, gpu, files, traced_steps(tape, job))
         return priced._replace(assumptions=(*priced.assumptions, OF_THE_TRACE))
 
     return Prediction(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from tunecast.records import NamedTuple
 from tunecast.tape.columns import numbers
 from tunecast.tape.op import Begin, Phase, Role
-from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch
+from tunecast.tape.program import BEGIN, EMPTY_CACHE, FREE, Program, Stretch, renames_in
 from tunecast.tape.structure import Structure
 
 MicroBatch = tuple[int, int, bool, int]
@@ -29,7 +29,7 @@ class NotComposable(Exception):
 
 
 class Composed(NamedTuple):
-    """The run as it is replayed (prediction/memory/long_run.py, prediction/native/_native.c)."""
+    """The run as it is replayed (prediction/memory/replay.py, prediction/native/_native.c)."""
 
     blocks: array[int]
     places: array[int]
@@ -44,6 +44,7 @@ class Composed(NamedTuple):
     renames: array[int]
     """Pairs of what a block goes by and will go by."""
     table: array[int]
+    """Empty: what stands in `places` are the sizes themselves."""
     roles: Sequence[Role]
     stretches: list[tuple[int, Stretch]]
     """The step, -1 for loading, and what is taken there."""
@@ -56,13 +57,11 @@ class Composed(NamedTuple):
     def sizes_of(self, number: int) -> list[int]:
         """Of the rows of a stretch."""
         first, end, _, at = self.rows[4 * number : 4 * number + 4]
-        table = self.table
-        return [table[at + place] if place >= 0 else place for place in self.places[first:end]]
+        table, places = self.table, self.places[first:end]
+        return [table[at + place] if place >= 0 else place for place in places] if table else list(places)
 
     def renames_before(self, number: int) -> list[tuple[int, int]]:
-        start = self.rows[4 * number - 2] if number else 0
-        end = self.rows[4 * number + 2]
-        return [(self.renames[2 * i], self.renames[2 * i + 1]) for i in range(start, end)]
+        return renames_in(self.rows, self.renames, number)
 
 
 class _Unit(NamedTuple):
@@ -274,24 +273,22 @@ class _Composer:
 
 
 def composed(program: Program) -> Composed:
-    """A run whose sizes are numbers, as one that was put together: each row has its own size."""
+    """A run whose sizes are numbers, as one that was put together: without a table."""
     schedule = program.schedule
-    places = numbers([row if size >= 0 else size for row, size in enumerate(program.sizes)])
     streams = array("q", program.streams or ())
     held = program.roles
     if isinstance(held, Mapping):  # of a traced tape, whose numbers may have gaps
         roles = [held.get(block, Role.TEMPORARIES) for block in range(schedule.names)]
     else:
         roles = list(held)
-    rows, renames, sizes = schedule.rows, schedule.renames, numbers(program.sizes)
     return Composed(
         schedule.blocks,
-        places,
+        numbers(program.sizes),
         streams,
         schedule.names,
-        rows,
-        renames,
-        sizes,
+        schedule.rows,
+        schedule.renames,
+        array("q"),
         roles,
         schedule.stretches,
         len(program.order),
@@ -306,17 +303,20 @@ def with_evaluation(run: Composed, evaluation: Program) -> Composed:
     at, first = len(run.table), len(run.blocks)
     sizes = [0] * len(left) + list(evaluation.sizes[start:end])
     blocks = array("q", [run.names + block for block in (*left, *evaluation.blocks[start:end])])
-    streams = run.streams or array("q", bytes(8 * first))
-    own = evaluation.streams or array("q", bytes(8 * len(evaluation.sizes)))
-    streams = streams + array("q", bytes(8 * len(left))) + array("q", own[start:end])
+    places = [n if size >= 0 else size for n, size in enumerate(sizes)] if run.table else sizes
+    streams = array("q")
+    if run.streams or evaluation.streams:
+        own = evaluation.streams or array("q", bytes(8 * len(evaluation.sizes)))
+        streams = run.streams or array("q", bytes(8 * first))
+        streams = streams + array("q", bytes(8 * len(left))) + array("q", own[start:end])
     taken = Stretch(Begin(Phase.FORWARD, run.steps), first, first + len(blocks), ())
     return run._replace(
         blocks=array("q", run.blocks) + blocks,
-        places=array("q", run.places) + array("q", [n if size >= 0 else size for n, size in enumerate(sizes)]),
+        places=array("q", run.places) + array("q", places),
         streams=streams if any(streams) else array("q"),
         names=run.names + len(evaluation.roles),
         rows=array("q", run.rows) + array("q", [first, first + len(blocks), len(run.renames) // 2, at]),
-        table=array("q", run.table) + array("q", sizes),
+        table=array("q", run.table) + array("q", sizes) if run.table else run.table,
         roles=[*run.roles, *(evaluation.roles[block] for block in range(len(evaluation.roles)))],
         stretches=[*run.stretches, (run.steps, taken)],
         steps=run.steps + 1,

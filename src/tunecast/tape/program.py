@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -27,7 +27,7 @@ SMALL_BYTES = MIB
 
 
 STRETCH_ROWS = 2000
-"""As many as are replayed between two moments that other replays may begin at."""
+"""Of which a replay keeps one course: what was held at its start and at most."""
 
 
 class Stretch(NamedTuple):
@@ -118,27 +118,13 @@ class Program:
             found = self._crossings[stretch.start] = Crossings(born, list(freed.difference(made)), len(made))
         return found
 
-    def small_rows(self, stretch: Stretch, died: Collection[int]) -> tuple[list[int], list[int]]:
-        """Its requests of up to `SMALL_BYTES`, their frees, and those of the blocks it finds alive and that `died`."""
-        found = self._small_rows.get(stretch.start)
-        if found is None:
-            blocks: list[int] = []
-            sizes: list[int] = []
-            small = set(died)
-            rows = slice(stretch.start, stretch.end)
-            for block, size in zip(self.blocks[rows], self.sizes[rows], strict=True):
-                if 0 <= size <= SMALL_BYTES:
-                    small.add(block)
-                elif size != FREE or block not in small:
-                    continue
-                blocks.append(block)
-                sizes.append(size)
-            found = self._small_rows[stretch.start] = blocks, sizes
-        return found
+    def sizes_of(self, number: int) -> Sequence[int]:
+        """Of the stretch that is taken as the how-manieth."""
+        _, stretch = self.schedule.stretches[number]
+        return self.sizes[stretch.start : stretch.end]
 
-    @cached_property
-    def _small_rows(self) -> dict[int, tuple[list[int], list[int]]]:
-        return {}
+    def renames_before(self, number: int) -> list[tuple[int, int]]:
+        return renames_in(self.schedule.rows, self.schedule.renames, number)
 
     @cached_property
     def _crossings(self) -> dict[int, Crossings]:
@@ -194,6 +180,27 @@ class Program:
             return 0, self.bounds[0]
         step = self.order[position]
         return self.bounds[step], self.bounds[step + 1]
+
+    @property
+    def most_alive_bytes(self) -> int:
+        """In the steps, each as it is taken first: what loading brings and lets go of again is not asked."""
+        sizes: dict[int, int] = {}
+        alive = most = 0
+        for number, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
+            if size >= 0:
+                sizes[block] = size
+                alive += size
+                if alive > most and number >= self.bounds[0]:
+                    most = alive
+            elif size == FREE:
+                alive -= sizes.pop(block, 0)
+        return most
+
+
+def renames_in(rows: Sequence[int], renames: Sequence[int], number: int) -> list[tuple[int, int]]:
+    """What blocks are called from the how-manieth stretch on: `ReplaySchedule.rows` and `.renames`."""
+    start, end = rows[4 * number - 2] if number else 0, rows[4 * number + 2]
+    return [(renames[2 * i], renames[2 * i + 1]) for i in range(start, end)]
 
 
 def program(tape: Tape) -> Program:

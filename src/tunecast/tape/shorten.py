@@ -99,6 +99,8 @@ def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
     The head goes as far as the first layer of the last kind to come: what layers of a kind share (their rotary table,
     their mask) is made for its first layer, and in the backward pass freed by it.
     """
+    numbers: dict[Any, int] = {}
+    kinds = [numbers.setdefault(kind, len(numbers)) for kind in kinds]  # told apart by a number, not by what they are
     total = len(kinds)
     firsts = {kind: layer for layer, kind in reversed(list(enumerate(kinds)))}
     head = max(2, *(layer + 1 for layer in firsts.values())) if kinds else 2

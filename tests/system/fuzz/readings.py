@@ -23,7 +23,7 @@ from tunecast.job.safetensors import header_counts, shards
 from tunecast.learn.store import kept, path_of
 from tunecast.market import store
 from tunecast.market.clean import cleaned
-from tunecast.market.money import RATE
+from tunecast.market.cost import RATE
 from tunecast.market.own import FIELDS as OWN_FIELDS
 from tunecast.market.own import own_offers
 from tunecast.market.sources import gpuhunt, skypilot

@@ -1,9 +1,8 @@
 """Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags.
 
-A new format is one file with `documents(path) -> Iterator[Found]` and a line in `FORMATS`.
+A new format is one file with `documents(path) -> Iterator[Found]` and a line in `FORMATS`, loaded when one is read.
 
 bounds.py     Limits on what is read: a job file or a config.json may come from anyone
-found.py      What a reader finds: a document, or why there is none, and where it stood
 json.py       A job in JSON: one object a file
 jsonlines.py  Many jobs in JSON Lines: one object a line, read a line at a time
 yaml.py       A job in YAML: one mapping a file, read by PyYAML's safe loader
@@ -11,7 +10,8 @@ yaml.py       A job in YAML: one mapping a file, read by PyYAML's safe loader
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from os.path import basename, isfile, splitext
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +19,15 @@ from tunecast.errors import NotResolved, TunecastError, Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.knob import shown
 from tunecast.job.mapping import check_overrides, job_from_dict, with_overrides
-from tunecast.job.readers import json, jsonlines, yaml
-from tunecast.job.readers.found import Found
+from tunecast.job.readers.json import Found
 from tunecast.job.registry import bundled_names
 from tunecast.records import dataclass
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-FORMATS: Mapping[str, Callable[[Path], Iterator[Found]]] = {
-    ".yaml": yaml.documents,
-    ".yml": yaml.documents,
-    ".json": json.documents,
-    ".jsonl": jsonlines.documents,
-}
+FORMATS: Mapping[str, str] = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".jsonl": "jsonlines"}
+"""By ending, the file here that reads it."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +89,8 @@ def _jobs(source: str, overrides: Mapping[str, object]) -> Iterator[Job | JobErr
         if path.name == "config.json":
             yield _job(Found("", {"model": source}), overrides, None)
         elif reader is not None:
-            for number, found in enumerate(reader(path)):
+            documents = import_module(f"{__name__}.{reader}").documents(path)
+            for number, found in enumerate(documents):
                 if number == 0 and _is_training_data(found.content):
                     raise UsageError(f"{path}: {TRAINING_DATA}", field="job")
                 yield _job(found, overrides, path)

@@ -1,4 +1,4 @@
-"""A job in JSON: one object a file."""
+"""A job in JSON: one object a file. `Found` is what every reader finds."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tunecast.errors import UsageError
+from tunecast.errors import TunecastError, UsageError
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import MOST_FILE_BYTES, MOST_NODES, bounded_text, check_shape
-from tunecast.job.readers.found import Found
+from tunecast.records import NamedTuple
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+class Found(NamedTuple):
+    where: str
+    """`jobs.jsonl line 7`: put before every message about it."""
+    content: object | TunecastError
 
 
 def documents(path: Path) -> Iterator[Found]:

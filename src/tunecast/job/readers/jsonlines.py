@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from tunecast.errors import NotResolved, UsageError
 from tunecast.job.readers.bounds import MOST_LINE_BYTES, decoded
-from tunecast.job.readers.found import Found
-from tunecast.job.readers.json import parsed
+from tunecast.job.readers.json import Found, parsed
 
 if TYPE_CHECKING:
     from pathlib import Path

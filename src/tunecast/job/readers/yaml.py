@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.errors import UsageError
 from tunecast.job.knob import shown
 from tunecast.job.readers.bounds import MOST_DEPTH, MOST_NODES, MOST_YAML_BYTES, bounded_text, check_shape
-from tunecast.job.readers.found import Found
+from tunecast.job.readers.json import Found
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,8 +17,8 @@ from datetime import date
 
 from tunecast.errors import NotResolved
 from tunecast.market.listing import Listing, count, number, price, words
-from tunecast.market.places import country_of
-from tunecast.market.sources.rows import rows
+from tunecast.market.names import country_of
+from tunecast.market.sources.replies import rows
 from tunecast.units import MIB
 
 PROVIDERS: Mapping[str, str] = {"azure": "azure", "oci": "oracle"}

@@ -17,8 +17,8 @@ from datetime import date
 from statistics import median
 
 from tunecast.market.listing import Listing, count, number, price, words
-from tunecast.market.places import country_of
-from tunecast.market.sources.rows import rows
+from tunecast.market.names import country_of
+from tunecast.market.sources.replies import rows
 
 CLOUDS: Mapping[str, str] = {
     "aws": "aws", "gcp": "gcp", "lambda": "lambda", "nebius": "nebius", "runpod": "runpod", "seeweb": "seeweb",

@@ -24,7 +24,7 @@ from tunecast.planning.fit.solution import Fit, OtherHardware, other_hardware_of
 from tunecast.planning.price import rent_of
 from tunecast.prediction.spreading import DIMENSIONS
 from tunecast.records import replace
-from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.tape.build.sharding.scheme import rows_per_step
 
 SEVERAL = (2, 4, 8)
 """Cards of one machine, as they are sold."""
@@ -89,7 +89,7 @@ def _shared(job: Job) -> list[str]:
 def _splits(job: Job, count: int, data: str) -> Iterator[Overrides]:
     """Of the global batch over so many cards: micro-batches as large as they are, then ever smaller ones. Fewer rows
     than cards make a larger batch, as the report says."""
-    each = max(1, job.micro_batch * job.grad_accum * ranks_of(job) // count)
+    each = max(1, rows_per_step(job) // count)
     largest = next(size for size in range(min(job.micro_batch, each), 0, -1) if each % size == 0)
     smaller = smaller_micro_batches(replace(job, micro_batch=largest, grad_accum=each // largest))
     for micro_batch in (largest, *(int(str(overrides["micro_batch"])) for overrides in smaller)):

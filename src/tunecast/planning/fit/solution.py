@@ -16,7 +16,7 @@ from tunecast.prediction.outside.needs import machine_ram_bytes
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.verdict import Room
 from tunecast.records import NamedTuple, dataclass
-from tunecast.result import Result
+from tunecast.result import Alias, Result
 
 FIGURES = (
     *("fits", "fits_surely", "fits_perhaps", "needs_bytes", "range_bytes", "capacity_bytes", "step_s"),
@@ -36,46 +36,26 @@ class FitState(Result):
     prediction: Prediction
     room: Room
 
-    @property
-    def fits(self) -> bool:
-        return self.room.fits
-
-    @property
-    def fits_surely(self) -> bool:
-        """At the high end of the 80 % range too."""
-        return self.room.surely
-
-    @property
-    def fits_perhaps(self) -> bool:
-        return self.room.perhaps
-
-    @property
-    def needs_bytes(self) -> int:
-        """The smallest capacity it completes with."""
-        return self.room.needs_bytes
+    fits = Alias[bool]("room.fits")
+    fits_surely = Alias[bool]("room.surely")
+    """At the high end of the 80 % range too."""
+    fits_perhaps = Alias[bool]("room.perhaps")
+    needs_bytes = Alias[int]("room.needs_bytes")
+    """The smallest capacity it completes with."""
 
     @property
     def range_bytes(self) -> tuple[int, int]:
         return self.room.low_bytes, self.room.high_bytes
 
-    @property
-    def capacity_bytes(self) -> int:
-        return self.room.capacity_bytes
+    capacity_bytes = Alias[int]("room.capacity_bytes")
 
     @property
     def machine_ram_bytes(self) -> int | None:
         """Of its host, for all ranks of a machine; None where it is not known."""
         return machine_ram_bytes(self.job, self.model)
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        time = self.prediction.time
-        return None if time is None else time.tokens_per_s
-
-    @property
-    def step_s(self) -> float | None:
-        time = self.prediction.time
-        return None if time is None else time.step_s
+    tokens_per_s = Alias[float | None]("prediction.time.tokens_per_s")
+    step_s = Alias[float | None]("prediction.time.step_s")
 
     def more_time_than(self, other: FitState) -> float | None:
         """0.27: it takes 27 % more time for the same tokens."""
@@ -106,23 +86,12 @@ class FitChange(Result):
     job: Job
     """With the whole set."""
 
-    @property
-    def set(self) -> Overrides:
-        """Fields by dotted name."""
-        return self.option.overrides
-
-    @property
-    def harm(self) -> Harm:
-        return self.option.rung.harm
-
-    @property
-    def unpriced(self) -> str | None:
-        """What is not known of its price."""
-        return self.option.rung.unpriced
-
-    @property
-    def note(self) -> str | None:
-        return self.option.rung.note
+    set = Alias[Overrides]("option.overrides")
+    """Fields by dotted name."""
+    harm = Alias[Harm]("option.rung.harm")
+    unpriced = Alias[str | None]("option.rung.unpriced")
+    """What is not known of its price."""
+    note = Alias[str | None]("option.rung.note")
 
     @property
     def quality(self) -> tuple[str, ...]:
@@ -191,9 +160,7 @@ class FrugalJob(Result):
     least_card: Gpu | None
     """None: no card is large enough."""
 
-    @property
-    def gpu(self) -> str | None:
-        return None if self.least_card is None else self.least_card.name
+    gpu = Alias[str | None]("least_card.name")
 
 
 class LargerCards(NamedTuple):
@@ -244,28 +211,22 @@ class Fit(Result):
     file_patch: Patch | None = None
     """What the chosen changes do to the job's file, where it has one that can be changed in its place."""
 
-    @property
-    def id(self) -> str | int | None:
-        return self.before.job.id
+    id = Alias[str | int | None]("before.job.id")
 
     @property
     def fits(self) -> bool:
         """As it is, or with the chosen changes."""
         return self.before.fits or self.chosen is not None
 
-    @property
-    def faster(self) -> bool:
-        """Whether the question was what takes less time."""
-        return self.before.fits_surely
+    faster = Alias[bool]("before.fits_surely")
+    """Whether the question was what takes less time."""
 
     @property
     def question(self) -> str:
         return "faster" if self.faster else "fits surely" if self.before.fits else "fits"
 
-    @property
-    def patch(self) -> str | None:
-        """A unified diff against the job's file."""
-        return None if self.file_patch is None else self.file_patch.diff
+    patch = Alias[str | None]("file_patch.diff")
+    """A unified diff against the job's file."""
 
     @property
     def changes(self) -> tuple[FitChange, ...]:

@@ -27,8 +27,8 @@ from tunecast.job.stacks import stack_of
 from tunecast.prediction.data.batches import EVAL_STEPS, MicroBatch, batches_of, padded
 from tunecast.prediction.data.lengths import epoch_of, total_steps
 from tunecast.records import NamedTuple, replace, replace_unchecked
-from tunecast.tape.build.builder import MicroBatchStructures
-from tunecast.tape.build.job_runs import evaluated, fold_job, micro_batch_structures
+from tunecast.tape.build.job_runs import evaluated, fold_job
+from tunecast.tape.build.micro_batches import MicroBatchStructures, micro_batch_structures
 from tunecast.tape.build.sharding.scheme import ranks_of
 from tunecast.tape.card import Card
 from tunecast.tape.compose import EVALUATION, Composed, NotComposable, again_of, compose

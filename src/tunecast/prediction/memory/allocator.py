@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from copy import copy
+from collections.abc import Iterable
 
 from tunecast.errors import UsageError, nearest
 from tunecast.prediction.memory.expandable import ADDRESS_BITS, ADDRESS_MASK, ExpandableSegments, SegmentPool
@@ -198,10 +196,6 @@ def segment_bytes(block_bytes: int, large_segment_bytes: int = 20 * MIB) -> int:
     return -(-block_bytes // ROUND_LARGE_BYTES) * ROUND_LARGE_BYTES
 
 
-class WouldFree(Exception):
-    """See `CachingAllocator.without_freeing`."""
-
-
 Place = tuple[int, int, int]
 """Address, size and stream of a live block; the size says which of the stream's pools it is of. No bytes, no block."""
 
@@ -216,8 +210,6 @@ class CachingAllocator:
         """memory_stats()["num_alloc_retries"]: how often all cached blocks were freed to make room."""
         self.refused_bytes = UNLIMITED
         """The least that would have been reserved where the capacity said no."""
-        self.growths = 0
-        """How often the driver gave a segment, or pages."""
         self._settings = settings
         self._divisions = settings.roundup_power2_divisions
         by_page = settings.expandable_segments and settings.capacity_is_physical
@@ -242,7 +234,6 @@ class CachingAllocator:
             and settings.garbage_collection_threshold > 0
             and not settings.capacity_is_physical
         )
-        self._may_free = True
         self._searches = 0
         """Of large pools; a cached block's age is counted in them."""
         self._cached_since: dict[int, int] = {}
@@ -354,15 +345,6 @@ class CachingAllocator:
         self.peak_allocated_bytes = self.allocated_bytes
         self.peak_reserved_bytes = self.reserved_bytes
 
-    def copied(self, capacity_bytes: int) -> CachingAllocator:
-        """One that stands as this one and has a capacity, which must not have bound so far."""
-        other = copy(self)
-        other.limit_bytes = capacity_bytes
-        other._small = {stream: pool.copied() for stream, pool in self._small.items()}
-        other._large = {stream: pool.copied() for stream, pool in self._large.items()}
-        other._live, other._segments = dict(self._live), dict(self._segments)
-        return other
-
     def rename(self, names: Iterable[tuple[int, int]]) -> None:
         """Live blocks go by other numbers from now on."""
         for place, block in [(self._live.pop(old), new) for old, new in names]:
@@ -371,38 +353,6 @@ class CachingAllocator:
     def place(self, block: int) -> tuple[int, int]:
         """Address and size of a live block."""
         return self._live[block][:2]
-
-    def large_places(self, blocks: Iterable[int]) -> dict[int, Place]:
-        """Those of the live blocks that lie in large pools."""
-        return {block: self._live[block] for block in blocks if self._live[block][1] > SMALL_BYTES}
-
-    def settle(self, born: Mapping[int, Place], died: Iterable[int]) -> None:
-        """Blocks live and die without anything else being touched: for what is known to happen again."""
-        for block in died:
-            self.allocated_bytes -= self._live.pop(block)[1]
-        for block, place in born.items():
-            self._live[block] = place
-            self.allocated_bytes += place[1]
-
-    @contextmanager
-    def without_freeing(self) -> Iterator[None]:
-        """Where room could only be made by giving back cached segments, `WouldFree`, and all is as it was before."""
-        if self.limit_bytes == UNLIMITED:
-            yield
-            return
-        small = self.pool(True)
-        kept = (dict(self._live), dict(self._segments), small.keys[:], dict(small.sizes), dict(small.starts))
-        counts = (self.allocated_bytes, self.reserved_bytes, self._next_address)
-        self._may_free = False
-        try:
-            yield
-        except WouldFree:
-            self._live, self._segments, small.keys, small.sizes, small.starts = kept
-            self.allocated_bytes, self.reserved_bytes, self._next_address = counts
-            self.reset_peaks()
-            raise
-        finally:
-            self._may_free = True
 
     def pool(self, is_small: bool, stream: int = 0) -> SegmentPool:
         pools = self._small if is_small else self._large
@@ -418,8 +368,6 @@ class CachingAllocator:
         if self._collects:
             self._collect_garbage()
         found = self._try_new_block(pool, size, segment)
-        if found is None and not self._may_free:
-            raise WouldFree
         if found is None and self._free_oversize(pool, size):
             found = self._try_new_block(pool, size, segment)
         if found is None:
@@ -448,7 +396,6 @@ class CachingAllocator:
             self._segments[address] = segment
             self.reserved_bytes += segment
             found = address, segment
-        self.growths += 1
         if self.reserved_bytes > self.peak_reserved_bytes:
             self.peak_reserved_bytes = self.reserved_bytes
         return found

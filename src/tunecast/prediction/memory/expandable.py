@@ -63,17 +63,6 @@ class SegmentPool:
         insort(keys, size << ADDRESS_BITS | address)
         return address
 
-    def put(self, address: int, size: int) -> None:
-        """A free block that touches no other."""
-        self.sizes[address] = size
-        self.starts[address + size] = address
-        insort(self.keys, size << ADDRESS_BITS | address)
-
-    def copied(self) -> SegmentPool:
-        other = SegmentPool(self.is_small, self.unsplit_rest, self.max_split)
-        other.keys, other.sizes, other.starts = self.keys[:], dict(self.sizes), dict(self.starts)
-        return other
-
     def take(self, address: int, size: int) -> None:
         del self.keys[bisect_left(self.keys, size << ADDRESS_BITS | address)]
         del self.sizes[address]

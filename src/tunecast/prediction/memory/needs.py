@@ -14,7 +14,6 @@ from itertools import pairwise
 
 from tunecast.prediction import native
 from tunecast.prediction.memory.allocator import AllocatorSettings, CachingAllocator, rounded_bytes
-from tunecast.prediction.memory.long_run import LongReplays, rows_in_c
 from tunecast.prediction.memory.replay import Replays, card_bytes, in_c, played_at_once
 from tunecast.records import dataclass
 from tunecast.tape.compose import Composed
@@ -85,7 +84,7 @@ def op_before(tape: Tape, request: int) -> Op | None:
     return None
 
 
-def smallest_capacity_bytes(runs: Replays | LongReplays) -> int:
+def smallest_capacity_bytes(runs: Replays) -> int:
     """A capacity with which the tape completes and 2 MiB below which it does not, found by climbing and bisection.
 
     It lies between the bytes alive at the peak, which no allocator can do without, and those reserved without a limit.
@@ -99,9 +98,8 @@ def smallest_capacity_bytes(runs: Replays | LongReplays) -> int:
     most_bytes = max(peak.reserved_bytes for peak in runs.unlimited.peaks)
     if native.least is not None and played_at_once(settings):
         with suppress(OverflowError):  # sizes beyond its reach
-            told = rows_in_c(rows) if isinstance(rows, Composed) else in_c(rows)
             return native.least(
-                *told, most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
+                *in_c(rows), most_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
                 card_bytes(settings), settings.capacity_is_physical,
             )  # fmt: skip
     # By fraction, expandable segments may pass the capacity by less than a page (AllocatorSettings).
@@ -111,7 +109,7 @@ def smallest_capacity_bytes(runs: Replays | LongReplays) -> int:
     return _boundary_bytes(runs, fails, completes)
 
 
-def least_beside(runs: Replays | LongReplays, least_bytes: int, capacity_bytes: int, fits: bool) -> int:
+def least_beside(runs: Replays, least_bytes: int, capacity_bytes: int, fits: bool) -> int:
     """The boundary that a verdict on `capacity_bytes` is told with: at most that where the run completes with it, more
     where it does not (`fits`). `least_bytes` is one found elsewhere, and the answer where it lies on that side."""
     if fits == (least_bytes <= capacity_bytes):
@@ -123,7 +121,7 @@ def least_beside(runs: Replays | LongReplays, least_bytes: int, capacity_bytes: 
     return _boundary_bytes(runs, here, max(here + 1, _steps(most_bytes)))
 
 
-def _boundary_bytes(runs: Replays | LongReplays, fails: int, completes: int) -> int:
+def _boundary_bytes(runs: Replays, fails: int, completes: int) -> int:
     """Between a capacity that fails and one that completes, in steps of 2 MiB; where a capacity changes a run before it
     binds, the upper one may fail too, and one above it is looked for."""
     if runs.settings.needs_capacity:
@@ -146,7 +144,7 @@ def _steps(nbytes: int) -> int:
 
 def _live_peak_bytes(rows: Program | Composed, settings: AllocatorSettings) -> int:
     """Most bytes alive at once, each block as large as its request rounded."""
-    asked = rows.table if isinstance(rows, Composed) else rows.sizes
+    asked = (rows.table or rows.places) if isinstance(rows, Composed) else rows.sizes
     rounded = {size: rounded_bytes(size, settings.roundup_power2_divisions) for size in set(asked) if size > 0}
     sizes: dict[int, int] = {}
     now = most = 0

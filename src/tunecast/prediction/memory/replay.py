@@ -1,35 +1,27 @@
 """A program's requests and frees, replayed through the allocator, phase by phase.
 
-A run takes the same step many times, and after one or two of them the allocator does the same each time but for a few
-small blocks: the batch wanders, since the next one is made before the last one dies. So what a stretch of a step did is
-kept, and when it comes again to large pools that are as they were (`_Known.holds`), they end as they ended then. Pools
-share nothing but the capacity, so small blocks, which are a third, are replayed alone. They are as large wherever they
-lie, so what is allocated when is known as well.
+By the C code where it was compiled and knows the settings, else in Python. Of a run that was put together
+(tape/compose.py), which may have tens of millions of requests, what each was given is not kept: what was alive where
+most was allocated is asked for in a second run up to there.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import repeat
 from typing import TypeAlias
 
-from tunecast.prediction.memory.allocator import (
-    UNLIMITED,
-    AllocatorSettings,
-    CachingAllocator,
-    OutOfMemory,
-    Place,
-    WouldFree,
-)
+from tunecast.prediction.memory.allocator import UNLIMITED, AllocatorSettings, CachingAllocator, OutOfMemory
 from tunecast.prediction.native import run as native_run
 from tunecast.records import NamedTuple, dataclass, field
 from tunecast.tape.columns import numbers
+from tunecast.tape.compose import Composed
 from tunecast.tape.fold import Folded
 from tunecast.tape.op import Phase, Role, Tape
-from tunecast.tape.program import Program, Stretch, program
+from tunecast.tape.program import FREE, Program, Stretch, program
 
 
 @dataclass(frozen=True)
@@ -94,6 +86,16 @@ class Replay:
     courses: Sequence[StretchReplay] = field(default=(), repr=False, compare=False)
 
 
+@dataclass(frozen=True)
+class AtPeak:
+    """Where something was held at most, and what was alive there by role, which sums to it exactly."""
+
+    allocated_bytes: int
+    phase: Phase
+    step: int
+    by_role: Mapping[Role, int]
+
+
 def rows_of(tape: Tape | Folded | Program) -> Program:
     if isinstance(tape, Program):
         return tape
@@ -102,46 +104,69 @@ def rows_of(tape: Tape | Folded | Program) -> Program:
 
 def replay(tape: Tape | Folded | Program, settings: AllocatorSettings, capacity_bytes: int | None = None) -> Replay:
     """Run the tape's allocations. A capacity binds from the first of them, loading included."""
-    return _ReplayRun(rows_of(tape), settings, capacity_bytes).replay()
+    return replay_of(rows_of(tape), take(rows_of(tape), settings, capacity_bytes))
 
 
 class Replays:
-    """One program under one set of settings, and ever other capacities."""
+    """One run under one set of settings, and ever other capacities."""
 
-    def __init__(self, rows: Program, settings: AllocatorSettings) -> None:
+    def __init__(self, rows: Program | Composed, settings: AllocatorSettings) -> None:
         self.rows, self.settings = rows, settings
         self._seen: list[Replay] = []
-        self._kept: list[_ReplayRun] = []
 
     @cached_property
     def unlimited(self) -> Replay:
-        return self._replayed(_ReplayRun(self.rows, self.settings, None))
+        return self._replay(None)
 
     def within(self, capacity_bytes: int) -> Replay:
-        """A capacity only ever says no: two that say no to the same requests see the same run. So one that is known may
-        be the answer, and else its beginning is."""
-        if self.settings.needs_capacity:
-            return _ReplayRun(self.rows, self.settings, capacity_bytes).replay()
-        for run in [self.unlimited, *self._seen]:
-            if max(peak.reserved_bytes for peak in run.peaks) <= capacity_bytes < run.same_until_bytes:
-                return run
-        begun = [run for run in self._kept if run.goes_within(capacity_bytes)]
-        if not begun:
-            return self._replayed(_ReplayRun(self.rows, self.settings, capacity_bytes))
-        furthest = max(begun, key=lambda run: (run.position, run.number))
-        return self._replayed(furthest.continued(capacity_bytes))
+        """A capacity only ever says no: two that say no to the same requests see the same run."""
+        if not self.settings.needs_capacity:
+            for run in [self.unlimited, *self._seen]:
+                if max(peak.reserved_bytes for peak in run.peaks) <= capacity_bytes < run.same_until_bytes:
+                    return run
+        return self._replay(capacity_bytes)
 
-    def _replayed(self, run: _ReplayRun) -> Replay:
-        run.kept = None if self.settings.needs_capacity or run.at_once else self._kept
-        self._seen.append(run.replay())
+    def at_peak(self, run: Replay, capacity_bytes: int | None = None) -> AtPeak:
+        """Where `allocated_bytes` was first reached after loading; `capacity_bytes` is the run's."""
+        trained = [number for number, course in enumerate(run.courses) if course.position >= 0]
+        every = trained or range(len(run.courses))
+        return self._moments(run, [max(every, key=lambda number: run.courses[number].peak_bytes)], capacity_bytes)[0]
+
+    def phase_peaks(self, run: Replay, capacity_bytes: int | None = None) -> tuple[AtPeak, ...]:
+        """Each phase's highest moment over all steps, the first of equals, in the order the phases first began."""
+        highest: dict[Phase, int] = {}
+        for number, course in enumerate(run.courses):
+            phase, best = course.stretch.begin.phase, highest.get(course.stretch.begin.phase)
+            if course.stretch.start < course.stretch.end and (
+                best is None or course.peak_bytes > run.courses[best].peak_bytes
+            ):
+                highest[phase] = number
+        wanted = sorted(highest.values())
+        found = dict(zip(wanted, self._moments(run, wanted, capacity_bytes), strict=True))
+        return tuple(found[number] for number in highest.values())
+
+    def _moments(self, run: Replay, wanted: Sequence[int], capacity_bytes: int | None) -> list[AtPeak]:
+        """Of a program, by what its requests were given."""
+        rows = self.rows
+        assert isinstance(rows, Program)
+        alive: dict[int, int] = {}
+        found = []
+        for number, course in enumerate(run.courses[: max(wanted, default=-1) + 1]):
+            for nbytes, block in [(alive.pop(old), new) for old, new in rows.renames_before(number)]:
+                alive[block] = nbytes
+            if number in wanted:
+                found.append(moment_of(rows, number, course, alive, course.given))
+            crossings = rows.crossings(course.stretch)
+            if len(course.given) < crossings.requests:
+                break  # here it died
+            for block in crossings.died:
+                del alive[block]
+            alive.update((block, course.given[nth]) for block, nth in crossings.born)
+        return found
+
+    def _replay(self, capacity_bytes: int | None) -> Replay:
+        self._seen.append(replay_of(self.rows, take(self.rows, self.settings, capacity_bytes)))
         return self._seen[-1]
-
-
-def _is_plain(settings: AllocatorSettings) -> bool:
-    """Whether a pool's own free blocks alone decide about a request."""
-    return not any(
-        (settings.expandable_segments, settings.garbage_collection_threshold, settings.roundup_power2_divisions)
-    )
 
 
 def played_at_once(settings: AllocatorSettings) -> bool:
@@ -163,8 +188,11 @@ MOST_STREAMS = 4096
 """Of the C code."""
 
 
-def in_c(rows: Program) -> RowsInC:
-    """As the C code reads them: blocks, sizes, streams, names, stretches, renames, no table. Made once a program."""
+def in_c(rows: Program | Composed) -> RowsInC:
+    """As the C code reads them: blocks, sizes, streams, names, stretches, renames, table. Made once a program, whose
+    sizes are no places in a table."""
+    if isinstance(rows, Composed):
+        return rows.blocks, rows.places, rows.streams, rows.names, rows.rows, rows.renames, rows.table
     kept: dict[str, RowsInC] = rows.__dict__
     if "_in_c" not in kept:
         plan, streams = rows.schedule, array("q", rows.streams or ())
@@ -175,297 +203,201 @@ def in_c(rows: Program) -> RowsInC:
     return kept["_in_c"]
 
 
-class _ReplayRun:
-    def __init__(self, rows: Program, settings: AllocatorSettings, capacity_bytes: int | None) -> None:
-        self.rows, self.settings = rows, settings
-        self.allocator = CachingAllocator(settings, capacity_bytes)
-        self.alone = rows.streams is None and _is_plain(settings)
-        self.at_once = played_at_once(settings)
-        self.known: dict[tuple[int, int], _Known] = {}
-        """What a stretch did, by its step and place in it."""
-        self.courses: list[StretchReplay] = []
-        self.peaks: dict[tuple[int, Phase], tuple[int, int]] = {}
-        self.model_bytes: int | None = None
-        self.reserved_bytes = 0
-        self.position = -1
-        """The next step; -1: loading."""
-        self.number = 0
-        """The next stretch of the step."""
-        self.kept: list[_ReplayRun] | None = None
-        """Where to put the run as it was before each stretch."""
+class RunFigures(NamedTuple):
+    """What a run came to."""
 
-    @property
-    def peak_reserved_bytes(self) -> int:
-        return max((reserved for _, reserved in self.peaks.values()), default=0)
+    given: Sequence[int] | None
+    """What each request was given, one stretch after another. None of a run that was put together: it may have tens of
+    millions of them."""
+    courses: Sequence[int]
+    """Of each stretch: allocated at its start, most allocated, most reserved, requests served."""
+    retries: int
+    refused_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    died: tuple[int, int, int, int] | None
+    moments: Sequence[tuple[Sequence[int] | dict[int, int], Sequence[int]]] = ()
+    """Of each stretch that was asked about: what was alive when it began, and what its requests were given."""
 
-    def goes_within(self, capacity_bytes: int) -> bool:
-        """Whether the run would have come this far in the same way."""
-        return self.peak_reserved_bytes <= capacity_bytes < self.allocator.refused_bytes
 
-    def continued(self, capacity_bytes: int) -> _ReplayRun:
-        """This run from where it is, under a capacity."""
-        other = copy(self)
-        other.allocator = self.allocator.copied(capacity_bytes)
-        other.known, other.courses, other.peaks = dict(self.known), self.courses[:], dict(self.peaks)
-        return other
-
-    def replay(self) -> Replay:
-        allocator, died = self.allocator, None
-        try:
-            if not (self.at_once and self._take_all()):
-                self._take_each()
-        except OutOfMemory as error:
-            died = self._exhausted(error)
-        load_bytes = [most for (_, phase), (most, _) in self.peaks.items() if phase is Phase.LOAD]
-        if self.model_bytes is None:
-            self.model_bytes = allocated_bytes = allocator.allocated_bytes
-            reserved_bytes, peak_phase = allocator.reserved_bytes, Phase.LOAD
-        else:
-            trained = [course for course in self.courses if course.position >= 0]
-            highest = max(trained, key=lambda course: course.peak_bytes)
-            allocated_bytes, peak_phase = highest.peak_bytes, highest.stretch.begin.phase
-            reserved_bytes = self.reserved_bytes
-        return Replay(
-            completed=died is None,
-            out_of_memory=died,
-            model_bytes=self.model_bytes,
-            load_peak_bytes=max(load_bytes, default=0),
-            allocated_bytes=allocated_bytes,
-            reserved_bytes=reserved_bytes,
-            peaks=tuple(PhaseReplay(step, phase, *both) for (step, phase), both in self.peaks.items()),
-            peak_phase=peak_phase,
-            retries=allocator.retries,
-            same_until_bytes=allocator.refused_bytes,
-            courses=self.courses,
-        )
-
-    def _take_all(self) -> bool:
-        """By the C code; False: sizes beyond its reach, and nothing was done."""
-        allocator, plan = self.allocator, self.rows.schedule
-        assert native_run is not None
-        try:
-            told = native_run(
-                *in_c(self.rows), allocator.limit_bytes, self.settings.oldest_segment_first,
-                self.settings.large_segment_bytes, card_bytes(self.settings), allocator.physical_bytes, None,
+def take(
+    rows: Program | Composed,
+    settings: AllocatorSettings,
+    capacity_bytes: int | None,
+    wanted: Sequence[int] | None = None,
+) -> RunFigures:
+    """`wanted`: of a run that was put together, stretches whose `moments` are asked for; it ends with the last."""
+    allocator = CachingAllocator(settings, capacity_bytes)
+    if native_run is not None and played_at_once(settings):
+        with suppress(OverflowError):  # sizes beyond its reach
+            given, courses, retries, refused, allocated, reserved, died, moments = native_run(
+                *in_c(rows), allocator.limit_bytes, settings.oldest_segment_first, settings.large_segment_bytes,
+                card_bytes(settings), allocator.physical_bytes,
+                None if isinstance(rows, Program) else array("q", wanted or ()),
             )  # fmt: skip
-        except OverflowError:
-            return False
-        given, courses, allocator.retries, allocator.refused_bytes, allocated_bytes, reserved_bytes, died, _ = told
-        figures, served = memoryview(courses).cast("q"), memoryview(given).cast("q")
-        first = 0
-        for at, (position, stretch) in zip(range(0, len(figures), 4), plan.stretches, strict=False):
-            start_bytes, peak_bytes, allocator.peak_reserved_bytes, requests = figures[at : at + 4]
-            if position >= 0 and self.model_bytes is None:
-                self.model_bytes = start_bytes
-            self._close(StretchReplay(position, stretch, start_bytes, peak_bytes, served[first : first + requests]))
-            first += requests
-        allocator.allocated_bytes, allocator.reserved_bytes = allocated_bytes, reserved_bytes
-        if died is not None:
-            raise OutOfMemory(*died)
-        return True
+            asked = [(memoryview(alive).cast("q"), memoryview(served).cast("q")) for alive, served in moments]
+            kept = memoryview(given).cast("q") if isinstance(rows, Program) else None
+            told = memoryview(courses).cast("q")
+            return RunFigures(kept, told, retries, refused, allocated, reserved, died, asked)
+    return _take_in_python(rows, allocator, wanted)
 
-    def _take_each(self) -> None:
-        rows = self.rows
-        again = {step for step in rows.order if rows.order.count(step) > 1}
-        while self.position < len(rows.order):
-            step = -1 if self.position < 0 else rows.order[self.position]
-            stretches = rows.stretches[step + 1]
-            while self.number < len(stretches):
-                if self.kept is not None:
-                    self.kept.append(self.continued(UNLIMITED))
-                if not self.number:
-                    self.allocator.rename(rows.handed_over(self.position))
-                self._take(stretches[self.number], (step, self.number) if step in again else None)
-                self.number += 1
-            self.position, self.number = self.position + 1, 0
 
-    def _take(self, stretch: Stretch, key: tuple[int, int] | None) -> None:
-        allocator, position = self.allocator, self.position
-        if position >= 0 and self.model_bytes is None:
-            self.model_bytes = allocator.allocated_bytes
+def _take_in_python(rows: Program | Composed, allocator: CachingAllocator, wanted: Sequence[int] | None) -> RunFigures:
+    """As the C code does."""
+    courses, moments = array("q"), []
+    kept: list[int] | None = [] if isinstance(rows, Program) else None
+    held: dict[int, int] = {}
+    died = None
+    for number, (_, stretch) in enumerate(_stretches(rows)):
+        renames, sizes, first = rows.renames_before(number), rows.sizes_of(number), stretch.start
+        allocator.rename(renames)
         allocator.reset_peaks()
         start_bytes = allocator.allocated_bytes
-        known = self.known.get(key) if key is not None else None
-        if known is not None and known.holds(allocator) and self._repeated(known):
-            self._close(StretchReplay(position, stretch, start_bytes, start_bytes + known.rise_bytes, known.given))
-            return
+        if wanted is not None:
+            held.update([(new, held.pop(old, 0)) for old, new in renames])
+        alive = dict(held) if wanted and number in wanted else None
         given: list[int] = []
-        before = None
-        if key is not None and self.alone and not stretch.empties:
-            before = _Before.of(allocator, self.rows, stretch)
         try:
-            self._play(stretch, given)
-        finally:
-            self._close(StretchReplay(position, stretch, start_bytes, allocator.peak_allocated_bytes, given))
-        if key is not None:
-            self.known.pop(key, None)
-            if before is not None and before.growths == allocator.growths:
-                self.known[key] = _Known(self.rows, stretch, before, allocator, given)
-
-    def _repeated(self, known: _Known) -> bool:
-        """The large pool ends as it ended; the small blocks are replayed, if that needs nothing of the large pool."""
-        try:
-            with self.allocator.without_freeing():
-                known.play_small(self.allocator)
-        except WouldFree:
-            return False
-        known.repeat_large(self.allocator)
-        return True
-
-    def _play(self, stretch: Stretch, given: list[int]) -> None:
-        rows, start = self.rows, stretch.start
-        for end in [*stretch.empties, stretch.end]:
-            streams = repeat(0) if rows.streams is None else rows.streams[start:end]
-            self.allocator.play(rows.blocks[start:end], rows.sizes[start:end], streams, given)
-            if end < stretch.end:
-                self.allocator.empty_cache()
-            start = end + 1
-
-    def _close(self, course: StretchReplay) -> None:
-        self.courses.append(course)
-        step, phase = max(0, course.position), course.stretch.begin.phase
-        if course.position < 0:
-            step = course.stretch.begin.step
-        elif self.reserved_bytes < self.allocator.peak_reserved_bytes:
-            self.reserved_bytes = self.allocator.peak_reserved_bytes
-        most, reserved = self.peaks.get((step, phase), (0, 0))
-        self.peaks[step, phase] = (
-            max(most, course.peak_bytes), max(reserved, self.allocator.peak_reserved_bytes),
-        )  # fmt: skip
-
-    def _exhausted(self, error: OutOfMemory) -> Exhausted:
-        last = self.courses[-1]
-        rows, (begin, start, end, _) = self.rows, last.stretch
-        asking = [b for b, s in zip(rows.blocks[start:end], rows.sizes[start:end], strict=True) if s >= 0]
-        return Exhausted(
-            request=sum(len(course.given) for course in self.courses),
-            block=asking[len(last.given)],
-            phase=begin.phase,
-            step=max(0, last.position),
-            requested_bytes=error.requested_bytes,
-            segment_bytes=error.segment_bytes,
-            allocated_bytes=error.allocated_bytes,
-            reserved_bytes=error.reserved_bytes,
-        )
+            for end in [*stretch.empties, stretch.end]:
+                streams = rows.streams[first:end] if rows.streams else repeat(0)
+                own = slice(first - stretch.start, end - stretch.start)
+                allocator.play(rows.blocks[first:end], sizes[own], streams, given)
+                if end < stretch.end:
+                    allocator.empty_cache()
+                first = end + 1
+        except OutOfMemory as error:
+            died = error.requested_bytes, error.segment_bytes, error.allocated_bytes, error.reserved_bytes
+        courses.extend((start_bytes, allocator.peak_allocated_bytes, allocator.peak_reserved_bytes, len(given)))
+        if kept is not None:
+            kept += given
+        if alive is not None:
+            moments.append((alive, given))
+        if wanted is not None and died is None:
+            served = iter(given)
+            for block, size in zip(rows.blocks[stretch.start : stretch.end], sizes, strict=True):
+                if size >= 0:
+                    held[block] = next(served)
+                elif size == FREE:
+                    held.pop(block, None)
+        if died is not None or (wanted and number == wanted[-1]):
+            break
+    ends = allocator.retries, allocator.refused_bytes, allocator.allocated_bytes, allocator.reserved_bytes
+    return RunFigures(kept, courses, *ends, died, moments)
 
 
-class _Before(NamedTuple):
-    """What the allocator stood like before a stretch, as far as large blocks go."""
-
-    free: dict[int, int]
-    """The size of the free block at an address."""
-    dying: Mapping[int, Place]
-    """The blocks the stretch finds alive and frees."""
-    allocated_bytes: int
-    growths: int
-
-    @staticmethod
-    def of(allocator: CachingAllocator, rows: Program, stretch: Stretch) -> _Before:
-        return _Before(
-            dict(allocator.pool(is_small=False).sizes),
-            allocator.large_places(rows.crossings(stretch).died),
-            allocator.allocated_bytes,
-            allocator.growths,
-        )
+def _stretches(rows: Program | Composed) -> list[tuple[int, Stretch]]:
+    return rows.stretches if isinstance(rows, Composed) else rows.schedule.stretches
 
 
-class _Known:
-    """What a stretch did that asked the driver for nothing."""
-
-    def __init__(
-        self, rows: Program, stretch: Stretch, before: _Before, allocator: CachingAllocator, given: list[int]
-    ) -> None:
-        self.rows, self.stretch, self.before, self.given = rows, stretch, before, given
-        self.rise_bytes = allocator.peak_allocated_bytes - before.allocated_bytes
-        crossings = rows.crossings(stretch)
-        self.born = allocator.large_places(block for block, _ in crossings.born)
-        self.small_died = [block for block in crossings.died if block not in before.dying]
-        was, now = before.free.items(), allocator.pool(is_small=False).sizes.items()
-        self.gone, self.come = was - now, now - was
-
-    def holds(self, allocator: CachingAllocator) -> bool:
-        """Whether the large blocks it frees lie where they lay, and the free ones are the same."""
-        return (
-            allocator.pool(is_small=False).sizes == self.before.free
-            and allocator.large_places(self.before.dying) == self.before.dying
-        )
-
-    def play_small(self, allocator: CachingAllocator) -> None:
-        blocks, sizes = self.rows.small_rows(self.stretch, self.small_died)
-        allocator.play(blocks, sizes, repeat(0), [])
-
-    def repeat_large(self, allocator: CachingAllocator) -> None:
-        pool = allocator.pool(is_small=False)
-        for address, size in self.gone:
-            pool.take(address, size)
-        for address, size in self.come:
-            pool.put(address, size)
-        allocator.settle(self.born, self.before.dying)
-
-
-@dataclass(frozen=True)
-class AtPeak:
-    """Where something was held at most, and what was alive there by role, which sums to it exactly."""
-
-    allocated_bytes: int
-    phase: Phase
-    step: int
-    by_role: Mapping[Role, int]
-
-
-def at_peak(rows: Program, run: Replay) -> AtPeak:
-    """Where `allocated_bytes` was first reached after loading."""
-    trained = [course for course in run.courses if course.position >= 0] or list(run.courses)
-    return next(_moments(rows, run, [max(trained, key=lambda course: course.peak_bytes)]))
+def replay_of(rows: Program | Composed, taken: RunFigures) -> Replay:
+    """A run as torch would report it."""
+    courses: list[StretchReplay] = []
+    peaks: dict[tuple[int, Phase], tuple[int, int]] = {}
+    model_bytes: int | None = None
+    most_reserved = requests = served = 0
+    figures, given = taken.courses, taken.given
+    for at, (position, stretch) in zip(range(0, len(figures), 4), _stretches(rows), strict=False):
+        start_bytes, peak_bytes, reserved_bytes, served = figures[at : at + 4]
+        own = () if given is None else given[requests : requests + served]
+        courses.append(StretchReplay(position, stretch, start_bytes, peak_bytes, own))
+        requests += served
+        if position >= 0:
+            model_bytes = start_bytes if model_bytes is None else model_bytes
+            most_reserved = max(most_reserved, reserved_bytes)
+        key = (stretch.begin.step if position < 0 else position), stretch.begin.phase
+        most, reserved = peaks.get(key, (0, 0))
+        peaks[key] = max(most, peak_bytes), max(reserved, reserved_bytes)
+    died = None
+    if taken.died is not None:
+        last = courses[-1]
+        sizes = rows.sizes_of(len(courses) - 1)
+        asking = [row for row, size in enumerate(sizes, start=last.stretch.start) if size >= 0]
+        block = rows.blocks[asking[served]]
+        died = Exhausted(requests, block, last.stretch.begin.phase, max(0, last.position), *taken.died)
+    load = [most for (_, phase), (most, _) in peaks.items() if phase is Phase.LOAD]
+    if model_bytes is None:
+        model_bytes = allocated_bytes = taken.allocated_bytes
+        most_reserved, phase = taken.reserved_bytes, Phase.LOAD
+    else:
+        highest = max((course for course in courses if course.position >= 0), key=lambda course: course.peak_bytes)
+        allocated_bytes, phase = highest.peak_bytes, highest.stretch.begin.phase
+    return Replay(
+        completed=died is None,
+        out_of_memory=died,
+        model_bytes=model_bytes,
+        load_peak_bytes=max(load, default=0),
+        allocated_bytes=allocated_bytes,
+        reserved_bytes=most_reserved,
+        peaks=tuple(PhaseReplay(step, phase, *both) for (step, phase), both in peaks.items()),
+        peak_phase=phase,
+        retries=taken.retries,
+        same_until_bytes=taken.refused_bytes,
+        courses=courses,
+    )
 
 
-def phase_peaks(rows: Program, run: Replay) -> tuple[AtPeak, ...]:
-    """Each phase's highest moment over all steps, the first of equals, in the order the phases first began."""
-    highest: dict[Phase, StretchReplay] = {}
-    for course in run.courses:
-        begin, start, end, _ = course.stretch
-        phase = begin.phase
-        if start == end:
-            continue
-        if phase not in highest or course.peak_bytes > highest[phase].peak_bytes:
-            highest[phase] = course
-    moments = {moment.phase: moment for moment in _moments(rows, run, list(highest.values()))}
-    return tuple(moments[phase] for phase in highest)
-
-
-def _moments(rows: Program, run: Replay, wanted: Sequence[StretchReplay]) -> Iterator[AtPeak]:
-    alive: dict[int, int] = {}
-    position = -1
-    for course in run.courses:
-        if course.position != position:
-            position = course.position
-            for nbytes, block in [(alive.pop(old), new) for old, new in rows.handed_over(position)]:
-                alive[block] = nbytes
-        if any(course is one for one in wanted):
-            by_role = dict.fromkeys(Role, 0)
-            for block, nbytes in _highest(rows, course, alive).items():
-                by_role[rows.roles[block]] += nbytes
-            begin = course.stretch.begin
-            yield AtPeak(course.peak_bytes, begin.phase, max(begin.step if position < 0 else 0, position), by_role)
-        crossings = rows.crossings(course.stretch)
-        if len(course.given) < crossings.requests:
-            return  # here it died
-        for block in crossings.died:
-            del alive[block]
-        alive.update((block, course.given[nth]) for block, nth in crossings.born)
-
-
-def _highest(rows: Program, course: StretchReplay, alive: Mapping[int, int]) -> dict[int, int]:
-    """What is alive where the course first holds most."""
-    held, now = dict(alive), course.start_bytes
-    given = iter(course.given)
-    for row in range(course.stretch.start, course.stretch.end):
+def moment_of(
+    rows: Program | Composed, number: int, course: StretchReplay, alive: Mapping[int, int], given: Iterable[int]
+) -> AtPeak:
+    """Where the how-manieth stretch first holds most; `alive` is what was when it began."""
+    held, now, served = dict(alive), course.start_bytes, iter(given)
+    for row, size in enumerate(rows.sizes_of(number), start=course.stretch.start):
         if now == course.peak_bytes:
             break
-        block, size = rows.blocks[row], rows.sizes[row]
+        block = rows.blocks[row]
         if size >= 0:
-            held[block] = nbytes = next(given)
+            held[block] = nbytes = next(served)
             now += nbytes
-        elif size == -1:
-            now -= held.pop(block)
-    return held
+        elif size == FREE:
+            now -= held.pop(block, 0)
+    by_role = dict.fromkeys(Role, 0)
+    for block, nbytes in held.items():
+        by_role[rows.roles[block]] += nbytes
+    begin = course.stretch.begin
+    step = begin.step if course.position < 0 else course.position
+    return AtPeak(course.peak_bytes, begin.phase, max(0, step), by_role)
+
+
+class ReplaySpread(NamedTuple):
+    """What runs of a job reserve whose order is not known."""
+
+    least_bytes: int
+    most_bytes: int
+    all_fit: bool
+
+    def around(self, nbytes: int) -> tuple[int, int]:
+        """How far below and above what is told they go."""
+        return max(0, nbytes - self.least_bytes), max(0, self.most_bytes - nbytes)
+
+
+class LongReplays(Replays):
+    """Of a run that was put together."""
+
+    rows: Composed
+
+    def _moments(self, run: Replay, wanted: Sequence[int], capacity_bytes: int | None) -> list[AtPeak]:
+        taken = take(self.rows, self.settings, capacity_bytes, wanted)
+        found = []
+        for number, (alive, given) in zip(wanted, taken.moments, strict=True):
+            held = alive if isinstance(alive, dict) else {name: size for name, size in enumerate(alive) if size}
+            found.append(moment_of(self.rows, number, run.courses[number], held, given))
+        return found
+
+
+def one_of(
+    orders: Sequence[Composed], known: bool, settings: AllocatorSettings, capacity_bytes: int
+) -> tuple[LongReplays, ReplaySpread | None]:
+    """Of the ranks whose batches are known, the fullest, or one that does not fit. Of orders that were drawn the middle
+    one, and how far the others are from it."""
+    every = [LongReplays(rows, settings) for rows in orders]
+    if len(every) == 1:
+        return every[0], None
+    ends = [runs.within(capacity_bytes) for runs in every]
+    held = [
+        end.reserved_bytes if end.completed else runs.unlimited.reserved_bytes
+        for runs, end in zip(every, ends, strict=True)
+    ]
+    by_need = sorted(range(len(every)), key=lambda at: (not ends[at].completed, held[at]))
+    if known:
+        return every[by_need[-1]], None
+    return every[by_need[len(every) // 2]], ReplaySpread(min(held), max(held), all(end.completed for end in ends))

@@ -34,6 +34,7 @@ typedef struct {
     int32_t *live; int64_t names;
     Pool *pools, *holes; int32_t pool_count;      /* of each stream its small one, then its large one */
     int64_t next_address, allocated, reserved, peak_allocated, peak_reserved, limit, refused, retries, large_segment;
+    int64_t emptied;                              /* how often the cache was */
     int64_t device_total, physical;               /* of expandable segments: the card, and what can be mapped of it */
     int oldest_first, is_expandable;
 } Allocator;
@@ -259,6 +260,7 @@ static int64_t best_fit(const Allocator *a, const Pool *pool, int64_t place) {
 
 /* 0, or -1: an error. */
 static int empty_cache(Allocator *a) {
+    a->emptied++;
     if (a->is_expandable) return unmap_all(a);
     for (int32_t number = 0; number < a->pool_count; number++) {
         Pool *pool = &a->pools[number];
@@ -434,7 +436,7 @@ static void begin(Allocator *a, int64_t limit) {
     for (int64_t i = 0; i < a->names; i++) a->live[i] = NONE;
     a->count = 0; a->unused = NONE; a->limit = limit; a->refused = UNLIMITED;
     a->next_address = a->is_expandable ? FIRST_RANGE : INT64_MAX / 4;
-    a->allocated = a->reserved = a->peak_allocated = a->peak_reserved = a->retries = 0;
+    a->allocated = a->reserved = a->peak_allocated = a->peak_reserved = a->retries = a->emptied = 0;
 }
 
 static void rename_blocks(Allocator *a, const Rows *r, int64_t from, int64_t until) {
@@ -472,6 +474,140 @@ static int take_row(Allocator *a, const Rows *r, int64_t row, int64_t at, Served
     return 0;
 }
 
+/* Rounds: a step is taken again and again, and after one or two the large blocks do the same each time (replay.py,
+   `_Known`). Where a round begins with large blocks, alive and free, as the one before it began, and that one emptied
+   no cache and so made no large segment, it ends as that one ended: its small blocks alone are played, which share
+   nothing with the large ones but the capacity. Where that would have the cache emptied, all is played once more. */
+
+#define LONGEST_ROUND 256              /* stretches */
+#define REDO 2
+
+typedef struct { int64_t size, address; } Place;
+
+typedef struct {
+    int64_t start, length, next;     /* stretches: where the one that is known began, and where it may come again */
+    int64_t known_until;             /* up to this stretch the small blocks alone are played */
+    int64_t allocated, emptied;      /* when it began */
+    Place *held; Key *keys; int64_t count, room; /* of each name its large block; the free ones */
+    int is_off;
+} Round;
+
+static int is_round_again(const Rows *r, int64_t one, int64_t other, int64_t length) {
+    if (other + length > r->stretches) return 0;
+    for (int64_t i = 0; i < length; i++) {
+        const int64_t *a = &r->step[4 * (one + i)], *b = &r->step[4 * (other + i)];
+        if (a[0] != b[0] || a[1] != b[1] || a[3] != b[3]) return 0;
+        if (i && (a[2] != a[-2] || b[2] != b[-2])) return 0; /* blocks are renamed within */
+    }
+    return 1;
+}
+
+static Place large_place(const Allocator *a, int64_t name) {
+    int32_t number = a->live[name];
+    if (number < 0 || !(a->blocks[number].pool & 1)) return (Place){0, 0};
+    return (Place){a->blocks[number].size, a->blocks[number].address};
+}
+
+static int is_as_it_began(const Allocator *a, const Round *round) {
+    const Pool *pool = &a->pools[1];
+    if (a->allocated != round->allocated || a->emptied != round->emptied || pool->count != round->count) return 0;
+    for (int64_t i = 0; i < pool->count; i++) {
+        if (pool->keys[i].size != round->keys[i].size || pool->keys[i].address != round->keys[i].address) return 0;
+    }
+    for (int64_t name = 0; name < a->names; name++) {
+        Place here = large_place(a, name);
+        if (here.size != round->held[name].size || here.address != round->held[name].address) return 0;
+    }
+    return 1;
+}
+
+/* 0, or -1: no memory. */
+static int remember(const Allocator *a, Round *round) {
+    const Pool *pool = &a->pools[1];
+    if (!round->held && !(round->held = PyMem_Malloc((size_t)(a->names + 1) * sizeof(Place)))) return -1;
+    if (pool->count > round->room) {
+        Key *keys = PyMem_Realloc(round->keys, (size_t)pool->room * sizeof(Key));
+        if (!keys) return -1;
+        round->keys = keys; round->room = pool->room;
+    }
+    if (pool->count) memcpy(round->keys, pool->keys, (size_t)pool->count * sizeof(Key));
+    for (int64_t name = 0; name < a->names; name++) round->held[name] = large_place(a, name);
+    round->count = pool->count; round->allocated = a->allocated; round->emptied = a->emptied;
+    return 0;
+}
+
+/* The large blocks renamed from `from` on go by the names they had; 0: one of these is taken, and all is as it was. */
+static int rename_large_back(Allocator *a, const Rows *r, int64_t from, int64_t until) {
+    int is_free = 1;
+    for (int64_t i = from; i < until; i++) {
+        int32_t *live = &a->live[r->pair[2 * i + 1]];
+        int is_large = *live >= 0 && (a->blocks[*live].pool & 1);
+        r->moved[i - from] = is_large ? *live : NONE;
+        if (is_large) *live = NONE;
+    }
+    for (int64_t i = from; i < until; i++) is_free &= r->moved[i - from] == NONE || a->live[r->pair[2 * i]] == NONE;
+    for (int64_t i = from; i < until; i++) {
+        if (r->moved[i - from] != NONE) a->live[r->pair[2 * i + !is_free]] = (int32_t)r->moved[i - from];
+    }
+    return is_free;
+}
+
+/* Whether of a stretch, before which blocks were renamed from `renamed` on, the small blocks alone are to be played;
+   -1: no memory. */
+static int is_known(Allocator *a, const Rows *r, Round *round, int64_t stretch, int64_t renamed) {
+    if (stretch < round->known_until) return 1;
+    if (round->is_off || a->pool_count != 2 || a->is_expandable || stretch < round->next) return 0;
+    if (round->length && stretch == round->next && is_round_again(r, round->start, stretch, round->length)
+        && is_as_it_began(a, round) && rename_large_back(a, r, renamed, r->step[4 * stretch + 2])) {
+        round->next = round->known_until = stretch + round->length;
+        return 1;
+    }
+    round->length = 0;
+    for (int64_t length = 1; length <= LONGEST_ROUND && !round->length; length++) {
+        if (is_round_again(r, stretch, stretch + length, length)) round->length = length;
+    }
+    if (!round->length) return 0;
+    round->start = stretch; round->next = stretch + round->length;
+    if (remember(a, round)) { PyErr_NoMemory(); return -1; }
+    return 0;
+}
+
+static void forget(Round *round) { round->length = round->next = round->known_until = 0; }
+
+static void close_round(Round *round) { PyMem_Free(round->held); PyMem_Free(round->keys); }
+
+/* A row of a known round. 0: done; REDO: the cache was emptied; -1: an error. */
+static int take_small_row(Allocator *a, const Rows *r, int64_t row, int64_t at, Served *so_far) {
+    int64_t nbytes = r->size[row], name = r->block[row], given = 0, emptied = a->emptied;
+    if (r->value && nbytes >= 0) nbytes = r->value[at + nbytes];
+    if (nbytes >= 0) so_far->served++;
+    if (nbytes > 0 && nbytes <= SMALL) {
+        if (request(a, name, nbytes, 0, &given, &so_far->segment) < 0) return -1;
+        return a->emptied == emptied ? 0 : REDO;
+    }
+    if (nbytes == FREE_ROW) {
+        int32_t number = a->live[name];
+        if (number != NONE && (number == NO_BYTES || !(a->blocks[number].pool & 1))) return release(a, name);
+    } else if (!nbytes) {
+        a->live[name] = NO_BYTES;
+    }
+    return 0;
+}
+
+/* A stretch of a known round, with the figures it had in the round before; `gave` may be NULL. As take_small_row. */
+static int take_known(Allocator *a, const Rows *r, int64_t stretch, int64_t length, int64_t *course, int64_t *gave,
+                      Served *so_far) {
+    int64_t *own = &course[4 * stretch], *before = &course[4 * (stretch - length)], first = so_far->served, back = 0;
+    for (int64_t row = r->step[4 * stretch]; row < r->step[4 * stretch + 1]; row++) {
+        int failed = take_small_row(a, r, row, r->step[4 * stretch + 3], so_far);
+        if (failed) return failed;
+    }
+    for (int64_t i = stretch - length; i < stretch; i++) back += course[4 * i + 3];
+    if (gave) memcpy(&gave[first], &gave[first - back], (size_t)before[3] * sizeof(int64_t));
+    own[0] = before[0]; own[1] = before[1]; own[2] = a->peak_reserved; own[3] = before[3];
+    return 0;
+}
+
 /* run(*rows, limit, oldest_first, large_segment, device_total, physical, asked)
    Returns (given, courses, retries, refused, allocated, reserved, died, moments): given and courses (allocated at its
    start, most allocated, most reserved, requests served) as bytes of int64; died None or (requested, segment,
@@ -481,6 +617,7 @@ static PyObject *run(PyObject *self, PyObject *args) {
     Rows r = {0};
     Allocator a = {0};
     Served so_far = {0};
+    Round round = {0};
     Py_buffer asked = {0};
     PyObject *asked_object;
     long long limit, large_segment, device_total, physical;
@@ -508,11 +645,23 @@ static PyObject *run(PyObject *self, PyObject *args) {
     if (!so_far.gave || !course || (some && !held)) { PyErr_NoMemory(); goto done; }
     if (!moments) goto done;
     begin(&a, limit);
+    round.is_off = wanted_count > 0; /* what every name holds is known between rounds only */
     for (; stretch < r.stretches && !died; stretch++) {
         rename_blocks(&a, &r, renamed, r.step[4 * stretch + 2]);
+        int known = is_known(&a, &r, &round, stretch, renamed);
+        if (known < 0) goto done;
         renamed = r.step[4 * stretch + 2];
-        a.peak_allocated = course[4 * stretch] = a.allocated;
         a.peak_reserved = a.reserved;
+        if (known) {
+            int again = take_known(&a, &r, stretch, round.length, course, some ? NULL : so_far.gave, &so_far);
+            if (again < 0) goto done;
+            if (again == REDO) {
+                begin(&a, limit); forget(&round); round.is_off = 1;
+                renamed = so_far.served = 0; stretch = -1;
+            }
+            continue;
+        }
+        a.peak_allocated = course[4 * stretch] = a.allocated;
         int is_wanted = some && next < wanted_count && wanted[next] == stretch;
         if (is_wanted) {
             for (int64_t i = 0; i < r.names; i++) held[i] = a.live[i] < 0 ? 0 : a.blocks[a.live[i]].size;
@@ -546,6 +695,7 @@ static PyObject *run(PyObject *self, PyObject *args) {
 done:
     Py_XDECREF(died); Py_XDECREF(moments);
     PyMem_Free(so_far.gave); PyMem_Free(course); PyMem_Free(held);
+    close_round(&round);
     if (asked.obj) PyBuffer_Release(&asked);
     close_allocator(&a); close_rows(&r);
     return result;
@@ -557,20 +707,29 @@ done:
 typedef struct { int64_t from, until, lacked; } Ended; /* lacked 0: it completed; the same from `from` up to `until` */
 
 /* 0: done; -1: an error. */
-static int attempt(Allocator *a, const Rows *r, int64_t limit, int is_physical, Ended *end) {
+static int attempt(Allocator *a, const Rows *r, Round *round, int64_t limit, int is_physical, Ended *end) {
     Served so_far = {0};
     int64_t renamed = 0, most = 0;
     int by_page = a->is_expandable && is_physical;
     begin(a, by_page ? UNLIMITED : limit);
     a->physical = by_page ? limit : UNLIMITED;
     *end = (Ended){0, 0, 0};
+    forget(round);
     for (int64_t stretch = 0; stretch < r->stretches && !end->lacked; stretch++) {
         rename_blocks(a, r, renamed, r->step[4 * stretch + 2]);
+        int known = is_known(a, r, round, stretch, renamed);
+        if (known < 0) return -1;
         renamed = r->step[4 * stretch + 2];
         a->peak_reserved = a->reserved;
         for (int64_t row = r->step[4 * stretch]; row < r->step[4 * stretch + 1] && !end->lacked; row++) {
-            int failed = take_row(a, r, row, r->step[4 * stretch + 3], &so_far);
+            int failed = (known ? take_small_row : take_row)(a, r, row, r->step[4 * stretch + 3], &so_far);
             if (failed < 0) return -1;
+            if (failed == REDO) {
+                round->is_off = 1;
+                failed = attempt(a, r, round, limit, is_physical, end);
+                round->is_off = 0;
+                return failed;
+            }
             if (failed) end->lacked = a->reserved + so_far.segment;
         }
         if (a->peak_reserved > most) most = a->peak_reserved;
@@ -614,6 +773,7 @@ static int64_t live_peak(const Rows *r, int64_t *held) {
 static PyObject *least(PyObject *self, PyObject *args) {
     Rows r = {0};
     Allocator a = {0};
+    Round round = {0};
     Ended ends[ENDS];
     long long most, large_segment, device_total;
     int oldest_first, is_physical;
@@ -631,7 +791,7 @@ static PyObject *least(PyObject *self, PyObject *args) {
     if (a.is_expandable) alive -= large_segment;
     int64_t fails = alive > 0 ? (alive - 1) / STEP : -1, completes = (most + STEP - 1) / STEP;
     while (a.is_expandable) {
-        if (attempt(&a, &r, completes * STEP, is_physical, &ends[0])) goto done;
+        if (attempt(&a, &r, &round, completes * STEP, is_physical, &ends[0])) goto done;
         if (!ends[0].lacked) break;
         fails = completes;
         completes += completes > 16 ? completes / 16 : 1;
@@ -643,7 +803,7 @@ static PyObject *least(PyObject *self, PyObject *args) {
         while (place < known && !(ends[place].from <= limit && limit < ends[place].until)) place++;
         if (place == known) {
             if (known == ENDS) place = known = 0;
-            if (attempt(&a, &r, limit, is_physical, &ends[place])) goto done;
+            if (attempt(&a, &r, &round, limit, is_physical, &ends[place])) goto done;
             if (!a.is_expandable) known++;
         }
         int64_t lacked = (ends[place].lacked + STEP - 1) / STEP;
@@ -657,7 +817,7 @@ static PyObject *least(PyObject *self, PyObject *args) {
     result = PyLong_FromLongLong(completes * STEP);
 done:
     PyMem_Free(held);
-    close_allocator(&a); close_rows(&r);
+    close_round(&round); close_allocator(&a); close_rows(&r);
     return result;
 }
 

@@ -2,7 +2,7 @@
 
 checkpoint.py   What a checkpoint of the Trainer weighs on disk, from the model's tensors and the optimizer's state
 evaluation.py   Evaluation between two steps, read off its tape
-fsdp_files.py   Files and host memory of a run under accelerate's FSDP 2, as the Trainer asks for them
+sharded_files.py   Files and host memory of a run under accelerate's FSDP 2, as the Trainer asks for them
 host_memory.py  The host's memory of one machine: that of all its ranks together
 loading.py      Loading a model: the host's memory by formula, the card's read off the tape of from_pretrained
 needs.py        What a run needs outside its training step: to load, to save, to evaluate, to resume; and the disk
@@ -10,5 +10,5 @@ needs.py        What a run needs outside its training step: to load, to save, to
 paper.py        The tensors of the model a job trains, by name, read off the closed form: nothing is run or loaded
                 for it
 saving.py       Saving a checkpoint, how many of them lie on the disk, and going on from one
-zero_files.py   Files of a run under DeepSpeed's ZeRO, as the Trainer has them written
+sharded_files.py   Files of a run under DeepSpeed's ZeRO, as the Trainer has them written
 """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.model import ModelConfig
-from tunecast.prediction.memory.long_run import LongReplays
+from tunecast.prediction.memory.replay import LongReplays
 from tunecast.prediction.modelled import card_of
 from tunecast.prediction.on_card import OnCard
 from tunecast.records import dataclass
-from tunecast.tape.build.job_runs import evaluation_run
+from tunecast.tape.build.job_runs import SHARED, Builder, evaluation_run
 from tunecast.tape.build.loads import in_plain_loop
 from tunecast.tape.compose import composed, with_evaluation
 from tunecast.tape.program import Program
@@ -29,7 +29,7 @@ class Evaluation:
     """Peak allocated less that of the training step; negative: evaluation needs less."""
 
 
-def evaluation(job: Job, model: ModelConfig, on_card: OnCard) -> Evaluation | None:
+def evaluation(job: Job, model: ModelConfig, on_card: OnCard, builder: Builder = SHARED) -> Evaluation | None:
     """Trainer.evaluate between two steps, without compute_metrics: gradients are gone, state stays, logits are dropped.
     Its batches are full: `run.eval_batch` rows of `seq_len` tokens. None where the model has no such tape.
 
@@ -43,7 +43,7 @@ def evaluation(job: Job, model: ModelConfig, on_card: OnCard) -> Evaluation | No
     """
     batch, length = job.run.eval_batch, job.seq_len
     try:
-        rows = _program(job, model, on_card, batch, length)
+        rows = _program(job, model, on_card, batch, length, builder)
     except Unsupported:
         return None
     run = on_card.program
@@ -61,9 +61,9 @@ def evaluation(job: Job, model: ModelConfig, on_card: OnCard) -> Evaluation | No
     )
 
 
-def _program(job: Job, model: ModelConfig, on_card: OnCard, batch: int, length: int) -> Program:
+def _program(job: Job, model: ModelConfig, on_card: OnCard, batch: int, length: int, builder: Builder) -> Program:
     card = card_of(on_card.gpu)
     try:
-        return evaluation_run(job, model.raw, card, batch, length).program
+        return evaluation_run(job, model.raw, card, batch, length, builder=builder).program
     except Unsupported:
-        return evaluation_run(in_plain_loop(job), model.raw, card, batch, length).program
+        return evaluation_run(in_plain_loop(job), model.raw, card, batch, length, builder=builder).program

@@ -11,13 +11,13 @@ there once; what ranks have a share of adds up to the machine's share of the who
     ZeRO 3       pages of the file alone        the first, whole    each its share of masters and state
 
 Source   transformers 5.17.0: `_load_optimizer_and_scheduler` (map_location cpu on every rank), training_args.py
-         (fsdp_files.py has FSDP's), `_load_state_dict_into_zero3_model` (weights made in parts on the cards,
+         (sharded_files.py has FSDP's), `_load_state_dict_into_zero3_model` (weights made in parts on the cards,
          filled from the mapped file); accelerate 1.15.0: `load_fsdp_optimizer`, `save_fsdp_model` (rank 0 alone);
          DeepSpeed: engine.py `_zero3_consolidated_16bit_state_dict`, stage3.py `_create_fp32_partitions`,
          `grad_partitions_flat_buffer`. Its own `estimate_zero3_model_states_mem_needs` has 16 bytes a weight for an
          optimizer on the host and 18 with the weights, times 1.5 for what it does not know. On drives (ZeRO-Infinity):
          `SwapBufferManager`, `AsyncPartitionedParameterSwapper`, `reserve_partitioned_swap_space`, which takes whole
-         parameters for their parts; sizes in tape/build/sharding/deepspeed.py.
+         parameters for their parts; sizes in tape/build/sharding/zero.py.
 Ignored  pinned memory in powers of two (torch's CachingHostAllocator); buffers of copies under way; what a data set
          keeps; activations that wait on the host.
 """
@@ -30,11 +30,10 @@ from tunecast.hardware.cluster import mesh_of
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.prediction.outside.checkpoint import QUANTIZED, WIDTHS, Parameter, optimizer_states, weights_bytes
-from tunecast.prediction.outside.fsdp_files import is_by_fsdp, writes_parts
-from tunecast.prediction.outside.zero_files import partitioned_bytes
+from tunecast.prediction.outside.sharded_files import is_by_fsdp, partitioned_bytes, writes_parts
 from tunecast.prediction.price.offload import NVME_READ_BYTES_PER_S, NVME_WRITE_BYTES_PER_S
 from tunecast.records import NamedTuple
-from tunecast.tape.build.sharding.deepspeed import (
+from tunecast.tape.build.sharding.zero import (
     OPTIMIZER_BUFFERS,
     PARAMETER_BUFFER_SIZE,
     PARAMETER_BUFFERS,
@@ -99,7 +98,7 @@ def processes(job: Job) -> int:
 
 def sharing_ranks(job: Job) -> int:
     """Ranks that hold one model between them: all but those that replicate others."""
-    ranks = job.hardware.gpus * job.hardware.nodes
+    ranks = job.hardware.cards
     return ranks // dict(mesh_of(job)).get("replicate", 1)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
@@ -38,17 +38,6 @@ from tunecast.prediction.outside.checkpoint import (
     saved_parameters,
 )
 from tunecast.prediction.outside.evaluation import Evaluation, evaluation
-from tunecast.prediction.outside.fsdp_files import (
-    as_sharded,
-    fsdp_disk_bytes,
-    fsdp_loading_bytes,
-    fsdp_resuming,
-    fsdp_saving,
-    is_by_fsdp,
-    is_fully_sharded,
-    others_loading_bytes,
-    writes_parts,
-)
 from tunecast.prediction.outside.host_memory import (
     RankMemory,
     assumption,
@@ -61,6 +50,7 @@ from tunecast.prediction.outside.loading import Loading, Stored, host_bytes, loa
 from tunecast.prediction.outside.paper import tensors_of_job, tensors_on_paper
 from tunecast.prediction.outside.saving import (
     Disk,
+    Files,
     Resuming,
     Saving,
     disk_of,
@@ -68,19 +58,13 @@ from tunecast.prediction.outside.saving import (
     saves_of,
     saving,
 )
-from tunecast.prediction.outside.zero_files import (
-    again_bytes,
-    as_zero,
-    is_by_zero,
-    partitioned_bytes,
-    zero_resuming,
-    zero_saving,
-)
-from tunecast.records import NamedTuple, dataclass, replace
-from tunecast.result import json_fields
+from tunecast.prediction.outside.sharded_files import as_sharded, is_by_fsdp, is_fully_sharded, shared_files
+from tunecast.records import dataclass, replace
+from tunecast.result import Result
 from tunecast.tape.build.checkpoint import EXPERTS_IN_ONE_TENSOR
 from tunecast.tape.build.fill_in import fill_in_of
-from tunecast.tape.build.optimizers import State, package_of
+from tunecast.tape.build.job_runs import SHARED, Builder
+from tunecast.tape.build.optimizers import package_of
 
 __all__ = ["Outside", "machine_ram_bytes", "outside_of", "tensors_on_paper"]
 
@@ -100,8 +84,13 @@ Part = TypeVar("Part", Loading, Saving, Resuming)
 
 
 @dataclass(frozen=True)
-class Outside:
+class Outside(Result):
     """Around the training step. Named as the contract's JSON; what is not known is None."""
+
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("machine_ram_bytes", "host_bytes", "host_resident_bytes", "process_bytes", "training_process_bytes"),
+        *("loading", "saving", "evaluation", "resuming", "disk"),
+    )
 
     loading: Loading
     saving: Saving
@@ -141,22 +130,6 @@ class Outside:
         before = self.process_bytes + max(loaded, self.resuming.host_mapped_bytes, self.resuming.host_bytes)
         return max(before, self.training_process_bytes + self.saving.host_bytes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        space, held = self.disk, self.evaluation
-        return {
-            "machine_ram_bytes": self.machine_ram_bytes,
-            "host_bytes": self.host_bytes,
-            "host_resident_bytes": self.host_resident_bytes,
-            "process_bytes": self.process_bytes,
-            "training_process_bytes": self.training_process_bytes,
-            "loading": json_fields(self.loading),
-            "saving": json_fields(self.saving),
-            "evaluation": None if held is None else json_fields(held),
-            "resuming": json_fields(self.resuming),
-            "disk": json_fields(space) | {"checkpoint_bytes": space.checkpoint_bytes, "peak_bytes": space.peak_bytes},
-        }
-
     @cached_property
     def published(self) -> Outside | None:
         """Without what is not known of a card that holds part of the model; None where too little is."""
@@ -173,7 +146,9 @@ def _off_card(of: Part) -> Part:
     return replace(of, **unknown)
 
 
-def outside_of(job: Job, model: ModelConfig, on_card: Callable[[], OnCard] | None = None) -> Outside:
+def outside_of(
+    job: Job, model: ModelConfig, on_card: Callable[[], OnCard] | None = None, builder: Builder = SHARED
+) -> Outside:
     """Everything around a job's step, its tensors read off the closed form. Raises Unsupported where that has none.
 
     `on_card` is the training run, asked for when evaluation is: that comes between its steps.
@@ -194,7 +169,7 @@ def outside_of(job: Job, model: ModelConfig, on_card: Callable[[], OnCard] | Non
         loading=replace(loads, host_bytes=files.loading_bytes),
         saving=files.saving,
         disk=_disk_of(job, files),
-        evaluate=lambda: None if on_card is None else evaluation(job, model, on_card()),
+        evaluate=lambda: None if on_card is None else evaluation(job, model, on_card(), builder),
         resuming=files.resuming,
         process_bytes=_process_bytes(job),
         machine_ram_bytes=machine_bytes(job, parameters, _ranks_of(job, files)),
@@ -248,45 +223,10 @@ def _stored(job: Job, model: ModelConfig) -> Stored:
 
 def _files_of_job(job: Job, model: ModelConfig) -> tuple[tuple[Parameter, ...], Files]:
     """What the job loads and saves, as its ranks share that; and the parameters that train."""
-    sharded = is_fully_sharded(job)
     loaded = tensors_of_job(job, model)
-    parameters = as_sharded(job, loaded) if sharded else loaded
+    parameters = as_sharded(job, loaded)
     files = files_of(job, parameters, _stored(job, model), model.model_type not in EXPERTS_IN_ONE_TENSOR)
-    if sharded:
-        files = _fully_sharded(job, files, loaded, parameters)
-    elif is_by_zero(job):
-        files = _by_zero(job, files, as_zero(job, parameters))
-    return parameters, files
-
-
-def _fully_sharded(job: Job, files: Files, loaded: Sequence[Parameter], parameters: Sequence[Parameter]) -> Files:
-    """As fsdp_files.py has it: all but what is on the card."""
-    ranks, states = sharing_ranks(job), () if job.run.save_only_model else files.states
-    weights, others = fsdp_disk_bytes(job, parameters, files.optimizer_bytes, ranks)
-    return files._replace(
-        loading_bytes=fsdp_loading_bytes(files.loading_bytes, loaded, parameters),
-        others_loading_bytes=others_loading_bytes(job, files.loading_bytes, loaded, parameters),
-        saving=fsdp_saving(job, files.saving, parameters, states, ranks),
-        resuming=fsdp_resuming(job, files.resuming, parameters, states, ranks),
-        weights_bytes=weights or files.weights_bytes,
-        optimizer_bytes=others,
-        writers=ranks if writes_parts(job) else 1,
-    )
-
-
-_saved_bytes = lru_cache(maxsize=32)(lambda parameters: safetensors_bytes(saved_parameters(parameters)))
-
-
-def _by_zero(job: Job, files: Files, parameters: tuple[Parameter, ...]) -> Files:
-    """Files and host memory as DeepSpeed has them."""
-    ranks = sharing_ranks(job)
-    more = 0 if job.run.save_only_model else partitioned_bytes(job, parameters) + again_bytes(job, parameters)
-    return files._replace(
-        saving=zero_saving(job, parameters, ranks),
-        resuming=zero_resuming(job, parameters, ranks),
-        weights_bytes=_saved_bytes(parameters),
-        optimizer_bytes=more,
-    )
+    return parameters, shared_files(job, files, loaded, parameters, sharing_ranks(job))
 
 
 def _disk_of(job: Job, files: Files) -> Disk:
@@ -303,21 +243,6 @@ def _disk_of(job: Job, files: Files) -> Disk:
 
 def _process_bytes(job: Job) -> int:
     return HOST_PROCESS_BYTES + (HOST_BITSANDBYTES_BYTES if uses_bitsandbytes(job) else 0)
-
-
-class Files(NamedTuple):
-    """What follows from the tensors alone, whatever is done with them."""
-
-    states: tuple[State, ...]
-    loading_bytes: int
-    """Of the host."""
-    saving: Saving
-    resuming: Resuming
-    weights_bytes: int
-    optimizer_bytes: int
-    others_loading_bytes: int | None = None
-    """Of the host, for each rank but the first; None: the same."""
-    writers: int = 1
 
 
 def files_of(job: Job, parameters: Sequence[Parameter], stored: Stored, merged_experts: bool = True) -> Files:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import ceil
+from typing import ClassVar
 
 from tunecast.job.job import Job
 from tunecast.job.lengths import sample_lengths
@@ -23,7 +24,8 @@ from tunecast.prediction.outside.checkpoint import (
     saved_parameters,
     weights_bytes,
 )
-from tunecast.records import dataclass
+from tunecast.records import NamedTuple, dataclass
+from tunecast.result import Result
 from tunecast.tape.build.optimizers import State, package_of
 
 SAVE_STEPS = 500
@@ -38,7 +40,12 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Disk:
+class Disk(Result):
+    KEYS: ClassVar[tuple[str, ...]] = (
+        *("weights_bytes", "optimizer_bytes", "small_bytes", "saves", "kept", "most", "writers"),
+        *("checkpoint_bytes", "peak_bytes"),
+    )
+
     weights_bytes: int
     optimizer_bytes: int
     small_bytes: int
@@ -68,6 +75,21 @@ class Resuming:
     """On top of model and state while the checkpoint is read."""
     card_lasting_bytes: int
     """What a resumed run holds on the card and a fresh one does not: the state of a paged optimizer, code books."""
+
+
+class Files(NamedTuple):
+    """What follows from the tensors alone, whatever is done with them."""
+
+    states: tuple[State, ...]
+    loading_bytes: int
+    """Of the host."""
+    saving: Saving
+    resuming: Resuming
+    weights_bytes: int
+    optimizer_bytes: int
+    others_loading_bytes: int | None = None
+    """Of the host, for each rank but the first; None: the same."""
+    writers: int = 1
 
 
 def saving(

@@ -7,7 +7,7 @@ tokens give the mean of 16 within 1.5 %, a single one within 10 % (tests/unit/te
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from math import ceil, sqrt
 from typing import TYPE_CHECKING
@@ -128,15 +128,22 @@ def mean_step(
     if len(steps) == 1 and set(epoch.lengths) == {float(length) for length in steps}:
         return next(iter(steps.values()))
 
-    def mean_s(of: Mapping[int, float]) -> float:
-        return mean_step_s(epoch, ByLength(of), grad_accum, ranks, each_waits=each_waits)
+    def by_length(figure: Callable[[StepTime], float]) -> ByLength:
+        return ByLength({length: figure(step) for length, step in steps.items()})
 
-    def plain(of: Mapping[int, float]) -> float:
-        at = ByLength(of)
+    def mean_s(figure: Callable[[StepTime], float]) -> float:
+        return mean_step_s(epoch, by_length(figure), grad_accum, ranks, each_waits=each_waits)
+
+    def plain(figure: Callable[[StepTime], float]) -> float:
+        at = by_length(figure)
         return sum(share * at(length) for length, share in epoch.lengths.items())
 
-    step_s = mean_s({length: step.step_s for length, step in steps.items()})
-    parts = {name: plain({n: step.breakdown_s.get(name, 0.0) for n, step in steps.items()}) for name in _parts(steps)}
+    def part_s(name: str) -> float:
+        return plain(lambda step: step.breakdown_s.get(name, 0.0))
+
+    step_s = mean_s(lambda step: step.step_s)
+    names = dict.fromkeys(name for step in steps.values() for name in step.breakdown_s)
+    parts = {name: part_s(name) for name in names}
     told = sum(parts.values())
     if told < step_s:
         parts[WAITING] = step_s - told
@@ -145,21 +152,17 @@ def mean_step(
     return replace(
         next(iter(steps.values())),
         step_s=step_s,
-        low_s=mean_s({length: step.low_s for length, step in steps.items()}),
-        high_s=mean_s({length: step.high_s for length, step in steps.items()}),
+        low_s=mean_s(lambda step: step.low_s),
+        high_s=mean_s(lambda step: step.high_s),
         breakdown_s=parts,
         bound_by=_bound_by(epoch, steps),
-        gpu_busy_s=plain({length: step.gpu_busy_s for length, step in steps.items()}),
-        cpu_s=plain({length: step.cpu_s for length, step in steps.items()}),
-        flops=round(plain({length: float(step.flops) for length, step in steps.items()})),
-        moved_bytes=round(plain({length: float(step.moved_bytes) for length, step in steps.items()})),
-        communication_s=plain({length: step.communication_s for length, step in steps.items()}),
-        model_flops=round(plain({length: float(step.model_flops) for length, step in steps.items()})),
+        gpu_busy_s=plain(lambda step: step.gpu_busy_s),
+        cpu_s=plain(lambda step: step.cpu_s),
+        flops=round(plain(lambda step: float(step.flops))),
+        moved_bytes=round(plain(lambda step: float(step.moved_bytes))),
+        communication_s=plain(lambda step: step.communication_s),
+        model_flops=round(plain(lambda step: float(step.model_flops))),
     )
-
-
-def _parts(steps: Mapping[int, StepTime]) -> list[str]:
-    return list(dict.fromkeys(name for step in steps.values() for name in step.breakdown_s))
 
 
 def _bound_by(epoch: Epoch, steps: Mapping[int, StepTime]) -> str:

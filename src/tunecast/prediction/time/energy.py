@@ -71,7 +71,7 @@ def energy(
 
 def _joules(job: Job, tdp_w: float, phases_s: Mapping[str, float], busy: float, load: float, host: float) -> float:
     """Of all machines, phase by phase."""
-    cards, machines = job.hardware.gpus * job.hardware.nodes, job.hardware.nodes
+    cards, machines = job.hardware.cards, job.hardware.nodes
     besides = host * tdp_w * cards if job.hardware.host_w is None else job.hardware.host_w * machines
     total = 0.0
     for phase, seconds in phases_s.items():

@@ -10,8 +10,7 @@ MFU  model FLOPs a second over what the card could do at most in the dtype its m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tunecast.hardware.cluster import Cluster, cluster_of
@@ -26,7 +25,6 @@ from tunecast.prediction.modelled import card_of
 from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.price.host import Host, host_of, loop_s
 from tunecast.prediction.time.by_length import mean_step, priced_lengths
-from tunecast.prediction.time.energy import energy
 from tunecast.prediction.time.ranges import ranged
 from tunecast.prediction.time.reasons import host_needs, reasons, whole_reasons
 from tunecast.prediction.time.runtime import StepTime, step_time
@@ -63,40 +61,31 @@ class RunTime(NamedTuple):
 
 
 class RunClock:
-    """A job on a card, priced: a prediction asks for one run, a planner for many that share parts
-    (`planning/estimate.py`). Raises what the closed form raises.
-
-    `played` is the run that was played for memory: where it has the length that is to be priced, it is not built again.
-    """
+    """A job on a card, priced in three steps: which runs, their steps, the whole job. A prediction asks for one job, a
+    planner for many that share steps (`planning/estimate.py`). Raises what the closed form raises."""
 
     def __init__(
-        self, job: Job, model: ModelConfig, gpu: Gpu, played: Played = None, calibration: Calibration | None = None
+        self,
+        job: Job,
+        model: ModelConfig,
+        gpu: Gpu,
+        lengths: Lengths | None,
+        epoch: Epoch | None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.job, self.model, self.gpu, self.host = job, model, gpu, host_of(job)
-        self.calibration, self._played = calibration, played
-        self.cluster = cluster_of(job, gpu) if job.hardware.gpus * job.hardware.nodes > 1 else None
+        self.lengths, self.epoch, self.calibration = lengths, epoch, calibration
+        self.typical = epoch or typical_epoch(job, lengths)
+        self.cluster = cluster_of(job, gpu) if job.hardware.cards > 1 else None
         if calibration is not None:
             from tunecast.prediction.time.calibration import calibrated_gpu, calibrated_host
 
             self.gpu = calibrated_gpu(gpu, calibration)
             self.host = self.host if job.hardware.launch_us is not None else calibrated_host(self.host, calibration)
 
-    @cached_property
-    def lengths(self) -> Lengths | None:
-        return sample_lengths(self.job.data)
-
-    @cached_property
-    def epoch(self) -> Epoch | None:
-        return epoch_of(self.job, self.lengths)
-
-    @cached_property
-    def typical(self) -> Epoch:
-        return self.epoch or typical_epoch(self.job, self.lengths)
-
-    def run_time(self, outside: Outside | None) -> RunTime:
+    def run_time(self, steps: StepTimes, evaluation_s: float | None, outside: Outside | None) -> RunTime:
         """The mean step and the whole job."""
-        job, steps, calibration = self.job, self.step_times(), self.calibration
-        evaluation_s = self.evaluation_s()
+        job, calibration = self.job, self.calibration
         start, planning = START_S, planning_of(steps.planned_width, self.host)
         if calibration is not None:
             start = calibration.start_s or start
@@ -109,11 +98,7 @@ class RunClock:
         around_s = loop_s(job, self.model.layers, self.host)
         return RunTime(mean, whole_job(job, fixed, steps.by_length, evaluation_s=evaluation_s, loop_s=around_s))
 
-    def played(self, one: Job) -> Played:
-        """The run of a job of one length, where it is at hand."""
-        return self._played if one == plain(self.job) else None
-
-    def step_times(self) -> StepTimes:
+    def runs(self) -> list[Job]:
         """Each length as a run of its own, where a run of several has the same steps: runs of one length are alike, and
         the one that was played for memory has most of an epoch's rows.
 
@@ -125,14 +110,18 @@ class RunClock:
         together = job.compile or job.parallel.pipeline > 1
         if len(lengths) > 1 and (together or with_room(config, max(job.seq_len, *lengths)) != config):
             # A run's first step is not like the others, and is not priced: its length comes once more.
-            several = replace(wanted, seq_len=max(job.seq_len, *lengths), lengths=(lengths[0], *lengths))
-            return self._times_of(several)
-        each = [self._times_of(replace(wanted, seq_len=length)) for length in lengths]
+            return [replace(wanted, seq_len=max(job.seq_len, *lengths), lengths=(lengths[0], *lengths))]
+        return [replace(wanted, seq_len=length) for length in lengths]
+
+    def step_times(self, runs: Sequence[Job], played: Sequence[Played]) -> StepTimes:
+        """Of `runs()`, each with the run that was played for memory where that is the same: it is not built again."""
+        config = self.model.raw
+        each = [
+            times_by_length(run, config, self.gpu, self.host, self.cluster, known)
+            for run, known in zip(runs, played, strict=True)
+        ]
         by_length = {length: time for times in each for length, time in times.by_length.items()}
         return StepTimes(by_length, each[0].planned_width)
-
-    def _times_of(self, one: Job) -> StepTimes:
-        return times_by_length(one, self.model.raw, self.gpu, self.host, self.cluster, self.played(one))
 
     def evaluation_s(self) -> float | None:
         """Every batch once, all as long as they are on average.
@@ -156,11 +145,14 @@ def timing(
     calibration: Calibration | None = None,
 ) -> Timing:
     """Everything about a job's time on a card. Raises what the closed form raises."""
-    clock = RunClock(job, model, gpu, played, calibration)
-    mean, whole = clock.run_time(outside)
+    lengths = sample_lengths(job.data)
+    clock = RunClock(job, model, gpu, lengths, epoch_of(job, lengths), calibration)
+    runs = clock.runs()
+    steps = clock.step_times(runs, [played if run == plain(job) else None for run in runs])
+    mean, whole = clock.run_time(steps, clock.evaluation_s(), outside)
     why = reasons(job, mean, model.layers, clock.typical.padding_fraction)
     why += [] if whole is None else whole_reasons(job, whole.phases_s)
-    why += [] if clock.lengths is None else cut_rows(job, clock.lengths)
+    why += [] if lengths is None else cut_rows(job, lengths)
     return Timing(
         time=_time(job, mean, clock.typical, whole, why),
         utilization=_utilization(job, clock.gpu, mean, outside),
@@ -188,6 +180,8 @@ def _full_rows(job: Job) -> tuple[str, ...]:
 
 
 def _energy(job: Job, gpu: Gpu, whole: WholeTime, mean: StepTime) -> Energy | None:
+    from tunecast.prediction.time.energy import energy  # of jobs that say how much data they have
+
     before = whole.phases_s["provisioning"]
     return energy(
         job, gpu, whole.phases_s, mean.gpu_busy_s / mean.step_s, (whole.low_s - before, whole.high_s - before)
@@ -243,14 +237,13 @@ def times_by_length(
 
 
 def _time(job: Job, mean: StepTime, epoch: Epoch, whole: WholeTime | None, why: list[str]) -> Time:
-    cards = job.hardware.gpus * job.hardware.nodes
     tokens_per_s = epoch.real_tokens / epoch.micro_batches * job.grad_accum / mean.step_s
     step = Time(
         step_s=mean.step_s,
         low_s=mean.low_s,
         high_s=mean.high_s,
         tokens_per_s=tokens_per_s,
-        tokens_per_s_per_gpu=tokens_per_s / cards,
+        tokens_per_s_per_gpu=tokens_per_s / job.hardware.cards,
         total_s=None,
         bound_by=mean.bound_by,
         breakdown_s=dict(mean.breakdown_s),

@@ -23,7 +23,7 @@ from tunecast.job.stacks import stack_of
 from tunecast.prediction.data.batches import EVAL_STEPS
 from tunecast.prediction.data.lengths import Epoch, eval_lengths, new_lengths, times_done, total_steps
 from tunecast.prediction.data.preparation import TOKENS_PER_S, preparation_s
-from tunecast.prediction.outside.fsdp_files import writes_parts
+from tunecast.prediction.outside.sharded_files import writes_parts
 from tunecast.prediction.price.host import DEFAULT_HOST, Host
 from tunecast.prediction.time.by_length import ByLength, mean_step_s
 from tunecast.records import NamedTuple, dataclass, field, replace

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from tunecast.errors import printable
 from tunecast.prediction.verdict import Room, Verdict
 from tunecast.records import NamedTuple, dataclass, field
+from tunecast.result import Alias
 from tunecast.units import gib
 
 
@@ -104,19 +105,12 @@ class Figures:
     def word(self) -> str:
         return "estimate" if self.guesses else "exact"
 
-    @property
-    def verdict(self) -> Verdict | None:
-        """None when no card was named."""
-        return None if self.room is None else self.room.verdict
+    fits = Alias[bool | None]("room.fits")
+    verdict = Alias[Verdict | None]("room.verdict")
+    """None when no card was named."""
 
-    @property
-    def fits(self) -> bool | None:
-        return None if self.room is None else self.room.fits
-
-    @property
-    def capacity_bytes(self) -> int | None:
-        """What the caching allocator may hold on that card."""
-        return None if self.room is None else self.room.capacity_bytes
+    capacity_bytes = Alias[int | None]("room.capacity_bytes")
+    """What the caching allocator may hold on that card."""
 
     @property
     def device_bytes(self) -> int | None:
@@ -130,6 +124,39 @@ class Figures:
         if self.capacity_bytes is None:
             return None
         return self.capacity_bytes + (self.context_bytes or 0) + self.communication_bytes + self.others_bytes
+
+    @property
+    def sums(self) -> list[tuple[str, str, int]]:
+        """From the peak to what is on the card: (`+` or `=`, what, bytes)."""
+        rows = [
+            ("=", "allocated", self.allocated_bytes),
+            ("+", "allocator", self.reserved_bytes - self.allocated_bytes),
+        ]
+        if self.context_bytes is None or self.device_bytes is None:
+            return [*rows, ("=", "reserved", self.reserved_bytes)]
+        more = (("communication", self.communication_bytes), ("paged optimizer", self.pages_bytes))
+        return [
+            *rows,
+            ("+", "context", self.context_bytes),
+            *(("+", name, nbytes) for name, nbytes in more if nbytes),
+            ("=", "on the card", self.device_bytes),
+        ]
+
+    @property
+    def largest_roles(self) -> list[tuple[str, int]]:
+        """Those that hold anything at the peak, the largest first."""
+        held = [(role, nbytes) for role, nbytes in self.breakdown_bytes.items() if nbytes]
+        return sorted(held, key=lambda each: (each[1], each[0]), reverse=True)
+
+    @property
+    def besides_bytes(self) -> Mapping[str, int]:
+        """On the card beside PyTorch's memory."""
+        return {
+            "paged_optimizer": self.pages_bytes,
+            "context": self.context_bytes or 0,
+            "communication": self.communication_bytes,
+            "others": self.others_bytes,
+        }
 
     @property
     def outside(self) -> str:

@@ -33,5 +33,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[in
     return "\n".join([f"| {' | '.join(head)} |", f"|{line}|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
+def bullets(sentences: Iterable[str]) -> str:
+    return "\n".join(f"- {plain(sentence)}" for sentence in sentences)
+
+
 def folded(title: str, inside: str) -> str:
     return f"<details><summary>{title}</summary>\n\n{inside}\n\n</details>" if inside else ""

@@ -5,41 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tunecast.hardware.spec import Gpu
-from tunecast.report.draw.text import DEFAULT, Terminal, facts, headed
+from tunecast.report.draw.text import DEFAULT, Terminal, facts
+from tunecast.report.lists.machines import mark, marked_table
 from tunecast.units import GB, TERA, gib
 
-MARK = "*"
 _HEAD = (
     ("", "memory", "as", "", "bandwidth", "dense BF16", "dense FP8", "power", ""),
     ("card", "torch sees", "sold", "kind", "GB/s", "TFLOP/s", "TFLOP/s", "W", "since"),
 )
-_FIELD_OF = {"memory_gb_per_s": 4, "dense_tflop_per_s.bf16": 5, "dense_tflop_per_s.fp8": 6, "tdp_w": 7}
-"""The column an unverified field shows in; what torch sees has several."""
 _SEEN = ("torch_total_gib", "torch_fraction", "memory_gb")
 
 
 def card_table(cards: Sequence[Gpu], terminal: Terminal = DEFAULT) -> str:
     """A line a card, what is not verified with a mark."""
-    rows = [*_HEAD, *(_row(card) for card in cards)]
-    lines = headed(rows, terminal, (0, 3), len(_HEAD))
-    marked = any(MARK in cell for row in rows for cell in row)
-    note = [f"{MARK} no source at hand confirms it; `tunecast gpus NAME` tells the sources"] if marked else []
-    return terminal.plain("\n".join([*lines, *(["", *note] if note else [])])) + "\n"
+    rows = [_row(card) for card in cards]
+    return marked_table(_HEAD, rows, (0, 3), terminal, "; `tunecast gpus NAME` tells the sources")
 
 
 def card_page(card: Gpu, terminal: Terminal = DEFAULT) -> str:
     """All that is known of one card, with where it is from."""
-    seen = f"{gib(card.memory_bytes)}{_mark(card, *_SEEN)}, torch.cuda.mem_get_info()[1]; sold as {_sold(card)}"
+    seen = f"{gib(card.memory_bytes)}{mark(card, *_SEEN)}, torch.cuda.mem_get_info()[1]; sold as {_sold(card)}"
     rows = [
         ("vendor", f"{card.vendor}, {card.architecture}, {card.released}"),
         ("memory", f"{seen} {card.memory_type}"),
-        ("bandwidth", _rate(card.memory_bytes_per_s, GB, " GB/s") + _mark(card, "memory_gb_per_s")),
+        ("bandwidth", _rate(card.memory_bytes_per_s, GB, " GB/s") + mark(card, "memory_gb_per_s")),
         ("dense rates", ", ".join(_rates(card)) or "not known"),
         ("best measured", ", ".join(f"{kind} {rate / TERA:g}" for kind, rate in card.achieved_flop_per_s.items())),
         ("capability", card.capability or ""),
-        ("multiprocessors", _known(card.sm_count) + _mark(card, "sm_count")),
-        ("L2", (gib(card.l2_bytes) if card.l2_bytes else "not known") + _mark(card, "l2_mib")),
-        ("power", f"{_known(card.tdp_w)} W{_mark(card, 'tdp_w')}"),
+        ("multiprocessors", _known(card.sm_count) + mark(card, "sm_count")),
+        ("L2", (gib(card.l2_bytes) if card.l2_bytes else "not known") + mark(card, "l2_mib")),
+        ("power", f"{_known(card.tdp_w)} W{mark(card, 'tdp_w')}"),
         ("links", f"{card.pcie}; {_link(card)}"),
         ("CUDA context", gib(card.training_context_bytes) + " while training" if card.training_context_bytes else ""),
         ("notes", card.notes),
@@ -51,21 +46,17 @@ def card_page(card: Gpu, terminal: Terminal = DEFAULT) -> str:
 
 def _row(card: Gpu) -> tuple[str, ...]:
     dense = card.dense_flop_per_s
-    cells = [
+    return (
         card.name,
-        gib(card.memory_bytes) + _mark(card, *_SEEN),
+        gib(card.memory_bytes) + mark(card, *_SEEN),
         _sold(card),
         card.memory_type,
-        _rate(card.memory_bytes_per_s, GB),
-        _rate(dense.get("bf16"), TERA),
-        _rate(dense.get("fp8"), TERA),
-        str(card.tdp_w or ""),
+        _rate(card.memory_bytes_per_s, GB) + mark(card, "memory_gb_per_s"),
+        _rate(dense.get("bf16"), TERA) + mark(card, "dense_tflop_per_s.bf16"),
+        _rate(dense.get("fp8"), TERA) + mark(card, "dense_tflop_per_s.fp8"),
+        str(card.tdp_w or "") + mark(card, "tdp_w"),
         card.released,
-    ]
-    for field, column in _FIELD_OF.items():
-        if field in card.unverified:
-            cells[column] += MARK
-    return tuple(cells)
+    )
 
 
 def _sold(card: Gpu) -> str:
@@ -75,7 +66,7 @@ def _sold(card: Gpu) -> str:
 def _rates(card: Gpu) -> list[str]:
     """`bf16 989.4 TFLOP/s`, the unit once."""
     told = [
-        f"{kind} {rate / TERA:g}{_mark(card, f'dense_tflop_per_s.{kind}')}"
+        f"{kind} {rate / TERA:g}{mark(card, f'dense_tflop_per_s.{kind}')}"
         for kind, rate in card.dense_flop_per_s.items()
     ]
     return [*told[:-1], f"{told[-1]} TFLOP/s"] if told else []
@@ -84,7 +75,7 @@ def _rates(card: Gpu) -> list[str]:
 def _link(card: Gpu) -> str:
     if card.link_bytes_per_s is None:
         return "no link to other cards"
-    return f"{card.link}, {card.link_bytes_per_s / GB:g} GB/s one way{_mark(card, 'link_gb_per_s')}"
+    return f"{card.link}, {card.link_bytes_per_s / GB:g} GB/s one way{mark(card, 'link_gb_per_s')}"
 
 
 def _rate(rate: float | None, unit: float, name: str = "") -> str:
@@ -93,7 +84,3 @@ def _rate(rate: float | None, unit: float, name: str = "") -> str:
 
 def _known(value: int | None) -> str:
     return "not known" if value is None else str(value)
-
-
-def _mark(card: Gpu, *fields: str) -> str:
-    return MARK if any(field in card.unverified for field in fields) else ""

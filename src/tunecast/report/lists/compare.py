@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tunecast.advise.compare import MEASURES, Difference, FieldStep, measure
-from tunecast.job.job import Job
 from tunecast.market.offer import OWNED
 from tunecast.planning.choice import DOLLARS
 from tunecast.planning.comparison import Comparison, Rents
@@ -17,7 +16,8 @@ from tunecast.report.draw.text import DEFAULT, Terminal, headed, words, wrapped
 from tunecast.report.plan.price import offer_words
 from tunecast.report.plan.words import amount, amounts
 from tunecast.report.run.time import duration, span
-from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.report.run.verdict import STYLES
+from tunecast.tape.build.sharding.scheme import rows_per_step
 from tunecast.units import gib, percent
 
 LONGEST_VALUE = 40
@@ -43,9 +43,9 @@ def compare_text(found: Comparison, names: tuple[str, str], terminal: Terminal =
     if not found.steps:
         parts.append("  the jobs do not differ; --to rank=64 compares a job with itself at another rank")
         return terminal.plain("\n".join(parts)) + "\n"
-    style = {"fits": "good", "may not fit": "warn", "does not fit": "bad"}[found.after.on_card.room.verdict]
+    style = STYLES[found.after.on_card.room.verdict]
     parts += [terminal.paint(f"  {summary(found)}", style), "", *_totals(found, terminal)]
-    parts += [line for note in _notes(found) for line in wrapped([note], "  ", terminal)]
+    parts += wrapped(_notes(found), "  ", terminal)
     head = "What each difference costs, one after the other"
     parts += ["", terminal.paint(head, "bold"), *_step_lines(found, terminal)]
     where = _where(found, terminal)
@@ -102,12 +102,16 @@ def _are_whole(rents: Rents) -> bool:
 
 def _totals(found: Comparison, terminal: Terminal) -> list[str]:
     before, after = found.before, found.after
-    rows = [("", "before", "after", "difference")]
-    rows.append(("", found.before.on_card.room.verdict, found.after.on_card.room.verdict, ""))
-    for name in MEASURES:
-        old, new = measure(before, name), measure(after, name)
-        rows.append((_ROWS[name], gib(old), gib(new), signed(new - old, gib(new - old))))
+    rows = [
+        ("", "before", "after", "difference"),
+        ("", before.on_card.room.verdict, after.on_card.room.verdict, ""),
+        *(_memory_row(_ROWS[name], measure(before, name), measure(after, name)) for name in MEASURES),
+    ]
     return headed([*rows, *_time_rows(found), *_cost_rows(found.cost)], terminal)
+
+
+def _memory_row(name: str, old: int, new: int) -> tuple[str, str, str, str]:
+    return name, gib(old), gib(new), signed(new - old, gib(new - old))
 
 
 def _time_rows(found: Comparison) -> Iterator[tuple[str, str, str, str]]:
@@ -165,7 +169,7 @@ def _share(old: float, new: float) -> str:
 
 
 def _notes(found: Comparison) -> Iterator[str]:
-    rows = [_rows_per_step(side.job) for side in (found.before, found.after)]
+    rows = [rows_per_step(side.job) for side in (found.before, found.after)]
     if rows[0] != rows[1]:
         yield f"a step trains {rows[0]:,} rows before and {rows[1]:,} after: compare tokens per second, not steps"
     if not (found.before.fits and found.after.fits):
@@ -181,10 +185,6 @@ def _notes(found: Comparison) -> Iterator[str]:
 
 def _start(rent: Rent) -> str:
     return "" if rent.bill is None or rent.offer.kind == OWNED else ", the machine's start included"
-
-
-def _rows_per_step(job: Job) -> int:
-    return job.micro_batch * job.grad_accum * ranks_of(job)
 
 
 def _step_lines(found: Comparison, terminal: Terminal) -> list[str]:
@@ -223,12 +223,12 @@ def _mostly(step: FieldStep) -> str:
 def _where(found: Comparison, terminal: Terminal) -> list[str]:
     """The parts that differ; the differences sum to that on the card."""
     old, new = found.before.memory.breakdown_bytes, found.after.memory.breakdown_bytes
-    rows = [("", "before", "after", "difference")]
-    for part in {**old, **new}:
-        a, b = old.get(part, 0), new.get(part, 0)
-        if a != b:
-            rows.append((words(part), gib(a), gib(b), signed(b - a, gib(b - a))))
-    return headed(rows, terminal) if len(rows) > 1 else []
+    rows = [
+        _memory_row(words(part), old.get(part, 0), new.get(part, 0))
+        for part in {**old, **new}
+        if old.get(part, 0) != new.get(part, 0)
+    ]
+    return headed([("", "before", "after", "difference"), *rows], terminal) if rows else []
 
 
 def _value(value: Any) -> str:

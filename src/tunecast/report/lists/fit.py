@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tunecast.advise.ladder import ON_THE_HOST, Harm, Overrides
 from tunecast.hardware.catalog import gpu
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
 from tunecast.planning.choice import DOLLARS
 from tunecast.planning.fit.solution import Fit, FitChange, FitState, FrugalJob, LargerCards, OtherHardware, Solution
@@ -17,7 +17,8 @@ from tunecast.report.plan.price import cost_words
 from tunecast.report.plan.words import hourly, seller
 from tunecast.report.run.advice import EFFECTS, change_words
 from tunecast.report.run.time import duration
-from tunecast.tape.build.sharding.scheme import ranks_of
+from tunecast.report.run.verdict import STYLES
+from tunecast.tape.build.sharding.scheme import rows_per_step
 from tunecast.units import GIB, gib, percent
 
 HARM: Mapping[Harm, str] = {
@@ -25,6 +26,7 @@ HARM: Mapping[Harm, str] = {
     Harm.ROUNDED: "equivalent up to rounding",
     Harm.OTHER: "changes what is trained",
 }
+THEN = {"fits": "then it fits", "may not fit": "then it may still not fit", "does not fit": "then it does not fit"}
 LEAST_TIME = 0.005
 """A smaller difference is told as none."""
 MOST_ROWS = 3
@@ -62,21 +64,17 @@ def fit_text(
         parts.append("Nothing that keeps the mathematics and still fits makes it 2 % faster or more.")
     elif found.before.room.fits:
         parts.append("No change that keeps the training makes it fit for sure.")
-    if found.others:
-        rows = [(words.spelled(each.overrides), _whole(each)) for each in found.others]
-        parts.append(words.section("Other combinations that fit", rows))
-    if found.quicker:
-        rows = [(words.spelled(each.overrides), f"{_whole(each)} ({HARM[each.harm]})") for each in found.quicker]
-        parts.append(words.section("Faster, with more changes", rows))
-    if found.offered:
-        parts.append(words.offered(found))
-    if found.would_do is not None:
-        parts.append(words.larger_cards(found.would_do, has_other=bool(found.elsewhere)))
-    if found.elsewhere:
-        parts.append(words.elsewhere(found))
-    if chosen is not None and how_to and not flags:
-        parts.append(how_to.rstrip("\n"))
-    return terminal.plain("\n\n".join(parts)) + "\n"
+    others = [(words.spelled(each.overrides), _whole(each)) for each in found.others]
+    quicker = [(words.spelled(each.overrides), f"{_whole(each)} ({HARM[each.harm]})") for each in found.quicker]
+    parts += [
+        words.section("Other combinations that fit", others),
+        words.section("Faster, with more changes", quicker),
+        words.offered(found),
+        words.larger_cards(found.would_do, has_other=bool(found.elsewhere)),
+        words.elsewhere(found),
+        how_to.rstrip("\n") if chosen is not None and not flags else "",
+    ]
+    return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
 
 
 class _Words:
@@ -89,6 +87,9 @@ class _Words:
         return change_words(overrides, self.flags)
 
     def section(self, title: str, rows: Sequence[tuple[str, str]], notes: Sequence[str] = ()) -> str:
+        """'' without rows."""
+        if not rows:
+            return ""
         most = len(rows) if self.details else MOST_ROWS
         left = len(rows) - most
         lines = [self.terminal.paint(title, "bold"), *self.table(rows[:most])]
@@ -109,11 +110,9 @@ class _Words:
 
     def before(self, state: FitState) -> list[str]:
         """The verdict; where it needs most of the card, up to where it may go."""
-        room, step = state.room, state.step_s
-        clock = "" if step is None else f"; {duration(step)} per step"
-        style = {"fits": "good", "may not fit": "warn", "does not fit": "bad"}[room.verdict]
-        verdict = f"{room.verdict} as it is: needs {_needs(state)}{clock}"
-        return [self.terminal.paint(line, style) for line in self.lines(verdict)]
+        verdict = state.room.verdict
+        sentence = f"{verdict} as it is: needs {_needs(state)}{_clock(state)}"
+        return [self.terminal.paint(line, STYLES[verdict]) for line in self.lines(sentence)]
 
     def chosen(self, found: Fit, chosen: Solution) -> str:
         if found.faster:
@@ -145,7 +144,9 @@ class _Words:
         title = "Changes what is trained (not needed; enable with --allow)"
         return self.section(title, rows, list(published) if self.details else ())
 
-    def larger_cards(self, cards_wanted: LargerCards, *, has_other: bool) -> str:
+    def larger_cards(self, cards_wanted: LargerCards | None, *, has_other: bool) -> str:
+        if cards_wanted is None:
+            return ""
         lines = [self.terminal.paint("No change makes it fit this hardware", "bold")]
         cards: list[object] = []
         for each in cards_wanted.least_cards:
@@ -165,9 +166,11 @@ class _Words:
 
     def elsewhere(self, found: Fit) -> str:
         """A line for each machine, and below it what to write for it."""
+        if not found.elsewhere:
+            return ""
         lines = [self.terminal.paint("Other hardware that fits for sure", "bold")]
         for each in found.elsewhere:
-            lines += self.lines(f"{_where(each, found.before.job)}: {_on(each, found.before)}")
+            lines += self.lines(f"{_where(each, found.before.job)}: {', '.join(_facts(each, found.before))}")
             lines += self.lines(self.spelled(each.set), "      ")
         return "\n".join([*lines, *self.lines("the cheapest that can be rented: tunecast plan")])
 
@@ -188,10 +191,6 @@ def _where(each: OtherHardware, job: Job) -> str:
     return f"{hardware.gpus} x {card_name(gpu(hardware.gpu).name)}{shared}"
 
 
-def _on(each: OtherHardware, before: FitState) -> str:
-    return ", ".join(_facts(each, before))
-
-
 def _facts(each: OtherHardware, before: FitState) -> Iterator[str]:
     yield _needs(each)
     yield _time(each.more_time_than(before))
@@ -203,10 +202,6 @@ def _facts(each: OtherHardware, before: FitState) -> Iterator[str]:
         yield offer if each.cost.bill is None else f"{cost_words(each.cost)} for the run ({offer})"
     else:
         yield "no offer at hand"
-
-
-def rows_per_step(job: Job) -> int:
-    return job.micro_batch * job.grad_accum * ranks_of(job)
 
 
 def effect_words(effect: FitChange) -> str:
@@ -245,13 +240,11 @@ def _needs(state: FitState) -> str:
 
 def state_words(state: FitState) -> str:
     """`then it fits: needs 62.36 of 78.35 GiB (up to 66.30); 1.85 s per step`."""
-    clock = "" if state.step_s is None else f"; {duration(state.step_s)} per step"
-    verdict = {
-        "fits": "then it fits",
-        "may not fit": "then it may still not fit",
-        "does not fit": "then it does not fit",
-    }
-    return f"{verdict[state.room.verdict]}: needs {_needs(state)}{clock}"
+    return f"{THEN[state.room.verdict]}: needs {_needs(state)}{_clock(state)}"
+
+
+def _clock(state: FitState) -> str:
+    return "" if state.step_s is None else f"; {duration(state.step_s)} per step"
 
 
 def _host(state: FitState) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tunecast.advise.most import FixedSettings, Largest, LargestModel, Most, MostFigure, SizedModel
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.report.draw.figures import shown
 from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
 from tunecast.units import GIB, billions, gib

@@ -10,17 +10,9 @@ from datetime import date
 from tunecast.market.jurisdiction import area, in_eu, told
 from tunecast.market.offer import LISTED, OWNED, Offer, age
 from tunecast.market.provider import FACTS, Provider, provider, tenancy, terms
-from tunecast.report.draw.markdown import plain, table
-from tunecast.report.lists.offers import (
-    KNOWN,
-    NOT_KNOWN,
-    TENANCY_TOLD,
-    billing_told,
-    company,
-    conditions,
-    egress_told,
-    offer_line,
-)
+from tunecast.report.draw.markdown import bullets, plain, table
+from tunecast.report.lists import offers
+from tunecast.report.lists.offers import NOT_KNOWN
 
 NO_ADVICE = (
     "Not legal advice. What is said here is what the sources named say, on the days named; ask the provider for a \
@@ -36,15 +28,15 @@ def offer_markdown(offer: Offer, where: str, today: date, outlier: str = "") -> 
     """The whole of it, ending with a newline; `where` is the list the price is from."""
     rows = [*_parties(offer), *_data(offer), *_terms(offer), *_machine(offer)]
     parts = [
-        f"# {plain(offer_line(offer))}",
+        f"# {plain(offers.offer_line(offer))}",
         plain(f"Written by tunecast on {today}. {NO_ADVICE}"),
         table(("", "answer", "who says so"), [tuple(map(plain, row)) for row in rows]),
         "## Not known",
-        "\n".join(f"- {plain(line)}" for line in _unknown(offer, rows)),
+        bullets(_unknown(offer, rows)),
         "## The price",
-        "\n".join(f"- {plain(line)}" for line in _price(offer, where, today, outlier)),
+        bullets(_price(offer, where, today, outlier)),
         "## Sources",
-        "\n".join(f"- {plain(line)}" for line in _sources(offer)) or "none: it is your own machine",
+        bullets(_sources(offer)) or "none: it is your own machine",
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -59,7 +51,7 @@ def _parties(offer: Offer) -> list[_Row]:
         if offer.via:
             role = " (sells it: your contract)" if name == offer.via else " (runs it)"
         rows += [
-            (f"company{role}", company(of), _source(of, "company")),
+            (f"company{role}", offers.company(of), _source(of, "company")),
             (f"parent{role}", of.parent or NOT_KNOWN, _source(of, "parent")),
             (f"US law{role}", told(of), _source(of, "law")),
         ]
@@ -90,9 +82,9 @@ def _data(offer: Offer) -> list[_Row]:
     certificates = ", ".join(of.certificates) or NOT_KNOWN
     return [
         ("country of the data", answer, proof),
-        ("in the EU", f"{KNOWN[in_eu(offer)]}{named}", "the countries above"),
+        ("in the EU", f"{offers.KNOWN[in_eu(offer)]}{named}", "the countries above"),
         ("certificates", certificates, _source(of, "certificates")),
-        ("tenancy", TENANCY_TOLD[tenancy(offer)], _tenancy_source(offer)),
+        ("tenancy", offers.TENANCIES[tenancy(offer)], _tenancy_source(offer)),
     ]
 
 
@@ -101,15 +93,15 @@ def _terms(offer: Offer) -> list[_Row]:
     if offer.kind == OWNED:
         return []
     return [
-        ("billing", billing_told(of, offer), _source(seller, "billing")),
-        ("egress", egress_told(of), _source(seller, "egress")),
+        ("billing", offers.billing_words(of, offer), _source(seller, "billing")),
+        ("egress", offers.egress_words(of), _source(seller, "egress")),
     ]
 
 
 def _machine(offer: Offer) -> list[_Row]:
     """Its conditions, but for the tenancy, which is among what is said of the data."""
     said = "the price list" + (f"; {offer.assumed}" if offer.assumed else "")
-    shown = [(name, text) for name, text in conditions(offer) if text and name != "tenancy"]
+    shown = [(name, text) for name, text in offers.conditions(offer) if text and name != "tenancy"]
     by = {"inside": "the card's own, unless the provider says otherwise" if offer.interconnect is None else said}
     return [(CONDITIONS[name], text, "" if text == NOT_KNOWN else by.get(name, said)) for name, text in shown]
 
@@ -117,11 +109,9 @@ def _machine(offer: Offer) -> list[_Row]:
 def _tenancy_source(offer: Offer) -> str:
     if not tenancy(offer):
         return ""
-    return (
-        "its name or your own file"
-        if offer.tenancy or offer.kind == OWNED
-        else _source(provider(offer.provider), "tenancy")
-    )
+    if offer.tenancy or offer.kind == OWNED:
+        return "its name or your own file"
+    return _source(provider(offer.provider), "tenancy")
 
 
 def _source(of: Provider, fact: str) -> str:

@@ -8,10 +8,9 @@ from types import MappingProxyType
 
 from tunecast.errors import printable
 from tunecast.market.availability import Availability
-from tunecast.market.cost import break_even_hours
+from tunecast.market.cost import Rate, break_even_hours
 from tunecast.market.filters import inside
 from tunecast.market.jurisdiction import area, exposure, in_eu, told
-from tunecast.market.money import Rate
 from tunecast.market.offer import LISTED, NOT_AVAILABILITY, ON_DEMAND, OWNED, RESERVED, STALE_DAYS, Offer, age
 from tunecast.market.provider import SHARED_CARD, Provider, tenancy
 from tunecast.market.update import ListUpdate, Updated
@@ -21,7 +20,7 @@ from tunecast.units import GB, GIB, percent
 OLD, UNPROVEN, ASSUMED, OUTLIER = "!", "?", "~", "*"
 NOT_KNOWN = "not known"
 KNOWN = {"yes": "yes", "no": "no", "unknown": NOT_KNOWN}
-TENANCY_TOLD = {
+TENANCIES = {
     "dedicated": "dedicated host",
     "shared": "host shared with other customers",
     SHARED_CARD: "card shared with other customers: predictions do not hold",
@@ -78,10 +77,10 @@ def offer_page(
     rows = (
         ("machine", f"{offer.gpus} x {offer.gpu}{f', {offer.instance}' if offer.instance else ''}"),
         ("price", f"{offer.usd_per_hour:.4g} USD ({rate.eur(offer.usd_per_hour):.4g} EUR) per hour, {offer.kind}"),
-        ("free?", "" if free is None else free_told(free)),
+        ("free?", "" if free is None else free_words(free)),
         ("outlier", outlier and f"{outlier}: do not count on it"),
         ("term", "" if offer.term_hours is None else f"{offer.term_hours:g} hours, paid whether used or not"),
-        ("where", where_told(offer, 100)),
+        ("where", places(offer, 100)),
         ("places", of.places),
         ("in the EU", KNOWN[in_eu(offer)]),
         ("assumed", offer.assumed),
@@ -89,9 +88,9 @@ def offer_page(
         ("company", company(of)),
         ("parent", of.parent),
         ("law", told(of) + (f"; sold by {offer.via}" if offer.via else "")),
-        ("billing", billing_told(of, offer)),
-        ("egress", egress_told(of)),
-        ("certificates", certificates_told(of)),
+        ("billing", billing_words(of, offer)),
+        ("egress", egress_words(of)),
+        ("certificates", certificate_names(of)),
         ("notes", of.notes),
         ("not verified", ", ".join(of.unverified)),
         ("seen", f"{offer.dated}, {age(offer.age_days(today))} ago{', old' if offer.is_stale(today) else ''}"),
@@ -105,7 +104,7 @@ def offer_page(
 def offer_line(offer: Offer) -> str:
     """`2 x rtx-4090 at lab, owned, 0.52 USD per hour, FR`."""
     term = f" for {offer.term_hours:g} h" if offer.term_hours is not None else ""
-    where = f", {where_told(offer, _PLACES)}" if offer.regions else ""
+    where = f", {places(offer, _PLACES)}" if offer.regions else ""
     price = f"{offer.kind}{term}, {offer.usd_per_hour:.4g} USD per hour"
     return f"{offer.gpus} x {offer.gpu} at {offer.provider}, {price}{where}"
 
@@ -117,7 +116,7 @@ def conditions(offer: Offer) -> list[tuple[str, str]]:
     return [
         ("host", _host(offer)),
         ("disk", NOT_KNOWN if offer.disk_bytes is None else f"{offer.disk_bytes / GB:,.0f} GB at this price"),
-        ("tenancy", TENANCY_TOLD[tenancy(offer)]),
+        ("tenancy", TENANCIES[tenancy(offer)]),
         ("inside", inside(offer).name if offer.gpus > 1 else ""),
         ("between", "cannot be joined with others" if offer.max_nodes == 1 else link),
     ]
@@ -127,19 +126,19 @@ def company(of: Provider) -> str:
     return ", ".join(part for part in (of.entity, of.seat and f"seat {of.seat}") if part) or NOT_KNOWN
 
 
-def certificates_told(of: Provider) -> str:
+def certificate_names(of: Provider) -> str:
     named = ", ".join(of.certificates)
     return NOT_KNOWN if not named else named if of.verified_certificates else f"{named}: no source at hand confirms it"
 
 
-def egress_told(of: Provider) -> str:
+def egress_words(of: Provider) -> str:
     if of.egress_usd_per_gb is None:
         return NOT_KNOWN
     free = f", the first {of.egress_free_gb:,.0f} GB per month free" if of.egress_free_gb else ""
     return f"{of.egress_usd_per_gb:g} USD per GB{free}"
 
 
-def free_told(free: Availability) -> str:
+def free_words(free: Availability) -> str:
     """`free now, from 2.31 USD per hour (2026-11-16 09:30 UTC, https://…)`."""
     price = "" if free.usd_per_hour is None else f", from {free.usd_per_hour:.4g} USD per hour"
     at = "" if free.asked_at is None else f"{free.asked_at:%Y-%m-%d %H:%M} UTC, "
@@ -196,7 +195,7 @@ def _row(offer: Offer, unit: float, today: date, outlier: bool) -> tuple[str, ..
         + (OUTLIER if outlier else ""),
         f"{amount / offer.gpus:.3f}",
         f"{amount:.2f}",
-        where_told(offer, _PLACES),
+        places(offer, _PLACES),
         LAW[exposure(offer)],
         f"{age(offer.age_days(today))}{old}",
     )
@@ -212,7 +211,7 @@ LAW = {
 }
 
 
-def where_told(offer: Offer, most: int) -> str:
+def places(offer: Offer, most: int) -> str:
     if not offer.regions:
         return "own" if offer.kind == OWNED else NOT_KNOWN
     known = sorted(offer.known_countries, key=lambda country: (area(country) != "EU", area(country) != "EEA", country))
@@ -227,7 +226,7 @@ def _host(offer: Offer) -> str:
     return f"{offer.vcpus} vCPUs, {ram}" if offer.vcpus else ram if offer.ram_bytes is not None else NOT_KNOWN
 
 
-def billing_told(of: Provider, offer: Offer) -> str:
+def billing_words(of: Provider, offer: Offer) -> str:
     if offer.kind == RESERVED:
         return "the whole term"
     if of.billing_step_s is None:

@@ -7,11 +7,12 @@ from itertools import accumulate, pairwise
 from math import gcd
 from typing import Any
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.records import replace
 from tunecast.report.draw.figures import Figures, short_source, shown
 from tunecast.report.draw.moments import AFTER, Band, Moment, Timeline, steps
 from tunecast.report.draw.text import when, words
+from tunecast.report.page.document import panel
 from tunecast.report.page.markup import Markup, joined, json_script, tag
 from tunecast.units import GIB, KIB, MIB, gib
 
@@ -46,15 +47,14 @@ def chart(figures: Figures, timeline: Timeline) -> Markup:
     top_bytes, unit_bytes, ticks = _scale(figures, timeline.moments)
     unit = {GIB: "GiB", MIB: "MiB", KIB: "KiB"}.get(unit_bytes, "B")
     axis = [tag("span", f"{tick / unit_bytes:g}", style=f"top:{100 - 100 * tick / top_bytes:.2f}%") for tick in ticks]
+    inner = (
+        _strip("steps", steps(timeline.bands), timeline.events),
+        _strip("phases", timeline.bands, timeline.events),
+        tag("div", _svg(figures, timeline, top_bytes, ticks), _peak_mark(timeline, top_bytes), class_="plot"),
+    )
     window = tag(
         "div",
-        tag(
-            "div",
-            _strip("steps", steps(timeline.bands), timeline.events),
-            _strip("phases", timeline.bands, timeline.events),
-            tag("div", _svg(figures, timeline, top_bytes, ticks), _peak_mark(timeline, top_bytes), class_="plot"),
-            class_="inner",
-        ),
+        tag("div", *inner, class_="inner"),
         _capacity_label(figures, top_bytes),
         tag("div", class_="cursor"),
         class_="window",
@@ -62,32 +62,11 @@ def chart(figures: Figures, timeline: Timeline) -> Markup:
         role="img",
         aria_label=f"Memory over the run; the peak is {gib(figures.allocated_bytes)}",
     )
-    across = tag(
-        "div",
-        tag("span", "event 0"),
-        tag("span", "events in order: operations, allocations and releases; not to scale with time"),
-        tag("span", f"{timeline.events:,}"),
-        class_="across",
-    )
-    return tag(
-        "section",
-        tag("h2", "Memory over the run"),
-        _zoom(timeline),
-        tag(
-            "div",
-            tag(
-                "div",
-                tag("div", tag("em", f"{unit} on one GPU"), *axis, class_="axis"),
-                window,
-                across,
-                _phase_key(timeline),
-                class_="frame",
-            ),
-            _readout(timeline),
-            class_="chart",
-        ),
-        class_="panel",
-    )
+    order = "events in order: operations, allocations and releases; not to scale with time"
+    across = tag("div", *(tag("span", text) for text in ("event 0", order, f"{timeline.events:,}")), class_="across")
+    up = tag("div", tag("em", f"{unit} on one GPU"), *axis, class_="axis")
+    frame = tag("div", up, window, across, _phase_key(timeline), class_="frame")
+    return panel("Memory over the run", _zoom(timeline), tag("div", frame, _readout(timeline), class_="chart"))
 
 
 PHASES: Mapping[str, str] = {
@@ -147,18 +126,10 @@ def _svg(figures: Figures, timeline: Timeline, top_bytes: int, ticks: list[int])
     def x(event: int) -> int:
         return round(_WIDE * event / timeline.events)
 
-    shapes = [
-        tag(
-            "rect",
-            x=str(x(band.begin)),
-            y="0",
-            width=str(x(band.end - band.begin)),
-            height=str(_HIGH),
-            fill="var(--band)",
-        )
-        for index, band in enumerate(steps(timeline.bands))
-        if index % 2
-    ]
+    shapes = []
+    for band in steps(timeline.bands)[1::2]:
+        place = {"x": str(x(band.begin)), "y": "0", "width": str(x(band.end - band.begin)), "height": str(_HIGH)}
+        shapes.append(tag("rect", **place, fill="var(--band)"))
     shapes += [_across(y(tick), "grid") for tick in ticks]
     events = [x(moment.event) for moment in moments]
     sums = [list(accumulate(moment.role_bytes)) for moment in moments]
@@ -166,10 +137,8 @@ def _svg(figures: Figures, timeline: Timeline, top_bytes: int, ticks: list[int])
     for index in reversed(range(len(roles))):
         edge = _edge(events, [y(held[index]) for held in sums])
         if any(moment.role_bytes[index] for moment in moments):
-            paint = colour(roles[index])
-            shapes.append(
-                tag("path", d=Markup(f"M0,{_HIGH}{edge}H{_WIDE}V{_HIGH}Z"), fill=paint, stroke=paint, class_="area")
-            )
+            paint, area = colour(roles[index]), Markup(f"M0,{_HIGH}{edge}H{_WIDE}V{_HIGH}Z")
+            shapes.append(tag("path", d=area, fill=paint, stroke=paint, class_="area"))
     edge = _edge(events, [y(moment.reserved_bytes) for moment in moments])
     shapes.append(tag("path", d=Markup(f"M0,{_HIGH}{edge}H{_WIDE}"), class_="reserved"))
     if figures.capacity_bytes is not None and figures.capacity_bytes < top_bytes:
@@ -236,36 +205,21 @@ def _readout(timeline: Timeline) -> Markup:
     peak = timeline.moments[timeline.peak()] if timeline.moments else Moment(0, (0,) * len(timeline.roles), 0)
     held = dict(zip(timeline.roles, peak.role_bytes, strict=True))
     phase = next((when(band.phase, band.step) for band in timeline.bands if band.begin <= peak.event < band.end), "")
-    rows = [
-        tag(
-            "tr",
-            tag("td", swatch(role), words(role)),
-            tag("td", gib(held[role]), class_="number", data_show=f"role{index}"),
-            class_=None if held[role] else "none",
-        )
+    figures = [
+        (f"role{index}", (swatch(role), words(role)), held[role], None if held[role] else "none")
         for index, role in reversed(list(enumerate(timeline.roles)))
     ]
-    for name, nbytes in (("allocated", peak.allocated_bytes), ("reserved", peak.reserved_bytes)):
-        line = tag("i", class_="swatch stroke") if name == "reserved" else Markup()
-        rows.append(
-            tag("tr", tag("td", line, name), tag("td", gib(nbytes), class_="number", data_show=name), class_="sum")
-        )
-    where = (
-        tag("div", text, data_show=name, class_=style)
-        for name, text, style in (
-            ("phase", phase, None),
-            ("op", peak.op, "mono"),
-            ("source", short_source(peak.source), "mono"),
-            ("module", peak.module, "mono"),
-        )
+    figures.append(("allocated", (Markup(), "allocated"), peak.allocated_bytes, "sum"))
+    figures.append(("reserved", (tag("i", class_="swatch stroke"), "reserved"), peak.reserved_bytes, "sum"))
+    rows = (
+        tag("tr", tag("td", *label), tag("td", gib(nbytes), class_="number", data_show=name), class_=style)
+        for name, label, nbytes, style in figures
     )
-    return tag(
-        "aside",
-        tag("h3", "At the peak", data_show="title"),
-        tag("div", *where, class_="where"),
-        tag("table", *rows),
-        class_="readout",
-    )
+    code = {"op": peak.op, "source": short_source(peak.source), "module": peak.module}
+    where = [tag("div", phase, data_show="phase")]
+    where += [tag("div", text, data_show=name, class_="mono") for name, text in code.items()]
+    title = tag("h3", "At the peak", data_show="title")
+    return tag("aside", title, tag("div", *where, class_="where"), tag("table", *rows), class_="readout")
 
 
 def chart_data(timeline: Timeline) -> Markup:

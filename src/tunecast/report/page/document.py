@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
 
 from tunecast.records import dataclass
-from tunecast.report.page.markup import Markup, copyable, tag
+from tunecast.report.page.markup import Markup, bullet_list, copyable, joined, tag
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,16 @@ def panel(title: str, *inside: str, style: str = "") -> Markup:
     if not any(inside):
         return Markup()
     return tag("section", tag("h2", title), *inside, class_=f"panel {style}".strip())
+
+
+def remarks_panel(remarks: Iterable[tuple[str, Sequence[str]]], warning: str = "Warnings") -> Markup:
+    """Lists of sentences, each below its title; that of `warning` in the colour of one."""
+    parts = [
+        joined(tag("h2", title, class_="warn" if title == warning else None), bullet_list(sentences))
+        for title, sentences in remarks
+        if sentences
+    ]
+    return tag("section", *parts, class_="panel notes") if parts else Markup()
 
 
 def byline(of: Provenance | None) -> str:

@@ -16,13 +16,14 @@ from tunecast.report.draw.moments import Timeline
 from tunecast.report.draw.text import when, words
 from tunecast.report.page.advice import advice_panel, taken_panel
 from tunecast.report.page.chart import chart, chart_data, colour, stacked, swatch
-from tunecast.report.page.document import Provenance, document, panel, reproduction
-from tunecast.report.page.markup import Markup, breakable, tag
+from tunecast.report.page.document import Provenance, document, panel, remarks_panel, reproduction
+from tunecast.report.page.markup import Markup, breakable, cell, joined, table, tag
 from tunecast.report.page.outside import outside_panel
 from tunecast.report.page.time import time_panel
 from tunecast.report.page.verdict import header, verdict_panel
 from tunecast.units import gib
 
+GUESSED = "An estimate: this was guessed or could not be traced"
 FOOTER = "Memory of one GPU. 1 GiB is 2³⁰ bytes. Ranges hold in four of five cases. Drawn by tunecast."
 
 
@@ -67,7 +68,7 @@ def timeline_html(figures: Figures, timeline: Timeline, beside: PageExtras | Non
         Markup() if said is None else time_panel(said.time, said.utilization, said.energy, fits=said.fits),
         outside_panel(beside.outside),
         _blocks(figures),
-        _notes(figures),
+        remarks_panel([(GUESSED, figures.guesses), ("Assumed", figures.assumptions)], warning=GUESSED),
         reproduction(beside.made),
         tag("footer", FOOTER),
         chart_data(drawn),
@@ -76,42 +77,22 @@ def timeline_html(figures: Figures, timeline: Timeline, beside: PageExtras | Non
 
 
 def _composition(figures: Figures) -> Markup:
-    parts = sorted(((nbytes, role) for role, nbytes in figures.breakdown_bytes.items() if nbytes), reverse=True)
-    most_bytes = max((nbytes for nbytes, _ in parts), default=1)
+    roles = figures.largest_roles
+    most_bytes = max((nbytes for _, nbytes in roles), default=1)
     rows = [
-        tag(
-            "tr",
-            tag("td", swatch(role), words(role)),
-            _bar(nbytes, most_bytes, colour(role)),
-            tag("td", f"{nbytes:,}", class_="number muted bytes"),
-            tag("td", gib(nbytes), class_="number"),
-        )
-        for nbytes, role in parts
+        _size_row(joined(swatch(role), words(role)), nbytes, _bar(nbytes, most_bytes, colour(role)))
+        for role, nbytes in roles
     ]
-    sums = [("allocated", figures.allocated_bytes, "sum")]
-    sums.append(("+ allocator", figures.reserved_bytes - figures.allocated_bytes, "more"))
-    if figures.context_bytes is None or figures.device_bytes is None:
-        sums.append(("reserved", figures.reserved_bytes, "sum"))
-    else:
-        sums.append(("+ context", figures.context_bytes, "more"))
-        if figures.communication_bytes:
-            sums.append(("+ communication", figures.communication_bytes, "more"))
-        if figures.pages_bytes:
-            sums.append(("+ paged optimizer", figures.pages_bytes, "more"))
-        sums.append(("on the card", figures.device_bytes, "sum"))
-    rows += [
-        tag(
-            "tr",
-            tag("td", name),
-            tag("td", class_="bar"),
-            tag("td", f"{nbytes:,}", class_="number muted bytes"),
-            tag("td", gib(nbytes), class_="number"),
-            class_=style,
-        )
-        for name, nbytes, style in sums
-    ]
+    for sign, name, nbytes in figures.sums:
+        label, style = (name, "sum") if sign == "=" else (f"+ {name}", "more")
+        rows.append(_size_row(label, nbytes, cell("", style="bar"), style))
     title = tag("h2", "What the peak is made of ", tag("small", when(figures.peak_phase, figures.peak_step)))
     return tag("section", title, tag("table", *rows, class_="bars"), class_="panel")
+
+
+def _size_row(label: str, nbytes: int, bar: Markup, style: str | None = None) -> Markup:
+    sizes = cell(f"{nbytes:,}", style="number muted bytes"), cell(gib(nbytes), style="number")
+    return tag("tr", cell(label), bar, *sizes, class_=style)
 
 
 def _modules(figures: Figures, count: int = 12) -> Markup:
@@ -122,13 +103,13 @@ def _modules(figures: Figures, count: int = 12) -> Markup:
     rows = (
         tag(
             "tr",
-            tag("td", breakable(share.name), tag("span", _times(share.times), class_="muted"), class_="mono"),
+            cell(joined(breakable(share.name), tag("span", _times(share.times), class_="muted")), style="mono"),
             _bar(share.nbytes, most_bytes, "var(--faint)"),
-            tag("td", gib(share.nbytes), class_="number"),
+            cell(gib(share.nbytes), style="number"),
         )
         for share in shares
     )
-    return tag("section", tag("h2", "The peak by module"), tag("table", *rows, class_="bars"), class_="panel")
+    return panel("The peak by module", tag("table", *rows, class_="bars"))
 
 
 def _bar(nbytes: int, most_bytes: int, colour: str) -> Markup:
@@ -145,36 +126,24 @@ def _blocks(figures: Figures, count: int = 16) -> Markup:
     rows = [_block_row(alike, has_lines) for alike in grouped_blocks(figures.blocks)[:count]]
     if not rows:
         return Markup()
-    names = (tag("th", name) for name in ("Memory", "For", "Made by", "Line, module" if has_lines else "Module"))
-    table = tag("table", tag("thead", tag("tr", *names)), tag("tbody", *rows), class_="blocks")
-    return panel("Largest blocks alive at the peak", table)
+    head = ("Memory", "For", "Made by", "Line, module" if has_lines else "Module")
+    return panel("Largest blocks alive at the peak", table(head, rows, "blocks"))
 
 
 def _block_row(alike: Alike, has_lines: bool) -> Markup:
     block, times = alike
-    each = tag("small", f"{times} x {gib(block.nbytes)}") if times > 1 else Markup()
+    each = f"{times} x {gib(block.nbytes)}" if times > 1 else None
     module = breakable(block.module)
     if has_lines:
         source = breakable(short_source(block.source)) or "line not known"
         line = tag("span", source, title=block.source or None, class_="mono")
         where = tag("td", line, tag("small", module, class_="mono"))
     else:
-        where = tag("td", module, class_="mono")
+        where = cell(module, style="mono")
     return tag(
         "tr",
-        tag("td", gib(alike.nbytes), each, class_="number"),
-        tag("td", swatch(block.role), words(block.role), class_="role"),
-        tag("td", tag("span", block.op or "allocated", class_="mono"), tag("small", when(block.phase, block.step))),
+        cell(gib(alike.nbytes), each, "number"),
+        cell(joined(swatch(block.role), words(block.role)), style="role"),
+        cell(tag("span", block.op or "allocated", class_="mono"), when(block.phase, block.step)),
         where,
     )
-
-
-def _notes(figures: Figures) -> Markup:
-    parts: list[Markup] = []
-    if figures.guesses:
-        parts.append(tag("h2", "An estimate: this was guessed or could not be traced", class_="warn"))
-        parts.append(tag("ul", *(tag("li", sentence) for sentence in figures.guesses)))
-    if figures.assumptions:
-        parts.append(tag("h2", "Assumed"))
-        parts.append(tag("ul", *(tag("li", sentence) for sentence in figures.assumptions)))
-    return tag("section", *parts, class_="panel notes") if parts else Markup()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from tunecast.report.draw.figures import shown
@@ -27,6 +27,22 @@ def tag(name: str, *children: str, **attributes: str | None) -> Markup:
     )
     inside = "".join(child if isinstance(child, Markup) else escaped(child) for child in children)
     return Markup(f"<{name}{pairs}>{inside}</{name}>")
+
+
+def table(head: Sequence[str], rows: Iterable[Markup], style: str) -> Markup:
+    """Rows below the names of their columns."""
+    names = tag("tr", *(tag("th", name) for name in head))
+    return tag("table", tag("thead", names), tag("tbody", *rows), class_=style)
+
+
+def cell(text: str, note: str | None = None, style: str | None = None, value: float | None = None) -> Markup:
+    """`note`: in small letters below; `value`: what `page/common.js` sorts by."""
+    below = () if note is None else (tag("small", note),)
+    return tag("td", text, *below, class_=style, data_value=None if value is None else f"{value:.9g}")
+
+
+def bullet_list(sentences: Iterable[str], style: str | None = None) -> Markup:
+    return tag("ul", *(tag("li", sentence) for sentence in sentences), class_=style)
 
 
 def joined(*parts: str) -> Markup:

@@ -9,7 +9,7 @@ from typing import Any
 
 from tunecast.advise.most import Largest
 from tunecast.advise.oom.explanation import OomExplanation
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
 from tunecast.market.listed import Offers
 from tunecast.planning.choice import DOLLARS, Plan
@@ -21,7 +21,7 @@ from tunecast.report.lists.compare import summary
 from tunecast.report.lists.fit import effect_words, state_words
 from tunecast.report.lists.largest import most_words, settings_words
 from tunecast.report.page.markup import Markup, joined, lines, tag
-from tunecast.report.plan.words import amount, answer, cost_told, nothing, offer_told, picks, time_told
+from tunecast.report.plan.words import amount, cost_and_range, headline, offer_name, picks, time_and_range
 from tunecast.report.run.advice import in_yaml
 from tunecast.report.run.time import duration, span
 from tunecast.report.run.verdict import STYLES, phrase_of
@@ -95,15 +95,14 @@ def _prediction(found: Prediction) -> str:
 @html.register
 def _plan(plan: Plan) -> str:
     chosen = picks(plan)
-    title = answer(plan, chosen[0].choice) if chosen else nothing(plan)
     head = ("", "rent", "from", "time", "cost")
-    shown = [(pick.told, pick.choice) for pick in chosen] or [("", each) for each in plan.pareto[:MOST_ROWS]]
+    shown = [(pick.title, pick.choice) for pick in chosen] or [("", each) for each in plan.pareto[:MOST_ROWS]]
     rows = [
-        (told, each.hardware, offer_told(each.fleet.offer), time_told(each), cost_told(each, plan.money))
-        for told, each in shown
+        (title, each.hardware, offer_name(each.fleet.offer), time_and_range(each), cost_and_range(each, plan.money))
+        for title, each in shown
     ]
     why = chosen[0].choice.why if chosen else ""
-    return fragment(title, table(head, rows), note(why), style="good" if chosen else "bad")
+    return fragment(headline(plan), table(head, rows), note(why), style="good" if chosen else "bad")
 
 
 @html.register

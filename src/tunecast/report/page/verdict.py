@@ -48,14 +48,8 @@ def _bar(figures: Figures) -> Markup:
     room, card_bytes = figures.room, figures.card_bytes
     if room is None or card_bytes is None:
         return Markup()
-    parts = {
-        **figures.breakdown_bytes,
-        "allocator": figures.reserved_bytes - figures.allocated_bytes,
-        "paged_optimizer": figures.pages_bytes,
-        "context": figures.context_bytes or 0,
-        "communication": figures.communication_bytes,
-        "others": figures.others_bytes,
-    }
+    cached_bytes = figures.reserved_bytes - figures.allocated_bytes
+    parts = {**figures.breakdown_bytes, "allocator": cached_bytes, **figures.besides_bytes}
     aside_bytes = card_bytes - room.capacity_bytes
     marks = (room.low_bytes + aside_bytes, room.high_bytes + aside_bytes)
     whole_bytes = sum(parts.values())

@@ -5,7 +5,7 @@ Text, page and Markdown say the same. Pure: a `Plan` in, strings out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from tunecast.market.jurisdiction import EU27, told
 from tunecast.market.offer import NOT_AVAILABILITY, OWNED, SPOT, Offer, age
@@ -14,57 +14,74 @@ from tunecast.market.store import sources
 from tunecast.planning.choice import Alternative, Choice, Money, Plan
 from tunecast.records import NamedTuple
 from tunecast.report.draw.figures import shown
-from tunecast.report.lists.offers import NOT_KNOWN, TENANCY_TOLD, company
-from tunecast.report.plan.words import amount, place, seller, tax
+from tunecast.report.lists.offers import NOT_KNOWN, TENANCIES, company
+from tunecast.report.plan.words import RANGES, amount, place, search_words, seller, tax
 from tunecast.report.run.time import duration
 from tunecast.units import GB, digits, gib, percent
 
 STALE_DAYS = 14
 """Of a whole list, from when on it is said that there are newer ones: spot prices move within days."""
 MOST_UNPROVEN = 4
+"""Named without --details."""
 FEW_INTERRUPTIONS = 0.2
 """Below it their expected number is about the chance of one."""
-"""Named without --details."""
 
 
 def beside(plan: Plan, *, details: bool = True) -> list[tuple[str, str]]:
     """What is not picked unasked, each kind with what it would cost: (kind, sentence)."""
-    best = plan.best
-    found = []
-    for each in plan.beside:
-        choice, offer = each.choice, each.choice.fleet.offer
-        is_spot = ", spot" if offer.kind == SPOT and each.kind != "spot" else ""
-        what = f"{choice.hardware} at {seller(offer)} ({place(offer)}){is_spot}, {duration(choice.total_s)}"
-        costs = amount(choice.total_usd, plan.money)
-        costs += "" if best is None else f" instead of {amount(best.total_usd, plan.money)}"
-        if each.kind == "spot":
-            found.append((each.kind, f"{costs}: {what}; {interrupted(choice, plan.money)}. --spot"))
-        elif each.kind == "marketplace":
-            is_shared = tenancy(offer) == SHARED_CARD
-            whose = "the card is shared with others" if is_shared else "no company on record to contract with"
-            found.append((each.kind, f"{costs}: {what}; {whose}. --marketplace"))
-        elif each.kind == "validated":
-            costs = amount(choice.total_usd, plan.money)
-            found.append(("measured", f"{costs}: {what}; {choice.evidence}. --validated"))
-        elif each.kind == "deadline":
-            found.append(("no deadline", f"{costs}: {what}"))
-    doubts: dict[str, list[Alternative]] = {}
+    most = None if details else MOST_UNPROVEN
+    found = [(ASIDE[each.kind].name, _sentence(each, plan)) for each in plan.beside if each.kind in ASIDE]
+    unproven: dict[str, list[str]] = {}
     for each in sorted(plan.beside, key=_nearest):
         if each.kind == "unproven":
-            doubts.setdefault(each.why, []).append(each)
-    for why, of in doubts.items():
-        named = [_unproven(each, plan.money) for each in of[: None if details else MOST_UNPROVEN]]
-        rest = len(of) - len(named)
-        found.append(("not proven", f"{why}: {'; '.join(named)}{f'; {rest} more (--details)' if rest else ''}"))
-    if best is not None and not best.validated and not any(each.kind == "validated" for each in plan.beside):
+            unproven.setdefault(each.why, []).append(_unproven(each, plan.money))
+    found += [("not proven", f"{why}: {_first(names, most)}") for why, names in unproven.items()]
+    is_measured = plan.best is None or plan.best.validated or any(each.kind == "validated" for each in plan.beside)
+    if not is_measured:
         found.append(("measured", "no option: no card this job fits was measured with such a stack"))
     if plan.dearer:
         least = sorted(plan.dearer.items(), key=lambda each: each[1])
-        named = [f"{name} {amount(usd, plan.money)}" for name, usd in least[: None if details else MOST_UNPROVEN]]
-        rest = len(least) - len(named)
-        more = f"; {rest} more (--details)" if rest else ""
-        found.append(("not proven", f"and more expensive anyway, from: {'; '.join(named)}{more}"))
-    return [(kind, shown(told)) for kind, told in found]
+        names = [f"{name} {amount(usd, plan.money)}" for name, usd in least]
+        found.append(("not proven", f"and more expensive anyway, from: {_first(names, most)}"))
+    return [(kind, shown(sentence)) for kind, sentence in found]
+
+
+class Aside(NamedTuple):
+    """A kind of machine that is not picked unasked."""
+
+    name: str
+    why: Callable[[Choice, Money], str]
+    """What speaks against it, and the flag that lets it be picked."""
+    compared: bool = True
+    """Whether its cost stands beside that of the best pick."""
+
+
+ASIDE: Mapping[str, Aside] = {
+    "spot": Aside("spot", lambda choice, money: f"; {interruptions(choice, money)}. --spot"),
+    "marketplace": Aside("marketplace", lambda choice, _: f"; {_stranger(choice.fleet.offer)}. --marketplace"),
+    "validated": Aside("measured", lambda choice, _: f"; {choice.evidence}. --validated", compared=False),
+    "deadline": Aside("no deadline", lambda *_: ""),
+}
+
+
+def _sentence(each: Alternative, plan: Plan) -> str:
+    choice, offer, kind = each.choice, each.choice.fleet.offer, ASIDE[each.kind]
+    costs = amount(choice.total_usd, plan.money)
+    if kind.compared and plan.best is not None:
+        costs += f" instead of {amount(plan.best.total_usd, plan.money)}"
+    is_spot = ", spot" if offer.kind == SPOT and each.kind != "spot" else ""
+    what = f"{choice.hardware} at {seller(offer)} ({place(offer)}){is_spot}, {duration(choice.total_s)}"
+    return f"{costs}: {what}{kind.why(choice, plan.money)}"
+
+
+def _stranger(offer: Offer) -> str:
+    is_shared = tenancy(offer) == SHARED_CARD
+    return "the card is shared with others" if is_shared else "no company on record to contract with"
+
+
+def _first(names: Sequence[str], most: int | None) -> str:
+    rest = len(names) - len(names[:most])
+    return "; ".join(names[:most]) + (f"; {rest} more (--details)" if rest else "")
 
 
 def _nearest(each: Alternative) -> tuple[bool, float]:
@@ -78,7 +95,7 @@ def _unproven(each: Alternative, money: Money) -> str:
     return f"{choice.fleet.offer.provider} {amount(choice.total_usd, money)} ({choice.hardware})"
 
 
-def interrupted(choice: Choice, money: Money) -> str:
+def interruptions(choice: Choice, money: Money) -> str:
     """What a spot machine's interruptions are expected to do, and what they do at worst."""
     cost, rough = choice.cost, choice.rough
     few = cost.interruptions < FEW_INTERRUPTIONS
@@ -91,7 +108,7 @@ def interrupted(choice: Choice, money: Money) -> str:
     return f"{told}; at the worst rate measured, {often} interruption{'' if often == '1' else 's'}: {worse}"
 
 
-def saved(plan: Plan) -> list[str]:
+def savings(plan: Plan) -> list[str]:
     """`tokenise before you rent (data.prepared): saves $11.64 of $40.28 and 40 min`."""
     best = plan.best
     if best is None:
@@ -101,20 +118,6 @@ def saved(plan: Plan) -> list[str]:
         f"{each.advice}: saves {amount(each.usd, plan.money)} of {whole} and {duration(each.seconds)}"
         for each in plan.savings
     ]
-
-
-def energy(choice: Choice) -> str:
-    """`2.8 kWh, 0.21 kg CO2 (FI)`; '' where it is not known."""
-    if choice.kwh is None or choice.fleet.offer.kind == OWNED:
-        return ""
-    told = f"{digits(choice.kwh)} kWh"
-    if choice.co2_kg is None:
-        return f"{told}; CO2 not known (country not known)"
-    low, high = choice.co2_kg
-    countries = sorted(choice.fleet.offer.known_countries)
-    where = countries[0] if len(countries) == 1 else f"{len(countries)} countries"
-    between = digits(low, 2) if high - low < 0.05 * high else f"{digits(low, 2)} to {digits(high, 2)}"
-    return f"{told}, {between} kg CO2 ({where})"
 
 
 def conditions(choice: Choice) -> list[str]:
@@ -138,7 +141,7 @@ def conditions(choice: Choice) -> list[str]:
         if needed is not None
     ]
     whose = tenancy(offer)
-    shared = TENANCY_TOLD[whose] if whose else "not known whether the host is shared"
+    shared = TENANCIES[whose] if whose else "not known whether the host is shared"
     told.append(f"the job needs {', '.join(each)}; {shared}")
     if choice.fleet.nodes > 1:
         node = offer.node
@@ -202,6 +205,10 @@ class Renter(NamedTuple):
     doubtful: bool
     """Whether no source at hand confirms the level."""
 
+    @property
+    def doubt(self) -> str:
+        return " (no source at hand confirms it)" if self.doubtful else ""
+
 
 def renters(offer: Offer) -> list[Renter]:
     """Who runs the machine, and the broker who sells it, where there is one. None of one's own."""
@@ -244,7 +251,7 @@ def refusals(plan: Plan) -> list[Refused]:
     return [Refused(tuple(dict.fromkeys(names)), *why) for why, names in found.items()]
 
 
-def assumed(plan: Plan, choices: Iterable[Choice]) -> list[str]:
+def assumptions(plan: Plan, choices: Iterable[Choice]) -> list[str]:
     """The plan's own first, then those of the choices' costs and predictions; each once."""
     told: list[str] = list(plan.assumptions)
     for one in choices:
@@ -267,7 +274,7 @@ def disk_warning(choice: Choice) -> list[str]:
     return [f"needs {needs / GB:,.0f} GB of disk, and {there}{remedy}"]
 
 
-def warned(plan: Plan, choices: Iterable[Choice]) -> list[str]:
+def warnings(plan: Plan, choices: Iterable[Choice]) -> list[str]:
     choices = list(choices)
     told: list[str] = [*(text for one in choices[:1] for text in disk_warning(one)), *plan.warnings]
     for one in choices:
@@ -278,3 +285,17 @@ def warned(plan: Plan, choices: Iterable[Choice]) -> list[str]:
 def price_notes(plan: Plan) -> list[str]:
     """What a price does not say."""
     return [text for text in (price_list(plan), f"{NOT_AVAILABILITY} {tax(plan.money)}") if text]
+
+
+def small_print(plan: Plan) -> list[str]:
+    """What prices and ranges mean, and what was searched."""
+    return [*price_notes(plan), RANGES, f"Searched {search_words(plan)}"]
+
+
+def remarks(plan: Plan, choices: Sequence[Choice]) -> list[tuple[str, list[str]]]:
+    """(title, sentences)."""
+    return [
+        ("Worth knowing", [*plan.notes, *outliers(plan)]),
+        ("Warnings", warnings(plan, choices)),
+        ("Assumed", assumptions(plan, choices)),
+    ]

@@ -14,7 +14,7 @@ from tunecast.planning.choice import Choice, Plan
 from tunecast.records import NamedTuple
 from tunecast.report.page.markup import Markup, lines, tag
 from tunecast.report.plan.plot import Axis, PlotPoint, axes, points
-from tunecast.report.plan.words import cost_told, marks, offer_told, picked_as, room, time_told
+from tunecast.report.plan.words import cost_and_range, marks, offer_name, picked_as, room, time_and_range
 
 _LETTER, _LINE = 6.6, 16
 """Pixels of a label's letter, and of its line."""
@@ -76,23 +76,14 @@ def pareto_plot(plan: Plan) -> Markup:
     rows = (tag("span", t.label, style=f"top:{100 - 100 * up.place(t.value):.2f}%") for t in up.ticks)
     feet = (tag("span", t.label, style=f"left:{100 * across.place(t.value):.2f}%") for t in across.ticks)
     money = "EUR" if plan.money.eur else "USD"
-    return tag(
-        "div",
-        tag(
-            "div",
-            tag("div", tag("em", f"cost in {money}, logarithmic"), *rows, class_="axis"),
-            tag(
-                "div",
-                tag("svg", *shapes, role="group", aria_label="Cost against time"),
-                tag("div", class_="tip", hidden="", role="status"),
-                class_="plot",
-            ),
-            tag("div", *feet, tag("em", "time from the order to the saved model, logarithmic"), class_="feet"),
-            class_="frame pareto",
-        ),
-        _key(others),
-        tag("ol", *(_entry(plan, each) for each in front), class_="letters"),
+    picture = tag("svg", *shapes, role="group", aria_label="Cost against time")
+    frame = (
+        tag("div", tag("em", f"cost in {money}, logarithmic"), *rows, class_="axis"),
+        tag("div", picture, tag("div", class_="tip", hidden="", role="status"), class_="plot"),
+        tag("div", *feet, tag("em", "time from the order to the saved model, logarithmic"), class_="feet"),
     )
+    letters = tag("ol", *(_entry(plan, each) for each in front), class_="letters")
+    return tag("div", tag("div", *frame, class_="frame pareto"), _key(others), letters)
 
 
 def _key(others: Sequence[Drawn]) -> Markup:
@@ -114,25 +105,19 @@ def _entry(plan: Plan, each: Drawn) -> Markup:
         "li",
         tag("i", each.point.mark, class_="letter"),
         tag("b", named + ": ") if named else "",
-        f"{choice.hardware}, {offer_told(choice.fleet.offer)}: ",
-        tag("span", f"{time_told(choice)}, {cost_told(choice, plan.money)}", class_="muted"),
+        f"{choice.hardware}, {offer_name(choice.fleet.offer)}: ",
+        tag("span", f"{time_and_range(choice)}, {cost_and_range(choice, plan.money)}", class_="muted"),
     )
 
 
 def _drawn(point: PlotPoint, across: Axis, up: Axis, unit: float) -> Drawn:
     choice = point.choice
-    low_s, high_s = choice.total_range_s
-    low_usd, high_usd = choice.usd_range
-    return Drawn(
-        point,
-        _place(across, up, choice.total_s, unit * choice.total_usd),
-        _place(across, up, low_s, unit * low_usd),
-        _place(across, up, high_s, unit * high_usd),
+    ends = zip(choice.total_range_s, choice.usd_range, strict=True)
+    places = (
+        PlotPlace(100 * across.place(seconds), 100 - 100 * up.place(unit * usd))
+        for seconds, usd in ((choice.total_s, choice.total_usd), *ends)
     )
-
-
-def _place(across: Axis, up: Axis, seconds: float, amount: float) -> PlotPlace:
-    return PlotPlace(100 * across.place(seconds), 100 - 100 * up.place(amount))
+    return Drawn(point, *places)
 
 
 def _pc(fraction: float) -> str:
@@ -156,18 +141,14 @@ def _dot(plan: Plan, each: Drawn) -> Markup:
     """With what the pointer tells, its ranges, which only picks show unasked, and the letter of the front."""
     choice, at = each.point.choice, each.at
     style = _style(plan, each)
-    ranges = (
-        _line(each.low.x, at.y, each.high.x, at.y, "range"),
-        _line(at.x, each.low.y, at.x, each.high.y, "range"),
-    )
     place = {"x": f"{at.x:.2f}%", "y": f"{at.y:.2f}%"}
-    circle = tag("circle", cx=place["x"], cy=place["y"], r=f"{_RADIUS[style]:g}")
     letter = tag("text", each.point.mark, **place, dy="3.5", text_anchor="middle", class_="mark-letter")
     return tag(
         "g",
-        tag("title", *lines(told(plan, choice))),
-        *ranges,
-        circle,
+        tag("title", *lines(_tooltip(plan, choice))),
+        _line(each.low.x, at.y, each.high.x, at.y, "range"),
+        _line(at.x, each.low.y, at.x, each.high.y, "range"),
+        tag("circle", cx=place["x"], cy=place["y"], r=f"{_RADIUS[style]:g}"),
         letter if each.point.mark else Markup(),
         class_=f"dot {style}{'' if choice.fits_surely else ' unsure'}",
         tabindex="0",
@@ -179,14 +160,14 @@ def _style(plan: Plan, each: Drawn) -> str:
     return "pick" if picked_as(plan, each.point.choice) else "front" if each.point.mark else "other"
 
 
-def told(plan: Plan, choice: Choice) -> list[str]:
+def _tooltip(plan: Plan, choice: Choice) -> list[str]:
     named = marks(plan, choice)
     held = room(choice)
     return [
         f"{choice.hardware}{f' ({named})' if named else ''}",
-        offer_told(choice.fleet.offer),
-        time_told(choice),
-        cost_told(choice, plan.money),
+        offer_name(choice.fleet.offer),
+        time_and_range(choice),
+        cost_and_range(choice, plan.money),
         f"{held.used} per card",
     ]
 

@@ -13,47 +13,10 @@ from tunecast.planning.choice import Choice, Money, Plan
 from tunecast.records import NamedTuple
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.text import Terminal, bullets, section, wrapped
+from tunecast.report.plan import notes, words
 from tunecast.report.plan.arguments import arguments, launcher
-from tunecast.report.plan.notes import (
-    Refused,
-    assumed,
-    beside,
-    conditions,
-    energy,
-    interrupted,
-    outliers,
-    price_age,
-    price_note,
-    price_notes,
-    price_source,
-    refusals,
-    renters,
-    saved,
-    warned,
-)
 from tunecast.report.plan.plot import PlotPoint, plot, points
-from tunecast.report.plan.words import (
-    RANGES,
-    Pick,
-    also,
-    amount,
-    amounts,
-    answer,
-    bill,
-    changes,
-    job_told,
-    limits_told,
-    marks,
-    nothing,
-    offer_told,
-    picked_as,
-    picks,
-    room,
-    searched_told,
-    short_bill,
-    short_offer,
-)
-from tunecast.report.run.time import duration, span
+from tunecast.report.plan.words import Pick
 from tunecast.report.run.unstated import taken_text
 from tunecast.units import percent
 
@@ -86,40 +49,42 @@ class How(NamedTuple):
 
 def short(plan: Plan) -> str:
     """One line."""
-    chosen = picks(plan)
-    return f"{answer(plan, chosen[0].choice) if chosen else nothing(plan)}\n"
+    return f"{words.headline(plan)}\n"
 
 
 def text(plan: Plan, terminal: Terminal, *, details: bool = False, flags: bool = False) -> str:
     """The whole answer, ending with a newline. `flags`: the job was given by them, not by a file."""
     how = How(details, flags)
-    chosen = picks(plan)
+    chosen = words.picks(plan)
     parts = [_headline(plan, chosen, terminal)]
     if chosen:
-        first = chosen[0]
         parts += [
             taken_text(plan.taken, plan.effects, "fits", terminal),
             _picks(plan, chosen, terminal, how),
-            _beside(plan, terminal, details),
-            _front(plan, terminal, details=details),
-            _bill(plan, first, terminal, details=details),
-            section("Cheaper still", bullets(saved(plan), terminal), terminal),
-            _renter(plan, first.choice, terminal, details=details),
         ]
-    elif plan.pareto:
+    if chosen or plan.pareto:
         parts += [_beside(plan, terminal, details), _front(plan, terminal, details=details)]
+    if chosen:
+        parts += [
+            _bill(plan, chosen[0], terminal, details=details),
+            section("Cheaper still", bullets(notes.savings(plan), terminal), terminal),
+            _renter(plan, chosen[0].choice, terminal, details=details),
+        ]
     if details:
         parts.append(_refused(plan, terminal))
-    parts += _notes(plan, [pick.choice for pick in chosen], terminal, details=details)
+    parts += _notes(plan, [pick.choice for pick in chosen[:1]], terminal, details=details)
     return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
 
 
 def _headline(plan: Plan, chosen: Sequence[Pick], terminal: Terminal) -> str:
-    said = answer(plan, chosen[0].choice) if chosen else nothing(plan)
-    lines = [terminal.paint(line, "bold") for line in wrapped([said], "", terminal)]
-    kept = "".join(f", {limit}" for limit in limits_told(plan))
-    told = f"the {chosen[0].spoken} option{kept}, for {job_told(plan)}" if chosen else f"for {job_told(plan)}"
-    return "\n".join([*lines, *(terminal.paint(line, "dim") for line in wrapped([told], "  ", terminal))])
+    kept = "".join(f", {limit}" for limit in words.limits(plan))
+    which = f"the {chosen[0].spoken} option{kept}, " if chosen else ""
+    return "\n".join(
+        [
+            *(terminal.paint(line, "bold") for line in wrapped([words.headline(plan)], "", terminal)),
+            *(terminal.paint(line, "dim") for line in wrapped([f"{which}for {words.job_words(plan)}"], "  ", terminal)),
+        ]
+    )
 
 
 def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> str:
@@ -139,7 +104,7 @@ def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> 
         out += [
             terminal.paint(rest[0], "bold"),
             *rest[1:count],
-            *_told(pick.choice, plan.money, terminal, how, why),
+            *_settings(pick.choice, plan.money, terminal, how, why),
         ]
         out += [""] if how.details else []
         rest = rest[count:]
@@ -147,14 +112,13 @@ def _picks(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -> 
 
 
 def _cells(plan: Plan, pick: Pick, offer_lines: int) -> list[list[str]]:
-    choice, held = pick.choice, room(pick.choice)
-    offer = offer_told(choice.fleet.offer)
+    cells = words.cells(pick.choice, plan.money)
     return [
         list(pick.names),
-        [choice.hardware, *([offer] if offer_lines == 1 else offer.rsplit(", ", 1))],
-        [held.used, held.left if held.surely else "may not fit"],
-        [duration(choice.total_s), span(*choice.total_range_s)],
-        [amount(choice.total_usd, plan.money), amounts(*choice.usd_range, plan.money)],
+        [cells.hardware, *([cells.offer] if offer_lines == 1 else cells.offer.rsplit(", ", 1))],
+        [cells.used, cells.left],
+        [cells.time, cells.time_range],
+        [cells.cost, cells.cost_range],
     ]
 
 
@@ -166,33 +130,32 @@ def _stacked(plan: Plan, chosen: Sequence[Pick], terminal: Terminal, how: How) -
         lines.append(terminal.paint(", ".join(names), "bold"))
         for name, cell in zip(("rent", "memory", "time", "cost"), cells, strict=True):
             lines += wrapped([f"{name + ':':<8}{'; '.join(cell)}"], "  ", terminal)
-        lines += [*_told(pick.choice, plan.money, terminal, how, how.details or pick is chosen[0]), ""]
+        lines += [*_settings(pick.choice, plan.money, terminal, how, how.details or pick is chosen[0]), ""]
     return "\n".join(lines[:-1])
 
 
-def _told(choice: Choice, money: Money, terminal: Terminal, how: How, why: bool) -> list[str]:
+def _settings(choice: Choice, money: Money, terminal: Terminal, how: How, why: bool) -> list[str]:
     """What to set, what may go wrong; and `why` it was picked."""
-    changed = changes(choice, flags=how.flags)
+    changed = words.changes(choice, flags=how.flags)
     joined = (" " if how.flags else ", ").join(changed)
-    said = [f"set {joined}" if changed else "with the job's settings unchanged"]
-    said += [choice.why] if why else []
-    said += [interrupted(choice, money)] if choice.fleet.offer.kind == SPOT else []
-    said += [choice.evidence] if choice.validated and why else []
+    sentences = [f"set {joined}" if changed else "with the job's settings unchanged"]
+    sentences += [choice.why] if why else []
+    sentences += [notes.interruptions(choice, money)] if choice.fleet.offer.kind == SPOT else []
+    sentences += [choice.evidence] if choice.validated and why else []
     if how.details:
-        said += [f"run {launcher(choice)}"] if launcher(choice) else []
-        said += [", ".join(arguments(choice))]
-    lines = wrapped(filter(None, said), "    ", terminal)
-    for mark in filter(None, [choice.risk, None if choice.validated else choice.evidence]):
-        lines += [terminal.paint(line, "warn") for line in wrapped([mark], "    ", terminal)]
-    return lines
+        start = launcher(choice)
+        sentences += [start and f"run {start}", ", ".join(arguments(choice))]
+    lines = wrapped(filter(None, sentences), "    ", terminal)
+    risks = wrapped(words.doubts(choice), "    ", terminal)
+    return [*lines, *(terminal.paint(line, "warn") for line in risks)]
 
 
 def _beside(plan: Plan, terminal: Terminal, details: bool) -> str:
-    found = beside(plan, details=details)
+    found = notes.beside(plan, details=details)
     wide = max((len(kind) for kind, _ in found), default=0) + 4
     lines: list[str] = []
-    for kind, told in found:
-        first, *rest = wrapped([told], " " * wide, terminal)
+    for kind, sentence in found:
+        first, *rest = wrapped([sentence], " " * wide, terminal)
         lines += [f"  {kind:<{wide - 2}}{first[wide:]}", *rest]
     return section("Not picked unless asked for", lines, terminal)
 
@@ -200,7 +163,7 @@ def _beside(plan: Plan, terminal: Terminal, details: bool) -> str:
 def _front(plan: Plan, terminal: Terminal, *, details: bool) -> str:
     """What there is to choose from as a table, and with details as a plot."""
     front = [point for point in points(plan) if point.mark]
-    if len(front) < 2 or (not details and all(picked_as(plan, point.choice) for point in front)):
+    if len(front) < 2 or (not details and all(words.picked_as(plan, point.choice) for point in front)):
         return ""
     for shortened in range(4):
         head = ("", "rent", "from", "time", "cost", "")
@@ -226,60 +189,47 @@ _LEFT = ((0, 1, 2, 5), (0, 1, 2, 5), (0, 1, 2), (0, 1))
 
 
 def _front_row(plan: Plan, point: PlotPoint, *, short: bool, marked: bool) -> tuple[str, ...]:
-    choice = point.choice
-    offer = choice.fleet.offer
-    return (
-        point.mark if marked else "",
-        choice.hardware,
-        short_offer(offer) if short else offer_told(offer),
-        duration(choice.total_s),
-        amount(choice.total_usd, plan.money),
-        marks(plan, choice),
-    )
+    choice, cells = point.choice, words.cells(point.choice, plan.money)
+    offer = words.short_offer(choice.fleet.offer) if short else cells.offer
+    return point.mark if marked else "", cells.hardware, offer, cells.time, cells.cost, words.marks(plan, choice)
 
 
 def _bill(plan: Plan, pick: Pick, terminal: Terminal, *, details: bool) -> str:
     choice, money = pick.choice, plan.money
     if not details:
         return "\n".join(wrapped([f"What the {pick.names[0]} option costs: {_in_short(choice, money)}"], "", terminal))
-    rows = [(line.name, line.amount, percent(line.share, 1), line.told) for line in bill(choice, money)]
+    rows = [(line.name, line.amount, percent(line.share, 1), line.note) for line in words.bill(choice, money)]
     lines = columns(rows, left=(0, 3))
     lines[-1] = terminal.paint(lines[-1], "bold")
     fitted = [
         part for line in lines for part in (wrapped([line], "", terminal) if len(line) > terminal.width else [line])
     ]
     title = f"What the {pick.names[0]} option costs, line by line{' (EUR)' if money.eur else ''}"
-    return section(title, [*fitted, "", *columns(_measures(choice, money), left=(0, 1))], terminal)
+    return section(title, [*fitted, "", *columns(words.measures(choice, money), left=(0, 1))], terminal)
 
 
 def _in_short(choice: Choice, money: Money) -> str:
     """`$13.24 = training 10.23 + checkpoints 1.20 + the rest 0.45; billed: 5 h of one machine at $2.60 per hour`."""
-    *lines, total = short_bill(choice, money)
-    parts = " + ".join(f"{line.name} {line.amount}{f' ({line.told})' if line.told else ''}" for line in lines)
-    spoken = [f"{name}: {value}" for name, value in _measures(choice, money) if name in SPOKEN]
+    *lines, total = words.short_bill(choice, money)
+    parts = " + ".join(f"{line.name} {line.amount}{f' ({line.note})' if line.note else ''}" for line in lines)
+    spoken = [f"{name}: {value}" for name, value in words.measures(choice, money) if name in SPOKEN]
     return "; ".join([f"{total.amount} = {parts}", *spoken])
-
-
-def _measures(choice: Choice, money: Money) -> list[tuple[str, str]]:
-    used = energy(choice)
-    return [*also(choice, money), *([("energy", used)] if used else [])]
 
 
 def _renter(plan: Plan, choice: Choice, terminal: Terminal, *, details: bool) -> str:
     offer = choice.fleet.offer
     if offer.kind == OWNED:
         return ""
-    told = [f"price {price_age(plan, offer)}" + (f": {price_source(offer)}" if details else "")]
-    for of in renters(offer):
-        doubt = " (no source at hand confirms it)" if of.doubtful else ""
-        told.append(f"{of.name}: {of.company}; {of.law if details else LEVELS[of.level]}{doubt}")
-        told += [f"source of that and of its terms: {of.source}"] if details else []
-    needs = conditions(choice)
-    return section("Provider", bullets([*told, *needs] if details else ["; ".join(told), *needs], terminal), terminal)
+    lines = [f"price {notes.price_age(plan, offer)}" + (f": {notes.price_source(offer)}" if details else "")]
+    for of in notes.renters(offer):
+        lines.append(f"{of.name}: {of.company}; {of.law if details else LEVELS[of.level]}{of.doubt}")
+        lines += [f"source of that and of its terms: {of.source}"] if details else []
+    lines = [*(lines if details else ["; ".join(lines)]), *notes.conditions(choice)]
+    return section("Provider", bullets(lines, terminal), terminal)
 
 
 def _refused(plan: Plan, terminal: Terminal) -> str:
-    found = refusals(plan)
+    found = notes.refusals(plan)
     lines: list[str] = []
     for one in found[:MOST_REFUSED]:
         lines += wrapped([f"{_names(one)}: {one.reason}"], "  ", terminal)
@@ -289,27 +239,29 @@ def _refused(plan: Plan, terminal: Terminal) -> str:
     return section("Ruled out", lines, terminal)
 
 
-def _names(one: Refused) -> str:
+def _names(one: notes.Refused) -> str:
     rest = len(one.hardware) - MOST_HARDWARE
     return ", ".join(one.hardware[:MOST_HARDWARE]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def _notes(plan: Plan, choices: Sequence[Choice], terminal: Terminal, *, details: bool) -> list[str]:
-    first = choices[:1]
-    warnings, odd, taken = warned(plan, first), outliers(plan, all_of_them=details), assumed(plan, first)
-    end = [*price_notes(plan), RANGES, f"Searched {searched_told(plan)}"]
+def _notes(plan: Plan, first: Sequence[Choice], terminal: Terminal, *, details: bool) -> list[str]:
+    remarks, end = notes.remarks(plan, first), notes.small_print(plan)
     if not details:
-        warnings = _first_of([each for each in warnings if not each.startswith(MINOR)])
-        taken = [each for each in taken if each.startswith("no amount of data")]
-        end = [price_note(plan), f"{plan.searched.configurations:,} configurations searched. {MORE}"]
+        remarks = [
+            ("Worth knowing", [*plan.notes, *notes.outliers(plan, all_of_them=False)]),
+            ("Warnings", _first_of([each for each in notes.warnings(plan, first) if not each.startswith(MINOR)])),
+            ("Assumed", [each for each in notes.assumptions(plan, first) if each.startswith("no amount of data")]),
+        ]
+        end = [notes.price_note(plan), f"{plan.searched.configurations:,} configurations searched. {MORE}"]
     return [
-        section("Worth knowing", bullets([*plan.notes, *odd], terminal), terminal),
-        section("Warnings", bullets(warnings, terminal), terminal, "warn"),
-        section("Assumed", bullets(taken, terminal), terminal),
+        *(
+            section(title, bullets(sentences, terminal), terminal, "warn" if title == "Warnings" else "bold")
+            for title, sentences in remarks
+        ),
         "\n".join(wrapped(end, "", terminal)),
     ]
 
 
-def _first_of(told: Sequence[str]) -> list[str]:
-    rest = len(told) - MOST_WARNED
-    return [*told[:MOST_WARNED], *([f"and {rest} more (--details)"] if rest > 0 else [])]
+def _first_of(sentences: Sequence[str]) -> list[str]:
+    rest = len(sentences) - MOST_WARNED
+    return [*sentences[:MOST_WARNED], *([f"and {rest} more (--details)"] if rest > 0 else [])]

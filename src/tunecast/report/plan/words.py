@@ -34,7 +34,7 @@ class Pick(NamedTuple):
     choice: Choice
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         return ", ".join(self.names)
 
     @property
@@ -70,6 +70,17 @@ def marks(plan: Plan, choice: Choice) -> str:
     return ", ".join(filter(None, names))
 
 
+def headline(plan: Plan) -> str:
+    """What to rent, or why there is nothing to."""
+    chosen = picks(plan)
+    return answer(plan, chosen[0].choice) if chosen else nothing(plan)
+
+
+def doubts(choice: Choice) -> list[str]:
+    """What may go wrong with it."""
+    return [text for text in (choice.risk, None if choice.validated else choice.evidence) if text]
+
+
 def answer(plan: Plan, choice: Choice) -> str:
     """`Rent 1 x h100-sxm-80gb at lambda (US), on-demand: 4 h 12 min (3.8 to 4.7 h), $14.31 (12.90 to 15.90)`."""
     offer = choice.fleet.offer
@@ -81,7 +92,7 @@ def answer(plan: Plan, choice: Choice) -> str:
         what += ", though it may not fit"
     if not choice.validated:
         what += ", not validated by measured runs"
-    return shown(f"{what}: {time_told(choice)}, {cost_told(choice, plan.money)}")
+    return shown(f"{what}: {time_and_range(choice)}, {cost_and_range(choice, plan.money)}")
 
 
 def nothing(plan: Plan) -> str:
@@ -91,7 +102,7 @@ def nothing(plan: Plan) -> str:
     return shown(unreachable(plan, lambda usd: amount(usd, plan.money)))
 
 
-def job_told(plan: Plan) -> str:
+def job_words(plan: Plan) -> str:
     """`my-run: llama-3.1-8b, lora, 8 x 1024 tokens a step; --eu, --no-spot`."""
     job = plan.job
     name = f"{job.id}: " if job.id is not None else ""
@@ -133,7 +144,7 @@ def kind(offer: Offer) -> str:
     )
 
 
-def offer_told(offer: Offer) -> str:
+def offer_name(offer: Offer) -> str:
     """`lambda, on-demand, US?`; of one's own machine that it is."""
     if offer.kind == OWNED:
         return short_offer(offer)
@@ -158,11 +169,11 @@ def short_offer(offer: Offer) -> str:
     return shown(f"{seller(offer)}, {kind(offer)}")
 
 
-def time_told(choice: Choice) -> str:
+def time_and_range(choice: Choice) -> str:
     return f"{duration(choice.total_s)} ({span(*choice.total_range_s)})"
 
 
-def cost_told(choice: Choice, money: Money) -> str:
+def cost_and_range(choice: Choice, money: Money) -> str:
     return with_range(choice.total_usd, choice.usd_range, money)
 
 
@@ -195,6 +206,34 @@ def _number(value: float) -> str:
     if abs(value) >= SEVERAL_USD:
         return f"{value:,.0f}"
     return f"{value:.2f}" if abs(value) >= 0.0995 or not value else f"{value:.2g}"
+
+
+class ChoiceCells(NamedTuple):
+    """What every list shows of a choice."""
+
+    hardware: str
+    offer: str
+    used: str
+    left: str
+    """Of the card's memory; `may not fit` where that is so."""
+    time: str
+    time_range: str
+    cost: str
+    cost_range: str
+
+
+def cells(choice: Choice, money: Money) -> ChoiceCells:
+    memory = room(choice)
+    return ChoiceCells(
+        choice.hardware,
+        offer_name(choice.fleet.offer),
+        memory.used,
+        memory.left if memory.surely else "may not fit",
+        duration(choice.total_s),
+        span(*choice.total_range_s),
+        amount(choice.total_usd, money),
+        amounts(*choice.usd_range, money),
+    )
 
 
 class RoomCells(NamedTuple):
@@ -234,7 +273,7 @@ class BillRow(NamedTuple):
     amount: str
     share: float
     """Of the total."""
-    told: str
+    note: str
 
 
 def bill(choice: Choice, money: Money) -> list[BillRow]:
@@ -252,20 +291,34 @@ def bill(choice: Choice, money: Money) -> list[BillRow]:
     ] + [BillRow("total", f"{_sign(money)}{total:,.{decimals}f}", 1.0, f"{amounts(*choice.usd_range, money)}")]
 
 
-def also(choice: Choice, money: Money) -> list[tuple[str, str]]:
-    """The same total by other measures, and what it was billed for."""
+def measures(choice: Choice, money: Money) -> list[tuple[str, str]]:
+    """The same total by other measures, what it was billed for, and the energy it takes."""
     fleet, cost = choice.fleet, choice.cost
     each = hourly(fleet.offer.usd_per_hour, money)
     several = f"{fleet.nodes} machines at {each} each" if fleet.nodes > 1 else f"one machine at {each}"
     rows = [("billed", f"{duration(cost.billed_s)} of {several}")]
-    if choice.runs > 1:
-        rows.append(("per run", amount(choice.total_usd / choice.runs, money)))
-    if (epoch := cost.usd_per_epoch) is not None:
-        rows.append(("per epoch", amount(epoch, money)))
-    if (million := cost.usd_per_million_tokens) is not None:
-        rows.append(("per million tokens", amount(million, money)))
-    rows.append(("weekly for a year", amount(cost.usd_per_year_weekly, money)))
-    return rows
+    totals = (
+        ("per run", choice.total_usd / choice.runs if choice.runs > 1 else None),
+        ("per epoch", cost.usd_per_epoch),
+        ("per million tokens", cost.usd_per_million_tokens),
+        ("weekly for a year", cost.usd_per_year_weekly),
+    )
+    rows += [(name, amount(usd, money)) for name, usd in totals if usd is not None]
+    return [*rows, *(("energy", used) for used in [energy(choice)] if used)]
+
+
+def energy(choice: Choice) -> str:
+    """`2.8 kWh, 0.21 kg CO2 (FI)`; '' where it is not known."""
+    if choice.kwh is None or choice.fleet.offer.kind == OWNED:
+        return ""
+    used = f"{digits(choice.kwh)} kWh"
+    if choice.co2_kg is None:
+        return f"{used}; CO2 not known (country not known)"
+    low, high = choice.co2_kg
+    countries = sorted(choice.fleet.offer.known_countries)
+    where = countries[0] if len(countries) == 1 else f"{len(countries)} countries"
+    between = digits(low, 2) if high - low < 0.05 * high else f"{digits(low, 2)} to {digits(high, 2)}"
+    return f"{used}, {between} kg CO2 ({where})"
 
 
 def short_bill(choice: Choice, money: Money) -> list[BillRow]:
@@ -292,7 +345,7 @@ def tax(money: Money) -> str:
     return f"Prices are {vat}; 1 EUR = {money.rate.usd_per_eur:g} USD ({money.rate.dated}: {shown(money.rate.source)})."
 
 
-def searched_told(plan: Plan) -> str:
+def search_words(plan: Plan) -> str:
     """`61,440 configurations in 1.8 s: 59,110 cut by a bound, 412 predicted.`"""
     of = plan.searched
     return (
@@ -301,11 +354,12 @@ def searched_told(plan: Plan) -> str:
     )
 
 
-def ruled_out_told(plan: Plan) -> str:
+def ruled_out_words(plan: Plan) -> str:
     return f"Ruled out by a proven bound, since an option is both cheaper and faster: {', '.join(plan.ruled_out)}."
 
 
-def limits_told(plan: Plan) -> list[str]:
-    limits = plan.limits
-    told = [] if limits.within_s is None else [f"within {duration(limits.within_s)}"]
-    return told if limits.max_usd is None else [*told, f"at most {amount(limits.max_usd, plan.money)}"]
+def limits(plan: Plan) -> list[str]:
+    """`within 6 h`, `at most $50.00`."""
+    within_s, max_usd = plan.limits.within_s, plan.limits.max_usd
+    found = [] if within_s is None else [f"within {duration(within_s)}"]
+    return found if max_usd is None else [*found, f"at most {amount(max_usd, plan.money)}"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.records import NamedTuple
 from tunecast.report.draw.figures import Figures
 from tunecast.report.draw.text import DEFAULT, Terminal, bullets, section, wrapped
@@ -41,53 +41,39 @@ NOTHING = Sections()
 
 def answer_text(figures: Figures, terminal: Terminal = DEFAULT, sections: Sections = NOTHING) -> str:
     """About a screen."""
-    return _joined(
-        [
-            headline(figures, terminal, sections.remarks),
-            sections.taken,
-            _warnings(figures, sections, terminal),
-            memory_text(figures, terminal),
-            block_table(figures, terminal, FEW_BLOCKS) if any(block.source for block in figures.blocks) else "",
-            sections.time,
-            _lines(_cost(sections.cost, terminal), sections.host),
-            sections.advice,
-            _trust(sections.trust, terminal, MORE),
-        ],
-        terminal,
-    )
+    has_lines = any(block.source for block in figures.blocks)
+    blocks = block_table(figures, terminal, FEW_BLOCKS) if has_lines else ""
+    end = [_trust(sections.trust, terminal, MORE)]
+    return _text(figures, terminal, sections, [memory_text(figures, terminal), blocks], end)
 
 
 def details_text(
     figures: Figures, terminal: Terminal = DEFAULT, sections: Sections = NOTHING, *, rows: int = 10
 ) -> str:
     """Everything."""
-    return _joined(
-        [
-            headline(figures, terminal, sections.remarks),
-            sections.taken,
-            _warnings(figures, sections, terminal),
-            figures_text(figures, terminal),
-            phases_text(figures, terminal),
-            composition(figures, terminal),
-            sections.time,
-            _lines(_cost(sections.cost, terminal), sections.host),
-            sections.advice,
-            module_table(figures, terminal, rows),
-            block_table(figures, terminal, rows),
-            sections.outside,
-            _trust(sections.trust, terminal),
-            notes(figures, terminal),
-        ],
-        terminal,
-    )
+    memory = [figures_text(figures, terminal), phases_text(figures, terminal), composition(figures, terminal)]
+    end = [
+        module_table(figures, terminal, rows),
+        block_table(figures, terminal, rows),
+        sections.outside,
+        _trust(sections.trust, terminal),
+        notes(figures, terminal),
+    ]
+    return _text(figures, terminal, sections, memory, end)
 
 
-def _lines(*parts: str) -> str:
-    """Short paragraphs without a line between them."""
-    return "\n".join(filter(None, parts))
-
-
-def _joined(parts: Sequence[str], terminal: Terminal) -> str:
+def _text(figures: Figures, terminal: Terminal, sections: Sections, memory: list[str], end: list[str]) -> str:
+    cost = wrapped([f"Cost: {sections.cost}"] if sections.cost else [], "", terminal)
+    parts = [
+        headline(figures, terminal, sections.remarks),
+        sections.taken,
+        _warnings(figures, sections, terminal),
+        *memory,
+        sections.time,
+        "\n".join([*cost, *filter(None, [sections.host])]),
+        sections.advice,
+        *end,
+    ]
     return terminal.plain("\n\n".join(filter(None, parts))) + "\n"
 
 
@@ -95,10 +81,6 @@ def _warnings(figures: Figures, sections: Sections, terminal: Terminal) -> str:
     guessed = [f"guessed: {guess}" for guess in figures.guesses]
     lines = bullets([*guessed, *figures.warnings, *sections.warnings], terminal)
     return section("Warnings", [terminal.paint(line, "warn") for line in lines], terminal, "warn")
-
-
-def _cost(cost: str, terminal: Terminal) -> str:
-    return "\n".join(wrapped([f"Cost: {cost}"], "", terminal)) if cost else ""
 
 
 def _trust(trust: str, terminal: Terminal, more: str = "") -> str:

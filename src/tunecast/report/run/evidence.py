@@ -5,7 +5,7 @@ The figures are those of the ranges an answer prints, never of a narrower kind o
 
 from __future__ import annotations
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.prediction.evidence import FEWEST, ErrorSpread, Evidence
 from tunecast.prediction.memory.ranges import Basis, band_of, is_unseen
 from tunecast.prediction.memory.ranges_table import BANDS

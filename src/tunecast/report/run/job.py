@@ -6,7 +6,7 @@ from tunecast.advise.smallest_card import largest_memory_bytes, least_card
 from tunecast.advise.suggestions import NO_SUGGESTIONS, Suggestions
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.hardware.catalog import meant_by
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.job import Job
 from tunecast.planning.price import Rent
 from tunecast.prediction.evidence import evidence_of
@@ -166,7 +166,7 @@ def title_of(job: Job) -> str:
     length = max(job.lengths) if job.lengths else job.seq_len
     tokens = f"{job.micro_batch} x {'up to ' if job.lengths else ''}{length:,} tokens"
     accumulated = f" x {job.grad_accum} accumulated" if job.grad_accum > 1 else ""
-    cards, machines = job.hardware.gpus * job.hardware.nodes, job.hardware.nodes
+    cards, machines = job.hardware.cards, job.hardware.nodes
     # Cards that share a row, or a model's layers, are one replica.
     replicas = ranks_of(job)
     each = "" if replicas == 1 else " per GPU" if replicas == cards else " per replica"

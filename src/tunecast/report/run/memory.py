@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.report.draw.bars import END, LETTERS, MEANINGS, UNKNOWN, BarRun, legend, stacked
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.figures import (
@@ -93,9 +93,7 @@ def phases_text(figures: Figures, terminal: Terminal = DEFAULT) -> str:
 
 def _on_card(figures: Figures, roles: Mapping[str, int], reserved_bytes: int) -> dict[str, int]:
     """Roles, and all that lies on the card besides."""
-    rest = {"allocator": reserved_bytes - sum(roles.values()), "context": figures.context_bytes or 0}
-    besides = {"communication": figures.communication_bytes, "others": figures.others_bytes}
-    return {**roles, **rest, "paged_optimizer": figures.pages_bytes, **besides}
+    return {**roles, "allocator": reserved_bytes - sum(roles.values()), **figures.besides_bytes}
 
 
 def _phase_columns(peaks: Sequence[PhasePeak], *, steps: bool) -> list[str]:
@@ -128,23 +126,11 @@ def _legend(entries: Sequence[tuple[str, str]], terminal: Terminal) -> list[str]
 
 def composition(figures: Figures, terminal: Terminal = DEFAULT) -> str:
     """By role, in bytes, so that the reader can add the column up; then what leads to the figure of the card."""
-    parts = sorted(((nbytes, role) for role, nbytes in figures.breakdown_bytes.items() if nbytes), reverse=True)
     rows = [
         Row((words(role),), (f"{nbytes:,}", gib(nbytes), share_of(nbytes, figures.allocated_bytes)), nbytes)
-        for nbytes, role in parts
+        for role, nbytes in figures.largest_roles
     ]
-    sums = [("= allocated", figures.allocated_bytes)]
-    sums.append(("+ allocator", figures.reserved_bytes - figures.allocated_bytes))
-    if figures.context_bytes is None or figures.device_bytes is None:
-        sums.append(("= reserved", figures.reserved_bytes))
-    else:
-        sums.append(("+ context", figures.context_bytes))
-        if figures.communication_bytes:
-            sums.append(("+ communication", figures.communication_bytes))
-        if figures.pages_bytes:
-            sums.append(("+ paged optimizer", figures.pages_bytes))
-        sums.append(("= on the card", figures.device_bytes))
-    rows += [Row((name,), (f"{nbytes:,}", gib(nbytes), ""), 0) for name, nbytes in sums]
+    rows += [Row((f"{sign} {name}",), (f"{nbytes:,}", gib(nbytes), ""), 0) for sign, name, nbytes in figures.sums]
     title = f"What the peak is made of, {when(figures.peak_phase, figures.peak_step)}"
     return table(title, ("role",), ("bytes", "", "share"), rows, terminal)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from tunecast.prediction.outside.evaluation import Evaluation
 from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.outside.saving import Disk, Resuming
+from tunecast.records import NamedTuple
 from tunecast.report.draw.columns import columns
 from tunecast.report.draw.text import DEFAULT, Terminal, wrapped
 from tunecast.report.run.advice import change_words
@@ -42,26 +43,44 @@ def host_text(said: Outside | None, needs: str, terminal: Terminal = DEFAULT, *,
     return terminal.plain("\n".join(line.replace(HOST_TITLE, terminal.paint(HOST_TITLE, "bold"), 1) for line in lines))
 
 
-def _rows(said: Outside) -> list[tuple[str, str, str, str]]:
-    """Host figures with the process itself, of several the first; what a phase adds to a full card has a plus."""
-    host = "host, first process" if _has_several(said) else "host memory"
-    loading, saving, resuming = said.loading, said.saving, said.resuming
-    loads, saves = said.process_bytes + loading.host_bytes, said.training_process_bytes + saving.host_bytes
-    resumes = said.process_bytes + resuming.host_bytes
-    if said.evaluation is None:
-        return [
-            ("", host, "mapped file", ""),
-            ("loading", gib(loads), gib(loading.host_mapped_bytes), ""),
-            ("saving", gib(saves), "", ""),
-            ("resuming", gib(resumes), gib(resuming.host_mapped_bytes) if resuming.host_mapped_bytes else "", ""),
-        ]
-    return [
-        ("", host, "mapped file", "on the card"),
-        ("loading", gib(loads), gib(loading.host_mapped_bytes), gib(loading.card_reserved_bytes)),
-        ("saving", gib(saves), "", _more(saving.card_bytes)),
-        ("evaluation", gib(said.training_process_bytes), "", gib(said.evaluation.card_allocated_bytes)),
-        ("resuming", gib(resumes), gib(resuming.host_mapped_bytes), _more(resuming.card_bytes)),
+class OutsidePhase(NamedTuple):
+    """What happens before, between or after the steps, and what it holds; with the process itself."""
+
+    name: str
+    host: str
+    mapped: str
+    """Of a file; '' for nothing."""
+    on_card: str
+    """With a plus what it adds to a full card."""
+
+
+def phases(said: Outside) -> list[OutsidePhase]:
+    """In the order they come; evaluation where it is known."""
+    loading, saving, evaluation, resuming = said.loading, said.saving, said.evaluation, said.resuming
+    process, training = said.process_bytes, said.training_process_bytes
+    loads, saves, resumes = (
+        ("not known",) * 3
+        if said.in_parts
+        else (gib(loading.card_reserved_bytes), _more(saving.card_bytes), _more(resuming.card_bytes))
+    )
+    rows = [
+        ("loading", process + loading.host_bytes, loading.host_mapped_bytes, loads),
+        ("saving", training + saving.host_bytes, 0, saves),
+        ("resuming", process + resuming.host_bytes, resuming.host_mapped_bytes, resumes),
     ]
+    if evaluation is not None:
+        rows.insert(2, ("evaluation", training, 0, gib(evaluation.card_allocated_bytes)))
+    return [
+        OutsidePhase(name, gib(host_bytes), gib(mapped_bytes) if mapped_bytes else "", on_card)
+        for name, host_bytes, mapped_bytes, on_card in rows
+    ]
+
+
+def _rows(said: Outside) -> list[OutsidePhase]:
+    """Of several processes the first; nothing of the card where evaluation is not known."""
+    head = OutsidePhase("", "host, first process" if has_several(said) else "host memory", "mapped file", "on the card")
+    rows = [head, *phases(said)]
+    return rows if said.evaluation is not None else [row._replace(on_card="") for row in rows]
 
 
 def _more(nbytes: int) -> str:
@@ -85,14 +104,14 @@ def _host(said: Outside) -> str:
     resident = said.host_resident_bytes
     mapped = f", {gib(resident)} counting mapped pages, which Linux can take back" if resident > said.host_bytes else ""
     most = f"{gib(said.host_bytes)}{mapped}"
-    if not _has_several(said):
+    if not has_several(said):
         return f"host memory: {most}"
     return (
         f"host memory: {gib(said.machine_ram_bytes or 0)} per machine, all its processes together; the first has {most}"
     )
 
 
-def _has_several(said: Outside) -> bool:
+def has_several(said: Outside) -> bool:
     """Processes on a machine: one alone is the machine's."""
     return said.machine_ram_bytes is not None and said.machine_ram_bytes > said.host_bytes
 

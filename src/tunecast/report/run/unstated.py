@@ -7,7 +7,7 @@ from typing import Any
 
 from tunecast.advise.unstated import Effect, Taken
 from tunecast.hardware.catalog import gpu as gpu_named
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.job.stacks import STACKS
 from tunecast.planning.choice import DOLLARS
 from tunecast.planning.taken import BATCH, LARGER

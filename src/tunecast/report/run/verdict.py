@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Mapping, Sequence
 
-from tunecast.hardware.names import card_name
+from tunecast.hardware.spec import card_name
 from tunecast.prediction.values import Time
 from tunecast.prediction.verdict import Room
 from tunecast.report.draw.figures import Figures, LeastCard, short_source, shown

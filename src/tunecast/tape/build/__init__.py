@@ -1,57 +1,49 @@
 """The closed form: PyTorch on paper. A job's training step as a tape, in milliseconds, without torch.
 
-adapters.py         PEFT on paper: which linear layers are adapted, and how an adapted one runs
-attention.py        attention on paper
-autograd.py         autograd on paper: nodes with saved tensors, and the engine that runs them backward
-builder.py          from a request to its run
-checkpoint.py       `from_pretrained` with a device map, on paper: everything it does to the card
-chunked.py          the fused head of TRL 1.16, which never makes all logits
-compiled.py         `torch.compile` on paper
-decoder.py          the causal language model on paper, after transformers' modeling files (5.17.0)
-dora.py             DoRA on paper: a magnitude for each output beside the low-rank change
-dtypes.py           types of numbers, and the strides of a shape
-eras.py             what older releases of transformers do otherwise with memory
-event_log.py        what a program on paper does to memory, noted in order
-expert_adapters.py  LoRA on stacked experts and routers, which are parameters and no linear layers
-experts.py          mixtures of experts on paper
-fill_in.py          a job with what follows from its model filled in
-flash.py            the flash-attn package on paper
-flex.py             torch's flex attention on paper, compiled as torchtune compiles it
-float4.py           linear layers that multiply in NVFP4, on paper: torchao's `NVFP4Linear`
-float8.py           linear layers that multiply in float8, on paper
-foak.py             fms-acceleration's kernels ("foak") on paper
-foak_lora.py        foak's fused adapters on quantised attention
-functional.py       the functions of `torch` and `torch.nn.functional`, on tensors without contents
-gptq.py             linear layers whose weights GPTQ has quantised to 4 bits, on paper
-job_runs.py         from a job to its run on the fullest card
-layer_rhythm.py     which layers of a model are alike
-layouts.py          how the tensors of an operation lie in memory beside each other
-liger.py            Liger's kernels on paper (liger-kernel 0.8.5)
-loads.py            the run of `from_pretrained` alone
-machine.py          the machine that runs a program on paper
-masks.py            attention masks on paper, after transformers/masking_utils.py (5.17.0)
-modules.py          modules on paper
-nested.py           Tensors in the tuples and dictionaries that modules take and give
-of_host.py          what a machine notes of its host's own work
-offload.py          saved tensors that wait in host memory, on paper
-older.py            what models did themselves before transformers had it in one place
-paper_run.py        a request's run, built
-quantized.py        weights that bitsandbytes holds in 4 or 8 bits, on paper: loading, forward, backward
-ready.py            the autograd engine's queue of nodes that may run: the one made last first
-recompute.py        recomputation on paper: both of torch's kinds of checkpointing
-repeats.py          what a program does again, without running it
-request.py          what a run is built of, and which of it decides the structure of its program
-run.py              a job's training run on paper
-standing.py         what a short model says of the whole one
-tensor.py           tensors without contents: what making and dropping them does to memory
-written.py          the events of a tape, from what a machine noted
-compiler/           what torch.compile does with a graph, on paper
-families/           which file holds which architecture
-ops/                operations on tensors without contents
-optimizers/         optimizers and gradient clipping on paper
-sharding/           how one rank of many holds a model: replicas, shards, and what waits on the host
-stacks/             whose program trains
-unsloth/            Unsloth 2026.10.9 on paper: what its own code does
+adapters.py       PEFT on paper: which linear layers and experts are adapted, and how an adapted one runs; DoRA
+attention.py      attention on paper
+autograd.py       autograd on paper: nodes with saved tensors, and the engine that runs them backward
+checkpoint.py     `from_pretrained` with a device map, on paper: everything it does to the card
+chunked.py        the fused head of TRL 1.16, which never makes all logits
+compiled.py       `torch.compile` on paper
+decoder.py        the causal language model on paper, after transformers' modeling files (5.17.0)
+dtypes.py         types of numbers, and the strides of a shape
+eras.py           what older releases of transformers do otherwise with memory
+event_log.py      what a program on paper does to memory and on its host, noted in order
+experts.py        mixtures of experts on paper
+fill_in.py        a job with what follows from its model filled in
+flash.py          the flash-attn package and torch's flex attention on paper
+float4.py         linear layers that multiply in NVFP4, on paper: torchao's `NVFP4Linear`
+float8.py         linear layers that multiply in float8, on paper
+foak.py           fms-acceleration's kernels ("foak") on paper
+functional.py     the functions of `torch` and `torch.nn.functional`, on tensors without contents
+gptq.py           linear layers whose weights GPTQ has quantised to 4 bits, on paper
+job_runs.py       from a job to its run on the fullest card
+layer_rhythm.py   which layers of a model are alike
+layouts.py        how the tensors of an operation lie in memory beside each other
+liger.py          Liger's kernels on paper (liger-kernel 0.8.5)
+loads.py          the run of `from_pretrained` alone
+machine.py        the machine that runs a program on paper
+masks.py          attention masks on paper, after transformers/masking_utils.py (5.17.0)
+micro_batches.py  the structures of a job's own micro-batches, which have many lengths
+modules.py        modules on paper
+nested.py         Tensors in the tuples and dictionaries that modules take and give
+offload.py        saved tensors that wait in host memory, on paper
+older.py          what models did themselves before transformers had it in one place
+quantized.py      weights that bitsandbytes holds in 4 or 8 bits, on paper: loading, forward, backward
+recompute.py      recomputation on paper: both of torch's kinds of checkpointing
+repeats.py        what a program does again, without running it
+request.py        what a run is built of, and which of it decides the structure of its program
+standing.py       what a short model says of the whole one
+tensor.py         tensors without contents: what making and dropping them does to memory
+written.py        the events of a tape, from what a machine noted
+compiler/         what torch.compile does with a graph, on paper
+families/         which file holds which architecture
+ops/              operations on tensors without contents
+optimizers/       optimizers and gradient clipping on paper
+sharding/         how one rank of many holds a model: replicas, shards, and what waits on the host
+stacks/           whose program trains
+unsloth/          Unsloth 2026.10.9 on paper: what its own code does
 
 It is written as the real code is: a local name holds a tensor here as long as it does there, so frees fall where they
 fall. The tracer is its referee (tests/trace/test_build.py): same allocations, same order. Where a new release of

@@ -1,20 +1,211 @@
-"""PEFT on paper: which linear layers are adapted, and how an adapted one runs (peft 0.21.0)."""
+"""DoRA on paper (peft 0.21.0, tuners/lora/dora.py): a magnitude for each output beside the low-rank change.
+
+Every forward pass makes the whole change as a matrix (the adapters applied to an identity matrix of the inputs),
+adds it to the whole weight and takes the norm of each row.
+
+LoRA on stacked experts and routers, which are parameters and no linear layers (peft/tuners/lora/layer.py,
+`ParamWrapper`; peft/utils/transformers_weight_conversion.py says which names of a target list mean them).
+
+The adapted parameter is the whole stack again, W + B A: made once to check its type when the wrapper is entered, and
+once more when the experts read it, which then keep it for the backward pass.
+
+PEFT on paper: which linear layers are adapted, and how an adapted one runs (peft 0.21.0).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
-from tunecast.tape.build.dora import DoraLinear
-from tunecast.tape.build.dtypes import FLOAT32, Dtype
-from tunecast.tape.build.expert_adapters import insert_parameter_adapters, moved_names
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.gptq import KeptLinearGPTQ, LinearGPTQ, added_to_view
 from tunecast.tape.build.modules import Dropout, Linear, Module, bring
 from tunecast.tape.build.quantized import Linear4bit, Linear8bit, change_dtype, prepare_kbit
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.op import Role
+from tunecast.tape.op import EXCHANGE, Role
+
+# ----------------------------------------------------------------------------------------------------------------- DoRA
+
+
+class DoraLinear(Module):
+    """`DoraLinearLayer`."""
+
+    scaling = 1.0
+
+    def __init__(self, base: Linear) -> None:
+        super().__init__(base.machine)
+        self.weight = self.parameter(base.outputs)
+
+    def begin(self, base_layer: Linear, lora_A: Tensor, lora_B: Tensor) -> None:
+        """`update_layer`: the magnitudes start as the norms of the rows. A 4-bit layer is copied first."""
+        half = lora_A.dtype == FLOAT16
+        if half:
+            lora_A, lora_B = lora_A.float(), lora_B.float()
+        copied = base_layer.copied() if isinstance(base_layer, Linear4bit) else None
+        weight = stored_by_output(base_layer, whole_weight(base_layer))
+        lora_weight = F.mm(lora_B, lora_A)
+        if half:
+            lora_weight = lora_weight.to(FLOAT16)
+        self.weight.dtype = weight.dtype
+        self.weight.storage = self.weight_norm(weight, lora_weight).storage
+        block = self.weight.block
+        block.role, block.module = Role.ADAPTERS, self.path
+        del copied
+
+    def weight_norm(self, weight: Tensor, lora_weight: Tensor) -> Tensor:
+        """`get_weight_norm`; in fp32 under autocast, then back."""
+        weight = weight + self.scaling * lora_weight
+        dtype = FLOAT32 if self.machine.autocast is not None else weight.dtype
+        norm = self.machine.run("linalg_vector_norm", (weight,), weight.shape[:1], dtype, args=(weight, 2.0, (1,)))
+        return norm.to(weight.dtype)
+
+    def forward(self, x: Tensor, lora_A: Any, lora_B: Any, base_layer: Linear, base_result: Tensor | None) -> Tensor:
+        lora_weight = self.lora_weight(lora_A, lora_B)
+        lora_weight = lora_weight.to(x.dtype)
+        magnitude = self.weight
+        weight = whole_weight(base_layer)
+        weight = stored_by_output(base_layer, weight.to(x.dtype))
+        weight_norm = self.weight_norm(weight=weight, lora_weight=lora_weight.detach())
+        mag_norm_scale = (magnitude / weight_norm).view(1, -1)
+        lora_result = lora_B(lora_A(x))
+        if base_result is None:
+            base_result = F.linear(x, weight)
+        elif base_layer.bias is not None:
+            base_result = base_result - base_layer.bias
+        return (mag_norm_scale - 1) * base_result + mag_norm_scale * lora_result * self.scaling
+
+    def lora_weight(self, lora_A: Any, lora_B: Any) -> Tensor:
+        width, dtype = lora_A.weight.shape[1], lora_A.weight.dtype
+        x_eye = self.machine.run("eye", (), (width, width), dtype)
+        return lora_B(lora_A(x_eye)).t()
+
+
+def whole_weight(layer: Linear) -> Tensor:
+    """peft/utils/integrations.py, `dequantize_module_weight`."""
+    return layer.dequantize() if isinstance(layer, Linear4bit | Linear8bit) else layer.weight
+
+
+def stored_by_output(layer: Linear, weight: Tensor) -> Tensor:
+    """PEFT turns the weights of GPT-2's layers round (`fan_in_fan_out`)."""
+    return weight.t() if layer.fan_in_fan_out else weight
+
+
+# -------------------------------------------------------------------------------------------------- experts and routers
+
+
+MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
+QWEN = {
+    "gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
+}  # fmt: skip
+PARAMETERS: Mapping[str, Mapping[str, str]] = {
+    "mixtral": MIXTRAL, "qwen3_moe": QWEN, "olmoe": QWEN, "deepseek_v2": QWEN, "deepseek_v3": QWEN,
+}  # fmt: skip
+"""Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
+
+
+def moved_names(model_type: str) -> Mapping[str, str]:
+    return PARAMETERS.get(model_type, {})
+
+
+def insert_parameter_adapters(job: Job, model: Any, wanted: Collection[str] | None) -> list[ParameterLora]:
+    """After all linear layers; `wanted` None means every one."""
+    moved = moved_names(model.model_type)
+    names = {new for old, new in moved.items() if wanted is None or old in wanted}
+    if names and (job.lora.dropout or job.lora.dora):
+        what = "dropout" if job.lora.dropout else "dora"
+        raise UsageError.at(
+            f"lora.{what}",
+            f"PEFT refuses it for experts and routers, which are parameters here. To fix: lora.{what} 0, "
+            "or lora.targets attention.",
+        )
+    out = []
+    for parent, child, module in list(held_modules(model)):
+        for parameter in module.own:
+            if parameter in names or f"{child}.{parameter}" in names:
+                rank = job.lora.rank * (2 if parameter == "gate_up_proj" else 1)  # two layers in one
+                base = parent.children[child]
+                adapted = ParameterLora(base, module, parameter, rank, scaling(job))
+                adapted.name_all(base.path)
+                for part in (adapted.lora_A, adapted.lora_B):
+                    bring(part.weight, part.path, Role.ADAPTERS, adapted.adapter_dtype())
+                setattr(parent, child, adapted)
+                out.append(adapted)
+    return out
+
+
+def scaling(job: Job) -> float:
+    return job.lora.alpha / (job.lora.rank**0.5 if job.lora.rslora else job.lora.rank)
+
+
+def held_modules(module: Module) -> Iterator[tuple[Module, str, Module]]:
+    for name, child in module.children.items():
+        yield module, name, child
+        yield from held_modules(child)
+
+
+class ParameterLora(Module):
+    def __init__(self, base: Module, holder: Module, parameter: str, rank: int, scaling: float) -> None:
+        super().__init__(base.machine)
+        self.base_layer = base
+        self.holder: list[Any] = [holder]  # in a list: it is no child of this module
+        self.parameter_name, self.scaling = parameter, scaling
+        shape = holder.own[parameter].shape
+        self.experts = shape[0] if len(shape) == 3 else 1
+        self.stored_by_input = getattr(holder, "transposed", False)
+        outputs, inputs = reversed(shape[-2:]) if self.stored_by_input else shape[-2:]
+        self.lora_A = Linear(base.machine, inputs, rank * self.experts)
+        self.lora_B = Linear(base.machine, rank * self.experts, outputs)
+
+    def adapter_dtype(self) -> Dtype:
+        return self.holder[0].own[self.parameter_name].dtype
+
+    def adapter_parameters(self) -> list[Tensor]:
+        return [self.lora_A.weight, self.lora_B.weight]
+
+    def forward(self, *args: Any) -> Any:
+        self.machine.of_host(EXCHANGE)
+        holder, name = self.holder[0], self.parameter_name
+        weight = holder.own[name]
+        proxy = self.by_factors(weight) if self.experts > 1 else self.by_sum(weight)
+        proxy()  # whether it changes shape or type
+        del holder.__dict__[name]
+        holder.computed[name] = proxy
+        try:
+            return self.base_layer(*args)
+        finally:
+            holder.computed.clear()
+            object.__setattr__(holder, name, weight)
+
+    def by_sum(self, weight: Tensor) -> Callable[[], Tensor]:
+        a = F.cast_for_product(self.lora_A.weight)
+        b = F.cast_for_product(self.lora_B.weight)
+        delta_weight = F.mm(b, a) * self.scaling
+        delta_weight = delta_weight.to(weight.dtype)
+        return lambda: weight + delta_weight
+
+    def by_factors(self, weight: Tensor) -> Callable[[], Tensor]:
+        weight_a, weight_b = self.lora_A.weight, self.lora_B.weight
+        weight_a = weight_a.reshape(self.experts, -1, weight_a.shape[-1])
+        weight_b = weight_b.reshape(weight_b.shape[0], -1, self.experts).permute(2, 0, 1)
+        if self.stored_by_input:
+            lhs, rhs = weight_a.transpose(1, 2), weight_b.transpose(1, 2)
+        else:
+            lhs, rhs = weight_b, weight_a
+        lhs = lhs.to(weight.dtype)
+        rhs = rhs.to(weight.dtype)
+
+        def folded() -> Tensor:
+            with self.machine.autocasting(None):
+                return F.baddbmm(weight, lhs, rhs, self.scaling)
+
+        return folded
+
+
+# -------------------------------------------------------------------------------------------------------- linear layers
+
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "out_proj"}
 QUERY_AND_VALUE = (
@@ -61,10 +252,10 @@ def insert_adapters(job: Job, model: Any) -> None:
 
 def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     if getattr(base, "returns_many", False):
-        raise UsageError(
-            f"lora.targets: PEFT adapts {name} of this model and then fails on what it returns. To fix: lora.targets"
+        raise UsageError.at(
+            "lora.targets",
+            f"PEFT adapts {name} of this model and then fails on what it returns. To fix: lora.targets"
             " attention, or a list without it.",
-            field="lora.targets",
         )
     kind: type[LoraLinear] = LoraLinear
     if isinstance(base, Linear4bit | Linear8bit):
@@ -99,9 +290,7 @@ def _within(
             yield module, name, child
         elif wanted is not None and name in wanted:
             if not isinstance(child, Linear):
-                raise Unsupported(
-                    f"lora.targets: the closed form adapts linear layers; {name} is none", field="lora.targets"
-                )
+                raise Unsupported.at("lora.targets", f"the closed form adapts linear layers; {name} is none")
             yield module, name, child
         else:
             yield from _within(child, wanted, moved, head)
@@ -117,7 +306,7 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
     names = ATTENTION & present if given == "attention" else set(given)
     if not names or names - present:
         missing = ", ".join(sorted(names - present)) or "such modules"
-        raise UsageError(f"lora.targets: this model has no {missing}", field="lora.targets")
+        raise UsageError.at("lora.targets", f"this model has no {missing}")
     return names
 
 

@@ -8,12 +8,13 @@ from typing import Any
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start, wants
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, Dtype
-from tunecast.tape.build.flash import flash_attention
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.kernels.backend import Attention, choose
 
+Rotate = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Of queries or keys, cosines and sines."""
 MASK_ALIGNMENT = 8
 """Mask values the memory-efficient kernel loads at once (attention.cpp, `preprocess_mask`)."""
 
@@ -31,8 +32,10 @@ def rotate_half(x: Tensor) -> Tensor:
 
 
 def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    if q.machine.rotary is not None:
-        return q.machine.rotary(q, k, cos, sin)
+    return rotate_both(q, k, cos, sin) if q.machine.rotary is None else q.machine.rotary(q, k, cos, sin)
+
+
+def rotate_both(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotate: Rotate = rotate) -> tuple[Tensor, Tensor]:
     cos = cos.unsqueeze(1)
     sin = sin.unsqueeze(1)
     q_embed = rotate(q, cos, sin)
@@ -47,9 +50,7 @@ def apply_partial_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tupl
     return rotate_part(q, k, cos, sin, rotate)
 
 
-def rotate_part(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotate: Callable[[Tensor, Tensor, Tensor], Tensor]
-) -> tuple[Tensor, Tensor]:
+def rotate_part(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, rotate: Rotate) -> tuple[Tensor, Tensor]:
     rotary_dim = cos.shape[-1]
     q_rot, q_pass = q[..., :rotary_dim], q[..., rotary_dim:]
     k_rot, k_pass = k[..., :rotary_dim], k[..., rotary_dim:]
@@ -98,6 +99,8 @@ def attend_here(
             return eager(query, key, value, attention_mask, groups, dropout)
         return eager_attention(query, key, value, attention_mask, groups, dropout, softcap)
     if implementation.startswith("flash"):
+        from tunecast.tape.build.flash import flash_attention  # few jobs name it
+
         return flash_attention(query, key, value, dropout, window, softcap, position_ids), None
     return sdpa_attention(query, key, value, attention_mask, groups, dropout), None
 

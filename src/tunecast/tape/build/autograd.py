@@ -1,8 +1,11 @@
-"""Autograd on paper: nodes with saved tensors, and the engine that runs them backward.
+"""Autograd on paper: nodes with saved tensors, calls that save none, and the engine that runs nodes backward.
 
 The engine follows torch/csrc/autograd: the ready node made last goes first, gradients of one tensor are summed in
 place when nobody else holds the first (input_buffer.cpp), a leaf takes a gradient over when it can
-(functions/accumulate_grad.h), saved tensors go as soon as their node has run.
+(functions/accumulate_grad.h), saved tensors go as soon as their node has run. Leaves all have the same number, so which
+of several goes first is for the heap to say. torch's is C++'s `std::priority_queue` (torch/csrc/autograd/engine.h,
+`ReadyQueue`), whose moves are written down here (libstdc++, bits/stl_heap.h, `__push_heap` and `__adjust_heap`: of two
+equal children the second rises).
 """
 
 from __future__ import annotations
@@ -12,13 +15,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tunecast.tape.build.ready import ReadyQueue
 from tunecast.tape.op import Phase, Role
 
 if TYPE_CHECKING:
     from tunecast.tape.build.dtypes import Dtype, Shape
     from tunecast.tape.build.machine import Machine
-    from tunecast.tape.build.recompute import CheckpointFrame
     from tunecast.tape.build.tensor import Tensor
 
 Gradients = list[Any]
@@ -81,6 +82,63 @@ class Holder:
         return self.frame.found.pop(self.place)
 
 
+class Recomputed(Exception):
+    """All that was missing has been computed; the rest of the forward is not needed."""
+
+
+class CheckpointFrame:
+    """One checkpointed call (torch/utils/checkpoint.py, `_CheckpointFrame`, use_reentrant=False)."""
+
+    def __init__(self, machine: Machine, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.machine, self.function = machine, function
+        hooks = machine.pack_hooks  # the inputs are saved as any tensor outside is
+        self.args = [hooks[-1](given) if hooks and _is_tensor(given) else given for given in args]
+        self.histories = [(t.requires_grad, t.node, t.number) if _is_tensor(t) else None for t in args]
+        self.autocast = machine.autocast
+        self.module = machine.module
+        self.holders: list[Any] = []
+        self.found: dict[int, Tensor] = {}
+        self.is_recomputed = False
+
+    def pack(self, tensor: Tensor) -> Holder:
+        self.machine.hook()
+        holder = Holder(self, len(self.holders))
+        self.holders.append(weakref.ref(holder))
+        return holder
+
+    def recompute(self) -> None:
+        self.is_recomputed = True
+        machine, count = self.machine, 0
+        args = [given.tensor() if isinstance(given, Holder) else given for given in self.args]
+        for given, history in zip(args, self.histories, strict=True):
+            if history is not None:
+                given.requires_grad, given.node, given.number = history
+
+        def keep(tensor: Tensor) -> Tensor:
+            nonlocal count
+            machine.hook()
+            kept = tensor.detach() if tensor.requires_grad else tensor
+            if self.holders[count]() is not None:
+                self.found[count] = kept
+            count += 1
+            if count == len(self.holders):
+                raise Recomputed
+            return kept
+
+        before = machine.module, machine.in_forward, machine.grad_enabled
+        machine.module, machine.in_forward, machine.grad_enabled = self.module, True, True
+        machine.redone += 1
+        machine.pack_hooks.append(keep)
+        try:
+            with machine.autocasting(self.autocast):
+                self.function(*args)
+        except Recomputed:
+            pass
+        finally:
+            machine.pack_hooks.pop()
+            machine.module, machine.in_forward, machine.grad_enabled = before
+
+
 class Leaf:
     """Accumulates into `tensor.grad`. It holds the tensor, the tensor only knows of it."""
 
@@ -108,9 +166,13 @@ class Leaf:
         assert tensor.grad is not None
         if tensor.is_view:  # an input of a recomputed layer: it is handed on
             return
-        block = machine.blocks[tensor.grad.storage.block]
+        block = tensor.grad.block
         block.role = Role.GRADIENTS
-        block.module = machine.blocks[tensor.storage.block].module
+        block.module = tensor.block.module
+
+
+def _is_tensor(given: Any) -> bool:
+    return hasattr(given, "requires_grad")
 
 
 def same_layout(gradient: Tensor, variable: Tensor) -> bool:
@@ -166,6 +228,48 @@ def before_gradient_of(tensor: Tensor, hook: Callable[[], None]) -> Node | Leaf:
 
 def wants(machine: Machine, *inputs: Tensor | None) -> bool:
     return machine.grad_enabled and any([t is not None and t.requires_grad for t in inputs])
+
+
+class ReadyQueue:
+    __slots__ = ("_heap",)
+
+    def __init__(self, first: Node | Leaf) -> None:
+        self._heap = [first]
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def push(self, node: Node | Leaf) -> None:
+        self._heap.append(node)
+        self._rise(len(self._heap) - 1, node)
+
+    def _rise(self, hole: int, node: Node | Leaf) -> None:
+        heap = self._heap
+        while hole:
+            parent = (hole - 1) // 2
+            if heap[parent].sequence >= node.sequence:
+                break
+            heap[hole] = heap[parent]
+            hole = parent
+        heap[hole] = node
+
+    def pop(self) -> Node | Leaf:
+        heap = self._heap
+        last = heap.pop()
+        if not heap:
+            return last
+        first, length, hole = heap[0], len(heap), 0
+        while 2 * hole + 2 < length:
+            second = 2 * hole + 2
+            if heap[second].sequence < heap[second - 1].sequence:
+                second -= 1
+            heap[hole] = heap[second]
+            hole = second
+        if 2 * hole + 2 == length:
+            heap[hole] = heap[length - 1]
+            hole = length - 1
+        self._rise(hole, last)
+        return first
 
 
 # ---------------------------------------------------------------------------------------------------- the engine
@@ -270,21 +374,9 @@ def result_strides(first: Tensor, second: Tensor) -> Shape | None:
     if first.strides is None and second.strides is None:
         return None
     for tensor in (first, second):
-        if tensor.strides is not None and first.shape == tensor.shape and is_dense(tensor):
+        if tensor.strides is not None and first.shape == tensor.shape and tensor.is_dense():
             return tensor.strides
     return None
-
-
-def is_dense(tensor: Tensor) -> bool:
-    """Every element once, without gaps, in some order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _dependencies(root: Node) -> dict[Node | Leaf, int]:

@@ -129,7 +129,7 @@ def _merge(tensor: Tensor, path: str, sources: int) -> None:
             stacked.append(machine.run("stack", arrived[0][:3], (experts, *one), dtype))
             del arrived[0]
         tensor.storage = (stacked[0] if sources == 1 else machine.run("cat", stacked, tensor.shape, dtype)).storage
-    machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+    tensor.block.role = Role.WEIGHTS
 
 
 def _warm_up(entries: Sequence[_Entry], quantizer: Quantizer | None, cached_bytes: int, card_bytes: int | None) -> None:

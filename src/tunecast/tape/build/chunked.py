@@ -27,7 +27,7 @@ TILE_TOKENS, TILE_WORDS = 4096, 32768
 def apply(model: Any) -> None:
     """Every label counts: which ones a data set masks out a job does not say."""
     if not isinstance(model, CausalLM):
-        raise Unsupported(f"loss: got chunked, which is not known for {model.model_type}", field="loss")
+        raise Unsupported.at("loss", f"got chunked, which is not known for {model.model_type}")
     model.forward = MethodType(forward, model)  # type: ignore[method-assign]
 
 
@@ -56,7 +56,7 @@ def fused_forward(model: Any, input_ids: Tensor, attention_mask: Tensor, labels:
     mask = machine.run("ne", (labels,), labels.shape, BOOL)
     head = model.output_embedding()
     if not isinstance(head, Linear):
-        raise UsageError("lora.targets: TRL's SFTTrainer takes no adapter on the head", field="lora.targets")
+        raise UsageError.at("lora.targets", "TRL's SFTTrainer takes no adapter on the head")
     weight = machine.scheme.whole(head.weight)
     found = chunked_log_probs(where(hidden_states, mask), weight, head.bias, where(labels, mask))
     log_probs, entropy, is_top1 = [put_back(machine, x, mask) for x in found]

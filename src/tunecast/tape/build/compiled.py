@@ -6,13 +6,13 @@
 `args` may be tensors, None, numbers, and lists, tuples or dicts of them; parameters and buffers that `function` uses
 are found when it uses them. The result has the same nesting as the function's own. Histories are as in torch: one
 autograd node stands for the whole region and runs the compiled backward pass, so regions can be mixed with eager
-code, checkpointed from outside (`autograd.checkpointed` around a region) and called under autocast. Checkpointing
+code, checkpointed from outside (`recompute.checkpoint` around a region) and called under autocast. Checkpointing
 *inside* the function is seen by the compiler, as torch.compile sees it. A region is compiled once for every set of
 shapes; regions with the same graph (the layers of a model) share the work.
 
     compiler/record.py     the function run once on paper with a recorder for a machine: the joint graph
-    compiler/partition.py  what is saved for the backward pass (minimum cut)     compiler/flow.py  maximum flow
-    compiler/fuse.py       which values become buffers    groups.py  which kernels make them    order.py  in which order
+    compiler/partition.py  what is saved for the backward pass (minimum cut)
+    compiler/fuse.py       which values become buffers, and which kernels make them    order.py  in which order
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from inspect import signature as signature_of
 from typing import Any
 
 from tunecast.tape.build.autograd import Gradients, Node, wants
-from tunecast.tape.build.compiler.calls import Own, Ref
 from tunecast.tape.build.compiler.execute import L2_CACHE_BYTES
-from tunecast.tape.build.compiler.fuse import Fuser
-from tunecast.tape.build.compiler.graph import EXTERN, INPUT, MANY, Graph
-from tunecast.tape.build.compiler.groups import FusedKernel
+from tunecast.tape.build.compiler.fuse import FusedKernel, Fuser
+from tunecast.tape.build.compiler.graph import EXTERN, INPUT, MANY, Graph, Own, Ref
 from tunecast.tape.build.compiler.partition import Partitioner
 from tunecast.tape.build.compiler.passes import backward_pass, forward_pass, with_products_added
 from tunecast.tape.build.compiler.record import Recorded, RecordKey, record

@@ -12,7 +12,7 @@ from tunecast.tape.build.experts import refuse_router_loss
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Buffer, Embedding, Linear, Module, ModuleList, RMSNorm
-from tunecast.tape.build.recompute import checkpoint, checkpoint_reentrant
+from tunecast.tape.build.recompute import checkpoint_reentrant, recomputing
 from tunecast.tape.build.tensor import Tensor
 
 Config = Mapping[str, Any]
@@ -238,7 +238,10 @@ class CheckpointingLayer(Module):
             given = dict(zip(names, args[len(args) - len(names) :], strict=True))
             return super(CheckpointingLayer, self).__call__(*args[: len(args) - len(names)], **given, **kwargs)
 
-        return (checkpoint_reentrant if self.machine.reentrant else checkpoint)(self.machine, again, *args)
+        if self.machine.reentrant:
+            return checkpoint_reentrant(self.machine, again, *args)
+        with recomputing(self.machine, again, args):
+            return again(*args)
 
 
 class Layer(CheckpointingLayer):

@@ -6,6 +6,8 @@ Read in the packages themselves (4.43 to 4.57, 5.0 and 5.17), of Llama, Mistral,
 
 from __future__ import annotations
 
+from typing import Any
+
 from tunecast.errors import UsageError
 from tunecast.records import dataclass
 
@@ -18,16 +20,22 @@ TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 5
 April and 2.8 in August 2025."""
 
 
+def _before(*release: int) -> Any:
+    return property(lambda era: era.release < release)
+
+
+def _since(*release: int) -> Any:
+    return property(lambda era: era.release >= release)
+
+
 @dataclass(frozen=True)
 class Era:
     """A release, and what it does that the newest does not."""
 
     release: tuple[int, int] = (5, 17)
 
-    @property
-    def reentrant(self) -> bool:
-        """modeling_utils.py, `gradient_checkpointing_enable`: the kind of checkpointing where nobody says."""
-        return self.release < (5, 0)
+    reentrant = _before(5, 0)
+    """modeling_utils.py, `gradient_checkpointing_enable`: the kind of checkpointing where nobody says."""
 
     @property
     def torch(self) -> str | None:
@@ -44,81 +52,41 @@ class Era:
         """trainer.py: `accelerator.accumulate` did; its own `no_sync` (4.46) did not until 5.2."""
         return self.release < (4, 46) or self.release >= (5, 2)
 
-    @property
-    def zeroes_other_ranks(self) -> bool:
-        """modeling_utils.py, `_move_missing_keys_from_meta_to_device`: ranks that are to get FSDP's weights from the
-        first had `empty_like`, which takes no memory; since then `zeros_like`, which does."""
-        return self.release >= (5, 6)
-
-    @property
-    def one_table(self) -> bool:
-        """`original_inv_freq` was the table itself, not a copy."""
-        return self.release < (5, 0)
-
-    @property
-    def scales_embeddings_in_model(self) -> bool:
-        """Gemma: before `GemmaTextScaledWordEmbedding`."""
-        return self.release < (5, 0)
-
-    @property
-    def adds_positions(self) -> bool:
-        """Positions are counted from what a cache holds; before, `cache_position` was made that way at once."""
-        return self.release >= (5, 0)
-
-    @property
-    def sums_mask(self) -> bool:
-        """How masking_utils.py sees that nothing is padded: a sum, before that `all`."""
-        return self.release >= (5, 0)
-
-    @property
-    def masks_in_model(self) -> bool:
-        """Before masking_utils.py each model had an `_update_causal_mask`."""
-        return self.release < (4, 53)
-
-    @property
-    def windows_with_sdpa(self) -> bool:
-        """modeling_mistral.py: 4.38.2 gives `_prepare_4d_causal_attention_mask_for_sdpa` no window, 4.40.2 does."""
-        return self.release >= (4, 40)
-
-    @property
-    def compares_positions(self) -> bool:
-        """modeling_flash_attention_utils.py: packed rows are seen by differences, before `_is_packed_sequence`."""
-        return self.release < (4, 55)
-
-    @property
-    def scales_last(self) -> bool:
-        """Both the cosines and the sines were made before either was scaled."""
-        return self.release < (4, 51)
-
-    @property
-    def layers_by_position(self) -> bool:
-        """Before `GradientCheckpointingLayer` a model gave its layers' tensors to `checkpoint` itself."""
-        return self.release < (4, 52)
-
-    @property
-    def shifts_logits(self) -> bool:
-        """loss/loss_utils.py, `ForCausalLMLoss`: a copy of the logits but the last; since then labels are padded."""
-        return self.release < (4, 49)
-
-    @property
-    def repeats_heads(self) -> bool:
-        """integrations/sdpa_attention.py before `use_gqa_in_sdpa`: keys and values once for every query head."""
-        return self.release < (4, 54)
+    zeroes_other_ranks = _since(5, 6)
+    """modeling_utils.py, `_move_missing_keys_from_meta_to_device`: ranks that are to get FSDP's weights from the first
+    had `empty_like`, which takes no memory; since then `zeros_like`, which does."""
+    one_table = _before(5, 0)
+    """`original_inv_freq` was the table itself, not a copy."""
+    scales_embeddings_in_model = _before(5, 0)
+    """Gemma: before `GemmaTextScaledWordEmbedding`."""
+    adds_positions = _since(5, 0)
+    """Positions are counted from what a cache holds; before, `cache_position` was made that way at once."""
+    sums_mask = _since(5, 0)
+    """How masking_utils.py sees that nothing is padded: a sum, before that `all`."""
+    masks_in_model = _before(4, 53)
+    """Before masking_utils.py each model had an `_update_causal_mask`."""
+    windows_with_sdpa = _since(4, 40)
+    """modeling_mistral.py: 4.38.2 gives `_prepare_4d_causal_attention_mask_for_sdpa` no window, 4.40.2 does."""
+    compares_positions = _before(4, 55)
+    """modeling_flash_attention_utils.py: packed rows are seen by differences, before `_is_packed_sequence`."""
+    scales_last = _before(4, 51)
+    """Both the cosines and the sines were made before either was scaled."""
+    layers_by_position = _before(4, 52)
+    """Before `GradientCheckpointingLayer` a model gave its layers' tensors to `checkpoint` itself."""
+    shifts_logits = _before(4, 49)
+    """loss/loss_utils.py, `ForCausalLMLoss`: a copy of the logits but the last; since then labels are padded."""
+    repeats_heads = _before(4, 54)
+    """integrations/sdpa_attention.py before `use_gqa_in_sdpa`: keys and values once for every query head."""
 
     @property
     def copies_heads(self) -> bool:
         """The same file made queries, keys and values contiguous, mask or not."""
         return (4, 48) <= self.release < (4, 56)
 
-    @property
-    def attends_by_class(self) -> bool:
-        """One class of attention a kernel, before `ALL_ATTENTION_FUNCTIONS`."""
-        return self.release < (4, 48)
-
-    @property
-    def table_in_layers(self) -> bool:
-        """Every attention holds a rotary table, used or not."""
-        return self.release < (4, 48)
+    attends_by_class = _before(4, 48)
+    """One class of attention a kernel, before `ALL_ATTENTION_FUNCTIONS`."""
+    table_in_layers = _before(4, 48)
+    """Every attention holds a rotary table, used or not."""
 
     def rotates_in_layers(self, model_type: str) -> bool:
         """Cosines and sines are made anew in each layer."""
@@ -142,7 +110,7 @@ def numbers(version: str, field: str, example: str) -> tuple[int, int]:
     """The first two of a release; `field` is where the job has it from."""
     parts = [*version.split("."), "0"][:2]
     if not all(part.isdecimal() for part in parts):
-        raise UsageError(f"{field}: got {version!r}; allowed: a release such as {example}", field=field)
+        raise UsageError.at(field, f"got {version!r}; allowed: a release such as {example}")
     return int(parts[0]), int(parts[1])
 
 

@@ -168,6 +168,12 @@ class Experts(Routed):
         return self.act_fn(gate) * up
 
 
+def experts_of(machine: Machine, config: Mapping[str, Any], count: str, inner: str) -> Experts:
+    """By the names a family's config.json has for how many there are and how wide they are."""
+    size = config[count], config["hidden_size"], config[inner]
+    return Experts(machine, *size, config.get("hidden_act", "silu"))
+
+
 class Router(Routed):
     """A linear layer that is no `nn.Linear` (adapters pass it by), softmax in fp32, the k most probable experts."""
 

@@ -14,8 +14,7 @@ from tunecast.job.model import ModelConfig, language_part
 from tunecast.job.names import DTYPES
 from tunecast.job.stacks import stack_of
 from tunecast.records import replace
-from tunecast.tape.build.adapters import USUAL_TARGETS
-from tunecast.tape.build.expert_adapters import moved_names
+from tunecast.tape.build.adapters import USUAL_TARGETS, moved_names
 from tunecast.tape.build.stacks import module_of
 
 DROPOUT = 0.05

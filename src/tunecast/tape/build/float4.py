@@ -35,10 +35,10 @@ def apply(model: Any) -> None:
     """All linear layers but the first and the last, where their sides are multiples of 128."""
     machine = model.machine
     if machine.card.capability[0] < BLACKWELL:
-        raise UsageError(
-            f"matmul_dtype: got float4, which {machine.card.name} has no tensor cores for. "
+        raise UsageError.at(
+            "matmul_dtype",
+            f"got float4, which {machine.card.name} has no tensor cores for. "
             "To fix: a Blackwell card, such as hardware.gpu b200, or float8",
-            field="matmul_dtype",
         )
     machine.guesses[GUESSED] = None
     found = [module for module in model.modules() if isinstance(module, Linear) and not module.fan_in_fan_out]
@@ -47,17 +47,16 @@ def apply(model: Any) -> None:
             with machine.within(module.path):
                 seed, signs = machine.run("randint", (), (1,), INT64), machine.run("empty", (), (BLOCK,), INT8)
             for tensor in (seed, signs):
-                machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+                tensor.block.role = Role.WEIGHTS
             object.__setattr__(module, "seed", (seed, signs))  # buffers, not parameters
             module.forward = MethodType(forward, module)  # type: ignore[method-assign]
 
 
 def forward(self: Any, x: Tensor) -> Tensor:
     if x.shape[-2] % MULTIPLE:
-        raise UsageError(
-            f"matmul_dtype: float4 layers need rows of a multiple of {MULTIPLE} tokens, has {x.shape[-2]}. To fix: "
-            "pad seq_len",
-            field="matmul_dtype",
+        raise UsageError.at(
+            "matmul_dtype",
+            f"float4 layers need rows of a multiple of {MULTIPLE} tokens, has {x.shape[-2]}. To fix: pad seq_len",
         )
     return product(x, self.weight, self.bias, self.seed[0])
 

@@ -46,9 +46,8 @@ def product(x: Tensor, weight_t: Tensor) -> Tensor:
     machine, shape = x.machine, (*x.shape[:-1], weight_t.shape[1])
     rows = x.numel() // x.shape[-1]
     if rows % MULTIPLE:
-        raise UsageError(
-            f"matmul_dtype: float8 products need a multiple of {MULTIPLE} tokens, has {rows}. To fix: pad seq_len",
-            field="matmul_dtype",
+        raise UsageError.at(
+            "matmul_dtype", f"float8 products need a multiple of {MULTIPLE} tokens, has {rows}. To fix: pad seq_len"
         )
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:

@@ -44,10 +44,10 @@ def replace_linears(model: Any) -> None:
     older = machine.era.release < GPTQMODEL
     if older and machine.weights_dtype != FLOAT16:
         release = ".".join(map(str, machine.era.release))
-        raise Unsupported(
-            f"weights_dtype: got {machine.weights_dtype} with weights in gptq and transformers {release}, for which"
+        raise Unsupported.at(
+            "weights_dtype",
+            f"got {machine.weights_dtype} with weights in gptq and transformers {release}, for which"
             " auto_gptq's kernel is taken: it computes in float16. To fix: weights_dtype float16",
-            field="weights_dtype",
         )
     machine.guesses[TRITON_GUESSED if older else TORCH_GUESSED] = None
     kind = LinearGPTQ if older else KeptLinearGPTQ

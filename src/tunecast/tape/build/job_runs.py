@@ -9,31 +9,158 @@ them out.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from tunecast.errors import Unsupported
+from tunecast.errors import TunecastError, Unsupported
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
 from tunecast.records import replace, replace_unchecked
-from tunecast.tape.build.builder import SHARED, Builder, MicroBatchStructures
+from tunecast.tape.build.dtypes import DTYPES
+from tunecast.tape.build.eras import era_of
 from tunecast.tape.build.fill_in import fill_in
-from tunecast.tape.build.layer_rhythm import job_rhythm
-from tunecast.tape.build.paper_run import compiles_whole
-from tunecast.tape.build.request import BuildRequest, Contents
-from tunecast.tape.build.run import build
-from tunecast.tape.build.sharding.layers import candidates, held, layer_count
+from tunecast.tape.build.layer_rhythm import compiles_whole, few_layers, job_rhythm, require_compilable
+from tunecast.tape.build.machine import Detail, Machine, Setup
+from tunecast.tape.build.request import BuildRequest, Contents, StructureKey, structure_key
+from tunecast.tape.build.sharding.layers import candidates, ends_of, held
+from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import followed, program_of
 from tunecast.tape.card import Card
-from tunecast.tape.fold import Folded, Operations
+from tunecast.tape.fold import Folded, Operations, folded_program
+from tunecast.tape.kernels.blas import shares_workspace
 from tunecast.tape.layers import NotRepeating, extended
 from tunecast.tape.op import Tape
-from tunecast.tape.program import FREE, Program
+from tunecast.tape.pattern import Pattern, Values
+from tunecast.tape.program import Program
 from tunecast.tape.schedule import NotRepeatable, scheduled
-from tunecast.tape.shorten import steps_of, steps_to_trace, with_layers
-from tunecast.tape.structure import PaperRun
+from tunecast.tape.shorten import Standing, steps_of, steps_to_trace, with_layers
+from tunecast.tape.structure import SYMBOLS, JobRefusal, PaperRun, Structure
+from tunecast.tape.symbols import Guards, NumberNeeded
 
-MOST_COMPILED_LAYERS = 128
-"""The deepest bundled model has 126: compiled on paper in some 10 s, with adapters on every linear layer."""
+NO_ROWS = Program([], [], None, [], [], [0], [], [])
+SERVED_BY = {
+    Contents.PROGRAM: (Contents.PROGRAM, Contents.BOTH),
+    Contents.BOTH: (Contents.BOTH,),
+    Contents.OPERATIONS: (Contents.BOTH, Contents.OPERATIONS),
+}
+"""What was built with more than a request needs serves it too."""
+
+
+class _StructuresOfKey:
+    """What there is for one key."""
+
+    __slots__ = ("known", "numbers_only")
+
+    def __init__(self) -> None:
+        self.known: list[Structure | JobRefusal] = []
+        self.numbers_only = False
+        """Somewhere its code needs plain numbers: no use in trying symbols again."""
+
+    @property
+    def rows(self) -> int:
+        return sum([each.rows for each in self.known])
+
+
+class Builder:
+    """Builds runs on paper, and owns the structures they came from.
+
+    `symbolic`: runs are built with symbols, which takes a third longer and serves later requests of other sizes. A
+    builder that is asked once does without.
+    """
+
+    def __init__(self, *, symbolic: bool = True, most_rows: int = 4_000_000, most_keys: int = 1000) -> None:
+        """Structures are kept up to `most_rows` rows in all, at about a hundred bytes each, and of `most_keys` keys."""
+        self.symbolic, self._most_rows, self._most_keys = symbolic, most_rows, most_keys
+        self._entries: dict[StructureKey, _StructuresOfKey] = {}
+        """By age: what was needed last is the last."""
+        self.fallbacks: Counter[str] = Counter()
+        """How often a run was built of plain numbers because symbols would not do, by the reason."""
+
+    def run(self, request: BuildRequest) -> PaperRun:
+        if request.job.lengths or not self.symbolic:
+            return paper_run(request)
+        return self._run(request)
+
+    def operations(self, request: BuildRequest) -> Operations:
+        """The operations alone. They are always built with symbols: who needs them alone has rows of many lengths."""
+        operations = self._run(request._replace(contents=Contents.OPERATIONS)).operations
+        assert operations is not None
+        return operations
+
+    def structures(self, key: StructureKey) -> list[Structure]:
+        """Those that were built so far."""
+        entry = self._entries.get(key)
+        return [] if entry is None else [each for each in entry.known if isinstance(each, Structure)]
+
+    def needs_numbers(self, key: StructureKey) -> bool:
+        """Whether building with symbols was tried in vain."""
+        entry = self._entries.get(key)
+        return entry is not None and entry.numbers_only
+
+    @property
+    def keys(self) -> list[StructureKey]:
+        return list(self._entries)
+
+    def _run(self, request: BuildRequest) -> PaperRun:
+        sized = request.contents is not Contents.OPERATIONS
+        key = structure_key(request)
+        keys = (key._replace(contents=contents) for contents in SERVED_BY[request.contents])
+        return self._served(keys, request.values, sized) or self.build(key, request, sized=sized)
+
+    def _served(self, keys: Iterable[StructureKey], values: Values, sized: bool) -> PaperRun | None:
+        for key in keys:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self._entries[key] = entry
+                for each in entry.known:
+                    run = each.run(values, sized=sized)
+                    if run is not None:
+                        return run
+        return None
+
+    def build(self, key: StructureKey, request: BuildRequest, *, sized: bool) -> PaperRun:
+        """Anew, and kept under the key."""
+        if self.needs_numbers(key):
+            return paper_run(request)
+        guards = Guards()
+        try:
+            structure = Structure(paper_run(request, request.with_symbols(guards)), guards)
+        except (NumberNeeded, TunecastError) as error:
+            return self._build_of_numbers(key, request, guards, error)
+        self._entry(key).known.append(structure)
+        self._forget()
+        run = structure.run(request.values, sized=sized)
+        assert run is not None
+        return run
+
+    def _build_of_numbers(
+        self, key: StructureKey, request: BuildRequest, guards: Guards, error: NumberNeeded | TunecastError
+    ) -> PaperRun:
+        """Where symbols end in an error: one of theirs, or the job's own, which numbers end in too."""
+        try:
+            run = paper_run(request)
+        except TunecastError as refusal:
+            if type(refusal) is type(error) and str(refusal) == str(error):
+                self._entry(key).known.append(JobRefusal(guards, refusal))
+            raise
+        self._entry(key).numbers_only = True
+        self.fallbacks[f"{type(error).__name__}: {error}"] += 1
+        return run
+
+    def _entry(self, key: StructureKey) -> _StructuresOfKey:
+        return self._entries.setdefault(key, _StructuresOfKey())
+
+    def _forget(self) -> None:
+        """What was not needed for the longest time."""
+        rows = sum([entry.rows for entry in self._entries.values()])
+        while len(self._entries) > 1 and (rows > self._most_rows or len(self._entries) > self._most_keys):
+            rows -= self._entries.pop(next(iter(self._entries))).rows
+
+
+SHARED = Builder()
+"""For those who do not care whose structures serve them."""
 
 
 def fold_job(
@@ -48,7 +175,7 @@ def fold_job(
     require_compilable(job, config)
     cards = (held(job, config, model),) if for_time else candidates(job, config, model)
     runs = [_fold_card(job, here, card, keeps_ops, builder) for here in cards]
-    return runs[0] if len(runs) == 1 else max(runs, key=lambda run: most_alive_bytes(run.program))
+    return runs[0] if len(runs) == 1 else max(runs, key=lambda run: run.program.most_alive_bytes)
 
 
 def fold_rank(job: Job, config: Mapping[str, Any], card: Card, *, last: bool) -> Folded:
@@ -91,20 +218,6 @@ def evaluated(job: Job) -> Job:
     return replace_unchecked(job, lora=replace_unchecked(job.lora, dropout=0.0), gradient_checkpointing=False)
 
 
-def micro_batch_structures(
-    job: Job, config: Mapping[str, Any], card: Card, *, masked: bool = False, evaluates: bool = False, most: int = 24,
-    builder: Builder = SHARED,
-) -> MicroBatchStructures | None:  # fmt: skip
-    """Structures for the job's own micro-batches, those with a mask or those without, or for the batches it is
-    evaluated on; None where several cards hold different layers and take turns."""
-    job = fill_in(job, config)
-    cards = candidates(job, config, program_of(job).model)
-    if len(cards) > 1 or job.parallel.pipeline > 1:
-        return None
-    request = BuildRequest(job, cards[0], card, job.seq_len, masked=masked, evaluates=evaluates)
-    return MicroBatchStructures(builder, request, most)
-
-
 def whole_tape(job: Job, config: Mapping[str, Any], card: Card) -> Tape:
     """The tape of the run the contract defines, every layer and every step of it, on the fullest card."""
     job = fill_in(job, config)
@@ -132,26 +245,98 @@ def _with_all_layers(job: Job, config: Mapping[str, Any], card: Card, lengths: l
     return build(job, config, lengths, card)
 
 
-def require_compilable(job: Job, config: Mapping[str, Any]) -> None:
-    """Raises `Unsupported` where compiling every layer on paper would take minutes."""
-    layers = layer_count(config)
-    if job.compile and compiles_whole(job) and layers > MOST_COMPILED_LAYERS:
-        got = f"got true for a model of {layers} layers; allowed: up to {MOST_COMPILED_LAYERS}, since all of them are"
-        raise Unsupported(
-            f"compile: {got} compiled on paper. To fix: compile false, or --engine traced", field="compile"
-        )
+# ---------------------------------------------------------------------------------- a run, built
 
 
-def most_alive_bytes(rows: Program) -> int:
-    """In the steps, each as it is taken first: what loading brings and lets go of again is not asked."""
-    sizes: dict[int, int] = {}
-    alive = most = 0
-    for number, (block, size) in enumerate(zip(rows.blocks, rows.sizes, strict=True)):
-        if size >= 0:
-            sizes[block] = size
-            alive += size
-            if alive > most and number >= rows.bounds[0]:
-                most = alive
-        elif size == FREE:
-            alive -= sizes.pop(block, 0)
-    return most
+def build(
+    job: Job, config: Mapping[str, Any], lengths: Sequence[int], card: Card, torch_version: str | None = None,
+    *, keeps_ops: bool = True, standing: Standing | None = None, priced_from: int = 0,
+    written: Callable[[Any], int] | None = None, masked: bool = False, evaluates: bool = False,
+    padding: int = 0,
+) -> Tape:  # fmt: skip
+    """The tape of one optimizer step for each of `lengths`; see `Detail` for `keeps_ops`, `standing` and `priced_from`.
+    `written` says how a request's size is written down where it is no number. `masked`: batches have padding, or
+    samples that share a row. `evaluates`: batches are evaluated on instead, one for each of `lengths`."""
+    job = fill_in(job, config)
+    stack = program_of(job)
+    machine = paper_machine(
+        job, config, card, Detail(keeps_ops, priced_from, standing), torch_version,
+        masked=masked, padding=padding, evaluates=evaluates,
+    )  # fmt: skip
+    if not evaluates:
+        stack.train(job, config, lengths, machine)
+    elif hasattr(stack, "evaluate"):
+        stack.evaluate(job, config, lengths, machine)
+    else:
+        raise Unsupported.at("run.eval_strategy", f"how {job.stack} evaluates is not known")
+    return Tape(machine.tape_events(written), tuple(machine.guesses), tuple(machine.assumptions))
+
+
+def paper_machine(
+    job: Job, config: Mapping[str, Any], card: Card, detail: Detail, torch_version: str | None = None, **batches: Any
+) -> Machine:
+    """Before anything ran on it; `batches` is what `Setup` has of them."""
+    stack = program_of(job)
+    setup = Setup(
+        DTYPES[job.weights_dtype],
+        job.attention,
+        shares_workspace(torch_version or followed(job)["torch"]),
+        era_of(job.transformers_version),
+        ends=ends_of(config),
+        **batches,
+    )
+    if hasattr(stack, "setup"):
+        setup = stack.setup(job, setup)
+    return Machine(card, setup, detail, partial(getattr(stack, "scheme", Scheme), job))
+
+
+def paper_run(request: BuildRequest, symbolic: BuildRequest | None = None) -> PaperRun:
+    """`symbolic` is the same request with symbols in the place of its numbers; None: it is built of the numbers."""
+    paper = symbolic or request
+    if request.contents is Contents.OPERATIONS:
+        return _run_in_order(paper, [paper.length] * 2, [0, 1])._replace(program=NO_ROWS)
+    job = request.job
+    lengths, order = steps_to_trace(job)
+    every, uniform = steps_of(job), len(set(lengths)) == 1
+    if not job.lengths:
+        lengths, every = [paper.length] * len(lengths), [paper.length] * len(every)
+    if uniform and not _settles_late(job):  # two are enough where what the first leaves dies as the second's
+        with contextlib.suppress(NotRepeatable):
+            return _run_in_order(paper, lengths[:2], [0, *[1] * (len(order) - 1)])
+    with contextlib.suppress(NotRepeatable):
+        return _run_in_order(paper, lengths, order)
+    return _run_in_order(paper, every, list(range(len(every))))
+
+
+def _settles_late(job: Job) -> bool:
+    """Two steps would not do: DDP makes its buckets anew in the second where it looks for no unused parameters
+    (sharding/ddp.py). Where this is not said of a job that is so, two are built in vain."""
+    return sharding_of(job).has_buckets and job.method == "full" and job.gradient_checkpointing and ranks_of(job) > 1
+
+
+def _run_in_order(request: BuildRequest, lengths: list[int], order: list[int]) -> PaperRun:
+    """A step of each of `lengths` is built; the run takes them in `order`."""
+    keeps_ops = request.contents is not Contents.PROGRAM
+    guards = request.guards
+    for standing, config in _models(request.job, request.config):
+        try:
+            tape = build(
+                request.job, config, lengths, request.card, keeps_ops=keeps_ops, standing=standing,
+                priced_from=min(1, len(lengths) - 1), written=None if guards is None else guards.place,
+                masked=request.masked, evaluates=request.evaluates, padding=request.padding,
+            )  # fmt: skip
+            rows = folded_program(tape, None if standing is None else standing.whole, order)
+            break
+        except NotRepeating:
+            if standing is None:
+                raise
+    pattern = Pattern(tape, standing, guards, SYMBOLS) if keeps_ops else None
+    operations = None if pattern is None else Operations(pattern, tuple(lengths))
+    return PaperRun(rows, tape.guesses, tape.assumptions, operations)
+
+
+def _models(job: Job, config: Mapping[str, Any]) -> Iterator[tuple[Standing | None, Mapping[str, Any]]]:
+    """Models that may stand for the whole one, the smallest first, and last the whole one itself."""
+    if not compiles_whole(job):
+        yield from few_layers(job, config, job_rhythm(job, config))
+    yield None, config

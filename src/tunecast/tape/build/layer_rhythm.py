@@ -1,4 +1,5 @@
-"""Which layers of a model are alike: its layers are made on paper, without a batch, and compared."""
+"""Which layers of a model are alike: its layers are made on paper, without a batch, and compared. Where none may stand
+for another, all are built (`compiles_whole`)."""
 
 from __future__ import annotations
 
@@ -7,9 +8,13 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
+from tunecast.tape.build.sharding.layers import layer_count
 from tunecast.tape.build.stacks import program_of
 from tunecast.tape.card import Card
 from tunecast.tape.shorten import (
@@ -22,6 +27,9 @@ from tunecast.tape.shorten import (
     with_layers,
     with_these_layers,
 )
+
+MOST_COMPILED_LAYERS = 128
+"""The deepest bundled model has 126: compiled on paper in some 10 s, with adapters on every linear layer."""
 
 ModelOf = Callable[[Machine, Mapping[str, Any]], Any]
 
@@ -54,6 +62,27 @@ def stands_for_all(model: ModelOf, config: Mapping[str, Any], rhythm: Rhythm) ->
     """Whether the short model's layers are those of the whole model that they stand for."""
     short, whole = (_kinds(model, _key(with_layers(config, count))) for count in (rhythm.small, rhythm.total))
     return all(kind == short[stand_in(rhythm, layer)] for layer, kind in enumerate(whole))
+
+
+def compiles_whole(job: Job) -> bool:
+    """Whether no layer stands for another. Code compiled for a whole model uses memory of one layer again in others;
+    compiling every layer on paper takes a second or two. Where saved tensors move to the host, the last few stay,
+    whatever layer they are of. DeepSpeed's buckets are full when they are, in whatever layer. The layers of interleaved
+    stages run apart."""
+    stack = stack_of(job)
+    counts = sharding_of(job).is_zero and not stack.uses_megatron
+    apart = stack.uses_megatron and job.parallel.virtual_stages > 1
+    return (job.compile and stack.is_plain_loop) or job.offload_activations or counts or apart
+
+
+def require_compilable(job: Job, config: Mapping[str, Any]) -> None:
+    """Raises `Unsupported` where compiling every layer on paper would take minutes."""
+    layers = layer_count(config)
+    if job.compile and compiles_whole(job) and layers > MOST_COMPILED_LAYERS:
+        got = f"got true for a model of {layers} layers; allowed: up to {MOST_COMPILED_LAYERS}, since all of them are"
+        raise Unsupported(
+            f"compile: {got} compiled on paper. To fix: compile false, or --engine traced", field="compile"
+        )
 
 
 def repeating(model: ModelOf, config: Mapping[str, Any]) -> Rhythm | None:

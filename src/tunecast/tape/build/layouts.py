@@ -35,7 +35,7 @@ def shared_layout(tensors: Sequence[Tensor], result_is_contiguous: bool = False)
             if elements > 1 < whole:
                 found = SPREAD
             continue
-        if strides is not None and not _is_dense(t):
+        if strides is not None and not t.is_dense():
             found = SPREAD
             continue
         fast = _fastest(t) if strides is not None else len(t.shape) - 1
@@ -54,14 +54,3 @@ def _fastest(t: Tensor) -> int:
     """The dimension whose neighbours are neighbours in memory."""
     steps = [(step, dim) for dim, (step, size) in enumerate(zip(t.stride(), t.shape, strict=True)) if size > 1]
     return min(steps)[1] if steps else len(t.shape) - 1
-
-
-def _is_dense(t: Tensor) -> bool:
-    """Its elements fill one stretch of memory, in whatever order."""
-    expected = 1
-    for step, size in sorted(zip(t.stride(), t.shape, strict=True)):
-        if size != 1:
-            if step != expected:
-                return False
-            expected *= size
-    return True

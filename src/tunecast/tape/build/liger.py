@@ -7,7 +7,7 @@ Source   liger_kernel/ops/{rms_norm,rope,swiglu,geglu,fused_linear_cross_entropy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import MethodType
 from typing import Any
 
@@ -25,14 +25,12 @@ OWN_ROTATION = ("phi3", "olmo2")
 """Architectures whose rotation differs from Llama's; Liger's takes the place of both."""
 
 
-def require_known(model_type: str) -> None:
-    """Raises `Unsupported` where Liger's kernels for such models are not known."""
-    if model_type not in MODELS:
-        raise Unsupported(
-            f"kernels: the closed form does not know Liger's kernels for {model_type}; it knows them for "
-            + ", ".join(sorted(MODELS)),
-            field="kernels",
-        )
+def require_known(model_type: str, package: str = "Liger", models: Collection[str] = MODELS) -> None:
+    """Raises `Unsupported` where a package's kernels for such models are not known."""
+    if model_type not in models:
+        known = ", ".join(sorted(models))
+        told = f"the closed form does not know {package}'s kernels for {model_type}; it knows them for {known}"
+        raise Unsupported.at("kernels", told)
 
 
 def apply(model: Any, model_type: str) -> None:

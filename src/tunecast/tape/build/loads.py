@@ -11,9 +11,9 @@ from tunecast.job.stacks import DEFAULT_STACK
 from tunecast.records import replace_unchecked
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.fill_in import fill_in
+from tunecast.tape.build.job_runs import paper_machine
 from tunecast.tape.build.layer_rhythm import few_layers, job_rhythm
 from tunecast.tape.build.machine import Detail
-from tunecast.tape.build.run import paper_machine
 from tunecast.tape.build.stacks.transformers import load
 from tunecast.tape.card import Card
 from tunecast.tape.fold import folded_program

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
 from tunecast.tape.build.eras import Era
-from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.event_log import HOST, HostNotes
 from tunecast.tape.build.layouts import factors_layout, shared_layout
-from tunecast.tape.build.of_host import HostNotes
 from tunecast.tape.build.standing import layer_number, repeated, times_stood_for
 from tunecast.tape.build.tensor import Storage, Tensor
 from tunecast.tape.card import Card
@@ -195,6 +194,12 @@ class Machine(HostNotes):
         shapes = ((elements,), (ranks,))
         self.events.append(Op(name, self.module, 0, sent, received, 1, dtype.name, shapes, "", self.stream, group))
 
+    def collective_of(self, name: str, group: str, ranks: int, dtype: Dtype, elements: int) -> None:
+        """The same by what each rank gives: of a gather every rank gets what all gave, of a scatter its part."""
+        sent = elements * dtype.itemsize
+        received = sent * ranks if name == "all_gather" else sent // ranks if name == "reduce_scatter" else sent
+        self.collective(name, group, ranks, dtype, sent, received, elements)
+
     def exchange(self, name: str, group: str, ranks: int, given: Tensor, shape: Shape) -> Tensor:
         """A collective with a result of its own, which the stream waits for (torch's functional collectives)."""
         received = prod(shape) * given.dtype.itemsize
@@ -290,6 +295,15 @@ class Machine(HostNotes):
             yield
         finally:
             self.grad_enabled = before
+
+    @contextlib.contextmanager
+    def packing(self, hook: PackHook) -> Iterator[None]:
+        """What is saved goes through `hook`."""
+        self.pack_hooks.append(hook)
+        try:
+            yield
+        finally:
+            self.pack_hooks.pop()
 
     @contextlib.contextmanager
     def autocasting(self, dtype: Dtype | None) -> Iterator[None]:

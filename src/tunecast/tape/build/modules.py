@@ -98,7 +98,15 @@ def bring(tensor: Tensor, module: str, role: Role = Role.WEIGHTS, dtype: Dtype |
     machine.launch("empty", (), tensor.dtype, tensor.nbytes, kernels=0)
     tensor.storage = Storage(machine, machine.allocate(tensor.nbytes))
     machine.module = before
-    machine.blocks[tensor.storage.block].role = role
+    tensor.block.role = role
+
+
+def bring_all(model: Module) -> None:
+    """What has no memory yet, in the order of the tree."""
+    for module in model.modules():
+        for tensor in module.own.values():
+            if tensor.storage is None:
+                bring(tensor, module.path)
 
 
 class Linear(Module):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from tunecast.tape.build.autograd import Holder, Node
@@ -55,22 +55,12 @@ class Offload:
         self.node: Node | None = None
         self.in_forward = True
 
-    @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        self.machine.pack_hooks.append(self.pack)
-        try:
-            yield
-        finally:
-            self.machine.pack_hooks.pop()
+    def active(self) -> contextlib.AbstractContextManager[None]:
+        return self.machine.packing(self.pack)
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self) -> contextlib.AbstractContextManager[None]:
         """`NoOpManager`: what the head saves stays."""
-        self.machine.pack_hooks.append(lambda tensor: tensor)
-        try:
-            yield
-        finally:
-            self.machine.pack_hooks.pop()
+        return self.machine.packing(lambda tensor: tensor)
 
     def pack(self, tensor: Tensor) -> Away:
         self.in_forward = True

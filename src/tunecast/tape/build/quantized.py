@@ -58,9 +58,8 @@ class Quantizer:
     def quantized(self, linear: Linear) -> Linear:
         machine = linear.machine
         if getattr(linear, "returns_many", False):
-            raise Unsupported(
-                f"quantization.format: {linear.path} is linear by its class, and fails when bitsandbytes replaces it",
-                field="quantization.format",
+            raise Unsupported.at(
+                "quantization.format", f"{linear.path} is linear by its class, and fails when bitsandbytes replaces it"
             )
         arrived = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
         weight = arrived.clone() if linear.fan_in_fan_out else arrived
@@ -83,8 +82,7 @@ def made(machine: Machine, name: str, shape: tuple[int, ...], dtype: Dtype) -> T
 
 def kept(tensor: Tensor) -> Tensor:
     """Part of the weights from now on."""
-    tensor.machine.blocks[tensor.storage.block].role = Role.WEIGHTS
-    return tensor
+    return tensor.as_role(Role.WEIGHTS)
 
 
 def prepare_kbit(model: Any) -> None:
@@ -98,11 +96,11 @@ def prepare_kbit(model: Any) -> None:
 def change_dtype(parameter: Tensor, dtype: Dtype) -> None:
     """`parameter.data = parameter.data.to(dtype)`."""
     machine = parameter.machine
-    block = machine.blocks[parameter.storage.block]
+    block = parameter.block
     before, machine.module = machine.module, block.module
     copy = parameter.detach().to(dtype)
     machine.module = before
-    machine.blocks[copy.storage.block].role = block.role
+    copy.block.role = block.role
     if machine.phase is Phase.LOAD:  # it was never more than a step of loading
         block.role = None
     parameter.storage, parameter.dtype = copy.storage, dtype

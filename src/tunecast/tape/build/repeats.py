@@ -21,7 +21,7 @@ addresses, which neither the program nor its events have.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 from tunecast.records import NamedTuple
@@ -99,40 +99,68 @@ class _ClosedPasses(NamedTuple):
     """Of the machine when it was done."""
 
 
+class _Begun(NamedTuple):
+    """Passes that are being run for the first time."""
+
+    key: Hashable
+    start: int
+    """The number of notes before them."""
+    first: int
+    """The number of blocks before them."""
+    given: tuple[int, ...]
+    """The blocks of what they are given."""
+
+
 MODES = ("phase", "in_forward", "again", "in_backward", "grad_enabled", "module", "stream", "autocast")
 
 
 class RepeatedPasses:
-    """The passes of a step, all micro-batches of it: run the first time, noted the next."""
+    """The passes of a step, all micro-batches of it: run the first time, noted the next.
 
-    def __init__(self, machine: Machine, parameters: Sequence[Tensor], lengths: Sequence[int]) -> None:
-        self.machine, self.parameters = machine, parameters
+        loss = passes_of_steps.repeat(batch)
+        if loss is None:
+            loss = passes()
+            passes_of_steps.keep(batch, loss)
+
+    They read the batch, and may put others in its tensors' places. With `repeats` they do the same wherever the length
+    and the scheme's state are the same.
+    """
+
+    def __init__(
+        self, machine: Machine, parameters: Sequence[Tensor], lengths: Sequence[int], repeats: bool = True
+    ) -> None:
+        self.machine, self.parameters, self.repeats = machine, parameters, repeats
         self.lengths = [length if type(length) is int else id(length) for length in lengths]
         """A symbol goes by its `id`."""
         self._known: dict[Hashable, _ClosedPasses] = {}
+        self._begun: _Begun | None = None
 
-    def run(self, passes: Callable[[], Tensor], batch: list[Tensor], repeats: bool = True) -> Tensor:
-        """The loss that `passes` of this step returns. It reads `batch`, and may put others in their places; it does
-        the same wherever the length and the scheme's state are the same, if it `repeats`."""
+    def repeat(self, batch: list[Tensor]) -> Tensor | None:
+        """The loss of passes that were run before, which come again; None: they have to be run."""
         machine = self.machine
         state, length = repeats_as(machine.scheme), self.lengths[machine.step]
-        if not repeats or state is None or any([parameter.grad is not None for parameter in self.parameters]):
-            return passes()
+        if not self.repeats or state is None or any([parameter.grad is not None for parameter in self.parameters]):
+            return None
         known = self._known.get((state, length))
         if known is not None:
             return self._repeat(known, batch)
-        if length not in self.lengths[machine.step + 1 :]:
-            return passes()
-        given = tuple([tensor.storage.block for tensor in batch])
-        start, first = len(machine.events), len(machine.blocks)
-        machine.announce_anew()
-        machine.repeated_later = True
-        loss = passes()
-        machine.repeated_later = False
-        closed = self._closed(machine.events[start:], first, given, batch, loss)
+        if length in self.lengths[machine.step + 1 :]:
+            given = tuple([tensor.storage.block for tensor in batch])
+            self._begun = _Begun((state, length), len(machine.events), len(machine.blocks), given)
+            machine.announce_anew()
+            machine.repeated_later = True
+        return None
+
+    def keep(self, batch: Sequence[Tensor], loss: Tensor) -> None:
+        """The passes were run: later steps like this one repeat them."""
+        if self._begun is None:
+            return
+        key, start, first, given = self._begun
+        self._begun = None
+        self.machine.repeated_later = False
+        closed = self._closed(self.machine.events[start:], first, given, batch, loss)
         if closed is not None:
-            self._known[state, length] = closed
-        return loss
+            self._known[key] = closed
 
     def _closed(
         self, notes: Sequence[Note], first: int, given: tuple[int, ...], batch: Sequence[Tensor], loss: Tensor

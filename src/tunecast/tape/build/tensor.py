@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
     from tunecast.tape.build.autograd import Leaf, Node
     from tunecast.tape.build.compiler.record import Tracer
+    from tunecast.tape.build.event_log import Block
     from tunecast.tape.build.machine import Machine
+    from tunecast.tape.op import Role
 
 
 class TensorDevice(NamedTuple):
@@ -76,6 +78,16 @@ class Tensor:
         self._counted, self._elements = self.shape, elements
         return self
 
+    @property
+    def block(self) -> Block:
+        """The memory it lies in."""
+        return self.machine.blocks[self.storage.block]
+
+    def as_role(self, role: Role) -> Tensor:
+        """The same, of which it is known what it is for."""
+        self.block.role = role
+        return self
+
     def numel(self) -> int:
         if self._counted is not self.shape:
             self._counted, self._elements = self.shape, prod(self.shape)
@@ -96,6 +108,17 @@ class Tensor:
     def touched_bytes(self) -> int:
         """What reading all of it reads: of an expanded dimension, once."""
         return prod([n for n, step in zip(self.shape, self.stride(), strict=True) if step]) * self.dtype.itemsize
+
+    def is_dense(self) -> bool:
+        """Every element once, without gaps, in some order of dimensions."""
+        expected = 1
+        for stride, size in sorted(zip(self.stride(), self.shape, strict=True)):
+            if size == 1:
+                continue
+            if stride != expected:
+                return False
+            expected *= size
+        return True
 
     def stride(self) -> Shape:
         return contiguous_strides(self.shape) if self.strides is None else self.strides

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunecast.records import NamedTuple
-from tunecast.tape.block import Block
 from tunecast.tape.op import (
     BETWEEN,
     COLLECTIVES,
@@ -28,6 +27,9 @@ from tunecast.tape.op import (
     name_clip_phases,
 )
 from tunecast.tape.structure import TURN
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.event_log import Block
 
 STAY = COLLECTIVES | {"", WAIT, "cublas_workspace", "cublaslt_workspace"}
 """Operations that are written down without prices, too: between cards and streams, and of what has none."""

@@ -24,6 +24,8 @@ def shares_workspace(torch_version: str) -> bool:
 
 
 def workspace_bytes(card: Card, shared: bool) -> int:
+    if type(card.capability) is tuple:
+        return _workspace_bytes(shared, card.capability)
     made: int = compute(_workspace_bytes, shared, [card.capability])
     return made
 

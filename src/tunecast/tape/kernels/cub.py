@@ -8,8 +8,8 @@ tuned for Hopper; other cards differ by a few kibibytes.
 from __future__ import annotations
 
 from tunecast.tape.card import Card
+from tunecast.tape.kernels.launch import threads_per_sm
 from tunecast.tape.kernels.steps import ceil_div, up
-from tunecast.tape.symbols import compute
 
 PART = 256
 DIGITS = 256
@@ -80,13 +80,3 @@ def reduce_to_int(items: int, card: Card) -> int:
     if items <= 256 * 16:
         return NOTHING
     return parts(card.sm_count * (threads_per_sm(card) // 256) * 5 * 4)
-
-
-def threads_per_sm(card: Card) -> int:
-    """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
-    made: int = compute(_threads_per_sm, None, [card.capability])
-    return made
-
-
-def _threads_per_sm(_: None, capability: tuple[int, int]) -> int:
-    return 1536 if capability in ((8, 6), (8, 7), (8, 9)) or capability[0] == 12 else 2048

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from tunecast.tape.card import Card
-from tunecast.tape.kernels.cub import threads_per_sm
+from tunecast.tape.kernels.launch import threads_per_sm
 from tunecast.tape.symbols import compute
 
 BLOCK_THREADS, BLOCK_BYTES = 128, 2048

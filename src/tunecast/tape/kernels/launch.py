@@ -4,27 +4,30 @@
 `setReduceConfig`, `gpu_reduce_kernel`). Where there are few results and long inputs it spreads an input over several
 blocks (CTAs), which meet in a buffer; when results lie side by side in memory the buffer has a lane a thread, and
 the sum of a bias gradient over 8,192 tokens borrows 128 MiB. The file follows that launcher, and before it the
-iterator that orders and merges dimensions (aten/src/ATen/TensorIterator.cpp).
+iterator that orders and merges dimensions (aten/src/ATen/TensorIterator.cpp). `rule` is what an operation that is
+one such launch does.
 
 Names  inputs: elements a result is made of; outputs: results; a step: how many of them one pass of a block takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from math import prod
 
 from tunecast.records import NamedTuple, dataclass, replace
 from tunecast.tape.card import Card
-from tunecast.tape.kernels.cub import threads_per_sm
-from tunecast.tape.kernels.steps import ceil_div
+from tunecast.tape.kernels.shapes import HALF, Shaped, SizedDtype, name_of
+from tunecast.tape.kernels.steps import KernelCall, Rule, Script, ceil_div
 from tunecast.tape.symbols import ask, compute
 
 MOST_THREADS = 512
 WARP = 32
 FEWEST_VALUES_A_THREAD, MOST_VALUES_A_THREAD = 16, 256
 MOST_INDEXED_BYTES = 2**31 - 1
+
+RunningBytes = Callable[[SizedDtype], int]
 
 
 class ReductionBuffers(NamedTuple):
@@ -118,6 +121,18 @@ class Multiprocessors(NamedTuple):
 
     sms: int
     threads: int
+
+
+def threads_per_sm(card: Card) -> int:
+    """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"."""
+    if type(card.capability) is tuple:
+        return _threads_per_sm(None, card.capability)
+    made: int = compute(_threads_per_sm, None, [card.capability])
+    return made
+
+
+def _threads_per_sm(_: None, capability: tuple[int, int]) -> int:
+    return 1536 if capability in ((8, 6), (8, 7), (8, 9)) or capability[0] == 12 else 2048
 
 
 def borrowed(whole: Extent, kernel: ReductionKernel, out_element_bytes: int, card: Card) -> Iterable[ReductionBuffers]:
@@ -250,3 +265,79 @@ def _block(width: int, height: int, most: int) -> tuple[int, int]:
 
 def _last_power(n: int) -> int:
     return 1 << (max(1, n).bit_length() - 1)
+
+
+class Read(NamedTuple):
+    """What a reduction reads."""
+
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    element_bytes: int
+
+
+def of(tensor: Shaped) -> Read:
+    return Read(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
+
+
+def row_of(elements: int, element_bytes: int) -> Read:
+    return Read((elements,), (1,), 0, element_bytes)
+
+
+def reduce(
+    script: Script, card: Card, read: Read, dims: Sequence[int], running_bytes: int, out_bytes: int, vector: int = 4
+) -> None:
+    """The buffers of one launch, borrowed and given back."""
+    if 0 in read.sizes:
+        return
+    whole = extent(read.sizes, read.strides, dims, read.offset)
+    kernel = ReductionKernel(read.element_bytes, running_bytes, vector)
+    sums = script.borrow(accumulation_bytes(whole, kernel, out_bytes))
+    for staging_bytes, semaphore_bytes in borrowed(whole, kernel, out_bytes, card):
+        staging = script.borrow(staging_bytes)
+        script.give_back(script.borrow(semaphore_bytes), staging)
+    script.give_back(sums)
+
+
+def reduced_dims(call: KernelCall, place: int = 1) -> tuple[int, ...]:
+    tensor, dims = call.args[0], call.argument(place, "dim")
+    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
+        return tuple(range(tensor.dim()))
+    dims = (dims,) if isinstance(dims, int) else dims
+    return tuple(d % tensor.dim() for d in dims) if tensor.dim() else ()
+
+
+def opmath_bytes(dtype: SizedDtype) -> int:
+    """Sums of 16-bit numbers run in fp32 (aten/src/ATen/OpMathType.h)."""
+    return max(4, dtype.itemsize)
+
+
+def own_bytes(dtype: SizedDtype) -> int:
+    return dtype.itemsize
+
+
+def pair_bytes(dtype: SizedDtype) -> int:
+    """A value with its place, or Welford's mean, spread and two counts (SharedReduceOps.h): 16 bytes for up to fp32."""
+    return 16 if dtype.itemsize <= 4 else 32
+
+
+def rule(running: RunningBytes, dims_place: int = 1, vector: int = 4, casts: bool = False) -> Rule:
+    """`casts`: a type that differs from the result's is converted first, except 16-bit floats to fp32, which the
+    kernel converts as it reads (aten/src/ATen/native/ReduceOpsUtils.h, `make_reduction`)."""
+
+    def write(call: KernelCall, script: Script) -> None:
+        tensor, out = call.args[0], call.outputs[0].dtype
+        script.make(*range(len(call.outputs)))
+        read, dtype = of(tensor), tensor.dtype
+        if casts and dtype != out and not (name_of(dtype) in HALF and name_of(out) == "float32"):
+            script.borrow(tensor.numel() * out.itemsize)
+            read, dtype = read._replace(offset=0, element_bytes=out.itemsize), out
+        reduce(script, call.card, read, reduced_dims(call, dims_place), running(dtype), out.itemsize, vector)
+
+    return write
+
+
+def extremum(call: KernelCall, script: Script) -> None:
+    """Over a dimension the place comes with the value (aten/src/ATen/native/cuda/ReduceMinValuesKernel.cu)."""
+    running = own_bytes if len(call.outputs) == 1 else pair_bytes
+    rule(running)(call, script)

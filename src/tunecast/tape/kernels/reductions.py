@@ -1,90 +1,25 @@
-"""Operations that reduce: which launcher each uses, and the copies made around it."""
+"""Operations that reduce: what each does around the launch of `launch.py`, and the copies it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from math import prod
 
-from tunecast.records import NamedTuple
-from tunecast.tape.card import Card
-from tunecast.tape.kernels.launch import ReductionKernel, accumulation_bytes, borrowed, extent
-from tunecast.tape.kernels.shapes import HALF, Shaped, SizedDtype, name_of
+from tunecast.tape.kernels.launch import (
+    Read,
+    extremum,
+    of,
+    opmath_bytes,
+    own_bytes,
+    pair_bytes,
+    reduce,
+    reduced_dims,
+    row_of,
+    rule,
+)
 from tunecast.tape.kernels.steps import KernelCall, Rule, Script, ceil_div, nbytes
 from tunecast.tape.symbols import compute, listed
 
 FOREACH_CHUNK = 65536
-
-RunningBytes = Callable[[SizedDtype], int]
-
-
-class Read(NamedTuple):
-    """What a reduction reads."""
-
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    element_bytes: int
-
-
-def of(tensor: Shaped) -> Read:
-    return Read(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
-
-
-def row_of(elements: int, element_bytes: int) -> Read:
-    return Read((elements,), (1,), 0, element_bytes)
-
-
-def reduce(
-    script: Script, card: Card, read: Read, dims: Sequence[int], running_bytes: int, out_bytes: int, vector: int = 4
-) -> None:
-    """The buffers of one launch, borrowed and given back."""
-    if 0 in read.sizes:
-        return
-    whole = extent(read.sizes, read.strides, dims, read.offset)
-    kernel = ReductionKernel(read.element_bytes, running_bytes, vector)
-    sums = script.borrow(accumulation_bytes(whole, kernel, out_bytes))
-    for staging_bytes, semaphore_bytes in borrowed(whole, kernel, out_bytes, card):
-        staging = script.borrow(staging_bytes)
-        script.give_back(script.borrow(semaphore_bytes), staging)
-    script.give_back(sums)
-
-
-def reduced_dims(call: KernelCall, place: int = 1) -> tuple[int, ...]:
-    tensor, dims = call.args[0], call.argument(place, "dim")
-    if dims is None or (isinstance(dims, (list, tuple)) and not dims):
-        return tuple(range(tensor.dim()))
-    dims = (dims,) if isinstance(dims, int) else dims
-    return tuple(d % tensor.dim() for d in dims) if tensor.dim() else ()
-
-
-def opmath_bytes(dtype: SizedDtype) -> int:
-    """Sums of 16-bit numbers run in fp32 (aten/src/ATen/OpMathType.h)."""
-    return max(4, dtype.itemsize)
-
-
-def own_bytes(dtype: SizedDtype) -> int:
-    return dtype.itemsize
-
-
-def pair_bytes(dtype: SizedDtype) -> int:
-    """A value with its place, or Welford's mean, spread and two counts (SharedReduceOps.h): 16 bytes for up to fp32."""
-    return 16 if dtype.itemsize <= 4 else 32
-
-
-def rule(running: RunningBytes, dims_place: int = 1, vector: int = 4, casts: bool = False) -> Rule:
-    """`casts`: a type that differs from the result's is converted first, except 16-bit floats to fp32, which the
-    kernel converts as it reads (aten/src/ATen/native/ReduceOpsUtils.h, `make_reduction`)."""
-
-    def write(call: KernelCall, script: Script) -> None:
-        tensor, out = call.args[0], call.outputs[0].dtype
-        script.make(*range(len(call.outputs)))
-        read, dtype = of(tensor), tensor.dtype
-        if casts and dtype != out and not (name_of(dtype) in HALF and name_of(out) == "float32"):
-            script.borrow(tensor.numel() * out.itemsize)
-            read, dtype = read._replace(offset=0, element_bytes=out.itemsize), out
-        reduce(script, call.card, read, reduced_dims(call, dims_place), running(dtype), out.itemsize, vector)
-
-    return write
 
 
 def vector_norm(call: KernelCall, script: Script) -> None:
@@ -181,12 +116,6 @@ def mean_squared_error(call: KernelCall, script: Script) -> None:
     script.borrow(nbytes(tensor))
     row = row_of(tensor.numel(), tensor.element_size())
     reduce(script, call.card, row, (0,), opmath_bytes(tensor.dtype), tensor.element_size())
-
-
-def extremum(call: KernelCall, script: Script) -> None:
-    """Over a dimension the place comes with the value (aten/src/ATen/native/cuda/ReduceMinValuesKernel.cu)."""
-    running = own_bytes if len(call.outputs) == 1 else pair_bytes
-    rule(running)(call, script)
 
 
 _SUM, _OWN, _PAIR = rule(opmath_bytes, casts=True), rule(own_bytes), rule(pair_bytes, vector=2)

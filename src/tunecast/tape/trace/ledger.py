@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tunecast.tape.block import Block
+from tunecast.tape.build.event_log import Block
 from tunecast.tape.op import (
     Alloc,
     Begin,

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from tunecast.tape.build.compiler.calls import Ref
-from tunecast.tape.build.compiler.graph import Graph, Value
+from tunecast.tape.build.compiler.graph import Graph, Ref, Value
 from tunecast.tape.build.compiler.launches import KernelLaunch, NamedBuffer
 from tunecast.tape.build.compiler.memory import BufferPlan, PlanLine
 from tunecast.tape.build.dtypes import INT32, UINT8, Dtype

@@ -1,12 +1,16 @@
-"""A graph of operations: what torch.compile looks at, with the names ATen has for them."""
+"""A graph of operations: what torch.compile looks at, with the names ATen has for them.
+
+How a library's kernel is called, with values in the place of tensors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import Dtype, Shape
 
 INPUT, TANGENT, VIEW, POINT, REDUCTION, EXTERN, MANY, ITEM = (
@@ -118,3 +122,30 @@ def kind_of(op: str) -> str:
     if op in POINTWISE or op in FUSED_ONLY:
         return POINT
     return EXTERN
+
+
+# ------------------------------------------------------------------------------------- how a library's kernel is called
+
+
+class Ref(NamedTuple):
+    """A value in the place of a tensor among a call's arguments."""
+
+    number: int
+
+
+class LibraryCall(NamedTuple):
+    """How a library's kernel is called: with what, and what it makes."""
+
+    name: str
+    inputs: tuple[Ref, ...]
+    outs: tuple[tuple[Shape, Dtype], ...]
+    flops: int
+    args: Any
+    kwargs: Any
+
+
+class Own(NamedTuple):
+    """An operation of a package's own: run as it is written."""
+
+    function: Callable[[Any], Any]
+    given: Ref

@@ -7,15 +7,27 @@ is written down once (torch/_functorch/compile_utils.py, `fx_graph_cse`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
 from tunecast.records import NamedTuple
 from tunecast.tape.build.autograd import FIRST, Gradients, run_engine
 from tunecast.tape.build.compiler import decompose
-from tunecast.tape.build.compiler.calls import LibraryCall, Own, Ref
-from tunecast.tape.build.compiler.graph import EXTERN, INPUT, ITEM, MANY, TANGENT, Graph, Value, names
+from tunecast.tape.build.compiler.graph import (
+    EXTERN,
+    INPUT,
+    ITEM,
+    MANY,
+    TANGENT,
+    Graph,
+    LibraryCall,
+    Own,
+    Ref,
+    Value,
+    names,
+)
 from tunecast.tape.build.dtypes import Dtype, Shape
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.nested import map_tensors, tensors_in
@@ -247,13 +259,14 @@ class Tracer:
         leaf = self.leaves.setdefault(number, Collected())
         return leaf, 0, tensor.shape, tensor.dtype
 
-    def checkpointed(self, function: Callable[..., Any], args: Sequence[Any]) -> Any:
+    @contextmanager
+    def checkpointing(self) -> Iterator[None]:
         """The compiler is told which operations are to be done again; it decides itself what that means."""
         before = self.checkpoint
         self.checkpoints += 1
         self.checkpoint = self.checkpoints
         try:
-            return function(*args)
+            yield
         finally:
             self.checkpoint = before
 
@@ -308,7 +321,7 @@ class Recording(Machine):
             rule = decompose.outer_product
         if rule is not None:
             numbers = [tracer.number_of(t) for t in inputs]
-            found = rule(tracer, numbers, outs, strides)
+            found = rule(decompose.Sheet(tracer, numbers, outs, strides))
             return [tracer.tensor_of(number) for number in found]
         if decompose.is_inductors_own(name) and len(outs) == 1:
             numbers = [tracer.number_of(t) for t in inputs]

@@ -1,44 +1,21 @@
 """Which file holds which architecture: `model_type` of a config.json to the class that is its causal language model.
 
-    bloom.py           BLOOM: attention by hand with slopes instead of positions (ALiBi), a GELU of its own
-    cohere.py          Command R and its successors
-    deepseek_v2.py     DeepSeek-V2
-    deepseek_v3.py     DeepSeek-V3: V2's attention with interleaved rotation, sigmoid routing by groups
-    exaone4.py         EXAONE 4
-    falcon.py          Falcon: 7B shares one key among all heads, 40B and later one among a group
-    gemma.py           Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number
-    gemma3_vision.py   Gemma 3 with its vision tower, which a batch of text loads and does not run
-    glm.py             GLM 4: half of each head rotated, neighbours together; gate and up in one projection
-    gpt2.py            GPT-2: learned positions, one product for queries, keys and values, dropout everywhere
-    gpt_bigcode.py     StarCoder 1 and SantaCoder: GPT-2 in plain linear layers, all heads sharing one key
-    gpt_neo.py         GPT-Neo: attention by hand in fp32, each layer with a mask of its own
-    gpt_neox.py        GPT-NeoX and Pythia: attention and MLP side by side, a quarter of each head turned
-    gpt_oss.py         gpt-oss: experts with biases, a sink a head in the softmax, alternating windows
-    gptj.py            GPT-J: attention by hand in fp32 beside the MLP, positions looked up in every layer
-    granite.py         Granite: Llama with numbers multiplied in
-    granitemoe.py      GraniteMoE: experts, and Granite's factors at embedding, residuals, attention and logits
-    llama4.py          Llama 4, its text part
-    llama_kin.py       Llama but for one thing
-    mistral.py         Mistral: Llama with one window over all layers
-    mixtral.py         Mixtral: Mistral with experts (models/mixtral/modeling_mixtral.py)
-    mpt.py             MPT: attention by hand with slopes instead of positions (ALiBi), nothing has a bias
-    named.py           models written before the names of Llama's parts became everybody's
-    olmo.py            OLMo: norms without weights
-    olmoe.py           OLMoE: norms over all queries and all keys, experts in every layer
-    opt.py             OPT: learned positions counted from the mask; the 350M norms after, and projects words
-    phi.py             Phi 1.5 and 2: attention and MLP side by side behind one norm, heads turned in part
-    phi3.py            Phi 3 and 4: one projection for queries, keys and values, one for gate and up
-    qwen.py            Qwen 2 and 3: Llama with biases before attention, with norms of queries and keys
-    qwen2_moe.py       Qwen2-MoE: Qwen2 with experts, and one that sees every token
-    qwen3_moe.py       Qwen3-MoE: Qwen3 with experts
-    seed_oss.py        Seed-OSS: Llama with biases before attention and dropout behind every block
-    smollm3.py         SmolLM3: Llama where every fourth layer has no positions
-    stablelm.py        StableLM 2 and 3B: layer norms, a quarter of each head rotated
-    starcoder2.py      StarCoder2: Mistral with biases, layer norms, a plain MLP, and dropout
-    towers.py          vision towers: what a model with eyes loads beside its language model
-    unknown.py         architectures nobody has written down
+    alibi.py          BLOOM and MPT: attention by hand with slopes instead of positions
+    cohere.py         Command R and its successors
+    deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
+    gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
+    gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
+    llama4.py         Llama 4, its text part
+    llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
+    moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss
+    named.py          models written before the names of Llama's parts became everybody's
+    olmo.py           OLMo: norms without weights
+    opt.py            OPT: learned positions counted from the mask; the 350M norms after, and projects words
+    qwen.py           Qwen 2 and 3, also with experts: biases before attention, norms of queries and keys
+    side_by_side.py   Falcon, GPT-NeoX, StableLM, Phi 1.5 and 2: attention and MLP side by side
+    unknown.py        architectures nobody has written down
 
-A family's file says only what differs from `decoder.py`, after transformers' modeling file of the same name.
+A family says only what differs from `decoder.py`, after transformers' modeling file of the same name.
 """
 
 from __future__ import annotations
@@ -53,63 +30,35 @@ from tunecast.tape.build.families.unknown import nearest
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import ACTIVATIONS, NoActivation
 
-FAMILIES: dict[str, str] = {
-    "gpt2": "tunecast.tape.build.families.gpt2:CausalLM",
-    "gpt_bigcode": "tunecast.tape.build.families.gpt_bigcode:CausalLM",
-    "gpt_neo": "tunecast.tape.build.families.gpt_neo:CausalLM",
-    "gptj": "tunecast.tape.build.families.gptj:CausalLM",
-    "gpt_neox": "tunecast.tape.build.families.gpt_neox:CausalLM",
-    "bloom": "tunecast.tape.build.families.bloom:CausalLM",
-    "falcon": "tunecast.tape.build.families.falcon:CausalLM",
-    "mpt": "tunecast.tape.build.families.mpt:CausalLM",
-    "opt": "tunecast.tape.build.families.opt:CausalLM",
-    "phi": "tunecast.tape.build.families.phi:CausalLM",
-    "starcoder2": "tunecast.tape.build.families.starcoder2:CausalLM",
-    "llama": "tunecast.tape.build.decoder:CausalLM",
-    "arcee": "tunecast.tape.build.families.llama_kin:Arcee",
-    "cwm": "tunecast.tape.build.families.llama_kin:Cwm",
-    "ministral": "tunecast.tape.build.families.llama_kin:Ministral",
-    "hunyuan_v1_dense": "tunecast.tape.build.families.llama_kin:Hunyuan",
-    "exaone4": "tunecast.tape.build.families.exaone4:CausalLM",
-    "ernie4_5": "tunecast.tape.build.families.llama_kin:Ernie",
-    "gemma": "tunecast.tape.build.families.gemma:Gemma",
-    "gemma2": "tunecast.tape.build.families.gemma:Gemma2",
-    "gemma3": "tunecast.tape.build.families.gemma3_vision:Gemma3WithVision",
-    "gemma3_text": "tunecast.tape.build.families.gemma:Gemma3",
-    "cohere": "tunecast.tape.build.families.cohere:Cohere",
-    "cohere2": "tunecast.tape.build.families.cohere:Cohere2",
-    "granite": "tunecast.tape.build.families.granite:CausalLM",
-    "glm": "tunecast.tape.build.families.glm:Glm",
-    "glm4": "tunecast.tape.build.families.glm:Glm4",
-    "olmo": "tunecast.tape.build.families.olmo:Olmo",
-    "olmo2": "tunecast.tape.build.families.olmo:Olmo2",
-    "olmo3": "tunecast.tape.build.families.olmo:Olmo3",
-    "phi3": "tunecast.tape.build.families.phi3:CausalLM",
-    "seed_oss": "tunecast.tape.build.families.seed_oss:CausalLM",
-    "smollm3": "tunecast.tape.build.families.smollm3:CausalLM",
-    "stablelm": "tunecast.tape.build.families.stablelm:CausalLM",
-    "qwen2": "tunecast.tape.build.families.qwen:Qwen2",
-    "qwen3": "tunecast.tape.build.families.qwen:Qwen3",
-    "mistral": "tunecast.tape.build.families.mistral:CausalLM",
-    "mixtral": "tunecast.tape.build.families.mixtral:CausalLM",
-    "deepseek_v2": "tunecast.tape.build.families.deepseek_v2:CausalLM",
-    "deepseek_v3": "tunecast.tape.build.families.deepseek_v3:CausalLM",
-    "llama4_text": "tunecast.tape.build.families.llama4:CausalLM",
-    "gpt_oss": "tunecast.tape.build.families.gpt_oss:CausalLM",
-    "granitemoe": "tunecast.tape.build.families.granitemoe:CausalLM",
-    "olmoe": "tunecast.tape.build.families.olmoe:CausalLM",
-    "qwen2_moe": "tunecast.tape.build.families.qwen2_moe:CausalLM",
-    "qwen3_moe": "tunecast.tape.build.families.qwen3_moe:CausalLM",
-}
+FILES: Mapping[str, Mapping[str, str]] = {
+    ".decoder": {"llama": "CausalLM"},
+    "alibi": {"bloom": "Bloom", "mpt": "Mpt"},
+    "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
+    "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
+    "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
+    "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
+    "llama4": {"llama4_text": "CausalLM"},
+    "llama_kin": {
+        "arcee": "Arcee", "cwm": "Cwm", "ernie4_5": "Ernie", "exaone4": "Exaone4", "glm": "Glm",
+        "glm4": "Glm4", "granite": "Granite", "hunyuan_v1_dense": "Hunyuan", "ministral": "Ministral",
+        "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3", "starcoder2": "Starcoder2",
+    },
+    "moe": {"gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "mixtral": "Mixtral", "olmoe": "Olmoe"},
+    "olmo": {"olmo": "Olmo", "olmo2": "Olmo2", "olmo3": "Olmo3"},
+    "opt": {"opt": "CausalLM"},
+    "qwen": {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2MoeLM", "qwen3_moe": "Qwen3MoeLM"},
+    "side_by_side": {"falcon": "Falcon", "gpt_neox": "GptNeox", "phi": "Phi", "stablelm": "Stablelm"},
+}  # fmt: skip
+FAMILIES = {kind: (file, name) for file, classes in FILES.items() for kind, name in classes.items()}
+"""By config.json's `model_type`: the file, and the class in it."""
 
 
 def causal_lm(model_type: str) -> Any:
     """The class, or None for an architecture nobody has written down."""
-    place = FAMILIES.get(model_type)
-    if place is None:
+    if model_type not in FAMILIES:
         return None
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)
+    file, name = FAMILIES[model_type]
+    return getattr(import_module(f".{file}", __name__), name)
 
 
 TEXT_ALONE = frozenset({"llama4", "mllama"})

@@ -8,7 +8,9 @@ from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.attention import rotate_both
 from tunecast.tape.build.decoder import FULL, SLIDING, CheckpointingLayer, Config, GatedMLP
+from tunecast.tape.build.families.olmo import windows_but_every
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import Tensor
@@ -46,10 +48,7 @@ def apply_rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor
     dtype = q.dtype
     q = q.float()
     k = k.float()
-    cos = cos.unsqueeze(1)
-    sin = sin.unsqueeze(1)
-    q_embed = rotate(q, cos, sin)
-    k_embed = rotate(k, cos, sin)
+    q_embed, k_embed = rotate_both(q, k, cos, sin, rotate)
     return q_embed.to(dtype), k_embed.to(dtype)
 
 
@@ -84,15 +83,10 @@ class Layer(CheckpointingLayer):
         self.mlp = GatedMLP(machine, config)
         self.input_layernorm = CohereNorm(machine, config["hidden_size"])
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, **where: Any) -> Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        hidden_states_attention, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
+        hidden_states_attention, _ = self.self_attn(hidden_states, **where)
         hidden_states_mlp = self.mlp(hidden_states)
         hidden_states = residual + hidden_states_attention + hidden_states_mlp
         return hidden_states
@@ -124,6 +118,4 @@ class Cohere2(Cohere):
         super().__init__(machine, {**config, "head_dim": None, "use_qk_norm": False})
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        every = config["sliding_window_pattern"]
-        kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
-        return config.get("layer_types") or kinds
+        return windows_but_every(config["sliding_window_pattern"], config)

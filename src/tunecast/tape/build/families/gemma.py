@@ -1,6 +1,6 @@
-"""Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; from 2 on norms on both sides
-of a block, capped logits and windows, in 3 norms of queries and keys and two rotary bases
-(transformers/models/gemma*/modeling_gemma*.py)."""
+"""Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; from 2 on norms on both sides of
+a block, capped logits and windows, in 3 norms of queries and keys, two rotary bases, and a vision tower, which a batch
+of text loads and does not run (transformers/models/gemma*/modeling_gemma*.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any, ClassVar
 from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
+from tunecast.tape.build.dtypes import INT64
+from tunecast.tape.build.families.olmo import HeadNormedAttention, windows_but_every
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Embedding, Module
+from tunecast.tape.build.modules import Embedding, LayerNorm, Linear, Module, ModuleList
 from tunecast.tape.build.tensor import Tensor
 
 
@@ -103,24 +105,15 @@ class Gemma2(Gemma):
         return {**whole, "hidden_act": whole["hidden_activation"]}
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        """Of so many layers the last attends to everything."""
-        every = config["sliding_window_pattern"]
-        kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
-        return config.get("layer_types") or kinds
+        return windows_but_every(config["sliding_window_pattern"], config)
 
 
-class Gemma3Attention(decoder.SelfAttention):
+class Gemma3Attention(HeadNormedAttention):
+    norm_class = GemmaNorm
+
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
-        self.q_norm = GemmaNorm(machine, self.head_dim)
-        self.k_norm = GemmaNorm(machine, self.head_dim)
         self.softcap = None
-
-    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        query_states, key_states, value_states = super().project(hidden_states)
-        query_states = self.q_norm(query_states)
-        key_states = self.k_norm(key_states)
-        return query_states, key_states, value_states
 
 
 class Gemma3(Gemma2):
@@ -128,3 +121,141 @@ class Gemma3(Gemma2):
     rotary_class = decoder.RotaryByKind
     defaults: ClassVar[Config] = {**Gemma2.defaults, "final_logit_softcapping": None, "attn_logit_softcapping": None}
     pattern = 6
+
+
+# ------------------------------------------------------------------------ the vision tower: weights and no forward pass
+
+
+class Convolution(Module):
+    """Patches of an image to vectors."""
+
+    def __init__(self, machine: Machine, channels: int, width: int, patch: int, bias: bool = True) -> None:
+        super().__init__(machine)
+        self.weight = self.parameter(width, channels, patch, patch)
+        if bias:
+            self.bias = self.parameter(width)
+
+
+class SiglipEmbeddings(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        width, patch = config["hidden_size"], config["patch_size"]
+        self.patch_embedding = Convolution(machine, config["num_channels"], width, patch)
+        positions = (config["image_size"] // patch) ** 2
+        self.position_embedding = Embedding(machine, positions, width)
+        self.position_ids = self.buffer(1, positions, dtype=INT64)
+
+
+class SiglipAttention(Module):
+    def __init__(self, machine: Machine, width: int) -> None:
+        super().__init__(machine)
+        self.k_proj = Linear(machine, width, width, bias=True)
+        self.v_proj = Linear(machine, width, width, bias=True)
+        self.q_proj = Linear(machine, width, width, bias=True)
+        self.out_proj = Linear(machine, width, width, bias=True)
+
+
+class SiglipMLP(Module):
+    def __init__(self, machine: Machine, width: int, inner: int) -> None:
+        super().__init__(machine)
+        self.fc1 = Linear(machine, width, inner, bias=True)
+        self.fc2 = Linear(machine, inner, width, bias=True)
+
+
+class SiglipLayer(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        width = config["hidden_size"]
+        self.layer_norm1 = LayerNorm(machine, width)
+        self.self_attn = SiglipAttention(machine, width)
+        self.layer_norm2 = LayerNorm(machine, width)
+        self.mlp = SiglipMLP(machine, width, config["intermediate_size"])
+
+
+class SiglipEncoder(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        self.layers = ModuleList(machine, [SiglipLayer(machine, config) for _ in range(config["num_hidden_layers"])])
+
+
+class PoolingHead(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        width = config["hidden_size"]
+        self.probe = self.parameter(1, 1, width)
+        self.attention = TorchAttention(machine, width)
+        self.layernorm = LayerNorm(machine, width)
+        self.mlp = SiglipMLP(machine, width, config["intermediate_size"])
+
+
+class TorchAttention(Module):
+    """torch.nn.MultiheadAttention: one weight for queries, keys and values."""
+
+    def __init__(self, machine: Machine, width: int) -> None:
+        super().__init__(machine)
+        self.in_proj_weight = self.parameter(3 * width, width)
+        self.in_proj_bias = self.parameter(3 * width)
+        self.out_proj = Linear(machine, width, width, bias=True)
+
+
+class SiglipVision(Module):
+    """transformers/models/siglip/modeling_siglip.py, `SiglipVisionModel`."""
+
+    defaults: ClassVar[Config] = {
+        "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_channels": 3, "image_size": 224,
+        "patch_size": 16, "vision_use_head": True,
+    }  # fmt: skip
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        config = {**self.defaults, **config}
+        self.embeddings = SiglipEmbeddings(machine, config)
+        self.encoder = SiglipEncoder(machine, config)
+        self.post_layernorm = LayerNorm(machine, config["hidden_size"])
+        if config["vision_use_head"]:
+            self.head = PoolingHead(machine, config)
+
+
+# -------------------------------------------------------------------- Gemma 3 with it: `Gemma3ForConditionalGeneration`
+
+
+class VisionProjector(Module):
+    def __init__(self, machine: Machine, width: int, text_width: int) -> None:
+        super().__init__(machine)
+        self.mm_input_projection_weight = self.parameter(width, text_width)
+        self.mm_soft_emb_norm = GemmaNorm(machine, width)
+
+
+class VisionAndText(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        vision, text = config["vision_config"], config["text_config"]
+        self.vision_tower = SiglipVision(machine, vision)
+        self.multi_modal_projector = VisionProjector(machine, vision["hidden_size"], text["hidden_size"])
+        self.language_model: Any = Gemma3.decoder_class(machine, text, Gemma3)
+        self.language_model.mask_kinds = tuple(sorted(set(text["layer_types"])))  # there in the order of a hash table
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        inputs_embeds = self.language_model.embed_tokens(input_ids)
+        masks = self.language_model.masks(attention_mask, inputs_embeds)
+        return self.language_model(inputs_embeds=inputs_embeds, attention_mask=masks)
+
+
+class Gemma3WithVision(Gemma3):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        Module.__init__(self, machine)
+        text = self.complete(config["text_config"])
+        self.model = VisionAndText(machine, {**config, "text_config": text})
+        self.vocabulary = text["vocab_size"]
+        self.lm_head = Linear(machine, text["hidden_size"], self.vocabulary)
+        self.tied = bool(text["tie_word_embeddings"])
+
+    def layers(self) -> Any:
+        return iter(self.model.language_model.layers)
+
+    def input_embedding(self) -> Any:
+        return self.model.language_model.embed_tokens
+
+    def tie(self) -> None:
+        if self.tied:
+            self.lm_head.weight = self.input_embedding().weight

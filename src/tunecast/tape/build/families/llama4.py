@@ -13,7 +13,7 @@ from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.decoder import FULL, Config
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, INT64, broadcast
 from tunecast.tape.build.experts import top_k
-from tunecast.tape.build.families.deepseek_v2 import RotaryEmbedding, complex_mul, view_as_complex, view_as_real
+from tunecast.tape.build.families.deepseek import ComplexRotary, complex_mul, view_as_complex, view_as_real
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import Pattern, and_, causal, causal_mask, eager_mask, sdpa_mask
 from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm
@@ -21,12 +21,6 @@ from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.tensor import Tensor
 
 CHUNKED = "chunked_attention"
-
-DEFAULTS: Config = {
-    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
-    "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True, "no_rope_layer_interval": 4,
-    "attention_chunk_size": 8192, "attn_temperature_tuning": True,
-}  # fmt: skip
 
 
 def normalize(x: Tensor) -> Tensor:
@@ -220,15 +214,10 @@ class Layer(decoder.CheckpointingLayer):
         self.input_layernorm = Norm(machine, config["hidden_size"])
         self.post_attention_layernorm = Norm(machine, config["hidden_size"])
 
-    def forward(
-        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Tensor
-    ) -> Tensor:
+    def forward(self, hidden_states: Tensor, **where: Any) -> Tensor:
         residual = hidden_states
         hidden_states = self.input_layernorm(hidden_states)
-        attention_states, _ = self.self_attn(
-            hidden_states, position_embeddings=position_embeddings, attention_mask=attention_mask,
-            position_ids=position_ids,
-        )  # fmt: skip
+        attention_states, _ = self.self_attn(hidden_states, **where)
         hidden_states = residual + attention_states
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)
@@ -296,12 +285,16 @@ class CausalLM(decoder.CausalLM):
     decoder_class = Decoder
     layer_class = Layer
     norm_class = Norm
-    rotary_class = RotaryEmbedding
-    defaults: ClassVar[Config] = DEFAULTS
+    rotary_class = ComplexRotary
+    defaults: ClassVar[Config] = {
+        "num_key_value_heads": 8, "head_dim": 128, "intermediate_size_mlp": 16384, "num_experts_per_tok": 1,
+        "num_local_experts": 16, "interleave_moe_layer_step": 1, "use_qk_norm": True, "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192, "attn_temperature_tuning": True,
+    }  # fmt: skip
 
     def __init__(self, machine: Machine, config: Config) -> None:
         if machine.attention.startswith("flash"):
-            raise Unsupported("attention: the closed form knows Llama 4 with sdpa and eager only", field="attention")
+            raise Unsupported.at("attention", "the closed form knows Llama 4 with sdpa and eager only")
         super().__init__(machine, config)
 
     def layer_types(self, config: Config) -> Sequence[str]:

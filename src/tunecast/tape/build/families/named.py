@@ -68,7 +68,6 @@ class CausalLM(decoder.CausalLM):
         if machine.attention == "sdpa" and "sdpa" not in self.attentions:
             machine.use_eager_attention()
         if machine.attention not in self.attentions:
-            raise UsageError(
-                f"attention: {model_type} has no {machine.attention}; it has {', '.join(self.attentions)}",
-                field="attention",
+            raise UsageError.at(
+                "attention", f"{model_type} has no {machine.attention}; it has {', '.join(self.attentions)}"
             )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tunecast.errors import Unsupported
 from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.attention import rotate
+from tunecast.tape.build.attention import rotate_both
 from tunecast.tape.build.decoder import FULL, SLIDING, Config, GatedMLP
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.machine import Machine
@@ -36,12 +36,8 @@ class OlmoRotary(decoder.RotaryEmbedding):
 
 
 def apply_in_float32(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-    q_type, k_type = q.dtype, k.dtype
-    cos = cos.unsqueeze(1)
-    sin = sin.unsqueeze(1)
-    q_embed = rotate(q, cos, sin)
-    k_embed = rotate(k, cos, sin)
-    return q_embed.to(q_type), k_embed.to(k_type)
+    q_embed, k_embed = rotate_both(q, k, cos, sin)
+    return q_embed.to(q.dtype), k_embed.to(k.dtype)
 
 
 class PlainNorm(Module):
@@ -62,13 +58,36 @@ class OlmoAttention(decoder.SelfAttention):
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
         if config.get("clip_qkv") is not None:
-            raise Unsupported("model: the closed form does not know OLMo's clip_qkv", field="model")
+            raise Unsupported.at("model", "the closed form does not know OLMo's clip_qkv")
 
 
 class Olmo(decoder.CausalLM):
     attention_class = OlmoAttention
     norm_class = PlainNorm
     rotary_class = OlmoRotary
+
+
+def windows_but_every(every: int, config: Config) -> Sequence[str]:
+    """Of so many layers the last attends to everything, unless config.json says otherwise."""
+    kinds = [SLIDING if (i + 1) % every else FULL for i in range(config["num_hidden_layers"])]
+    return config.get("layer_types") or kinds
+
+
+class HeadNormedAttention(decoder.SelfAttention):
+    """Norms over each head's queries and keys, before they turn."""
+
+    norm_class: Any = RMSNorm
+
+    def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
+        super().__init__(machine, config, index)
+        self.q_norm = self.norm_class(machine, self.head_dim)
+        self.k_norm = self.norm_class(machine, self.head_dim)
+
+    def project(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query_states, key_states, value_states = super().project(hidden_states)
+        query_states = self.q_norm(query_states)
+        key_states = self.k_norm(key_states)
+        return query_states, key_states, value_states
 
 
 class NormedAttention(decoder.SelfAttention):
@@ -134,5 +153,4 @@ class Olmo3(Olmo2):
     defaults: ClassVar[Config] = {"sliding_window": 4096}
 
     def layer_types(self, config: Config) -> Sequence[str]:
-        kinds = [SLIDING if (i + 1) % 4 else FULL for i in range(config["num_hidden_layers"])]
-        return config.get("layer_types") or kinds
+        return windows_but_every(4, config)

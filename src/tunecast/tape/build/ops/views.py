@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from tunecast.tape.build.autograd import Gradients, Node, finish, is_dense, record, start, wants
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
 from tunecast.tape.build.dtypes import BFLOAT16, FLOAT16, FLOAT32, Dtype, Shape, contiguous_strides
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def kept_strides(x: Tensor) -> Shape | None:
     """Copies that preserve the format keep the order of dimensions of a dense tensor."""
     if x.strides is None or x.is_contiguous():
         return None
-    if is_dense(x):
+    if x.is_dense():
         return x.strides
     return dense_strides(x)
 

@@ -1,14 +1,10 @@
 """Optimizers and gradient clipping on paper: the state the first step makes, and what every step borrows.
 
-    adafactor.py     transformers' Adafactor on paper: row and column means instead of a moment
-    blockwise.py     bitsandbytes' optimizers on paper: 8-bit state with a scale a block
-    foreach.py       torch.optim on paper: kernels that take a list of tensors, a list by dtype
-    in_backward.py   an optimizer for each weight
-    low_rank.py      GaLore and APOLLO on paper: moments of the gradient's projection, a matrix at a time
-    muon.py          torch's Muon on paper: momentum made orthogonal, a matrix at a time
-    one_by_one.py    optimizers that take a parameter at a time: StableAdamW, GrokAdamW, LOMO
-    state.py         what optimizers share, and the clipping of gradients before them
-    torchao.py       torchao's 4- and 8-bit AdamW on paper, compiled by inductor a parameter at a time
+blockwise.py   bitsandbytes' optimizers on paper: 8-bit state with a scale a block
+foreach.py     torch.optim on paper: kernels that take a list of tensors, a list by dtype
+low_rank.py    GaLore and APOLLO on paper: moments of the gradient's projection, a matrix at a time
+one_by_one.py  optimizers that take a parameter at a time: StableAdamW, LOMO, Adafactor, Muon, torchao's AdamW
+state.py       what optimizers share, the clipping of gradients before them, and an optimizer for each weight
 
 What is not written down is refused.
 """
@@ -24,8 +20,7 @@ from tunecast.job.optimizers import OPTIMIZERS, OptimizerKind, optimizer_of
 from tunecast.tape.build.dtypes import DTYPES, Shape
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Detail, Machine
-from tunecast.tape.build.optimizers.in_backward import InBackward
-from tunecast.tape.build.optimizers.state import Optimizer, State, clip_gradients
+from tunecast.tape.build.optimizers.state import InBackward, Optimizer, State, clip_gradients
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.card import Card
 from tunecast.tape.op import Role
@@ -41,7 +36,7 @@ def make_optimizer(
     kind = optimizer_of(job)
     _class_of(kind)
     if kind.projection and not linear:
-        raise UsageError("optimizer: this model has no linear layers a projection works on", field="optimizer")
+        raise UsageError.at("optimizer", "this model has no linear layers a projection works on")
     if kind.layerwise and job.grad_accum > 1:
         told = f"optimizer: transformers refuses {kind.name} with grad_accum {job.grad_accum}. To fix: grad_accum 1"
         raise UsageError(told, field="optimizer")

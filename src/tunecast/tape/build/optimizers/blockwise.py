@@ -37,11 +37,11 @@ class Blockwise(Optimizer):
             machine.module = self.module_of(parameter)
             small = self.bits == 32 or parameter.numel() < SMALLEST_8BIT or id(parameter) in self.wide
             if small and self.without_bfloat16 and parameter.dtype == BFLOAT16:
-                raise UsageError(
-                    "optimizer: bitsandbytes has no 32-bit RMSprop for bfloat16 gradients, and it keeps tensors of"
+                raise UsageError.at(
+                    "optimizer",
+                    "bitsandbytes has no 32-bit RMSprop for bfloat16 gradients, and it keeps tensors of"
                     f" fewer than {SMALLEST_8BIT} elements in 32 bits. To fix: weights_dtype or lora.adapter_dtype"
                     " float32, or another optimizer.",
-                    field="optimizer",
                 )
             if id(parameter) not in self.state:
                 kept = self.small_state(parameter) if small else self.large_state(parameter)
@@ -73,9 +73,7 @@ class Blockwise(Optimizer):
         return [self.zeros(shape, dtype, "zeros_like")]
 
     def zeros(self, shape: Shape, dtype: Dtype, name: str = "zeros") -> Tensor:
-        out = self.machine.run(name, (), shape, dtype)
-        self.machine.blocks[out.storage.block].role = Role.OPTIMIZER
-        return out
+        return self.machine.run(name, (), shape, dtype).as_role(Role.OPTIMIZER)
 
 
 class AdEMAMix(Blockwise):

@@ -48,7 +48,7 @@ class Foreach(Optimizer):
         machine = self.machine
         out = machine.run_many(name, group, [(p.shape, dtype) for p in group])
         for copy, parameter in zip(out, group, strict=True):
-            machine.blocks[copy.storage.block].module = self.module_of(parameter)
+            copy.block.module = self.module_of(parameter)
         return out
 
 

@@ -8,13 +8,13 @@ Assumed  `optim_target_modules`, which transformers wants and a job does not say
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.dtypes import FLOAT32
-from tunecast.tape.build.optimizers.adafactor import CLIP_THRESHOLD, moved, product, rms
 from tunecast.tape.build.optimizers.blockwise import SMALLEST_8BIT, Blockwise
+from tunecast.tape.build.optimizers.one_by_one import CLIP_THRESHOLD, moved, product, rms
 from tunecast.tape.build.optimizers.state import Optimizer
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
@@ -35,10 +35,17 @@ class LowRank(Optimizer):
 
     def step(self) -> None:
         with self.machine.no_grad():
-            self.take(self.others, self.chosen)
+            self.take()
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         raise NotImplementedError
+
+    def turns(self) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """Each parameter, its gradient, and whether that is projected."""
+        for p in (*self.others, *self.chosen):
+            if p.grad is not None:
+                self.machine.module = self.module_of(p)
+                yield p, p.grad, any(p is one for one in self.chosen)
 
     def first_state(self, parameter: Tensor, grad: Tensor) -> list[Tensor]:
         if id(parameter) not in self.state:
@@ -51,10 +58,7 @@ class LowRank(Optimizer):
         """From the side that is longer: a tall matrix keeps its rows."""
         tall = full_rank_grad.shape[0] >= full_rank_grad.shape[1]
         if id(parameter) not in self.projections:
-            ortho_matrix = self.orthogonal(full_rank_grad, tall)
-            self.machine.blocks[ortho_matrix.storage.block].role = Role.OPTIMIZER
-            self.projections[id(parameter)] = ortho_matrix
-            del ortho_matrix
+            self.projections[id(parameter)] = self.orthogonal(full_rank_grad, tall).as_role(Role.OPTIMIZER)
         kept = self.projections[id(parameter)].transpose(0, 1)
         return F.mm(full_rank_grad, kept) if tall else F.mm(kept, full_rank_grad)
 
@@ -63,15 +67,10 @@ class LowRank(Optimizer):
 
 
 class GaLore(LowRank):
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
         denom = norm_grad = None
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            grad = p.grad
-            has_rank = any(p is one for one in chosen)
+        for p, grad, has_rank in self.turns():
             if has_rank:
                 grad = self.project(p, grad)
             exp_avg, exp_avg_sq = self.first_state(p, grad)
@@ -115,18 +114,13 @@ class GaLore(LowRank):
 
 
 class GaLoreAdafactor(GaLore):
-    """transformers' Adafactor (`adafactor.py` here) on the projection of the fp32 gradient."""
+    """transformers' Adafactor (`one_by_one.py` here) on the projection of the fp32 gradient."""
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
         update: Any = None
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            grad = p.grad
+        for p, grad, has_rank in self.turns():
             grad = grad.float()
-            has_rank = any(p is one for one in chosen)
             if has_rank:
                 grad = self.project(p, grad)
             factored = grad.dim() >= 2
@@ -137,8 +131,7 @@ class GaLoreAdafactor(GaLore):
             state = self.state[id(p)]
             p_data_fp32 = p
             p_data_fp32 = p_data_fp32.float()
-            state[2 if factored else 1 :] = [rms(p_data_fp32)]
-            machine.blocks[state[-1].storage.block].role = Role.OPTIMIZER
+            state[2 if factored else 1 :] = [rms(p_data_fp32).as_role(Role.OPTIMIZER)]
             update = grad.pow(2) + 1e-30
             if factored:
                 for sums, dim in zip(state, (-1, -2), strict=False):
@@ -177,20 +170,16 @@ class GaLoreAdamW8bit(GaLore):
     def tables(self) -> Sequence[Tensor]:  # type: ignore[override]
         return self.moments.tables
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            has_rank = any(p is one for one in chosen)
+        for p, grad, has_rank in self.turns():
             data = p
             if has_rank:
-                grad = self.project(p, p.grad)
+                grad = self.project(p, grad)
                 saved_data = p.clone()
                 data = grad.clone()
                 p.storage = saved_data.storage  # the weights are elsewhere from now on
-                machine.blocks[p.storage.block].role = Role.WEIGHTS
+                p.block.role = Role.WEIGHTS
                 p.grad = grad
             small = data.numel() < SMALLEST_8BIT
             if id(p) not in self.state:
@@ -214,15 +203,11 @@ class Apollo(LowRank):
         super().__init__(parameters, linear)
         self.norms: dict[int, Tensor] = {}
 
-    def take(self, others: Sequence[Tensor], chosen: Sequence[Tensor]) -> None:
+    def take(self) -> None:
         machine = self.machine
         denom = norm_grad = grad_scaling_factor = scaled_grad = scaled_grad_norm = limiter = None
-        for p in (*others, *chosen):
-            if p.grad is None:
-                continue
-            machine.module = self.module_of(p)
-            grad = p.grad
-            has_rank = any(p is one for one in chosen)
+        for p, grad, has_rank in self.turns():
+            full_rank_grad = grad
             if has_rank:
                 norm_dim = 0 if grad.shape[0] < grad.shape[1] else 1
                 grad = self.project(p, grad)
@@ -235,7 +220,7 @@ class Apollo(LowRank):
                 grad_scaling_factor = norm(norm_grad, norm_dim) / (norm(grad, norm_dim) + 1e-8)
                 if norm_dim == 1:
                     grad_scaling_factor = grad_scaling_factor.unsqueeze(1)
-                scaled_grad = p.grad * grad_scaling_factor
+                scaled_grad = full_rank_grad * grad_scaling_factor
                 if id(p) in self.norms:
                     scaled_grad_norm = norm(scaled_grad)
                     limiter = limit_norm(scaled_grad_norm / (self.norms[id(p)] + 1e-8))

@@ -1,13 +1,19 @@
-"""What optimizers share, and the clipping of gradients before them."""
+"""What optimizers share, and the clipping of gradients before them.
+
+An optimizer for each weight, which steps as soon as the weight's gradient is there and drops the gradient
+(torchtune/training/memory.py, `register_optim_in_bwd_hooks`; PyTorch's tutorial of the same name).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 
+from tunecast.errors import UsageError
+from tunecast.job.job import Job
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT32, Dtype, Shape
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.op import LET_GO, MANY, Op, Role
+from tunecast.tape.op import LET_GO, MANY, Op, Phase, Role
 
 COLLECTED = 2
 """Lists of a norm for each gradient, of which one comes out of a kernel and goes into another."""
@@ -37,7 +43,7 @@ def total_norm(gradients: Sequence[Tensor], over_ranks: Callable[[Tensor], Tenso
     for dtype, group in groups.items():
         found = machine.run_many("_foreach_norm", group, [((), dtype)] * len(group), args=(machine.repeated(group),))
         for norm, gradient in zip(found, group, strict=True):
-            machine.blocks[norm.storage.block].module = machine.blocks[gradient.storage.block].module
+            norm.block.module = gradient.block.module
         norms += found
         del found, norm
     dtype = FLOAT32 if len(groups) > 1 else gradients[0].dtype
@@ -103,6 +109,13 @@ class Optimizer:
     def step(self) -> None:
         raise NotImplementedError
 
+    def take_step(self) -> None:
+        """In a phase of its own."""
+        machine = self.machine
+        machine.phase = Phase.OPTIMIZER
+        self.step()
+        machine.phase, machine.module = Phase.OTHER, ""
+
     def zero_grad(self) -> None:
         if trained := self.trained():
             self.machine.mark(Op(LET_GO, MANY, kernels=0, shapes=((len(self.machine.repeated(trained)),),)))
@@ -114,14 +127,12 @@ class Optimizer:
         return [p for p in self.parameters if p.grad is not None]
 
     def module_of(self, parameter: Tensor) -> str:
-        return self.machine.blocks[parameter.storage.block].module
+        return parameter.block.module
 
     def made(self, parameter: Tensor, *kinds: tuple[Shape, Dtype]) -> list[Tensor]:
         machine = self.machine
         machine.module = self.module_of(parameter)
-        out = [machine.run("zeros_like", (), shape, dtype) for shape, dtype in kinds]
-        for tensor in out:
-            machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
+        out = [machine.run("zeros_like", (), shape, dtype).as_role(Role.OPTIMIZER) for shape, dtype in kinds]
         machine.module = self.many
         return out
 
@@ -130,3 +141,51 @@ class Optimizer:
         with machine.on_host():
             self.host_state += self.made(parameter, *kinds)
         machine.module = module
+
+
+# ----------------------------------------------------------------------------------------- an optimizer for each weight
+
+
+def step_in_backward(parameters: Sequence[Tensor], make: Callable[[Sequence[Tensor]], Optimizer]) -> list[Optimizer]:
+    """The optimizers, one a weight; nothing has to be called after the backward pass."""
+    optimizers = {id(parameter): make([parameter]) for parameter in parameters}
+
+    def optim_step(parameter: Tensor) -> None:
+        machine, optimizer = parameter.machine, optimizers[id(parameter)]
+        module = machine.module
+        optimizer.many = optimizer.module_of(parameter)  # part of its layer, which repeats as a whole
+        optimizer.step()
+        machine.module = module
+        optimizer.zero_grad()
+
+    for parameter in parameters:
+        parameter.after_gradient = optim_step
+    return list(optimizers.values())
+
+
+class InBackward(Optimizer):
+    """The same for a loop that steps and drops gradients itself: there is nothing left to do."""
+
+    def __init__(self, parameters: Sequence[Tensor], make: Callable[[Sequence[Tensor]], Optimizer]) -> None:
+        super().__init__(parameters)
+        self.own = step_in_backward(parameters, make)
+
+    def step(self) -> None:
+        pass
+
+    def zero_grad(self) -> None:
+        pass
+
+
+def require_one_gradient(job: Job) -> None:
+    """Gradients that are gone can be neither summed nor clipped: torchtune's recipes refuse both."""
+    if not job.optimizer_in_backward:
+        return
+    for field, asked in (("grad_accum", job.grad_accum > 1), ("max_grad_norm", bool(job.max_grad_norm))):
+        if asked:
+            one = 1 if field == "grad_accum" else 0
+            raise UsageError.at(
+                field,
+                f"got {getattr(job, field)} with optimizer_in_backward, which leaves no gradients for it."
+                f" To fix: {field} {one}",
+            )

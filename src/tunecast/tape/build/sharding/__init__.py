@@ -1,25 +1,20 @@
 """How one rank of many holds a model: replicas, shards, and what waits on the host. A scheme a file.
 
-accelerate.py   FSDP2 the way accelerate 1.15 wraps a transformers model (`fsdp2_prepare_model`)
-accelerate1.py  FSDP 1 the way accelerate wraps a transformers model
-context.py      context parallelism on paper: a sequence over ranks, attention in a ring
-ddp.py          replicas: torch's DistributedDataParallel on paper, as transformers' Trainer makes it
-deepspeed.py    how large DeepSpeed's buckets are, by the file a stack's users start from
-device_map.py   which card of `device_map="auto"` gets which parts of a model
-experts.py      units of FSDP2 beside experts that are spread over ranks
-flat_parts.py   what a flat parameter of FSDP 1 is made of
-flat_unit.py    one flat parameter of FSDP 1
-fsdp1.py        FSDP 1 on paper
-fsdp2.py        torch's `fully_shard` (FSDP2) on paper
-host.py         what waits in host memory while the card computes
-layers.py       layers spread over cards: what each kind of card holds, and what arrives at it and leaves it
-scheme.py       what a stack's loop asks of the way its rank holds the model; see the package's docstring
-shards.py       a parameter in two forms: the part this rank keeps, and the whole that comes and goes
-tensor.py       tensor parallelism on paper
-ulysses.py      DeepSpeed's Ulysses on paper
-unit.py         one unit of FSDP2
-zero.py         DeepSpeed's ZeRO-1 and ZeRO-2 on paper
-zero3.py        DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs
+accelerate.py  FSDP2 and FSDP 1 the way accelerate wraps a transformers model
+ddp.py         replicas: torch's DistributedDataParallel on paper, as transformers' Trainer makes it
+flat_parts.py  what a flat parameter of FSDP 1 is made of
+flat_unit.py   one flat parameter of FSDP 1
+fsdp1.py       FSDP 1 on paper
+fsdp2.py       torch's `fully_shard` (FSDP2) on paper, also beside experts that are spread over ranks
+host.py        what waits in host memory while the card computes
+layers.py      layers spread over cards: which card of `device_map="auto"` gets which, and what each card holds
+scheme.py      what a stack's loop asks of the way its rank holds the model; see the package's docstring
+sequence.py    A sequence over ranks: torch's context parallelism, and DeepSpeed's Ulysses
+shards.py      a parameter in two forms: the part this rank keeps, and the whole that comes and goes
+tensor.py      tensor parallelism on paper
+unit.py        one unit of FSDP2
+zero.py        how large DeepSpeed's buckets are; ZeRO-1 and ZeRO-2 on paper
+zero3.py       DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs
 
 The seam. A stack's `train` asks for the job's scheme and goes on as before; parameters are then this rank's parts, and
 optimizer, clipping and accumulation follow from that. No stack divides by the number of ranks.
@@ -72,7 +67,7 @@ def scheme_of(job: Job, machine: Machine) -> Scheme:
 
         return Replicas(job, machine)
     if (job.parallel.fsdp_version or machine.era.fsdp_version) == 1:
-        from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
+        from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1
 
         return AccelerateFsdp1(job, machine)
     from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2

@@ -57,8 +57,8 @@ class Replicas(Scheme):
         with self.machine.within(OWNER):
             self.make_buckets(list(reversed(bucketed(in_whole_model(self.machine, self.trained), caps))))
             if self.finds_unused:
-                self.used = self.machine.run("empty", (), (len(in_whole_model(self.machine, self.trained)),), INT32)
-                self.machine.blocks[self.used.storage.block].role = Role.GRADIENTS
+                count = len(in_whole_model(self.machine, self.trained))
+                self.used = self.machine.run("empty", (), (count,), INT32).as_role(Role.GRADIENTS)
             else:
                 self.came = []
         self.sets = list(reversed(bucketed(self.trained, caps)))
@@ -80,19 +80,16 @@ class Replicas(Scheme):
         for bucket in bucketed(in_whole_model(machine, tensors), [BROADCAST]):
             numel, dtype = sum(t.numel() for t in bucket), bucket[0].dtype
             flat = machine.run("cat", (), (numel,), dtype) if len(bucket) > 1 else None
-            nbytes = numel * dtype.itemsize
-            machine.collective("broadcast", "data", self.ranks, dtype, nbytes, nbytes, numel)
+            machine.collective_of("broadcast", "data", self.ranks, dtype, numel)
             under_way.append(flat)
             del flat
             if len(under_way) >= IN_FLIGHT:
                 under_way.pop(0)
 
     def make_buckets(self, buckets: Sequence[Sequence[Tensor]]) -> None:
+        sizes = [((sum(t.numel() for t in bucket),), bucket[0].dtype) for bucket in buckets]
         self.full = []
-        for bucket in buckets:
-            flat = self.machine.run("empty", (), (sum(t.numel() for t in bucket),), bucket[0].dtype)
-            self.machine.blocks[flat.storage.block].role = Role.GRADIENTS
-            self.full.append(flat)
+        self.full += [self.machine.run("empty", (), *size).as_role(Role.GRADIENTS) for size in sizes]
 
     # ---------------------------------------------------------------------------------------------------- a step
 
@@ -113,7 +110,7 @@ class Replicas(Scheme):
         self.left = [len(bucket) for bucket in self.sets]
         self.place = {id(p): number for number, bucket in enumerate(self.sets) for p in bucket}
         self.next_bucket = 0
-        modules = [self.machine.blocks[p.storage.block].module for p in self.trained]
+        modules = [p.block.module for p in self.trained]
         self.of_layer = Counter(layer_number(module) for module in modules)
         self.in_layer: dict[int, list[Tensor]] = {}
 
@@ -128,7 +125,7 @@ class Replicas(Scheme):
         buckets = bucketed(whole, [FIRST_BUCKET, BUCKET])
         told = [machine.tensor((count,), INT32) for count in (*[len(whole) + 1] * 2, *[len(buckets)] * 2)]
         for tensor in told:
-            machine.blocks[tensor.storage.block].role = Role.TEMPORARIES
+            tensor.block.role = Role.TEMPORARIES
         self.full = []
         told.clear()
         del tensor
@@ -173,7 +170,7 @@ class Replicas(Scheme):
 
     def reduce_with_layer(self, parameter: Tensor) -> None:
         """Where a layer stands for others a bucket ends with its layer, so that each has as much to send."""
-        layer = layer_number(self.machine.blocks[parameter.storage.block].module)
+        layer = layer_number(parameter.block.module)
         came = self.in_layer.setdefault(layer, [])
         came.append(parameter)
         if layer < 0 or len(came) == self.of_layer[layer]:
@@ -184,10 +181,9 @@ class Replicas(Scheme):
     def reduce(self, bucket: Sequence[Tensor]) -> None:
         machine, dtype = self.machine, bucket[0].dtype
         numel = sum(parameter.numel() for parameter in bucket)
-        nbytes = numel * dtype.itemsize
         with machine.on_stream(NCCL):
             machine.wait(0)
-            machine.collective("all_reduce", "data", self.ranks, dtype, nbytes, nbytes, numel)
+            machine.collective_of("all_reduce", "data", self.ranks, dtype, numel)
 
     def finalize(self) -> None:
         """`finalize_backward`: buckets back into gradients."""

@@ -90,10 +90,10 @@ def uniform_dtype(path: str, tensors: Sequence[Tensor]) -> Dtype:
     dtypes = {tensor.dtype if tensor.dtype.floating else tensor.machine.weights_dtype for tensor in tensors}
     if len(dtypes) > 1:
         names = " and ".join(sorted(map(str, dtypes)))
-        raise UsageError(
-            f"parallel.data: FSDP 1 flattens weights of one dtype only, and {path} has {names}. To fix: "
+        raise UsageError.at(
+            "parallel.data",
+            f"FSDP 1 flattens weights of one dtype only, and {path} has {names}. To fix: "
             "quantization.prepare_kbit false, or parallel.fsdp_version 2",
-            field="parallel.data",
         )
     return dtypes.pop()
 
@@ -133,4 +133,4 @@ def send(tensors: Sequence[Tensor], ranks: int) -> None:
 
 
 def on_host(tensor: Tensor) -> bool:
-    return tensor.storage is None or tensor.machine.blocks[tensor.storage.block].stream == HOST
+    return tensor.storage is None or tensor.block.stream == HOST

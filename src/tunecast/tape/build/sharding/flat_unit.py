@@ -110,7 +110,7 @@ class FlatParamHandle:
 
     def name_shard(self) -> None:
         adapters = self.trains and self.owner.adapts
-        self.machine.blocks[self.shard.storage.block].role = Role.ADAPTERS if adapters else Role.WEIGHTS
+        self.shard.block.role = Role.ADAPTERS if adapters else Role.WEIGHTS
 
     def copied_to_host(self, part: Tensor) -> Tensor:
         self.machine.launch("_to_copy", (part,), part.dtype, part.nbytes)
@@ -165,10 +165,7 @@ class FlatParamHandle:
         with machine.on_stream(UNSHARD):
             if missing:
                 self.full.take(Role.WEIGHTS)
-                sent = self.full.nbytes // ranks
-                machine.collective(
-                    "all_gather", GROUP, ranks, self.compute_dtype, sent, self.full.nbytes, self.shard_numel
-                )
+                machine.collective_of("all_gather", GROUP, ranks, self.compute_dtype, self.shard_numel)
             del copy
             if self.state is HandleState.FORWARD:
                 self.make_views()
@@ -320,7 +317,7 @@ class FlatParamHandle:
         """The whole gradient is there: let go of the weights, sum it over the ranks, keep this rank's part."""
         self.state = HandleState.BACKWARD_POST
         assert self.whole.grad is not None
-        self.machine.blocks[self.whole.grad.storage.block].module = self.module.path
+        self.whole.grad.block.module = self.module.path
         self.reshard(self.owner.frees_in_backward())
         if not self.owner.sync:
             self.share_whole()
@@ -340,14 +337,14 @@ class FlatParamHandle:
                 padded = machine.run("constant_pad_nd", (gradient,), (self.shard_numel * ranks,), gradient.dtype)
             part = machine.run("empty_like", (), (self.shard_numel,), gradient.dtype)
             machine.launch("div_", (padded,), padded.dtype, padded.nbytes)
-            machine.collective("reduce_scatter", GROUP, ranks, padded.dtype, padded.nbytes, part.nbytes, padded.numel())
+            machine.collective_of("reduce_scatter", GROUP, ranks, padded.dtype, padded.numel())
             if self.owner.options.replicas == 1:
                 self.keep(part)
             else:
                 with machine.on_stream(ALL_REDUCE):
                     machine.wait(POST_BACKWARD)
-                    replicas, nbytes = self.owner.options.replicas, part.nbytes
-                    machine.collective("all_reduce", REPLICAS, replicas, part.dtype, nbytes, nbytes, part.numel())
+                    replicas = self.owner.options.replicas
+                    machine.collective_of("all_reduce", REPLICAS, replicas, part.dtype, part.numel())
                     self.keep(part)
             del computed, padded, gradient
 
@@ -359,16 +356,15 @@ class FlatParamHandle:
         part = part.to(self.dtype)
         if self.saved_grad is None:
             self.saved_grad = part
-            machine.blocks[part.storage.block].role = Role.GRADIENTS
+            part.block.role = Role.GRADIENTS
         else:
             machine.launch("add_", (self.saved_grad, part), part.dtype, part.nbytes)
         self.share(self.saved_grad)
 
     def summed_in_place(self, gradient: Tensor) -> Tensor:
         """`_reduce_grad_no_shard`."""
-        machine, ranks, nbytes = self.machine, self.owner.options.ranks, gradient.nbytes
-        machine.launch("div_", (gradient,), gradient.dtype, nbytes)
-        machine.collective("all_reduce", GROUP, ranks, gradient.dtype, nbytes, nbytes, gradient.numel())
+        self.machine.launch("div_", (gradient,), gradient.dtype, gradient.nbytes)
+        self.machine.collective_of("all_reduce", GROUP, self.owner.options.ranks, gradient.dtype, gradient.numel())
         return gradient
 
     def post_backward_reshard_only(self) -> None:

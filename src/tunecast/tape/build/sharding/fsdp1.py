@@ -29,16 +29,8 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module, bring
 from tunecast.tape.build.optimizers import clip_gradients
 from tunecast.tape.build.quantized import Linear4bit
+from tunecast.tape.build.sharding import flat_unit
 from tunecast.tape.build.sharding.flat_parts import GROUP, Options, Weight, on_host
-from tunecast.tape.build.sharding.flat_unit import (
-    ALL_REDUCE,
-    FREED,
-    IN_FLIGHT,
-    POST_BACKWARD,
-    PRE_UNSHARD,
-    UNSHARD,
-    FlatParamHandle,
-)
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import HOST_WAIT, MANY, WAIT, Op, Role
@@ -56,8 +48,8 @@ class Flattened:
         """`ignored` are parameters left alone, by identity; `words` buffers that are treated as parameters."""
         self.options, self.model = options, model
         self.machine: Machine = model.machine
-        self.post_forward_order: list[FlatParamHandle] = []
-        self.upcast: list[FlatParamHandle] = []
+        self.post_forward_order: list[flat_unit.FlatParamHandle] = []
+        self.upcast: list[flat_unit.FlatParamHandle] = []
         self.adapts = any(not parameter.requires_grad for parameter in model.parameters())
         self.sync = True
         """Gradients are summed over the ranks after this backward pass; not in `no_sync`."""
@@ -68,7 +60,7 @@ class Flattened:
         self.words = frozenset(id(tensor) for tensor in words)
         packed = [module for module in model.modules() if isinstance(module, Linear4bit)]
         self.scales = {id(module.weight): module.state.tensors() for module in packed}
-        made: dict[int, FlatParamHandle] = {}
+        made: dict[int, flat_unit.FlatParamHandle] = {}
         self._wrap(model, chosen, set(ignored), made, True)
         self.units = [made[id(module)] for module in model.modules() if id(module) in made]
         for module in model.modules():
@@ -83,7 +75,7 @@ class Flattened:
         """Trained, and not FSDP's."""
         for parameter in self.others:
             if on_host(parameter):
-                bring(parameter, model.machine.blocks[parameter.storage.block].module, Role.ADAPTERS)
+                bring(parameter, parameter.block.module, Role.ADAPTERS)
         self.packs = any(not w.tensor.dtype.floating for unit in self.units for w in unit.weights)
         """bitsandbytes registers views of packed weights as parameters, which then look like nobody's
         (nn/modules.py, `fix_4bit_weight_quant_state_from_module`)."""
@@ -94,7 +86,7 @@ class Flattened:
         module: Module,
         chosen: Callable[[Module], bool],
         taken: set[int],
-        made: dict[int, FlatParamHandle],
+        made: dict[int, flat_unit.FlatParamHandle],
         root: bool,
     ) -> None:
         """`_recursive_wrap`: what is inside first."""
@@ -106,7 +98,7 @@ class Flattened:
         if not weights:
             return
         taken.update(id(weight.tensor) for weight in weights)
-        unit = made[id(module)] = FlatParamHandle(self, module, weights, root)
+        unit = made[id(module)] = flat_unit.FlatParamHandle(self, module, weights, root)
         put_around(module, unit, self.options.inside_checkpoint)
 
     def parameters(self) -> list[Tensor]:
@@ -131,7 +123,7 @@ class Flattened:
                 for unit in self.units:
                     with machine.within(unit.module.path):
                         unit.init_attributes()
-            for stream in (UNSHARD, PRE_UNSHARD):
+            for stream in (flat_unit.UNSHARD, flat_unit.PRE_UNSHARD):
                 with machine.on_stream(stream):
                     machine.wait(0)
             self.drop_gradients()
@@ -143,8 +135,7 @@ class Flattened:
         for module in self.model.modules():
             for buffer in module.own.values():
                 if isinstance(buffer, Buffer) and buffer.dtype.floating and buffer.dtype != dtype:
-                    cast = self.machine.run("_to_copy", (buffer,), buffer.shape, dtype)
-                    self.machine.blocks[cast.storage.block].role = Role.WEIGHTS
+                    cast = self.machine.run("_to_copy", (buffer,), buffer.shape, dtype).as_role(Role.WEIGHTS)
                     buffer.storage, buffer.dtype = cast.storage, dtype
 
     def drop_gradients(self) -> None:
@@ -155,17 +146,17 @@ class Flattened:
 
     def note_free(self) -> None:
         """`_reshard`: an event where the card is done with a unit; those before it are one older each."""
-        pairs = zip((self.machine.stream, *FREED), FREED, strict=False)
+        pairs = zip((self.machine.stream, *flat_unit.FREED), flat_unit.FREED, strict=False)
         where = self.machine.module
         marks = [Op(WAIT, where, kernels=0, shapes=((newer,),), stream=event) for newer, event in pairs]
         self.machine.mark(*reversed(marks))
-        self.let_go = min(self.let_go + 1, len(FREED))
+        self.let_go = min(self.let_go + 1, len(flat_unit.FREED))
 
     def limit(self) -> None:
         """`limit_all_gathers`: before a gather, the host waits for the oldest event of two or more. Every unit counts,
         so with one an adapter's weight the host is never more than two of them ahead of the card."""
-        if self.let_go >= IN_FLIGHT:
-            self.machine.mark(Op(HOST_WAIT, self.machine.module, kernels=0, stream=FREED[self.let_go - 1]))
+        if self.let_go >= flat_unit.IN_FLIGHT:
+            self.machine.mark(Op(HOST_WAIT, self.machine.module, kernels=0, stream=flat_unit.FREED[self.let_go - 1]))
             self.let_go -= 1
 
     def frees_in_backward(self) -> bool:
@@ -175,9 +166,9 @@ class Flattened:
         """`_post_backward_final_callback`."""
         with self.machine.within(self.model.path):
             if self.sync:
-                self.machine.wait(POST_BACKWARD)
+                self.machine.wait(flat_unit.POST_BACKWARD)
                 if self.options.replicas > 1:
-                    self.machine.wait(ALL_REDUCE)
+                    self.machine.wait(flat_unit.ALL_REDUCE)
             self.post_forward_order.clear()
             for unit in self.units:
                 unit.finish_backward()
@@ -231,7 +222,7 @@ class Flattened:
         norms = []
         with self.where():
             for gradient in gradients:
-                with machine.within(machine.blocks[gradient.storage.block].module):
+                with machine.within(gradient.block.module):
                     norm = machine.run("linalg_vector_norm", (gradient,), (), FLOAT32, args=(gradient, 2.0, None))
                 norms.append(norm)
             stacked = machine.run("stack", norms, (len(machine.repeated(gradients)),), FLOAT32)
@@ -247,7 +238,7 @@ class Around(Module):
         return vars(self)["fsdp"].call(super().__call__, *args, **kwargs)
 
 
-def put_around(module: Module, unit: FlatParamHandle, inside_checkpoint: bool) -> None:
+def put_around(module: Module, unit: flat_unit.FlatParamHandle, inside_checkpoint: bool) -> None:
     if inside_checkpoint:
         inner = module.forward
 
@@ -275,9 +266,7 @@ class FlatScheme(Scheme):
     """A model in FSDP 1's hands, whoever put it there: `wrap` makes `flat`."""
 
     flat: Flattened
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()
+    loads_on_host = True
 
     def parameters(self, model: Any) -> list[Tensor]:
         return self.flat.parameters()

@@ -49,14 +49,12 @@ def told_of_host_step(machine: Machine, parameters: Sequence[Tensor], states: Se
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    return tensor.storage is not None and tensor.machine.blocks[tensor.storage.block].stream == HOST
+    return tensor.storage is not None and tensor.block.stream == HOST
 
 
 def on_card(tensor: Tensor) -> Tensor:
     """A copy on the card of what is on the host."""
     machine = tensor.machine
-    block = machine.blocks[tensor.storage.block]
+    block = tensor.block
     with machine.within(block.module):
-        copy = machine.run(FROM_HOST, (), tensor.shape, tensor.dtype)
-    machine.blocks[copy.storage.block].role = block.role or Role.WEIGHTS
-    return copy
+        return machine.run(FROM_HOST, (), tensor.shape, tensor.dtype).as_role(block.role or Role.WEIGHTS)

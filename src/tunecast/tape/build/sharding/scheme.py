@@ -20,6 +20,11 @@ def ranks_of(job: Job) -> int:
     return max(1, cards // (parts.layers * parts.tensor * parts.pipeline * parts.context))
 
 
+def rows_per_step(job: Job) -> int:
+    """Of one optimizer step on all cards: the global batch."""
+    return job.micro_batch * job.grad_accum * ranks_of(job)
+
+
 def splits_rows(job: Job) -> bool:
     """Whether ranks share a row's tokens as DeepSpeed has them do (`ulysses.Ulysses`)."""
     return job.parallel.data.startswith("zero") and job.parallel.context > 1
@@ -30,6 +35,10 @@ class Scheme:
 
     groups_itself = False
     """Its optimizer is made for all groups of parameters at once."""
+    loads_on_host = False
+    """Weights are cut before they arrive."""
+    casts = False
+    """Itself: the loop has no autocast."""
     sequence: Any = None
     """Who splits rows over ranks (`ulysses.Ulysses`)."""
 
@@ -43,7 +52,7 @@ class Scheme:
 
     def loading(self) -> contextlib.AbstractContextManager[None]:
         """Around loading and adapting: where weights are before `wrap`."""
-        return contextlib.nullcontext()
+        return self.machine.on_host() if self.loads_on_host else contextlib.nullcontext()
 
     def wrap(self, model: Any) -> None:
         """The model is complete; from here on its parameters are what this rank keeps."""
@@ -54,8 +63,8 @@ class Scheme:
 
     @property
     def autocast(self) -> Dtype | None:
-        """Of the loop: none where the scheme casts."""
-        return DTYPES[self.job.autocast] if self.job.autocast else None
+        """Of the loop."""
+        return DTYPES[self.job.autocast] if self.job.autocast and not self.casts else None
 
     def optimizer(self, parameters: Sequence[Tensor], outer: Sequence[Tensor], linear: Sequence[Tensor]) -> Optimizer:
         return make_optimizer(self.job, parameters, outer, linear)
@@ -116,6 +125,13 @@ class Scheme:
 
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
         return clip_gradients(parameters)
+
+    def end_step(self, parameters: Sequence[Tensor], optimizer: Optimizer) -> None:
+        """What follows the last backward pass of a step."""
+        if self.job.max_grad_norm:
+            self.clip(parameters)
+        optimizer.take_step()
+        optimizer.zero_grad()
 
 
 def repeats_as(scheme: Scheme) -> Hashable | None:

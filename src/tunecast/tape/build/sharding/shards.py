@@ -62,7 +62,7 @@ class Shard:
         self.machine, self.places, self.ranks, self.on_host = machine, places, ranks, on_host
         self.module, self.role = places[0][0].path, Role.WEIGHTS
         if parameter.storage is not None:
-            block = machine.blocks[parameter.storage.block]
+            block = parameter.block
             self.module, self.role = block.module, block.role or Role.WEIGHTS
         rows, *rest = parameter.shape
         self.rows = rows
@@ -72,8 +72,7 @@ class Shard:
         """Of one rank's part; padding included."""
         with machine.on_stream(HOST if on_host else machine.stream), machine.within(self.module):
             machine.launch("zeros", (), parameter.dtype, self.padded_numel * parameter.dtype.itemsize)
-            self.part = machine.tensor((self.rows_a_rank, *rest), parameter.dtype)
-        machine.blocks[self.part.storage.block].role = self.role
+            self.part = machine.tensor((self.rows_a_rank, *rest), parameter.dtype).as_role(self.role)
         self.part.requires_grad = parameter.requires_grad
         self.shape = parameter.shape
         self.whole: Tensor | None = None
@@ -108,10 +107,10 @@ class Shard:
         if self.whole is None:
             return
         if not isinstance(self.whole.storage, Resizable):  # bitsandbytes casts a layer's bias in place
-            raise Unsupported(
-                f"parallel.data: what becomes of {self.module}, which is cast in place while it is gathered, is not "
+            raise Unsupported.at(
+                "parallel.data",
+                f"what becomes of {self.module}, which is cast in place while it is gathered, is not "
                 "written down. To fix: quantization.prepare_kbit false, or ddp",
-                field="parallel.data",
             )
         self.whole.storage.give_back()
 

@@ -96,9 +96,7 @@ class TensorParallel:
 
     def part(self, size: int, what: str) -> int:
         if size % self.ranks:
-            raise UsageError(
-                f"parallel.tensor: {what} of {size} cannot be split over {self.ranks} cards", field="parallel.tensor"
-            )
+            raise UsageError.at("parallel.tensor", f"{what} of {size} cannot be split over {self.ranks} cards")
         return size // self.ranks
 
     def columns(self, linear: Linear, sequence: bool | None = None, whole: bool = False) -> None:

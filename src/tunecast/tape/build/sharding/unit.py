@@ -58,6 +58,9 @@ class MixedPrecisionPolicy:
 class ParamGroup:
     """`FSDPState` with its `FSDPParamGroup`."""
 
+    cast_role: Role | None = Role.GRADIENTS
+    """Of gradients in the weights' own dtype, where they were summed in another."""
+
     def __init__(self, sharder: FullyShard, modules: Sequence[Module], reshards: bool) -> None:
         self.sharder, self.machine, self.modules, self.reshards = sharder, sharder.machine, modules, reshards
         self.path = modules[0].path
@@ -98,9 +101,7 @@ class ParamGroup:
         return shards
 
     def made(self, shape: Shape, dtype: Dtype, role: Role = Role.TEMPORARIES) -> Tensor:
-        tensor = self.machine.run("empty", (), shape, dtype)
-        self.machine.blocks[tensor.storage.block].role = role
-        return tensor
+        return self.machine.run("empty", (), shape, dtype).as_role(role)
 
     # ------------------------------------------------------------------------------------------------- forward
 
@@ -328,8 +329,7 @@ class ParamGroup:
             if dtype is None or whole is None or whole.grad is None or whole.grad.dtype == dtype:
                 continue
             gradient, whole.grad = whole.grad, None
-            shard.accumulated = self.machine.run("_to_copy", (gradient,), gradient.shape, dtype)
-            self.machine.blocks[shard.accumulated.storage.block].role = Role.GRADIENTS
+            shard.accumulated = self.machine.run("_to_copy", (gradient,), gradient.shape, dtype).as_role(Role.GRADIENTS)
             del gradient
 
     def reduce_dtype(self) -> Dtype | None:
@@ -338,48 +338,50 @@ class ParamGroup:
         return None if policy.reduce == policy.compute else policy.reduce
 
     def reduce(self, shards: Sequence[Shard], gradients: list[Tensor]) -> None:
-        """`foreach_reduce`. Its loop over gradients leaves a name on the last one, which so lives until the end."""
+        """`foreach_reduce`."""
         machine, sharder = self.machine, self.sharder
-        ranks, replicas = sharder.mesh.shard, sharder.mesh.replicate
-        last = gradients[-1]
-        dtype = self.reduce_dtype() or last.dtype
+        read, replicas = gradients[-1].dtype, sharder.mesh.replicate
+        dtype = self.reduce_dtype() or read
+        held = self.laid_out(gradients)
         numel = sum(shard.padded_numel for shard in shards)
         with machine.on_stream(SCATTER if sharder.copies_apart else machine.stream):
             if sharder.copies_apart:
                 machine.wait(DEFAULT)
-            scattered = self.made((numel * ranks,), dtype)
+            scattered = self.made((numel * sharder.mesh.shard,), dtype)
             machine.launch("fsdp::chunk_cat", gradients, dtype, scattered.nbytes)
-            self.copy_together(shards, last.dtype, dtype)
+            self.copy_together(shards, read, dtype)
         if sharder.copies_apart:
             machine.wait(SCATTER)
         gradients.clear()
         with machine.on_stream(SCATTER):
             machine.wait(DEFAULT)
             output = self.made((numel,), dtype, Role.GRADIENTS)
-            if dtype == FLOAT16:  # half of the division before, half after, lest sums overflow
-                machine.launch("div_", (scattered,), dtype, scattered.nbytes)
-            machine.collective(
-                "reduce_scatter", "shard", ranks, dtype, scattered.nbytes, output.nbytes, scattered.numel()
-            )
-        after = SCATTER
-        if replicas > 1:
-            after = REDUCE
-            with machine.on_stream(REDUCE):
+            self.scatter(scattered, output)
+        with machine.on_stream(REDUCE if replicas > 1 else SCATTER):
+            if replicas > 1:
                 machine.wait(SCATTER)
-                machine.collective(
-                    "all_reduce", "replicate", replicas, dtype, output.nbytes, output.nbytes, output.numel()
-                )
-            self.reducing = output
-        with machine.on_stream(after):
+                machine.collective_of("all_reduce", "replicate", replicas, dtype, numel)
+                self.reducing = output
             if dtype == FLOAT16:
                 machine.launch("div_", (output,), dtype, output.nbytes)
             if output.dtype != shards[0].part.dtype:
                 output = machine.run("_to_copy", (output,), output.shape, shards[0].part.dtype)
-                machine.blocks[output.storage.block].role = Role.GRADIENTS
+                output.block.role = self.cast_role
             self.hand_out(shards, output)
         if not sharder.copies_apart:
             sharder.scattering.append(scattered)
-        del last
+        del held
+
+    def laid_out(self, gradients: list[Tensor]) -> Any:
+        """Gradients as they are scattered, in their place; what is held of them until the end: the last, on which the
+        loop over them leaves a name."""
+        return gradients[-1]
+
+    def scatter(self, scattered: Tensor, output: Tensor) -> None:
+        machine, numel, dtype = self.machine, scattered.numel(), output.dtype
+        if dtype == FLOAT16:  # half of the division before, half after, lest sums overflow
+            machine.launch("div_", (scattered,), dtype, scattered.nbytes)
+        machine.collective_of("reduce_scatter", "shard", self.sharder.mesh.shard, dtype, numel)
 
     def copy_together(self, shards: Sequence[Shard], read: Dtype, written: Dtype) -> None:
         if chunk_cat_is_direct(read.name, written.name):

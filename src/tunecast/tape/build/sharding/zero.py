@@ -1,7 +1,12 @@
-"""DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
+"""How large DeepSpeed's buckets are, by the file a stack's users start from. They are much of what ZeRO holds.
 
-All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with the sizes of deepspeed.py. DeepSpeed
-cannot be traced here, and the tape says so.
+Of ZeRO-Infinity (`device: nvme`) its buffers in host memory, and what stays there (0.19.8, runtime/zero/
+offload_config.py and stage3.py, runtime/swap_tensor/*.py). Sizes are elements of one rank's part.
+
+DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
+
+All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with those sizes. DeepSpeed cannot be
+traced here, and the tape says so.
 
     weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
     master        this rank's part of it in fp32 (`single_partition_of_fp32_groups`)
@@ -21,18 +26,89 @@ from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
-from tunecast.job.stacks import stack_of
+from tunecast.job.stacks import STACKS, stack_of
+from tunecast.records import dataclass
 from tunecast.tape.build.dtypes import DTYPES, FLOAT32, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Linear4bit, change_dtype
-from tunecast.tape.build.sharding.deepspeed import settings_of
 from tunecast.tape.build.sharding.host import HOST_ASSUMED, HostOptimizer, is_on_host, on_card
 from tunecast.tape.build.sharding.scheme import Scheme, splits_rows
-from tunecast.tape.build.sharding.ulysses import Ulysses
+from tunecast.tape.build.sharding.sequence import Ulysses
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, MANY, TO_HOST, Role
+
+# ---------------------------------------------------------------------------------------------------------------- sizes
+
+
+MILLION = 10**6
+OPTIMIZER_BUFFERS = 4
+"""`buffer_count` of offload_optimizer: of float32, each as large as the largest sub-group."""
+PARAMETER_BUFFERS, PARAMETER_BUFFER_SIZE = 5, 100 * MILLION
+"""`buffer_count` and `buffer_size` of offload_param."""
+MAX_IN_CPU = 1000 * MILLION
+"""`max_in_cpu`: trained weights that stay in host memory beside drives."""
+MIN_AIO_BYTES = 1 << 20
+"""Smaller parts are not worth a file (swap_tensor/utils.py)."""
+
+
+@dataclass(frozen=True)
+class DeepSpeedSettings:
+    """Elements, named as in DeepSpeed's `zero_optimization`; the defaults are its own (0.19.8, runtime/zero/config.py),
+    which hold where accelerate is told `zero_stage` and no file."""
+
+    reduce_bucket_size: int = 500 * MILLION
+    prefetch_bucket_size: int = 50 * MILLION
+    max_live_parameters: int = 1000 * MILLION
+    max_reuse_distance: int = 1000 * MILLION
+    param_persistence_threshold: int = 100_000
+    sub_group_size: int = 1000 * MILLION
+    overlap_comm: bool = False
+    """Of stages 1 and 2: two buckets take turns."""
+    told: str = "DeepSpeed's own defaults"
+
+
+def settings_of(stack: str, stage: int, hidden: int) -> DeepSpeedSettings:
+    """ "auto" in a file is transformers' choice (integrations/deepspeed.py): by the square of the hidden size."""
+    declared = STACKS[stack]
+    file = declared.deepspeed.get(stage)
+    if file is None:
+        return DeepSpeedSettings()
+    values = {name: value for name, value in file.items() if name != "auto"}
+    if "auto" in file:
+        auto = {"reduce_bucket_size": hidden * hidden, "prefetch_bucket_size": int(0.9 * hidden * hidden)}
+        values = auto | {"param_persistence_threshold": 10 * hidden} | values
+    return DeepSpeedSettings(told=declared.deepspeed_file, **values)  # type: ignore[arg-type]
+
+
+def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:
+    """`_create_fp16_sub_groups`: elements of each group of masters that takes a step at once."""
+    groups, open_ = [], 0
+    for numel in part_numels:
+        open_ += numel
+        if open_ >= size:
+            groups.append(open_)
+            open_ = 0
+    return groups + ([open_] if open_ else [])
+
+
+def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
+    """Of each trained parameter, whether it stays in host memory when the others go to drives: its whole sub-group has
+    room in `max_in_cpu` behind those before (`_create_param_groups_fp16_flat_cpu_memory`)."""
+    kept: list[bool] = []
+    behind = open_ = waiting = 0
+    for numel in part_numels:
+        open_, waiting = open_ + numel, waiting + 1
+        if open_ >= size:
+            behind += open_
+            kept += [behind <= MAX_IN_CPU] * waiting
+            open_ = waiting = 0
+    return kept + [behind + open_ <= MAX_IN_CPU] * waiting
+
+
+# ---------------------------------------------------------------------------- what the stages share, and stages 1 and 2
+
 
 FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8), not a trace"
 SIZES_TAKEN = "ZeRO's buckets are those of {}"
@@ -47,7 +123,7 @@ ALIGNED_TO = 2
 class Zero(Scheme):
     """What the stages share: weights in the training dtype, masters in fp32, a step on those."""
 
-    groups_itself = True
+    groups_itself = loads_on_host = casts = True
 
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
@@ -64,13 +140,6 @@ class Zero(Scheme):
     def ranks(self) -> int:
         """That share the model: those of one row, too (`get_sequence_data_parallel_group`)."""
         return super().ranks * self.job.parallel.context
-
-    def loading(self) -> contextlib.AbstractContextManager[None]:
-        return self.machine.on_host()
-
-    @property
-    def autocast(self) -> Dtype | None:
-        return None
 
     def begin(self, model: Any) -> None:
         """`module.bfloat16()`, before anything is on the card."""
@@ -101,8 +170,7 @@ class Zero(Scheme):
     def master(self, numel: int) -> Tensor:
         machine = self.machine
         with machine.on_host() if self.on_host else contextlib.nullcontext(), machine.within(MANY):
-            made = machine.run("_to_copy", (), (numel,), FLOAT32)
-        machine.blocks[made.storage.block].role = Role.OPTIMIZER
+            made = machine.run("_to_copy", (), (numel,), FLOAT32).as_role(Role.OPTIMIZER)
         made.requires_grad = True
         return made
 
@@ -170,9 +238,7 @@ class Zero12(Zero):
         for parameter in [*trained, *frozen]:
             if is_on_host(parameter):
                 parameter.storage = on_card(parameter).storage
-            machine.collective(
-                "broadcast", "data", self.ranks, parameter.dtype, parameter.nbytes, parameter.nbytes, parameter.numel()
-            )
+            machine.collective_of("broadcast", "data", self.ranks, parameter.dtype, parameter.numel())
         self.trained = trained
         self.flats: list[Tensor] = []
         for group in self.groups(trained):
@@ -186,9 +252,7 @@ class Zero12(Zero):
 
     def made(self, shape: tuple[int, ...], dtype: Dtype, role: Role) -> Tensor:
         with self.machine.within(MANY):
-            tensor = self.machine.run("empty", (), shape, dtype)
-        self.machine.blocks[tensor.storage.block].role = role
-        return tensor
+            return self.machine.run("empty", (), shape, dtype).as_role(role)
 
     def flatten(self, group: Sequence[Tensor]) -> None:
         """`flatten_dense_tensors_aligned`, then parameters are views of it (`_update_model_bit16_weights`)."""
@@ -251,13 +315,12 @@ class Zero12(Zero):
         if not bucket:
             return
         numel = sum(p.numel() for p in bucket)
-        nbytes = numel * self.dtype.itemsize
         machine.module = MANY
         with machine.on_stream(REDUCE if self.settings.overlap_comm else machine.stream):
             if self.settings.overlap_comm:
                 machine.wait(0)
             copy = machine.run("cat", (), (numel,), self.dtype) if len(bucket) > 1 else None
-            machine.collective("all_reduce", "data", self.ranks, self.dtype, nbytes, nbytes, numel)
+            machine.collective_of("all_reduce", "data", self.ranks, self.dtype, numel)
             del copy
         for parameter in bucket:
             if id(parameter) in self.mine:
@@ -313,7 +376,7 @@ class Zero12(Zero):
                 piece = machine.run("cat", (), (numel,), self.dtype)
                 master.grad = machine.run("_to_copy", (piece,), (numel,), FLOAT32)
                 del piece
-                machine.blocks[master.grad.storage.block].role = Role.GRADIENTS
+                master.grad.block.role = Role.GRADIENTS
                 if master is self.masters[-1]:
                     self.forget_gradients()
                 machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)
@@ -328,9 +391,7 @@ class Zero12(Zero):
                 master.grad = None
                 machine.launch(FROM_HOST, (), self.dtype, master.numel() * self.dtype.itemsize)
         for flat in self.flats:
-            sent = flat.nbytes // self.ranks
-            numel = flat.numel() // self.ranks
-            machine.collective("all_gather", "data", self.ranks, self.dtype, sent, flat.nbytes, numel)
+            machine.collective_of("all_gather", "data", self.ranks, self.dtype, flat.numel() // self.ranks)
 
     def forget_gradients(self) -> None:
         self.kept.clear()

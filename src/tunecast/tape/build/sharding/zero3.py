@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
 Read in DeepSpeed 0.19.8 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py), with the
-sizes of deepspeed.py. A parameter is cut as one row of numbers, padded; a rank's parts are all in one buffer.
+sizes of zero.py. A parameter is cut as one row of numbers, padded; a rank's parts are all in one buffer.
 
     fetched    when a module with parameters of its own runs, in both passes: gathered into a buffer; where several
                travel together, each is then copied out of it
@@ -34,10 +34,9 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.nested import tensors_in, watched
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.sharding.deepspeed import MIN_AIO_BYTES, kept_in_memory, sub_groups
 from tunecast.tape.build.sharding.host import HostOptimizer
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.sharding.zero import Zero
+from tunecast.tape.build.sharding.zero import MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
 
@@ -52,7 +51,7 @@ class Cut:
         machine = parameter.machine
         self.numel, self.part_numel = parameter.numel(), -(-parameter.numel() // ranks)
         self.trains, self.stays = parameter.requires_grad, stays
-        block = machine.blocks[parameter.storage.block]
+        block = parameter.block
         self.module, self.role = block.module, block.role or Role.WEIGHTS
         padded = self.part_numel * ranks * dtype.itemsize
         self.whole = Tensor(machine, Resizable(machine, padded), parameter.shape, dtype)
@@ -130,9 +129,7 @@ class Zero3(Zero):
     def made(self, numel: int, dtype: Dtype, role: Role, on_host: bool) -> Tensor:
         machine = self.machine
         with machine.on_stream(HOST if on_host else machine.stream), machine.within(MANY):
-            tensor = machine.run("empty", (), (numel,), dtype)
-        machine.blocks[tensor.storage.block].role = role
-        return tensor
+            return machine.run("empty", (), (numel,), dtype).as_role(role)
 
     # -------------------------------------------------------------------------------------------------- weights
 
@@ -221,12 +218,10 @@ class Zero3(Zero):
                 machine.launch(FROM_HOST, (), self.dtype, numel * self.dtype.itemsize)
             buffer = None
             if len(cuts) > 1:
-                buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype)
-                machine.blocks[buffer.storage.block].role = Role.TEMPORARIES
+                buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype).as_role(Role.TEMPORARIES)
             else:
                 cuts[0].whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
-            nbytes = numel * self.dtype.itemsize
-            machine.collective("all_gather", "data", self.ranks, self.dtype, nbytes, nbytes * self.ranks, numel)
+            machine.collective_of("all_gather", "data", self.ranks, self.dtype, numel)
         for cut in cuts:
             self.under_way[id(cut)] = (buffer, list(cuts))
             self.live += 0 if cut.stays else cut.numel
@@ -306,9 +301,7 @@ class Zero3(Zero):
         with machine.on_stream(SCATTER), machine.within(MANY):
             alone = len(bucket) == 1 and bucket[0].numel() % self.ranks == 0
             flat = None if alone else machine.run("cat", (), (numel * self.ranks,), self.dtype)
-            machine.collective(
-                "reduce_scatter", "data", self.ranks, self.dtype, nbytes * self.ranks, nbytes, numel * self.ranks
-            )
+            machine.collective_of("reduce_scatter", "data", self.ranks, self.dtype, numel * self.ranks)
             if self.on_host:
                 self.send_to_host(numel)
             else:
@@ -364,7 +357,7 @@ class Zero3(Zero):
             piece = machine.run("cat", (self.kept,), master.shape, self.dtype)
             master.grad = machine.run("_to_copy", (piece,), master.shape, FLOAT32)
             del piece
-            machine.blocks[master.grad.storage.block].role = Role.GRADIENTS
+            master.grad.block.role = Role.GRADIENTS
             machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)
             optimizer.step()
             machine.launch("copy_", (master,), self.dtype, master.numel() * self.dtype.itemsize)

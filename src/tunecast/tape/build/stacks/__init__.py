@@ -1,12 +1,12 @@
 """Whose program trains: the loop, the modules, the casts and the loss of each `stack`, one module each.
 
+    automodel.py      NVIDIA's NeMo Automodel on paper
+    foundry.py        llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17)
     fsdp_qlora.py     AnswerDotAI's fsdp_qlora on paper
     trainer.py        transformers' Trainer on paper (trainer.py of 5.17.0, accelerate 1.15), the loop under TRL
     transformers.py   transformers' own loop, with PEFT, bitsandbytes and Liger
     trl.py            TRL's SFTTrainer on paper
     unsloth.py        Unsloth's notebooks on paper, then a plain loop
-    automodel/        NVIDIA's NeMo Automodel on paper
-    foundry/          llm-foundry's training of MPT with Composer (llm-foundry 0.4, mosaicml 0.17)
     litgpt/           litgpt's fine-tuning: Fabric's precision, the loop and the loss
     megatron/         Megatron Core and NeMo (which runs it): one rank's training program on paper
     torchtitan/       torchtitan's pre-training loop on paper, by the month of its code
@@ -151,7 +151,7 @@ def _in_words(value: Any) -> str:
 
 
 def not_known(field: str, got: Any, remedy: str = TRACE_INSTEAD) -> Unsupported:
-    return Unsupported(f"{field}: got {_in_words(got)}, which the closed form does not know. {remedy}", field=field)
+    return Unsupported.at(field, f"got {_in_words(got)}, which the closed form does not know. {remedy}")
 
 
 def no_such_model(stack: str, model_type: object) -> Unsupported:

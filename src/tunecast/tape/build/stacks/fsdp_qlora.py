@@ -26,7 +26,7 @@ from tunecast.tape.build.eras import era_of, guesses
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model, transformers
 from tunecast.tape.build.stacks.transformers import load, model
@@ -104,8 +104,7 @@ def take_steps(job: Job, model: Any, optimizer: Optimizer, lengths: Sequence[int
     machine, scheme = model.machine, model.machine.scheme
     model.gives_logits = True
     ddp_loss = machine.run("zeros", (), (2,), FLOAT32)
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         for micro in range(job.grad_accum):
             machine.take_turn(micro)
             input_ids, labels = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(2)]
@@ -114,13 +113,7 @@ def take_steps(job: Job, model: Any, optimizer: Optimizer, lengths: Sequence[int
                 loss, logits = model(input_ids, labels, labels)  # all ones are no mask, and none is given
                 loss = loss / job.grad_accum
                 backward(loss)
-        if job.max_grad_norm:
-            scheme.clip(())
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        optimizer.zero_grad()
+        scheme.end_step((), optimizer)
         del loss, logits
-    machine.step = len(lengths)
     scheme.end()
     del ddp_loss

@@ -73,8 +73,7 @@ def take_steps(
         optimizer = Grouped(parameters, embeddings(model))
     tr_loss = machine.run("_to_copy", (), (), FLOAT32)
     tr_loss_step = grad_norm = None
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         batch_samples, num_items_in_batch = batches(job, machine, length, collated or rows)
         for number in micro_batches(machine, job.grad_accum):
             machine.take_turn(number)
@@ -91,11 +90,8 @@ def take_steps(
         grad_norm = None
         if job.max_grad_norm:
             grad_norm = machine.scheme.clip(parameters)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.take_step()
         optimizer.zero_grad()
-    machine.step = len(lengths)
     machine.scheme.end()
     del tr_loss, tr_loss_step, grad_norm
 

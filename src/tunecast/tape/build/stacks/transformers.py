@@ -15,7 +15,7 @@ from tunecast.tape.build.dtypes import FLOAT32, INT64
 from tunecast.tape.build.eras import guesses
 from tunecast.tape.build.families import model_of
 from tunecast.tape.build.machine import Machine, Setup
-from tunecast.tape.build.modules import Linear, bring
+from tunecast.tape.build.modules import Linear, bring_all
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.quantized import Quantizer
 from tunecast.tape.build.recompute import first_of
@@ -76,7 +76,7 @@ def prepared(
     """What stands on the card when the first step begins; `adapting` is the stack's own way to it. The Trainer empties
     the cache (`free_memory`) before it wraps the model (`accelerator.prepare`), so what that leaves stays cached."""
     if job.optimizer_in_backward:
-        part("optimizers.in_backward").require_one_gradient(job)
+        part("optimizers.state").require_one_gradient(job)
     machine.run("zeros", (), (1,), FLOAT32)
     scheme = machine.scheme
     with scheme.loading():
@@ -99,7 +99,7 @@ def prepared(
     outer = [getattr(module, "base_layer", module).weight for module in ends]  # either may be adapted
     linear = linear_weights(model)
     if job.optimizer_in_backward:
-        in_backward = part("optimizers.in_backward").InBackward
+        in_backward = part("optimizers.state").InBackward
         return model, parameters, in_backward(parameters, lambda own: make_optimizer(job, own, outer, linear))
     return model, parameters, scheme.optimizer(parameters, outer, linear)
 
@@ -122,9 +122,8 @@ def load(
     text = config.get("text_config", config)
     model = model_of(machine, with_room(config, max(job.lengths or (job.seq_len,))))
     if model is None:
-        raise Unsupported(
-            f"model: the closed form does not know the architecture {text['model_type']!r}. To fix: --engine traced",
-            field="model",
+        raise Unsupported.at(
+            "model", f"the closed form does not know the architecture {text['model_type']!r}. To fix: --engine traced"
         )
     model.name_all()
     machine.name_head(model.output_embedding().path, model.path)
@@ -139,10 +138,7 @@ def load(
         part("checkpoint").load_checkpoint(model, getattr(model, "quantizer", None), **reading)
     elif hasattr(model, "quantizer"):
         model.quantizer.replace_in(model)
-    for module in model.modules():
-        for tensor in module.own.values():
-            if tensor.storage is None:
-                bring(tensor, module.path)
+    bring_all(model)
     model.tie()
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         part("liger").apply(model, text["model_type"])
@@ -179,19 +175,22 @@ def evaluation_loop(
     """`evaluation_loop` without compute_metrics (transformers' trainer.py, 5.17.0): outputs go where `prediction_step`
     returns, the batch when the next one takes its name, and of each batch a loss a row is kept."""
     machine = model.machine
+    repeats = stack_of(job).is_plain_loop and not job.compile
+    passes_of_batches = RepeatedPasses(machine, (), lengths, repeats)
     inputs: Any = None
     losses: Any = None
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         inputs = [machine.run("_to_copy", (), (job.micro_batch, length), INT64) for _ in range(3)]
-        machine.phase, machine.in_forward = Phase.FORWARD, True
-        machine.of_host(PASS)
-        with machine.no_grad():
-            loss = loss_of(inputs)
+        loss = passes_of_batches.repeat(inputs)
+        if loss is None:
+            machine.phase, machine.in_forward = Phase.FORWARD, True
+            machine.of_host(PASS)
+            with machine.no_grad():
+                loss = loss_of(inputs)
+            passes_of_batches.keep(inputs, loss)
         machine.phase, machine.module = Phase.OTHER, ""
         losses = machine.run("repeat", (loss,), (job.micro_batch,), FLOAT32)
         del loss
-    machine.step = len(lengths)
     del inputs, losses
 
 
@@ -202,7 +201,7 @@ def take_steps(
     machine, scheme = model.machine, model.machine.scheme
     run = part("compiled").compiled_model(model) if job.compile else model
     repeats = stack_of(job).is_plain_loop and not job.compile  # Unsloth and compilers do more in the first passes
-    passes_of_steps = RepeatedPasses(machine, parameters, lengths)
+    passes_of_steps = RepeatedPasses(machine, parameters, lengths, repeats)
     batch: list[Any] = [None, None]
 
     def next_batch(length: int) -> None:
@@ -223,17 +222,13 @@ def take_steps(
                 backward(loss)
         return loss
 
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         machine.take_turn(0)
         next_batch(scheme.tokens_of(length))
-        loss = passes_of_steps.run(passes, batch, repeats)
-        if job.max_grad_norm:
-            scheme.clip(parameters)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        optimizer.zero_grad()
+        loss = passes_of_steps.repeat(batch)
+        if loss is None:
+            loss = passes()
+            passes_of_steps.keep(batch, loss)
+        scheme.end_step(parameters, optimizer)
         del loss
-    machine.step = len(lengths)
     machine.scheme.end()

@@ -14,15 +14,7 @@ from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.optimizers import make_optimizer
 from tunecast.tape.build.stacks import TRACE_INSTEAD, Refusals, leaves_out, not_known
 from tunecast.tape.build.stacks.transformers import take_steps
-from tunecast.tape.build.unsloth.loading import (
-    TARGETS,
-    adapt,
-    empty_caches,
-    load,
-    probes,
-    rotary_marks,
-    rotary_repair,
-)  # fmt: skip
+from tunecast.tape.build.unsloth import loading
 from tunecast.tape.build.unsloth.model import UnslothRun, apply
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -59,17 +51,17 @@ def setup(job: Job, given: Setup) -> Setup:
 
 def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: Machine) -> None:
     refuse(job, config, max(lengths))
-    probes(machine)
+    loading.probes(machine)
     language_model = model(machine, config)
     language_model.name_all()
     language_model.model_type = config["model_type"]
     machine.name_head(language_model.path)
-    marks = rotary_marks(machine)
-    load(language_model, job.quantization.format == "nf4")
+    marks = loading.rotary_marks(machine)
+    loading.load(language_model, job.quantization.format == "nf4")
     language_model.tie()
-    rotary_repair(machine, language_model.model.rotary_emb.width)
-    empty_caches(machine, 3)
-    adapt(job, language_model)
+    loading.rotary_repair(machine, language_model.model.rotary_emb.width)
+    loading.empty_caches(machine, 3)
+    loading.adapt(job, language_model)
     longest = max(job.lengths or (job.seq_len,))
     run = UnslothRun(
         language_model,
@@ -82,7 +74,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.guesses[NOT_COMPILED.format(config["model_type"])] = None
     apply(language_model, run)
     language_model.input_embedding().gives_gradient = True
-    empty_caches(machine, 7)
+    loading.empty_caches(machine, 7)
     parameters = [p for p in language_model.parameters() if p.requires_grad]
     optimizer = make_optimizer(job, parameters, ())
     take_steps(job, language_model, parameters, optimizer, lengths)
@@ -94,22 +86,22 @@ def refuse(job: Job, config: Mapping[str, Any], longest: int) -> None:
     """What Unsloth does by other code than is written down here."""
     name = config["model_type"]
     if name not in FAMILIES:
-        raise Unsupported(
-            f"model: the closed form knows Unsloth's code for {', '.join(FAMILIES)}, not for {name!r}. {TRACE_INSTEAD}",
-            field="model",
+        raise Unsupported.at(
+            "model",
+            f"the closed form knows Unsloth's code for {', '.join(FAMILIES)}, not for {name!r}. {TRACE_INSTEAD}",
         )
     window = config.get("sliding_window") if name == "mistral" else None
     if window and longest > window:
-        raise Unsupported(
-            f"seq_len: rows of {longest} are longer than the model's window of {window}, for which Unsloth makes masks"
+        raise Unsupported.at(
+            "seq_len",
+            f"rows of {longest} are longer than the model's window of {window}, for which Unsloth makes masks"
             f" the closed form does not know. {TRACE_INSTEAD}",
-            field="seq_len",
         )
     if job.lora.dora:
         raise not_known("lora.dora", True, "To fix: lora.dora false")
     wanted = job.lora.targets
     assert wanted is not None, "targets follow from the stack: fill_in comes first"
-    if wanted != "all-linear" and set(wanted) != set(TARGETS):
+    if wanted != "all-linear" and set(wanted) != set(loading.TARGETS):
         raise not_known("lora.targets", wanted, "To fix: lora.targets all-linear")
     dtype = "bfloat16" if job.weights_dtype == "float32" else job.weights_dtype
     if job.autocast not in (None, dtype):

@@ -1,12 +1,23 @@
 """litgpt's fine-tuning: Fabric's precision, the loop and the loss (litgpt/finetune/lora.py and full.py).
 
-    config.py    what litgpt calls the things of a config.json: its own attributes, from the Hub's
-    linears.py   litgpt's linear layers on paper: plain, quantised by Fabric, and with adapters
-    model.py     litgpt's model on paper: names, order of statements and the differences between releases
-    sharded.py   litgpt on several cards
+config.py   what litgpt calls the things of a config.json: its own attributes, from the Hub's
+linears.py  litgpt's linear layers on paper: plain, quantised by Fabric, and with adapters
+model.py    litgpt's model on paper: names, order of statements and the differences between releases
 
 `stack_version` says which release. Left out: validation, the example it generates, the few bytes of its running loss.
 One card never recomputes: checkpointing is an option of litgpt's FSDP strategy only.
+
+litgpt on several cards: Fabric's FSDPStrategy, which its fine-tuning takes whenever there are more than one, and its
+DDPStrategy, which its pretraining may.
+
+FSDP: a unit a block and one around the model, original parameters kept (`use_orig_params`), every block recomputed
+inside its unit (pretraining recomputes none). Adapters lie in the flat parameter of their block among frozen weights; a
+flat parameter trains whole or not at all, so frozen weights get gradients too, which FSDP puts together, sums and drops
+in the end. Until the last micro-batch of a step they are whole on every card (`no_backward_sync`): most of what LoRA
+takes.
+
+Source   litgpt/finetune/{lora,full}.py; lightning 2.6.6, fabric/strategies/fsdp.py, fabric/plugins/precision/fsdp.py.
+Ignored  the checkpoint's weights arrive unit by unit (`fabric.load_raw`), which stays below the training's peak.
 """
 
 from __future__ import annotations
@@ -16,24 +27,79 @@ from typing import Any
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
+from tunecast.job.shardings import sharding_of
 from tunecast.records import replace_unchecked
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import DTYPES, FLOAT32, INT64
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring
+from tunecast.tape.build.modules import LayerNorm, Linear, Module, bring, bring_all
 from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
 from tunecast.tape.build.optimizers.blockwise import Blockwise
 from tunecast.tape.build.quantized import kept, made
-from tunecast.tape.build.sharding import Scheme, ranks_of
+from tunecast.tape.build.recompute import checkpoint
+from tunecast.tape.build.sharding.ddp import Replicas
+from tunecast.tape.build.sharding.fsdp1 import FlatScheme, Flattened, Options
+from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
 from tunecast.tape.build.stacks.litgpt.config import NEWEST, LitConfig, LitRelease, lit_config, release_of
 from tunecast.tape.build.stacks.litgpt.linears import FourBitLinear, LitLinear, LitLora
 from tunecast.tape.build.stacks.litgpt.model import CHUNK, GPT
-from tunecast.tape.build.stacks.litgpt.sharded import scheme_of
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
+
+# -------------------------------------------------------------------------------------------------------- several cards
+
+
+PRETRAINS = "gradient_checkpointing: litgpt's fine-tuning recomputes every block it shards; its pretraining, none"
+ONLY_SHARDED = "gradient_checkpointing: litgpt recomputes only what it shards; nothing is recomputed"
+
+
+def scheme_of(job: Job, machine: Machine) -> Scheme:
+    if ranks_of(job) == 1:
+        return Scheme(job, machine)
+    if job.method == "qlora":
+        raise UsageError.at(
+            "quantization.format", "litgpt refuses quantised weights on several cards. To fix: hardware.gpus 1"
+        )
+    if sharding_of(job).is_replicated:
+        machine.assumptions.update(dict.fromkeys([ONLY_SHARDED] if job.gradient_checkpointing else []))
+        return FabricDdp(job, machine)
+    machine.assumptions.update(dict.fromkeys([] if job.gradient_checkpointing else [PRETRAINS]))
+    return FabricFsdp(job, machine)
+
+
+class FabricDdp(Replicas):
+    """fabric/strategies/ddp.py: torch's defaults."""
+
+    def __init__(self, job: Job, machine: Machine) -> None:
+        super().__init__(job, machine)
+        self.finds_unused = False
+
+    def wrap(self, model: Any) -> None:
+        model.gives_logits = True  # they are all that a model of litgpt's gives
+        super().wrap(model)
+
+
+class RecomputedModule(Module):
+    """`checkpoint_wrapper(block)`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return checkpoint(self.machine, super().__call__, *args, **kwargs)
+
+
+class FabricFsdp(FlatScheme):
+    """fabric/strategies/fsdp.py. The model is on the meta device; FSDP makes each unit's weights on the card."""
+
+    def wrap(self, model: Any) -> None:
+        job, blocks = self.job, {id(block) for block in model.layers()}
+        for block in model.layers() if job.gradient_checkpointing else ():
+            block.__class__ = type(type(block).__name__, (RecomputedModule, type(block)), {})
+        low = DTYPES[job.autocast or job.weights_dtype]
+        options = Options(self.ranks, low, low, low, use_orig_params=True)
+        self.flat = Flattened(model, options, lambda module: id(module) in blocks)
+
 
 REFUSES: Refusals = {
     **leaves_out("compile", "matmul_dtype", "kernels", "optimizer_in_backward", "offload_activations"),
@@ -107,7 +173,7 @@ def check(job: Job) -> None:
         raise UsageError(told, field="lora.dora")
     if min(job.lengths or (job.seq_len,)) < 2:  # logits[:, :-1] against targets[:, 1:]
         told = "got rows of 1 token; litgpt has each token predict the next of its row: allowed: 2 tokens or more"
-        raise UsageError(f"seq_len: {told}", field="seq_len")
+        raise UsageError.at("seq_len", told)
 
 
 def done_otherwise(job: Job) -> list[str]:
@@ -182,12 +248,11 @@ def lora_of(job: Job) -> LitLora:
         kinds = {kind for kind, names in KINDS.items() if set(names) & set(given)}
         unknown = sorted(set(given) - {name for names in KINDS.values() for name in names})
         if unknown:
-            raise UsageError(f"lora.targets: litgpt adapts no {', '.join(unknown)}", field="lora.targets")
+            raise UsageError.at("lora.targets", f"litgpt adapts no {', '.join(unknown)}")
         named = set(given) & set(KINDS["mlp"])
         if named and not any(whole <= named for whole in WHOLE_MLPS) and not named & {"dense_h_to_4h", "dense_4h_to_h"}:
-            raise UsageError(
-                f"lora.targets: litgpt adapts an MLP's layers together, got only {', '.join(sorted(named))}",
-                field="lora.targets",
+            raise UsageError.at(
+                "lora.targets", f"litgpt adapts an MLP's layers together, got only {', '.join(sorted(named))}"
             )
     return LitLora(job.lora.rank, job.lora.dropout_fraction, **{kind: kind in kinds for kind in KINDS})
 
@@ -197,9 +262,7 @@ def optimizer_of(job: Job, parameters: Sequence[Tensor]) -> Optimizer:
     if job.method != "qlora":
         return make_optimizer(job, parameters)
     if "adamw" not in job.optimizer:
-        raise UsageError(
-            f"optimizer: got {job.optimizer}; litgpt trains quantised models with AdamW only", field="optimizer"
-        )
+        raise UsageError.at("optimizer", f"got {job.optimizer}; litgpt trains quantised models with AdamW only")
     return Blockwise(parameters, bits=32, paged=True)
 
 
@@ -212,9 +275,7 @@ class StableEmbedding(Module):
         self.weight = self.parameter(*old.weight.shape)
         self.norm = LayerNorm(old.machine, old.weight.shape[1])
         self.name_all(old.path)
-        for module in self.modules():
-            for tensor in module.own.values():
-                bring(tensor, module.path)
+        bring_all(self)
 
     def forward(self, input: Tensor) -> Tensor:
         emb = F.embedding(self.weight, input)
@@ -228,8 +289,7 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> Non
     """`logits`, and with them the graph, live until the next forward pass has returned; `loss` becomes a number."""
     machine, scheme = gpt.machine, gpt.machine.scheme
     loss: Any
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         for micro in range(job.grad_accum):
             machine.take_turn(micro)
             input_ids = machine.run("randint", (), (job.micro_batch, length), INT64)
@@ -245,11 +305,8 @@ def fit(job: Job, gpt: GPT, optimizer: Optimizer, lengths: Sequence[int]) -> Non
                     loss = chunked_cross_entropy(logits, targets[..., 1:length])
                 backward(loss / job.grad_accum)
             loss = None
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.take_step()
         optimizer.zero_grad()
-    machine.step = len(lengths)  # what the last step leaves goes here
     scheme.end()
 
 

@@ -163,8 +163,8 @@ class LoRAQKVLinear(Module):
     def lora_ind(self) -> Tensor:
         """A buffer made the first time it is needed."""
         if not self.indices:
-            self.indices = [self.machine.run("_to_copy", (), (sum(self.qkv_shapes),), INT64)]
-            self.machine.blocks[self.indices[0].storage.block].role = Role.WEIGHTS
+            size = (sum(self.qkv_shapes),)
+            self.indices = [self.machine.run("_to_copy", (), size, INT64).as_role(Role.WEIGHTS)]
         return self.indices[0].clone() if self.copies_indices else self.indices[0]
 
 

@@ -1,13 +1,9 @@
 """Megatron Core and NeMo (which runs it): one rank's training program on paper.
 
-    attention.py   Megatron Core's attention on paper, one rank's heads (megatron/core/transformer/attention.py)
-    data.py        what data-parallel ranks exchange
-    experts.py     Megatron Core's mixture of experts on paper (megatron/core/transformer/moe)
-    linears.py     TransformerEngine's linear layers on paper
-    loss.py        Megatron Core's loss on paper, the vocabulary split over ranks
-    model.py       Megatron Core's GPT on paper, one rank's part of it
-    optimizer.py   Megatron's optimizer on paper
-    shape.py       what Megatron's arguments say of a model, read off its config.json
+layers.py     Megatron Core's attention and experts on paper, one rank's heads, with TE's kernels
+linears.py    the shape of a model; TransformerEngine's linear layers on paper
+model.py      Megatron Core's GPT on paper, one rank's part of it, and its loss
+optimizer.py  Megatron's optimizer on paper, and what data-parallel ranks exchange
 
 Weights are 16 bits with float32 masters. NeMo is run as its performance recipes are: collectives of tensor parallelism
 beside the products they feed (`tp_comm_overlap`), TransformerEngine's loss, gradients in the weights' dtype
@@ -31,12 +27,10 @@ from tunecast.tape.build.dtypes import DTYPES, INT64, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import bring
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
-from tunecast.tape.build.stacks.megatron.data import DataExchange
-from tunecast.tape.build.stacks.megatron.linears import MegatronRank
+from tunecast.tape.build.stacks.megatron.linears import MegatronRank, shape_of
 from tunecast.tape.build.stacks.megatron.model import GPT, LORA_TARGETS
-from tunecast.tape.build.stacks.megatron.optimizer import MegatronOptimizer
-from tunecast.tape.build.stacks.megatron.shape import shape_of
-from tunecast.tape.build.stacks.torchtitan.pipeline import places
+from tunecast.tape.build.stacks.megatron.optimizer import DataExchange, MegatronOptimizer
+from tunecast.tape.build.stacks.torchtitan.loop import places
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
 
@@ -71,8 +65,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     ranks, gradients, shares = data_ranks(job), gpt.parts.gradients, sharding_of(job).cuts_state
     gpt.exchange = DataExchange(machine, ranks, machine.weights_dtype, gradients, shares)
     optimizer = MegatronOptimizer(trained, ranks, layers, gradients, shares, job.parallel.expert, is_aware(job))
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         optimizer.begin_step()
         take_step(job, gpt, length)
         optimizer.reduce_rest()
@@ -80,7 +73,6 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         machine.phase = Phase.OPTIMIZER
         optimizer.step(bool(job.max_grad_norm))
         machine.phase, machine.module = Phase.OTHER, ""
-    machine.step = len(lengths)
     optimizer.begin_step()
     machine.end()
 

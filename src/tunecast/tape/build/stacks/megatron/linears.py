@@ -1,4 +1,6 @@
-"""TransformerEngine's linear layers on paper, as Megatron Core splits them over tensor-parallel ranks.
+"""What Megatron's arguments say of a model, read off its config.json.
+
+TransformerEngine's linear layers on paper, as Megatron Core splits them over tensor-parallel ranks.
 
 A column layer holds some of the outputs, a row layer some of the inputs. With sequence parallelism each rank has its
 part of the tokens outside them: a column layer gathers all tokens before it multiplies, a row layer scatters the sums
@@ -14,18 +16,82 @@ In float8 or float4, inputs, weights and gradients are cast with their transpose
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
 from tunecast.records import NamedTuple
 from tunecast.tape.build import functional as F
-from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module
 from tunecast.tape.build.tensor import Tensor
 from tunecast.units import MIB
+
+# ------------------------------------------------------------------------------------------------- the shape of a model
+
+
+class MegatronShape(NamedTuple):
+    """What Megatron's arguments say of a model."""
+
+    layers: int
+    width: int
+    heads: int
+    key_heads: int
+    head: int
+    inner: int
+    vocabulary: int
+    gated: bool
+    tied: bool
+    experts: int = 0
+    chosen: int = 0
+    expert_inner: int = 0
+    shared_inner: int = 0
+    dense_layers: int = 0
+    """The first layers of a model with experts that have none."""
+    positions: int = 0
+    """Learned ones; 0: rotated queries and keys."""
+    bias: bool = False
+    """Of every linear layer but the head, and of norms."""
+    dropout: float = 0.0
+    """Of what attention and MLP add to the residual, and of the embedding."""
+    attention_dropout: float = 0.0
+
+
+def shape_of(config: Mapping[str, Any]) -> MegatronShape | None:
+    text = config.get("text_config", config)
+    width = text.get("hidden_size") or text.get("n_embd")
+    heads = text.get("num_attention_heads") or text.get("n_head")
+    layers = text.get("num_hidden_layers") or text.get("n_layer")
+    if not (width and heads and layers):
+        return None
+    experts = text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 0
+    inner = text.get("intermediate_size") or text.get("n_inner") or 4 * width
+    expert_inner = text.get("moe_intermediate_size") or (inner if experts else 0)
+    gpt = text.get("model_type") in ("gpt2", "gpt_neox", "nemotron") and not text.get("gated_linear_unit")
+    return MegatronShape(
+        layers, width, heads, text.get("num_key_value_heads") or heads, text.get("head_dim") or width // heads, inner,
+        text["vocab_size"], not gpt, bool(text.get("tie_word_embeddings", gpt)), experts,
+        text.get("num_experts_per_tok") or 0, expert_inner,
+        text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * expert_inner,
+        text.get("first_k_dense_replace") or 0, *_old_ways(text),
+    )  # fmt: skip
+
+
+def _old_ways(text: Mapping[str, Any]) -> tuple[int, bool, float, float]:
+    """Positions, biases and dropout of GPT-2, whose defaults are Megatron's own (--hidden-dropout 0.1). What NeMo's
+    GPTConfig has other names for goes by those."""
+    if text.get("model_type") != "gpt2":
+        return 0, text.get("model_type") == "gpt_neox", 0.0, 0.0
+    learned = text.get("position_embedding_type", "learned_absolute") == "learned_absolute"
+    positions = text.get("n_positions") or 1024
+    bias = text.get("add_bias_linear", True)
+    return positions if learned else 0, bias, text.get("resid_pdrop", 0.1), text.get("attn_pdrop", 0.1)
+
+
+# -------------------------------------------------------------------------------------------------------- linear layers
+
 
 TENSOR_STREAM = 6
 """Collectives of tensor parallelism, where they run beside the product they feed (user buffers of TE)."""
@@ -285,24 +351,28 @@ def settle(machine: Machine, parts: MegatronRank) -> None:
 
 def gather(x: Tensor, parts: MegatronRank) -> Tensor:
     """All tokens, for an adapter; back, each rank has the sum for its own."""
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (exchange(gradients[0], "reduce_scatter", parts),)
-
     if parts.tensor == 1:
         return x
-    node = start(x.machine, (x,), back)
-    return finish(node, exchange(x, "all_gather", parts) if parts.sequence else x.alias(x.shape, x.strides))
+    out = exchange(x, "all_gather", parts) if parts.sequence else x.alias(x.shape, x.strides)
+    return record(out, (x,), lambda node, gradients: (exchange(gradients[0], "reduce_scatter", parts),))
 
 
 def scatter(x: Tensor, parts: MegatronRank) -> Tensor:
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (exchange(gradients[0], "all_gather", parts),)
-
+    """Each rank's part of the sums; back, all tokens."""
     if parts.tensor == 1:
         return x
-    node = start(x.machine, (x,), back)
-    return finish(node, exchange(x, "reduce_scatter", parts))
+    out = exchange(x, "reduce_scatter", parts)
+    return record(out, (x,), lambda node, gradients: (exchange(gradients[0], "all_gather", parts),))
+
+
+def in_one_kernel(x: Tensor, shape: tuple[int, ...], forward: str, backward: str) -> Tensor:
+    """One kernel either way; nothing is kept."""
+    machine, old, dtype = x.machine, x.shape, x.dtype
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        return (machine.run(backward, gradients, old, dtype),)
+
+    return record(machine.run(forward, (x,), shape, dtype), (x,), back)
 
 
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:

@@ -1,4 +1,6 @@
-"""Megatron Core's GPT on paper, one rank's part of it (megatron/core/models/gpt, transformer/*, core 0.13 with TE 2).
+"""Megatron Core's loss on paper, the vocabulary split over ranks: TransformerEngine's kernel, or torch in float32.
+
+Megatron Core's GPT on paper, one rank's part of it (megatron/core/models/gpt, transformer/*, core 0.13 with TE 2).
 
 Tensors are [tokens, batch, width]. Outside attention and MLP a rank has its part of the tokens (sequence parallelism);
 inside, its part of the heads and of the inner width. With context parallelism the tokens are cut before that, and keys
@@ -14,23 +16,73 @@ from typing import Any
 from tunecast.errors import UsageError
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, ModuleList
 from tunecast.tape.build.recompute import checkpoint
-from tunecast.tape.build.stacks.megatron.attention import Attention
-from tunecast.tape.build.stacks.megatron.data import DataExchange
-from tunecast.tape.build.stacks.megatron.experts import Experts
+from tunecast.tape.build.stacks.megatron.layers import Attention, Experts
 from tunecast.tape.build.stacks.megatron.linears import (
     MegatronRank,
+    MegatronShape,
     SplitLinear,
     activate,
     dropout_add,
     exchange,
     rms_norm,
+    scatter,
 )
-from tunecast.tape.build.stacks.megatron.loss import full_cross_entropy, fused_cross_entropy
-from tunecast.tape.build.stacks.megatron.shape import MegatronShape
+from tunecast.tape.build.stacks.megatron.optimizer import DataExchange
 from tunecast.tape.build.tensor import Tensor
+
+# ------------------------------------------------------------------------------------------------------------- the loss
+
+
+def fused_cross_entropy(logits: Tensor, labels: Tensor, parts: MegatronRank) -> Tensor:
+    """TE's fused loss: the gradient is written over the logits in the forward pass; ranks exchange a maximum and a sum
+    a token (transformer_engine/pytorch/cross_entropy.py)."""
+    machine = logits.machine
+    tokens = logits.numel() // logits.shape[-1]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        kept = node.take(0)
+        machine.launch("element_mul", (kept, gradients[0]), kept.dtype, kept.nbytes)
+        return (kept,)
+
+    node = start(machine, (logits,), back)
+    machine.launch("online_softmax", (logits, labels), logits.dtype, 3 * tokens * FLOAT32.itemsize)
+    if parts.tensor > 1:
+        machine.collective_of("all_gather", "tensor", parts.tensor, FLOAT32, 3 * tokens)
+    machine.launch("cross_entropy", (logits, labels), logits.dtype, logits.nbytes)
+    loss = machine.tensor((), FLOAT32)
+    return finish(node, loss, logits)
+
+
+def full_cross_entropy(logits: Tensor, labels: Tensor, parts: MegatronRank) -> Tensor:
+    """Without `--cross-entropy-loss-fusion`: logits are copied to float32, and softmax and gradient are written over
+    the copy; the gradient is cast back (megatron/core/tensor_parallel/cross_entropy.py)."""
+    machine, shape, dtype = logits.machine, logits.shape, logits.dtype
+    tokens = logits.numel() // shape[-1]
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        wide = node.take(0)
+        machine.launch("mul_", (wide, gradients[0]), FLOAT32, wide.nbytes)
+        return (machine.run("_to_copy", (wide,), shape, dtype),)
+
+    node = start(machine, (logits,), back)
+    wide = machine.run("_to_copy", (logits,), shape, FLOAT32)
+    machine.launch("max", (wide,), FLOAT32, tokens * FLOAT32.itemsize)
+    for name in ("sub_", "exp_", "div_"):
+        machine.launch(name, (wide,), FLOAT32, wide.nbytes)
+    machine.launch("sum", (wide,), FLOAT32, tokens * FLOAT32.itemsize)
+    if parts.tensor > 1:
+        for _ in range(3):  # maximum, the label's logit, sum
+            machine.collective_of("all_reduce", "tensor", parts.tensor, FLOAT32, tokens)
+    loss = machine.tensor((), FLOAT32)
+    return finish(node, loss, wide)
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+
 
 LORA_TARGETS = {"linear_qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj"), "linear_proj": ("o_proj",),
                 "linear_fc1": ("gate_proj", "up_proj"), "linear_fc2": ("down_proj",)}  # fmt: skip
@@ -108,7 +160,7 @@ class GPT(Module):
         for name, size in (("heads", shape.heads), ("inner width", shape.inner)):
             if size % parts.tensor:
                 told = f"{name} split evenly: needs a divisor of {size}, has tensor={parts.tensor}"
-                raise UsageError(f"parallel.tensor: {told}", field="parallel.tensor")
+                raise UsageError.at("parallel.tensor", told)
         rows = -(-shape.vocabulary // (parts.tensor * ROWS_DIVISIBLE_BY)) * ROWS_DIVISIBLE_BY
         self.word_embeddings: Any = self.parameter(rows, shape.width) if first else None
         learned = first and shape.positions
@@ -148,7 +200,7 @@ class GPT(Module):
 
 def embed(model: GPT, ids: Tensor) -> Tensor:
     """`VocabParallelEmbedding`: rows of others' are zero, and the sums are scattered over the tokens."""
-    machine, parts = model.machine, model.parts
+    parts = model.parts
     found = F.embedding(model.word_embeddings, ids)
     if model.position_embeddings is not None:
         found = found + F.embedding(model.position_embeddings, ids)
@@ -156,9 +208,4 @@ def embed(model: GPT, ids: Tensor) -> Tensor:
         if parts.tensor > 1:
             found = exchange(found, "reduce_scatter", parts)
         return F.dropout(found, model.shape.dropout)
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (exchange(gradients[0], "all_gather", parts),)
-
-    node = start(machine, (found,), back)
-    return F.dropout(finish(node, exchange(found, "reduce_scatter", parts)), model.shape.dropout)
+    return F.dropout(scatter(found, parts), model.shape.dropout)

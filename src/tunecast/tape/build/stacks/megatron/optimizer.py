@@ -1,4 +1,10 @@
-"""Megatron's optimizer on paper (megatron/core/optimizer/distrib_optimizer.py, optimizer.py, distributed/*).
+"""What data-parallel ranks exchange, beside the passes that make and need it (megatron/core/distributed).
+
+The last micro-batch's backward pass sums a layer's gradients over the ranks as soon as they are there
+(`overlap_grad_reduce`); the first one's forward pass gathers the next layer's new weights while a layer computes
+(`overlap_param_gather`). A layer is taken for a bucket; Megatron's are of 40 million weights or more.
+
+Megatron's optimizer on paper (megatron/core/optimizer/distrib_optimizer.py, optimizer.py, distributed/*).
 
 Gradients of all weights lie in one buffer as long as the rank's part of the model, in float32 or in the weights' dtype
 (`grad_reduce_in_fp32`). Sharing (`--use-distributed-optimizer`), they are summed and scattered over the data-parallel
@@ -14,11 +20,70 @@ keeps the 16 bits that the weights have not (`store_param_remainders`).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import FLOAT32, Dtype
-from tunecast.tape.build.stacks.megatron.data import GATHER_STREAM, REDUCE_STREAM
+from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
+
+# ------------------------------------------------------------------------------------ what data-parallel ranks exchange
+
+
+REDUCE_STREAM, GATHER_STREAM = 5, 8
+
+
+class DataExchange:
+    """`gradients`: their buffer's dtype. `shares`: ranks share the optimizer, so that gradients are scattered and
+    weights gathered; else each has all of it and gradients are summed where they are."""
+
+    def __init__(
+        self, machine: Machine, ranks: int, dtype: Dtype = FLOAT32, gradients: Dtype = FLOAT32, shares: bool = True
+    ) -> None:
+        self.machine, self.ranks, self.dtype = machine, ranks, dtype
+        self.gradients, self.shares = gradients, shares
+        self.gathers = self.reduces = False
+        """Whether this micro-batch is a step's first, or its last."""
+
+    def around(self, layer: Any, x: Tensor) -> Tensor:
+        """The layer's input, with what is sent before the layer runs, and after its gradients are there."""
+        numel = layer.trained_numel() if self.ranks > 1 and (self.gathers or self.reduces) else 0
+        if numel and self.gathers and self.shares:
+            self.gather(numel, layer.path)
+        if not (numel and self.reduces):
+            return x
+        path = layer.path
+
+        def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+            self.reduce(numel, path)
+            return gradients
+
+        node = start(self.machine, (x,), back)
+        return finish(node, x.alias(x.shape, x.strides)) if node is not None else x
+
+    def gather(self, numel: int, path: str) -> None:
+        """Of the next layer; this one's, which was asked for a layer ago, must be there."""
+        machine = self.machine
+        with machine.within(path):
+            machine.wait(GATHER_STREAM)
+            with machine.on_stream(GATHER_STREAM):
+                machine.collective_of("all_gather", "data", self.ranks, self.dtype, -(-numel // self.ranks))
+
+    def reduce(self, numel: int, path: str) -> None:
+        machine = self.machine
+        with machine.within(path), machine.on_stream(REDUCE_STREAM):
+            machine.wait(0)
+            what = "reduce_scatter" if self.shares else "all_reduce"
+            machine.collective_of(what, "data", self.ranks, self.gradients, numel)
+
+    def settle(self) -> None:
+        if self.ranks > 1:
+            self.machine.wait(REDUCE_STREAM)
+
+
+# -------------------------------------------------------------------------------------------------------- the optimizer
+
 
 INT16 = Dtype("int16", 2, False)
 
@@ -28,8 +93,8 @@ class MegatronOptimizer:
         self, parameters: Sequence[Tensor], ranks: int, in_layers: int, gradients: Dtype = FLOAT32, shares: bool = True,
         expert_ranks: int = 1, aware: bool = False,
     ) -> None:  # fmt: skip
-        """`in_layers` of the weights are exchanged layer by layer (`data.py`). Ranks are those with the same weights;
-        of experts, which `expert_ranks` of them split, fewer."""
+        """`in_layers` of the weights are exchanged layer by layer (`DataExchange`). Ranks are those with the same
+        weights; of experts, which `expert_ranks` of them split, fewer."""
         self.parameters, self.ranks, self.shares, self.dtype = parameters, ranks, shares, gradients
         self.in_layers, self.aware = in_layers, aware
         self.machine = machine = parameters[0].machine
@@ -39,14 +104,13 @@ class MegatronOptimizer:
         sharing = ranks if shares else 1
         self.share = -(-(self.numel - split) // sharing) - (-split // max(1, sharing // expert_ranks))
         machine.module = "optimizer"
-        self.gradients = machine.run("zeros", (), (self.numel,), gradients)
-        machine.blocks[self.gradients.storage.block].role = Role.GRADIENTS
+        self.gradients = machine.run("zeros", (), (self.numel,), gradients).as_role(Role.GRADIENTS)
         self.state: list[Tensor] = []
         self.copies: Tensor | None = None
         self.master: Tensor | None = None
         if parameters[0].dtype is not FLOAT32 or shares:
             self.master = machine.run("_to_copy", (), (self.share,), INT16 if aware else FLOAT32)
-            machine.blocks[self.master.storage.block].role = Role.OPTIMIZER
+            self.master.block.role = Role.OPTIMIZER
 
     def begin_step(self) -> None:
         self.copies = None
@@ -75,12 +139,10 @@ class MegatronOptimizer:
         machine.module = "optimizer"
         part = self.gradients.alias((share,), None)
         if self.dtype is not FLOAT32 and not self.aware:
-            part = self.copies = machine.run("_to_copy", (part,), (share,), FLOAT32)
-            machine.blocks[part.storage.block].role = Role.GRADIENTS
+            part = self.copies = machine.run("_to_copy", (part,), (share,), FLOAT32).as_role(Role.GRADIENTS)
         if not self.state:
-            self.state = [machine.run("zeros_like", (), (share,), FLOAT32) for _ in range(2)]
-            for tensor in self.state:
-                machine.blocks[tensor.storage.block].role = Role.OPTIMIZER
+            states = range(2)
+            self.state = [machine.run("zeros_like", (), (share,), FLOAT32).as_role(Role.OPTIMIZER) for _ in states]
         if clips:
             machine.launch("multi_tensor_l2norm", (part,), FLOAT32, FLOAT32.itemsize)
             machine.launch("multi_tensor_scale", (part,), FLOAT32, part.nbytes)

@@ -1,14 +1,11 @@
 """torchtitan's pre-training loop on paper (torchtitan/train.py), by the month of its code.
 
-    deepseek.py    torchtitan's DeepSeek V3 on paper
-    experts.py     torchtitan's mixture of experts on paper, its experts on one rank or on several
-    loop.py        `Trainer.train_step` and `forward_backward_step`, without a pipeline
-    model.py       torchtitan's Llama 3 on paper
-    parallel.py    how torchtitan spreads a model: which ranks do what, FSDP2's units
-    pipeline.py    a pipeline's first stage, or its last, 1F1B or interleaved
-    qwen3.py       torchtitan's Qwen 3 on paper, dense and with experts
-    releases.py    what changed in torchtitan, and when
-    selective.py   selective activation checkpointing, per operation
+experts.py    torchtitan's mixture of experts on paper, its experts on one rank or on several
+loop.py       `Trainer.train_step` and `forward_backward_step`, without a pipeline and with one
+model.py      torchtitan's Llama 3, Qwen 3 and DeepSeek V3 on paper
+parallel.py   how torchtitan spreads a model: which ranks do what, FSDP2's units
+releases.py   what changed in torchtitan, and when
+selective.py  selective activation checkpointing, per operation
 
 Weights are fp32; FSDP2 gathers them as bf16 and reduces gradients in fp32 (`mixed_precision_param`,
 `mixed_precision_reduce`), `autocast: null` leaves both in fp32. Alone on a card, torch's autocast does it.
@@ -29,13 +26,10 @@ from tunecast.tape.build.modules import Linear
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
-from tunecast.tape.build.stacks.torchtitan.deepseek import DeepSeekModel
 from tunecast.tape.build.stacks.torchtitan.experts import MoE
-from tunecast.tape.build.stacks.torchtitan.loop import Trainer
-from tunecast.tape.build.stacks.torchtitan.model import Transformer
+from tunecast.tape.build.stacks.torchtitan.loop import Pipeline, Trainer
+from tunecast.tape.build.stacks.torchtitan.model import DeepSeekModel, Qwen3Model, Qwen3MoeModel, Transformer
 from tunecast.tape.build.stacks.torchtitan.parallel import ranks_of, scheme_of, split_layers, to_empty
-from tunecast.tape.build.stacks.torchtitan.pipeline import Pipeline
-from tunecast.tape.build.stacks.torchtitan.qwen3 import Qwen3Model, Qwen3MoeModel
 from tunecast.tape.build.stacks.torchtitan.releases import TitanRelease, release_of
 from tunecast.tape.card import Card
 
@@ -84,12 +78,12 @@ def load(
         raise no_such_model(job.stack, config["model_type"])
     if config.get("tie_word_embeddings"):
         if config["model_type"] != "llama":
-            raise Unsupported("model: embedding and head are one weight, which is not written down", field="model")
+            raise Unsupported.at("model", "embedding and head are one weight, which is not written down")
         machine.assumptions["torchtitan's Llama keeps embedding and head apart, also where config.json ties them"] = (
             None
         )
     if job.weights_dtype == "float16" or job.autocast == "float16":
-        raise UsageError("weights_dtype: torchtitan trains in bfloat16 and float32", field="weights_dtype")
+        raise UsageError.at("weights_dtype", "torchtitan trains in bfloat16 and float32")
     first = job.parallel.pipeline == 1 or machine.ends is None or machine.ends.embedding
     last = job.parallel.pipeline == 1 or not first
     model = family(machine, config, release, max(job.lengths or (job.seq_len,)), last, first)
@@ -137,17 +131,15 @@ def spread_experts(job: Job, config: Mapping[str, Any], model: Transformer, rele
     sparse = [module for module in model.modules() if isinstance(module, MoE)]
     if not sparse:
         if ranks > 1:
-            raise UsageError(
-                f"parallel.expert: got {ranks}, of a model without experts; allowed: 1", field="parallel.expert"
-            )
+            raise UsageError.at("parallel.expert", f"got {ranks}, of a model without experts; allowed: 1")
         return
     refused = [field for field, asks in WITHOUT_EXPERTS.items() if asks(job)]
     if refused:
         raise Unsupported(f"{refused[0]}: torchtitan's experts are not written down with it", field=refused[0])
     if release.old_experts:
-        raise UsageError("stack_version: torchtitan's experts are written down from 2026.2 on", field="stack_version")
+        raise UsageError.at("stack_version", "torchtitan's experts are written down from 2026.2 on")
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise Unsupported("model: torchtitan's Qwen 3 has experts in every layer", field="model")
+        raise Unsupported.at("model", "torchtitan's Qwen 3 has experts in every layer")
     if isinstance(model, DeepSeekModel):
         model.machine.assumptions[SDPA] = None
     for moe in sparse if ranks > 1 else ():

@@ -164,9 +164,7 @@ class GroupedExperts(Module):
     def spread(self, ranks: int) -> None:
         """`ExpertParallel`: each rank has as many of them. Before they are brought to the card."""
         if self.count % ranks:
-            raise UsageError(
-                f"parallel.expert: {self.count} experts cannot be split over {ranks} cards", field="parallel.expert"
-            )
+            raise UsageError.at("parallel.expert", f"{self.count} experts cannot be split over {ranks} cards")
         self.machine.guesses[BALANCED] = None
         self.ranks = ranks
         self.have(self.count // ranks)

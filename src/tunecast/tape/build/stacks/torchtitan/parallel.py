@@ -12,15 +12,13 @@ from tunecast.errors import UsageError
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.records import NamedTuple
-from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, Dtype
+from tunecast.tape.build.dtypes import BFLOAT16, DTYPES
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import Buffer, bring
+from tunecast.tape.build.modules import Buffer, bring_all
 from tunecast.tape.build.optimizers.state import clip_by_norm, total_norm
-from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
-from tunecast.tape.build.sharding.accelerate1 import AccelerateFsdp1
-from tunecast.tape.build.sharding.experts import shard, shard_experts
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp1, AccelerateFsdp2
 from tunecast.tape.build.sharding.fsdp1 import Options
-from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy, ParamGroup
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh, MixedPrecisionPolicy, ParamGroup, shard, shard_experts
 from tunecast.tape.build.sharding.scheme import Scheme
 from tunecast.tape.build.sharding.tensor import TensorParallel
 from tunecast.tape.build.sharding.unit import SCATTER, Doing
@@ -58,10 +56,7 @@ def ranks_of(job: Job) -> TitanRanks:
     data = world // others
     shard = max(1, job.hardware.gpus // others) if sharding_of(job).replicates_machines else data
     if shard % parallel.expert:
-        raise UsageError(
-            f"parallel.expert: {shard} cards that share weights are no multiple of {parallel.expert}",
-            field="parallel.expert",
-        )
+        raise UsageError.at("parallel.expert", f"{shard} cards that share weights are no multiple of {parallel.expert}")
     return TitanRanks(data // shard, shard, parallel.context, parallel.tensor, parallel.pipeline, parallel.expert)
 
 
@@ -146,7 +141,7 @@ class TitanFsdp(AccelerateFsdp2):
         parts: tuple[list[Tensor], list[Tensor]] = ([], [])
         for parameter in parameters:
             if parameter.grad is not None:
-                is_dense = not machine.blocks[parameter.storage.block].module.endswith(".experts")
+                is_dense = not parameter.block.module.endswith(".experts")
                 parts[is_dense].append(parameter.grad)
         norms = [total_norm(part, self.over_ranks) for part in parts]
         squares = [machine.run("pow", (norm,), (), norm.dtype) for norm in norms]
@@ -197,15 +192,13 @@ class TitanFsdp(AccelerateFsdp2):
 class Flat(AccelerateFsdp1):
     """FSDP 1, which torchtitan had until April 2024: a unit a layer and one around the model."""
 
+    casts = True
+
     def __init__(self, job: Job, machine: Machine, ranks: TitanRanks) -> None:
         Scheme.__init__(self, job, machine)
         dtype = None if job.autocast is None else BFLOAT16
         reduced = DTYPES[job.parallel.reduce_dtype or "float32"]
         self.options = Options(ranks.fsdp, dtype, reduced, use_orig_params=True)
-
-    @property
-    def autocast(self) -> Dtype | None:
-        return None
 
 
 def scheme_of(job: Job, machine: Machine, release: TitanRelease, ranks: TitanRanks) -> Scheme:
@@ -222,7 +215,7 @@ def on_meta(model: Transformer) -> None:
             if not isinstance(tensor, Buffer):
                 with machine.within(module.path):
                     tensor.storage = Storage(machine, machine.allocate(0))
-                machine.blocks[tensor.storage.block].role = Role.WEIGHTS
+                tensor.block.role = Role.WEIGHTS
 
 
 def to_empty(model: Transformer, scheme: Scheme) -> None:
@@ -230,9 +223,6 @@ def to_empty(model: Transformer, scheme: Scheme) -> None:
     if isinstance(scheme, TitanFsdp):
         scheme.wrap(model)
     with scheme.loading() if isinstance(scheme, Flat) else contextlib.nullcontext():
-        for module in model.modules():
-            for tensor in module.own.values():
-                if tensor.storage is None:
-                    bring(tensor, module.path, Role.WEIGHTS)
+        bring_all(model)
     if isinstance(scheme, Flat):
         scheme.wrap(model)

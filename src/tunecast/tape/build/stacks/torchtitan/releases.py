@@ -56,10 +56,7 @@ def release_of(version: str | None, capability: tuple[int, int]) -> TitanRelease
         given = numbers(version, "stack_version", "2025.2")
         month = RELEASES.get(given, given)
     if not OLDEST <= month < (2100, 1):
-        raise UsageError(
-            f"stack_version: got {version}; torchtitan by month from 2024.3 on, or 0.1, 0.2",
-            field="stack_version",
-        )
+        raise UsageError.at("stack_version", f"got {version}; torchtitan by month from 2024.3 on, or 0.1, 0.2")
     if month >= (2025, 10):
         attention: tuple[str, ...] = ("cudnn", "flash", "efficient")
     elif month >= (2025, 3) and capability[0] == 10:

@@ -9,12 +9,13 @@ sees the call on the tensors before it is taken apart. What the host has read it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from tunecast.tape.build.autograd import CheckpointFrame
 from tunecast.tape.build.dtypes import Dtype, Shape
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.recompute import CheckpointFrame
 from tunecast.tape.build.tensor import Tensor
 
 PRODUCTS = frozenset(("mm", "_scaled_mm"))
@@ -105,20 +106,26 @@ class SelectiveSaves:
         return self.kept[name].pop(0)
 
 
+@contextlib.contextmanager
+def choosing(machine: Machine, selection: SelectiveSaves) -> Iterator[None]:
+    before = machine.__class__, getattr(machine, "selection", None)
+    machine.__class__, machine.selection = Choosing, selection  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        machine.__class__, machine.selection = before  # type: ignore[attr-defined]
+
+
 class SelectiveFrame(CheckpointFrame):
     """The recomputation finds what was kept in the place of running it."""
 
     selection: SelectiveSaves
 
     def recompute(self) -> None:
-        machine, selection = self.machine, self.selection
+        selection = self.selection
         selection.again, selection.policy_of = True, SavePolicy(selection.saved)
-        before = machine.__class__, getattr(machine, "selection", None)
-        machine.__class__, machine.selection = Choosing, selection  # type: ignore[attr-defined]
-        try:
+        with choosing(self.machine, selection):
             super().recompute()
-        finally:
-            machine.__class__, machine.selection = before  # type: ignore[attr-defined]
 
 
 def checkpoint_selectively(
@@ -127,16 +134,11 @@ def checkpoint_selectively(
     if machine.graph is not None:  # the compiler is told which values are dear; what is needed of them it keeps
         machine.graph.keeps = SavePolicy(saved)
         try:
-            return machine.graph.checkpointed(function, args)
+            with machine.graph.checkpointing():
+                return function(*args)
         finally:
             machine.graph.keeps = None
     frame = SelectiveFrame(machine, function, args)
     frame.selection = SelectiveSaves(saved, routers)
-    before = machine.__class__, getattr(machine, "selection", None)
-    machine.pack_hooks.append(frame.pack)
-    machine.__class__, machine.selection = Choosing, frame.selection  # type: ignore[attr-defined]
-    try:
+    with machine.packing(frame.pack), choosing(machine, frame.selection):
         return function(*args)
-    finally:
-        machine.pack_hooks.pop()
-        machine.__class__, machine.selection = before  # type: ignore[attr-defined]

@@ -1,19 +1,25 @@
 """torchtune's single-device recipes, recipes/{full,lora}_finetune_single_device.py of 0.6.1, on paper.
 
-    builders.py      from a config.json to torchtune's builders
-    distributed.py   torchtune's distributed recipes on paper (0.6.1, recipes/full_finetune_distributed.py)
-    first.py         what torchtune 0.1.0 did otherwise
-    modules.py       torchtune's modules on paper, and what 0.4.0 does otherwise
-    nf4.py           torchao's NF4 weights on paper
+builders.py  from a config.json to torchtune's builders
+first.py     what torchtune 0.1.0 did otherwise
+modules.py   torchtune's modules on paper, and what 0.4.0 does otherwise
+nf4.py       torchao's NF4 weights on paper
 
 Weights and adapters are in one dtype, nothing is cast on the way (`dtype: bf16`). A release from 0.3 to 0.4 is 0.4.0,
 later ones are 0.6.1 (`stack_version`).
+
+torchtune's distributed recipes on paper (0.6.1, recipes/full_finetune_distributed.py): FSDP2 without a policy.
+
+Weights stay in their dtype, gradients are summed in it, after every micro-batch. A unit a layer; the files for full
+training of Llama 3 and later also name the embedding and the head (`custom_sharded_layers`). The model itself, with
+what is left, is given back after the forward pass like the others (`shard_model`). A head that is called chunk by chunk
+is gathered for each, in both passes.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
@@ -21,27 +27,73 @@ from tunecast.job.job import Job
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import INT64
 from tunecast.tape.build.eras import numbers
-from tunecast.tape.build.flex import document_mask
+from tunecast.tape.build.flash import document_mask
 from tunecast.tape.build.machine import Machine
-from tunecast.tape.build.modules import bring
+from tunecast.tape.build.modules import Module, bring
 from tunecast.tape.build.offload import Offload
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
-from tunecast.tape.build.optimizers.in_backward import InBackward, require_one_gradient
+from tunecast.tape.build.optimizers.state import InBackward, require_one_gradient
+from tunecast.tape.build.sharding.accelerate import AccelerateFsdp2
+from tunecast.tape.build.sharding.fsdp2 import FullyShard, Mesh
 from tunecast.tape.build.sharding.host import is_on_host
 from tunecast.tape.build.sharding.scheme import Scheme, ranks_of
 from tunecast.tape.build.stacks import Refusals, leaves_out, no_such_model
-from tunecast.tape.build.stacks.torchtune import first
+from tunecast.tape.build.stacks.torchtune import first, modules
 from tunecast.tape.build.stacks.torchtune.builders import FIRST, NEWEST, Adapters, Release, build
-from tunecast.tape.build.stacks.torchtune.distributed import REFUSED_TOGETHER, TuneFsdp, on_several
-from tunecast.tape.build.stacks.torchtune.modules import (
-    OUTPUT_CHUNKS,
-    CEWithChunkedOutputLoss,
-    CrossEntropy,
-    TransformerDecoder,
-)
 from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase, Role
+
+# -------------------------------------------------------------------------------------------------------- several cards
+
+
+Rule = Callable[[Job], bool]
+REFUSED_TOGETHER: Refusals = {
+    "quantization": lambda job: job.quantization.format is not None,
+    **leaves_out("optimizer_in_backward", "offload_activations"),
+    "optimizer": lambda job: job.optimizer not in ("adamw_torch", "adamw_torch_fused", "sgd"),
+}
+"""What is not known of several cards."""
+
+
+def on_several(rule: Rule) -> Rule:
+    return lambda job: ranks_of(job) > 1 and rule(job)
+
+
+class Wrapped(Module):
+    """Recomputation wraps a compiled layer, and FSDP takes the wrapper: its hooks are outside of both."""
+
+    def __init__(self, layer: Module) -> None:
+        super().__init__(layer.machine)
+        self.layer = layer
+        self.path = layer.path
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.layer(*args, **kwargs)
+
+
+class TuneFsdp(AccelerateFsdp2):
+    def __init__(self, job: Job, machine: Machine) -> None:
+        Scheme.__init__(self, job, machine)
+        self.sharder = FullyShard(machine, Mesh(ranks_of(job)), on_host=job.parallel.offload == "parameters")
+
+    def wrap(self, model: Any) -> None:
+        sharder, reshards = self.sharder, self.job.parallel.reshard_after_forward
+        for name, layer in list(model.layer_list.children.items()):
+            wrapped = Wrapped(layer)
+            setattr(model.layer_list, name, wrapped)
+            sharder.shard([wrapped], reshards)
+        if self.job.method == "full":
+            for end in (model.output, model.tok_embeddings):
+                if end.own:  # a head that is the embedding has none
+                    sharder.shard([end], reshards)
+        sharder.shard_root(model)
+        assert sharder.root is not None
+        sharder.root.reshards = reshards
+
+    def micro_batch(self, last: bool) -> Any:
+        return Scheme.micro_batch(self, last)
+
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -68,13 +120,11 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     if job.autocast is not None:
         machine.assumptions["autocast: torchtune has none; left out"] = None
     if job.weights_dtype == "float16":
-        raise UsageError(
-            "weights_dtype: torchtune's recipes refuse float16; allowed: bfloat16, float32", field="weights_dtype"
-        )
+        raise UsageError.at("weights_dtype", "torchtune's recipes refuse float16; allowed: bfloat16, float32")
     require_one_gradient(job)
     with machine.scheme.loading():
         model = load(job, config, machine)
-    loss_fn: Any = CrossEntropy(machine) if job.loss == "full" else CEWithChunkedOutputLoss(machine)
+    loss_fn: Any = modules.CrossEntropy(machine) if job.loss == "full" else modules.CEWithChunkedOutputLoss(machine)
     loss_fn.name_all("loss")
     if job.compile and release_of(job) != FIRST:
         loss_fn.compile()
@@ -92,7 +142,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
         return
     machine.name_head("output", "loss")
     if job.loss != "full":
-        model.num_output_chunks = OUTPUT_CHUNKS
+        model.num_output_chunks = modules.OUTPUT_CHUNKS
     ignore_labels = machine.run("full", (), (job.micro_batch, 1), INT64)
     machine.empty_cache()
     offload = None
@@ -101,7 +151,7 @@ def train(job: Job, config: Mapping[str, Any], lengths: Sequence[int], machine: 
     TuneRecipe(job, model, loss_fn, parameters, optimizer, ignore_labels, offload).train(lengths)
 
 
-def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int]) -> None:
+def train_first(job: Job, model: modules.TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int]) -> None:
     named = {
         "loss": job.loss == "chunked", "compile": job.compile, "data.packing": job.data.packing,
         "optimizer_in_backward": job.optimizer_in_backward, "offload_activations": job.offload_activations,
@@ -109,13 +159,13 @@ def train_first(job: Job, model: TransformerDecoder, optimizer: Optimizer, lengt
     }  # fmt: skip
     for field, asked in named.items():
         if asked:
-            raise UsageError(f"{field}: torchtune 0.1 has none. To fix: stack_version 0.4 or later", field=field)
+            raise UsageError.at(field, "torchtune 0.1 has none. To fix: stack_version 0.4 or later")
     model.machine.name_head("output", "loss")
     model.machine.empty_cache()
     first.train(model, optimizer, lengths, job.micro_batch, job.grad_accum)
 
 
-def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDecoder:
+def load(job: Job, config: Mapping[str, Any], machine: Machine) -> modules.TransformerDecoder:
     adapters = Adapters()
     if job.method != "full":
         adapters = Adapters(targets(job), job.lora.rank, job.lora.dropout_fraction, job.quantization.format == "nf4")
@@ -124,7 +174,7 @@ def load(job: Job, config: Mapping[str, Any], machine: Machine) -> TransformerDe
         raise no_such_model(job.stack, config["model_type"])
     positions = model.layer_list.children["0"].attn.pos_embeddings.cache.shape[0]  # type: ignore[attr-defined]
     if max(job.lengths or (job.seq_len,)) > positions:
-        raise UsageError(f"seq_len: torchtune's model has {positions} positions", field="seq_len")
+        raise UsageError.at("seq_len", f"torchtune's model has {positions} positions")
     if job.method != "full" and job.lora.adapter_dtype != job.weights_dtype:
         machine.assumptions[f"torchtune keeps adapters in the weights' dtype, {job.weights_dtype}"] = None
     model.name_all()
@@ -148,9 +198,8 @@ def release_of(job: Job) -> Release:
         return NEWEST
     release = numbers(job.stack_version, "stack_version", "0.4")
     if release != FIRST and not OLDEST <= release <= NEWEST:
-        raise UsageError(
-            f"stack_version: got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down",
-            field="stack_version",
+        raise UsageError.at(
+            "stack_version", f"got {job.stack_version}; torchtune's 0.1 and 0.3 to 0.6 are written down"
         )
     return release
 
@@ -158,7 +207,7 @@ def release_of(job: Job) -> Release:
 def targets(job: Job) -> Collection[str]:
     given = job.lora.targets
     if job.lora.dora:
-        raise Unsupported("lora.dora: torchtune's DoRALinear is not written down", field="lora.dora")
+        raise Unsupported.at("lora.dora", "torchtune's DoRALinear is not written down")
     assert given is not None, "targets follow from the stack: fill_in comes first"
     if given == "attention":
         return ATTENTION
@@ -166,10 +215,9 @@ def targets(job: Job) -> Collection[str]:
         return (*ATTENTION, *MLP)
     unknown = set(given) - {*ATTENTION, *MLP, "lm_head"}
     if unknown or 0 < len(set(given) & set(MLP)) < len(MLP):
-        raise UsageError(
-            f"lora.targets: torchtune adapts any of {', '.join(ATTENTION)}, all of {', '.join(MLP)} or none of them,"
-            " and lm_head",
-            field="lora.targets",
+        raise UsageError.at(
+            "lora.targets",
+            f"torchtune adapts any of {', '.join(ATTENTION)}, all of {', '.join(MLP)} or none of them, and lm_head",
         )
     return given
 
@@ -178,7 +226,7 @@ class TuneRecipe:
     """`FullFinetuneRecipeSingleDevice`: names that outlive a step here do so there."""
 
     def __init__(
-        self, job: Job, model: TransformerDecoder, loss_fn: Any, parameters: Sequence[Tensor],
+        self, job: Job, model: modules.TransformerDecoder, loss_fn: Any, parameters: Sequence[Tensor],
         optimizer: Optimizer, ignore_labels: Tensor, offload: Offload | None,
     ) -> None:  # fmt: skip
         self.job, self.model, self.loss_fn = job, model, loss_fn
@@ -189,8 +237,7 @@ class TuneRecipe:
         machine, job = self.machine, self.job
         running_loss: Any = None
         num_tokens: Any = None
-        for step, length in enumerate(lengths):
-            machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+        for length in machine.steps(lengths):
             for number in range(job.grad_accum):
                 machine.take_turn(number)
                 mask = document_mask(machine, job.micro_batch, length) if job.data.packing else None
@@ -198,7 +245,7 @@ class TuneRecipe:
                 del mask
                 for name in ("tokens", "labels", "input_pos")[: 3 if job.data.packing else 2]:
                     batch[name] = machine.run("_to_copy", (), (job.micro_batch, length), INT64)
-                current_num_tokens = batch["labels"].ne(CrossEntropy.ignore_index).sum()
+                current_num_tokens = batch["labels"].ne(modules.CrossEntropy.ignore_index).sum()
                 if num_tokens is None:
                     num_tokens = current_num_tokens + 0
                 current_loss = self.loss_step(batch) * current_num_tokens
@@ -208,7 +255,6 @@ class TuneRecipe:
                 self.take_step(num_tokens)
             loss_to_log = 1 / num_tokens
             running_loss = num_tokens = None
-        machine.step, machine.phase = len(lengths), Phase.OTHER
         del batch, current_num_tokens, current_loss, loss_to_log  # as the next step would
         if self.offload is not None:
             self.offload.node = None
@@ -235,9 +281,4 @@ class TuneRecipe:
             if parameter.grad is not None and not is_on_host(parameter):
                 machine.launch("mul_", (parameter.grad, scaler), parameter.dtype, parameter.nbytes)
         del scaler
-        if self.job.max_grad_norm:
-            machine.scheme.clip(self.parameters)
-        machine.phase = Phase.OPTIMIZER
-        self.optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
-        self.optimizer.zero_grad()
+        machine.scheme.end_step(self.parameters, self.optimizer)

@@ -10,18 +10,6 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Embedding, Linear, Module, ModuleList
 from tunecast.tape.build.stacks.torchtune import modules
 from tunecast.tape.build.stacks.torchtune.first import CausalSelfAttention, FirstFeedForward, TransformerDecoderLayer
-from tunecast.tape.build.stacks.torchtune.modules import (
-    FeedForward,
-    GemmaNormEmbeddings,
-    GemmaRMSNorm,
-    LoRALinear,
-    MultiHeadAttention,
-    RMSNorm,
-    RotaryPositionalEmbeddings,
-    TiedLinear,
-    TransformerDecoder,
-    TransformerSelfAttentionLayer,
-)
 from tunecast.tape.build.stacks.torchtune.nf4 import FrozenNF4Linear, QuantizedLoRALinear
 
 Config = Mapping[str, Any]
@@ -31,10 +19,10 @@ FIRST: Release = (0, 1)
 
 
 class Family(NamedTuple):
-    rope: type[RotaryPositionalEmbeddings] = RotaryPositionalEmbeddings
+    rope: type[modules.RotaryPositionalEmbeddings] = modules.RotaryPositionalEmbeddings
     qkv_bias: bool = False
     activation: str = "silu"
-    norm: type[RMSNorm] = RMSNorm
+    norm: type[modules.RMSNorm] = modules.RMSNorm
     embedding: type[Embedding] = Embedding
     ties: bool | None = None
     """Whether embedding and head are one; None: as config.json says."""
@@ -47,7 +35,7 @@ class Family(NamedTuple):
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(),
     "mistral": Family(ties=False),
-    "gemma": Family(activation="gelu", norm=GemmaRMSNorm, embedding=GemmaNormEmbeddings, ties=True),
+    "gemma": Family(activation="gelu", norm=modules.GemmaRMSNorm, embedding=modules.GemmaNormEmbeddings, ties=True),
     "qwen2": Family(
         rope=modules.Qwen2RotaryPositionalEmbeddings, qkv_bias=True, most_positions=32768, quantizes_all=False
     ),
@@ -71,7 +59,7 @@ WITHOUT = Adapters()
 
 def build(
     machine: Machine, config: Config, adapters: Adapters = WITHOUT, release: Release = NEWEST
-) -> TransformerDecoder | None:
+) -> modules.TransformerDecoder | None:
     family = FAMILIES.get(config["model_type"])
     return None if family is None else _Builder(machine, config, family, adapters, release).model()
 
@@ -83,22 +71,22 @@ class _Builder:
         self.heads = config["num_attention_heads"]
         self.kv_heads = config.get("num_key_value_heads") or self.heads
         self.head_dim = config.get("head_dim") or config["hidden_size"] // self.heads
-        self.shared_rope: RotaryPositionalEmbeddings | None = None
+        self.shared_rope: modules.RotaryPositionalEmbeddings | None = None
 
-    def model(self) -> TransformerDecoder:
+    def model(self) -> modules.TransformerDecoder:
         machine, config = self.machine, self.config
         layers = ModuleList(machine, [self.layer() for _ in range(config["num_hidden_layers"])])
         tok_embeddings = self.family.embedding(machine, config["vocab_size"], config["hidden_size"])
         output: Module
         ties = bool(config.get("tie_word_embeddings")) if self.family.ties is None else self.family.ties
         if ties:
-            output = TiedLinear(tok_embeddings)
+            output = modules.TiedLinear(tok_embeddings)
         else:
             output = self.linear("lm_head", config["hidden_size"], config["vocab_size"])
-        kind = modules.TransformerDecoder4 if self.old else TransformerDecoder
+        kind = modules.TransformerDecoder4 if self.old else modules.TransformerDecoder
         return kind(machine, tok_embeddings, layers, self.norm(), output)
 
-    def layer(self) -> TransformerSelfAttentionLayer:
+    def layer(self) -> modules.TransformerSelfAttentionLayer:
         machine, hidden, inner = self.machine, self.config["hidden_size"], self.config["intermediate_size"]
         wide, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
         bias = self.family.qkv_bias
@@ -108,8 +96,10 @@ class _Builder:
             self.linear("v_proj", hidden, narrow, bias),
             self.linear("o_proj", wide, hidden),
         ]
-        attention: type[MultiHeadAttention] = modules.MultiHeadAttention4 if self.old else MultiHeadAttention
-        feed_forward, layer = FeedForward, TransformerSelfAttentionLayer
+        attention: type[modules.MultiHeadAttention] = (
+            modules.MultiHeadAttention4 if self.old else modules.MultiHeadAttention
+        )
+        feed_forward, layer = modules.FeedForward, modules.TransformerSelfAttentionLayer
         if self.release == FIRST:
             attention, feed_forward, layer = CausalSelfAttention, FirstFeedForward, TransformerDecoderLayer
         attn = attention(machine, projections, (self.heads, self.kv_heads), self.head_dim, self.rope())
@@ -127,15 +117,17 @@ class _Builder:
         if name not in adapters.targets:
             quantized = quantized and self.family.quantizes_all
         else:
-            kind = QuantizedLoRALinear if quantized else LoRALinear
+            kind = QuantizedLoRALinear if quantized else modules.LoRALinear
             return kind(self.machine, inputs, outputs, bias, adapters.rank, adapters.dropout)
         return (FrozenNF4Linear if quantized else Linear)(self.machine, inputs, outputs, bias)
 
-    def norm(self) -> RMSNorm:
+    def norm(self) -> modules.RMSNorm:
         kind = self.family.norm
-        return (modules.RMSNorm4 if self.old and kind is RMSNorm else kind)(self.machine, self.config["hidden_size"])
+        return (modules.RMSNorm4 if self.old and kind is modules.RMSNorm else kind)(
+            self.machine, self.config["hidden_size"]
+        )
 
-    def rope(self) -> RotaryPositionalEmbeddings:
+    def rope(self) -> modules.RotaryPositionalEmbeddings:
         """One table for all layers where Llama 3.1's scaling is, and in the builders without LoRA; those with LoRA
         make one a layer, and before 0.5 a layer was copied whole."""
         positions = min(self.config["max_position_embeddings"], self.family.most_positions)

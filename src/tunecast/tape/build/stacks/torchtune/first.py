@@ -9,21 +9,15 @@ from typing import Any
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import INT64
-from tunecast.tape.build.flex import BlockMask
+from tunecast.tape.build.flash import BlockMask
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.optimizers import Optimizer
-from tunecast.tape.build.stacks.torchtune.modules import (
-    FeedForward,
-    MultiHeadAttention,
-    RMSNorm,
-    TransformerDecoder,
-    TransformerSelfAttentionLayer,
-)
+from tunecast.tape.build.stacks.torchtune import modules
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Phase
 
 
-class CausalSelfAttention(MultiHeadAttention):
+class CausalSelfAttention(modules.MultiHeadAttention):
     def qkv(self, x: Tensor, y: Tensor, input_pos: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         bsz, seq_len, _ = x.shape
         q = self.q_proj(x)
@@ -47,13 +41,19 @@ class CausalSelfAttention(MultiHeadAttention):
         return q, k, v
 
 
-class FirstFeedForward(FeedForward):
+class FirstFeedForward(modules.FeedForward):
     def forward(self, x: Tensor) -> Tensor:
         return self.w2(self.activation(self.w1(x)) * self.w3(x))
 
 
-class TransformerDecoderLayer(TransformerSelfAttentionLayer):
-    def __init__(self, machine: Machine, attn: MultiHeadAttention, mlp: FeedForward, norms: Sequence[RMSNorm]) -> None:
+class TransformerDecoderLayer(modules.TransformerSelfAttentionLayer):
+    def __init__(
+        self,
+        machine: Machine,
+        attn: modules.MultiHeadAttention,
+        mlp: modules.FeedForward,
+        norms: Sequence[modules.RMSNorm],
+    ) -> None:
         super().__init__(machine, attn, mlp, norms)
         self.children = {name: self.children[name] for name in ("sa_norm", "attn", "mlp_norm", "mlp")}
 
@@ -71,14 +71,13 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def train(
-    model: TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int], batch: int, accumulated: int
+    model: modules.TransformerDecoder, optimizer: Optimizer, lengths: Sequence[int], batch: int, accumulated: int
 ) -> None:
     """recipes/lora_finetune_single_device.py, `train`."""
     machine = model.machine
     input_ids: Any
     labels: Any
-    for step, length in enumerate(lengths):
-        machine.step, machine.phase, machine.module = step, Phase.OTHER, ""
+    for length in machine.steps(lengths):
         for _ in range(accumulated):
             input_ids = labels = None  # they are bound to the host's first
             input_ids = machine.run("_to_copy", (), (batch, length), INT64)
@@ -93,10 +92,7 @@ def train(
             machine.module = ""
             loss = loss / 1.0  # the steps gradients are accumulated for
             backward(loss)
-        machine.phase = Phase.OPTIMIZER
-        optimizer.step()
-        machine.phase, machine.module = Phase.OTHER, ""
+        optimizer.take_step()
         optimizer.zero_grad()
-    machine.step = len(lengths)
     del input_ids, labels, logits, loss  # as the next step would
     machine.end()

@@ -13,7 +13,7 @@ from tunecast.tape.build.attention import scaled_dot_product
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.compiled import Region
 from tunecast.tape.build.dtypes import FLOAT32, Dtype
-from tunecast.tape.build.flex import BlockMask, flex_attention
+from tunecast.tape.build.flash import BlockMask, flex_attention
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Embedding, Linear, Module, ModuleList
 from tunecast.tape.build.recompute import checkpoint

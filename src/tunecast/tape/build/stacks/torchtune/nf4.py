@@ -47,9 +47,7 @@ class FrozenNF4Linear(Linear):
         self.weight.storage = data.storage
 
     def held(self, name: str, shape: Shape, dtype: Dtype) -> Tensor:
-        out = self.machine.run(name, (), shape, dtype)
-        self.machine.blocks[out.storage.block].role = Role.WEIGHTS
-        return out
+        return self.machine.run(name, (), shape, dtype).as_role(Role.WEIGHTS)
 
     def forward(self, x: Tensor) -> Tensor:
         out = linear_nf4(x, self)
