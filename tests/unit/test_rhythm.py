@@ -26,6 +26,8 @@ WHOLE = {
     "gemma-3-270m": "18 layers are one of each kind (6), a period (6) and a last one, in step with the period: 18",
 }
 """Bundled models no smaller model stands for, and why."""
+LEAST_KNOWN = 220
+"""Of the bundled models. A release that knows fewer has lost something."""
 
 
 def test_layers_alike():
@@ -60,8 +62,20 @@ def rhythm(name: str) -> Rhythm:
     return job_rhythm(job_from_dict(JOB), bundled_config(name))
 
 
+@cache
+def known() -> frozenset[str]:
+    """The bundled models whose architecture the closed form has, or takes for another's."""
+    return frozenset(name for name in bundled_names() if rhythm(name).total)
+
+
+def test_nearly_all_are_known() -> None:
+    assert len(known()) >= LEAST_KNOWN
+
+
 @pytest.mark.parametrize("name", sorted(bundled_names()))
 def test_every_bundled_model_is_folded(name: str) -> None:
+    if name not in known():
+        pytest.skip("an architecture the closed form leaves to the tracer")
     if name in WHOLE:
         assert rhythm(name).copies < 1, "it can be folded now: take it off the list"
     else:

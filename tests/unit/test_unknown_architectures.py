@@ -51,6 +51,7 @@ def test_other_names_for_the_same_sizes() -> None:
         ("newcomer", {"num_local_experts": 8, "num_experts_per_tok": 2}, "qwen3_moe"),
         ("newcomer", {"num_experts": 8, "num_experts_per_tok": 2, "is_moe": False}, "llama"),  # Doge's
         ("newcomer", {"n_routed_experts": 8, "num_experts_per_tok": 2, "kv_lora_rank": 32}, "deepseek_v3"),
+        ("newcomer", {"hidden_act": "xielu"}, "arcee"),
     ],
 )
 def test_nearest(name: str, more: dict[str, Any], family: str) -> None:
@@ -63,6 +64,18 @@ def test_nearest(name: str, more: dict[str, Any], family: str) -> None:
 def test_layers_that_are_no_attention_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match="newcomer"):
         built(CONFIG | more)
+
+
+@pytest.mark.parametrize("more", [{"hidden_size_per_layer_input": 8}, {"intermediate_size": [96, 128]}])
+def test_weights_that_no_known_architecture_has_are_refused(more: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match="newcomer"):
+        built(CONFIG | more)
+
+
+def test_a_function_without_a_gate_has_two_products() -> None:
+    tape = built(CONFIG | {"hidden_act": "relu2"})
+    assert tape.guesses == ("architecture newcomer taken as Arcee's",)
+    assert weights_bytes(built(CONFIG)) - weights_bytes(tape) == 2 * 2 * 64 * 96
 
 
 def test_missing_sizes_are_refused() -> None:

@@ -24,6 +24,8 @@ registry.py     The models tunecast knows without a network: models.toml tells o
 safetensors.py  What a safetensors file holds, from its header alone: how many values of which dtype
 sections.py     The parts of a job that have fields of their own
 shardings.py    How data-parallel ranks may hold the model: the declaration of every `parallel.data`
+spellings.py    Which bundled model a name means that is not listed as it is: by the rules of one table, each of which
+                is told
 stacks.py       The training stacks a job may name: what each supports, sets and is known to do, as one light
                 declaration
 writer.py       Files that are written whole or not at all: a reader never sees half of one, and nothing is left where

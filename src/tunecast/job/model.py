@@ -16,8 +16,9 @@ from tunecast.errors import NotResolved, UsageError, nearest
 from tunecast.job.knob import Problem, shown
 from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
-from tunecast.job.registry import bundled_config, bundled_name, bundled_names
+from tunecast.job.registry import bundled_config, bundled_names, bundled_spelling
 from tunecast.job.registry import bundled_models as bundled_models
+from tunecast.job.spellings import Spelling, repository_of
 from tunecast.records import dataclass
 from tunecast.tables import text_beside
 from tunecast.units import MIB
@@ -108,10 +109,13 @@ def resolve_model(name: str, *, offline: bool | None = None) -> ModelConfig:
         weights, notes = _told(lambda: hub.folder_weights(path.parent))
         return model_config(name, bounded_config(path), str(path), weights, notes)
     if not hub.is_hub_id(name):
-        key = bundled_name(name)
-        if key is None:
+        found = bundled_spelling(name)
+        if found is not None:
+            return _standing_in(name, found, f"{name}: ") if found.because else _bundled(name, found.name)
+        found = bundled_spelling(repository_of(name)) if "/" in name else None
+        if found is None:
             raise _unknown(name)
-        return _bundled(name, key)
+        return _standing_in(name, found, f"{name} is not on this machine; ")
     return _from_hub(name, hub.settings(offline=offline))
 
 
@@ -233,15 +237,26 @@ def _sizes(text: Mapping[str, Any], prefix: str, model_type: str, problems: list
 def _fill(sizes: dict[str, int | None], text: Mapping[str, Any], model_type: str) -> None:
     """What follows from the rest, as transformers' configurations have it."""
     hidden, heads = sizes["hidden_size"], sizes["heads"]
-    if sizes["intermediate_size"] is None and hidden and model_type in _FOURFOLD:
-        sizes["intermediate_size"] = 4 * hidden
+    if sizes["intermediate_size"] is None:
+        sizes["intermediate_size"] = 4 * hidden if hidden and model_type in _FOURFOLD else _expert_width(text)
     if sizes["kv_heads"] is None or (model_type == "falcon" and not text.get("new_decoder_architecture")):
         one = text.get("multi_query") is True and model_type in ("falcon", "gpt_bigcode")
         attention = text.get("attn_config")
         inner = attention.get("kv_n_heads") if isinstance(attention, Mapping) else None
         sizes["kv_heads"] = 1 if one else inner if _is_whole(inner) and 0 < inner <= (heads or 0) else heads
-    if sizes["head_dim"] is None and hidden and heads and hidden % heads == 0:
-        sizes["head_dim"] = hidden // heads
+    if sizes["head_dim"] is None and hidden and heads:
+        plain, turned = text.get("qk_nope_head_dim"), text.get("qk_rope_head_dim")  # multi-head latent attention
+        if hidden % heads == 0:
+            sizes["head_dim"] = hidden // heads
+        elif _is_whole(plain) and _is_whole(turned) and 0 < plain + turned <= _SIZES["head_dim"][2]:
+            sizes["head_dim"] = plain + turned
+
+
+def _expert_width(text: Mapping[str, Any]) -> int | None:
+    """Of a mixture none of whose layers is dense, where config.json gives no other width."""
+    inner = text.get("ffn_config")
+    found = inner.get("ffn_hidden_size") if isinstance(inner, Mapping) else text.get("moe_intermediate_size")
+    return found if _is_whole(found) and 0 < found <= _SIZES["intermediate_size"][2] else None
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -293,7 +308,7 @@ def _local(name: str) -> Path | None:
             raise NotResolved(f"{name}: the folder holds no config.json", field="model")
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, no home
         raise NotResolved(f"{shown(name)}: neither a path nor a model's name", field="model") from None
-    if name.startswith(("/", "./", "../", "~")):
+    if name.startswith(("/", "./", "../", "~")) and bundled_spelling(repository_of(name)) is None:
         raise NotResolved(f"{name}: no such file or folder", field="model")
     return None
 
@@ -303,18 +318,26 @@ def _bundled(name: str, key: str) -> ModelConfig:
     return model_config(name, bundled_config(key), f"{BUNDLED}{key})")
 
 
+def _standing_in(name: str, found: Spelling, why: str) -> ModelConfig:
+    """The bundled model in a name's place, and by which rule."""
+    because = f": {found.because}" if found.because else ""
+    notes = [f"{why}the bundled {found.name} stands in for it{because}"]
+    if found.stored:
+        notes.append(f"{name}: by its name the weights are stored otherwise ({', '.join(found.stored)})")
+    bundled = _bundled(name, found.name)
+    return model_config(name, bundled.raw, bundled.source, notes=tuple(notes))
+
+
 def _from_hub(name: str, settings: Settings) -> ModelConfig:
     from tunecast.job import hub
 
     try:
         found = hub.config(name, settings, MOST_CONFIG_BYTES)
     except hub.NotReached as error:
-        key = bundled_name(name)
-        if key is None:
+        bundled = bundled_spelling(name)
+        if bundled is None:
             raise NotResolved(f"{error.message}{_did_you_mean(name)}", field="model") from None
-        bundled = _bundled(name, key)
-        note = f"{name} was not read from the Hub ({error.message}); the bundled {key} stands in for it"
-        return model_config(name, bundled.raw, bundled.source, notes=(note,))
+        return _standing_in(name, bundled, f"{name} was not read from the Hub ({error.message}); ")
     try:
         raw = parsed(found.text, found.source, non_finite=True)
     except UsageError as error:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from tunecast.job.spellings import Spelling, SpellingRules
 from tunecast.tables import Tables, text_beside
 
 _MODELS = os.path.join(os.path.dirname(__file__), "models")
@@ -36,13 +37,25 @@ def bundled_config(name: str) -> dict[str, Any]:
 
 def bundled_name(given: str) -> str | None:
     """The bundled model that goes by this name, Hub id, or last part of a Hub id (`llama-3.1-8b-instruct`)."""
+    found = bundled_spelling(given)
+    return found.name if found else None
+
+
+def bundled_spelling(given: str) -> Spelling | None:
+    """The same, with the rule by which a name that is not listed is understood."""
     key = given.lower()
-    return key if key in bundled_names() else _spellings().get(key)
+    listed = key if key in bundled_names() else _spellings().get(key)
+    return Spelling(listed, "") if listed else None if given.count("/") > 1 else _rules().match(given)
 
 
 def hub_ids(entry: Mapping[str, Any]) -> tuple[str, ...]:
     """The repository an entry's config.json is of, then those of the same shape."""
     return entry["hub"], *entry.get("aliases", ())
+
+
+@cache
+def _rules() -> SpellingRules:
+    return SpellingRules((hub_id, name) for name, entry in bundled_models().items() for hub_id in hub_ids(entry))
 
 
 @cache

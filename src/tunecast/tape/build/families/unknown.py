@@ -26,7 +26,9 @@ RELATIVES = {
     "glm4": "GLM 4",
 }  # fmt: skip
 """Families a name that begins like theirs is taken for."""
-TITLES = {**RELATIVES, "llama": "Llama", "qwen3_moe": "Qwen 3 MoE", "deepseek_v3": "DeepSeek V3"}
+TITLES = {**RELATIVES, "llama": "Llama", "arcee": "Arcee", "qwen3_moe": "Qwen 3 MoE", "deepseek_v3": "DeepSeek V3"}
+UNGATED = ("relu2", "xielu")
+"""Functions of two products with nothing between them (transformers 5.17.0: Nemotron, Apertus, Arcee)."""
 OTHER_LAYERS = ("linear_", "mamba_", "ssm_", "conv_", "rwkv", "lru_")
 """Settings of layers that are no attention."""
 
@@ -38,15 +40,19 @@ class Guess(NamedTuple):
 
 
 def nearest(config: Config) -> Guess | None:
-    """None: config.json does not speak of the same things, or speaks of layers that are no attention."""
+    """None: config.json does not speak of the same things, or speaks of layers that are no attention, or of weights
+    that no known architecture has (an embedding for each layer, Gemma 3n's and 4's)."""
     name = config["model_type"]
     usual = {USUAL_NAMES.get(key, key): value for key, value in config.items() if value is not None}
     usual = {**usual, **{key: value for key, value in config.items() if key in NEEDED}}
     kinds = set(usual.get("layer_types") or ())
     if any(key.startswith(OTHER_LAYERS) for key in usual) or any("attention" not in kind for kind in kinds):
         return None
-    if "linear_attention" in kinds or any(key not in usual for key in NEEDED):
+    if "linear_attention" in kinds or not all(isinstance(usual.get(key), int) for key in NEEDED):
+        return None  # a width of its own in every layer is a list
+    if usual.get("hidden_size_per_layer_input"):
         return None
+    ungated = usual.get("hidden_act") in UNGATED
     usual["hidden_act"] = usual.get("hidden_act") if usual.get("hidden_act") in ACTIVATIONS else "silu"
     experts = 0 if usual.get("is_moe") is False else next((usual[key] for key in EXPERTS if usual.get(key)), 0)
     if experts and "kv_lora_rank" in usual:
@@ -56,6 +62,8 @@ def nearest(config: Config) -> Guess | None:
             return None
         family = "qwen3_moe"
         usual = {"moe_intermediate_size": usual["intermediate_size"], **usual, "num_experts": experts}
+    elif ungated:
+        family, usual["hidden_act"] = "arcee", "relu2"
     else:
         family = max((known for known in RELATIVES if name.startswith(known)), key=len, default="llama")
     return Guess(family, usual, f"architecture {name} taken as {TITLES[family]}'s")
