@@ -26,6 +26,7 @@ SPELLINGS = ("job/names.py", "job/foreign.py")
 OTHERWISE = {
     "job/knob.py": "transformers, the package a default is from",
     "job/job.py": "transformers, the package whose release is followed",
+    "job/releases.py": "packages whose releases are followed",
     "job/spellings.py": "unsloth, an organisation on the Hub",
     "planning/space.py": "zero, a word of --allow",
     "prediction/memory/ranges_table.py": "written by a benchmark, by the stack that was measured",

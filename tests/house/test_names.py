@@ -44,6 +44,7 @@ JOB = {
     "--lengths", "--tokens", "--samples", "--data-lengths", "--epochs", "--packing", "--no-packing", "--gpu",
     "--gpus", "--nodes", "--capacity-bytes", "--reserve", "--parallel-data", "--layers", "--tensor", "--pipeline",
     "--context", "--expert", "--offload", "--set", "--transformers-version", "--stack-version", "--torch-version",
+    "--peft-version", "--trl-version", "--bitsandbytes-version", "--liger-version", "--unsloth-version",
     "--loss", "--optimizer-in-backward", "--no-optimizer-in-backward", "--offload-activations",
     "--no-offload-activations",
     "--checkpoint-reentrant", "--no-checkpoint-reentrant", "--interconnect", "--inter-node-gbps", "--launch-us",

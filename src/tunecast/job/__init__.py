@@ -21,6 +21,8 @@ optimizers.py   The optimizers a job may name: transformers' `optim` names in it
 parallel.py     How a job is split over cards: the fields of `parallel`
 registry.py     The models tunecast knows without a network: models.toml tells of them, models/<name>.json is each
                 one's config.json
+releases.py     The releases that are followed: of each package the oldest whose code was read, and those our tapes
+                were compared with, event for event
 safetensors.py  What a safetensors file holds, from its header alone: how many values of which dtype
 sections.py     The parts of a job that have fields of their own
 shardings.py    How data-parallel ranks may hold the model: the declaration of every `parallel.data`
