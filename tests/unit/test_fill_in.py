@@ -108,15 +108,15 @@ def test_a_stack_that_casts_nothing_is_not_asked_to() -> None:
     ("given", "prepares", "adapters", "reentrant"),
     [
         ({"method": "qlora"}, False, "bfloat16", None),
-        ({"method": "qlora", "stack_version": "0.26"}, False, "bfloat16", None),
-        ({"method": "qlora", "stack_version": "0.25"}, True, "float32", None),
+        ({"method": "qlora", "trl_version": "0.26"}, False, "bfloat16", None),
+        ({"method": "qlora", "trl_version": "0.25"}, True, "float32", None),
         ({"method": "qlora", "transformers_version": "4.48.1"}, True, "float32", None),
         ({"method": "qlora", "quantization": {"prepare_kbit": True}}, True, "bfloat16", None),  # the user's own call
         ({"method": "lora"}, True, "float32", None),  # PEFT's cast, which TRL leaves as it is
         ({"method": "lora", "parallel": {"data": "zero3"}}, True, "bfloat16", True),
         ({"method": "lora", "parallel": {"data": "zero3"}, "checkpoint_reentrant": False}, True, "bfloat16", True),
-        ({"method": "lora", "parallel": {"data": "zero3"}, "stack_version": "1.6"}, True, "float32", True),
-        ({"method": "lora", "parallel": {"data": "zero3"}, "stack_version": "0.27"}, True, "float32", None),
+        ({"method": "lora", "parallel": {"data": "zero3"}, "trl_version": "1.6"}, True, "float32", True),
+        ({"method": "lora", "parallel": {"data": "zero3"}, "trl_version": "0.27"}, True, "float32", None),
         ({"parallel": {"data": "zero3"}}, True, "float32", None),
     ],
 )

@@ -377,7 +377,7 @@ def test_a_row_without_its_number_becomes_the_same_job() -> None:
     assert job["quantization"] == {"format": "nf4", "double_quant": True, "prepare_kbit": False}
     assert job["kernels"] == ["foak"]
     assert job["lora"]["targets"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
-    assert (job["transformers_version"], job["stack_version"]) == ("4.48.1", "0.13")
+    assert (job["transformers_version"], job["trl_version"]) == ("4.48.1", "0.13")
     assert made[0]["measured"]["step_s"] == pytest.approx(4 * 4096 / 3000, rel=1e-5)
 
 

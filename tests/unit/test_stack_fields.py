@@ -36,7 +36,9 @@ OTHERS: dict[str, list[Any]] = {
     "model": ["llama-3.1-8b"], "id": [], "stack": [], "method": [], "weights_dtype": ["float16"], "autocast": [None],
     "lora.rank": [32], "lora.alpha": [8.0], "lora.dropout": [0.2], "lora.targets": ["all-linear"],
     "seq_len": [256], "micro_batch": [2], "grad_accum": [8, 3], "max_grad_norm": [0.0], "lengths": [[512, 256]],
-    "stack_version": ["1.0"], "transformers_version": ["4.57.0"], "torch_version": ["2.5"], "kernels": [["liger"]],
+    "stack_version": ["1.0"], "transformers_version": ["4.57.0"], "torch_version": ["2.5"],
+    "peft_version": ["0.17.1"], "trl_version": ["1.0"], "bitsandbytes_version": ["0.49.2"], "liger_version": ["0.8.5"],
+    "unsloth_version": ["2026.10.9"], "kernels": [["liger"]],
     "data.tokens": [10**6], "data.samples": [300], "data.lengths": [[300] * 400], "data.epochs": [7.0],
     "data.pad_to_multiple_of": [64], "data.max_tokens_per_batch": [2048], "data.workers": [4], "data.num_proc": [4],
     "data.seed": [7],
@@ -55,7 +57,10 @@ OTHERS: dict[str, list[Any]] = {
 ALIKE = "a kernel of Megatron's whatever it is called: FusedAdam"
 FILES = "`time.missing` says that what this stack loads and saves is not told"
 BY_FSDP = "is said to change nothing (`unused_fields`): it belongs to fsdp, which is refused"
+RELEASED = "a package this stack does not use; of one beyond what is followed `reasons` tells"
 STILL: dict[str, str] = {
+    **dict.fromkeys(("peft_version", "trl_version", "bitsandbytes_version"), RELEASED),
+    **dict.fromkeys(("liger_version", "unsloth_version"), RELEASED),
     "task": "the same step; other tasks than sft and pretrain are refused",
     "lora.alpha": "a factor", "lora.rslora": "another factor",
     "lora.adapter_dtype": "Megatron's adapters have the weights' dtype and float32 masters",
