@@ -117,5 +117,5 @@ def test_stacks_follow_what_the_table_says() -> None:
     """But for those that are of a day long past."""
     for stack in STACKS.values():
         newest = {package: release for package, release in stack.follows.items() if package in RELEASES}
-        if stack.name not in ("fsdp_qlora", "llm_foundry"):
+        if stack.name not in ("fsdp_qlora", "llm-foundry"):
             assert not [name for name, release in newest.items() if release not in RELEASES[name].compared], stack.name

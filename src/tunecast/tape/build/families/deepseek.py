@@ -1,6 +1,6 @@
 """DeepSeek-V2: attention through compressed keys and values, positions as complex numbers, experts beside shared ones.
 DeepSeek-V3: V2's attention with interleaved rotation, sigmoid routing by groups
-(transformers/models/{deepseek_v2,deepseek_v3}/modeling_*.py)."""
+(transformers/models/{deepseek_v2,deepseek_v3})."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; from 2 on norms on both sides of
 a block, capped logits and windows, in 3 norms of queries and keys, two rotary bases, and a vision tower, which a batch
-of text loads and does not run (transformers/models/gemma*/modeling_gemma*.py)."""
+of text loads and does not run (transformers/models/{gemma,gemma2,gemma3,siglip})."""
 
 from __future__ import annotations
 

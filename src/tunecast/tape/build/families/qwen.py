@@ -1,5 +1,5 @@
 """Qwen 2 and 3: Llama with biases before attention, with norms of queries and keys; both also with experts, in
-Qwen2-MoE beside one that sees every token (transformers/models/{qwen2,qwen3,qwen2_moe,qwen3_moe}/modeling_*.py)."""
+Qwen2-MoE beside one that sees every token (transformers/models/{qwen2,qwen3,qwen2_moe,qwen3_moe})."""
 
 from __future__ import annotations
 
