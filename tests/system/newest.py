@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from long import ROOT, Outcomes, commit
 
-REFEREES = ("test_build.py", "test_loading.py", "test_sharding.py")
+REFEREES = ("test_build.py", "test_loading.py")
 PACKAGES = ("torch", "transformers", "peft", "bitsandbytes", "accelerate", "liger-kernel")
 
 

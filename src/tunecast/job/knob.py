@@ -29,7 +29,7 @@ LONGEST_LIST = 100_000
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
 _NUMBERS = re.compile(r"[0-9 ]+(?:,[0-9 ]+)*")
-_RELEASE = re.compile(r"\d{1,6}(\.\d{1,6}){0,4}([+.a-z][+.a-z0-9]{0,30})?", re.ASCII)
+_RELEASE = re.compile(r"\d{1,6}(\.\d{1,6}){0,4}([+.]?[a-z][+.a-z0-9]{0,30})?", re.ASCII)
 _SHORT_SIZE = re.compile(r"[0-9.]{1,15}[kKmMgGtT]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,255}")
 _NULLS = frozenset({"null", "none", "~"})
