@@ -192,7 +192,7 @@ def test_weights_on_drives_are_read_when_they_are_gathered(monkeypatch: pytest.M
     """With no room in host memory: both tables, 2 bytes, in both passes; the new ones are written."""
     kept = on_drives("parameters", offload_device="nvme")
     assert moved(kept, "read_from_nvme") == 16 * 2 * TABLE
-    monkeypatch.setattr("tunecast.tape.build.sharding.deepspeed.MAX_IN_CPU", 0)
+    monkeypatch.setattr("tunecast.tape.build.sharding.zero.MAX_IN_CPU", 0)
     tape = on_drives("parameters", offload_device="nvme")
     assert moved(tape, "read_from_nvme") == 16 * 2 * TABLE + 2 * 2 * 2 * TABLE
     assert moved(tape, "write_to_nvme") == 16 * 2 * TABLE + 2 * 2 * TABLE
