@@ -50,6 +50,7 @@ def right(knob: Knob) -> st.SearchStrategy[Any]:
         "float": st.floats(low, high, exclude_min=knob.above_low),
         "text": st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=9),
         "id": st.integers(-(2**62), 2**62) | st.sampled_from(["a", "run 1"]),
+        "release": st.sampled_from(["4.48.1", "5.22", "2.13.0+cpu", "2026.10.9", "0"]),
         "choice": st.sampled_from(knob.choices or ("",)),
         "names": st.sampled_from([list(knob.choices), *(knob.choices if knob.default is None else ())]),
         "ints": st.lists(st.integers(1, 4096), min_size=1, max_size=4),

@@ -56,6 +56,7 @@ METAVARS: Mapping[str, str] = {
     "ints or text": "N,N,…|…",
     "names": "NAME,…",
     "choice": "NAME",
+    "release": "X.Y",
 }
 
 

@@ -85,6 +85,8 @@ def legal(rng: Random, knob: Knob) -> Any:
         return _number(rng, knob)
     if knob.kind in ("ints", "ints or text"):
         return [rng.randint(1, 4096) for _ in range(rng.randint(1, 6))]
+    if knob.kind == "release":
+        return rng.choice(("4.48.1", "5.22.2", "2.13.0+cpu", "9.9"))
     return rng.choice(("a", "h100-sxm-80gb", "nvlink4", "DE", "x1"))
 
 
