@@ -41,7 +41,8 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "llama_kin": {
         "arcee": "Arcee", "cwm": "Cwm", "ernie4_5": "Ernie", "exaone4": "Exaone4", "glm": "Glm",
         "glm4": "Glm4", "granite": "Granite", "hunyuan_v1_dense": "Hunyuan", "ministral": "Ministral",
-        "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3", "starcoder2": "Starcoder2",
+        "ministral3": "Ministral3", "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3",
+        "starcoder2": "Starcoder2",
     },
     "moe": {"gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "mixtral": "Mixtral", "olmoe": "Olmoe"},
     "olmo": {"olmo": "Olmo", "olmo2": "Olmo2", "olmo3": "Olmo3"},
