@@ -3,11 +3,12 @@
     alibi.py          BLOOM and MPT: attention by hand with slopes instead of positions
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
+    deepseek_kin.py   DeepSeek's parts in others' models: GLM 4.5 and its successors, Mistral 4
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
-    moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss
+    moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss, MiniMax M2
     named.py          models written before the names of Llama's parts became everybody's
     olmo.py           OLMo: norms without weights
     opt.py            OPT: learned positions counted from the mask; the 350M norms after, and projects words
@@ -35,6 +36,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "alibi": {"bloom": "Bloom", "mpt": "Mpt"},
     "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
     "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
+    "deepseek_kin": {"glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
     "llama4": {"llama4_text": "CausalLM"},
@@ -44,7 +46,10 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "ministral3": "Ministral3", "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3",
         "starcoder2": "Starcoder2",
     },
-    "moe": {"gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "mixtral": "Mixtral", "olmoe": "Olmoe"},
+    "moe": {
+        "gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "minimax_m2": "MiniMaxM2", "mixtral": "Mixtral",
+        "olmoe": "Olmoe",
+    },
     "olmo": {"olmo": "Olmo", "olmo2": "Olmo2", "olmo3": "Olmo3"},
     "opt": {"opt": "CausalLM"},
     "qwen": {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2MoeLM", "qwen3_moe": "Qwen3MoeLM"},
