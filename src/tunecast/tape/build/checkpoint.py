@@ -35,10 +35,12 @@ EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitem
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
 MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
-MIXTRAL = {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+MIXTRAL = {".mlp.": ".block_sparse_moe.", **NUMBERED}
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL,
     "minimax_m2": MIXTRAL,
+    "lfm2_moe": NUMBERED,
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"},
 }
@@ -47,8 +49,8 @@ IN_FLOAT32 = "e_score_correction_bias"
 """Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
 NOT_IN_FLOAT32 = frozenset({"minimax_m2"})
 """...but in these."""
-SAVED_BUFFERS = frozenset({IN_FLOAT32, "qweight", "qzeros", "scales", "g_idx"})
-"""Buffers that checkpoints have: DeepSeek's, GPTQ's."""
+SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "qweight", "qzeros", "scales", "g_idx"})
+"""Buffers that checkpoints have: DeepSeek's, LFM2's, GPTQ's."""
 
 
 class _Entry(NamedTuple):

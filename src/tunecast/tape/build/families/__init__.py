@@ -6,6 +6,7 @@
     deepseek_kin.py   DeepSeek's parts in others' models: GLM 4.5 and its successors, Mistral 4
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
+    lfm2.py           LFM2: short convolutions in most layers
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
     moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss, MiniMax M2
@@ -39,6 +40,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "deepseek_kin": {"glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
+    "lfm2": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
     "llama4": {"llama4_text": "CausalLM"},
     "llama_kin": {
         "arcee": "Arcee", "cwm": "Cwm", "ernie4_5": "Ernie", "exaone4": "Exaone4", "glm": "Glm",

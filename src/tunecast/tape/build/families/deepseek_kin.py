@@ -16,7 +16,6 @@ from tunecast.tape.build.families.deepseek import (
     DeepseekV3,
     V2Moe,
     V3Attention,
-    V3Moe,
     V3Router,
 )
 from tunecast.tape.build.families.llama_kin import attention_scale
