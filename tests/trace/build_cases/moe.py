@@ -20,6 +20,7 @@ LATENT = {
     "qk_nope_head_dim": 32, "v_head_dim": 32,
 }  # fmt: skip
 GROUPS = {"n_group": 4, "topk_group": 2, "q_lora_rank": 192}
+INDEX = {"index_topk": 64, "index_head_dim": 40, "index_n_heads": 3}
 GLM = {
     "intermediate_size": 640, "moe_intermediate_size": 96, "n_routed_experts": 12, "num_experts_per_tok": 3,
     "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
@@ -41,6 +42,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "glm4_moe": {**GLM, "model_type": "glm4_moe", "head_dim": 48, "use_qk_norm": True},
     "minimax_m2": {"model_type": "minimax_m2", **FEW, "head_dim": 48, "rotary_dim": 24},
     "mistral4": {**LATENT, **GROUPS, "model_type": "mistral4", "n_shared_experts": 1},
+    "deepseek_v32": {**LATENT, **GROUPS, **INDEX, "model_type": "deepseek_v32", "n_shared_experts": 1},
     "glm4_moe_lite": {**LATENT, **GROUPS, "model_type": "glm4_moe_lite", "n_shared_experts": 1},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -78,7 +80,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "lora": ATTENTION, **CHECKPOINTED},
 }
 NOT_WITH_LLAMA4 = ("all", "all-checkpointed", "qlora")
-WITH_EAGER = ("deepseek_v3", "llama4", "glm4_moe", "minimax_m2", "mistral4", "glm4_moe_lite")
+WITH_EAGER = ("deepseek_v3", "llama4", "glm4_moe", "minimax_m2", "mistral4", "glm4_moe_lite", "deepseek_v32")
 EAGER = {"method": "full", "attention": "eager"}
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

@@ -102,7 +102,7 @@ QWEN = {
 }  # fmt: skip
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "qwen3_moe": QWEN, "olmoe": QWEN, "deepseek_v2": QWEN,
-    "deepseek_v3": QWEN, "glm4_moe": QWEN, "glm4_moe_lite": QWEN,
+    "deepseek_v3": QWEN, "deepseek_v32": QWEN, "glm4_moe": QWEN, "glm4_moe_lite": QWEN,
 }  # fmt: skip
 """Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
 

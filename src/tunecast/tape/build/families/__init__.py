@@ -3,7 +3,7 @@
     alibi.py          BLOOM and MPT: attention by hand with slopes instead of positions
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
-    deepseek_kin.py   DeepSeek's parts in others' models: GLM 4.5 and its successors, Mistral 4
+    deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 4.7, Mistral 4
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
     lfm2.py           LFM2: short convolutions in most layers
@@ -37,7 +37,9 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "alibi": {"bloom": "Bloom", "mpt": "Mpt"},
     "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
     "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
-    "deepseek_kin": {"glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4"},
+    "deepseek_kin": {
+        "deepseek_v32": "DeepseekV32", "glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4",
+    },
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
     "lfm2": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
