@@ -235,7 +235,7 @@ class DeepseekLayer(decoder.Layer):
 
 
 class DeepseekV2(decoder.CausalLM):
-    layer_class = DeepseekLayer
+    layer_class: Any = DeepseekLayer
     attention_class: Any = V2Attention
     rotary_class: Any = ComplexRotary
     moe_class: Any = V2Moe
@@ -337,7 +337,7 @@ class V3Moe(V2Moe):
 class DeepseekV3(DeepseekV2):
     attention_class = V3Attention
     rotary_class = decoder.RotaryEmbedding
-    moe_class = V3Moe
+    moe_class: Any = V3Moe
     defaults: ClassVar[Config] = {
         "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": 8,
         "n_routed_experts": 256, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
