@@ -125,6 +125,9 @@ class Mistral4Moe(V2Moe):
     router_class: Any = Mistral4Router
 
 
+NOT_LISTED = "the model is made as Mistral4ForCausalLM, which AutoModelForCausalLM does not list"
+
+
 class Mistral4(DeepseekV3):
     attention_class = Mistral4Attention
     moe_class = Mistral4Moe
@@ -134,6 +137,10 @@ class Mistral4(DeepseekV3):
         "topk_group": 1, "v_head_dim": 128, "moe_intermediate_size": 2048, "num_experts_per_tok": 4,
         "norm_topk_prob": True, "rope_interleave": True,
     }  # fmt: skip
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine, config)
+        machine.assumptions[NOT_LISTED] = None
 
     def complete(self, config: Config) -> dict[str, Any]:
         """`head_dim` is already what turns; what config.json says of its share is the same once more."""

@@ -20,6 +20,7 @@ from tunecast.tape.build.tensor import Tensor
 
 CONV = "conv"
 """The other kind of layers."""
+NO_PACKAGE = "the package causal-conv1d is not installed: convolutions are torch's own"
 
 
 class Conv1d(Module):
@@ -159,6 +160,10 @@ class Lfm2(decoder.CausalLM):
         "num_key_value_heads": 8, "intermediate_size": 12288, "tie_word_embeddings": True, "conv_bias": False,
         "conv_L_cache": 3, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True,
     }  # fmt: skip
+
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine, config)
+        machine.assumptions[NO_PACKAGE] = None
 
     @staticmethod
     def feed_forward(machine: Machine, config: Config, index: int) -> Module:
