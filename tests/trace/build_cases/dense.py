@@ -35,6 +35,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "arcee": {"hidden_act": "relu2"},
     "cwm": {"head_dim": 32, **BOTH_KINDS},
     "ministral": {"head_dim": 32, **BOTH_KINDS},
+    "ministral3": {"head_dim": 48},
     "hunyuan_v1_dense": {"head_dim": 32},
     "exaone4": {"head_dim": 32, **BOTH_KINDS},
     "ernie4_5": {"head_dim": 32, **TIED},
@@ -54,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "llama-narrow-heads": {"model_type": "llama", "head_dim": 20, "attention_bias": True},
     "llama-wide-heads": {"model_type": "llama", "head_dim": 288, "attention_dropout": 0.1},
     "mistral-window": {"model_type": "mistral", "sliding_window": 128},
+    "ministral3-window": {"model_type": "ministral3", "sliding_window": 128},
     "qwen2-window": {
         "model_type": "qwen2", "sliding_window": 128, "use_sliding_window": True, "max_window_layers": 1,
     },

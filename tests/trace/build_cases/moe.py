@@ -20,6 +20,11 @@ LATENT = {
     "qk_nope_head_dim": 32, "v_head_dim": 32,
 }  # fmt: skip
 GROUPS = {"n_group": 4, "topk_group": 2, "q_lora_rank": 192}
+INDEX = {"index_topk": 64, "index_head_dim": 40, "index_n_heads": 3}
+GLM = {
+    "intermediate_size": 640, "moe_intermediate_size": 96, "n_routed_experts": 12, "num_experts_per_tok": 3,
+    "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+}  # fmt: skip
 LLAMA4 = {
     "head_dim": 32, "intermediate_size": 384, "intermediate_size_mlp": 640, "num_local_experts": 4,
     "num_experts_per_tok": 1, "no_rope_layers": [1, 1], "attention_chunk_size": 8192,
@@ -34,11 +39,29 @@ MODELS: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"model_type": "deepseek_v2", **LATENT, "q_lora_rank": None, "n_shared_experts": 2},
     "deepseek_v3": {"model_type": "deepseek_v3", **LATENT, **GROUPS, "n_shared_experts": 1},
     "llama4": {"model_type": "llama4_text", **LLAMA4},
+    "glm4_moe": {**GLM, "model_type": "glm4_moe", "head_dim": 48, "use_qk_norm": True},
+    "minimax_m2": {"model_type": "minimax_m2", **FEW, "head_dim": 48, "rotary_dim": 24},
+    "mistral4": {**LATENT, **GROUPS, "model_type": "mistral4", "n_shared_experts": 1},
+    "deepseek_v32": {**LATENT, **GROUPS, **INDEX, "model_type": "deepseek_v32", "n_shared_experts": 1},
+    "glm4_moe_lite": {**LATENT, **GROUPS, "model_type": "glm4_moe_lite", "n_shared_experts": 1},
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe-dense-first": {**MODELS["qwen3_moe"], "mlp_only_layers": [0], "norm_topk_prob": False},
     "deepseek_v2-groups": {**MODELS["deepseek_v2"], **GROUPS, "topk_method": "group_limited_greedy"},
     "deepseek_v3-plain": {**MODELS["deepseek_v3"], "q_lora_rank": None, "rope_interleave": False},
+    "glm4_moe-plain": {
+        **MODELS["glm4_moe"], "use_qk_norm": False, "attention_bias": True, "n_group": 1, "topk_group": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+    },
+    "minimax_m2-part": {
+        **MODELS["minimax_m2"],
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5},
+    },
+    "mistral4-plain": {
+        **MODELS["mistral4"], "q_lora_rank": None, "rope_interleave": False, "n_group": 1, "topk_group": 1,
+        "norm_topk_prob": False,
+    },
+    "glm4_moe_lite-all": {**MODELS["glm4_moe_lite"], "mlp_layer_types": ["sparse", "sparse"], "q_lora_rank": None},
     "llama4-chunks": {
         **MODELS["llama4"], "no_rope_layers": [1, 0], "interleave_moe_layer_step": 2, "attention_chunk_size": 96,
         "num_experts_per_tok": 2,
@@ -57,6 +80,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "lora": ATTENTION, **CHECKPOINTED},
 }
 NOT_WITH_LLAMA4 = ("all", "all-checkpointed", "qlora")
+WITH_EAGER = ("deepseek_v3", "llama4", "glm4_moe", "minimax_m2", "mistral4", "glm4_moe_lite", "deepseek_v32")
 EAGER = {"method": "full", "attention": "eager"}
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -70,7 +94,7 @@ CASES += [
     for variant, config in VARIANTS.items()
     for training in ("full", "lora-checkpointed")
 ]
-CASES += [(f"{model}-eager", EAGER, SIZES | MODELS[model]) for model in ("deepseek_v3", "llama4")]
+CASES += [(f"{model}-eager", EAGER, SIZES | MODELS[model]) for model in WITH_EAGER]
 CASES += [
     ("gpt_oss-crossing", {**TRAININGS["lora-checkpointed"], "lengths": [96, 256, 128]}, SIZES | MODELS["gpt_oss"])
 ]

@@ -43,6 +43,13 @@ def told(events: tuple[Event, ...]) -> list[list[Any]]:
     return out + [[*place, size, ""] for size in sorted(frees) if size]
 
 
+def list_others() -> None:
+    """Causal language models that transformers has and `AutoModelForCausalLM` does not list."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES["mistral4"] = "Mistral4ForCausalLM"
+
+
 def main() -> None:
     from tunecast.tape.trace import recipe
     from tunecast.tape.trace.session import tracing
@@ -50,6 +57,7 @@ def main() -> None:
     cases = json.loads(Path(sys.argv[1]).read_text())
     found: dict[str, Any] = {}
     with tracing(Card()) as recorder:
+        list_others()
         for name, job, config, lengths in cases:
             gc.collect()
             gc.freeze()  # torch and the rest are there to stay: looking through them again took a third of the time

@@ -15,7 +15,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from trace_all import told
+from trace_all import list_others, told
 
 from tunecast.job import Job, job_from_dict
 from tunecast.tape.card import Card
@@ -53,6 +53,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place, tracing(Card()) as recorder:
         after_import("safetensors", lambda module: setattr(module, "safe_open", SafeOpen))
         transformers.offer({}, Path(place) / "headers")
+        list_others()
         for number, (name, job, config, _) in enumerate(cases):
             gc.collect()
             if "bitsandbytes.functional" in sys.modules:  # the table of 8-bit values, which a process makes once

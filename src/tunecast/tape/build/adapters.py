@@ -101,7 +101,8 @@ QWEN = {
     "gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
 }  # fmt: skip
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "mixtral": MIXTRAL, "qwen3_moe": QWEN, "olmoe": QWEN, "deepseek_v2": QWEN, "deepseek_v3": QWEN,
+    "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "qwen3_moe": QWEN, "olmoe": QWEN, "deepseek_v2": QWEN,
+    "deepseek_v3": QWEN, "deepseek_v32": QWEN, "glm4_moe": QWEN, "glm4_moe_lite": QWEN,
 }  # fmt: skip
 """Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunecast.records import NamedTuple
-from tunecast.tape.build.dtypes import FLOAT16, FLOAT32
+from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.modules import Buffer, Module, bring
 from tunecast.tape.build.quantized import Quantizer
 from tunecast.tape.build.tensor import Tensor
@@ -31,20 +31,26 @@ CACHED_BYTES = 2 * MIB
 """Held in the cache already, of which so much less is asked for: the segment of the program's first small tensor."""
 LEFT_BY_WARM_UP_BYTES = 12 * GIB // 10
 """Of the card."""
-EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe"})
+EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe", "mistral4"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
 MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
+NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
+MIXTRAL = {".mlp.": ".block_sparse_moe.", **NUMBERED}
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
-    "mixtral": {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"},
+    "mixtral": MIXTRAL,
+    "minimax_m2": MIXTRAL,
+    "lfm2_moe": NUMBERED,
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"},
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
 IN_FLOAT32 = "e_score_correction_bias"
-"""Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)."""
-SAVED_BUFFERS = frozenset({IN_FLOAT32, "qweight", "qzeros", "scales", "g_idx"})
-"""Buffers that checkpoints have: DeepSeek's, GPTQ's."""
+"""Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
+NOT_IN_FLOAT32 = frozenset({"minimax_m2"})
+"""...but in these."""
+SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "qweight", "qzeros", "scales", "g_idx"})
+"""Buffers that checkpoints have: DeepSeek's, LFM2's, GPTQ's."""
 
 
 class _Entry(NamedTuple):
@@ -75,7 +81,7 @@ def load_checkpoint(
         elif sources:
             _merge(tensor, module.path, len(sources))
         else:
-            bring(tensor, module.path, dtype=FLOAT32 if name == IN_FLOAT32 else None)
+            bring(tensor, module.path, dtype=_own_dtype(model, name))
 
 
 def move_to_card(model: Any) -> None:
@@ -83,7 +89,12 @@ def move_to_card(model: Any) -> None:
     if getattr(model, "tied", False):
         model.tie()
     for _, module, name, tensor in _entries(model):
-        bring(tensor, module.path, dtype=FLOAT32 if name == IN_FLOAT32 else None)
+        bring(tensor, module.path, dtype=_own_dtype(model, name))
+
+
+def _own_dtype(model: Any, name: str) -> Dtype | None:
+    """Where it is not the weights'."""
+    return FLOAT32 if name == IN_FLOAT32 and model.model_type not in NOT_IN_FLOAT32 else None
 
 
 def _entries(model: Any) -> list[_Entry]:

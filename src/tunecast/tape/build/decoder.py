@@ -139,9 +139,10 @@ def rope_scaling(config: Config) -> Config:
 
 
 def rotary_width(config: Config) -> int:
-    """How much of a head is rotated."""
+    """How much of a head is rotated; frequencies come in pairs."""
     share = config.get("partial_rotary_factor") or rope_scaling(config).get("partial_rotary_factor") or 1.0
-    return int(head_dim(config) * share)
+    width = int(head_dim(config) * share)
+    return width + width % 2
 
 
 class SelfAttention(Module):

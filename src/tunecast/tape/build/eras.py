@@ -65,6 +65,8 @@ class Era:
     fills_sentinels = _before(5, 18)
     """integrations/moe.py: rows of experts on other ranks are filled with zeros, since then only where experts are
     spread over ranks (`_is_expert_parallel`)."""
+    reads_rotary_dim = _since(5, 18)
+    """configuration_minimax_m2.py: `rotary_dim` of a config.json; before, all of a head turned."""
     looks_at_rows_first = _since(5, 20)
     """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions say;
     before, positions were computed all the same."""

@@ -112,6 +112,8 @@ def bring_all(model: Module) -> None:
 class Linear(Module):
     fan_in_fan_out = False
     """PEFT's word for a weight stored by input."""
+    stays = False
+    """Its model wants it never quantised (`_keep_in_fp32_modules`)."""
 
     def __init__(self, machine: Machine, inputs: int, outputs: int, bias: bool = False) -> None:
         super().__init__(machine)

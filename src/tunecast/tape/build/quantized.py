@@ -43,7 +43,7 @@ class Quantizer:
 
     def takes(self, module: Module) -> TypeGuard[Linear]:
         """The head stays as it is."""
-        return isinstance(module, Linear) and module is not self.head
+        return isinstance(module, Linear) and module is not self.head and not module.stays
 
     def replace_in(self, module: Module) -> None:
         """Linear by linear, in the order of the tree; transformers' Conv1D, which no program of one's own would look

@@ -137,11 +137,13 @@ def no_initialisation() -> Any:
 
 
 def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
-    """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays."""
+    """Linear by linear, as a loader does: the weight arrives in `dtype` and leaves quantised. The head stays, and what
+    the model wants to stay."""
     import bitsandbytes as bnb
 
     four_bit = job.quantization.format in ("nf4", "fp4")
     head = model.get_output_embeddings()
+    kept = tuple(getattr(model, "_keep_in_fp32_modules", None) or ())
 
     def quantized(linear: torch.nn.Linear) -> Any:
         weight = torch.empty(linear.out_features, linear.in_features, dtype=dtype, device="cuda").normal_(0, 0.02)
@@ -159,12 +161,13 @@ def quantize(job: Job, model: Any, dtype: torch.dtype) -> None:
             new.bias = torch.nn.Parameter(zeros, requires_grad=False)
         return new
 
-    def replace_in(module: torch.nn.Module) -> None:
+    def replace_in(module: torch.nn.Module, path: str = "") -> None:
         for name, child in list(module.named_children()):
-            if isinstance(child, torch.nn.Linear) and child is not head:
+            whole = f"{path}.{name}"
+            if isinstance(child, torch.nn.Linear) and child is not head and not whole.endswith(kept):
                 setattr(module, name, quantized(child))
             else:
-                replace_in(child)
+                replace_in(child, whole)
 
     replace_in(model)
     for module in model.modules():

@@ -3,11 +3,13 @@
     alibi.py          BLOOM and MPT: attention by hand with slopes instead of positions
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
+    deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 4.7, Mistral 4
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
+    lfm2.py           LFM2: short convolutions in most layers
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
-    moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss
+    moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss, MiniMax M2
     named.py          models written before the names of Llama's parts became everybody's
     olmo.py           OLMo: norms without weights
     opt.py            OPT: learned positions counted from the mask; the 350M norms after, and projects words
@@ -35,15 +37,23 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "alibi": {"bloom": "Bloom", "mpt": "Mpt"},
     "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
     "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
+    "deepseek_kin": {
+        "deepseek_v32": "DeepseekV32", "glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4",
+    },
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
+    "lfm2": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
     "llama4": {"llama4_text": "CausalLM"},
     "llama_kin": {
         "arcee": "Arcee", "cwm": "Cwm", "ernie4_5": "Ernie", "exaone4": "Exaone4", "glm": "Glm",
         "glm4": "Glm4", "granite": "Granite", "hunyuan_v1_dense": "Hunyuan", "ministral": "Ministral",
-        "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3", "starcoder2": "Starcoder2",
+        "ministral3": "Ministral3", "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3",
+        "starcoder2": "Starcoder2",
     },
-    "moe": {"gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "mixtral": "Mixtral", "olmoe": "Olmoe"},
+    "moe": {
+        "gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "minimax_m2": "MiniMaxM2", "mixtral": "Mixtral",
+        "olmoe": "Olmoe",
+    },
     "olmo": {"olmo": "Olmo", "olmo2": "Olmo2", "olmo3": "Olmo3"},
     "opt": {"opt": "CausalLM"},
     "qwen": {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2MoeLM", "qwen3_moe": "Qwen3MoeLM"},

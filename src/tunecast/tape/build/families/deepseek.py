@@ -134,6 +134,7 @@ class V2Attention(Module):
         k_nope, k_pe = self.compress(kv_nope, k_pe)
         q_pe, k_pe = self.apply_rotary(q_pe, k_pe, position_embeddings)
         query_states = F.cat((q_nope, q_pe), -1)
+        query_states = self.scale_queries(query_states, position_ids)
         key_states, value_states = self.expand_kv(k_nope, k_pe)
         attn_output, attn_weights = attention.attend(
             query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
@@ -150,6 +151,9 @@ class V2Attention(Module):
 
     def apply_rotary(self, q_pe: Tensor, k_pe: Tensor, position_embeddings: Any) -> tuple[Tensor, Tensor]:
         return apply_rotary_emb(q_pe, k_pe, position_embeddings)
+
+    def scale_queries(self, query_states: Tensor, position_ids: Any) -> Tensor:
+        return query_states
 
     def expand_kv(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         batch_size, _, seq_length, _ = kv_nope.shape
@@ -193,11 +197,11 @@ class V2Router(Router):
 
 def in_best_groups(scores: Tensor, group_scores: Tensor, top_groups: int) -> tuple[Tensor, Any]:
     """Scores outside the best groups are masked away. And what the caller holds until it returns."""
-    machine, experts = scores.machine, scores.shape[-1]
+    machine, experts, dtype = scores.machine, scores.shape[-1], group_scores.dtype
     rows, groups = group_scores.shape
     group_idx = top_k(group_scores, top_groups)[1]
-    group_mask = machine.run("zeros_like", (group_scores,), group_scores.shape, FLOAT32)
-    machine.launch("scatter_", (group_mask, group_idx), FLOAT32, group_mask.nbytes)
+    group_mask = machine.run("zeros_like", (group_scores,), group_scores.shape, dtype)
+    machine.launch("scatter_", (group_mask, group_idx), dtype, group_mask.nbytes)
     score_mask = group_mask.unsqueeze(-1).expand(rows, groups, experts // groups).reshape(rows, experts)
     outside = pointwise("bitwise_not", score_mask.to(BOOL))
     return fill_rows(scores, outside), (group_idx, group_mask, score_mask)
@@ -231,7 +235,7 @@ class DeepseekLayer(decoder.Layer):
 
 
 class DeepseekV2(decoder.CausalLM):
-    layer_class = DeepseekLayer
+    layer_class: Any = DeepseekLayer
     attention_class: Any = V2Attention
     rotary_class: Any = ComplexRotary
     moe_class: Any = V2Moe
@@ -292,19 +296,29 @@ def gather(x: Tensor, places: Tensor) -> Tensor:
 
 
 class V3Router(Router):
+    corrected = True
+    """Scores for the choice have an offset that is no parameter."""
+    correction_dtype: Dtype | None = None
+    """None: that of the weights, until a checkpoint is loaded."""
     routed_scaling_factor = 2.5
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, config["n_routed_experts"], config["hidden_size"], config["num_experts_per_tok"])
         self.groups, self.top_groups = config["n_group"], config["topk_group"]
         self.normalized = bool(config["norm_topk_prob"])
-        self.e_score_correction_bias = self.buffer(config["n_routed_experts"], dtype=machine.weights_dtype)
+        if self.corrected:
+            dtype = self.correction_dtype or machine.weights_dtype
+            self.e_score_correction_bias = self.buffer(config["n_routed_experts"], dtype=dtype)
+
+    def scores(self, hidden_states: Tensor) -> tuple[Tensor, Tensor]:
+        """And the logits they are made of."""
+        router_logits = linear_in_float32(hidden_states, self)
+        return router_logits, router_logits.sigmoid()
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden_states = hidden_states.view(-1, hidden_states.shape[-1])
-        router_logits = linear_in_float32(hidden_states, self)
-        scores = router_logits.sigmoid()
-        scores_for_choice = scores + self.e_score_correction_bias
+        router_logits, scores = self.scores(hidden_states)
+        scores_for_choice = scores + self.e_score_correction_bias if self.corrected else scores
         group_scores = top_k(scores_for_choice.view(scores.shape[0], self.groups, -1), 2)[0].sum(2)
         scores_for_choice, _held = in_best_groups(scores_for_choice, group_scores, self.top_groups)
         topk_indices = top_k(scores_for_choice, self.top_k)[1]
@@ -323,7 +337,7 @@ class V3Moe(V2Moe):
 class DeepseekV3(DeepseekV2):
     attention_class = V3Attention
     rotary_class = decoder.RotaryEmbedding
-    moe_class = V3Moe
+    moe_class: Any = V3Moe
     defaults: ClassVar[Config] = {
         "num_key_value_heads": 128, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 1536, "n_group": 8,
         "n_routed_experts": 256, "n_shared_experts": 1, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,

@@ -1,9 +1,9 @@
 """Llama with a few things changed: Mistral's one window over all layers, StarCoder2's biases, layer norms, plain MLP
 and dropout, Phi 3's fused projections and rotation of a part of each head, GLM 4's rotation of neighbours, Granite's
 factors, Seed-OSS's dropout behind every block, layers without positions of SmolLM3 and EXAONE 4, Arcee's MLP without a
-gate, CWM's and Ministral's windows, Hunyuan's norms of turned queries and keys, ERNIE 4.5's rotation in fp32
-(transformers/models/{mistral,starcoder2,phi3,glm,glm4,granite,seed_oss,smollm3,exaone4,arcee,cwm,ministral,
-hunyuan_v1_dense,ernie4_5})."""
+gate, CWM's and Ministral's windows, Ministral 3's queries that grow with their position, Hunyuan's norms of turned
+queries and keys, ERNIE 4.5's rotation in fp32 (transformers/models/{mistral,starcoder2,phi3,glm,glm4,granite,seed_oss,
+smollm3,exaone4,arcee,cwm,ministral,ministral3,hunyuan_v1_dense,ernie4_5})."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 from tunecast.tape.build import attention, decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, SLIDING, Config
+from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.families.cohere import rotate, rotate_half
 from tunecast.tape.build.families.olmo import HeadNormedAttention, OlmoRotary, PostNormLayer
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Dropout, LayerNorm, Linear, Module, PlainMLP, RMSNorm
+from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.tensor import Tensor
 
 # -------------------------------------------------------------------------------------------------------------- Mistral
@@ -343,6 +345,40 @@ class Ministral(decoder.CausalLM):
     def layer_types(self, config: Config) -> Sequence[str]:
         kind = SLIDING if config.get("sliding_window") else FULL
         return config.get("layer_types") or [kind] * config["num_hidden_layers"]
+
+
+# --------------------------------------------------------------------------------------------------------- Ministral 3
+
+
+def attention_scale(position_ids: Tensor) -> Tensor:
+    """1 + beta * log(1 + floor(positions / length)) (modeling_ministral3.py, `get_llama_4_attn_scale`)."""
+    scaling = pointwise("floor", pointwise("div", position_ids, FLOAT32))
+    for name in ("add", "log", "mul", "add"):
+        scaling = pointwise(name, scaling)
+    return scaling[:, None, :, None]
+
+
+class Ministral3Attention(decoder.SelfAttention):
+    came_later = True
+
+    def forward(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
+    ) -> tuple[Tensor, Any]:
+        batch, length, _ = hidden_states.shape
+        query_states, key_states, value_states = self.qkv(hidden_states, position_embeddings)
+        query_states = query_states * attention_scale(position_ids).to(query_states.dtype)
+        attn_output, attn_weights = attention.attend(
+            query_states, key_states, value_states, attention_mask, self.groups, self.dropout,
+            position_ids=position_ids, window=self.window,
+        )  # fmt: skip
+        attn_output = attn_output.reshape(batch, length, -1).contiguous()
+        attn_output = self.o_proj(attn_output)
+        return attn_output, attn_weights
+
+
+class Ministral3(Mistral):
+    attention_class = Ministral3Attention
+    defaults: ClassVar[Config] = {"num_key_value_heads": 8, "head_dim": 128, "sliding_window": None}
 
 
 # ----------------------------------------------------------------------------------------------------------- Hunyuan

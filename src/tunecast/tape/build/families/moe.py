@@ -1,6 +1,6 @@
 """Experts in every layer: Mixtral (Mistral with them), OLMoE (norms over all queries and all keys), GraniteMoE
-(with Granite's factors), gpt-oss (experts with biases, a sink a head in the softmax, alternating windows)
-(transformers/models/{mixtral,olmoe,granitemoe,gpt_oss})."""
+(with Granite's factors), gpt-oss (experts with biases, a sink a head in the softmax, alternating windows), MiniMax M2
+(OLMoE's norms, sigmoids instead of a softmax) (transformers/models/{mixtral,olmoe,granitemoe,gpt_oss,minimax_m2})."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tunecast.tape.build.decoder import FULL, SLIDING, Config
 from tunecast.tape.build.dtypes import BOOL, INT64
 from tunecast.tape.build.experts import Experts, Router, experts_of, largest, top_k
 from tunecast.tape.build.families import llama_kin, qwen
+from tunecast.tape.build.families.deepseek import gather
 from tunecast.tape.build.families.olmo import NormedAttention, OlmoNorm
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Module, RMSNorm
@@ -75,6 +76,66 @@ class Olmoe(decoder.CausalLM):
         if config.get("clip_qkv") is not None:
             raise Unsupported("model: the closed form does not know clip_qkv of config.json")
         super().__init__(machine, config)
+
+
+# ---------------------------------------------------------------------------------------------------------- MiniMax M2
+
+
+class MiniMaxAttention(OlmoeAttention):
+    came_later = True
+    rotary = staticmethod(attention.apply_partial_rotary)
+
+    def biases(self, config: Config) -> tuple[bool, bool]:
+        return False, False
+
+
+class MiniMaxRouter(Router):
+    def forward(  # type: ignore[override]
+        self, hidden_states: Tensor, e_score_correction_bias: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        hidden_states = hidden_states.reshape(-1, hidden_states.shape[-1])
+        router_logits = F.linear(hidden_states.to(self.weight.dtype), self.weight)
+        routing_weights = router_logits.float().sigmoid()
+        scores_for_choice = routing_weights + e_score_correction_bias
+        _held, top_k_index = top_k(scores_for_choice, self.top_k)
+        top_k_weights = gather(routing_weights, top_k_index)
+        top_k_weights = top_k_weights.div_(top_k_weights.sum(-1, keepdim=True))
+        return router_logits, top_k_weights, top_k_index
+
+
+class MiniMaxMoe(Module):
+    def __init__(self, machine: Machine, config: Config) -> None:
+        super().__init__(machine)
+        if config.get("router_jitter_noise"):
+            raise Unsupported("model: the closed form does not know router_jitter_noise of config.json")
+        size = config["num_local_experts"], config["hidden_size"], config["num_experts_per_tok"]
+        self.gate = MiniMaxRouter(machine, *size)
+        self.experts = experts_of(machine, config, "num_local_experts", "intermediate_size")
+        self.e_score_correction_bias = self.buffer(config["num_local_experts"], dtype=machine.weights_dtype)
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        batch_size, sequence_length, hidden_dim = hidden_states.shape
+        hidden_states = hidden_states.view(-1, hidden_dim)
+        _, top_k_weights, top_k_index = self.gate(hidden_states, self.e_score_correction_bias)
+        hidden_states = self.experts(hidden_states, top_k_index, top_k_weights)
+        hidden_states = hidden_states.reshape(batch_size, sequence_length, hidden_dim)
+        return hidden_states
+
+
+class MiniMaxM2(decoder.CausalLM):
+    attention_class = MiniMaxAttention
+    mlp_class = MiniMaxMoe
+    defaults: ClassVar[Config] = {
+        "num_key_value_heads": 8, "head_dim": 128, "num_experts_per_tok": 8, "num_local_experts": 256,
+    }  # fmt: skip
+
+    def complete(self, config: Config) -> dict[str, Any]:
+        """How much of a head turns: as rope_parameters say, else config.json, else its `rotary_dim`."""
+        whole = super().complete(config)
+        share = decoder.rope_scaling(whole).get("partial_rotary_factor") or whole.get("partial_rotary_factor")
+        if share is None and whole.get("rotary_dim") and self.machine.era.reads_rotary_dim:
+            share = whole["rotary_dim"] / whole["head_dim"]
+        return {**whole, "partial_rotary_factor": share}
 
 
 # ----------------------------------------------------------------------------------------------------------- GraniteMoE

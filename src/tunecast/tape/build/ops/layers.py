@@ -1,4 +1,4 @@
-"""Embeddings, norms, dropout, softmax and losses."""
+"""Embeddings, norms, convolutions, dropout, softmax and losses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BFLOAT16, BOOL, FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.ops.elementwise import tanh
+from tunecast.tape.build.ops.products import cast_for_product
 from tunecast.tape.build.ops.views import cast_to_float32, to
 
 if TYPE_CHECKING:
@@ -81,6 +82,33 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
     node = start(machine, (x, weight, bias), back, (x, weight, bias))
     out, means, deviations = machine.run_many("native_layer_norm", inputs, outs, args=(x, normalized, weight, bias))
     return finish(node, out, means, deviations)
+
+
+def conv1d(given: Tensor, weight: Tensor, bias: Tensor | None = None, padding: int = 0, groups: int = 1) -> Tensor:
+    """[B, C, T] and [D, C / groups, K] to [B, D, T + 2 * padding - K + 1]. Input and weight are saved, whichever
+    wants a gradient; what was given outlives autocast's copy of it."""
+    machine, x = given.machine, given
+    if machine.autocast is not None:
+        bias = cast_for_product(bias) if bias is not None else None
+        weight = cast_for_product(weight)
+        x = cast_for_product(x)
+    batch, _, length = x.shape
+    channels, inputs, width = weight.shape
+    shape = (batch, channels, length + 2 * padding - width + 1)
+    flops = 2 * shape[0] * shape[1] * shape[2] * inputs * width
+    how = ((1,), (padding,), (1,), False, (0,), groups)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        kept = (node.take(0), node.take(1))
+        likes = [*[(t.shape, t.dtype) for t in kept], ((channels,), gradients[0].dtype)]
+        made = [like for like, want in zip(likes, node.needs, strict=True) if want]
+        args = (gradients[0], *kept, None, *how, node.needs)
+        results = iter(machine.run_many("convolution_backward", (gradients[0], *kept), made, 2 * flops, args))
+        return [next(results) if want else None for want in node.needs]
+
+    node = start(machine, (x, weight, bias), back, (x, weight))
+    taken = [t for t in (x, weight, bias) if t is not None]
+    return finish(node, machine.run_many("convolution", taken, ((shape, x.dtype),), flops, (x, weight, bias, *how))[0])
 
 
 def softmax(x: Tensor, dtype: Dtype | None = None) -> Tensor:
