@@ -341,6 +341,7 @@ class Decoder(Module):
         inputs_embeds = self.scale_embeddings(inputs_embeds)
         length = inputs_embeds.shape[1]
         position_ids = attention_mask if self.machine.packs else self.position_ids(length)
+        position_ids = self.positions_of_rows(position_ids, inputs_embeds.shape[0])
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = self.first_hidden_states(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)
@@ -363,6 +364,10 @@ class Decoder(Module):
         if machine.era.adds_positions:
             position_ids = position_ids + 0
         return position_ids.unsqueeze(0)
+
+    def positions_of_rows(self, position_ids: Tensor, rows: int) -> Tensor:
+        """What layers are told: one row for all, unless a family has one for each."""
+        return position_ids
 
     def scale_embeddings(self, inputs_embeds: Tensor) -> Tensor:
         return inputs_embeds

@@ -38,6 +38,15 @@ def causal_mask(attention_mask: Tensor, inputs_embeds: Tensor, window: int | Non
     return sdpa_mask(attention_mask, pattern, window, skip and not traced)
 
 
+def recurrent_mask(attention_mask: Tensor) -> Tensor | None:
+    """`create_recurrent_attention_mask`: of layers with a running state, padding alone."""
+    machine = attention_mask.machine
+    if machine.packs:
+        return None
+    attention_mask.eq(1).all()
+    return attention_mask if machine.masked else None
+
+
 def packed_mask(position_ids: Tensor, inputs_embeds: Tensor, window: int | None) -> Tensor:
     """Without a mask of padding, positions tell samples apart (`find_packed_sequence_indices`)."""
     machine, length = position_ids.machine, position_ids.shape[1]

@@ -3,6 +3,7 @@
     alibi.py          BLOOM and MPT: attention by hand with slopes instead of positions
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
+    delta.py          Qwen 3.5 and Qwen3-Next: a gated delta rule between layers of gated attention
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
     llama4.py         Llama 4, its text part
@@ -35,6 +36,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "alibi": {"bloom": "Bloom", "mpt": "Mpt"},
     "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
     "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
+    "delta": {"qwen3_5_text": "Qwen35"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
     "llama4": {"llama4_text": "CausalLM"},
@@ -61,7 +63,7 @@ def causal_lm(model_type: str) -> Any:
     return getattr(import_module(f".{file}", __name__), name)
 
 
-TEXT_ALONE = frozenset({"llama4", "mllama"})
+TEXT_ALONE = frozenset({"llama4", "mllama", "qwen3_5", "qwen3_5_moe"})
 """Models with eyes of which `AutoModelForCausalLM` makes the text part alone."""
 
 

@@ -185,6 +185,8 @@ def narrow(x: Tensor, dim: int, start: int, end: int, step: int = 1) -> Tensor:
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     dim = dim % x.dim()
     before, strides, machine = x.shape, x.stride(), x.machine
+    if type(index) is int and index < 0:
+        index += before[dim]
     return view_of(
         x, (*before[:dim], *before[dim + 1 :]), (*strides[:dim], *strides[dim + 1 :]), x.offset + index * strides[dim],
         lambda node, gradients: (machine.run("select_backward", gradients, before, gradients[0].dtype),),
@@ -261,6 +263,15 @@ def to(x: Tensor, dtype: Dtype) -> Tensor:
         return x
     before = x.dtype
     out = x.machine.run("_to_copy", (x,), x.shape, dtype, strides=kept_strides(x))
+    return record(out, (x,), lambda node, gradients: (to(gradients[0], before),))
+
+
+def to_contiguous(x: Tensor, dtype: Dtype) -> Tensor:
+    """`x.to(dtype, memory_format=torch.contiguous_format)`: without another dtype nothing is copied."""
+    if x.dtype == dtype:
+        return x
+    before = x.dtype
+    out = x.machine.run("_to_copy", (x,), x.shape, dtype)
     return record(out, (x,), lambda node, gradients: (to(gradients[0], before),))
 
 

@@ -149,10 +149,10 @@ class LoRAQKVLinear(Module):
 
     def conv1d(self, input: Tensor, weight: Tensor) -> Tensor:
         if not self.grouped:
-            return conv1d(input, weight, self.parts)
+            return F.conv1d(input, weight, groups=self.parts)
         input_splitted = input.chunk(self.parts, 1)
         weight_splitted = weight.split(self.qkv_shapes, 0)
-        return F.cat([conv1d(a, b, 1) for a, b in zip(input_splitted, weight_splitted, strict=True)], 1)
+        return F.cat([F.conv1d(a, b) for a, b in zip(input_splitted, weight_splitted, strict=True)], 1)
 
     def zero_pad(self, x: Tensor) -> Tensor:
         if self.all_enabled:
@@ -166,31 +166,6 @@ class LoRAQKVLinear(Module):
             size = (sum(self.qkv_shapes),)
             self.indices = [self.machine.run("_to_copy", (), size, INT64).as_role(Role.WEIGHTS)]
         return self.indices[0].clone() if self.copies_indices else self.indices[0]
-
-
-def conv1d(input: Tensor, weight: Tensor, groups: int) -> Tensor:
-    """A convolution over one position: [B, r, T] and [C, r, 1] to [B, C, T]."""
-    machine = input.machine
-    if machine.autocast is not None:
-        weight = F.cast_for_product(weight)
-        input = F.cast_for_product(input)
-    shape = (input.shape[0], weight.shape[0], input.shape[2])
-    flops = 2 * shape[0] * shape[1] * shape[2] * weight.shape[1]
-    rest = (None, (1,), (0,), (1,), False, (0,))
-
-    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        kept_input, kept_weight = node.take(0), node.take(1)
-        wanted = [node.needs[0], node.needs[1], False]
-        made = [(t.shape, t.dtype) for t, want in zip((kept_input, kept_weight), wanted, strict=False) if want]
-        args = (gradients[0], kept_input, kept_weight, *rest, groups, wanted)
-        results = iter(
-            machine.run_many("convolution_backward", (gradients[0], kept_input, kept_weight), made, 2 * flops, args)
-        )
-        return [next(results) if want else None for want in wanted[:2]]
-
-    node = start(machine, (input, weight), back, (input, weight))
-    args = (input, weight, *rest, groups)
-    return finish(node, machine.run_many("convolution", (input, weight), ((shape, input.dtype),), flops, args)[0])
 
 
 def index_copy(result: Tensor, index: Tensor, source: Tensor) -> Tensor:

@@ -1,0 +1,120 @@
+"""What layers with a running state use: cumulative sums, triangles, convolutions along a row, parts written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
+from tunecast.tape.build.dtypes import Shape, contiguous_strides
+from tunecast.tape.build.ops.elementwise import pointwise
+from tunecast.tape.build.ops.products import cast_for_product, matmul
+from tunecast.tape.build.ops.views import cast_to_float32, kept_strides, to, transpose
+
+if TYPE_CHECKING:
+    from tunecast.tape.build.tensor import Tensor
+
+
+def cumsum(x: Tensor, dim: int) -> Tensor:
+    """grad.flip(dim).cumsum(dim).flip(dim) (FunctionsManual.cpp, `cumsum_backward`). In fp32 under autocast."""
+    x = cast_to_float32(x)
+    machine, dim = x.machine, dim % x.dim()
+
+    def run(x: Tensor) -> Tensor:
+        return machine.run("cumsum", (x,), x.shape, x.dtype, args=(x, dim))
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        if gradient.shape[dim] == 1:
+            return (gradient,)
+        flipped = pointwise("flip", gradient)  # C++ keeps temporaries until the whole expression is done
+        summed = run(flipped)
+        return (pointwise("flip", summed),)
+
+    return record(run(x), (x,), back)
+
+
+def by_columns(shape: Shape) -> Shape:
+    """The strides of matrices one column behind the other, as LAPACK wants them."""
+    strides = contiguous_strides((*shape[:-2], shape[-1], shape[-2]))
+    return (*strides[:-2], strides[-1], strides[-2])
+
+
+def solve_triangular(a: Tensor, b: Tensor) -> Tensor:
+    """`linalg.solve_triangular(a, b, upper=False, unitriangular=True)`: a result by columns; the gradient solves with
+    the matrix turned around, and is multiplied by the result (FunctionsManual.cpp,
+    `linalg_solve_triangular_backward`)."""
+    machine, size = a.machine, a.shape[-1]
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        args = (a, b)
+        out = machine.run("linalg_solve_triangular", args, b.shape, b.dtype, b.numel() * size, args=args)
+        out.strides = by_columns(out.shape)
+        return out
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        solved = run(transpose(node.take(0), -1, -2), gradients[0])
+        if not node.needs[0]:
+            return None, solved
+        product = matmul(solved, transpose(node.take(1), -1, -2))
+        matrix = pointwise("neg", product)
+        del product
+        matrix = machine.run("tril", (matrix,), matrix.shape, matrix.dtype)
+        return matrix, solved if node.needs[1] else None
+
+    node = start(machine, (a, b), back, (a,))
+    out = run(a, b)
+    return finish(node, out, out.detach())
+
+
+def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 1, padding: int = 0) -> Tensor:
+    """[B, C, T] and [C', C / groups, k] to [B, C', T']."""
+    machine, _given = x.machine, x  # who calls holds it
+    if machine.autocast is not None:
+        bias = cast_for_product(bias) if bias is not None else None
+        weight = cast_for_product(weight)
+        x = cast_for_product(x)
+    shape = (x.shape[0], weight.shape[0], x.shape[2] + 2 * padding - weight.shape[2] + 1)
+    flops = 2 * shape[0] * shape[1] * shape[2] * weight.shape[1] * weight.shape[2]
+    rest = ((1,), (padding,), (1,), False, (0,))
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        kept_x, kept_weight = node.take(0), node.take(1)
+        channels = (weight_shape[:1], kept_weight.dtype)
+        kinds = ((kept_x.shape, kept_x.dtype), (kept_weight.shape, kept_weight.dtype), channels)
+        made = [kind for kind, want in zip(kinds, node.needs, strict=True) if want]
+        inputs = (gradients[0], kept_x, kept_weight)
+        args = (*inputs, None if bias_shape is None else list(bias_shape), *rest, groups, list(node.needs))
+        results = iter(machine.run_many("convolution_backward", inputs, made, 2 * flops, args))
+        return [next(results) if want else None for want in node.needs]
+
+    weight_shape, bias_shape = weight.shape, None if bias is None else bias.shape
+    node = start(machine, (x, weight, bias), back, (x, weight))
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    args = (x, weight, bias, *rest, groups)
+    return finish(node, machine.run_many("convolution", inputs, ((shape, x.dtype),), flops, args)[0])
+
+
+def assign(base: Tensor, dim: int, index: int, value: Tensor) -> Tensor:
+    """base[:, …, index] = value: the same memory with a longer history. The gradient is copied, its part taken out
+    and, where the rest is still wanted, overwritten with zeros (torch/csrc/autograd/functions/tensor.cpp,
+    `CopySlices`, around `CopyBackwards`)."""
+    machine, shape, strides, dtype = base.machine, base.shape, base.strides, value.dtype
+    steps = base.stride()
+    part = (*shape[:dim], *shape[dim + 1 :]), (*steps[:dim], *steps[dim + 1 :])
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        gradient = gradients[0]
+        result = machine.run("new_empty_strided", (gradient,), shape, gradient.dtype, strides=strides)
+        machine.launch("copy_", (result, gradient), result.dtype, result.nbytes)
+        view = result.alias(*part, index * steps[dim])
+        piece = machine.run("clone", (view,), view.shape, view.dtype, strides=kept_strides(view))
+        if node.needs[0]:
+            zeros = machine.run("zeros_like", (piece,), piece.shape, piece.dtype)
+            given = to(piece, dtype)
+            machine.launch("copy_", (view, zeros), zeros.dtype, zeros.nbytes)
+            return result, given
+        return None, to(piece, dtype)
+
+    machine.launch("copy_", (value,), base.dtype, value.nbytes)
+    return record(base.alias(shape, strides), (base, value), back)
