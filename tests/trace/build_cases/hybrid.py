@@ -16,10 +16,21 @@ DELTA = {
     "linear_num_key_heads": 3, "linear_num_value_heads": 6, "linear_key_head_dim": 40, "linear_value_head_dim": 56,
     "linear_conv_kernel_dim": 4,
 }  # fmt: skip
+EXPERTS = {
+    "moe_intermediate_size": 96, "shared_expert_intermediate_size": 192, "num_experts": 12, "num_experts_per_tok": 3,
+}  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"model_type": "qwen3_5_text", **DELTA, "intermediate_size": 736},
+    "qwen3_5_moe_text": {"model_type": "qwen3_5_moe_text", **DELTA, **EXPERTS},
+    "qwen3_next": {"model_type": "qwen3_next", **DELTA, **EXPERTS, "intermediate_size": 736, "mlp_only_layers": [1]},
 }
-ATTENTION = {"rank": 8, "targets": ["q_proj", "v_proj", "in_proj_qkv"], "adapter_dtype": "float32", "dropout": 0.05}
+VISION = {
+    "model_type": "qwen3_5_vision", "depth": 2, "hidden_size": 192, "intermediate_size": 448, "num_heads": 6,
+    "out_hidden_size": 320,
+}  # fmt: skip
+WITH_EYES = {"model_type": "qwen3_5", "vision_config": VISION, "text_config": SIZES | MODELS["qwen3_5_text"]}
+"""Of which `AutoModelForCausalLM` makes the text part alone."""
+ATTENTION = {"rank": 8, "targets": ["q_proj", "v_proj", "out_proj"], "adapter_dtype": "float32", "dropout": 0.05}
 EVERYTHING = {"rank": 8, "targets": "all-linear", "adapter_dtype": "float32", "dropout": 0.0}
 CHECKPOINTED = {"gradient_checkpointing": True}
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -37,3 +48,4 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     for model, config in MODELS.items()
     for training, values in TRAININGS.items()
 ]
+CASES += [("qwen3_5-full", TRAININGS["full"], WITH_EYES)]

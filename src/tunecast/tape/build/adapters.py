@@ -101,7 +101,7 @@ QWEN = {
     "gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
 }  # fmt: skip
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "mixtral": MIXTRAL, "qwen3_moe": QWEN, "olmoe": QWEN, "deepseek_v2": QWEN, "deepseek_v3": QWEN,
+    "mixtral": MIXTRAL, "qwen3_moe": QWEN, "qwen3_next": QWEN, "olmoe": QWEN, "deepseek_v2": QWEN, "deepseek_v3": QWEN,
 }  # fmt: skip
 """Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
 
@@ -240,11 +240,13 @@ def adapt(job: Job, model: Any) -> None:
 
 
 def insert_adapters(job: Job, model: Any) -> None:
-    """Each comes in its layer's dtype; at the end all become fp32, unless `autocast_adapter_dtype` is off."""
+    """Each comes in its layer's dtype; at the end all become fp32 in the order of the tree, unless
+    `autocast_adapter_dtype` is off."""
+    order = {module.path: place for place, module in enumerate(model.modules())}
     adapted: list[Any] = [adapter(job, parent, name, child) for parent, name, child in list(targets(job, model))]
     adapted += insert_parameter_adapters(job, model, wanted_names(job, model))
     if job.lora.adapter_dtype == "float32":
-        for module in adapted:
+        for module in sorted(adapted, key=lambda module: order[module.path.removesuffix(".base_layer")]):
             for tensor in module.adapter_parameters():
                 if tensor.dtype != FLOAT32:
                     change_dtype(tensor, FLOAT32)

@@ -78,6 +78,14 @@ def load_checkpoint(
             bring(tensor, module.path, dtype=FLOAT32 if name == IN_FLOAT32 else None)
 
 
+def draw_initial_weights(model: Any) -> None:
+    """modeling_utils.py, `initialize_weights`, comes to modules that were loaded too: what some `_init_weights` draw
+    first is made, and goes."""
+    for module in model.modules():
+        if module.initial_weights:
+            module.machine.run("empty", (), (module.initial_weights,), FLOAT32)
+
+
 def move_to_card(model: Any) -> None:
     """A model that was loaded on the host, `.to("cuda")`."""
     if getattr(model, "tied", False):

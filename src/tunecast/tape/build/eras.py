@@ -15,6 +15,8 @@ from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
+READ_FROM_5_17 = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
 """Before which release of transformers which torch was the newest: 2.5 came out in October 2024, 2.6 in January, 2.7 in
@@ -126,7 +128,9 @@ def era_of(job: Job) -> Era:
 
 def guesses(era: Era, model_type: str) -> list[str]:
     """What is taken for granted about a release nobody read that closely."""
+    release, newest = (".".join(map(str, each)) for each in (era.release, Era().release))
+    if model_type in READ_FROM_5_17 and era.release < (5, 17):
+        return [f"of transformers {release} the layers of {model_type} of 5.17 are taken"]
     if era.release >= (5, 0) or model_type in FOLLOWED:
         return []
-    release, newest = (".".join(map(str, each)) for each in (era.release, Era().release))
     return [f"of transformers {release} the loss and checkpointing are taken, the layers of {model_type} of {newest}"]

@@ -36,7 +36,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "alibi": {"bloom": "Bloom", "mpt": "Mpt"},
     "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
     "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
-    "delta": {"qwen3_5_text": "Qwen35"},
+    "delta": {"qwen3_5_text": "Qwen35", "qwen3_5_moe_text": "Qwen35Moe", "qwen3_next": "Qwen3Next"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
     "llama4": {"llama4_text": "CausalLM"},

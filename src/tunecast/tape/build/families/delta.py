@@ -133,16 +133,22 @@ class GatedDeltaNet(Module):
         self.v_heads, self.k_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
         self.k_width, self.v_width = config["linear_key_head_dim"], config["linear_value_head_dim"]
         self.key_dim, self.value_dim = self.k_width * self.k_heads, self.v_width * self.v_heads
+        self.initial_weights = self.v_heads
         self.activation = Activation(machine, config["hidden_act"])
         conv_dim = 2 * self.key_dim + self.value_dim
         self.conv1d = CausalConv(machine, conv_dim, config["linear_conv_kernel_dim"])
         self.dt_bias = self.parameter(self.v_heads)
         self.A_log = self.parameter(self.v_heads)
-        self.add_projections(machine, config["hidden_size"])
-
-    def add_projections(self, machine: Machine, hidden: int) -> None:
+        self.add_first(machine, config["hidden_size"])
         self.norm = GatedNorm(machine, self.v_width)
-        self.out_proj = Linear(machine, self.value_dim, hidden)
+        self.out_proj = Linear(machine, self.value_dim, config["hidden_size"])
+        self.add_last(machine, config["hidden_size"])
+
+    def add_first(self, machine: Machine, hidden: int) -> None:
+        """What is registered before the norm."""
+
+    def add_last(self, machine: Machine, hidden: int) -> None:
+        """And after the projection of the result."""
         self.in_proj_qkv = Linear(machine, hidden, 2 * self.key_dim + self.value_dim)
         self.in_proj_z = Linear(machine, hidden, self.value_dim)
         self.in_proj_b = Linear(machine, hidden, self.v_heads)
@@ -159,6 +165,11 @@ class GatedDeltaNet(Module):
         b = self.in_proj_b(hidden_states)
         a = self.in_proj_a(hidden_states)
         mixed_qkv = causal_conv1d(mixed_qkv, self.conv1d.weight.squeeze(1), None, self.activation)
+        return self.attend(mixed_qkv, z, b, a)
+
+    def attend(self, mixed_qkv: Tensor, z: Tensor, b: Tensor, a: Tensor) -> Tensor:
+        """All that comes after the convolution."""
+        batch_size, _, seq_len = mixed_qkv.shape
         mixed_qkv = mixed_qkv.transpose(1, 2)
         query, key, value = mixed_qkv.split((self.key_dim, self.key_dim, self.value_dim), -1)
         query = query.reshape(batch_size, seq_len, -1, self.k_width)
@@ -177,6 +188,46 @@ class GatedDeltaNet(Module):
         core_attn_out = core_attn_out.reshape(batch_size, seq_len, -1)
         output = self.out_proj(core_attn_out)
         return output
+
+
+class NextDeltaNet(GatedDeltaNet):
+    """Qwen3-Next's: two projections, their parts side by side in each head."""
+
+    def add_first(self, machine: Machine, hidden: int) -> None:
+        self.in_proj_qkvz = Linear(machine, hidden, 2 * self.key_dim + 2 * self.value_dim)
+        self.in_proj_ba = Linear(machine, hidden, 2 * self.v_heads)
+
+    def add_last(self, machine: Machine, hidden: int) -> None:
+        """Nothing."""
+
+    def reorder(self, mixed_qkvz: Tensor, mixed_ba: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """`fix_query_key_value_ordering`."""
+        batch, length, _ = mixed_qkvz.shape
+        groups = self.v_heads // self.k_heads
+        values = groups * self.v_width
+        mixed_qkvz = mixed_qkvz.view(batch, length, self.k_heads, -1)
+        mixed_ba = mixed_ba.view(batch, length, self.k_heads, -1)
+        query, key, value, z = mixed_qkvz.split((self.k_width, self.k_width, values, values), 3)
+        b, a = mixed_ba.split((groups, groups), 3)
+        value = value.reshape(batch, length, -1, self.v_width)
+        z = z.reshape(batch, length, -1, self.v_width)
+        b = b.reshape(batch, length, self.v_heads)
+        a = a.reshape(batch, length, self.v_heads)
+        return query, key, value, z, b, a
+
+    def forward(self, hidden_states: Tensor, attention_mask: Tensor | None) -> Tensor:
+        refuse_unread(self.machine)
+        hidden_states = mask_padding(hidden_states, attention_mask)
+        batch_size, seq_len, _ = hidden_states.shape
+        projected_states_qkvz = self.in_proj_qkvz(hidden_states)
+        projected_states_ba = self.in_proj_ba(hidden_states)
+        query, key, value, z, b, a = self.reorder(projected_states_qkvz, projected_states_ba)
+        query, key, value = (x.reshape(batch_size, seq_len, -1) for x in (query, key, value))
+        mixed_qkv = F.cat((query, key, value), -1)
+        mixed_qkv = mixed_qkv.transpose(1, 2)
+        mixed_qkv = causal_conv1d(mixed_qkv, self.conv1d.weight.squeeze(1), None, self.activation)
+        del query, key, value
+        return self.attend(mixed_qkv, z, b, a)
 
 
 def refuse_unread(machine: Machine) -> None:
@@ -336,3 +387,25 @@ class Qwen35(decoder.CausalLM):
     @classmethod
     def mlp_of(cls, machine: Machine, config: Config, index: int) -> Module:
         return decoder.GatedMLP(machine, config)
+
+
+class Qwen35Moe(Qwen35):
+    defaults: ClassVar[Config] = {
+        **Qwen35.defaults, "num_key_value_heads": 2, "num_experts": 256, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512, "norm_topk_prob": True,
+    }  # fmt: skip
+
+    @classmethod
+    def mlp_of(cls, machine: Machine, config: Config, index: int) -> Module:
+        return Qwen2Moe(machine, {**config, "norm_topk_prob": True})
+
+
+class Qwen3Next(Qwen35Moe):
+    decoder_class = DeltaDecoder
+    delta_class = NextDeltaNet
+    rotary_class = decoder.RotaryEmbedding
+    defaults: ClassVar[Config] = {**Qwen35Moe.defaults, "num_experts": 512, "num_experts_per_tok": 10}
+
+    @classmethod
+    def mlp_of(cls, machine: Machine, config: Config, index: int) -> Module:
+        return Qwen2Moe(machine, config) if is_sparse(config, index) else decoder.GatedMLP(machine, config)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
 from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype, Shape, broadcast, contiguous_strides, promote
-from tunecast.tape.build.ops.views import cast_to_float32, clone, kept_strides
+from tunecast.tape.build.ops.views import cast_to_float32, clone, joined_strides, kept_strides
 
 if TYPE_CHECKING:
     from tunecast.tape.build.tensor import Tensor
@@ -364,7 +364,7 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
         return out
 
     dtype = reduce(promote, [part.dtype for part in parts])
-    out = parts[0].machine.run("cat", parts, shape, dtype)
+    out = parts[0].machine.run("cat", parts, shape, dtype, strides=joined_strides(parts, shape))
     return record(out, parts, back)
 
 

@@ -193,6 +193,27 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
     )  # fmt: skip
 
 
+def joined_strides(parts: Sequence[Tensor], shape: Shape) -> Shape | None:
+    """Of tensors put side by side: channels last where all have them last (aten/src/ATen/native/TensorShape.cpp,
+    `cat_compute_output_memory_format`)."""
+    if len(shape) != 4 or not all([has_channels_last(part) for part in parts]):
+        return None
+    _, channels, height, width = shape
+    return channels * height * width, 1, width * channels, channels
+
+
+def has_channels_last(x: Tensor) -> bool:
+    """c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`."""
+    if x.strides is None or x.strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        if x.strides[dim] < least or (dim == 0 and least == x.strides[1]):
+            return False
+        least = x.strides[dim] * max(1, x.shape[dim])
+    return True
+
+
 def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
     """Views side by side; their gradients are put side by side again, zeros where there is none."""
     dim = dim % x.dim()
@@ -203,7 +224,7 @@ def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
         for place, size in enumerate(sizes):
             if gradients[place] is None:
                 gradients[place] = machine.run("zeros", (), (*shape[:dim], size, *shape[dim + 1 :]), dtype)
-        return (machine.run("cat", gradients, shape, dtype),)
+        return (machine.run("cat", gradients, shape, dtype, strides=joined_strides(gradients, shape)),)
 
     parts = []
     start = 0
