@@ -275,10 +275,18 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     return adapted
 
 
+MAMBA = ("falcon_h1",)
+"""peft/tuners/tuners_utils.py, `_check_lora_target_modules_mamba`: those written down."""
+
+
 def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     wanted = wanted_names(job, model)
     moved = moved_names(model.model_type)
+    if model.model_type in MAMBA and (wanted is None or "out_proj" in wanted):
+        raise UsageError.at(
+            "lora.targets", "PEFT adapts no out_proj of models with Mamba. To fix: attention, or a list without it."
+        )
     if wanted is not None:
         wanted = set(wanted) - set(moved)
     return _within(model, wanted, moved, model.output_embedding())

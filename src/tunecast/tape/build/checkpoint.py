@@ -31,14 +31,16 @@ CACHED_BYTES = 2 * MIB
 """Held in the cache already, of which so much less is asked for: the segment of the program's first small tensor."""
 LEFT_BY_WARM_UP_BYTES = 12 * GIB // 10
 """Of the card."""
-EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe"})
+EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
 MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
+GRANITE = {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"}
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": {".mlp.": ".block_sparse_moe.", "gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"},
     "gpt_neox": {"lm_head": "embed_out"},
-    "granitemoe": {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"},
+    "granitemoe": GRANITE,
+    "granitemoehybrid": GRANITE,
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
 IN_FLOAT32 = "e_score_correction_bias"

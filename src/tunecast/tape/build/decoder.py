@@ -318,6 +318,9 @@ class Layer(CheckpointingLayer):
 
 
 class Decoder(Module):
+    tells_positions = True
+    """Its layers get positions, besides cosines and sines."""
+
     def __init__(self, machine: Machine, config: Config, family: type[CausalLM]) -> None:
         super().__init__(machine)
         self.kinds = layer_kinds(config)
@@ -349,7 +352,7 @@ class Decoder(Module):
         for decoder_layer, kind in zip(self.layers, self.kinds, strict=True):
             hidden_states = decoder_layer(
                 hidden_states, attention_mask=masks[kind], position_embeddings=position_embeddings[kind],
-                position_ids=position_ids,
+                position_ids=position_ids if self.tells_positions else None,
             )  # fmt: skip
         hidden_states = self.norm(hidden_states)
         return hidden_states

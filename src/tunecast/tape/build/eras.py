@@ -15,7 +15,7 @@ from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
-READ_FROM_5_17 = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+READ_FROM_5_17 = ("falcon_h1", "granitemoehybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
@@ -67,6 +67,8 @@ class Era:
     fills_sentinels = _before(5, 18)
     """integrations/moe.py: rows of experts on other ranks are filled with zeros, since then only where experts are
     spread over ranks (`_is_expert_parallel`)."""
+    contracts_by_einsum = _since(5, 18)
+    """models/granitemoehybrid, `mamba2_chunk_scan`: products of matrices; before, of elements, summed up."""
     looks_at_rows_first = _since(5, 20)
     """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions say;
     before, positions were computed all the same."""

@@ -13,12 +13,12 @@ from tunecast.tape.build.ops.layers import (
     softmax,
 )
 from tunecast.tape.build.ops.products import addmm, baddbmm, bmm, cast_for_product, linear, matmul, mm
-from tunecast.tape.build.ops.scans import assign, conv1d, cumsum, solve_triangular
+from tunecast.tape.build.ops.scans import assign, conv1d, cumsum, einsum, solve_triangular
 from tunecast.tape.build.ops.views import kept_strides, to_contiguous
 
 __all__ = [
     "addmm", "assign", "baddbmm", "bmm", "cast_for_product", "cat", "conv1d", "cross_entropy", "cumsum", "dropout",
-    "embedding", "gelu", "gelu_fast", "gelu_new", "kept_strides", "layer_norm", "linear", "matmul", "mm",
+    "einsum", "embedding", "gelu", "gelu_fast", "gelu_new", "kept_strides", "layer_norm", "linear", "matmul", "mm",
     "negative_log_likelihood", "pad", "relu", "rsqrt", "safe_softmax", "silu", "softmax", "softplus",
     "solve_triangular", "stack", "to_contiguous",
 ]  # fmt: skip

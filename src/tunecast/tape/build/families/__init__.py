@@ -8,6 +8,7 @@
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
+    mamba.py          Granite 4 and Falcon H1: Mamba 2 between layers of attention, or beside it
     moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss
     named.py          models written before the names of Llama's parts became everybody's
     olmo.py           OLMo: norms without weights
@@ -45,6 +46,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "glm4": "Glm4", "granite": "Granite", "hunyuan_v1_dense": "Hunyuan", "ministral": "Ministral",
         "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3", "starcoder2": "Starcoder2",
     },
+    "mamba": {"falcon_h1": "FalconH1", "granitemoehybrid": "GraniteHybrid"},
     "moe": {"gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "mixtral": "Mixtral", "olmoe": "Olmoe"},
     "olmo": {"olmo": "Olmo", "olmo2": "Olmo2", "olmo3": "Olmo3"},
     "opt": {"opt": "CausalLM"},

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start
 from tunecast.tape.build.dtypes import Shape, contiguous_strides
 from tunecast.tape.build.ops.elementwise import pointwise
-from tunecast.tape.build.ops.products import cast_for_product, matmul
-from tunecast.tape.build.ops.views import cast_to_float32, kept_strides, to, transpose
+from tunecast.tape.build.ops.products import bmm, cast_for_product, matmul
+from tunecast.tape.build.ops.views import (
+    cast_to_float32,
+    kept_strides,
+    permute,
+    reshape,
+    to,
+    transpose,
+    unsqueeze,
+    view,
+)
 
 if TYPE_CHECKING:
     from tunecast.tape.build.tensor import Tensor
@@ -93,6 +103,44 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, groups: int = 
     inputs = (x, weight) if bias is None else (x, weight, bias)
     args = (x, weight, bias, *rest, groups)
     return finish(node, machine.run_many("convolution", inputs, ((shape, x.dtype),), flops, args)[0])
+
+
+def einsum(equation: str, a: Tensor, b: Tensor) -> Tensor:
+    """Of two tensors: dimensions in the order of the result, those summed over last; one batch of matrix products,
+    turned around where the second's own come first in the result (aten/src/ATen/native/Linear.cpp, `einsum`,
+    `sumproduct_pair`)."""
+    a = cast_for_product(a)
+    b = cast_for_product(b)
+    given, out = equation.split("->")
+    left, right = given.split(",")
+    summed = "".join(sorted(set(left + right) - set(out)))
+    labels = out + summed
+    sizes = {**dict(zip(left, a.shape, strict=True)), **dict(zip(right, b.shape, strict=True))}
+    a, b = spread(a, left, labels), spread(b, right, labels)
+    wide = [(a.shape[place] != 1, b.shape[place] != 1) for place in range(len(labels))]
+    places = range(len(out))
+    both = [place for place in places if wide[place] == (True, True)]
+    first = [place for place in places if wide[place] == (True, False)]
+    second = [place for place in places if not wide[place][0]]
+    inner = list(range(len(out), len(labels)))
+    if first and second and second[-1] < first[0]:
+        a, b, first, second = b, a, second, first
+    batch, rows, columns, depth = (prod([sizes[labels[p]] for p in part]) for part in (both, first, second, inner))
+    left_matrices = permute(a, *both, *first, *inner, *second)
+    right_matrices = permute(b, *both, *inner, *second, *first)
+    product = bmm(reshape(left_matrices, batch, rows, depth), reshape(right_matrices, batch, depth, columns))
+    order = [*both, *first, *second]
+    whole = view(product, *[sizes[labels[place]] for place in order])
+    return permute(whole, *[order.index(place) for place in places])
+
+
+def spread(x: Tensor, have: str, labels: str) -> Tensor:
+    """All labels' dimensions in their order, of size 1 where it has none."""
+    x = permute(x, *[have.index(label) for label in labels if label in have])
+    for place, label in enumerate(labels):
+        if label not in have:
+            x = unsqueeze(x, place)
+    return x
 
 
 def assign(base: Tensor, dim: int, index: int, value: Tensor) -> Tensor:
