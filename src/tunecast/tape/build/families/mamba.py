@@ -1,5 +1,5 @@
-"""Granite 4 and Falcon H1: between layers of attention, or beside attention in every layer, a state that Mamba 2 updates,
-in chunks, as transformers computes it where mamba-ssm and causal-conv1d are not installed
+"""Granite 4 and Falcon H1: between layers of attention, or beside attention in every layer, a state that Mamba 2
+updates, in chunks, as transformers computes it where mamba-ssm and causal-conv1d are not installed
 (transformers/models/{granitemoehybrid,falcon_h1}/modeling_*.py)."""
 
 from __future__ import annotations
@@ -163,9 +163,7 @@ class MambaLayer(Module):
         A = -self.A_log.float().exp()
         gate, hidden_states_B_C, dt = projected_states.split((self.inner, self.conv_dim, self.heads), -1)
         hidden_states_B_C = hidden_states_B_C.transpose(1, 2)
-        hidden_states_B_C = causal_conv1d(
-            hidden_states_B_C, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.act
-        )
+        hidden_states_B_C = causal_conv1d(hidden_states_B_C, self.conv1d.weight.squeeze(1), self.conv1d.bias, self.act)
         hidden_states_B_C = mask_padding(hidden_states_B_C.transpose(1, 2), attention_mask)
         side = self.groups * self.state
         hidden_states, B, C = hidden_states_B_C.split((self.inner, side, side), -1)
@@ -356,7 +354,7 @@ class FalconLayer(decoder.Layer):
 
     def __init__(self, machine: Machine, config: Config, index: int, family: type[decoder.CausalLM]) -> None:
         Module.__init__(self, machine)
-        self.feed_forward = FalconMLP(machine, config)  # type: ignore[assignment, method-assign]
+        self.feed_forward = FalconMLP(machine, config)  # type: ignore[method-assign]
         self.mamba = FalconMixer(machine, config)
         self.self_attn = FalconAttention(machine, config, index)
         self.input_layernorm = RMSNorm(machine, config["hidden_size"])
