@@ -345,7 +345,22 @@ class GridRotary(decoder.RotaryEmbedding):
         return F.cat((freqs_thw, freqs_thw), -1)
 
 
+NO_KERNELS = (
+    "layers without attention run transformers' own code: flash-linear-attention, mamba-ssm and causal-conv1d are not"
+    " installed"
+)
+NOT_COMPARED = "{} in a model with layers without attention was read, not compared"
+
+
 class DeltaDecoder(decoder.Decoder):
+    def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
+        super().__init__(machine, config, family)
+        machine.assumptions[NO_KERNELS] = None
+        padded = "padding" if machine.masked else "packing" if machine.packs else None
+        for what in (padded, machine.attention if machine.attention.startswith("flash") else None):
+            if what is not None:
+                machine.guesses[NOT_COMPARED.format(what)] = None
+
     def masks(self, attention_mask: Tensor, inputs_embeds: Tensor) -> dict[str, Any]:
         return {FULL: causal_mask(attention_mask, inputs_embeds), LINEAR: recurrent_mask(attention_mask)}
 
