@@ -101,8 +101,8 @@ QWEN = {
     "gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj",
 }  # fmt: skip
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
-    "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "qwen3_moe": QWEN, "olmoe": QWEN, "deepseek_v2": QWEN,
-    "deepseek_v3": QWEN, "deepseek_v32": QWEN, "glm4_moe": QWEN, "glm4_moe_lite": QWEN,
+    "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "qwen3_moe": QWEN, "qwen3_next": QWEN, "olmoe": QWEN, 
+    "deepseek_v2": QWEN, "deepseek_v3": QWEN, "deepseek_v32": QWEN, "glm4_moe": QWEN, "glm4_moe_lite": QWEN,
 }  # fmt: skip
 """Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
 
@@ -241,11 +241,13 @@ def adapt(job: Job, model: Any) -> None:
 
 
 def insert_adapters(job: Job, model: Any) -> None:
-    """Each comes in its layer's dtype; at the end all become fp32, unless `autocast_adapter_dtype` is off."""
+    """Each comes in its layer's dtype; at the end all become fp32 in the order of the tree, unless
+    `autocast_adapter_dtype` is off."""
+    order = {module.path: place for place, module in enumerate(model.modules())}
     adapted: list[Any] = [adapter(job, parent, name, child) for parent, name, child in list(targets(job, model))]
     adapted += insert_parameter_adapters(job, model, wanted_names(job, model))
     if job.lora.adapter_dtype == "float32":
-        for module in adapted:
+        for module in sorted(adapted, key=lambda module: order[module.path.removesuffix(".base_layer")]):
             for tensor in module.adapter_parameters():
                 if tensor.dtype != FLOAT32:
                     change_dtype(tensor, FLOAT32)
@@ -274,10 +276,18 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     return adapted
 
 
+MAMBA = ("falcon_h1",)
+"""peft/tuners/tuners_utils.py, `_check_lora_target_modules_mamba`: those written down."""
+
+
 def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     """The layers that get an adapter, in the order of the tree, with who holds them and under which name."""
     wanted = wanted_names(job, model)
     moved = moved_names(model.model_type)
+    if model.model_type in MAMBA and (wanted is None or "out_proj" in wanted):
+        raise UsageError.at(
+            "lora.targets", "PEFT adapts no out_proj of models with Mamba. To fix: attention, or a list without it."
+        )
     if wanted is not None:
         wanted = set(wanted) - set(moved)
     return _within(model, wanted, moved, model.output_embedding())

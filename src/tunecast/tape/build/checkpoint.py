@@ -31,18 +31,20 @@ CACHED_BYTES = 2 * MIB
 """Held in the cache already, of which so much less is asked for: the segment of the program's first small tensor."""
 LEFT_BY_WARM_UP_BYTES = 12 * GIB // 10
 """Of the card."""
-EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe", "mistral4"})
+EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid", "mistral4"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
 MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
 NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 MIXTRAL = {".mlp.": ".block_sparse_moe.", **NUMBERED}
+GRANITE = {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"}
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL,
     "minimax_m2": MIXTRAL,
     "lfm2_moe": NUMBERED,
     "gpt_neox": {"lm_head": "embed_out"},
-    "granitemoe": {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"},
+    "granitemoe": GRANITE,
+    "granitemoehybrid": GRANITE,
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
 IN_FLOAT32 = "e_score_correction_bias"
@@ -82,6 +84,14 @@ def load_checkpoint(
             _merge(tensor, module.path, len(sources))
         else:
             bring(tensor, module.path, dtype=_own_dtype(model, name))
+
+
+def draw_initial_weights(model: Any) -> None:
+    """modeling_utils.py, `initialize_weights`, comes to modules that were loaded too: what some `_init_weights` draw
+    first is made, and goes."""
+    for module in model.modules():
+        if module.initial_weights:
+            module.machine.run("empty", (), (module.initial_weights,), FLOAT32)
 
 
 def move_to_card(model: Any) -> None:

@@ -319,6 +319,9 @@ class Layer(CheckpointingLayer):
 
 
 class Decoder(Module):
+    tells_positions = True
+    """Its layers get positions, besides cosines and sines."""
+
     def __init__(self, machine: Machine, config: Config, family: type[CausalLM]) -> None:
         super().__init__(machine)
         self.kinds = layer_kinds(config)
@@ -342,6 +345,7 @@ class Decoder(Module):
         inputs_embeds = self.scale_embeddings(inputs_embeds)
         length = inputs_embeds.shape[1]
         position_ids = attention_mask if self.machine.packs else self.position_ids(length)
+        position_ids = self.positions_of_rows(position_ids, inputs_embeds.shape[0])
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = self.first_hidden_states(inputs_embeds)
         position_embeddings = self.positions(hidden_states, position_ids)
@@ -349,7 +353,7 @@ class Decoder(Module):
         for decoder_layer, kind in zip(self.layers, self.kinds, strict=True):
             hidden_states = decoder_layer(
                 hidden_states, attention_mask=masks[kind], position_embeddings=position_embeddings[kind],
-                position_ids=position_ids,
+                position_ids=position_ids if self.tells_positions else None,
             )  # fmt: skip
         hidden_states = self.norm(hidden_states)
         return hidden_states
@@ -364,6 +368,10 @@ class Decoder(Module):
         if machine.era.adds_positions:
             position_ids = position_ids + 0
         return position_ids.unsqueeze(0)
+
+    def positions_of_rows(self, position_ids: Tensor, rows: int) -> Tensor:
+        """What layers are told: one row for all, unless a family has one for each."""
+        return position_ids
 
     def scale_embeddings(self, inputs_embeds: Tensor) -> Tensor:
         return inputs_embeds

@@ -15,6 +15,8 @@ from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
+READ_FROM_5_17 = ("falcon_h1", "granitemoehybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+"""Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
 """Before which release of transformers which torch was the newest: 2.5 came out in October 2024, 2.6 in January, 2.7 in
@@ -67,6 +69,8 @@ class Era:
     spread over ranks (`_is_expert_parallel`)."""
     reads_rotary_dim = _since(5, 18)
     """configuration_minimax_m2.py: `rotary_dim` of a config.json; before, all of a head turned."""
+    contracts_by_einsum = _since(5, 18)
+    """models/granitemoehybrid, `mamba2_chunk_scan`: products of matrices; before, of elements, summed up."""
     looks_at_rows_first = _since(5, 20)
     """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions say;
     before, positions were computed all the same."""
@@ -128,7 +132,9 @@ def era_of(job: Job) -> Era:
 
 def guesses(era: Era, model_type: str) -> list[str]:
     """What is taken for granted about a release nobody read that closely."""
+    release, newest = (".".join(map(str, each)) for each in (era.release, Era().release))
+    if model_type in READ_FROM_5_17 and era.release < (5, 17):
+        return [f"of transformers {release} the layers of {model_type} of 5.17 are taken"]
     if era.release >= (5, 0) or model_type in FOLLOWED:
         return []
-    release, newest = (".".join(map(str, each)) for each in (era.release, Era().release))
     return [f"of transformers {release} the loss and checkpointing are taken, the layers of {model_type} of {newest}"]

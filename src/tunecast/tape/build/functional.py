@@ -1,6 +1,6 @@
 """The functions of `torch` and `torch.nn.functional`, on tensors without contents."""
 
-from tunecast.tape.build.ops.elementwise import cat, gelu, pad, relu, rsqrt, silu, stack
+from tunecast.tape.build.ops.elementwise import cat, gelu, pad, relu, rsqrt, silu, softplus, stack
 from tunecast.tape.build.ops.layers import (
     conv1d,
     cross_entropy,
@@ -14,10 +14,12 @@ from tunecast.tape.build.ops.layers import (
     softmax,
 )
 from tunecast.tape.build.ops.products import addmm, baddbmm, bmm, cast_for_product, linear, matmul, mm
-from tunecast.tape.build.ops.views import kept_strides
+from tunecast.tape.build.ops.scans import assign, cumsum, einsum, solve_triangular
+from tunecast.tape.build.ops.views import kept_strides, to_contiguous
 
 __all__ = [
-    "addmm", "baddbmm", "bmm", "cast_for_product", "cat", "conv1d", "cross_entropy", "dropout", "embedding", "gelu",
-    "gelu_fast", "gelu_new", "kept_strides", "layer_norm", "linear", "matmul", "mm", "negative_log_likelihood", "pad",
-    "relu", "rsqrt", "safe_softmax", "silu", "softmax", "stack",
+    "addmm", "assign", "baddbmm", "bmm", "cast_for_product", "cat", "conv1d", "cross_entropy", "cumsum", "dropout",
+    "einsum", "embedding", "gelu", "gelu_fast", "gelu_new", "kept_strides", "layer_norm", "linear", "matmul", "mm",
+    "negative_log_likelihood", "pad", "relu", "rsqrt", "safe_softmax", "silu", "softmax", "softplus",
+    "solve_triangular", "stack", "to_contiguous",
 ]  # fmt: skip

@@ -21,6 +21,9 @@ class Buffer(Tensor):
 
 
 class Module:
+    initial_weights = 0
+    """So many numbers `_init_weights` draws for it on the card, needed or not."""
+
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.path = ""

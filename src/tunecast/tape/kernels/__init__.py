@@ -5,7 +5,7 @@
     blas.py             what cuBLAS and cublasLt keep for life once a product has run, whoever writes the tape
     counts.py           operations that are several kernels, by name; all others are one
     cub.py              scratch memory of CUB's device-wide algorithms
-    factorizations.py   singular value decomposition on the card
+    factorizations.py   singular value decomposition and triangular systems on the card
     flash.py            what the flash-attn CUDA extensions allocate
     four_bit.py         which way bitsandbytes multiplies by a 4-bit weight
     gathered.py         what FSDP2's two copy kernels borrow

@@ -1,10 +1,14 @@
-"""Singular value decomposition on the card."""
+"""Singular value decomposition and triangular systems on the card."""
 
 from __future__ import annotations
+
+from math import prod
 
 from tunecast.tape.kernels.steps import KernelCall, Rule, Script, nbytes
 
 INFO_BYTES = 4
+ADDRESS_BYTES = 8
+MOST_SOLVED_IN_TURN, SMALLEST_SOLVED_IN_TURN = 8, 64
 
 
 def singular_values(call: KernelCall, script: Script) -> None:
@@ -21,4 +25,17 @@ def singular_values(call: KernelCall, script: Script) -> None:
     script.borrow(nbytes(matrix))
 
 
-RULES: dict[str, Rule] = {"aten::_linalg_svd": singular_values}
+def triangular_system(call: KernelCall, script: Script) -> None:
+    """Where cuBLAS solves them all at once, both operands' addresses (aten/src/ATen/native/cuda/linalg/
+    BatchLinearAlgebra.cpp, `triangular_solve_kernel`: few large ones follow each other)."""
+    script.make(0)
+    *batch, size, _ = call.args[0].shape
+    if prod(batch) > MOST_SOLVED_IN_TURN or size < SMALLEST_SOLVED_IN_TURN:
+        script.borrow(prod(batch) * ADDRESS_BYTES)
+        script.borrow(prod(batch) * ADDRESS_BYTES)
+
+
+RULES: dict[str, Rule] = {
+    "aten::_linalg_svd": singular_values,
+    "aten::linalg_solve_triangular": triangular_system,
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import types
 from collections.abc import Callable
@@ -34,6 +35,7 @@ def install(recorder: Recorder) -> None:
     load_data_in_this_process()
     save_nothing()
     multiply_into_wider_results()
+    lay_out_softplus_gradient()
     multiply_groups_of_any_type()
     copy_tensors_not_the_mode()
 
@@ -242,6 +244,21 @@ def multiply_into_wider_results() -> None:
             overload = getattr(operation, name)
             decomposition_table.pop(overload, None)
             register_op_impl(overload)(product)
+
+
+def lay_out_softplus_gradient() -> None:
+    """As the gradient that came in is laid out, which the kernel goes by (aten/src/ATen/native/Activation.cpp,
+    `softplus_backward`); torch's formula for shapes goes by the input."""
+    from torch._decomp import decomposition_table
+
+    operation = torch.ops.aten.softplus_backward.default
+    formula = decomposition_table[operation]
+
+    @functools.wraps(formula)
+    def gradient(out_grad: torch.Tensor, x: torch.Tensor, beta: float, threshold: float) -> torch.Tensor:
+        return out_grad * torch.sigmoid(x * beta)
+
+    decomposition_table[operation] = gradient
 
 
 def multiply_groups_of_any_type() -> None:

@@ -4,11 +4,13 @@
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
     deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 4.7, Mistral 4
+    delta.py          Qwen 3.5 and Qwen3-Next: a gated delta rule between layers of gated attention
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
     lfm2.py           LFM2: short convolutions in most layers
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
+    mamba.py          Granite 4 and Falcon H1: Mamba 2 between layers of attention, or beside it
     moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss, MiniMax M2
     named.py          models written before the names of Llama's parts became everybody's
     olmo.py           OLMo: norms without weights
@@ -40,6 +42,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "deepseek_kin": {
         "deepseek_v32": "DeepseekV32", "glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4",
     },
+    "delta": {"qwen3_5_text": "Qwen35", "qwen3_5_moe_text": "Qwen35Moe", "qwen3_next": "Qwen3Next"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
     "lfm2": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
@@ -54,6 +57,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "minimax_m2": "MiniMaxM2", "mixtral": "Mixtral",
         "olmoe": "Olmoe",
     },
+    "mamba": {"falcon_h1": "FalconH1", "granitemoehybrid": "GraniteHybrid"},
     "olmo": {"olmo": "Olmo", "olmo2": "Olmo2", "olmo3": "Olmo3"},
     "opt": {"opt": "CausalLM"},
     "qwen": {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2MoeLM", "qwen3_moe": "Qwen3MoeLM"},
@@ -71,7 +75,7 @@ def causal_lm(model_type: str) -> Any:
     return getattr(import_module(f".{file}", __name__), name)
 
 
-TEXT_ALONE = frozenset({"llama4", "mllama"})
+TEXT_ALONE = frozenset({"llama4", "mllama", "qwen3_5", "qwen3_5_moe"})
 """Models with eyes of which `AutoModelForCausalLM` makes the text part alone."""
 
 

@@ -4,6 +4,7 @@
     layers.py        embeddings, norms, dropout, softmax and losses
     products.py      matrix products, and what autocast casts before them
     reductions.py    sums, means and the other reductions
+    scans.py         what layers with a running state use: cumulative sums, triangles, convolutions, parts in place
     views.py         views and copies
 
 `Tensor` has them as methods and operators under torch's names; what torch has as a function is in `functional.py`.

@@ -7,8 +7,8 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, record, start, wants
-from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype, Shape, broadcast, promote
-from tunecast.tape.build.ops.views import cast_to_float32, clone, kept_strides
+from tunecast.tape.build.dtypes import BOOL, FLOAT32, Dtype, Shape, broadcast, contiguous_strides, promote
+from tunecast.tape.build.ops.views import cast_to_float32, clone, joined_strides, kept_strides
 
 if TYPE_CHECKING:
     from tunecast.tape.build.tensor import Tensor
@@ -18,12 +18,47 @@ NUMBER = (float, int)
 
 
 def elementwise_strides(shape: Shape, *inputs: Tensor) -> Shape | None:
-    for x in inputs:
-        if x.shape == shape:
-            if x.strides is None or x.is_contiguous():
-                return None
-            return kept_strides(x)
-    return None
+    """Of a result: packed, its dimensions in the order the inputs have them (aten/src/ATen/TensorIterator.cpp,
+    `reorder_dimensions`)."""
+    first = next((x for x in inputs if x.shape == shape), None)
+    if first is None or first.strides is None or first.is_contiguous():
+        return None
+    spread = [_spread_strides(x, shape) for x in inputs]
+    order = list(reversed(range(len(shape))))
+    for place in range(1, len(order)):
+        later = place
+        for earlier in range(place - 1, -1, -1):
+            compared = _compared(order[earlier], order[later], shape, spread)
+            if compared < 0:
+                break
+            if compared > 0:
+                order[earlier], order[later] = order[later], order[earlier]
+                later = earlier
+    strides, step = [0] * len(shape), 1
+    for dim in order:
+        strides[dim] = step
+        step *= shape[dim]
+    packed = tuple(strides)
+    return None if packed == contiguous_strides(shape) else packed
+
+
+def _spread_strides(x: Tensor, shape: Shape) -> Shape:
+    """0 where it is broadcast."""
+    new = len(shape) - x.dim()
+    steps = zip(x.shape, shape[new:], x.stride(), strict=True)
+    return (0,) * new + tuple([0 if size == 1 != want else step for size, want, step in steps])
+
+
+def _compared(first: int, second: int, shape: Shape, spread: Sequence[Shape]) -> int:
+    """Above 0 where the two dimensions must change places, 0 where no input tells."""
+    for strides in spread:
+        one, other = strides[first], strides[second]
+        if one and other:
+            if one != other:
+                return -1 if one < other else 1
+            if shape[first] > shape[second]:
+                return 1
+    return 0
 
 
 def pointwise(name: str, x: Tensor, dtype: Dtype | None = None) -> Tensor:
@@ -170,13 +205,30 @@ def _saves_input(name: str) -> Unary:
 def _backward_kernel(name: str) -> Any:
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient, kept = gradients[0], node.take(0)
-        return (gradient.machine.run(name, (gradient, kept), kept.shape, gradient.dtype, strides=kept_strides(kept)),)
+        strides = elementwise_strides(kept.shape, gradient, kept)
+        return (gradient.machine.run(name, (gradient, kept), kept.shape, gradient.dtype, strides=strides),)
 
     return back
 
 
 tanh, sigmoid, relu = _saves_result("tanh"), _saves_result("sigmoid"), _saves_result("relu")
 silu, gelu = _saves_input("silu"), _saves_input("gelu")
+
+
+def softplus(x: Tensor) -> Tensor:
+    """In fp32 under autocast."""
+    return _softplus(cast_to_float32(x))
+
+
+_softplus = _saves_input("softplus")
+
+
+def exp(x: Tensor) -> Tensor:
+    """grad * result. In fp32 under autocast."""
+    x = cast_to_float32(x)
+    node = start(x.machine, (x,), lambda node, gradients: (mul(gradients[0], node.take(0)),))
+    out = pointwise("exp", x)
+    return out if node is None else finish(node, out, out.detach())
 
 
 def _without_gradient(name: str) -> Unary:
@@ -189,7 +241,7 @@ def _without_gradient(name: str) -> Unary:
 
 
 absolute = _without_gradient("abs")
-exp, log, sqrt = _without_gradient("exp"), _without_gradient("log"), _without_gradient("sqrt")
+log, sqrt = _without_gradient("log"), _without_gradient("sqrt")
 cos, sin = _without_gradient("cos"), _without_gradient("sin")
 
 
@@ -312,7 +364,7 @@ def cat(parts: Sequence[Tensor], dim: int) -> Tensor:
         return out
 
     dtype = reduce(promote, [part.dtype for part in parts])
-    out = parts[0].machine.run("cat", parts, shape, dtype)
+    out = parts[0].machine.run("cat", parts, shape, dtype, strides=joined_strides(parts, shape))
     return record(out, parts, back)
 
 
@@ -332,11 +384,16 @@ def stack(parts: Sequence[Tensor], dim: int) -> Tensor:
     return record(parts[0].machine.run("stack", parts, shape, parts[0].dtype), parts, back)
 
 
-def pad(x: Tensor, more: int) -> Tensor:
-    """Zeros behind the last dimension; the gradient is cut off by a copy."""
-    machine, before = x.machine, x.shape
+def pad(x: Tensor, more: int, dim: int = -1) -> Tensor:
+    """Zeros behind the last dimension, or another; the gradient is cut off by a copy. A copy of as much, or of less,
+    is laid out as the original (aten/src/ATen/native/PadNd.cpp, `constant_pad_nd`)."""
+    machine, before, dim = x.machine, x.shape, dim % x.dim()
+    shape = (*before[:dim], before[dim] + more, *before[dim + 1 :])
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
-        return (machine.run("constant_pad_nd", gradients, before, gradients[0].dtype),)
+        gradient = gradients[0]
+        strides = kept_strides(gradient.alias(before, gradient.strides and gradient.stride()))
+        return (machine.run("constant_pad_nd", gradients, before, gradient.dtype, strides=strides),)
 
-    return record(machine.run("constant_pad_nd", (x,), (*before[:-1], before[-1] + more), x.dtype), (x,), back)
+    strides = None if more else kept_strides(x)
+    return record(machine.run("constant_pad_nd", (x,), shape, x.dtype, strides=strides), (x,), back)

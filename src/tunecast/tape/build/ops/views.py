@@ -185,10 +185,33 @@ def narrow(x: Tensor, dim: int, start: int, end: int, step: int = 1) -> Tensor:
 def select(x: Tensor, dim: int, index: int) -> Tensor:
     dim = dim % x.dim()
     before, strides, machine = x.shape, x.stride(), x.machine
+    if type(index) is int and index < 0:
+        index += before[dim]
     return view_of(
         x, (*before[:dim], *before[dim + 1 :]), (*strides[:dim], *strides[dim + 1 :]), x.offset + index * strides[dim],
         lambda node, gradients: (machine.run("select_backward", gradients, before, gradients[0].dtype),),
     )  # fmt: skip
+
+
+def joined_strides(parts: Sequence[Tensor], shape: Shape) -> Shape | None:
+    """Of tensors put side by side: channels last where all have them last (aten/src/ATen/native/TensorShape.cpp,
+    `cat_compute_output_memory_format`)."""
+    if len(shape) != 4 or not all([has_channels_last(part) for part in parts]):
+        return None
+    _, channels, height, width = shape
+    return channels * height * width, 1, width * channels, channels
+
+
+def has_channels_last(x: Tensor) -> bool:
+    """c10/core/MemoryFormat.h, `is_channels_last_strides_2d_s4`."""
+    if x.strides is None or x.strides[1] == 0:
+        return False
+    least = 0
+    for dim in (1, 3, 2, 0):
+        if x.strides[dim] < least or (dim == 0 and least == x.strides[1]):
+            return False
+        least = x.strides[dim] * max(1, x.shape[dim])
+    return True
 
 
 def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
@@ -201,7 +224,7 @@ def split(x: Tensor, sizes: Sequence[int], dim: int) -> list[Tensor]:
         for place, size in enumerate(sizes):
             if gradients[place] is None:
                 gradients[place] = machine.run("zeros", (), (*shape[:dim], size, *shape[dim + 1 :]), dtype)
-        return (machine.run("cat", gradients, shape, dtype),)
+        return (machine.run("cat", gradients, shape, dtype, strides=joined_strides(gradients, shape)),)
 
     parts = []
     start = 0
@@ -261,6 +284,15 @@ def to(x: Tensor, dtype: Dtype) -> Tensor:
         return x
     before = x.dtype
     out = x.machine.run("_to_copy", (x,), x.shape, dtype, strides=kept_strides(x))
+    return record(out, (x,), lambda node, gradients: (to(gradients[0], before),))
+
+
+def to_contiguous(x: Tensor, dtype: Dtype) -> Tensor:
+    """`x.to(dtype, memory_format=torch.contiguous_format)`: without another dtype nothing is copied."""
+    if x.dtype == dtype:
+        return x
+    before = x.dtype
+    out = x.machine.run("_to_copy", (x,), x.shape, dtype)
     return record(out, (x,), lambda node, gradients: (to(gradients[0], before),))
 
 

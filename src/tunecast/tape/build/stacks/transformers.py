@@ -139,6 +139,8 @@ def load(
     elif hasattr(model, "quantizer"):
         model.quantizer.replace_in(model)
     bring_all(model)
+    if reading is not None and not over_host:
+        part("checkpoint").draw_initial_weights(model)
     model.tie()
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         part("liger").apply(model, text["model_type"])
