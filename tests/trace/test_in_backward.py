@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from installed import as_installed
 
-from tunecast.job import job_from_dict
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
 from tunecast.tape.op import Alloc, Event, Free, Op
@@ -80,5 +80,5 @@ def test_same_allocations_as_hooks_make(optimizer: str, tmp_path: Path) -> None:
         str(script), [json.dumps([CONFIG, optimizer.endswith("fused")])], Card(), steps=2, python=sys.executable
     )
     assert not answer.error
-    paper = build(job_from_dict(job), CONFIG, [256, 256], Card(), torch.__version__)
+    paper = build(as_installed(job), CONFIG, [256, 256], Card())
     assert told(paper.events) == told(tape.events)

@@ -54,17 +54,17 @@ class RotaryEmbedding(Module):
         dtype = self.result_dtype(x)
         return cos.to(dtype), sin.to(dtype)
 
-    def angles(self, position_ids: Tensor) -> tuple[Tensor, Tensor | None]:
+    def angles(self, position_ids: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
         """One per position and frequency, and what the caller's own names keep beside them until it returns."""
         machine, half = self.machine, self.width // 2
         if not machine.era.rotates_by_product:
-            return position_ids.unsqueeze(-1).float() * self.inv_freq, None
+            return position_ids.unsqueeze(-1).float() * self.inv_freq.float(), ()
         rows, length = position_ids.shape
-        inverse = self.inv_freq.alias((1, half, 1), None)
+        inverse = self.inv_freq.alias((1, half, 1), None).float()
         position_ids_expanded = machine.run("_to_copy", (position_ids,), (rows, 1, length), FLOAT32)
         args = (inverse, position_ids_expanded)
         freqs = machine.run("bmm", args, (rows, half, length), FLOAT32, 2 * rows * half * length, args=args)
-        return freqs.transpose(1, 2), position_ids_expanded
+        return freqs.transpose(1, 2), args
 
     def result_dtype(self, x: Tensor) -> Dtype:
         return x.dtype

@@ -1,4 +1,4 @@
-"""What layers with a running state use: cumulative sums, triangles, convolutions, parts written in place."""
+"""What layers with a running state use: cumulative sums, triangles, contractions, parts written in place."""
 
 from __future__ import annotations
 
