@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from tunecast.job.releases import RELEASES
-
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "system" / "results"
 RUNS = re.findall(r"^    system_runs=\(([a-z ]+)\)$", (ROOT / "dev").read_text("utf-8"), re.MULTILINE)[0].split()
@@ -47,8 +45,3 @@ def test_long_tests_are_there() -> None:
     for name in result_of("long")["inputs"]:
         file, _, function = name.partition("::")
         assert f"def {function}(" in (ROOT / file).read_text("utf-8"), name
-
-
-def test_the_newest_are_those_that_are_followed() -> None:
-    releases = {name: release.split("+")[0] for name, release in result_of("newest")["releases"].items()}
-    assert releases == {name: RELEASES[name].newest for name in releases}
