@@ -30,6 +30,7 @@ OTHERWISE = {
     "job/spellings.py": "unsloth, an organisation on the Hub",
     "planning/space.py": "zero, a word of --allow",
     "prediction/memory/ranges_table.py": "written by a benchmark, by the stack that was measured",
+    "tape/build/eras.py": "transformers, the package whose releases these are",
     "tape/trace/child.py": "packages whose releases a trace tells",
     "tape/trace/packages/distributed.py": "deepspeed.zero, a module",
     "tape/trace/packages/unsloth.py": "the package, as it is imported",
