@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FILE = re.compile(r"(?<![\w/.-])((?:[\w.-]+/)*[\w-]+\.py)\b")
-FOLDER = re.compile(r"transformers/models/(\w+|\{[\w,\s]+\})(?![\w/])")
+FOLDER = re.compile(r"transformers/models/(\w+|\{[\w,\s]+\})(?:/modeling_\*\.py)?(?![\w/])")
 NAMES = re.compile(r"(?:`?,?\s*(?:and|:|\()?\s*`([A-Za-z_][\w.]*)`)")
 WRITTEN_BY_US = ("src", "tests", "benchmarks", "docs", "examples")
 
