@@ -14,15 +14,15 @@ from tunecast.job.model import ModelConfig, language_part
 from tunecast.job.names import DTYPES
 from tunecast.job.stacks import stack_of
 from tunecast.records import replace
-from tunecast.tape.build.adapters import USUAL_TARGETS, moved_names
+from tunecast.tape.build.adapters import MAMBA, USUAL_TARGETS, moved_names
 from tunecast.tape.build.stacks import module_of
 
 DROPOUT = 0.05
 """TRL 1.16.0, ModelConfig.lora_dropout."""
 
-MANY_FROM_A_ROUTER = frozenset({"llama4_text"})
-"""Architectures whose router is a linear layer that returns several tensors: PEFT adapts it with `all-linear`, and the
-forward pass fails."""
+NOT_ALL_LINEAR = frozenset({"llama4_text", *MAMBA})
+"""Architectures that cannot be trained with `all-linear`: a router that is a linear layer but returns several tensors,
+which PEFT adapts, and the forward pass fails; or a projection of Mamba's, which PEFT refuses."""
 
 
 def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> Job:
@@ -97,7 +97,7 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
 def _filled_lora(job: Job, model_type: str) -> Lora:
     lora, stack = job.lora, stack_of(job)
     if lora.targets is None:
-        chosen = USUAL_TARGETS.get(model_type, "attention" if model_type in MANY_FROM_A_ROUTER else "all-linear")
+        chosen = USUAL_TARGETS.get(model_type, "attention" if model_type in NOT_ALL_LINEAR else "all-linear")
         lora = replace(lora, targets=chosen if stack.targets is None else stack.targets)
     if lora.dropout is None:
         usual = 0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT
