@@ -314,7 +314,8 @@ def wanted_names(job: Job, model: Any) -> Collection[str] | None:
         return None
     assert given is not None, "targets follow from the model: fill_in comes first"
     present = {name for module in model.modules() for name in module.children}
-    names = ATTENTION & present if given == "attention" else set(given)
+    usual = ATTENTION - {"out_proj"} if model.model_type in MAMBA else ATTENTION  # it is Mamba's there
+    names = usual & present if given == "attention" else set(given)
     if not names or names - present:
         missing = ", ".join(sorted(names - present)) or "such modules"
         raise UsageError.at("lora.targets", f"this model has no {missing}")
