@@ -99,12 +99,15 @@ class CausalConv(Module):
         self.bias: Any = self.parameter(channels) if bias else None
 
 
-def causal_conv1d(hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: Module) -> Tensor:
-    """modeling_qwen3_5.py, `causal_conv1d_fn`."""
+def causal_conv1d(
+    hidden_states: Tensor, weight: Tensor, bias: Tensor | None, activation: Module | None = None
+) -> Tensor:
+    """modeling_qwen3_5.py, `causal_conv1d_fn`; models/lfm2 has the same."""
     _, channels, length = hidden_states.shape
     padding = weight.shape[-1] - 1
     out = F.conv1d(hidden_states.to(weight.dtype), weight.unsqueeze(1), bias, padding, channels)[:, :, :length]
-    out = activation(out)
+    if activation is not None:
+        out = activation(out)
     return out.to(hidden_states.dtype)
 
 

@@ -13,6 +13,7 @@ from tunecast.tape.build.decoder import FULL, Config, layer_kinds
 from tunecast.tape.build.dtypes import FLOAT32
 from tunecast.tape.build.experts import Router, experts_of, top_k
 from tunecast.tape.build.families.deepseek import gather
+from tunecast.tape.build.families.delta import causal_conv1d
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.masks import causal_mask, recurrent_mask
 from tunecast.tape.build.modules import Linear, Module, RMSNorm
@@ -30,13 +31,6 @@ class Conv1d(Module):
         super().__init__(machine)
         self.weight = self.parameter(channels, 1, width)
         self.bias: Any = self.parameter(channels) if bias else None
-
-
-def causal_conv1d(hidden_states: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    _, hidden_size, seq_len = hidden_states.shape
-    padding = weight.shape[-1] - 1
-    out = F.conv1d(hidden_states.to(weight.dtype), weight.unsqueeze(1), bias, padding, hidden_size)[:, :, :seq_len]
-    return out.to(hidden_states.dtype)
 
 
 class ShortConv(Module):
