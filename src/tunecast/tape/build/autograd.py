@@ -27,7 +27,8 @@ Gradients = list[Any]
 Backward = Callable[["Node", Gradients], Sequence[Any]]
 Inputs: TypeAlias = "Sequence[Tensor | None]"
 Edge: TypeAlias = "tuple[Node | Leaf, int, Shape, Dtype | None]"
-"""Who takes a gradient, as which of its outputs, and the shape and dtype it is to have; None: the leaf's tensor says."""
+"""Who takes a gradient, as which of its outputs, and the shape and dtype it is to have; None: as the leaf's tensor says
+when it comes."""
 FIRST = 1 << 62
 """The sequence number of a leaf's node: it runs as soon as its gradient is there."""
 
@@ -356,7 +357,10 @@ def _validate(node: Node, results: Gradients) -> None:
         if gradient.shape != edge[2] or gradient.dtype != edge[3]:
             results[place] = None
             gradient = gradient.sum_to_size(edge[2])
-            dtype = edge[3] or edge[0].tensor.grad_dtype
+            dtype = edge[3]
+            if dtype is None:
+                leaf: Any = edge[0]
+                dtype = leaf.tensor.grad_dtype
             results[place] = gradient if dtype is None else gradient.to(dtype)
 
 

@@ -1,7 +1,7 @@
 """torch's `fully_shard` (FSDP2) on paper: each unit's weights are gathered when it runs and given back after.
 
-After torch 2.13 and 2.15, torch/distributed/fsdp/_fully_shard: names in backquotes are its own. A unit is one or more modules
-whose parameters travel together. Four streams run beside the default one:
+After torch 2.13 and 2.15, torch/distributed/fsdp/_fully_shard: names in backquotes are its own. A unit is one or more
+modules whose parameters travel together. Four streams run beside the default one:
 
     forward   copy-in stream   this rank's parts in the dtype of computation, the buffer for everybody's
               gather stream    all_gather into that buffer
@@ -236,7 +236,7 @@ class ColumnsUnit(ToldUnit):
                     told = f"{parameter.shape[1]} columns of an expert cannot be split over {ranks} cards"
                     raise UsageError.at("parallel.expert", told)
                 each = ColumnsShard(parameter, [(module, name)], ranks)
-                each.compute = self.sharder.policy.compute
+                self.set_dtypes(each)
                 shards.append(each)
         return list(shards)
 

@@ -1,7 +1,7 @@
 """One unit of FSDP2: modules whose parameters travel together, and what is done around their two passes. See fsdp2.py.
 
-After torch 2.13 and 2.15, torch/distributed/fsdp/_fully_shard: `FSDPState` with its `FSDPParamGroup`, and the collectives of
-_fsdp_collectives.py. Where a comment says that a name holds something, it does so there.
+After torch 2.13 and 2.15, torch/distributed/fsdp/_fully_shard: `FSDPState` with its `FSDPParamGroup`, and the
+collectives of _fsdp_collectives.py. Where a comment says that a name holds something, it does so there.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ParamGroup:
 
     def cut(self, managed_modules: Sequence[Module]) -> list[Shard]:
         """`_init_sharded_param` of each parameter; what was on the host comes to the card whole first."""
-        sharder, policy = self.sharder, self.sharder.policy
+        sharder = self.sharder
         for module in managed_modules:
             for tensor in module.own.values():
                 if isinstance(tensor, Buffer) and is_on_host(tensor):
@@ -99,13 +99,20 @@ class ParamGroup:
         whole = [on_card(tensor) for tensor in parameters.values() if is_on_host(tensor)]
         shards = [Shard(p, places[n], sharder.mesh.shard, sharder.on_host) for n, p in parameters.items()]
         for shard in shards:
-            if policy.compute not in (None, shard.part.dtype) and shard.part.dtype.floating:
-                shard.compute = policy.compute
-            if sharder.since_2_15 and shard.part.dtype.floating:
-                shard.grad_dtype = policy.reduce or shard.part.dtype
+            self.set_dtypes(shard)
         parameters.clear()
         del whole
         return shards
+
+    def set_dtypes(self, shard: Shard) -> None:
+        """`init_dtype_attrs`."""
+        policy, dtype = self.sharder.policy, shard.part.dtype
+        if not dtype.floating:
+            return
+        if policy.compute not in (None, dtype):
+            shard.compute = policy.compute
+        if self.sharder.since_2_15:
+            shard.grad_dtype = policy.reduce or dtype
 
     def made(self, shape: Shape, dtype: Dtype, role: Role = Role.TEMPORARIES) -> Tensor:
         return self.machine.run("empty", (), shape, dtype).as_role(role)
@@ -381,7 +388,7 @@ class ParamGroup:
                 self.reducing = output
             if dtype == FLOAT16:
                 machine.launch("div_", (output,), dtype, output.nbytes)
-            reduced = output if sharder.since_2_15 else None  # has a name until the end since `_cast_and_view_sharded_grads`
+            reduced = output if sharder.since_2_15 else None  # `reduce_output`, which was the cast one's name before
             if output.dtype != shards[0].part.dtype:
                 output = machine.run("_to_copy", (output,), output.shape, shards[0].part.dtype)
                 output.block.role = self.cast_role
