@@ -18,12 +18,7 @@ from tunecast.tape.build.nested import map_tensors, tensors_in, watched
 from tunecast.tape.build.sharding.host import is_on_host, on_card
 from tunecast.tape.build.sharding.shards import Place, Shard
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.kernels.gathered import (
-    chunk_cat_is_direct,
-    chunk_cat_table_bytes,
-    mixed_chunk_cat_table_bytes,
-    split_table_bytes,
-)
+from tunecast.tape.kernels.gathered import chunk_cat_is_direct, chunk_cat_table_bytes, split_table_bytes
 from tunecast.tape.op import FROM_HOST, TO_HOST, Role
 
 if TYPE_CHECKING:
@@ -364,8 +359,8 @@ class ParamGroup:
     def reduce(self, shards: Sequence[Shard], gradients: list[Tensor]) -> None:
         """`foreach_reduce`."""
         machine, sharder = self.machine, self.sharder
-        read, replicas = [gradient.dtype for gradient in gradients], sharder.mesh.replicate
-        dtype = shards[0].grad_dtype or self.reduce_dtype() or read[-1]
+        read, replicas = gradients[-1].dtype, sharder.mesh.replicate
+        dtype = shards[0].grad_dtype or self.reduce_dtype() or read
         held = self.laid_out(gradients)
         numel = sum(shard.padded_numel for shard in shards)
         with machine.on_stream(SCATTER if sharder.copies_apart else machine.stream):
@@ -408,18 +403,13 @@ class ParamGroup:
             machine.launch("div_", (scattered,), dtype, scattered.nbytes)
         machine.collective_of("reduce_scatter", "shard", self.sharder.mesh.shard, dtype, numel)
 
-    def copy_together(self, shards: Sequence[Shard], read: Sequence[Dtype], written: Dtype) -> None:
-        """`chunk_cat_mixed_dtype` since 2.15, where weights may have gradients of two dtypes."""
-        chunk_bytes = [shard.padded_numel * written.itemsize for shard in shards]
-        if len(set(read)) > 1:
-            self.borrow(mixed_chunk_cat_table_bytes(chunk_bytes))
-            return
-        if chunk_cat_is_direct(read[0].name, written.name):
-            self.borrow(chunk_cat_table_bytes(chunk_bytes))
+    def copy_together(self, shards: Sequence[Shard], read: Dtype, written: Dtype) -> None:
+        if chunk_cat_is_direct(read.name, written.name):
+            self.borrow(chunk_cat_table_bytes([shard.padded_numel * written.itemsize for shard in shards]))
             return
         ranks = self.sharder.mesh.shard
         padded = [shard for shard in shards if shard.rows % ranks]
-        copies = [self.machine.tensor((shard.padded_numel * ranks,), read[0]) for shard in padded]
+        copies = [self.machine.tensor((shard.padded_numel * ranks,), read) for shard in padded]
         del copies
 
     def hand_out(self, shards: Sequence[Shard], output: Tensor) -> None:
