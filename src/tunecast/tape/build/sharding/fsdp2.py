@@ -219,8 +219,11 @@ class OwnUnit(ToldUnit):
         return None
 
     def scatter(self, scattered: Tensor, output: Tensor) -> None:
-        divided = self.machine.run("div", (scattered,), scattered.shape, output.dtype)
-        self.machine.launch("copy_", (divided,), output.dtype, output.nbytes)
+        """torchtitan's `disable_fsdp_gradient_division`: by 1, which 2.15 leaves out."""
+        given = scattered
+        if not self.sharder.since_2_15:
+            given = self.machine.run("div", (scattered,), scattered.shape, output.dtype)
+        self.machine.launch("copy_", (given,), output.dtype, output.nbytes)
 
 
 class ColumnsUnit(ToldUnit):
