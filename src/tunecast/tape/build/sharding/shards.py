@@ -50,7 +50,7 @@ class Resizable(Storage):
         self.give_back()
 
 
-class Whole(Tensor):
+class WholeWeight(Tensor):
     """An unsharded parameter."""
 
     __slots__ = ("grad_dtype",)
@@ -84,7 +84,7 @@ class Shard:
             self.part = machine.tensor((self.rows_a_rank, *rest), parameter.dtype).as_role(self.role)
         self.part.requires_grad = parameter.requires_grad
         self.shape = parameter.shape
-        self.whole: Whole | None = None
+        self.whole: WholeWeight | None = None
         self.accumulated: Tensor | None = None
         """A whole gradient, wider than the weight, that waits for more micro-batches: torch before 2.15."""
         self.compute: Dtype | None = None
@@ -108,7 +108,7 @@ class Shard:
         if self.whole is None:
             dtype = self.gathered_dtype()
             storage = Resizable(self.machine, self.padded_numel * self.ranks * dtype.itemsize)
-            self.whole = Whole(self.machine, storage, self.shape, dtype)
+            self.whole = WholeWeight(self.machine, storage, self.shape, dtype)
             self.whole.grad_dtype = self.grad_dtype or dtype
             self.whole.requires_grad = self.part.requires_grad
         self.machine.launch("empty", (), self.whole.dtype, 0, kernels=0)
