@@ -23,13 +23,16 @@ from tunecast.tape.card import Card
 
 def load(job: Job, config: dict[str, Any], folder: Path) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, FineGrainedFP8Config, Mxfp4Config
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     dtype, packed = getattr(torch, job.weights_dtype), job.quantization
     how: dict[str, Any] = {}
-    if packed.format == "int8":
+    stored = config.get("quantization_config", {}).get("quant_method")
+    if stored is not None:
+        how["quantization_config"] = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}[stored](dequantize=True)
+    elif packed.format == "int8":
         how["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     elif packed.format is not None:
         how["quantization_config"] = BitsAndBytesConfig(

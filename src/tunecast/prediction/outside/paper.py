@@ -9,6 +9,7 @@ from typing import Any
 
 from tunecast.job.job import Job, Quantization
 from tunecast.job.model import ModelConfig
+from tunecast.job.stored import without_packing
 from tunecast.prediction.outside.checkpoint import Parameter
 from tunecast.records import fields, replace
 from tunecast.tape.build.adapters import insert_adapters
@@ -61,7 +62,7 @@ def tensors_on_paper(job: Job, config: Mapping[str, Any]) -> tuple[Parameter, ..
     It is built unquantised, for a packed weight has lost its shape; then every linear layer but the head is packed. And
     it is built with the layers that stand for all, where there are such: the others are like them but for their names.
     """
-    job = fill_in(job, config)
+    job, config = fill_in(job, config), without_packing(config)
     rhythm = repeating(transformers.model, config)
     few = config if rhythm is None else with_layers(config, rhythm.small)
     plain = replace(job, method=_method(job), quantization=Quantization(), kernels=())

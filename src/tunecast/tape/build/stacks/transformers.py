@@ -9,6 +9,7 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.stacks import stack_of
+from tunecast.job.stored import packing_of
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import FLOAT32, INT64
@@ -128,6 +129,9 @@ def load(
     model.name_all()
     machine.name_head(model.output_embedding().path, model.path)
     model.model_type = text["model_type"]
+    packing = packing_of(config) if stack_of(job).uses_trainer else None
+    if packing is not None and job.quantization.format is None:
+        model.unpacking = part("packed.unpacking").unpacking_of(packing, model)
     if job.quantization.format == "gptq":
         part("gptq").replace_linears(model)
     elif job.quantization.format is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -86,11 +86,11 @@ def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
     if not hasattr(module, "_get_resolved_checkpoint_files"):  # transformers before 4.50
         return
     resolve, quantizer = module._get_resolved_checkpoint_files, module.get_hf_quantizer
-    loading: list[Any] = []  # the configuration of the model being loaded, which `resolve` is not told
+    loading: list[Any] = []  # the model's configuration and how its checkpoint is stored, which `resolve` is not told
 
     def get_hf_quantizer(config: Any, quantization_config: Any = None, *args: Any, **kwargs: Any) -> Any:
-        loading[:] = [config]
         stored = getattr(config, "quantization_config", None)
+        loading[:] = [config, stored]
         if stored is not None and quantization_config is None and not has_weights(config._name_or_path):
             quantization_config = quantize_while_loading(config, stored, recorder)
         return quantizer(config, quantization_config, *args, **kwargs)
@@ -104,7 +104,7 @@ def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
         if name is None or (files and all(str(file).endswith((".safetensors", ".gguf")) for file in files)):
             return files, metadata
         path = _made_up / f"{len(list(_made_up.glob('*')))}.safetensors"
-        make_header(path, loading[0], recorder)
+        make_header(path, *loading, recorder)
         return [str(path)], None
 
     module.get_hf_quantizer = get_hf_quantizer  # type: ignore[attr-defined]
@@ -138,7 +138,7 @@ def quantize_while_loading(config: Any, stored: Any, recorder: Recorder) -> Any:
     return BitsAndBytesConfig.from_dict(values)
 
 
-def make_header(path: Path, config: Any, recorder: Recorder) -> None:
+def make_header(path: Path, config: Any, stored: Any, recorder: Recorder) -> None:
     """What `save_pretrained` would store of the architecture the configuration names."""
     import transformers
 
@@ -163,7 +163,34 @@ def make_header(path: Path, config: Any, recorder: Recorder) -> None:
         pass
     else:
         tensors = revert_weight_conversion(model, tensors)
-    write_header(path, tensors)
+    write_header(path, packed_as(stored, tensors))
+
+
+def packed_as(stored: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as a checkpoint holds them that was saved in MXFP4 or in blocks of FP8."""
+    values = stored if isinstance(stored, dict) else {} if stored is None else stored.to_dict()
+    method = values.get("quant_method")  # the name, or transformers' enumeration of names, which equals it
+    skipped = values.get("modules_to_not_convert") or ()
+    out = dict(tensors)
+    for name, tensor in tensors.items():
+        if method == "mxfp4" and name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            experts, inputs, outputs = tensor.shape
+            blocks = torch.empty(experts, outputs, inputs // 32, 16, dtype=torch.uint8, device="meta")
+            del out[name]
+            out |= {f"{name}_blocks": blocks, f"{name}_scales": blocks[..., 0]}
+        if method == "fp8" and tensor.dim() == 2 and is_linear(name, skipped):
+            rows, columns = values.get("weight_block_size") or tensor.shape
+            scales = (-(-tensor.shape[0] // rows), -(-tensor.shape[1] // columns))
+            out[name] = tensor.to(torch.float8_e4m3fn)
+            out[f"{name}_scale_inv"] = torch.empty(scales, dtype=torch.float32, device="meta")
+    return out
+
+
+def is_linear(name: str, skipped: Sequence[str]) -> bool:
+    """Of a weight with two dimensions: neither a table of embeddings nor left as it is."""
+    if any(part in name for part in ("embed", "lm_head", "mlp.gate.")):
+        return False
+    return name.endswith(".weight") and not any(part in name for part in skipped)
 
 
 def tied_names(model: Any) -> list[str]:

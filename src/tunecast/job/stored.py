@@ -1,0 +1,144 @@
+"""How a checkpoint's weights are packed, as the `quantization_config` of its config.json says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tunecast.errors import NotResolved
+from tunecast.job.knob import shown
+from tunecast.records import NamedTuple
+
+KEY = "quantization_config"
+METHODS: Mapping[str, str] = {
+    "bitsandbytes": "bitsandbytes", "gptq": "GPTQ", "awq": "AWQ", "hqq": "HQQ", "fp8": "FP8", "mxfp4": "MXFP4",
+    "torchao": "torchao", "compressed-tensors": "compressed-tensors",
+}  # fmt: skip
+"""`quant_method` of those that can be trained on, or taken apart and trained."""
+TORCHAO_FORMATS: Mapping[str, str] = {
+    "Int8WeightOnlyConfig": "torchao_int8",
+    "Float8WeightOnlyConfig": "torchao_float8",
+}
+"""By the type of quantisation that the file names."""
+BLOCK = (128, 128)
+
+
+class Packing(NamedTuple):
+    """What decides how many bytes a packed weight takes."""
+
+    method: str
+    """`quant_method`."""
+    format: str | None
+    """As `quantization.format` of a job; None: known, but no weights to train adapters on."""
+    bits: int = 4
+    group: int = 128
+    """Inputs that share a scale; 0: all."""
+    double_quant: bool = False
+    block: tuple[int, int] = BLOCK
+    """Of FP8: outputs and inputs that share a scale."""
+    skipped: tuple[str, ...] | None = None
+    """Modules that are not packed; None: the file lists none."""
+
+    @property
+    def title(self) -> str:
+        return METHODS.get(self.method, self.method)
+
+    def skips(self, path: str) -> bool:
+        """transformers' quantizers_utils.py, `should_convert_module`; patterns there are regular expressions, which
+        those of published checkpoints need for stars alone."""
+        patterns = (re.escape(key).replace(r"\.\*", r"\.[^.]*").replace(r"\*", ".*") for key in self.skipped or ())
+        return any(re.match(pattern, path) for pattern in patterns) or path.endswith(self.skipped or ())
+
+
+def is_packed(raw_json: str) -> bool:
+    """Without parsing it: whether config.json can say anything of the kind."""
+    return f'"{KEY}"' in raw_json
+
+
+def without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As of a checkpoint with plain weights."""
+    return {key: value for key, value in config.items() if key != KEY}
+
+
+def packing_of(config: Mapping[str, Any]) -> Packing | None:
+    """None: the checkpoint holds plain weights."""
+    values = config.get(KEY)
+    if not isinstance(values, Mapping):
+        return None
+    skipped = values.get("modules_to_not_convert") or values.get("ignore") or values.get("skip_modules")
+    known = None if not isinstance(skipped, list) else tuple(str(name)[:200] for name in skipped[:10_000])
+    return _packing(values)._replace(skipped=known)
+
+
+def _packing(values: Mapping[str, Any]) -> Packing:
+    method = values.get("quant_method")
+    if values.get("load_in_4bit") is True or values.get("load_in_8bit") is True:
+        return _of_bitsandbytes(values)
+    if not isinstance(method, str) or not 0 < len(method) <= 64 or not method.isprintable():
+        raise _wrong("quant_method", method, "the name of a method")
+    if method in ("gptq", "awq"):
+        bits = _one_of(values, "bits", 4, (2, 3, 4, 8))
+        return Packing(method, method, bits, _group(values.get("group_size", 128)))
+    if method == "hqq":
+        return _of_hqq(values)
+    if method == "fp8":
+        return Packing(method, "fp8", 8, block=_block(values.get("weight_block_size", list(BLOCK))))
+    if method == "torchao":
+        return Packing(method, TORCHAO_FORMATS.get(_torchao_type(values)), 8)
+    return Packing(method, None)
+
+
+def _of_bitsandbytes(values: Mapping[str, Any]) -> Packing:
+    if values.get("load_in_8bit") is True:
+        return Packing("bitsandbytes", "int8", 8)
+    kind = values.get("bnb_4bit_quant_type", "fp4")
+    if kind not in ("nf4", "fp4"):
+        raise _wrong("bnb_4bit_quant_type", kind, "nf4 or fp4")
+    return Packing("bitsandbytes", kind, double_quant=values.get("bnb_4bit_use_double_quant") is True)
+
+
+def _of_hqq(values: Mapping[str, Any]) -> Packing:
+    inner = values.get("quant_config", values)
+    inner = inner.get("weight_quant_params", inner) if isinstance(inner, Mapping) else {}
+    if not isinstance(inner, Mapping):
+        raise _wrong("quant_config.weight_quant_params", inner, "a mapping")
+    bits = _one_of(inner, "nbits", 4, (1, 2, 3, 4, 8))
+    return Packing("hqq", "hqq", bits, _group(inner.get("group_size", 64)))
+
+
+def _torchao_type(values: Mapping[str, Any]) -> str:
+    kind = values.get("quant_type")
+    for key in ("default", "_type"):
+        kind = kind.get(key) if isinstance(kind, Mapping) else kind
+    return kind if isinstance(kind, str) else ""
+
+
+def _one_of(values: Mapping[str, Any], key: str, usual: int, allowed: Sequence[int]) -> int:
+    got = values.get(key, usual)
+    if isinstance(got, bool) or got not in allowed:
+        raise _wrong(key, got, ", ".join(map(str, allowed)))
+    return int(got)
+
+
+def _group(got: object) -> int:
+    """-1 and null: all inputs."""
+    if got is None or got == -1:
+        return 0
+    if isinstance(got, bool) or not isinstance(got, int) or not 8 <= got <= 65536:
+        raise _wrong("group_size", got, "-1, or a whole number from 8 to 65536")
+    return got
+
+
+def _block(got: object) -> tuple[int, int]:
+    """null: one scale a weight, told as (0, 0)."""
+    if got is None:
+        return (0, 0)
+    sizes = got if isinstance(got, list) and len(got) == 2 else [0]
+    if not all(isinstance(size, int) and not isinstance(size, bool) and 1 <= size <= 65536 for size in sizes):
+        raise _wrong("weight_block_size", got, "null, or two whole numbers from 1 to 65536")
+    return sizes[0], sizes[1]
+
+
+def _wrong(key: str, got: object, allowed: str) -> NotResolved:
+    return NotResolved(f"config.json: {KEY}.{key}: got {shown(got)}; allowed: {allowed}", field="model")
