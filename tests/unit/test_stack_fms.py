@@ -14,7 +14,7 @@ from recorded import as_recorded
 
 from tunecast.errors import Unsupported
 from tunecast.job import job_from_dict
-from tunecast.tape.build.gptq import packed_bytes
+from tunecast.job.stored import USUAL
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.op import Alloc, Free
 
@@ -81,7 +81,7 @@ def test_gptq_holds_packed_weights_scales_zeros_and_groups() -> None:
     tape = built(kernels=[])
     gate = [e.nbytes for e in tape.events if isinstance(e, Alloc) and e.module == "model.layers.0.mlp.gate_proj"]
     assert gate[:4] == [256 * 640 // 2, 2 * 640 // 2, 2 * 640 * 2, 256 * 4]
-    assert packed_bytes(640, 256) == sum(gate[:4])
+    assert USUAL["gptq"].weight_bytes(640, 256) == sum(gate[:4])
 
 
 def test_gptqmodel_keeps_dequantised_weights() -> None:

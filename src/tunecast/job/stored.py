@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from tunecast.errors import NotResolved
@@ -39,10 +40,30 @@ class Packing(NamedTuple):
     """Of FP8: outputs and inputs that share a scale."""
     skipped: tuple[str, ...] | None = None
     """Modules that are not packed; None: the file lists none."""
+    stated: bool = True
+    """A config.json says so; else it is what most checkpoints of the format have."""
 
     @property
     def title(self) -> str:
         return METHODS.get(self.method, self.method)
+
+    def groups(self, inputs: int) -> int:
+        return -(-inputs // self.group) if self.group else 1
+
+    def scales(self, outputs: int, inputs: int) -> tuple[int, int]:
+        """Of FP8: how many there are, by outputs and by inputs."""
+        rows, columns = self.block if all(self.block) else (outputs, inputs)
+        return -(-outputs // rows), -(-inputs // columns)
+
+    def weight_bytes(self, outputs: int, inputs: int) -> int:
+        """Of one weight with its scales, zeros and groups, as the checkpoint and the card hold it."""
+        packed, groups = outputs * inputs * self.bits // 8, self.groups(inputs)
+        if self.method in ("gptq", "awq"):
+            of_inputs = 4 * inputs if self.method == "gptq" else 0  # the group of each
+            return packed + groups * outputs * (2 * 8 + self.bits) // 8 + of_inputs
+        if self.method == "fp8":
+            return packed + 4 * prod(self.scales(outputs, inputs))
+        return packed + outputs * (4 + (self.format == "torchao_int8"))
 
     def skips(self, path: str) -> bool:
         """transformers' quantizers_utils.py, `should_convert_module`; patterns there are regular expressions, which
@@ -51,9 +72,24 @@ class Packing(NamedTuple):
         return any(re.match(pattern, path) for pattern in patterns) or path.endswith(self.skipped or ())
 
 
+USUAL: Mapping[str, Packing] = {
+    "gptq": Packing("gptq", "gptq", stated=False),
+    "awq": Packing("awq", "awq", stated=False),
+    "finegrained_fp8": Packing("fp8", "finegrained_fp8", 8, stated=False),
+    "torchao_int8": Packing("torchao", "torchao_int8", 8, stated=False),
+    "torchao_float8": Packing("torchao", "torchao_float8", 8, stated=False),
+}
+"""By `quantization.format`: of a job that names it for a model whose config.json says nothing."""
+
+
 def is_packed(raw_json: str) -> bool:
     """Without parsing it: whether config.json can say anything of the kind."""
     return f'"{KEY}"' in raw_json
+
+
+def packing_for(format: str | None, config: Mapping[str, Any]) -> Packing | None:
+    """Of weights that are packed otherwise than by bitsandbytes, in a job's format."""
+    return None if format is None or format not in USUAL else packing_of(config) or USUAL[format]
 
 
 def without_packing(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +119,7 @@ def _packing(values: Mapping[str, Any]) -> Packing:
     if method == "hqq":
         return _of_hqq(values)
     if method == "fp8":
-        return Packing(method, "fp8", 8, block=_block(values.get("weight_block_size", list(BLOCK))))
+        return Packing(method, "finegrained_fp8", 8, block=_block(values.get("weight_block_size", list(BLOCK))))
     if method == "torchao":
         return Packing(method, TORCHAO_FORMATS.get(_torchao_type(values)), 8)
     return Packing(method, None)

@@ -13,11 +13,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
+from installed import as_installed
 from trace_all import list_others, told
 
-from tunecast.job import Job, job_from_dict
+from tunecast.job import Job
+from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.card import Card
 
 
@@ -27,11 +29,14 @@ def load(job: Job, config: dict[str, Any], folder: Path) -> Any:
 
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
+    job = fill_in(job, config)
     dtype, packed = getattr(torch, job.weights_dtype), job.quantization
     how: dict[str, Any] = {}
     stored = config.get("quantization_config", {}).get("quant_method")
-    if stored is not None:
+    if stored is not None and packed.format is None:
         how["quantization_config"] = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}[stored](dequantize=True)
+    elif stored is not None:
+        pass  # the checkpoint's own
     elif packed.format == "int8":
         how["quantization_config"] = BitsAndBytesConfig(load_in_8bit=True)
     elif packed.format is not None:
@@ -64,7 +69,7 @@ def main() -> None:
             recorder.forget_all()
             try:
                 torch.zeros(1, device="cuda")
-                model = load(job_from_dict(job), config, Path(place) / str(number))
+                model = load(as_installed(job), config, Path(place) / str(number))
                 found[name] = told(recorder.tape({}).events)
                 del model
             except Exception as error:

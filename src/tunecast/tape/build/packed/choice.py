@@ -16,7 +16,7 @@ from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
 from tunecast.job.stacks import stack_of
 from tunecast.job.stored import METHODS, Packing, packing_of
-from tunecast.records import replace
+from tunecast.records import replace, replace_unchecked
 from tunecast.tape.build.eras import era_of
 
 DEQUANTIZED: Mapping[str, str] = {
@@ -26,15 +26,15 @@ DEQUANTIZED: Mapping[str, str] = {
 }
 """By `quant_method`: what a script passes to train plain weights."""
 OTHER_MODEL = "To fix: the checkpoint that is not quantised"
-PACKED_ON_TRAINERS = ("gptq", "awq", "fp8", "torchao_int8", "torchao_float8")
-"""Formats that come with a checkpoint, or by transformers' own quantisers, not bitsandbytes."""
+PREPARED = ("nf4", "fp4", "int8", "gptq")
+"""Formats before whose training PEFT's quantization guide calls `prepare_model_for_kbit_training`."""
 
 
 def with_checkpoint_format(job: Job, config: Mapping[str, Any]) -> Job:
     """The job with the format its checkpoint is stored in. Idempotent."""
     packing = packing_of(config) if stack_of(job).uses_trainer else None
     if packing is None:
-        return job
+        return _unprepared(job)
     if packing.method not in METHODS:
         raise UsageError.at(
             "model", f"its checkpoint is stored by {packing.title}, which transformers does not train. {OTHER_MODEL}"
@@ -45,8 +45,16 @@ def with_checkpoint_format(job: Job, config: Mapping[str, Any]) -> Job:
     changes: dict[str, Any] = {"method": "qlora"}
     if packing.format == "awq" and job.weights_dtype != "float16":
         changes["weights_dtype"] = "float16"
-    quantization = replace(job.quantization, format=packing.format, double_quant=packing.double_quant)
-    return replace(job, **changes, quantization=quantization)
+    quantization = replace_unchecked(job.quantization, format=packing.format, double_quant=packing.double_quant)
+    return _unprepared(replace(job, **changes, quantization=quantization))
+
+
+def _unprepared(job: Job) -> Job:
+    """What PEFT's guide does not prepare is not, unless somebody says so."""
+    packed = job.quantization
+    if packed.format in (None, *PREPARED) or not packed.prepare_kbit or "quantization.prepare_kbit" in job.given:
+        return job
+    return replace(job, quantization=replace_unchecked(packed, prepare_kbit=False))
 
 
 def is_dequantized(job: Job, packing: Packing) -> bool:
@@ -72,7 +80,7 @@ def _refuse_what_transformers_refuses(job: Job, packing: Packing) -> None:
             f"got full with a checkpoint stored in {packing.title}, on which transformers trains adapters only."
             f" To fix: method lora, or the checkpoint that is not quantised",
         )
-    if packing.method in DEQUANTIZED and not (wanted == "fp8" and (got == "fp8" or job.method == "lora")):
+    if packing.method in DEQUANTIZED and not (wanted is not None and (got == wanted or job.method == "lora")):
         raise UsageError.at(
             "quantization.format",
             f"got {got} with a checkpoint stored in {packing.title}, which transformers refuses to quantise again."

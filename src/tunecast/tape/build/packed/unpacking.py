@@ -122,8 +122,7 @@ class UnpackingFP8(Unpacking):
 
     def scales(self, machine: Machine, shape: Shape) -> Tensor:
         rows, columns = shape[-2:]
-        block_rows, block_columns = self.packing.block if all(self.packing.block) else (rows, columns)
-        scale_rows, scale_columns = -(-rows // block_rows), -(-columns // block_columns)
+        scale_rows, scale_columns = self.packing.scales(rows, columns)
         if rows % scale_rows or columns % scale_columns:
             raise UsageError.at(
                 "model",

@@ -9,7 +9,7 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.stacks import stack_of
-from tunecast.job.stored import packing_of
+from tunecast.job.stored import USUAL, packing_of
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import FLOAT32, INT64
@@ -27,10 +27,21 @@ from tunecast.tape.build.stacks import Refusals, leaves_out
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import PASS, Phase
 
+PACKED_LAYERS = {
+    "gptq": "gptq", "awq": "packed.awq", "finegrained_fp8": "packed.fp8", "torchao_int8": "packed.torchao",
+    "torchao_float8": "packed.torchao",
+}  # fmt: skip
+"""By `quantization.format`: the module whose layers take the place of plain ones before anything is loaded."""
+MADE_ON_CARD = frozenset(PACKED_LAYERS) - {"finegrained_fp8"}
+"""Formats whose loading nobody compared: their weights are made on the card, as of steps alone."""
 REFUSES: Refusals = {
     "compile": lambda job: (
         job.compile
-        and (job.attention.startswith("flash") or bool(job.kernels) or job.quantization.format in ("int8", "gptq"))
+        and (
+            job.attention.startswith("flash")
+            or bool(job.kernels)
+            or job.quantization.format in ("int8", *PACKED_LAYERS)
+        )
     ),
     "matmul_dtype": lambda job: job.matmul_dtype is not None and (job.compile or bool(job.kernels) or job.lora.dora),
     "loss": lambda job: job.loss == "chunked" and (not stack_of(job).is_plain_loop or bool(job.kernels) or job.compile),
@@ -132,8 +143,8 @@ def load(
     packing = packing_of(config) if stack_of(job).uses_trainer else None
     if packing is not None and job.quantization.format is None:
         model.unpacking = part("packed.unpacking").unpacking_of(packing, model)
-    if job.quantization.format == "gptq":
-        part("gptq").replace_linears(model)
+    if job.quantization.format in PACKED_LAYERS:
+        part(PACKED_LAYERS[job.quantization.format]).replace_linears(model, packing or USUAL[job.quantization.format])
     elif job.quantization.format is not None:
         model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02))
     if over_host:
@@ -154,7 +165,7 @@ def load(
 def reads_checkpoint(job: Job) -> bool:
     """A job that lists its samples is a whole program on one card, which loads by `from_pretrained` onto it; of steps
     alone the model was made there."""
-    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format != "gptq"
+    return job.data.lengths is not None and ranks_of(job) == 1 and job.quantization.format not in MADE_ON_CARD
 
 
 def with_room(config: Mapping[str, Any], longest: int) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def load_headers_only(module: ModuleType, recorder: Recorder) -> None:
         if name is None or (files and all(str(file).endswith((".safetensors", ".gguf")) for file in files)):
             return files, metadata
         path = _made_up / f"{len(list(_made_up.glob('*')))}.safetensors"
-        make_header(path, *loading, recorder)
+        make_header(path, loading[0], loading[1], recorder)
         return [str(path)], None
 
     module.get_hf_quantizer = get_hf_quantizer  # type: ignore[attr-defined]
