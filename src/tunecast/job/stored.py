@@ -22,6 +22,8 @@ TORCHAO_FORMATS: Mapping[str, str] = {
     "Float8WeightOnlyConfig": "torchao_float8",
 }
 """By the type of quantisation that the file names."""
+SKIPPED = ("modules_to_not_convert", "llm_int8_skip_modules", "ignore", "skip_modules")
+"""Keys under which methods list the modules they leave as they are."""
 BLOCK = (128, 128)
 
 
@@ -40,6 +42,8 @@ class Packing(NamedTuple):
     """Of FP8: outputs and inputs that share a scale."""
     skipped: tuple[str, ...] | None = None
     """Modules that are not packed; None: the file lists none."""
+    compute_dtype: str | None = None
+    """Of bitsandbytes' 4 bits: what layers compute in."""
     stated: bool = True
     """A config.json says so; else it is what most checkpoints of the format have."""
 
@@ -102,7 +106,7 @@ def packing_of(config: Mapping[str, Any]) -> Packing | None:
     values = config.get(KEY)
     if not isinstance(values, Mapping):
         return None
-    skipped = values.get("modules_to_not_convert") or values.get("ignore") or values.get("skip_modules")
+    skipped = next(filter(None, map(values.get, SKIPPED)), None)
     known = None if not isinstance(skipped, list) else tuple(str(name)[:200] for name in skipped[:10_000])
     return _packing(values)._replace(skipped=known)
 
@@ -131,7 +135,8 @@ def _of_bitsandbytes(values: Mapping[str, Any]) -> Packing:
     kind = values.get("bnb_4bit_quant_type", "fp4")
     if kind not in ("nf4", "fp4"):
         raise _wrong("bnb_4bit_quant_type", kind, "nf4 or fp4")
-    return Packing("bitsandbytes", kind, double_quant=values.get("bnb_4bit_use_double_quant") is True)
+    double, computes = values.get("bnb_4bit_use_double_quant") is True, values.get("bnb_4bit_compute_dtype", "float32")
+    return Packing("bitsandbytes", kind, double_quant=double, compute_dtype=str(computes).removeprefix("torch."))
 
 
 def _of_hqq(values: Mapping[str, Any]) -> Packing:

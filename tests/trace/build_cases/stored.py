@@ -1,6 +1,7 @@
-"""Checkpoints that are stored quantised and dequantised as they are loaded: MXFP4 and blocks of FP8.
+"""Checkpoints that are stored quantised.
 
-Training sees plain weights; what differs is how they come (test_loading.py).
+Of those that are dequantised as they are loaded, MXFP4 and blocks of FP8, training sees plain weights, and what differs
+is how they come. Of the others only that is compared here (`LOADS`, in test_loading.py).
 """
 
 from __future__ import annotations
@@ -53,3 +54,20 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any] | None]] = [
     ("fp8-experts", {"method": "full"}, MOE),
     ("fp8-latent-attention", {"method": "full"}, DEEPSEEK),
 ]
+
+NF4: dict[str, Any] = {
+    "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False, "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16", "bnb_4bit_quant_storage": "uint8",
+}  # fmt: skip
+SOME = NF4 | {"llm_int8_skip_modules": ["lm_head", "model.layers.0.mlp"]}
+BIASED = {"attention_bias": True, "tie_word_embeddings": True}
+LOADS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("fp8-lora", LORA, QWEN),
+    ("fp8-lora-biased-tied", LORA, QWEN | BIASED),
+    ("fp8-lora-dequantised", {**LORA, "quantization": {"format": None}}, QWEN),
+    ("nf4-stored", LORA, QWEN | {"quantization_config": NF4}),
+    ("nf4-stored-once", LORA, QWEN | BIASED | {"quantization_config": NF4 | {"bnb_4bit_use_double_quant": False}}),
+    ("nf4-stored-in-part", LORA, QWEN | {"quantization_config": SOME}),
+    ("fp4-stored", LORA, QWEN | {"quantization_config": NF4 | {"bnb_4bit_quant_type": "fp4"}}),
+]
+"""From transformers 5.22 on FP8 stays as it is; before, it is dequantised."""

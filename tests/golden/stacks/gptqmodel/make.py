@@ -28,17 +28,20 @@ CONFIG = {
 }  # fmt: skip
 GPTQ = {
     "config": CONFIG, "format": "gptq", "bits": 4, "group": 128, "autocast": "float16", "recomputed": False, "batch": 2,
-    "length": 192,
+    "length": 192, "stored": {"quant_method": "gptq", "bits": 4, "group_size": 128},
 }  # fmt: skip
-AWQ = GPTQ | {"format": "awq"}
+"""`stored` is what config.json says of it."""
+AWQ = GPTQ | {"format": "awq", "stored": {"quant_method": "awq", "bits": 4, "group_size": 128}}
 BIASED = CONFIG | {"attention_bias": True, "mlp_bias": True}
 CASES = {
     "kept": GPTQ,
     "recomputed": GPTQ | {"recomputed": True},
-    "8 bits, groups of 32": GPTQ | {"bits": 8, "group": 32},
+    "8 bits, groups of 32": GPTQ
+    | {"bits": 8, "group": 32, "stored": {"quant_method": "gptq", "bits": 8, "group_size": 32}},
     "awq": AWQ,
     "awq recomputed": AWQ | {"recomputed": True},
-    "awq biased, groups of 64": AWQ | {"config": BIASED, "group": 64},
+    "awq biased, groups of 64": AWQ
+    | {"config": BIASED, "group": 64, "stored": {"quant_method": "awq", "bits": 4, "group_size": 64}},
     "awq long": AWQ | {"length": 768},
     "awq in bfloat16": AWQ | {"autocast": "bfloat16", "length": 768, "recomputed": True},
 }

@@ -28,17 +28,20 @@ CONFIG = {
 }  # fmt: skip
 FP8 = {
     "config": CONFIG, "format": "finegrained_fp8", "block": [128, 128], "autocast": "bfloat16", "recomputed": False, "batch": 2,
-    "length": 192,
+    "length": 192, "stored": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # fmt: skip
+"""`stored` is what config.json says of it."""
+OTHER_BLOCKS = {"block": [64, 48], "stored": {"quant_method": "fp8", "weight_block_size": [64, 48]}}
+TORCHAO = {"torchao_int8": "Int8WeightOnlyConfig", "torchao_float8": "Float8WeightOnlyConfig"}
 BIASED = CONFIG | {"attention_bias": True, "mlp_bias": True}
 CASES = {
     "fp8": FP8,
     "fp8 recomputed": FP8 | {"recomputed": True},
     "fp8 plain": FP8 | {"autocast": None},
-    "fp8 biased, other blocks": FP8 | {"config": BIASED, "block": [64, 48]},
+    "fp8 biased, other blocks": FP8 | {"config": BIASED} | OTHER_BLOCKS,
     **{
-        f"{form} {name}": FP8 | {"format": form, **how}
-        for form in ("torchao_int8", "torchao_float8")
+        f"{form} {name}": FP8 | {"format": form, "stored": {"quant_method": "torchao", "quant_type": of}, **how}
+        for form, of in TORCHAO.items()
         for name, how in {
             "": {}, "recomputed": {"recomputed": True}, "plain": {"autocast": None}, "biased": {"config": BIASED},
         }.items()

@@ -19,7 +19,7 @@ from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
 from tunecast.tape.build.gptq import WORD, replace_in
 from tunecast.tape.build.modules import Linear, Module
-from tunecast.tape.build.quantized import give_away
+from tunecast.tape.build.quantized import change_dtype, give_away
 from tunecast.tape.build.tensor import Tensor
 
 DEQUANTIZES_ABOVE, SPLITS = 1024, 8
@@ -60,6 +60,9 @@ class LinearAWQ(Linear):
         compute_dtype = input_dtype if input_dtype in (FLOAT16, BFLOAT16) else FLOAT16
         x = x.to(compute_dtype)
         x = x.contiguous()
+        for own in (self.scales, self.bias):  # `_ensure_runtime_dtype`
+            if own is not None and own.dtype != compute_dtype:
+                change_dtype(own, compute_dtype)
         out = packed_product(x, self)
         out = out.to(input_dtype)
         return out.reshape(*x.shape[:-1], self.outputs)

@@ -9,7 +9,7 @@ from typing import Any
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
 from tunecast.job.stacks import stack_of
-from tunecast.job.stored import USUAL, packing_of
+from tunecast.job.stored import USUAL, Packing, packing_of
 from tunecast.tape.build.adapters import adapt
 from tunecast.tape.build.autograd import backward
 from tunecast.tape.build.dtypes import FLOAT32, INT64
@@ -146,7 +146,8 @@ def load(
     if job.quantization.format in PACKED_LAYERS:
         part(PACKED_LAYERS[job.quantization.format]).replace_linears(model, packing or USUAL[job.quantization.format])
     elif job.quantization.format is not None:
-        model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02))
+        model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02), packing)
+        guess_compute_dtype(packing, machine)
     if over_host:
         part("checkpoint").move_to_card(model)
     elif reading is not None:
@@ -160,6 +161,13 @@ def load(
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         part("liger").apply(model, text["model_type"])
     return model
+
+
+def guess_compute_dtype(packing: Packing | None, machine: Machine) -> None:
+    """A checkpoint in bitsandbytes' 4 bits says what its layers compute in; layers here, in the weights' dtype."""
+    stored = None if packing is None else packing.compute_dtype
+    if stored not in (None, machine.weights_dtype.name):
+        machine.guesses[f"4-bit layers compute in {stored}, as config.json says; {machine.weights_dtype} was taken"] = None
 
 
 def reads_checkpoint(job: Job) -> bool:
