@@ -9,6 +9,7 @@ from typing import Any
 
 from tunecast.errors import NotResolved
 from tunecast.job.knob import shown
+from tunecast.job.spellings import BY_NAME
 from tunecast.records import NamedTuple
 
 KEY = "quantization_config"
@@ -45,7 +46,7 @@ class Packing(NamedTuple):
     compute_dtype: str | None = None
     """Of bitsandbytes' 4 bits: what layers compute in."""
     stated: bool = True
-    """A config.json says so; else it is what most checkpoints of the format have."""
+    """A config.json says so; else it is what most checkpoints of the format have, or of the name."""
 
     @property
     def title(self) -> str:
@@ -108,7 +109,7 @@ def packing_of(config: Mapping[str, Any]) -> Packing | None:
         return None
     skipped = next(filter(None, map(values.get, SKIPPED)), None)
     known = None if not isinstance(skipped, list) else tuple(str(name)[:200] for name in skipped[:10_000])
-    return _packing(values)._replace(skipped=known)
+    return _packing(values)._replace(skipped=known, stated=BY_NAME not in values)
 
 
 def _packing(values: Mapping[str, Any]) -> Packing:

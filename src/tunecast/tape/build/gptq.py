@@ -29,7 +29,6 @@ WORD = 32
 """Bits of what weights are packed into."""
 GPTQMODEL = (4, 50)
 """From this release of transformers on gptqmodel's kernel is taken; before, auto_gptq's."""
-GROUPS_GUESSED = "GPTQ: groups of 128 inputs, which no config.json says"
 TRITON_GUESSED = "GPTQ: auto_gptq's tritonv2 kernel, which dequantises a weight in both passes and keeps none"
 TORCH_GUESSED = (
     "GPTQ: gptqmodel's torch kernel (backend auto_trainable), whose dequantised weights are kept for the backward pass"
@@ -48,8 +47,6 @@ def replace_linears(model: Any, packing: Packing) -> None:
             " auto_gptq's kernel is taken: it computes in float16. To fix: weights_dtype float16",
         )
     machine.guesses[TRITON_GUESSED if older else TORCH_GUESSED] = None
-    if not packing.stated:
-        machine.guesses[GROUPS_GUESSED] = None
     kind = LinearGPTQ if older else KeptLinearGPTQ
     replace_in(model, head, lambda child: kind(child, packing), packing)
 

@@ -70,9 +70,8 @@ class Quantizer:
             )
         new: Linear
         if self.stored is not None and self.options.format != "int8":
-            state = StoredState(machine, (linear.outputs, linear.inputs), self.stored)
-            new = Linear4bit(linear, machine.weights_dtype, state)
-            return self.with_bias(new, linear)
+            stored = StoredState(machine, (linear.outputs, linear.inputs), self.stored)
+            return self.with_bias(Linear4bit(linear, machine.weights_dtype, stored), linear)
         arrived = made(machine, "empty", (linear.outputs, linear.inputs), machine.weights_dtype)
         weight = arrived.clone() if linear.fan_in_fan_out else arrived
         if self.options.format == "int8":

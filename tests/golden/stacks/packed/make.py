@@ -27,8 +27,8 @@ CONFIG = {
     "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 2048, "max_position_embeddings": 1024,
 }  # fmt: skip
 FP8 = {
-    "config": CONFIG, "format": "finegrained_fp8", "block": [128, 128], "autocast": "bfloat16", "recomputed": False, "batch": 2,
-    "length": 192, "stored": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    "config": CONFIG, "format": "finegrained_fp8", "block": [128, 128], "autocast": "bfloat16", "recomputed": False,
+    "batch": 2, "length": 192, "stored": {"quant_method": "fp8", "weight_block_size": [128, 128]},
 }  # fmt: skip
 """`stored` is what config.json says of it."""
 OTHER_BLOCKS = {"block": [64, 48], "stored": {"quant_method": "fp8", "weight_block_size": [64, 48]}}

@@ -27,14 +27,11 @@ GUESSED = (
     "AWQ: gptqmodel's GEMM kernel (backend auto_trainable), which dequantises a weight in both passes and keeps none;"
     " its extension was read, not run"
 )
-GROUPS_GUESSED = "AWQ: groups of 128 inputs, which no config.json says"
 
 
 def replace_linears(model: Any, packing: Packing) -> None:
     """Every linear layer but the head and those the checkpoint leaves as they are."""
     machine = model.machine
-    if not packing.stated:
-        machine.guesses[GROUPS_GUESSED] = None
     if packing.bits != 4:
         raise UsageError.at("model", f"AWQ of {packing.bits} bits has no kernel that trains. To fix: one of 4 bits")
     machine.guesses[GUESSED] = None

@@ -32,7 +32,7 @@ PREPARED = ("nf4", "fp4", "int8", "gptq")
 
 def with_checkpoint_format(job: Job, config: Mapping[str, Any]) -> Job:
     """The job with the format its checkpoint is stored in. Idempotent."""
-    packing = packing_of(config) if stack_of(job).uses_trainer else None
+    packing = packing_of(config) if stack_of(job).uses_accelerate else None
     if packing is None:
         return _unprepared(job)
     if packing.method not in METHODS:

@@ -140,14 +140,16 @@ def load(
     model.name_all()
     machine.name_head(model.output_embedding().path, model.path)
     model.model_type = text["model_type"]
-    packing = packing_of(config) if stack_of(job).uses_trainer else None
+    packing = packing_of(config) if stack_of(job).uses_accelerate else None
     if packing is not None and job.quantization.format is None:
         model.unpacking = part("packed.unpacking").unpacking_of(packing, model)
     if job.quantization.format in PACKED_LAYERS:
-        part(PACKED_LAYERS[job.quantization.format]).replace_linears(model, packing or USUAL[job.quantization.format])
+        packing = packing or USUAL[job.quantization.format]
+        part(PACKED_LAYERS[job.quantization.format]).replace_linears(model, packing)
     elif job.quantization.format is not None:
         model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02), packing)
-        guess_compute_dtype(packing, machine)
+    if packing is not None:
+        guess_packing(packing, machine)
     if over_host:
         part("checkpoint").move_to_card(model)
     elif reading is not None:
@@ -163,11 +165,16 @@ def load(
     return model
 
 
-def guess_compute_dtype(packing: Packing | None, machine: Machine) -> None:
-    """A checkpoint in bitsandbytes' 4 bits says what its layers compute in; layers here, in the weights' dtype."""
-    stored = None if packing is None else packing.compute_dtype
-    if stored not in (None, machine.weights_dtype.name):
-        machine.guesses[f"4-bit layers compute in {stored}, as config.json says; {machine.weights_dtype} was taken"] = None
+def guess_packing(packing: Packing, machine: Machine) -> None:
+    """What of a packed checkpoint was not read in a config.json, or is not written down here."""
+    if not packing.stated:
+        told = (
+            f"{packing.bits} bits, groups of {packing.group}" if packing.method in ("gptq", "awq") else "the usual way"
+        )
+        machine.guesses[f"no config.json says how {packing.title} holds the weights: {told}"] = None
+    computes = packing.compute_dtype
+    if computes not in (None, machine.weights_dtype.name):
+        machine.guesses[f"4-bit layers compute in {computes} by config.json; {machine.weights_dtype} was taken"] = None
 
 
 def reads_checkpoint(job: Job) -> bool:
