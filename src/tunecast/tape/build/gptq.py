@@ -29,6 +29,7 @@ WORD = 32
 """Bits of what weights are packed into."""
 GPTQMODEL = (4, 50)
 """From this release of transformers on gptqmodel's kernel is taken; before, auto_gptq's."""
+PLAIN_CHECKPOINT = "the checkpoint that is not quantised, with method lora or qlora"
 TRITON_GUESSED = "GPTQ: auto_gptq's tritonv2 kernel, which dequantises a weight in both passes and keeps none"
 TORCH_GUESSED = (
     "GPTQ: gptqmodel's torch kernel (backend auto_trainable), whose dequantised weights are kept for the backward pass"
@@ -46,9 +47,18 @@ def replace_linears(model: Any, packing: Packing) -> None:
             f"got {machine.weights_dtype} with weights in gptq and transformers {release}, for which"
             " auto_gptq's kernel is taken: it computes in float16. To fix: weights_dtype float16",
         )
+    refuse_experts(model, packing, PLAIN_CHECKPOINT)
     machine.guesses[TRITON_GUESSED if older else TORCH_GUESSED] = None
     kind = LinearGPTQ if older else KeptLinearGPTQ
     replace_in(model, head, lambda child: kind(child, packing), packing)
+
+
+def refuse_experts(model: Any, packing: Packing, remedy: str) -> None:
+    """Checkpoints hold each expert packed; transformers 5 holds all of a layer as one parameter, no linear layers."""
+    if any(tensor.dim() == 3 for tensor in model.parameters()):
+        raise Unsupported.at(
+            "quantization.format", f"the closed form does not know experts in {packing.title}. To fix: {remedy}"
+        )
 
 
 def replace_in(module: Module, head: Module, packed: Callable[[Linear], Linear], packing: Packing) -> None:

@@ -17,7 +17,7 @@ from tunecast.job.stored import Packing
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
-from tunecast.tape.build.gptq import WORD, replace_in
+from tunecast.tape.build.gptq import PLAIN_CHECKPOINT, WORD, refuse_experts, replace_in
 from tunecast.tape.build.modules import Linear, Module
 from tunecast.tape.build.quantized import change_dtype, give_away
 from tunecast.tape.build.tensor import Tensor
@@ -34,6 +34,7 @@ def replace_linears(model: Any, packing: Packing) -> None:
     machine = model.machine
     if packing.bits != 4:
         raise UsageError.at("model", f"AWQ of {packing.bits} bits has no kernel that trains. To fix: one of 4 bits")
+    refuse_experts(model, packing, PLAIN_CHECKPOINT)
     machine.guesses[GUESSED] = None
     replace_in(model, model.output_embedding(), lambda child: LinearAWQ(child, packing), packing)
 

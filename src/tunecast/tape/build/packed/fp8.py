@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tunecast.errors import Unsupported, UsageError
+from tunecast.errors import UsageError
 from tunecast.job.stored import Packing
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
 from tunecast.tape.build.dtypes import FLOAT8_E4M3, FLOAT32, Dtype
-from tunecast.tape.build.gptq import replace_in
+from tunecast.tape.build.gptq import refuse_experts, replace_in
 from tunecast.tape.build.modules import Linear, Module
 from tunecast.tape.build.quantized import give_away, matmul_unviewed
 from tunecast.tape.build.tensor import Tensor
@@ -36,11 +36,7 @@ def replace_linears(model: Any, packing: Packing) -> None:
             f"got fp8 with transformers {release}, which does not train over it (from 5.22 on). To fix: null, which"
             " dequantises the checkpoint, or transformers_version 5.22.2",
         )
-    if any(tensor.dim() == 3 for tensor in model.parameters()):
-        raise Unsupported.at(
-            "quantization.format",
-            "the closed form does not know experts in fp8. To fix: null, which dequantises them as they are loaded",
-        )
+    refuse_experts(model, packing, "quantization.format null, which dequantises them as they are loaded")
     machine.guesses[GUESSED] = None
     replace_in(model, model.output_embedding(), lambda child: LinearFP8(child, packing), packing)
 

@@ -149,7 +149,7 @@ def load(
     elif job.quantization.format is not None:
         model.quantizer = Quantizer(job, model, text.get("initializer_range", 0.02), packing)
     if packing is not None:
-        guess_packing(packing, machine)
+        guess_packing(packing, model)
     if over_host:
         part("checkpoint").move_to_card(model)
     elif reading is not None:
@@ -165,8 +165,14 @@ def load(
     return model
 
 
-def guess_packing(packing: Packing, machine: Machine) -> None:
+def guess_packing(packing: Packing, model: Any) -> None:
     """What of a packed checkpoint was not read in a config.json, or is not written down here."""
+    machine = model.machine
+    if machine.era.release < (5, 0) and packing.method != "gptq":
+        release = ".".join(map(str, machine.era.release))
+        machine.guesses[f"of transformers {release} what 5.17 makes of a checkpoint in {packing.title} is taken"] = None
+    if packing.method == "bitsandbytes" and any(tensor.dim() == 3 for tensor in model.parameters()):
+        machine.guesses["experts of a checkpoint stored by bitsandbytes are taken to be stored plain"] = None
     if not packing.stated:
         told = (
             f"{packing.bits} bits, groups of {packing.group}" if packing.method in ("gptq", "awq") else "the usual way"
