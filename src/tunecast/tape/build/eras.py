@@ -85,6 +85,11 @@ class Era:
     """modeling_bloom.py, `_get_alibi_slopes`: what the slopes are made of goes before they are used."""
     chooses_table = _since(5, 21)
     """modeling_rope_utils.py, `longrope_frequency_update`: `torch.where` instead of a branch."""
+    trains_on_fp8 = _since(5, 22)
+    """quantizer_finegrained_fp8.py, `is_trainable`; finegrained_fp8.py, `FP8LinearFunction`."""
+    keeps_packed_dtype = _since(5, 21)
+    """core_model_loading.py, `get_new_dtype`: a weight in FP8 that is dequantised comes to the card as it is; before,
+    in the model's dtype, but for experts."""
     adds_positions = _since(5, 0)
     """Positions are counted from what a cache holds; before, `cache_position` was made that way at once."""
     sums_mask = _since(5, 0)

@@ -36,6 +36,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported, UsageError
 from tunecast.job.job import Job
+from tunecast.job.names import BITSANDBYTES
 from tunecast.job.stacks import stack_of
 from tunecast.records import NamedTuple
 from tunecast.tape.build.autograd import Node
@@ -51,7 +52,10 @@ from tunecast.tape.shorten import LAYER_COUNTS, PER_LAYER, with_layers
 # ------------------------------------------------------------------------------------------ which card gets which parts
 
 
-QUANTIZED_BYTES = {"nf4": 0.5, "fp4": 0.5, "gptq": 0.5, "int8": 1.0}
+QUANTIZED_BYTES = {
+    "nf4": 0.5, "fp4": 0.5, "gptq": 0.5, "awq": 0.5, "int8": 1.0, "finegrained_fp8": 1.0, "torchao_int8": 1.0,
+    "torchao_float8": 1.0,
+}  # fmt: skip
 """Of a weight, as `param_element_size` counts it."""
 WHILE_QUANTIZING = 0.9
 """Of what a card may take, where bitsandbytes quantises."""
@@ -300,7 +304,7 @@ def _spread(
     model = model_of(Machine(Card(), Setup(era=era)), config)
     if model is None:
         raise Unsupported.at("model", "the closed form does not know this architecture. To fix: --engine traced")
-    every = split(outline(model, weights_dtype, packed), cards, quantizes=packed not in (None, "gptq"))
+    every = split(outline(model, weights_dtype, packed), cards, quantizes=packed in BITSANDBYTES)
     return tuple(of_card(config, card) for card in worth_asking(every))
 
 
