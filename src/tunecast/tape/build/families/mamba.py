@@ -9,17 +9,11 @@ from typing import Any, ClassVar
 
 from tunecast.tape.build import decoder
 from tunecast.tape.build import functional as F
+from tunecast.tape.build.convolution import CausalConv, causal_conv1d
 from tunecast.tape.build.decoder import FULL, Config
 from tunecast.tape.build.dtypes import BOOL
 from tunecast.tape.build.families import llama_kin, moe
-from tunecast.tape.build.families.delta import (
-    LINEAR,
-    CausalConv,
-    DeltaDecoder,
-    causal_conv1d,
-    mask_padding,
-    refuse_unread,
-)
+from tunecast.tape.build.families.delta import LINEAR, DeltaDecoder, mask_padding, refuse_unread
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Linear, Module, RMSNorm
 from tunecast.tape.build.ops.elementwise import pointwise
