@@ -29,6 +29,8 @@ layouts.py        how the tensors of an operation lie in memory beside each othe
 liger.py          Liger's kernels on paper (liger-kernel 0.8.5)
 loads.py          the run of `from_pretrained` alone
 machine.py        the machine that runs a program on paper
+mamba_ssm.py      mamba-ssm on paper (2.3.2): convolution, scan, gated norm and projection of Mamba 2 as one function,
+                  which keeps its input and what the scan gave; all else is computed again in the backward pass
 masks.py          attention masks on paper, after transformers/masking_utils.py (5.17.0)
 micro_batches.py  the structures of a job's own micro-batches, which have many lengths
 modules.py        modules on paper

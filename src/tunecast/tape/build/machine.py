@@ -94,7 +94,7 @@ class Machine(HostNotes):
         super().__init__(detail.keeps_ops, detail.priced_from)
         self.card, self._scheme_of = card, scheme_of
         self.weights_dtype, self.attention, self.torch, self.era, self.reentrant = setup[:5]
-        self.ends, self.masked, self.packs, self.padding, _, self.kernels = setup[5:]
+        self.ends, self.masked, self.packs, self.padding, self.evaluates, self.kernels = setup[5:]
         self.standing = detail.standing
         self.again = False
         """A backward pass repeats what forward had."""

@@ -31,6 +31,7 @@ def install(recorder: Recorder) -> None:
     def silence_autotuner(module: ModuleType) -> None:
         for wrapper in (module.Autotuner, module.Heuristics):
             wrapper.run = lambda self, *args, **kwargs: launch(self.fn, *args, **_tensors(kwargs))
+        module.Autotuner.best_config = property(lambda tuner: tuner.configs[0])  # nothing is timed
 
     def describe_card(module: ModuleType) -> None:
         card = recorder.card
