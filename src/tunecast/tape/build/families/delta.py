@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
+from tunecast.job.kernels import OF_DELTA_RULE
 from tunecast.tape.build import attention, decoder, fla
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.convolution import CausalConv, causal_conv1d
@@ -334,7 +335,7 @@ NOT_COMPARED = "{} in a model with layers without attention was read, not compar
 
 
 class DeltaDecoder(decoder.Decoder):
-    kernels: Sequence[str] = ("fla", "causal-conv1d")
+    kernels: Sequence[str] = OF_DELTA_RULE
 
     def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
         super().__init__(machine, config, family)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from tunecast.job.kernels import OF_CONVOLUTION
 from tunecast.tape.build import attention, decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.convolution import CausalConv, causal_conv1d
@@ -147,7 +148,7 @@ class Lfm2(decoder.CausalLM):
 
     def __init__(self, machine: Machine, config: Config) -> None:
         super().__init__(machine, config)
-        tell_kernels(machine, ("causal-conv1d",))
+        tell_kernels(machine, OF_CONVOLUTION)
 
     @staticmethod
     def feed_forward(machine: Machine, config: Config, index: int) -> Module:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
+from tunecast.job.kernels import OF_MAMBA
 from tunecast.tape.build import convolution, decoder, mamba_ssm
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.convolution import CausalConv, causal_conv1d
@@ -262,7 +263,7 @@ class HybridLayer(decoder.Layer):
 
 
 class HybridDecoder(DeltaDecoder):
-    kernels = ("mamba-ssm", "causal-conv1d")
+    kernels = OF_MAMBA
     tells_positions = False
     embedding_multiplier = 1.0
 
@@ -399,7 +400,7 @@ class FalconLayer(decoder.Layer):
 
 
 class FalconDecoder(DeltaDecoder):
-    kernels = HybridDecoder.kernels
+    kernels = OF_MAMBA
     multiplier = 1.0
 
     def __init__(self, machine: Machine, config: Config, family: type[decoder.CausalLM]) -> None:
