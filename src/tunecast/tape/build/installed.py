@@ -16,8 +16,8 @@ def tell_kernels(machine: Machine, packages: Sequence[str]) -> None:
     if missing:
         flag = ",".join((*found, *missing))
         machine.assumptions[
-            f"not installed: {' and '.join(missing)}; layers without attention run transformers' own code, which takes "
-            f"more memory and time (--kernels {flag} where they are)"
+            f"not installed: {' and '.join(missing)}; layers without attention run transformers' own code, which keeps "
+            f"more and is slower (--kernels {flag} where they are)"
         ] = None
     if not found:
         return
