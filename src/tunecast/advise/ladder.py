@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
 from tunecast.job.job import Job
+from tunecast.job.kernels import chosen_kernels
 from tunecast.job.names import BITSANDBYTES
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, sharding_of
@@ -142,7 +143,7 @@ def _trained_dtype(job: Job) -> str:
 
 def _chunked_loss(job: Job) -> str | None:
     losses = stack_of(job).losses
-    is_full = (job.loss or losses[0]) == "full" and not job.kernels
+    is_full = (job.loss or losses[0]) == "full" and not chosen_kernels(job)
     return "chunked" if is_full and "chunked" in losses else None
 
 

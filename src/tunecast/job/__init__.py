@@ -11,6 +11,8 @@ foreign.py      What other trainers call a job's fields and values: the names fl
                 our own
 hub.py          The Hugging Face Hub, as little of it as is needed: config.json and the headers of safetensors files
 job.py          The Job: everything that decides what a fine-tuning run does to a GPU, as one frozen value
+kernels.py      Packages of kernels: such as somebody chooses, and such as models take by themselves where they are
+                installed
 knob.py         A knob: one field of a job
 lengths.py      How long the samples of a data set are: a list, a file, or a distribution, as `data.lengths` of a job
                 says

@@ -281,6 +281,7 @@ def paper_machine(job: Job, config: Mapping[str, Any], card: Card, detail: Detai
         minor(followed(job)["torch"]),
         era_of(job),
         ends=ends_of(config),
+        kernels=job.kernels,
         **batches,
     )
     if hasattr(stack, "setup"):

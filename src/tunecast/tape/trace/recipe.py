@@ -6,13 +6,16 @@ It runs under the tracer, so it is at once what is measured and the documentatio
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from tunecast.errors import UsageError
 from tunecast.job.job import Job
+from tunecast.job.kernels import INSTALLED
 from tunecast.tape.build.adapters import ATTENTION
 from tunecast.tape.build.fill_in import fill_in
 from tunecast.tape.trace.optimizers import RATE, imported, make_optimizer
@@ -89,6 +92,7 @@ def take_steps(job: Job, model: Any, lengths: Sequence[int], recorder: Recorder)
 def build(job: Job, raw: Mapping[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    take_kernels(job)
     raw = without_dtype(raw)
     config = AutoConfig.for_model(raw.pop("model_type"), **raw)
     text = config.get_text_config()
@@ -119,6 +123,15 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
 
         _apply_liger_kernel_to_instance(model=model)
     return model
+
+
+def take_kernels(job: Job) -> None:
+    """Models take kernels of packages that they find when they are imported: of those the job names, and no others."""
+    for name, module in INSTALLED.items():
+        if name not in job.kernels:
+            sys.modules[module] = None  # type: ignore[assignment]
+        elif find_spec(module) is None:
+            raise UsageError(f"kernels: got {name}, and Python finds no {module}. To fix: install it", field="kernels")
 
 
 def without_dtype(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tunecast.errors import Unsupported
 from tunecast.job.job import Job
+from tunecast.job.kernels import chosen_kernels
 from tunecast.job.stacks import stack_of
 from tunecast.job.stored import USUAL, Packing, packing_of
 from tunecast.tape.build.adapters import adapt
@@ -39,12 +40,16 @@ REFUSES: Refusals = {
         job.compile
         and (
             job.attention.startswith("flash")
-            or bool(job.kernels)
+            or bool(chosen_kernels(job))
             or job.quantization.format in ("int8", *PACKED_LAYERS)
         )
     ),
-    "matmul_dtype": lambda job: job.matmul_dtype is not None and (job.compile or bool(job.kernels) or job.lora.dora),
-    "loss": lambda job: job.loss == "chunked" and (not stack_of(job).is_plain_loop or bool(job.kernels) or job.compile),
+    "matmul_dtype": lambda job: (
+        job.matmul_dtype is not None and (job.compile or bool(chosen_kernels(job)) or job.lora.dora)
+    ),
+    "loss": lambda job: (
+        job.loss == "chunked" and (not stack_of(job).is_plain_loop or bool(chosen_kernels(job)) or job.compile)
+    ),
     **leaves_out("stack_version", "offload_activations"),
 }
 POSITIONS = ("max_position_embeddings", "n_positions")
