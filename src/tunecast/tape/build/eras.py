@@ -15,7 +15,7 @@ from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
-READ_FROM_5_17 = ("falcon_h1", "granitemoehybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+READ_FROM_5_17 = ("falcon_h1", "gemma4_text", "granitemoehybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 """Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))

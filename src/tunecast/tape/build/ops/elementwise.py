@@ -312,9 +312,15 @@ def add_(x: Tensor, other: Tensor | float) -> Tensor:
     return record(x.detach(), (x, other), lambda node, gradients: (gradients[0], gradients[0]))
 
 
-def mul_(x: Tensor, number: float) -> Tensor:
-    x.machine.launch("mul_", (x,), x.dtype, x.nbytes)
-    return record(x.detach(), (x,), lambda node, gradients: (pointwise("mul", gradients[0]),))
+def mul_(x: Tensor, other: Tensor | float) -> Tensor:
+    """A tensor that wants no gradient is saved all the same."""
+    if isinstance(other, NUMBER):
+        x.machine.launch("mul_", (x,), x.dtype, x.nbytes)
+        return record(x.detach(), (x,), lambda node, gradients: (pointwise("mul", gradients[0]),))
+    assert not other.requires_grad, "what `x` was would have to be kept"
+    node = start(x.machine, (x,), lambda node, gradients: (mul(gradients[0], node.take(0)),), (other,))
+    x.machine.launch("mul_", (x, other), x.dtype, x.nbytes)
+    return finish(node, x.alias(x.shape, x.strides))
 
 
 def div_(a: Tensor, b: Tensor | float) -> Tensor:

@@ -1,0 +1,43 @@
+"""Gemma 4: dense, with an embedding for every layer and keys that layers share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 320, "intermediate_size": 736, "num_hidden_layers": 2, "num_attention_heads": 10,
+    "num_key_value_heads": 5, "vocab_size": 2048, "max_position_embeddings": 4096, "head_dim": 48,
+    "global_head_dim": 80, "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"],
+}  # fmt: skip
+DENSE = {
+    "model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2, "final_logit_softcapping": 30.0,
+}  # fmt: skip
+PER_LAYER = {
+    "model_type": "gemma4_text", "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 2000,
+    "num_hidden_layers": 5, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+EXPERTS = {
+    **DENSE, "enable_moe_block": True, "num_experts": 12, "top_k_experts": 3, "moe_intermediate_size": 96,
+}  # fmt: skip
+MODELS: dict[str, dict[str, Any]] = {"gemma4": DENSE, "gemma4-small": PER_LAYER, "gemma4-experts": EXPERTS}
+ATTENTION = {"rank": 8, "targets": "attention", "adapter_dtype": "float32", "dropout": 0.1}
+EVERYTHING = {"rank": 8, "targets": "all-linear", "adapter_dtype": "float32", "dropout": 0.0}
+CHECKPOINTED = {"gradient_checkpointing": True}
+TRAININGS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full", "autocast": None},
+    "full-fp32": {"method": "full", "weights_dtype": "float32", "autocast": None},
+    "full-checkpointed": {"method": "full", "weights_dtype": "float32", **CHECKPOINTED},
+    "lora": {"method": "lora", "lora": ATTENTION},
+    "all": {"method": "lora", "lora": EVERYTHING},
+    "all-checkpointed": {"method": "lora", "lora": EVERYTHING, "autocast": None, **CHECKPOINTED},
+    "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "lora": EVERYTHING, **CHECKPOINTED},
+    "eager": {"method": "full", "attention": "eager"},
+}
+
+CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    (f"{model}-{training}", values, SIZES | config)
+    for model, config in MODELS.items()
+    for training, values in TRAININGS.items()
+]
