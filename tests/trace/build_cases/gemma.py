@@ -22,6 +22,34 @@ EXPERTS = {
     **DENSE, "enable_moe_block": True, "num_experts": 12, "top_k_experts": 3, "moe_intermediate_size": 96,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {"gemma4": DENSE, "gemma4-small": PER_LAYER, "gemma4-experts": EXPERTS}
+TOKENS = {"image_token_id": 2000, "video_token_id": 2001, "audio_token_id": 2002}
+EYES = {
+    "model_type": "gemma4_vision", "hidden_size": 192, "intermediate_size": 448, "num_hidden_layers": 2, "head_dim": 36,
+    "num_attention_heads": 6, "num_key_value_heads": 3, "patch_size": 14, "position_embedding_size": 100,
+}  # fmt: skip
+EARS = {
+    "model_type": "gemma4_audio", "hidden_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "subsampling_conv_channels": [32, 16], "output_proj_dims": 224,
+}  # fmt: skip
+UNIFIED_EYES = {
+    "model_type": "gemma4_unified_vision", "patch_size": 4, "mm_embed_dim": 224, "mm_posemb_size": 60,
+    "output_proj_dims": 224,
+}  # fmt: skip
+UNIFIED_EARS = {"model_type": "gemma4_unified_audio", "output_proj_dims": 88}
+WITH_PARTS: dict[str, dict[str, Any]] = {
+    "gemma4-seeing": {
+        "model_type": "gemma4", **TOKENS, "text_config": SIZES | EXPERTS, "audio_config": None,
+        "vision_config": {**EYES, "standardize": True},
+    },
+    "gemma4-hearing": {
+        "model_type": "gemma4", **TOKENS, "text_config": SIZES | PER_LAYER, "audio_config": EARS,
+        "vision_config": {**EYES, "use_clipped_linears": True},
+    },
+    "gemma4_unified": {
+        "model_type": "gemma4_unified", **TOKENS, "vision_config": UNIFIED_EYES, "audio_config": UNIFIED_EARS,
+        "text_config": SIZES | DENSE | {"model_type": "gemma4_unified_text"},
+    },
+}  # fmt: skip
 ATTENTION = {"rank": 8, "targets": "attention", "adapter_dtype": "float32", "dropout": 0.1}
 EVERYTHING = {"rank": 8, "targets": "all-linear", "adapter_dtype": "float32", "dropout": 0.0}
 CHECKPOINTED = {"gradient_checkpointing": True}
@@ -40,4 +68,10 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (f"{model}-{training}", values, SIZES | config)
     for model, config in MODELS.items()
     for training, values in TRAININGS.items()
+]
+CASES += [
+    (f"{model}-{training}", values, config)
+    for model, config in WITH_PARTS.items()
+    for training, values in TRAININGS.items()
+    if training != "lora"
 ]

@@ -47,13 +47,17 @@ CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE,
+    "gemma4_unified_text": {"embed_vision.multimodal_embedder": "embed_vision", "embed_vision.p": "vision_embedder.p"},
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
 IN_FLOAT32 = "e_score_correction_bias"
 """Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
 NOT_IN_FLOAT32 = frozenset({"minimax_m2"})
 """...but in these."""
-SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "layer_scalar", "qweight", "qzeros", "scales", "g_idx"})
+SAVED_BUFFERS = frozenset({
+    IN_FLOAT32, "expert_bias", "layer_scalar", "input_min", "input_max", "output_min", "output_max", "std_bias",
+    "std_scale", "qweight", "qzeros", "scales", "g_idx",
+})  # fmt: skip
 """Buffers that checkpoints have: DeepSeek's, LFM2's, Gemma 4's, GPTQ's."""
 
 

@@ -96,12 +96,14 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
     longest = max(job.lengths or (job.seq_len,))
     if (getattr(text, "max_position_embeddings", None) or longest) < longest:
         text.max_position_embeddings = longest
-    attention = job.attention
+    attention: str | None = job.attention
     dtype = DTYPES[job.weights_dtype]
     # this imports the model's code: constants it makes belong on the host
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     if attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
         attention = "eager"  # which transformers takes by itself for models without sdpa
+    elif attention == "sdpa" and getattr(config, "audio_config", None) is not None:
+        attention = None  # sdpa for all parts but Gemma 4's audio tower, which refuses it
     if job.quantization.format is not None:
         with default_dtype(dtype), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)

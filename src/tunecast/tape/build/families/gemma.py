@@ -100,7 +100,9 @@ class Gemma2(Gemma):
         if machine.attention == "sdpa" and self.is_capped and machine.era.refuses_capped_sdpa:
             machine.use_eager_attention()
         super().__init__(machine, config)
-        softcap = self.complete(config)["final_logit_softcapping"]
+        self.cap_logits(self.complete(config)["final_logit_softcapping"])
+
+    def cap_logits(self, softcap: float | None) -> None:
         if softcap is not None:
             self.logit_steps = (lambda logits: logits / softcap, Tensor.tanh, lambda logits: logits * softcap)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from tunecast.errors import Unsupported
 from tunecast.tape.build import attention, decoder
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.decoder import FULL, SLIDING, Config, layer_kinds
@@ -43,12 +44,8 @@ class Gemma4Norm(Module):
 
 
 def of_kind(config: Config, kind: str) -> Config:
-    """What layers of one kind have otherwise (configuration_gemma4.py, `per_layer_config`)."""
-    if kind != FULL:
-        return config
-    kv_heads = config["num_global_key_value_heads"] if config["attention_k_eq_v"] else None
-    wide = {"head_dim": config["global_head_dim"]}
-    return {**config, **wide, **({} if kv_heads is None else {"num_key_value_heads": kv_heads})}
+    """What layers of one kind have otherwise."""
+    return {**config, **config["per_layer_config"]} if kind == FULL else config
 
 
 def first_shared(config: Config) -> int:
@@ -234,15 +231,17 @@ class Gemma4Decoder(decoder.Decoder):
 
     def forward(
         self, input_ids: Tensor | None = None, attention_mask: Any = None, inputs_embeds: Tensor | None = None,
-        per_layer_inputs: Tensor | None = None,
+        per_layer_inputs: Tensor | None = None, position_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
+        """In a model with other parts, embeddings, positions and masks are made outside."""
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         if self.shape_per_layer[1]:
             if per_layer_inputs is None:
                 per_layer_inputs = self.get_per_layer_inputs(input_ids)
             per_layer_inputs = self.project_per_layer_inputs(inputs_embeds, per_layer_inputs)
-        position_ids = attention_mask if self.machine.packs else self.position_ids(inputs_embeds.shape[1])
+        if position_ids is None:
+            position_ids = attention_mask if self.machine.packs else self.position_ids(inputs_embeds.shape[1])
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = inputs_embeds
         position_embeddings = self.positions(hidden_states, position_ids)
@@ -279,6 +278,17 @@ class Gemma4(Gemma2):
         "attention_k_eq_v": False, "num_kv_shared_layers": 0, "use_double_wide_mlp": False, "enable_moe_block": False,
         "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144, "final_logit_softcapping": None,
     }  # fmt: skip
+
+    def complete(self, config: Config) -> dict[str, Any]:
+        """Layers without a window have other heads, which a config.json says once or of each of them
+        (configuration_gemma4.py, `per_layer_config`)."""
+        whole = super().complete(config)
+        if whole.get("use_bidirectional_attention") == "all":
+            raise Unsupported.at("model", "the closed form does not know Gemma 4 that looks ahead at all tokens")
+        kv_heads = whole["num_global_key_value_heads"] if whole["attention_k_eq_v"] else None
+        wide = {"head_dim": whole["global_head_dim"], "num_key_value_heads": kv_heads or whole["num_key_value_heads"]}
+        of_layers = list((whole.get("per_layer_config") or {"": wide}).values())
+        return {**whole, "per_layer_config": of_layers[-1]}
 
     def layer_types(self, config: Config) -> Sequence[str]:
         """The last one always attends to everything."""

@@ -260,9 +260,14 @@ eq, ne, ge = _comparison("eq"), _comparison("ne"), _comparison("ge")
 gt, le, lt = _comparison("gt"), _comparison("le"), _comparison("lt")
 
 
-def bitwise_and(a: Tensor, b: Tensor) -> Tensor:
-    """Of flags."""
-    return a.machine.run("bitwise_and", (a, b), broadcast(a.shape, b.shape), BOOL)
+def _of_flags(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return a.machine.run(name, (a, b), broadcast(a.shape, b.shape), BOOL)
+
+    return forward
+
+
+bitwise_and, bitwise_or = _of_flags("bitwise_and"), _of_flags("bitwise_or")
 
 
 bitwise_not = _without_gradient("bitwise_not")
