@@ -4,8 +4,9 @@ their values; in small models an embedding for every layer, and keys that the la
 
 from __future__ import annotations
 
+from collections import UserDict
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from tunecast.errors import Unsupported
 from tunecast.tape.build import attention, decoder
@@ -19,8 +20,8 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Activation, Linear, Module
 from tunecast.tape.build.tensor import Tensor
 
-SharedKeys = dict[str, tuple[Tensor, Tensor]]
-"""Keys and values that later layers take, by kind of layer."""
+SharedKeys: TypeAlias = "UserDict[str, tuple[Tensor, Tensor]]"
+"""Keys and values that later layers take, by kind of layer. FSDP makes a dict anew for each layer, and no UserDict."""
 
 
 class Gemma4Norm(Module):
@@ -245,7 +246,7 @@ class Gemma4Decoder(decoder.Decoder):
         masks = attention_mask if isinstance(attention_mask, dict) else self.masks(attention_mask, inputs_embeds)
         hidden_states = inputs_embeds
         position_embeddings = self.positions(hidden_states, position_ids)
-        shared_kv_states: SharedKeys = {}
+        shared_kv_states: SharedKeys = UserDict()
         for i, (decoder_layer, kind) in enumerate(zip(self.layers, self.kinds, strict=True)):
             per_layer_input = per_layer_inputs[:, :, i, :] if per_layer_inputs is not None else None
             hidden_states = decoder_layer(
