@@ -22,6 +22,13 @@ EXPERTS = {
     **DENSE, "enable_moe_block": True, "num_experts": 12, "top_k_experts": 3, "moe_intermediate_size": 96,
 }  # fmt: skip
 MODELS: dict[str, dict[str, Any]] = {"gemma4": DENSE, "gemma4-small": PER_LAYER, "gemma4-experts": EXPERTS}
+STREAMS = {
+    "model_type": "gemma3n_text", "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": 2000,
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "altup_num_inputs": 3, "laurel_rank": 40,
+    "intermediate_size": [736, 672, 736, 672], "activation_sparsity_pattern": [0.95, 0.0, 0.95, 0.0],
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+}  # fmt: skip
+MODELS["gemma3n"] = STREAMS
 TOKENS = {"image_token_id": 2000, "video_token_id": 2001, "audio_token_id": 2002}
 EYES = {
     "model_type": "gemma4_vision", "hidden_size": 192, "intermediate_size": 448, "num_hidden_layers": 2, "head_dim": 36,
@@ -68,6 +75,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (f"{model}-{training}", values, SIZES | config)
     for model, config in MODELS.items()
     for training, values in TRAININGS.items()
+    if (model, training) != ("gemma3n", "qlora")  # there transformers fails: it clamps packed coefficients
 ]
 CASES += [
     (f"{model}-{training}", values, config)

@@ -100,22 +100,15 @@ class Gemma4Attention(decoder.SelfAttention):
         position_ids: Any = None,
     ) -> tuple[Tensor, Any]:  # fmt: skip
         batch, length, _ = hidden_states.shape
-        hidden_shape = (batch, length, -1, self.head_dim)
         cos, sin = position_embeddings
-        query_states = self.q_proj(hidden_states).view(*hidden_shape)
+        query_states = self.q_proj(hidden_states).view(batch, length, -1, self.head_dim)
         query_states = self.q_norm(query_states)
         query_states = rotate(query_states, cos, sin)
         query_states = query_states.transpose(1, 2)
         if self.is_kv_shared_layer:
             key_states, value_states = shared_kv_states[self.kind]
         else:
-            key_states = self.k_proj(hidden_states).view(*hidden_shape)
-            value_states = key_states if self.keys_are_values else self.v_proj(hidden_states).view(*hidden_shape)
-            key_states = self.k_norm(key_states)
-            key_states = rotate(key_states, cos, sin)
-            key_states = key_states.transpose(1, 2)
-            value_states = self.v_norm(value_states)
-            value_states = value_states.transpose(1, 2)
+            key_states, value_states = self.keys_and_values(hidden_states, cos, sin)
         if self.stores_keys:
             shared_kv_states[self.kind] = key_states, value_states
         attn_output, attn_weights = attention.attend(
@@ -125,6 +118,17 @@ class Gemma4Attention(decoder.SelfAttention):
         attn_output = attn_output.reshape(batch, length, -1).contiguous()
         attn_output = self.o_proj(attn_output)
         return attn_output, attn_weights
+
+    def keys_and_values(self, hidden_states: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        hidden_shape = (*hidden_states.shape[:2], -1, self.head_dim)
+        key_states = self.k_proj(hidden_states).view(*hidden_shape)
+        value_states = key_states if self.keys_are_values else self.v_proj(hidden_states).view(*hidden_shape)
+        key_states = self.k_norm(key_states)
+        key_states = rotate(key_states, cos, sin)
+        key_states = key_states.transpose(1, 2)
+        value_states = self.v_norm(value_states)
+        value_states = value_states.transpose(1, 2)
+        return key_states, value_states
 
 
 class Gemma4MLP(decoder.GatedMLP):

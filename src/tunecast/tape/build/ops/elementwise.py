@@ -68,8 +68,15 @@ def pointwise(name: str, x: Tensor, dtype: Dtype | None = None) -> Tensor:
 
 def _binary(name: str, a: Tensor, b: Tensor) -> Tensor:
     shape = broadcast(a.shape, b.shape)
-    dtype = promote(a.dtype, b.dtype)
-    return a.machine.run(name, (a, b), shape, dtype, strides=elementwise_strides(shape, a, b))
+    return a.machine.run(name, (a, b), shape, _result_dtype(a, b), strides=elementwise_strides(shape, a, b))
+
+
+def _result_dtype(a: Tensor, b: Tensor) -> Dtype:
+    """A floating number on the card widens no floating tensor (aten/src/ATen/native/TypeProperties.cpp,
+    `result_type`)."""
+    if a.dtype.floating and b.dtype.floating and bool(a.shape) != bool(b.shape):
+        return a.dtype if a.shape else b.dtype
+    return promote(a.dtype, b.dtype)
 
 
 def _by_number(name: str, x: Tensor) -> Tensor:
