@@ -384,10 +384,10 @@ class Decoder(Module):
         """The same, where positions come first."""
         return hidden_states
 
-    def masks(self, attention_mask: Tensor, inputs_embeds: Tensor, blocks: Tensor | None = None) -> dict[str, Any]:
-        """By kind of layer; `blocks` are seen from both sides."""
+    def masks(self, attention_mask: Tensor, inputs_embeds: Tensor) -> dict[str, Any]:
+        """By kind of layer."""
         return {
-            kind: causal_mask(attention_mask, inputs_embeds, self.window if kind == SLIDING else None, blocks=blocks)
+            kind: causal_mask(attention_mask, inputs_embeds, self.window if kind == SLIDING else None)
             for kind in self.mask_kinds
         }
 

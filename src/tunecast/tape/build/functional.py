@@ -18,8 +18,8 @@ from tunecast.tape.build.ops.scans import add_to_part, assign, cumsum, einsum, s
 from tunecast.tape.build.ops.views import kept_strides, to_contiguous
 
 __all__ = [
-    "add_to_part", "addmm", "assign", "baddbmm", "bmm", "cast_for_product", "cat", "conv1d", "cross_entropy", "cumsum", "dropout",
-    "einsum", "embedding", "gelu", "gelu_fast", "gelu_new", "kept_strides", "layer_norm", "linear", "matmul", "mm",
-    "negative_log_likelihood", "pad", "relu", "rsqrt", "safe_softmax", "silu", "softmax", "softplus",
+    "add_to_part", "addmm", "assign", "baddbmm", "bmm", "cast_for_product", "cat", "conv1d", "cross_entropy", "cumsum",
+    "dropout", "einsum", "embedding", "gelu", "gelu_fast", "gelu_new", "kept_strides", "layer_norm", "linear", "matmul",
+    "mm", "negative_log_likelihood", "pad", "relu", "rsqrt", "safe_softmax", "silu", "softmax", "softplus",
     "solve_triangular", "stack", "to_contiguous",
 ]  # fmt: skip

@@ -157,8 +157,8 @@ def quantile(value: Tensor) -> Tensor:
 
 
 UNPACKED = (
-    "Gemma 3n's coefficients of AltUp are taken as left out of quantisation (llm_int8_skip_modules): packed, transformers"
-    " cannot clamp them, and fails"
+    "Gemma 3n's coefficients of AltUp are taken as left out of quantisation (llm_int8_skip_modules): transformers fails"
+    " where it clamps packed ones"
 )
 
 
@@ -374,6 +374,10 @@ class Gemma3nDecoder(Gemma4Decoder):
         return (per_layer_projection + per_layer_inputs) * self.per_layer_input_scale.to(dtype)
 
 
+SPARSITY = "activation_sparsity_pattern"
+"""What share of a layer's activations is cut off, by layer."""
+
+
 class Gemma3n(Gemma2):
     decoder_class = Gemma3nDecoder
     layer_class = Gemma3nLayer
@@ -387,20 +391,19 @@ class Gemma3n(Gemma2):
         "tie_word_embeddings": True, "attention_bias": False, "vocab_size": 262400, "final_logit_softcapping": 30.0,
         "vocab_size_per_layer_input": 262144, "hidden_size_per_layer_input": 256, "altup_active_idx": 0,
         "altup_coef_clip": 120.0, "altup_correct_scale": True, "altup_num_inputs": 4, "num_kv_shared_layers": 15,
-        "laurel_rank": 64, "attention_k_eq_v": False,
+        "laurel_rank": 64, "attention_k_eq_v": False, SPARSITY: None,
     }  # fmt: skip
 
     def complete(self, config: Config) -> dict[str, Any]:
         whole = super().complete(config)
-        layers, inner, sparsity = (
-            whole.get(name) for name in ("num_hidden_layers", "intermediate_size", "activation_sparsity_pattern")
-        )
-        if sparsity is None:
-            sparse = 10 if layers > 10 else 0
-            sparsity = [0.95] * sparse + [0.0] * (layers - sparse)
-        inner = inner if isinstance(inner, Sequence) else [inner] * layers
-        own = {"intermediate_size": inner, "activation_sparsity_pattern": sparsity, "per_layer_config": {}}
-        return {**whole, **own}
+        layers, inner, sparsity = whole["num_hidden_layers"], whole["intermediate_size"], whole[SPARSITY]
+        sparse = 10 if layers > 10 else 0
+        return {
+            **whole,
+            "intermediate_size": inner if isinstance(inner, Sequence) else [inner] * layers,
+            SPARSITY: [0.95] * sparse + [0.0] * (layers - sparse) if sparsity is None else sparsity,
+            "per_layer_config": {},
+        }
 
     def layer_types(self, config: Config) -> Sequence[str]:
         return windows_but_every(config["sliding_window_pattern"], config)

@@ -17,6 +17,7 @@ from tunecast.tape.build.experts import experts_of, top_k
 from tunecast.tape.build.families.gemma import Gemma2, ScaledEmbedding
 from tunecast.tape.build.families.olmo import windows_but_every
 from tunecast.tape.build.machine import Machine
+from tunecast.tape.build.masks import causal_mask
 from tunecast.tape.build.modules import Activation, Linear, Module
 from tunecast.tape.build.tensor import Tensor
 
@@ -259,6 +260,11 @@ class Gemma4Decoder(decoder.Decoder):
             )  # fmt: skip
         hidden_states = self.norm(hidden_states)
         return hidden_states
+
+    def masks(self, attention_mask: Tensor, inputs_embeds: Tensor, blocks: Tensor | None = None) -> dict[str, Any]:
+        """`blocks` are seen from both sides."""
+        windows = {kind: self.window if kind == SLIDING else None for kind in self.mask_kinds}
+        return {kind: causal_mask(attention_mask, inputs_embeds, windows[kind], blocks=blocks) for kind in windows}
 
     def get_per_layer_inputs(self, input_ids: Any) -> Tensor:
         return self.embed_tokens_per_layer(input_ids).reshape(*input_ids.shape, *self.shape_per_layer)

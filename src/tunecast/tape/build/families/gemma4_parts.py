@@ -234,7 +234,7 @@ class Parts(Module):
             self.audio_tower = AudioTower(machine, audio)
         if vision is not None:
             width = vision.get("hidden_size", VisionTower.defaults["hidden_size"])
-            self.embed_vision = MultimodalEmbedder(machine, width, hidden)
+            self.embed_vision: Module = MultimodalEmbedder(machine, width, hidden)
         if audio is not None:
             width = audio.get("output_proj_dims", AudioTower.defaults["output_proj_dims"])
             self.embed_audio = MultimodalEmbedder(machine, width, hidden)
