@@ -83,3 +83,17 @@ CASES += [
     for training, values in TRAININGS.items()
     if training != "lora"
 ]
+CROSSING = {"lengths": [96, 256, 128]}
+"""Below the window, beyond it and as long."""
+WINDOWS: dict[str, dict[str, Any]] = {
+    "crossing": {**TRAININGS["all"], **CROSSING},
+    "flash-crossing": {**TRAININGS["all-checkpointed"], **CROSSING, "attention": "flash_attention_2"},
+    "reentrant": {"method": "lora", "lora": EVERYTHING, **CHECKPOINTED, "checkpoint_reentrant": True},
+}
+CASES += [
+    (f"{model}-{kind}", values, config)
+    for model, config in {
+        "gemma4-small": SIZES | PER_LAYER, "gemma3n": SIZES | STREAMS, "gemma4_unified": WITH_PARTS["gemma4_unified"],
+    }.items()
+    for kind, values in WINDOWS.items()
+]  # fmt: skip

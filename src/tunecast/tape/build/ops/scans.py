@@ -12,7 +12,6 @@ from tunecast.tape.build.ops.elementwise import pointwise
 from tunecast.tape.build.ops.products import bmm, cast_for_product, matmul
 from tunecast.tape.build.ops.views import (
     cast_to_float32,
-    kept_strides,
     permute,
     reshape,
     to,
@@ -156,4 +155,4 @@ def _taken_out(
     result = machine.run("new_empty_strided", (gradient,), shape, gradient.dtype, strides=strides)
     machine.launch("copy_", (result, gradient), result.dtype, result.nbytes)
     view = part(result)
-    return result, view, machine.run("clone", (view,), view.shape, view.dtype, strides=kept_strides(view))
+    return result, view, machine.run("clone", (view,), view.shape, view.dtype)
