@@ -81,7 +81,6 @@ CASES += [
     (f"{model}-{training}", values, config)
     for model, config in WITH_PARTS.items()
     for training, values in TRAININGS.items()
-    if training != "lora"
 ]
 CROSSING = {"lengths": [96, 256, 128]}
 """Below the window, beyond it and as long."""

@@ -199,6 +199,7 @@ def adapt(job: Job, model: Any) -> Any:
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=targets(job, model),
+            exclude_modules=not_adapted(job, model),
             task_type="CAUSAL_LM",
             use_dora=lora.dora,
             use_rslora=lora.rslora,
@@ -213,6 +214,13 @@ def adapt(job: Job, model: Any) -> Any:
         if adapters:
             model.enable_input_require_grads()
     return model
+
+
+def not_adapted(job: Job, model: Any) -> str | None:
+    """Towers of Gemma 4, whose projections of the usual names PEFT refuses (`Gemma4ClippableLinear`)."""
+    named = job.lora.targets not in (None, "all-linear")
+    towers = r".*\.(vision_tower|audio_tower)\..*"
+    return towers if named and model.config.model_type == "gemma4" else None
 
 
 def targets(job: Job, model: Any) -> Any:

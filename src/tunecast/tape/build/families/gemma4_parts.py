@@ -20,6 +20,9 @@ from tunecast.tape.build.tensor import Tensor
 class ClippableLinear(Module):
     """Bounds of what goes in and comes out, where the checkpoint has them."""
 
+    holds_linear = True
+    """It is no linear layer to PEFT, which adapts the one inside or fails."""
+
     def __init__(self, machine: Machine, config: Config, inputs: int, outputs: int) -> None:
         super().__init__(machine)
         self.linear = Linear(machine, inputs, outputs)
