@@ -49,7 +49,8 @@ _OTHER_BOUNDS = {
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "sliding_window"), 10**10),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "n_shared_experts"), 16_384),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 4_194_304),
-    "type_vocab_size": 10_000_000,
+    **dict.fromkeys(("type_vocab_size", "vocab_size_per_layer_input"), 10_000_000),
+    **dict.fromkeys(("global_head_dim", "hidden_size_per_layer_input"), 65_536),
 }
 """What else decides how much transformers builds; 0 and null are meaningful there."""
 _MOST_INTEGER = 10**12

@@ -223,6 +223,7 @@ USUAL_TARGETS: dict[str, tuple[str, ...]] = {
     "mpt": ("Wqkv",),
     "codegen": ("qkv_proj",),
     "phi": ("q_proj", "v_proj", "fc1", "fc2"),
+    "gemma4_text": ("q_proj", "v_proj"),
     "nemotron_h": ("q_proj", "k_proj", "v_proj", "o_proj"),
 }
 """peft/utils/constants.py, `TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING`: decoders."""
@@ -302,6 +303,9 @@ def targets(job: Job, model: Any) -> Iterator[tuple[Module, str, Linear]]:
     return _within(model, wanted, moved, model.output_embedding())
 
 
+TEXT_ALONE = "adapters are on layers of the language model: PEFT refuses the towers' of the same names"
+
+
 def _within(
     module: Module, wanted: Collection[str] | None, moved: Collection[str], head: Module
 ) -> Iterator[tuple[Module, str, Linear]]:
@@ -309,6 +313,9 @@ def _within(
         if wanted is None and isinstance(child, Linear) and child is not head and name not in moved:
             yield module, name, child
         elif wanted is not None and name in wanted:
+            if getattr(child, "holds_linear", False):
+                module.machine.assumptions[TEXT_ALONE] = None
+                continue
             if not isinstance(child, Linear):
                 raise Unsupported.at("lora.targets", f"the closed form adapts linear layers; {name} is none")
             yield module, name, child

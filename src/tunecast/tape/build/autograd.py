@@ -177,7 +177,10 @@ def _is_tensor(given: Any) -> bool:
 
 
 def same_layout(gradient: Tensor, variable: Tensor) -> bool:
-    return gradient.strides == variable.strides or gradient.stride() == variable.stride()
+    """torch/csrc/autograd/utils/grad_layout_contract.h: of a variable with gaps the gradient is to be contiguous."""
+    if gradient.strides == variable.strides or gradient.stride() == variable.stride():
+        return True
+    return gradient.is_contiguous() and not variable.is_dense()
 
 
 def edge_of(tensor: Tensor | None) -> Edge | None:

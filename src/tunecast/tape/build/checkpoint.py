@@ -32,7 +32,9 @@ CACHED_BYTES = 2 * MIB
 """Held in the cache already, of which so much less is asked for: the segment of the program's first small tensor."""
 LEFT_BY_WARM_UP_BYTES = 12 * GIB // 10
 """Of the card."""
-EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid", "mistral4"})
+EXPERTS_IN_ONE_TENSOR = frozenset(
+    {"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid", "mistral4", "gemma4_text"}
+)
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
 MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
@@ -46,14 +48,18 @@ CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE,
+    "gemma4_unified_text": {"embed_vision.multimodal_embedder": "embed_vision", "embed_vision.p": "vision_embedder.p"},
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
 IN_FLOAT32 = "e_score_correction_bias"
 """Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
 NOT_IN_FLOAT32 = frozenset({"minimax_m2"})
 """...but in these."""
-SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "qweight", "qzeros", "scales", "g_idx"})
-"""Buffers that checkpoints have: DeepSeek's, LFM2's, GPTQ's."""
+SAVED_BUFFERS = frozenset({
+    IN_FLOAT32, "expert_bias", "layer_scalar", "input_min", "input_max", "output_min", "output_max", "std_bias",
+    "std_scale", "qweight", "qzeros", "scales", "g_idx",
+})  # fmt: skip
+"""Buffers that checkpoints have: DeepSeek's, LFM2's, Gemma 4's, GPTQ's."""
 
 
 class _Entry(NamedTuple):

@@ -15,7 +15,10 @@ from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
-READ_FROM_5_17 = ("falcon_h1", "granitemoehybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+READ_FROM_5_17 = (
+    "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "granitemoehybrid", "qwen3_5_text",
+    "qwen3_5_moe_text", "qwen3_next",
+)  # fmt: skip
 """Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
@@ -83,6 +86,9 @@ class Era:
     """modeling_gemma2.py: `_supports_sdpa = False`, since sdpa caps no scores; before, it ran without the cap."""
     makes_slopes_apart = _since(5, 21)
     """modeling_bloom.py, `_get_alibi_slopes`: what the slopes are made of goes before they are used."""
+    checks_per_layer_ids = _since(5, 21)
+    """modeling_gemma3n.py, `get_per_layer_inputs`: tokens beyond the layers' table become the first; before, only the
+    model with other parts saw to that."""
     chooses_table = _since(5, 21)
     """modeling_rope_utils.py, `longrope_frequency_update`: `torch.where` instead of a branch."""
     trains_on_fp8 = _since(5, 22)

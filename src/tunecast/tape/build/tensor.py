@@ -170,6 +170,6 @@ class Tensor:
     tanh, sigmoid, clamp = elementwise.tanh, elementwise.sigmoid, elementwise.clamp
     eq, ne, ge, gt = elementwise.eq, elementwise.ne, elementwise.ge, elementwise.gt
     le, lt, masked_fill = elementwise.le, elementwise.lt, elementwise.masked_fill
-    __and__, __invert__ = elementwise.bitwise_and, elementwise.bitwise_not
+    __and__, __or__, __invert__ = elementwise.bitwise_and, elementwise.bitwise_or, elementwise.bitwise_not
     sum, mean, sum_to_size = reductions.sum, reductions.mean, reductions.sum_to_size
     all, any = reductions.all, reductions.any

@@ -100,12 +100,14 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
     longest = max(job.lengths or (job.seq_len,))
     if (getattr(text, "max_position_embeddings", None) or longest) < longest:
         text.max_position_embeddings = longest
-    attention = job.attention
+    attention: str | None = job.attention
     dtype = DTYPES[job.weights_dtype]
     # this imports the model's code: constants it makes belong on the host
     kind = AutoModelForCausalLM._model_mapping[type(config)]
     if attention == "sdpa" and not getattr(kind, "_supports_sdpa", True):
         attention = "eager"  # which transformers takes by itself for models without sdpa
+    elif attention == "sdpa" and getattr(config, "audio_config", None) is not None:
+        attention = None  # sdpa for all parts but Gemma 4's audio tower, which refuses it
     if job.quantization.format is not None:
         with default_dtype(dtype), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
@@ -210,6 +212,7 @@ def adapt(job: Job, model: Any) -> Any:
             lora_alpha=lora.alpha,
             lora_dropout=lora.dropout,
             target_modules=targets(job, model),
+            exclude_modules=not_adapted(job, model),
             task_type="CAUSAL_LM",
             use_dora=lora.dora,
             use_rslora=lora.rslora,
@@ -224,6 +227,13 @@ def adapt(job: Job, model: Any) -> Any:
         if adapters:
             model.enable_input_require_grads()
     return model
+
+
+def not_adapted(job: Job, model: Any) -> str | None:
+    """Towers of Gemma 4, whose projections of the usual names PEFT refuses (`Gemma4ClippableLinear`)."""
+    named = job.lora.targets not in (None, "all-linear")
+    towers = r".*\.(vision_tower|audio_tower)\..*"
+    return towers if named and model.config.model_type == "gemma4" else None
 
 
 def targets(job: Job, model: Any) -> Any:

@@ -5,6 +5,7 @@ flash-linear-attention (`fla.py`)."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from tunecast.errors import Unsupported
@@ -76,7 +77,9 @@ def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Ten
     for i in range(num_chunks):
         v_new = new_values[:, :, i] - k_cumdecay[:, :, i] @ last_recurrent_state
         inter_chunk_attn = query[:, :, i] @ last_recurrent_state
-        core_attn_out = F.assign(core_attn_out, 2, i, inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new)
+        core_attn_out = F.assign(
+            core_attn_out, partial(Tensor.select, dim=2, index=i), inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new
+        )
         last_recurrent_state = last_recurrent_state * chunk_decay[:, :, i] + key[:, :, i].transpose(-1, -2) @ v_new
     del last_recurrent_state
     core_attn_out = core_attn_out.reshape(batch_size, num_v_heads, -1, v_head_dim)
