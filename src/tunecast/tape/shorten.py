@@ -21,8 +21,8 @@ INTERVALS = ("interleave_moe_layer_step", "decoder_sparse_step", "no_rope_layer_
 """Every how many layers there are experts, or no positions."""
 NO_ROPE_INTERVAL = 4
 """Of Llama 4 and SmolLM 3, where a config.json says none of it."""
-PER_LAYER = ("layer_types", "no_rope_layers")
-"""Lists with an entry a layer."""
+PER_LAYER = ("layer_types", "layers_block_type", "hybrid_override_pattern", "no_rope_layers")
+"""Lists with an entry a layer, or words with a letter."""
 
 
 class Rhythm(NamedTuple):
@@ -156,7 +156,7 @@ def layer_period(config: Mapping[str, Any]) -> int:
 
 
 def _repeats_after(kinds: Sequence[Any]) -> int:
-    return next((p for p in range(1, len(kinds)) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p))), 1)
+    return next(p for p in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p)))
 
 
 def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -167,7 +167,7 @@ def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
         if name in text:
             text[name] = layers
     for name in PER_LAYER:
-        if isinstance(text.get(name), list):
+        if isinstance(text.get(name), list | str):
             text[name] = text[name][:layers]
     return changed
 

@@ -276,7 +276,7 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     return adapted
 
 
-MAMBA = ("falcon_h1",)
+MAMBA = ("falcon_h1", "nemotron_h")
 """peft/tuners/tuners_utils.py, `_check_lora_target_modules_mamba`: those written down."""
 
 

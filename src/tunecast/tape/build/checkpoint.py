@@ -33,7 +33,7 @@ LEFT_BY_WARM_UP_BYTES = 12 * GIB // 10
 """Of the card."""
 EXPERTS_IN_ONE_TENSOR = frozenset({"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid", "mistral4"})
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
-MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
 NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 MIXTRAL = {".mlp.": ".block_sparse_moe.", **NUMBERED}
@@ -45,6 +45,7 @@ CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE,
+    "nemotron_h": {"model.": "backbone."},
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
 IN_FLOAT32 = "e_score_correction_bias"

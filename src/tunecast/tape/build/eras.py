@@ -15,7 +15,9 @@ from tunecast.records import dataclass
 
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
-READ_FROM_5_17 = ("falcon_h1", "granitemoehybrid", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
+READ_FROM_5_17 = (
+    "falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next",
+)  # fmt: skip
 """Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
 TORCH_OF_ITS_DAY = (((4, 46), "2.4"), ((4, 49), "2.5"), ((4, 52), "2.6"), ((4, 56), "2.7"), ((5, 0), "2.8"))
@@ -71,6 +73,8 @@ class Era:
     """configuration_minimax_m2.py: `rotary_dim` of a config.json; before, all of a head turned."""
     contracts_by_einsum = _since(5, 18)
     """models/granitemoehybrid, `mamba2_chunk_scan`: products of matrices; before, of elements, summed up."""
+    nemotron_norms_in_float32 = _since(5, 18)
+    """modeling_nemotron_h.py, `NemotronHRMSNorm`: the weight is multiplied in before the result takes its dtype."""
     looks_at_rows_first = _since(5, 20)
     """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions say;
     before, positions were computed all the same."""

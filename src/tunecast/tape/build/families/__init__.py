@@ -13,6 +13,7 @@
     mamba.py          Granite 4 and Falcon H1: Mamba 2 between layers of attention, or beside it
     moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss, MiniMax M2
     named.py          models written before the names of Llama's parts became everybody's
+    nemotron.py       Nemotron-H and Nemotron 3: a layer is Mamba 2, attention, an MLP or experts
     olmo.py           OLMo: norms without weights
     opt.py            OPT: learned positions counted from the mask; the 350M norms after, and projects words
     qwen.py           Qwen 2 and 3, also with experts: biases before attention, norms of queries and keys
@@ -58,6 +59,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "olmoe": "Olmoe",
     },
     "mamba": {"falcon_h1": "FalconH1", "granitemoehybrid": "GraniteHybrid"},
+    "nemotron": {"nemotron_h": "NemotronH"},
     "olmo": {"olmo": "Olmo", "olmo2": "Olmo2", "olmo3": "Olmo3"},
     "opt": {"opt": "CausalLM"},
     "qwen": {"qwen2": "Qwen2", "qwen3": "Qwen3", "qwen2_moe": "Qwen2MoeLM", "qwen3_moe": "Qwen3MoeLM"},

@@ -317,7 +317,8 @@ def from_layer(config: Mapping[str, Any], first: int) -> dict[str, Any]:
     """A config.json whose layers begin with the model's `first`."""
     if "text_config" in config:
         return {**config, "text_config": from_layer(config["text_config"], first)}
-    later: dict[str, Any] = {name: config[name][first:] for name in PER_LAYER if isinstance(config.get(name), list)}
+    listed = [name for name in PER_LAYER if isinstance(config.get(name), list | str)]
+    later: dict[str, Any] = {name: config[name][first:] for name in listed}
     if config.get("first_k_dense_replace"):
         later["first_k_dense_replace"] = max(0, config["first_k_dense_replace"] - first)
     return {**config, **later}
