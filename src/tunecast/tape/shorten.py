@@ -108,7 +108,7 @@ def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
     for period in range(1, max(2, total)):
         broken = [layer for layer in range(total - period) if kinds[layer] != kinds[layer + period]]
         found.append(Rhythm(max([head, *(layer + 1 for layer in broken[-1:])]), period, total))
-    return min(found, key=lambda rhythm: rhythm.head + rhythm.period)
+    return min(found, key=lambda rhythm: (rhythm.small, rhythm.head + rhythm.period))
 
 
 def steps_of(job: Job) -> list[int]:
