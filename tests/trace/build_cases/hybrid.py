@@ -29,6 +29,12 @@ NEMOTRON = {
     "n_routed_experts": 12, "num_experts_per_tok": 3, "moe_intermediate_size": 96,
     "moe_shared_expert_intermediate_size": 192,
 }  # fmt: skip
+KIMI = {
+    "model_type": "kimi_linear", "num_hidden_layers": 2, "num_key_value_heads": 6, "linear_num_heads": 3,
+    "linear_head_dim": 40, "intermediate_size": 736, "moe_intermediate_size": 96, "num_experts": 12,
+    "num_experts_per_token": 3, "pad_token_id": 0, "kv_lora_rank": 72,
+    "qk_rope_head_dim": 16, "qk_nope_head_dim": 48, "v_head_dim": 56,
+}  # fmt: skip
 KINDS = {"layer_types": ["mamba", "mamba", "attention"]}
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"model_type": "qwen3_5_text", **DELTA, "intermediate_size": 736},
@@ -54,6 +60,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "nemotron_h-latent": NEMOTRON | {
         "layers_block_type": ["moe", "mamba", "attention"], "moe_latent_size": 160, "use_bias": True, "mlp_bias": True,
     },
+    "kimi_linear": KIMI | {"layer_types": ["linear_attention", "full_attention"]},
 }  # fmt: skip
 VISION = {
     "model_type": "qwen3_5_vision", "depth": 2, "hidden_size": 192, "intermediate_size": 448, "num_heads": 6,
@@ -83,6 +90,8 @@ NO_OUT_PROJ = {
 
 def trained(model: str, training: str) -> dict[str, Any]:
     values = TRAININGS[training]
+    if model.startswith("kimi_linear") and values.get("lora") is ATTENTION:
+        return values | {"lora": ATTENTION | {"targets": ["q_proj", "v_proj", "kv_b_proj", "f_b_proj"]}}
     if not model.startswith(("falcon_h1", "nemotron_h")) or "lora" not in values:
         return values
     chosen = NO_OUT_PROJ["all" if training.startswith("all") else "lora"]["targets"]

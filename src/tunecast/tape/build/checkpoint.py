@@ -38,6 +38,10 @@ MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "do
 NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 MIXTRAL = {".mlp.": ".block_sparse_moe.", **NUMBERED}
 GRANITE = {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"}
+KIMI = {
+    ".mlp.": ".block_sparse_moe.", "experts.0.gate_proj": "experts.0.w1", "experts.0.down_proj": "experts.0.w2",
+    "forget_gate.": "", ".conv1d": ".k_conv1d",
+}  # fmt: skip
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL,
     "minimax_m2": MIXTRAL,
@@ -45,12 +49,15 @@ CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE,
+    "kimi_linear": KIMI,
     "nemotron_h": {"model.": "backbone."},
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
+JOINED: Mapping[str, Mapping[str, int]] = {"kimi_linear": {"conv1d": 3}}
+"""Of how many parts of the checkpoint a module's weights are, by architecture and module."""
 IN_FLOAT32 = "e_score_correction_bias"
 """Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
-NOT_IN_FLOAT32 = frozenset({"minimax_m2"})
+NOT_IN_FLOAT32 = frozenset({"kimi_linear", "minimax_m2"})
 """...but in these."""
 SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "qweight", "qzeros", "scales", "g_idx"})
 """Buffers that checkpoints have: DeepSeek's, LFM2's, GPTQ's."""
@@ -83,6 +90,8 @@ def load_checkpoint(
                 setattr(parent, place, quantizer.quantized(module))
         elif sources:
             _merge(tensor, module.path, len(sources))
+        elif parts := JOINED.get(model.model_type, {}).get(module.path.rpartition(".")[2]):
+            _join(tensor, module.path, parts)
         else:
             bring(tensor, module.path, dtype=_own_dtype(model, name))
 
@@ -91,8 +100,7 @@ def draw_initial_weights(model: Any) -> None:
     """modeling_utils.py, `initialize_weights`, comes to modules that were loaded too: what some `_init_weights` draw
     first is made, and goes."""
     for module in model.modules():
-        if module.initial_weights:
-            module.machine.run("empty", (), (module.initial_weights,), FLOAT32)
+        module.draw_initial_weights()
 
 
 def move_to_card(model: Any) -> None:
@@ -151,6 +159,15 @@ def _merge(tensor: Tensor, path: str, sources: int) -> None:
             stacked.append(machine.run("stack", arrived[0][:3], (experts, *one), dtype))
             del arrived[0]
         tensor.storage = (stacked[0] if sources == 1 else machine.run("cat", stacked, tensor.shape, dtype)).storage
+    tensor.block.role = Role.WEIGHTS
+
+
+def _join(tensor: Tensor, path: str, parts: int) -> None:
+    machine, shape = tensor.machine, tensor.shape
+    with machine.within(path):
+        part = (shape[0] // parts, *shape[1:])
+        arrived = [machine.run("_to_copy", (), part, tensor.dtype) for _ in range(parts)]
+        tensor.storage = machine.run("cat", arrived, shape, tensor.dtype).storage
     tensor.block.role = Role.WEIGHTS
 
 

@@ -21,9 +21,6 @@ class Buffer(Tensor):
 
 
 class Module:
-    initial_weights = 0
-    """So many numbers `_init_weights` draws for it on the card, needed or not."""
-
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.path = ""
@@ -49,6 +46,9 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
+
+    def draw_initial_weights(self) -> None:
+        """What `_init_weights` makes for it on the card, needed or not."""
 
     def parameter(self, *shape: int) -> Tensor:
         """A weight; it has no memory yet."""

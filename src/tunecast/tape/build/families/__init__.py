@@ -7,6 +7,7 @@
     delta.py          Qwen 3.5 and Qwen3-Next: a gated delta rule between layers of gated attention
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
+    kimi.py           Kimi Linear: a delta rule that forgets by channel between layers of DeepSeek's attention
     lfm2.py           LFM2: short convolutions in most layers
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
@@ -46,6 +47,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "delta": {"qwen3_5_text": "Qwen35", "qwen3_5_moe_text": "Qwen35Moe", "qwen3_next": "Qwen3Next"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},
+    "kimi": {"kimi_linear": "KimiLinear"},
     "lfm2": {"lfm2": "Lfm2", "lfm2_moe": "Lfm2Moe"},
     "llama4": {"llama4_text": "CausalLM"},
     "llama_kin": {
@@ -81,6 +83,10 @@ TEXT_ALONE = frozenset({"llama4", "mllama", "qwen3_5", "qwen3_5_moe"})
 """Models with eyes of which `AutoModelForCausalLM` makes the text part alone."""
 
 
+TEXT_OF = {("kimi_k25", "kimi_k2"): "deepseek_v3"}
+"""What transformers takes the text part of a model for (configuration_kimi_k25.py)."""
+
+
 def model_of(machine: Machine, config: Mapping[str, Any]) -> Any:
     """The model of a config.json: all its parts where they are written down, else its text part, else that of the
     nearest known architecture, which is a guess. None where there is nothing near. Raises `Unsupported` for an
@@ -112,7 +118,7 @@ def _model_of(machine: Machine, config: Mapping[str, Any]) -> Any:
     text = config.get("text_config", config)
     if name not in TEXT_ALONE and (text is not config or "vision_config" in config):
         machine.guesses[f"only the text part of {name} is counted"] = None
-    family = causal_lm(text["model_type"])
+    family = causal_lm(TEXT_OF.get((name, text["model_type"]), text["model_type"]))
     if family is not None:
         return family(machine, text)
     guess = nearest(text)

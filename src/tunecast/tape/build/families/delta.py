@@ -73,7 +73,8 @@ def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Ten
     for i in range(num_chunks):
         v_new = new_values[:, :, i] - k_cumdecay[:, :, i] @ last_recurrent_state
         inter_chunk_attn = query[:, :, i] @ last_recurrent_state
-        core_attn_out = F.assign(core_attn_out, 2, i, inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new)
+        part = core_attn_out.detach()[:, :, i]
+        core_attn_out = F.assign(core_attn_out, part, inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new)
         last_recurrent_state = last_recurrent_state * chunk_decay[:, :, i] + key[:, :, i].transpose(-1, -2) @ v_new
     del last_recurrent_state
     core_attn_out = core_attn_out.reshape(batch_size, num_v_heads, -1, v_head_dim)
@@ -136,7 +137,6 @@ class GatedDeltaNet(Module):
         self.v_heads, self.k_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
         self.k_width, self.v_width = config["linear_key_head_dim"], config["linear_value_head_dim"]
         self.key_dim, self.value_dim = self.k_width * self.k_heads, self.v_width * self.v_heads
-        self.initial_weights = self.v_heads
         self.activation = Activation(machine, config["hidden_act"])
         conv_dim = 2 * self.key_dim + self.value_dim
         self.conv1d = CausalConv(machine, conv_dim, config["linear_conv_kernel_dim"])
@@ -146,6 +146,9 @@ class GatedDeltaNet(Module):
         self.norm = GatedNorm(machine, self.v_width)
         self.out_proj = Linear(machine, self.value_dim, config["hidden_size"])
         self.add_last(machine, config["hidden_size"])
+
+    def draw_initial_weights(self) -> None:
+        self.machine.run("empty", (), (self.v_heads,), FLOAT32)
 
     def add_first(self, machine: Machine, hidden: int) -> None:
         """What is registered before the norm."""

@@ -115,19 +115,18 @@ def spread(x: Tensor, have: str, labels: str) -> Tensor:
     return x
 
 
-def assign(base: Tensor, dim: int, index: int, value: Tensor) -> Tensor:
-    """base[:, …, index] = value: the same memory with a longer history. The gradient is copied, its part taken out
-    and, where the rest is still wanted, overwritten with zeros (torch/csrc/autograd/functions/tensor.cpp,
-    `CopySlices`, around `CopyBackwards`)."""
+def assign(base: Tensor, part: Tensor, value: Tensor) -> Tensor:
+    """base[…] = value, where `part` is a view of what is written: the same memory with a longer history. The gradient
+    is copied, its part taken out and, where the rest is still wanted, overwritten with zeros
+    (torch/csrc/autograd/functions/tensor.cpp, `CopySlices`, around `CopyBackwards`)."""
     machine, shape, strides, dtype = base.machine, base.shape, base.strides, value.dtype
-    steps = base.stride()
-    part = (*shape[:dim], *shape[dim + 1 :]), (*steps[:dim], *steps[dim + 1 :])
+    place = part.shape, part.stride(), part.offset - base.offset
 
     def back(node: Node, gradients: Gradients) -> Sequence[Any]:
         gradient = gradients[0]
         result = machine.run("new_empty_strided", (gradient,), shape, gradient.dtype, strides=strides)
         machine.launch("copy_", (result, gradient), result.dtype, result.nbytes)
-        view = result.alias(*part, index * steps[dim])
+        view = result.alias(*place)
         piece = machine.run("clone", (view,), view.shape, view.dtype, strides=kept_strides(view))
         if node.needs[0]:
             zeros = machine.run("zeros_like", (piece,), piece.shape, piece.dtype)
