@@ -42,6 +42,18 @@ KIMI = {
     ".mlp.": ".block_sparse_moe.", "experts.0.gate_proj": "experts.0.w1", "experts.0.down_proj": "experts.0.w2",
     "forget_gate.": "", ".conv1d": ".k_conv1d",
 }  # fmt: skip
+DEEPSEEK_V4 = {
+    ".self_attn.": ".attn.", ".mlp.": ".ffn.", ".input_layernorm": ".attn_norm",
+    ".post_attention_layernorm": ".ffn_norm", ".attn_hc.": ".hc_attn_", ".ffn_hc.": ".hc_ffn_",
+    ".compressor.indexer.scorer.": ".indexer.",
+    ".compressor.indexer.q_b_proj": ".indexer.wq_b", ".compressor.indexer.": ".indexer.compressor.",
+    ".compressor.kv_norm": ".compressor.norm", ".compressor.gate_proj": ".compressor.wgate", ".position_bias": ".ape",
+    ".sinks": ".attn_sink", ".q_a_norm": ".q_norm", ".q_a_proj": ".wq_a", ".q_b_proj": ".wq_b", ".kv_proj": ".wkv",
+    ".o_a_proj": ".wo_a", ".o_b_proj": ".wo_b", ".gate.e_score_correction_bias": ".gate.bias",
+    "experts.0.gate_proj": "experts.0.w1", "experts.0.down_proj": "experts.0.w2",
+    "shared_experts.gate_proj": "shared_experts.w1", "shared_experts.down_proj": "shared_experts.w2",
+    "shared_experts.up_proj": "shared_experts.w3",
+}  # fmt: skip
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL,
     "minimax_m2": MIXTRAL,
@@ -49,6 +61,7 @@ CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE,
+    "deepseek_v4": DEEPSEEK_V4,
     "kimi_linear": KIMI,
     "nemotron_h": {"model.": "backbone."},
 }
@@ -59,7 +72,14 @@ IN_FLOAT32 = "e_score_correction_bias"
 """Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
 NOT_IN_FLOAT32 = frozenset({"kimi_linear", "minimax_m2"})
 """...but in these."""
-SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "qweight", "qzeros", "scales", "g_idx"})
+ALSO_IN_FLOAT32: Mapping[str, frozenset[str]] = {
+    "deepseek_v4": frozenset({
+        "attn_hc", "ffn_hc", "hc_head", "sinks", "position_bias", "q_a_norm", "kv_norm", "input_layernorm",
+        "post_attention_layernorm", "norm",
+    }),
+}  # fmt: skip
+"""Other parts that are, by their names."""
+SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "tid2eid", "qweight", "qzeros", "scales", "g_idx"})
 """Buffers that checkpoints have: DeepSeek's, LFM2's, GPTQ's."""
 
 
@@ -93,7 +113,7 @@ def load_checkpoint(
         elif parts := JOINED.get(model.model_type, {}).get(module.path.rpartition(".")[2]):
             _join(tensor, module.path, parts)
         else:
-            bring(tensor, module.path, dtype=_own_dtype(model, name))
+            bring(tensor, module.path, dtype=own_dtype(model, module, name))
 
 
 def draw_initial_weights(model: Any) -> None:
@@ -108,12 +128,15 @@ def move_to_card(model: Any) -> None:
     if getattr(model, "tied", False):
         model.tie()
     for _, module, name, tensor in _entries(model):
-        bring(tensor, module.path, dtype=_own_dtype(model, name))
+        bring(tensor, module.path, dtype=own_dtype(model, module, name))
 
 
-def _own_dtype(model: Any, name: str) -> Dtype | None:
+def own_dtype(model: Any, module: Module, name: str) -> Dtype | None:
     """Where it is not the weights'."""
-    return FLOAT32 if name == IN_FLOAT32 and model.model_type not in NOT_IN_FLOAT32 else None
+    if name == IN_FLOAT32:
+        return FLOAT32 if model.model_type not in NOT_IN_FLOAT32 else None
+    others = ALSO_IN_FLOAT32.get(model.model_type, frozenset())
+    return FLOAT32 if others and not others.isdisjoint((*module.path.split("."), name)) else None
 
 
 def _entries(model: Any) -> list[_Entry]:

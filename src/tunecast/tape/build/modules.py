@@ -193,9 +193,14 @@ def relu_squared(x: Tensor) -> Tensor:
     return relu_applied.pow(2)
 
 
+def sqrt_softplus(x: Tensor) -> Tensor:
+    return F.softplus(x).sqrt()
+
+
 ACTIVATIONS: dict[str, Any] = {
     "silu": F.silu, "swish": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": F.gelu, "relu": F.relu,
     "gelu_new": F.gelu_new, "gelu_fast": F.gelu_fast, "relu2": relu_squared,
+    "sqrtsoftplus": sqrt_softplus,
 }  # fmt: skip
 """transformers/activations.py."""
 

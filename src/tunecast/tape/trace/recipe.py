@@ -112,6 +112,7 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1)
+    widen_kept(model)
     if text.tie_word_embeddings:
         model.tie_weights()
     if "liger" in job.kernels:
@@ -119,6 +120,14 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
 
         _apply_liger_kernel_to_instance(model=model)
     return model
+
+
+def widen_kept(model: Any) -> None:
+    """Parameters that `from_pretrained` loads in float32 whatever the weights' dtype."""
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for name, parameter in model.named_parameters():
+        if not kept.isdisjoint(name.split(".")):
+            parameter.data = parameter.data.float()
 
 
 def without_dtype(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
     deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 4.7, Mistral 4
+    deepseek_v4.py    DeepSeek-V4: residual streams, compressed windows, experts looked up by token
     delta.py          Qwen 3.5 and Qwen3-Next: a gated delta rule between layers of gated attention
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J
@@ -44,6 +45,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "deepseek_kin": {
         "deepseek_v32": "DeepseekV32", "glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4",
     },
+    "deepseek_v4": {"deepseek_v4": "DeepseekV4"},
     "delta": {"qwen3_5_text": "Qwen35", "qwen3_5_moe_text": "Qwen35Moe", "qwen3_next": "Qwen3Next"},
     "gemma": {"gemma": "Gemma", "gemma2": "Gemma2", "gemma3": "Gemma3WithVision", "gemma3_text": "Gemma3"},
     "gpt": {"gpt2": "Gpt2", "gpt_bigcode": "BigCode", "gpt_neo": "GptNeo", "gptj": "Gptj"},

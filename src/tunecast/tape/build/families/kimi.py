@@ -180,7 +180,7 @@ class KimiDeltaAttention(Module):
 
 class UnrotatedAttention(V2Attention):
     def forward(
-        self, hidden_states: Tensor, attention_mask: Any, position_embeddings: Any = None, position_ids: Any = None
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
     ) -> tuple[Tensor, Any]:
         batch_size, seq_length = hidden_states.shape[:-1]
         if self.q_rank is None:
@@ -219,8 +219,9 @@ class KimiLayer(decoder.Layer):
             hidden_states = self.self_attn(hidden_states=hidden_states, attention_mask=attention_mask)
         else:
             hidden_states, _ = self.self_attn(
-                hidden_states=hidden_states, attention_mask=attention_mask, position_ids=position_ids
-            )
+                hidden_states=hidden_states, attention_mask=attention_mask, position_ids=position_ids,
+                position_embeddings=position_embeddings,
+            )  # fmt: skip
         hidden_states = residual + hidden_states
         residual = hidden_states
         hidden_states = self.post_attention_layernorm(hidden_states)

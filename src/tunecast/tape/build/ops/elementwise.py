@@ -69,6 +69,8 @@ def pointwise(name: str, x: Tensor, dtype: Dtype | None = None) -> Tensor:
 def _binary(name: str, a: Tensor, b: Tensor) -> Tensor:
     shape = broadcast(a.shape, b.shape)
     dtype = promote(a.dtype, b.dtype)
+    if (a.dim() == 0) != (b.dim() == 0) and a.dtype.floating and b.dtype.floating:
+        dtype = a.dtype if a.dim() else b.dtype  # a number on the card widens nothing
     return a.machine.run(name, (a, b), shape, dtype, strides=elementwise_strides(shape, a, b))
 
 
