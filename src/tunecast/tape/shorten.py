@@ -23,6 +23,8 @@ NO_ROPE_INTERVAL = 4
 """Of Llama 4 and SmolLM 3, where a config.json says none of it."""
 PER_LAYER = ("layer_types", "layers_block_type", "hybrid_override_pattern", "no_rope_layers")
 """Lists with an entry a layer, or words with a letter."""
+CUT = (*PER_LAYER, "mlp_layer_types", "indexer_types", "index_topk_pattern")
+"""The same, and those that tell nothing of how often layers repeat: their first layers are unlike the rest."""
 
 
 class Rhythm(NamedTuple):
@@ -166,7 +168,7 @@ def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     for name in LAYER_COUNTS:
         if name in text:
             text[name] = layers
-    for name in PER_LAYER:
+    for name in CUT:
         if isinstance(text.get(name), list | str):
             text[name] = text[name][:layers]
     return changed

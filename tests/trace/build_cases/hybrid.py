@@ -60,6 +60,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "nemotron_h-latent": NEMOTRON | {
         "layers_block_type": ["moe", "mamba", "attention"], "moe_latent_size": 160, "use_bias": True, "mlp_bias": True,
     },
+    "minimax": {
+        "model_type": "minimax", "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+        "head_dim": 48, "intermediate_size": 96, "num_local_experts": 12, "num_experts_per_tok": 3, "block_size": 104,
+    },
     "kimi_linear": KIMI | {"layer_types": ["linear_attention", "full_attention"]},
 }  # fmt: skip
 VISION = {

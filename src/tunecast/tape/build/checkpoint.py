@@ -56,6 +56,7 @@ DEEPSEEK_V4 = {
 }  # fmt: skip
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL,
+    "minimax": MIXTRAL,
     "minimax_m2": MIXTRAL,
     "lfm2_moe": NUMBERED,
     "gpt_neox": {"lm_head": "embed_out"},
@@ -79,8 +80,11 @@ ALSO_IN_FLOAT32: Mapping[str, frozenset[str]] = {
     }),
 }  # fmt: skip
 """Other parts that are, by their names."""
-SAVED_BUFFERS = frozenset({IN_FLOAT32, "expert_bias", "tid2eid", "qweight", "qzeros", "scales", "g_idx"})
-"""Buffers that checkpoints have: DeepSeek's, LFM2's, GPTQ's."""
+SAVED_BUFFERS = frozenset({
+    IN_FLOAT32, "tid2eid", "expert_bias", "slope_rate", "query_decay", "key_decay", "diagonal_decay", "qweight",
+    "qzeros", "scales", "g_idx",
+})  # fmt: skip
+"""Buffers that checkpoints have: DeepSeek's, LFM2's, MiniMax's, GPTQ's."""
 
 
 class _Entry(NamedTuple):

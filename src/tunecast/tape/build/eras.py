@@ -16,8 +16,8 @@ from tunecast.records import dataclass
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
 READ_FROM_5_17 = (
-    "deepseek_v4", "falcon_h1", "granitemoehybrid", "kimi_linear", "nemotron_h", "qwen3_5_text", "qwen3_5_moe_text",
-    "qwen3_next",
+    "deepseek_v4", "falcon_h1", "granitemoehybrid", "glm_moe_dsa", "kimi_linear", "minimax", "nemotron_h",
+    "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next",
 )  # fmt: skip
 """Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")

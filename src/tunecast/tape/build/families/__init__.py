@@ -3,7 +3,7 @@
     alibi.py          BLOOM and MPT: attention by hand with slopes instead of positions
     cohere.py         Command R and its successors
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
-    deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 4.7, Mistral 4
+    deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 5, Mistral 4
     deepseek_v4.py    DeepSeek-V4: residual streams, compressed windows, experts looked up by token
     delta.py          Qwen 3.5 and Qwen3-Next: a gated delta rule between layers of gated attention
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
@@ -13,6 +13,7 @@
     llama4.py         Llama 4, its text part
     llama_kin.py      Llama with a few things changed: Mistral, Phi 3, GLM 4, Granite and others
     mamba.py          Granite 4 and Falcon H1: Mamba 2 between layers of attention, or beside it
+    minimax.py        MiniMax-Text-01 and M1: lightning attention between layers of attention
     moe.py            experts in every layer: Mixtral, OLMoE, GraniteMoE, gpt-oss, MiniMax M2
     named.py          models written before the names of Llama's parts became everybody's
     nemotron.py       Nemotron-H and Nemotron 3: a layer is Mamba 2, attention, an MLP or experts
@@ -43,7 +44,8 @@ FILES: Mapping[str, Mapping[str, str]] = {
     "cohere": {"cohere": "Cohere", "cohere2": "Cohere2"},
     "deepseek": {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"},
     "deepseek_kin": {
-        "deepseek_v32": "DeepseekV32", "glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "mistral4": "Mistral4",
+        "deepseek_v32": "DeepseekV32", "glm4_moe": "GlmMoe", "glm4_moe_lite": "GlmMoeLite", "glm_moe_dsa": "GlmMoeDsa",
+        "mistral4": "Mistral4",
     },
     "deepseek_v4": {"deepseek_v4": "DeepseekV4"},
     "delta": {"qwen3_5_text": "Qwen35", "qwen3_5_moe_text": "Qwen35Moe", "qwen3_next": "Qwen3Next"},
@@ -58,6 +60,7 @@ FILES: Mapping[str, Mapping[str, str]] = {
         "ministral3": "Ministral3", "mistral": "Mistral", "phi3": "Phi3", "seed_oss": "SeedOss", "smollm3": "SmolLM3",
         "starcoder2": "Starcoder2",
     },
+    "minimax": {"minimax": "MiniMax"},
     "moe": {
         "gpt_oss": "GptOss", "granitemoe": "GraniteMoeLM", "minimax_m2": "MiniMaxM2", "mixtral": "Mixtral",
         "olmoe": "Olmoe",
