@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from enum import IntEnum
 
 from tunecast.job.job import Job
+from tunecast.job.names import BITSANDBYTES
 from tunecast.job.optimizers import optimizer_of
 from tunecast.job.shardings import REPLICATED, SHARDED, SHARDINGS, sharding_of
 from tunecast.job.stacks import stack_of
@@ -175,7 +176,7 @@ LESS_MEMORY: tuple[Rung, ...] = (
     Rung("offload", SAME, _where(lambda job: stack_of(job).offloads_activations and not job.offload_activations,
                                  {"offload_activations": True}), note=ON_THE_HOST),
     Rung("parallel.offload", SAME, _offloaded, note=ON_THE_HOST),
-    Rung("prepare_kbit", ROUNDED, _where(lambda job: job.quantization.format not in (None, "gptq")
+    Rung("prepare_kbit", ROUNDED, _where(lambda job: job.quantization.format in BITSANDBYTES
                                          and job.quantization.prepare_kbit, {"quantization.prepare_kbit": False})),
     Rung("double_quant", ROUNDED, _where(lambda job: job.quantization.format in ("nf4", "fp4")
                                          and not job.quantization.double_quant, {"quantization.double_quant": True})),

@@ -30,6 +30,7 @@ spellings.py    Which bundled model a name means that is not listed as it is: by
                 is told
 stacks.py       The training stacks a job may name: what each supports, sets and is known to do, as one light
                 declaration
+stored.py       How a checkpoint's weights are packed, as the `quantization_config` of its config.json says
 writer.py       Files that are written whole or not at all: a reader never sees half of one, and nothing is left where
                 it fails
 readers/        Jobs from wherever they are written: a file of one of the formats below, or a model's name with flags

@@ -18,7 +18,7 @@ from tunecast.job.readers.bounds import bounded_text
 from tunecast.job.readers.json import parsed
 from tunecast.job.registry import bundled_config, bundled_names, bundled_spelling
 from tunecast.job.registry import bundled_models as bundled_models
-from tunecast.job.spellings import Spelling, repository_of
+from tunecast.job.spellings import BY_NAME, Spelling, repository_of
 from tunecast.records import dataclass
 from tunecast.tables import text_beside
 from tunecast.units import MIB
@@ -150,7 +150,7 @@ def model_config(
         first = {problem.field: problem for problem in reversed(problems)}  # of each key
         raise NotResolved("\n".join(f"{source}: {problem}" for problem in reversed(first.values())), field="model")
     quantised = whole.get("quantization_config")
-    if isinstance(quantised, Mapping):
+    if isinstance(quantised, Mapping) and BY_NAME not in quantised:
         notes = (*notes, f"{source}: the checkpoint is stored quantised ({shown(quantised.get('quant_method'))})")
     told: dict[str, Any] = {"tied": tied, "dtype": dtype, "weights": weights, "notes": notes}
     return ModelConfig(name, model_type, **sizes, source=source, raw_json=json.dumps(whole, sort_keys=True), **told)
@@ -325,7 +325,8 @@ def _standing_in(name: str, found: Spelling, why: str) -> ModelConfig:
     if found.stored:
         notes.append(f"{name}: by its name the weights are stored otherwise ({', '.join(found.stored)})")
     bundled = _bundled(name, found.name)
-    return model_config(name, bundled.raw, bundled.source, notes=tuple(notes))
+    packed = {} if found.packing is None else {"quantization_config": found.packing}
+    return model_config(name, {**bundled.raw, **packed}, bundled.source, notes=tuple(notes))
 
 
 def _from_hub(name: str, settings: Settings) -> ModelConfig:

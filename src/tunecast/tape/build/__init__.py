@@ -41,6 +41,8 @@ compiler/         what torch.compile does with a graph, on paper
 families/         which file holds which architecture
 ops/              operations on tensors without contents
 optimizers/       optimizers and gradient clipping on paper
+packed/           Weights that others packed: what arrives from such checkpoints, what stays on the card, and how
+                  layers run on it
 sharding/         how one rank of many holds a model: replicas, shards, and what waits on the host
 stacks/           whose program trains
 unsloth/          Unsloth 2026.10.9 on paper: what its own code does

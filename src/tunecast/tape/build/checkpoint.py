@@ -22,6 +22,7 @@ from typing import Any
 from tunecast.records import NamedTuple
 from tunecast.tape.build.dtypes import FLOAT16, FLOAT32, Dtype
 from tunecast.tape.build.modules import Buffer, Module, bring
+from tunecast.tape.build.packed.unpacking import Unpacking, UnpackingFP8
 from tunecast.tape.build.quantized import Quantizer
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import Role
@@ -103,6 +104,7 @@ def load_checkpoint(
     than there is."""
     if getattr(model, "tied", False):
         model.tie()
+    unpacking: Unpacking | None = getattr(model, "unpacking", None)
     parents = {id(child): (module, name) for module in model.modules() for name, child in module.children.items()}
     entries = _entries(model)
     _warm_up(entries, quantizer, cached_bytes, card_bytes)
@@ -113,9 +115,11 @@ def load_checkpoint(
             with module.machine.within(module.path):
                 setattr(parent, place, quantizer.quantized(module))
         elif sources:
-            _merge(tensor, module.path, len(sources))
+            _merge(tensor, module.path, len(sources), unpacking)
         elif parts := JOINED.get(model.model_type, {}).get(module.path.rpartition(".")[2]):
             _join(tensor, module.path, parts)
+        elif unpacking is not None and unpacking.takes(module, name, tensor):
+            unpacking.unpack(tensor, module.path)
         else:
             bring(tensor, module.path, dtype=own_dtype(model, module, name))
 
@@ -147,6 +151,7 @@ def _entries(model: Any) -> list[_Entry]:
     """In the order of the tree. They are loaded in that of their names (`dot_natural_key`); of a tied tensor the first
     name is the checkpoint's."""
     found: dict[int, _Entry] = {}
+    unpacking: Unpacking | None = getattr(model, "unpacking", None)
     names = CHECKPOINT_NAMES.get(model.model_type, {}).items()
     for module in model.modules():
         for name, tensor in module.own.items():
@@ -158,6 +163,8 @@ def _entries(model: Any) -> list[_Entry]:
                 continue
             sources = _sources(model, name, tensor)
             path = f"{module.path}.0.{sources[0]}.weight" if sources else f"{module.path}.{name}"
+            if unpacking is not None and unpacking.takes(module, name, tensor):
+                path += unpacking.suffix
             for ours, theirs in names:
                 path = path.replace(ours, theirs)
             found[id(tensor)] = _Entry([natural_order(part) for part in path.split(".")], module, name, tensor)
@@ -175,12 +182,15 @@ def _sources(model: Any, name: str, tensor: Tensor) -> Sequence[str]:
     return MERGED.get(name, ()) if merged else ()
 
 
-def _merge(tensor: Tensor, path: str, sources: int) -> None:
+def _merge(tensor: Tensor, path: str, sources: int, unpacking: Unpacking | None = None) -> None:
     """All arrive, those of each projection are stacked, and gate and up are joined."""
     machine, (experts, outputs, inputs), dtype = tensor.machine, tensor.shape, tensor.dtype
     one = (outputs // sources, inputs)
     with machine.within(path):
-        arrived = [[machine.run("_to_copy", (), one, dtype) for _ in range(experts)] for _ in range(sources)]
+        if isinstance(unpacking, UnpackingFP8):
+            arrived = unpacking.unpacked_experts(machine, one, dtype, experts, sources)
+        else:
+            arrived = [[machine.run("_to_copy", (), one, dtype) for _ in range(experts)] for _ in range(sources)]
         stacked = []
         while arrived:
             stacked.append(machine.run("stack", arrived[0][:3], (experts, *one), dtype))
