@@ -5,6 +5,7 @@
     deepseek.py       DeepSeek-V2 and V3: attention through compressed keys and values, experts beside shared ones
     deepseek_kin.py   DeepSeek-V3.2, and DeepSeek's parts in others' models: GLM 4.5 to 5, Mistral 4
     deepseek_v4.py    DeepSeek-V4: residual streams, compressed windows, experts looked up by token
+    deepseek_windows.py   DeepSeek-V4's windows: so many tokens compressed to one key, and who chooses among those
     delta.py          Qwen 3.5 and Qwen3-Next: a gated delta rule between layers of gated attention
     gemma.py          Gemma 1 to 3: norms in fp32 that add one to their weight, embeddings times a number; its tower
     gpt.py            GPT-2, StarCoder 1, GPT-Neo and GPT-J

@@ -73,8 +73,9 @@ def chunk_gated_delta_rule(query: Tensor, key: Tensor, value: Tensor, decay: Ten
     for i in range(num_chunks):
         v_new = new_values[:, :, i] - k_cumdecay[:, :, i] @ last_recurrent_state
         inter_chunk_attn = query[:, :, i] @ last_recurrent_state
-        part = core_attn_out.detach()[:, :, i]
-        core_attn_out = F.assign(core_attn_out, part, inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new)
+        core_attn_out = F.assign(
+            core_attn_out, core_attn_out.detach()[:, :, i], inter_chunk_attn + intra_chunk_attn[:, :, i] @ v_new
+        )
         last_recurrent_state = last_recurrent_state * chunk_decay[:, :, i] + key[:, :, i].transpose(-1, -2) @ v_new
     del last_recurrent_state
     core_attn_out = core_attn_out.reshape(batch_size, num_v_heads, -1, v_head_dim)
