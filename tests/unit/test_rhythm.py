@@ -23,6 +23,7 @@ pytestmark = pytest.mark.whole
 JOB = {"model": "small", "weights_dtype": "bfloat16", "seq_len": 96, "micro_batch": 1}
 LORA = {"method": "lora", "lora": {"targets": "attention", "dropout": 0.0}}
 WHOLE = {
+    "kimi-linear-48b-a3b": "27 layers attend fully every fourth, and then after three: no rhythm holds to the end",
     "gemma-3-270m": "18 layers are one of each kind (6), a period (6) and a last one, in step with the period: 18",
 }
 """Bundled models no smaller model stands for, and why."""

@@ -21,8 +21,10 @@ INTERVALS = ("interleave_moe_layer_step", "decoder_sparse_step", "no_rope_layer_
 """Every how many layers there are experts, or no positions."""
 NO_ROPE_INTERVAL = 4
 """Of Llama 4 and SmolLM 3, where a config.json says none of it."""
-PER_LAYER = ("layer_types", "no_rope_layers")
-"""Lists with an entry a layer."""
+PER_LAYER = ("layer_types", "layers_block_type", "hybrid_override_pattern", "no_rope_layers")
+"""Lists with an entry a layer, or words with a letter."""
+CUT = (*PER_LAYER, "mlp_layer_types", "indexer_types", "index_topk_pattern")
+"""The same, and those that tell nothing of how often layers repeat: their first layers are unlike the rest."""
 
 
 class Rhythm(NamedTuple):
@@ -108,7 +110,7 @@ def rhythm_of(kinds: Sequence[Any]) -> Rhythm:
     for period in range(1, max(2, total)):
         broken = [layer for layer in range(total - period) if kinds[layer] != kinds[layer + period]]
         found.append(Rhythm(max([head, *(layer + 1 for layer in broken[-1:])]), period, total))
-    return min(found, key=lambda rhythm: rhythm.head + rhythm.period)
+    return min(found, key=lambda rhythm: (rhythm.small, rhythm.head + rhythm.period))
 
 
 def steps_of(job: Job) -> list[int]:
@@ -156,7 +158,7 @@ def layer_period(config: Mapping[str, Any]) -> int:
 
 
 def _repeats_after(kinds: Sequence[Any]) -> int:
-    return next((p for p in range(1, len(kinds)) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p))), 1)
+    return next(p for p in range(1, len(kinds) + 1) if all(kinds[i] == kinds[i + p] for i in range(len(kinds) - p)))
 
 
 def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
@@ -166,8 +168,8 @@ def with_layers(config: Mapping[str, Any], layers: int) -> dict[str, Any]:
     for name in LAYER_COUNTS:
         if name in text:
             text[name] = layers
-    for name in PER_LAYER:
-        if isinstance(text.get(name), list):
+    for name in CUT:
+        if isinstance(text.get(name), list | str):
             text[name] = text[name][:layers]
     return changed
 

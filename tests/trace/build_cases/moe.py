@@ -44,6 +44,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "mistral4": {**LATENT, **GROUPS, "model_type": "mistral4", "n_shared_experts": 1},
     "deepseek_v32": {**LATENT, **GROUPS, **INDEX, "model_type": "deepseek_v32", "n_shared_experts": 1},
     "glm4_moe_lite": {**LATENT, **GROUPS, "model_type": "glm4_moe_lite", "n_shared_experts": 1},
+    "glm_moe_dsa": {
+        **LATENT,
+        **GROUPS,
+        **INDEX,
+        "model_type": "glm_moe_dsa",
+        "n_shared_experts": 1,
+        "indexer_types": ["full", "shared"],
+    },
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "qwen3_moe-dense-first": {**MODELS["qwen3_moe"], "mlp_only_layers": [0], "norm_topk_prob": False},
@@ -80,7 +88,16 @@ TRAININGS: dict[str, dict[str, Any]] = {
     "qlora": {"method": "qlora", "quantization": {"format": "nf4"}, "lora": ATTENTION, **CHECKPOINTED},
 }
 NOT_WITH_LLAMA4 = ("all", "all-checkpointed", "qlora")
-WITH_EAGER = ("deepseek_v3", "llama4", "glm4_moe", "minimax_m2", "mistral4", "glm4_moe_lite", "deepseek_v32")
+WITH_EAGER = (
+    "deepseek_v3",
+    "llama4",
+    "glm4_moe",
+    "minimax_m2",
+    "mistral4",
+    "glm4_moe_lite",
+    "deepseek_v32",
+    "glm_moe_dsa",
+)
 EAGER = {"method": "full", "attention": "eager"}
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [

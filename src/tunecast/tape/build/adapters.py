@@ -106,6 +106,7 @@ QWEN = {
 PARAMETERS: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "qwen3_moe": QWEN, "qwen3_next": QWEN, "olmoe": QWEN, 
     "deepseek_v2": QWEN, "deepseek_v3": QWEN, "deepseek_v32": QWEN, "glm4_moe": QWEN, "glm4_moe_lite": QWEN,
+    "glm_moe_dsa": QWEN, "minimax": MIXTRAL,
 }  # fmt: skip
 """Names of linear layers in transformers 4 that are parameters in transformers 5, by architecture."""
 
@@ -286,7 +287,7 @@ def adapter(job: Job, parent: Module, name: str, base: Linear) -> LoraLinear:
     return adapted
 
 
-MAMBA = ("falcon_h1",)
+MAMBA = ("falcon_h1", "nemotron_h")
 """peft/tuners/tuners_utils.py, `_check_lora_target_modules_mamba`: those written down."""
 
 

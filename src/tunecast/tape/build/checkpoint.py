@@ -36,30 +36,60 @@ EXPERTS_IN_ONE_TENSOR = frozenset(
     {"gpt_oss", "llama4_text", "llama4", "granitemoe", "granitemoehybrid", "mistral4", "gemma4_text"}
 )
 """Architectures whose checkpoints hold a layer's experts as transformers does (conversion_mapping.py has no merge)."""
-MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+MERGED = {"gate_up_proj": ("gate_proj", "up_proj"), "up_proj": ("up_proj",), "down_proj": ("down_proj",)}
 """What a checkpoint has one of for each expert, by what transformers makes of them."""
 NUMBERED = {"gate_proj": "w1", "down_proj": "w2", "up_proj": "w3"}
 MIXTRAL = {".mlp.": ".block_sparse_moe.", **NUMBERED}
 GRANITE = {"experts.gate_up_proj": "input_linear", "experts.down_proj": "output_linear"}
+KIMI = {
+    ".mlp.": ".block_sparse_moe.", "experts.0.gate_proj": "experts.0.w1", "experts.0.down_proj": "experts.0.w2",
+    "forget_gate.": "", ".conv1d": ".k_conv1d",
+}  # fmt: skip
+DEEPSEEK_V4 = {
+    ".self_attn.": ".attn.", ".mlp.": ".ffn.", ".input_layernorm": ".attn_norm",
+    ".post_attention_layernorm": ".ffn_norm", ".attn_hc.": ".hc_attn_", ".ffn_hc.": ".hc_ffn_",
+    ".compressor.indexer.scorer.": ".indexer.",
+    ".compressor.indexer.q_b_proj": ".indexer.wq_b", ".compressor.indexer.": ".indexer.compressor.",
+    ".compressor.kv_norm": ".compressor.norm", ".compressor.gate_proj": ".compressor.wgate", ".position_bias": ".ape",
+    ".sinks": ".attn_sink", ".q_a_norm": ".q_norm", ".q_a_proj": ".wq_a", ".q_b_proj": ".wq_b", ".kv_proj": ".wkv",
+    ".o_a_proj": ".wo_a", ".o_b_proj": ".wo_b", ".gate.e_score_correction_bias": ".gate.bias",
+    "experts.0.gate_proj": "experts.0.w1", "experts.0.down_proj": "experts.0.w2",
+    "shared_experts.gate_proj": "shared_experts.w1", "shared_experts.down_proj": "shared_experts.w2",
+    "shared_experts.up_proj": "shared_experts.w3",
+}  # fmt: skip
 CHECKPOINT_NAMES: Mapping[str, Mapping[str, str]] = {
     "mixtral": MIXTRAL,
+    "minimax": MIXTRAL,
     "minimax_m2": MIXTRAL,
     "lfm2_moe": NUMBERED,
     "gpt_neox": {"lm_head": "embed_out"},
     "granitemoe": GRANITE,
     "granitemoehybrid": GRANITE,
     "gemma4_unified_text": {"embed_vision.multimodal_embedder": "embed_vision", "embed_vision.p": "vision_embedder.p"},
+    "deepseek_v4": DEEPSEEK_V4,
+    "kimi_linear": KIMI,
+    "nemotron_h": {"model.": "backbone."},
 }
 """What checkpoints of an architecture call parts of the model (conversion_mapping.py), where that moves them."""
+JOINED: Mapping[str, Mapping[str, int]] = {"kimi_linear": {"conv1d": 3}}
+"""Of how many parts of the checkpoint a module's weights are, by architecture and module."""
 IN_FLOAT32 = "e_score_correction_bias"
 """Loaded in float32 whatever the weights' dtype (`_keep_in_fp32_modules_strict`)..."""
-NOT_IN_FLOAT32 = frozenset({"minimax_m2"})
+NOT_IN_FLOAT32 = frozenset({"kimi_linear", "minimax_m2"})
 """...but in these."""
+ALSO_IN_FLOAT32: Mapping[str, frozenset[str]] = {
+    "deepseek_v4": frozenset({
+        "attn_hc", "ffn_hc", "hc_head", "sinks", "position_bias", "q_a_norm", "kv_norm", "input_layernorm",
+        "post_attention_layernorm", "norm",
+    }),
+}  # fmt: skip
+"""Other parts that are, by their names."""
 SAVED_BUFFERS = frozenset({
-    IN_FLOAT32, "expert_bias", "layer_scalar", "input_min", "input_max", "output_min", "output_max", "std_bias",
-    "std_scale", "qweight", "qzeros", "scales", "g_idx",
+    IN_FLOAT32, "tid2eid", "expert_bias", "slope_rate", "query_decay", "key_decay", "diagonal_decay", "layer_scalar",
+    "input_min", "input_max", "output_min", "output_max", "std_bias", "std_scale", "qweight", "qzeros", "scales",
+    "g_idx",
 })  # fmt: skip
-"""Buffers that checkpoints have: DeepSeek's, LFM2's, Gemma 4's, GPTQ's."""
+"""Buffers that checkpoints have: DeepSeek's, LFM2's, MiniMax's, Gemma 4's, GPTQ's."""
 
 
 class _Entry(NamedTuple):
@@ -90,18 +120,19 @@ def load_checkpoint(
                 setattr(parent, place, quantizer.quantized(module))
         elif sources:
             _merge(tensor, module.path, len(sources), unpacking)
+        elif parts := JOINED.get(model.model_type, {}).get(module.path.rpartition(".")[2]):
+            _join(tensor, module.path, parts)
         elif unpacking is not None and unpacking.takes(module, name, tensor):
             unpacking.unpack(tensor, module.path)
         else:
-            bring(tensor, module.path, dtype=_own_dtype(model, name))
+            bring(tensor, module.path, dtype=own_dtype(model, module, name))
 
 
 def draw_initial_weights(model: Any) -> None:
     """modeling_utils.py, `initialize_weights`, comes to modules that were loaded too: what some `_init_weights` draw
     first is made, and goes."""
     for module in model.modules():
-        if module.initial_weights:
-            module.machine.run("empty", (), (module.initial_weights,), FLOAT32)
+        module.draw_initial_weights()
 
 
 def move_to_card(model: Any) -> None:
@@ -109,12 +140,15 @@ def move_to_card(model: Any) -> None:
     if getattr(model, "tied", False):
         model.tie()
     for _, module, name, tensor in _entries(model):
-        bring(tensor, module.path, dtype=_own_dtype(model, name))
+        bring(tensor, module.path, dtype=own_dtype(model, module, name))
 
 
-def _own_dtype(model: Any, name: str) -> Dtype | None:
+def own_dtype(model: Any, module: Module, name: str) -> Dtype | None:
     """Where it is not the weights'."""
-    return FLOAT32 if name == IN_FLOAT32 and model.model_type not in NOT_IN_FLOAT32 else None
+    if name == IN_FLOAT32:
+        return FLOAT32 if model.model_type not in NOT_IN_FLOAT32 else None
+    others = ALSO_IN_FLOAT32.get(model.model_type, frozenset())
+    return FLOAT32 if others and not others.isdisjoint((*module.path.split("."), name)) else None
 
 
 def _entries(model: Any) -> list[_Entry]:
@@ -166,6 +200,15 @@ def _merge(tensor: Tensor, path: str, sources: int, unpacking: Unpacking | None 
             stacked.append(machine.run("stack", arrived[0][:3], (experts, *one), dtype))
             del arrived[0]
         tensor.storage = (stacked[0] if sources == 1 else machine.run("cat", stacked, tensor.shape, dtype)).storage
+    tensor.block.role = Role.WEIGHTS
+
+
+def _join(tensor: Tensor, path: str, parts: int) -> None:
+    machine, shape = tensor.machine, tensor.shape
+    with machine.within(path):
+        part = (shape[0] // parts, *shape[1:])
+        arrived = [machine.run("_to_copy", (), part, tensor.dtype) for _ in range(parts)]
+        tensor.storage = machine.run("cat", arrived, shape, tensor.dtype).storage
     tensor.block.role = Role.WEIGHTS
 
 

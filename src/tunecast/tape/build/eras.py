@@ -16,8 +16,8 @@ from tunecast.records import dataclass
 FOLLOWED = ("llama", "mistral", "qwen2", "gemma")
 """Architectures whose older code was read."""
 READ_FROM_5_17 = (
-    "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "granitemoehybrid", "qwen3_5_text",
-    "qwen3_5_moe_text", "qwen3_next",
+    "deepseek_v4", "falcon_h1", "gemma3n_text", "gemma4_text", "gemma4_unified_text", "granitemoehybrid", "glm_moe_dsa",
+    "kimi_linear", "minimax", "nemotron_h", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_next",
 )  # fmt: skip
 """Architectures whose code before was not."""
 ROTATED_IN_LAYERS = ("mistral", "gemma")
@@ -74,6 +74,12 @@ class Era:
     """configuration_minimax_m2.py: `rotary_dim` of a config.json; before, all of a head turned."""
     contracts_by_einsum = _since(5, 18)
     """models/granitemoehybrid, `mamba2_chunk_scan`: products of matrices; before, of elements, summed up."""
+    nemotron_norms_in_float32 = _since(5, 18)
+    """modeling_nemotron_h.py, `NemotronHRMSNorm`: the weight is multiplied in before the result takes its dtype."""
+    names_streams_once = _since(5, 18)
+    """modeling_deepseek_v4.py, `DeepseekV4HyperConnection`: what is mixed takes the name of what it is made of."""
+    deepseek_v4_norms_in_float32 = _since(5, 20)
+    """`DeepseekV4RMSNorm` in the same file: the weight is multiplied in before the result takes its dtype."""
     looks_at_rows_first = _since(5, 20)
     """modeling_flash_attention_utils.py, `_is_packed_sequence`: several rows are no packed one, whatever positions say;
     before, positions were computed all the same."""

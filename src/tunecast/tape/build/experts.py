@@ -109,22 +109,28 @@ class Routed(Module):
 
 
 class Experts(Routed):
-    """All experts' weights, stacked. Some families store them the other way round, with a bias."""
+    """All experts' weights, stacked. Some families store them the other way round, with a bias, or without a gate."""
 
     transposed = False
     biased = False
+    gated = True
 
     def __init__(self, machine: Machine, experts: int, hidden: int, inner: int, activation: str = "silu") -> None:
         super().__init__(machine)
         self.count = experts
-        gate_up, down = (2 * inner, hidden), (hidden, inner)
-        self.gate_up_proj = self.parameter(experts, *(reversed(gate_up) if self.transposed else gate_up))
+        up, down = (2 * inner if self.gated else inner, hidden), (hidden, inner)
+        setattr(self, self.first, self.parameter(experts, *(reversed(up) if self.transposed else up)))
         if self.biased:
             self.gate_up_proj_bias: Any = self.parameter(experts, 2 * inner)
         self.down_proj = self.parameter(experts, *(reversed(down) if self.transposed else down))
         if self.biased:
             self.down_proj_bias: Any = self.parameter(experts, hidden)
         self.act_fn = Activation(machine, activation)
+
+    @property
+    def first(self) -> str:
+        """What the tokens are multiplied with first."""
+        return "gate_up_proj" if self.gated else "up_proj"
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         machine = self.machine
@@ -142,7 +148,7 @@ class Experts(Routed):
         if machine.era.fills_sentinels:
             sentinel_mask = expert_ids_g.ge(0).unsqueeze(-1)
             machine.launch("clamp_", (expert_ids_g,), INT64, expert_ids_g.nbytes)
-        selected_weights = self.gate_up_proj
+        selected_weights = getattr(self, self.first)
         selected_biases = self.gate_up_proj_bias[expert_ids_g] if self.biased else None
         selected_hidden_states_g = fill_rows(selected_hidden_states_g, sentinel_mask, in_place=True)
         proj_out = self.product(selected_hidden_states_g, selected_weights, offsets, selected_biases)
@@ -168,6 +174,8 @@ class Experts(Routed):
         return out if bias is None else out.add_(bias)
 
     def apply_gate(self, gate_up_out: Tensor) -> Tensor:
+        if not self.gated:
+            return self.act_fn(gate_up_out)
         gate, up = gate_up_out.chunk(2, -1)
         return self.act_fn(gate) * up
 

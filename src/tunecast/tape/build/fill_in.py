@@ -23,9 +23,13 @@ from tunecast.tape.build.stacks import module_of
 DROPOUT = 0.05
 """TRL 1.16.0, ModelConfig.lora_dropout."""
 
-NOT_ALL_LINEAR = frozenset({"llama4_text", *MAMBA})
-"""Architectures that cannot be trained with `all-linear`: a router that is a linear layer but returns several tensors,
-which PEFT adapts, and the forward pass fails; or a projection of Mamba's, which PEFT refuses."""
+NOT_ALL_LINEAR: Mapping[str, str | tuple[str, ...]] = {
+    **dict.fromkeys(("llama4_text", *MAMBA), "attention"),
+    "deepseek_v4": ("q_a_proj", "q_b_proj", "kv_proj", "o_b_proj"),
+}
+"""Architectures that cannot be trained with `all-linear`, and what is taken instead: a layer that PEFT adapts, and the
+forward pass fails (a router that returns several tensors, a projection by groups); or one of Mamba's, which PEFT
+refuses."""
 
 
 def fill_in(job: Job, config: Mapping[str, Any], stored: str | None = None) -> Job:
@@ -101,7 +105,7 @@ def dtype_of(config: Mapping[str, Any]) -> str | None:
 def _filled_lora(job: Job, model_type: str) -> Lora:
     lora, stack = job.lora, stack_of(job)
     if lora.targets is None:
-        chosen = USUAL_TARGETS.get(model_type, "attention" if model_type in NOT_ALL_LINEAR else "all-linear")
+        chosen = USUAL_TARGETS.get(model_type) or NOT_ALL_LINEAR.get(model_type, "all-linear")
         lora = replace(lora, targets=chosen if stack.targets is None else stack.targets)
     if lora.dropout is None:
         usual = 0.0 if _adapts_experts(job, lora.targets, model_type) else DROPOUT

@@ -1,6 +1,6 @@
 """The functions of `torch` and `torch.nn.functional`, on tensors without contents."""
 
-from tunecast.tape.build.ops.elementwise import cat, gelu, pad, relu, rsqrt, silu, softplus, stack
+from tunecast.tape.build.ops.elementwise import cat, gelu, pad, relu, rsqrt, silu, softplus, stack, where
 from tunecast.tape.build.ops.layers import (
     conv1d,
     cross_entropy,
@@ -21,5 +21,5 @@ __all__ = [
     "add_to_part", "addmm", "assign", "baddbmm", "bmm", "cast_for_product", "cat", "conv1d", "cross_entropy", "cumsum",
     "dropout", "einsum", "embedding", "gelu", "gelu_fast", "gelu_new", "kept_strides", "layer_norm", "linear", "matmul",
     "mm", "negative_log_likelihood", "pad", "relu", "rsqrt", "safe_softmax", "silu", "softmax", "softplus",
-    "solve_triangular", "stack", "to_contiguous",
+    "solve_triangular", "stack", "to_contiguous", "where",
 ]  # fmt: skip

@@ -21,9 +21,6 @@ class Buffer(Tensor):
 
 
 class Module:
-    initial_weights = 0
-    """So many numbers `_init_weights` draws for it on the card, needed or not."""
-
     def __init__(self, machine: Machine) -> None:
         self.machine = machine
         self.path = ""
@@ -49,6 +46,9 @@ class Module:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError
+
+    def draw_initial_weights(self) -> None:
+        """What `_init_weights` makes for it on the card, needed or not."""
 
     def parameter(self, *shape: int) -> Tensor:
         """A weight; it has no memory yet."""
@@ -193,9 +193,14 @@ def relu_squared(x: Tensor) -> Tensor:
     return relu_applied.pow(2)
 
 
+def sqrt_softplus(x: Tensor) -> Tensor:
+    return F.softplus(x).sqrt()
+
+
 ACTIVATIONS: dict[str, Any] = {
     "silu": F.silu, "swish": F.silu, "gelu": F.gelu, "gelu_pytorch_tanh": F.gelu, "relu": F.relu,
     "gelu_new": F.gelu_new, "gelu_fast": F.gelu_fast, "relu2": relu_squared,
+    "sqrtsoftplus": sqrt_softplus,
 }  # fmt: skip
 """transformers/activations.py."""
 

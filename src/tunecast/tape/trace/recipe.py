@@ -118,6 +118,7 @@ def build(job: Job, raw: Mapping[str, Any]) -> Any:
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.02) if parameter.dim() > 1 else parameter.fill_(1)
+    widen_kept(model)
     if text.tie_word_embeddings:
         model.tie_weights()
     if "liger" in job.kernels:
@@ -134,6 +135,14 @@ def take_kernels(job: Job) -> None:
             sys.modules[module] = None  # type: ignore[assignment]
         elif find_spec(module) is None:
             raise UsageError(f"kernels: got {name}, and Python finds no {module}. To fix: install it", field="kernels")
+
+
+def widen_kept(model: Any) -> None:
+    """Parameters that `from_pretrained` loads in float32 whatever the weights' dtype."""
+    kept = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    for name, parameter in model.named_parameters():
+        if not kept.isdisjoint(name.split(".")):
+            parameter.data = parameter.data.float()
 
 
 def without_dtype(raw: Mapping[str, Any]) -> dict[str, Any]:

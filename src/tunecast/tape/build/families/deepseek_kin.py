@@ -1,7 +1,8 @@
 """DeepSeek's parts in others' models: GLM 4.5 to 4.7 (its experts behind attention of heads that turn in part), GLM 4.7
 Flash (all of V3, layers listed one by one), Mistral 4 (V3's attention with queries that grow with their position, a
-softmax over the experts), DeepSeek-V3.2 (V3 with an indexer that chooses the tokens a query looks at)
-(transformers/models/{glm4_moe,glm4_moe_lite,mistral4,deepseek_v32}/modeling_*.py)."""
+softmax over the experts), DeepSeek-V3.2 (V3 with an indexer that chooses the tokens a query looks at), GLM 5 (V3.2, in
+which layers may share a choice) (transformers/models/{glm4_moe,glm4_moe_lite,mistral4,deepseek_v32,glm_moe_dsa}/
+modeling_*.py)."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ from tunecast.tape.build.families.deepseek import (
     V2Moe,
     V3Attention,
     V3Router,
+    even_and_odd,
+    rotate_interleaved,
 )
 from tunecast.tape.build.families.llama_kin import attention_scale
 from tunecast.tape.build.machine import Machine
@@ -190,7 +193,7 @@ class Indexer(Module):
         q_rot, q_pass = q.split(sizes, -1)
         k = self.k_norm(self.wk(hidden_states)).unsqueeze(2)
         k_rot, k_pass = k.split(sizes, -1)
-        q_rot, k_rot = rotate_by_position(q_rot, k_rot, cos, sin)
+        q_rot, k_rot = self.rotated_both(q_rot, k_rot, cos, sin)
         q = F.cat((q_rot, q_pass), -1)
         k = F.cat((k_rot, k_pass), -1).squeeze(2)
         q_float, k_float = q.float(), k.transpose(1, 2).float().unsqueeze(1)
@@ -207,15 +210,29 @@ class Indexer(Module):
             index_scores = index_scores + attention_mask
         return top_k(index_scores, min(self.most, seq_len))[1].to(INT32)
 
+    def rotated_both(self, q_rot: Tensor, k_rot: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        return rotate_by_position(q_rot, k_rot, cos, sin)
+
 
 class IndexedAttention(V3Attention):
+    indexer_class: Any = Indexer
+
     def __init__(self, machine: Machine, config: Config, index: int = 0) -> None:
         super().__init__(machine, config, index)
-        self.indexer = Indexer(machine, config)
+        self.indexer = None
+        if config["indexer_types"][index] == "full":
+            self.indexer = self.indexer_class(machine, config)
 
     def forward(
         self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any = None
     ) -> tuple[Tensor, Any]:
+        return self.attend_to_chosen(hidden_states, position_embeddings, attention_mask, position_ids)[:2]
+
+    def attend_to_chosen(
+        self, hidden_states: Tensor, position_embeddings: Any, attention_mask: Any, position_ids: Any,
+        prev_topk_indices: Tensor | None = None,
+    ) -> tuple[Tensor, Any, Tensor]:  # fmt: skip
+        """And which tokens each query looks at, for layers that choose none themselves."""
         batch_size, seq_length = hidden_states.shape[:-1]
         q_resid = self.q_a_layernorm(self.q_a_proj(hidden_states))
         q_states = self.q_b_proj(q_resid).view(batch_size, seq_length, -1, self.plain + self.rotated).transpose(1, 2)
@@ -226,7 +243,11 @@ class IndexedAttention(V3Attention):
         q_rot, k_rot = self.apply_rotary(q_rot, k_rot, position_embeddings)
         query_states = F.cat((q_pass, q_rot), -1)
         key_states, value_states = self.expand_kv(k_pass, k_rot)
-        topk_indices = self.indexer(hidden_states, q_resid, position_embeddings, attention_mask[:, 0])
+        if self.indexer is None:
+            assert prev_topk_indices is not None, "the first layer has an indexer"
+            topk_indices = prev_topk_indices
+        else:
+            topk_indices = self.indexer(hidden_states, q_resid, position_embeddings, attention_mask[:, 0])
         index_mask = mask_of_others(topk_indices, key_states.shape[2])
         if attention_mask.dtype == BOOL:
             attention_mask = attention_mask & ~index_mask
@@ -238,7 +259,7 @@ class IndexedAttention(V3Attention):
         )  # fmt: skip
         attn_output = attn_output.reshape(batch_size, seq_length, -1).contiguous()
         attn_output = self.o_proj(attn_output)
-        return attn_output, attn_weights
+        return attn_output, attn_weights, topk_indices
 
 
 def mask_of_others(topk_indices: Tensor, keys: int) -> Tensor:
@@ -267,11 +288,10 @@ class DeepseekV32(DeepseekV3):
 
     def __init__(self, machine: Machine, config: Config) -> None:
         if machine.attention not in ("sdpa", "eager"):
-            raise UsageError.at("attention", f"deepseek_v32 has no {machine.attention}; it has sdpa, eager")
+            raise UsageError.at("attention", f"{config['model_type']} has no {machine.attention}; it has sdpa, eager")
         if machine.weights_dtype == FLOAT16:
-            raise Unsupported.at(
-                "weights_dtype", "the closed form does not know deepseek_v32 in float16, parts in float32"
-            )
+            told = f"the closed form does not know {config['model_type']} in float16, parts in float32"
+            raise Unsupported.at("weights_dtype", told)
         super().__init__(machine, config)
 
     def complete(self, config: Config) -> dict[str, Any]:
@@ -279,4 +299,83 @@ class DeepseekV32(DeepseekV3):
         layers, dense = whole["num_hidden_layers"], whole["first_k_dense_replace"]
         listed = whole.get("mlp_layer_types") or ["sparse" if index >= dense else "dense" for index in range(layers)]
         experts = whole.get("num_experts") or whole["n_routed_experts"]
-        return {**whole, "mlp_layer_types": listed, "n_routed_experts": experts, **self.settled}
+        chosen = {"mlp_layer_types": listed, "indexer_types": self.indexer_types(whole), "n_routed_experts": experts}
+        return {**whole, **chosen, **self.settled}
+
+    def indexer_types(self, config: Config) -> list[str]:
+        """Whether a layer has an indexer: all have."""
+        return ["full"] * config["num_hidden_layers"]
+
+
+# -------------------------------------------------------------------------------------------------------------- GLM 5
+
+
+class InterleavingIndexer(Indexer):
+    def rotated_both(self, q_rot: Tensor, k_rot: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        cos = cos[..., : cos.shape[-1] // 2].unsqueeze(2)
+        sin = sin[..., : sin.shape[-1] // 2].unsqueeze(2)
+        q1, q2 = even_and_odd(q_rot)
+        k1, k2 = even_and_odd(k_rot)
+        q_embed = rotate_interleaved(q1, q2, cos, sin)
+        k_embed = rotate_interleaved(k1, k2, cos, sin)
+        return q_embed, k_embed
+
+
+class SharingAttention(IndexedAttention):
+    indexer_class = InterleavingIndexer
+
+    def forward(self, *args: Any, **where: Any) -> Any:
+        return self.attend_to_chosen(*args, **where)
+
+
+class SharingLayer(ListedLayer):
+    def forward(self, hidden_states: Tensor, **where: Any) -> Any:  # type: ignore[override]
+        residual = hidden_states
+        hidden_states = self.input_layernorm(hidden_states)
+        hidden_states, _, topk_indices = self.self_attn(hidden_states=hidden_states, **where)
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states = self.post_attention_layernorm(hidden_states)
+        hidden_states = self.mlp(hidden_states)
+        hidden_states = residual + hidden_states
+        return hidden_states, topk_indices
+
+
+class SharingDecoder(IndexedDecoder):
+    """A layer's choice goes on to the next."""
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        inputs_embeds = self.embed_tokens(input_ids)
+        position_ids = attention_mask if self.machine.packs else self.position_ids(inputs_embeds.shape[1])
+        masks = self.masks(attention_mask, inputs_embeds)
+        hidden_states = inputs_embeds
+        position_embeddings = self.positions(hidden_states, position_ids)
+        topk_indices = None
+        for decoder_layer in self.layers:
+            hidden_states, topk_indices = decoder_layer(
+                hidden_states, attention_mask=masks[FULL], position_embeddings=position_embeddings[FULL],
+                position_ids=position_ids, prev_topk_indices=topk_indices,
+            )  # fmt: skip
+        hidden_states = self.norm(hidden_states)
+        return hidden_states
+
+
+class GlmMoeDsa(DeepseekV32):
+    decoder_class = SharingDecoder
+    layer_class = SharingLayer
+    attention_class = SharingAttention
+    defaults: ClassVar[Config] = {
+        "num_key_value_heads": 64, "first_k_dense_replace": 3, "kv_lora_rank": 512, "q_lora_rank": 2048, "n_group": 1,
+        "n_routed_experts": 256, "n_shared_experts": 1, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64,
+        "topk_group": 1, "v_head_dim": 256, "moe_intermediate_size": 2048, "num_experts_per_tok": 8,
+        "norm_topk_prob": True, "index_topk": 2048, "index_head_dim": 128, "index_n_heads": 32,
+    }  # fmt: skip
+
+    def indexer_types(self, config: Config) -> list[str]:
+        """`GlmMoeDsaConfig.__post_init__`."""
+        pattern = config.get("indexer_types") or config.get("index_topk_pattern")
+        if pattern is not None:
+            return [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
+        every, offset = max(config.get("index_topk_freq", 1), 1), config.get("index_skip_topk_offset", 2)
+        layers = range(config["num_hidden_layers"])
+        return ["full" if max(layer - offset + 1, 0) % every == 0 else "shared" for layer in layers]

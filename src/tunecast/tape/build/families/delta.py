@@ -121,7 +121,6 @@ class GatedDeltaNet(Module):
         self.v_heads, self.k_heads = config["linear_num_value_heads"], config["linear_num_key_heads"]
         self.k_width, self.v_width = config["linear_key_head_dim"], config["linear_value_head_dim"]
         self.key_dim, self.value_dim = self.k_width * self.k_heads, self.v_width * self.v_heads
-        self.initial_weights = self.v_heads
         self.activation = Activation(machine, config["hidden_act"])
         conv_dim = 2 * self.key_dim + self.value_dim
         self.conv1d = CausalConv(machine, conv_dim, config["linear_conv_kernel_dim"])
@@ -131,6 +130,9 @@ class GatedDeltaNet(Module):
         self.norm = GatedNorm(machine, self.v_width)
         self.out_proj = Linear(machine, self.value_dim, config["hidden_size"])
         self.add_last(machine, config["hidden_size"])
+
+    def draw_initial_weights(self) -> None:
+        self.machine.run("empty", (), (self.v_heads,), FLOAT32)
 
     def add_first(self, machine: Machine, hidden: int) -> None:
         """What is registered before the norm."""

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from tunecast.tape.build.autograd import Gradients, Node, finish, start
+from tunecast.tape.build.convolution import CausalConv
 from tunecast.tape.build.decoder import Config
 from tunecast.tape.build.dtypes import INT64, broadcast, promote
 from tunecast.tape.build.families.gemma import Convolution
 from tunecast.tape.build.families.gemma4 import Gemma4, Gemma4Norm
-from tunecast.tape.build.families.lfm2 import Conv1d
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import LayerNorm, Linear, Module, ModuleList
 from tunecast.tape.build.tensor import Tensor
@@ -172,7 +172,7 @@ class LightConv1d(Module):
         hidden = config["hidden_size"]
         self.linear_start = ClippableLinear(machine, config, hidden, 2 * hidden)
         self.linear_end = ClippableLinear(machine, config, hidden, hidden)
-        self.depthwise_conv1d = Conv1d(machine, hidden, config["conv_kernel_size"], bias=False)
+        self.depthwise_conv1d = CausalConv(machine, hidden, config["conv_kernel_size"])
         self.pre_layer_norm = Gemma4Norm(machine, hidden)
         self.conv_norm = Gemma4Norm(machine, hidden)
 

@@ -238,6 +238,43 @@ def exp(x: Tensor) -> Tensor:
     return out if node is None else finish(node, out, out.detach())
 
 
+def log(x: Tensor) -> Tensor:
+    """grad / x. In fp32 under autocast."""
+    x = cast_to_float32(x)
+    node = start(x.machine, (x,), lambda node, gradients: (div(gradients[0], node.take(0)),), (x,))
+    return finish(node, pointwise("log", x))
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """grad / (2 * result)."""
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        doubled = pointwise("mul", node.take(0))
+        return (div(gradients[0], doubled),)
+
+    node = start(x.machine, (x,), back)
+    out = pointwise("sqrt", x)
+    return out if node is None else finish(node, out, out.detach())
+
+
+def where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Gradients are zeros where the other was taken."""
+    machine = condition.machine
+    shape = broadcast(condition.shape, broadcast(a.shape, b.shape))
+
+    def chosen(node: Node, gradient: Tensor) -> Tensor:
+        zero = machine.run("scalar_tensor", (), (), gradient.dtype)
+        return machine.run("where", (node.take(0), gradient, zero), gradient.shape, gradient.dtype)
+
+    def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+        second = chosen(node, gradients[0]) if node.needs[1] else None
+        first = chosen(node, gradients[0]) if node.needs[0] else None
+        return first, second
+
+    node = start(machine, (a, b), back, (condition,))
+    return finish(node, machine.run("where", (condition, a, b), shape, promote(a.dtype, b.dtype)))
+
+
 def _without_gradient(name: str) -> Unary:
     """Of positions, masks and optimizer states, which nobody differentiates."""
 
@@ -248,7 +285,6 @@ def _without_gradient(name: str) -> Unary:
 
 
 absolute = _without_gradient("abs")
-log, sqrt = _without_gradient("log"), _without_gradient("sqrt")
 cos, sin = _without_gradient("cos"), _without_gradient("sin")
 
 

@@ -21,6 +21,8 @@ class Foreach(Optimizer):
     states = 1
     counts = False
     """The host counts the steps of each parameter in a tensor."""
+    held: Sequence[Tensor] = ()
+    """What a name of the loop over dtypes holds until the next one's takes its place."""
 
     def step(self) -> None:
         trained = self.trained()
@@ -30,6 +32,7 @@ class Foreach(Optimizer):
         self.machine.module = self.many
         for dtype, group in by_dtype(trained).items():
             self.update(group, dtype)
+        self.held = ()
 
     def first_state(self, parameter: Tensor) -> list[Tensor]:
         if self.counts:
@@ -60,9 +63,8 @@ class AdamW(Foreach):
 
     def update(self, group: list[Tensor], dtype: Dtype) -> None:
         self.launch(group, dtype, "_foreach_mul_", "_foreach_lerp_", "_foreach_mul_", "_foreach_addcmul_")
-        roots = self.copies("_foreach_sqrt", group, dtype)
+        self.held = self.copies("_foreach_sqrt", group, dtype)
         self.launch(group, dtype, "_foreach_div_", "_foreach_add_", "_foreach_addcdiv_")
-        del roots
 
 
 class FusedAdamW(Foreach):

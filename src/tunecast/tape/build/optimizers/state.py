@@ -63,16 +63,17 @@ def clip_by_norm(gradients: Sequence[Tensor], total: Tensor) -> None:
     del shifted, inverse
     clamped = machine.run("clamp", (coefficient,), (), total_dtype)
     for dtype, group in by_dtype(gradients).items():
-        cast = clamped if clamped.dtype == dtype else machine.run("_to_copy", (clamped,), (), dtype)
-        machine.launch("_foreach_mul_", (*group, cast), dtype, 0)
+        machine.launch("_foreach_mul_", (*group, clamped), dtype, 0)
     machine.module = ""
 
 
 def by_dtype(tensors: Sequence[Tensor]) -> dict[Dtype, list[Tensor]]:
+    """The dtype that comes last first: `_group_tensors_by_device_and_dtype` has a C++ `unordered_map`, which goes
+    through its keys from the newest."""
     groups: dict[Dtype, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
-    return groups
+    return dict(reversed(groups.items()))
 
 
 class State(NamedTuple):

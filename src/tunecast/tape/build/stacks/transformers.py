@@ -19,7 +19,7 @@ from tunecast.tape.build.families import model_of
 from tunecast.tape.build.machine import Machine, Setup
 from tunecast.tape.build.modules import Linear, bring_all
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
-from tunecast.tape.build.quantized import Quantizer
+from tunecast.tape.build.quantized import Quantizer, change_dtype
 from tunecast.tape.build.recompute import first_of
 from tunecast.tape.build.repeats import RepeatedPasses, micro_batches
 from tunecast.tape.build.sharding import Scheme, scheme_of
@@ -162,12 +162,22 @@ def load(
     elif hasattr(model, "quantizer"):
         model.quantizer.replace_in(model)
     bring_all(model)
+    widen_kept(model)
     if reading is not None and not over_host:
         part("checkpoint").draw_initial_weights(model)
     model.tie()
     if "liger" in job.kernels and "foak" not in job.kernels:  # foak has its own
         part("liger").apply(model, text["model_type"])
     return model
+
+
+def widen_kept(model: Any) -> None:
+    """As `widen_kept` of tape/trace/recipe.py does: what is loaded in float32 whatever the weights' dtype."""
+    kept = part("checkpoint").ALSO_IN_FLOAT32.get(model.model_type)
+    for module in model.modules() if kept else ():
+        for name, tensor in module.own.items():
+            if tensor.requires_grad and tensor.dtype != FLOAT32 and part("checkpoint").own_dtype(model, module, name):
+                change_dtype(tensor, FLOAT32)
 
 
 def guess_packing(packing: Packing, model: Any) -> None:
