@@ -28,7 +28,7 @@ from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import STACKS, stack_of
 from tunecast.records import dataclass
-from tunecast.tape.build.dtypes import DTYPES, FLOAT32, Dtype
+from tunecast.tape.build.dtypes import DTYPES, FLOAT32, UINT8, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
@@ -181,21 +181,30 @@ class Zero(Scheme):
         return ZeroOptimizer(self, make_optimizer(self.job, parameters))
 
     def clip(self, parameters: Sequence[Tensor]) -> Tensor | None:
-        """`get_grad_norm_direct`: each gradient's norm is taken of a wider copy; clipping is part of the step."""
+        """Part of the step, as is the norm, which is taken whether or not it clips."""
+        return None
+
+    def take_norm(self) -> None:
+        """`get_grad_norm_direct`: of a wider copy of each gradient. Before it each is looked through for what is not
+        finite (`has_inf_or_nan`: its least and its greatest)."""
         machine = self.machine
         machine.module = MANY
-        norms = []
+        norms: list[Tensor] = []
         if not self.on_host:
             for gradient in self.kept_gradients():
-                wide = machine.run("_to_copy", (gradient,), gradient.shape, FLOAT64)
-                norms.append(machine.run("linalg_vector_norm", (wide,), (), FLOAT64, args=(wide, 2.0, None)))
-                del wide
+                machine.launch("amax", (gradient,), gradient.dtype, 0)
+                machine.launch("amin", (gradient,), gradient.dtype, 0)
+        machine.collective("all_reduce", "data", self.ranks, UINT8, 1, 1, 1)
+        if not self.on_host:
+            norms = [self.norm_of(gradient) for gradient in self.kept_gradients()]
         total = machine.run("stack", norms, (len(norms),), FLOAT64)
         del norms
-        total = machine.run("sum", (total,), (), FLOAT32)
+        machine.run("sum", (total,), (), FLOAT32)
         machine.collective("all_reduce", "data", self.ranks, FLOAT32, 4, 4, 1)
-        machine.module = ""
-        return total
+
+    def norm_of(self, gradient: Tensor) -> Tensor:
+        wide = self.machine.run("_to_copy", (gradient,), gradient.shape, FLOAT64)
+        return self.machine.run("linalg_vector_norm", (wide,), (), FLOAT64, args=(wide, 2.0, None))
 
     def kept_gradients(self) -> list[Tensor]:
         raise NotImplementedError
@@ -224,7 +233,8 @@ class Zero12(Zero):
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         self.cuts_gradients = sharding_of(job).cuts_gradients
-        self.last = True
+        self.first = self.last = True
+        """Of the micro-batches of a step."""
         self.buckets: list[Tensor] = []
         self.in_bucket: list[Tensor] = []
         self.kept: list[Tensor] = []
@@ -243,7 +253,8 @@ class Zero12(Zero):
         self.flats: list[Tensor] = []
         for group in self.groups(trained):
             self.flatten(group)
-        self.mine = self.in_my_part(trained)
+        self.parts = self.in_my_part(trained)
+        self.mine = {number: numel for part in self.parts for number, numel in part.items()}
         if self.on_host:
             largest = max(p.numel() for p in trained)
             self.leaving = self.made((largest,), self.dtype, Role.TEMPORARIES)
@@ -267,16 +278,19 @@ class Zero12(Zero):
         self.masters.append(self.master(numel // self.ranks))
         del part
 
-    def in_my_part(self, trained: Sequence[Tensor]) -> set[int]:
-        """Parameters of which the first rank has a part, by id."""
-        mine: set[int] = set()
+    def in_my_part(self, trained: Sequence[Tensor]) -> list[dict[int, int]]:
+        """Of each group the parameters, by id, of which the first rank has a part, and how many elements that is."""
+        parts: list[dict[int, int]] = []
         for group, flat in zip(self.groups(trained), self.flats, strict=True):
-            offset = 0
+            left = flat.numel() // self.ranks
+            part: dict[int, int] = {}
             for parameter in group:
-                if offset < flat.numel() // self.ranks:
-                    mine.add(id(parameter))
-                offset += parameter.numel()
-        return mine
+                if left <= 0:
+                    break
+                part[id(parameter)] = min(left, parameter.numel())
+                left -= parameter.numel()
+            parts.append(part)
+        return parts
 
     # ------------------------------------------------------------------------------------------------ gradients
 
@@ -285,6 +299,7 @@ class Zero12(Zero):
         self.last = last
         self.machine.after_backward.append(self.epilogue)
         yield
+        self.first = last
 
     def ready(self, parameter: Tensor) -> None:
         """`process_gradients`."""
@@ -333,12 +348,29 @@ class Zero12(Zero):
         """`copy_grads_in_partition`."""
         machine = self.machine
         if self.on_host:
-            machine.launch(TO_HOST, (parameter,), FLOAT32, parameter.nbytes)
+            self.send_to_host(parameter)
             return
         if not self.kept or self.kept[-1] is self.summed:
             numel = sum(p.numel() for p in self.trained if id(p) in self.mine)
             self.kept.append(self.made((numel,), self.dtype, Role.GRADIENTS))
         machine.launch("copy_", (parameter,), parameter.dtype, parameter.nbytes)
+
+    def send_to_host(self, parameter: Tensor) -> None:
+        """What micro-batches add up goes there and comes back (`async_accumulate_grad_in_cpu_via_gpu`); of the last one
+        the norm is taken of a wider copy, and this rank's part goes in float32."""
+        machine = self.machine
+        if not (self.first and self.last):
+            if not self.first:
+                machine.launch(FROM_HOST, (), parameter.dtype, parameter.nbytes)
+                machine.launch("add_", (parameter, parameter), parameter.dtype, parameter.nbytes)
+            machine.launch(TO_HOST, (parameter,), parameter.dtype, 0)
+        if self.last:
+            gradient = self.buckets[0].alias((self.mine[id(parameter)],), None)
+            self.norm_of(gradient)
+            machine.launch("amax", (gradient,), gradient.dtype, 0)
+            machine.launch("amin", (gradient,), gradient.dtype, 0)
+            wide = machine.run("_to_copy", (gradient,), gradient.shape, FLOAT32)
+            machine.launch(TO_HOST, (wide,), FLOAT32, 0)
 
     summed: Tensor | None = None
     """The gradients of the micro-batches before."""
@@ -362,19 +394,23 @@ class Zero12(Zero):
         self.buckets = []
 
     def kept_gradients(self) -> list[Tensor]:
-        return [self.kept[0].alias(p.shape, None) for p in self.trained if self.kept and id(p) in self.mine]
+        return [self.kept[0].alias((numel,), None) for numel in self.mine.values()] if self.kept else []
 
     def step(self, optimizer: Optimizer) -> None:
         machine = self.machine
-        machine.module = MANY
-        for master in self.masters:
+        self.take_norm()
+        for master, part in zip(self.masters, self.parts, strict=True):
             numel = master.numel()
             if self.on_host:
                 with machine.on_host():
                     master.grad = machine.tensor((numel,), FLOAT32)
             else:
-                piece = machine.run("cat", (), (numel,), self.dtype)
-                master.grad = machine.run("_to_copy", (piece,), (numel,), FLOAT32)
+                piece = self.kept[0].alias((numel,), None)
+                if len(part) > 1:  # `flatten`: one tensor is in one piece already
+                    piece = machine.run("cat", (), (numel,), self.dtype)
+                master.grad = piece
+                if self.dtype != FLOAT32:
+                    master.grad = machine.run("_to_copy", (piece,), (numel,), FLOAT32)
                 del piece
                 master.grad.block.role = Role.GRADIENTS
                 if master is self.masters[-1]:
