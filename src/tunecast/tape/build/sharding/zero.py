@@ -190,11 +190,12 @@ class Zero(Scheme):
         machine = self.machine
         machine.module = MANY
         norms: list[Tensor] = []
-        if not self.on_host:
+        if not self.on_host and self.dtype != FLOAT32:
             for gradient in self.kept_gradients():
                 machine.launch("amax", (gradient,), gradient.dtype, 0)
                 machine.launch("amin", (gradient,), gradient.dtype, 0)
-        machine.collective("all_reduce", "data", self.ranks, UINT8, 1, 1, 1)
+        if self.dtype != FLOAT32:
+            machine.collective("all_reduce", "data", self.ranks, UINT8, 1, 1, 1)
         if not self.on_host:
             norms = [self.norm_of(gradient) for gradient in self.kept_gradients()]
         total = machine.run("stack", norms, (len(norms),), FLOAT64)
@@ -251,6 +252,8 @@ class Zero12(Zero):
             machine.collective_of("broadcast", "data", self.ranks, parameter.dtype, parameter.numel())
         self.trained = trained
         self.flats: list[Tensor] = []
+        self.ranks_of: dict[int, range] = {}
+        """Of each parameter, by id, the ranks that have a part of it."""
         for group in self.groups(trained):
             self.flatten(group)
         self.parts = self.in_my_part(trained)
@@ -271,12 +274,15 @@ class Zero12(Zero):
         aligned = ALIGNED_TO * self.ranks
         numel = -(-sum(p.numel() for p in group) // aligned) * aligned
         flat = self.made((numel,), self.dtype, Role.ADAPTERS if self.job.method != "full" else Role.WEIGHTS)
+        part, offset = numel // self.ranks, 0
         for parameter in group:
             parameter.storage = flat.storage
+            self.ranks_of[id(parameter)] = range(offset // part, (offset + parameter.numel() - 1) // part + 1)
+            offset += parameter.numel()
         self.flats.append(flat)
-        part = machine.run("clone", (flat,), (numel // self.ranks,), self.dtype)
-        self.masters.append(self.master(numel // self.ranks))
-        del part
+        copy = machine.run("clone", (flat,), (part,), self.dtype)
+        self.masters.append(self.master(part))
+        del copy
 
     def in_my_part(self, trained: Sequence[Tensor]) -> list[dict[int, int]]:
         """Of each group the parameters, by id, of which the first rank has a part, and how many elements that is."""
@@ -322,6 +328,8 @@ class Zero12(Zero):
         if parameter.numel() <= self.settings.reduce_bucket_size:
             machine.launch("copy_", (gradient,), gradient.dtype, gradient.nbytes)
             parameter.grad = self.buckets[0].alias(parameter.shape, None)
+        elif self.on_host:
+            parameter.grad = machine.run("clone", (gradient,), gradient.shape, gradient.dtype)
         self.in_bucket.append(parameter)
 
     def reduce(self) -> None:
@@ -334,26 +342,38 @@ class Zero12(Zero):
         with machine.on_stream(REDUCE if self.settings.overlap_comm else machine.stream):
             if self.settings.overlap_comm:
                 machine.wait(0)
-            copy = machine.run("cat", (), (numel,), self.dtype) if len(bucket) > 1 else None
+            copy = machine.run("cat", (), (numel,), self.dtype) if self.owners(bucket) > 1 else None
             machine.collective_of("all_reduce", "data", self.ranks, self.dtype, numel)
             del copy
-        for parameter in bucket:
-            if id(parameter) in self.mine:
-                self.keep(parameter)
-            if self.cuts_gradients or self.last:
-                parameter.grad = None
+            for parameter in bucket:
+                if id(parameter) in self.mine:
+                    self.keep(parameter)
+                elif self.cuts_gradients:
+                    parameter.grad = None
         bucket.clear()
+
+    def owners(self, bucket: Sequence[Tensor]) -> int:
+        """Runs of a bucket that go to one rank each; one alone is in one piece already (`average_tensor`)."""
+        runs: list[int] = []
+        for parameter in bucket:
+            for rank in self.ranks_of[id(parameter)]:
+                if runs[-1:] != [rank]:
+                    runs.append(rank)
+        return len(runs)
 
     def keep(self, parameter: Tensor) -> None:
         """`copy_grads_in_partition`."""
         machine = self.machine
         if self.on_host:
             self.send_to_host(parameter)
+            if self.last:
+                parameter.grad = None
             return
         if not self.kept or self.kept[-1] is self.summed:
             numel = sum(p.numel() for p in self.trained if id(p) in self.mine)
             self.kept.append(self.made((numel,), self.dtype, Role.GRADIENTS))
         machine.launch("copy_", (parameter,), parameter.dtype, parameter.nbytes)
+        parameter.grad = self.kept[-1].alias(parameter.shape, None)
 
     def send_to_host(self, parameter: Tensor) -> None:
         """What micro-batches add up goes there and comes back (`async_accumulate_grad_in_cpu_via_gpu`); of the last one
@@ -392,6 +412,8 @@ class Zero12(Zero):
             self.kept.pop()
         self.summed = self.kept[-1] if self.kept else None
         self.buckets = []
+        for parameter in self.trained:
+            parameter.grad = None
 
     def kept_gradients(self) -> list[Tensor]:
         return [self.kept[0].alias((numel,), None) for numel in self.mine.values()] if self.kept else []
