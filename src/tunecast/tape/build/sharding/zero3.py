@@ -27,7 +27,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
-from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of
+from tunecast.tape.build import functional as F
+from tunecast.tape.build.adapters import LoraLinear
+from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, finish, start
 from tunecast.tape.build.dtypes import FLOAT32, Dtype
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Machine
@@ -38,7 +40,7 @@ from tunecast.tape.build.sharding.host import HostOptimizer
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.sharding.zero import MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
-from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Role
+from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Phase, Role
 
 GATHER, SCATTER = 1, 2
 """Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
@@ -56,7 +58,8 @@ class Cut:
         padded = self.part_numel * ranks * dtype.itemsize
         self.whole = Tensor(machine, Resizable(machine, padded), parameter.shape, dtype)
         self.whole.requires_grad = self.trains
-        self.part: Tensor | None = None
+        self.active: set[int] = set()
+        """Modules, by id, that have fetched it and not let it go (`ds_active_sub_modules`)."""
         self.on_nvme = False
 
     @property
@@ -75,8 +78,12 @@ class Zero3(Zero):
         self.queue: deque[tuple[int, Cut]] = deque()
         self.last_fetched_for: dict[int, int] = {}
         self.live = 0
-        """Elements of parameters that are whole or on their way, small ones left out."""
+        """Elements of parameters that are whole or on their way."""
         self.owned: dict[int, list[Cut]] = {}
+        self.in_backward: dict[int, Module] = {}
+        """Modules whose backward pass has begun and not ended, by id (`active_backward_submodules`)."""
+        self.recomputed: dict[int, list[Cut]] = {}
+        """Frozen parameters fetched for a recomputation, by the module in whose backward pass that ran."""
         self.under_way: dict[int, tuple[Tensor | None, list[Cut]]] = {}
         """Parameters being gathered, with the buffer and all that share it."""
         self.in_bucket: list[Tensor] = []
@@ -113,13 +120,14 @@ class Zero3(Zero):
                 cut.on_nvme = large and not kept.get(id(cut), False)
         self.bucket = self.made(self.settings.reduce_bucket_size, self.dtype, Role.GRADIENTS, False)
         self.kept = self.made(total, self.dtype, Role.GRADIENTS, self.on_host)
-        for cut in self.all:
-            if cut.stays:
-                self.gather([cut])
-                self.arrive(cut)
-        for module in model.modules():
-            if any(id(tensor) in self.cuts for tensor in module.own.values()):
-                self.watch(module)
+        self.machine.own_linear = self.linear
+        for module in list(model.modules()):
+            self.watch(module)
+        if self.job.method != "full":
+            self.watch(model)  # PEFT's model and its tuner stand for the model itself
+            for module in model.modules():
+                if isinstance(module, LoraLinear):
+                    self.read_after(module.base_layer, module, self.cuts[id(module.lora_A.weight)])
         for cut in trained:
             cut.whole.after_gradient = self.ready
 
@@ -149,38 +157,94 @@ class Zero3(Zero):
         return found
 
     def watch(self, module: Module) -> None:
+        """Those without parameters too: each fetches ahead."""
         forward: Callable[..., Any] = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            self.fetch(module)
-            args, kwargs = self.watched_inputs(module, args, kwargs)
+            self.fetch(module, in_forward=True)
+            args = self.watched_inputs(module, args)
             output = forward(*args, **kwargs)
+            self.release(module, in_forward=True)
             if self.machine.grad_enabled:
                 for tensor in tensors_in(output):
                     if tensor.requires_grad:
-                        node = before_gradient_of(tensor, lambda: self.fetch(module))
+                        node = before_gradient_of(tensor, lambda: self.fetch(module, in_forward=False))
                         if isinstance(node, Leaf):
                             self.hooked.append(node)
-            self.release(module)
             return output
 
         object.__setattr__(module, "forward", run)
 
-    def watched_inputs(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def watched_inputs(self, module: Module, args: tuple[Any, ...]) -> Any:
         """`PostBackwardFunctionModule`: once the gradients of its inputs are there, the module is done."""
 
         def done(node: Node, gradients: Gradients) -> Gradients:
-            self.release(module)
+            self.release(module, in_forward=False)
             return gradients
 
-        return watched(self.machine, (args, kwargs), done)
+        return watched(self.machine, args, done)
 
-    def fetch(self, module: Module) -> None:
+    def read_after(self, first: Module, reader: Module, cut: Cut) -> None:
+        """PEFT asks for the dtype of `lora_A.weight` where that is not at work: who asks is given the parameter whole,
+        and has it among its own from then on (`ZeROOrderedDict.__getitem__`, `register_external_parameter`)."""
+        forward: Callable[..., Any] = first.forward
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            if not cut.is_there and id(cut) not in self.under_way:
+                own = self.own(reader)
+                if cut not in own:
+                    own.append(cut)
+                self.gather_here(cut)
+            return output
+
+        object.__setattr__(first, "forward", run)
+
+    def gather_here(self, cut: Cut) -> None:
+        """`Parameter.all_gather`: on the stream at hand, at once."""
+        if self.parts_on_host:
+            self.machine.launch(FROM_HOST, (), self.dtype, cut.part_numel * self.dtype.itemsize)
+        cut.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+        self.machine.collective_of("all_gather", "data", self.ranks, self.dtype, cut.part_numel)
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """`LinearFunctionForZeroStage3`, in the place of torch's: it saves both factors, whoever is trained."""
+        machine = self.machine
+
+        def back(node: Node, gradients: Gradients) -> Sequence[Any]:
+            gradient, (x, weight) = gradients[0], (node.take(0), node.take(1))
+            of_input = of_weight = of_bias = None
+            flat = gradient.reshape(-1, gradient.shape[-1])
+            if node.needs[0]:
+                of_input = F.mm(flat, weight).alias(x.shape, None)
+                of_input.is_view = False  # `_unsafe_view`
+            if node.needs[1]:
+                of_weight = F.mm(flat.t(), x.reshape(-1, x.shape[-1]))
+            if node.needs[2]:
+                of_bias = gradient.sum(range(gradient.dim() - 1))
+            return of_input, of_weight, of_bias
+
+        node = start(machine, (x, weight, bias), back)
+        with machine.no_grad():
+            if x.dim() == 2 and bias is not None:
+                out = F.addmm(bias, x, weight.t())
+            else:
+                out = F.matmul(x, weight.t())
+                if bias is not None:
+                    machine.launch("add_", (out, bias), out.dtype, out.nbytes)
+        return finish(node, out, x, weight)
+
+    def fetch(self, module: Module, in_forward: bool) -> None:
         """`_fetch_sub_module_impl`."""
         own = self.own(module)
+        if not in_forward:
+            self.in_backward.setdefault(id(module), module)
         with self.machine.within(module.path):
             self.gather([cut for cut in own if not cut.is_there and id(cut) not in self.under_way])
             for cut in own:
+                cut.active.add(id(module))
+                if in_forward and self.machine.phase is Phase.BACKWARD and self.in_backward and not cut.trains:
+                    self.recomputed.setdefault(next(reversed(self.in_backward)), []).append(cut)
                 self.arrive(cut)
             if not self.known:
                 self.trace.append(module)
@@ -224,26 +288,28 @@ class Zero3(Zero):
             machine.collective_of("all_gather", "data", self.ranks, self.dtype, numel)
         for cut in cuts:
             self.under_way[id(cut)] = (buffer, list(cuts))
-            self.live += 0 if cut.stays else cut.numel
+            self.live += cut.numel
 
     def arrive(self, cut: Cut) -> None:
-        """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out."""
-        if id(cut) not in self.under_way:
+        """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out. The buffer lives until the last of
+        them has been asked for (`InflightParamRegistry`)."""
+        buffer, together = self.under_way.pop(id(cut), (None, []))
+        if not together:
             return
         machine = self.machine
-        buffer, together = self.under_way[id(cut)]
-        with machine.on_stream(GATHER):
-            for each in together:
-                del self.under_way[id(each)]
-                if buffer is not None:
-                    machine.launch("cat", (buffer,), self.dtype, each.whole.nbytes)
-                    each.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+        if buffer is not None:
+            with machine.on_stream(GATHER):
+                for each in together:
+                    if not each.is_there:
+                        machine.launch("cat", (buffer,), self.dtype, each.whole.nbytes)
+                        each.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
         del buffer
         machine.wait(GATHER)
 
-    def release(self, module: Module) -> None:
-        """`release_sub_module`, `__params_to_release`."""
-        candidates = {id(cut): cut for cut in self.own(module) if not cut.stays}
+    def release(self, module: Module, in_forward: bool) -> None:
+        """`release_sub_module`, `__params_to_release`. What stays does once the order is known."""
+        own = self.own(module)
+        candidates = {id(cut): cut for cut in own if not (self.known and cut.stays)}
         if self.known:
             for number in list(candidates):
                 if self.last_fetched_for.get(number, -1) >= self.turn:
@@ -255,11 +321,18 @@ class Zero3(Zero):
                 for cut in self.own(later):
                     candidates.pop(id(cut), None)
                     traversed += cut.numel
+        if not in_forward:
+            again = self.recomputed.pop(id(module), [])
+            candidates |= {id(cut): cut for cut in again if not cut.stays}
+            own = [*own, *again]
+            self.in_backward.pop(id(module), None)
+        for cut in own:
+            cut.active.discard(id(module))
         for cut in candidates.values():
             self.let_go(cut)
 
     def let_go(self, cut: Cut) -> None:
-        if cut.is_there:
+        if cut.is_there and not cut.active:
             cut.whole.storage.give_back()  # type: ignore[attr-defined]
             self.live -= cut.numel
 
@@ -326,9 +399,12 @@ class Zero3(Zero):
         self.reduce()
         self.machine.wait(SCATTER)
         self.hooked.clear()
-        for cut in self.all:  # `release_backward_leftovers`: modules whose inputs wanted no gradient
-            if not cut.stays:
-                self.let_go(cut)
+        while self.in_backward:  # `release_backward_leftovers`: modules whose inputs wanted no gradient
+            number, module = self.in_backward.popitem()
+            for cut in [*self.own(module), *self.recomputed.pop(number, [])]:
+                cut.active.discard(number)
+                if not cut.stays:
+                    self.let_go(cut)
         self.under_way.clear()
         self.live = 0
 
@@ -336,7 +412,20 @@ class Zero3(Zero):
         return [self.kept.alias((cut.part_numel,), None) for cut in self.all if cut.trains]
 
     def step(self, optimizer: Optimizer) -> None:
-        """A sub-group of masters at a time."""
+        """A sub-group of masters at a time. Before, all that is whole is let go (`_partition_all_parameters`); after, what
+        stays is gathered (`_post_step`)."""
+        machine = self.machine
+        for cut in self.all:
+            cut.active.clear()
+            self.let_go(cut)
+        self.take_norm()
+        self.update(optimizer)
+        machine.module = MANY
+        for cut in self.all:
+            if cut.stays:
+                self.gather_here(cut)
+
+    def update(self, optimizer: Optimizer) -> None:
         machine = self.machine
         if self.on_host:
             with machine.on_host():
