@@ -21,14 +21,14 @@ the host, master, state and the fp32 gradient are there, and gradients leave thr
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
 from tunecast.job.shardings import sharding_of
 from tunecast.job.stacks import STACKS, stack_of
 from tunecast.records import dataclass
-from tunecast.tape.build.dtypes import DTYPES, FLOAT32, UINT8, Dtype
+from tunecast.tape.build.dtypes import BFLOAT16, DTYPES, FLOAT16, FLOAT32, UINT8, Dtype
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer
 from tunecast.tape.build.optimizers import Optimizer, make_optimizer
@@ -185,23 +185,23 @@ class Zero(Scheme):
         return None
 
     def take_norm(self) -> None:
-        """`get_grad_norm_direct`: of a wider copy of each gradient. Before it each is looked through for what is not
-        finite (`has_inf_or_nan`: its least and its greatest)."""
+        """`get_grad_norm_direct`: of a wider copy of each gradient."""
         machine = self.machine
         machine.module = MANY
-        norms: list[Tensor] = []
-        if not self.on_host and self.dtype != FLOAT32:
-            for gradient in self.kept_gradients():
-                machine.launch("amax", (gradient,), gradient.dtype, 0)
-                machine.launch("amin", (gradient,), gradient.dtype, 0)
-        if self.dtype != FLOAT32:
+        if self.dtype in self.checked_dtypes:
+            self.look_for_overflow()
             machine.collective("all_reduce", "data", self.ranks, UINT8, 1, 1, 1)
-        if not self.on_host:
-            norms = [self.norm_of(gradient) for gradient in self.kept_gradients()]
+        norms = [] if self.on_host else [self.norm_of(gradient) for gradient in self.kept_gradients()]
         total = machine.run("stack", norms, (len(norms),), FLOAT64)
         del norms
         machine.run("sum", (total,), (), FLOAT32)
         machine.collective("all_reduce", "data", self.ranks, FLOAT32, 4, 4, 1)
+
+    checked_dtypes: Collection[Dtype] = ()
+    """In which gradients may have overflowed, and are looked through before each step."""
+
+    def look_for_overflow(self) -> None:
+        raise NotImplementedError
 
     def norm_of(self, gradient: Tensor) -> Tensor:
         wide = self.machine.run("_to_copy", (gradient,), gradient.shape, FLOAT64)
@@ -231,6 +231,8 @@ class ZeroOptimizer(Optimizer):
 
 
 class Zero12(Zero):
+    checked_dtypes = (FLOAT16, BFLOAT16)
+
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         self.cuts_gradients = sharding_of(job).cuts_gradients
@@ -387,8 +389,7 @@ class Zero12(Zero):
         if self.last:
             gradient = self.buckets[0].alias((self.mine[id(parameter)],), None)
             self.norm_of(gradient)
-            machine.launch("amax", (gradient,), gradient.dtype, 0)
-            machine.launch("amin", (gradient,), gradient.dtype, 0)
+            self.look_through(gradient)
             wide = machine.run("_to_copy", (gradient,), gradient.shape, FLOAT32)
             machine.launch(TO_HOST, (wide,), FLOAT32, 0)
 
@@ -414,6 +415,16 @@ class Zero12(Zero):
         self.buckets = []
         for parameter in self.trained:
             parameter.grad = None
+
+    def look_for_overflow(self) -> None:
+        """On the host each was when it came."""
+        for gradient in () if self.on_host else self.kept_gradients():
+            self.look_through(gradient)
+
+    def look_through(self, gradient: Tensor) -> None:
+        """`has_inf_or_nan`: at its greatest and its least."""
+        self.machine.launch("amax", (gradient,), gradient.dtype, 0)
+        self.machine.launch("amin", (gradient,), gradient.dtype, 0)
 
     def kept_gradients(self) -> list[Tensor]:
         return [self.kept[0].alias((numel,), None) for numel in self.mine.values()] if self.kept else []

@@ -30,7 +30,7 @@ from tunecast.job.job import Job
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, finish, start
-from tunecast.tape.build.dtypes import FLOAT32, Dtype
+from tunecast.tape.build.dtypes import BOOL, FLOAT16, FLOAT32, INT64, Dtype
 from tunecast.tape.build.event_log import HOST
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module
@@ -38,12 +38,14 @@ from tunecast.tape.build.nested import tensors_in, watched
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.host import HostOptimizer
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.sharding.zero import MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
+from tunecast.tape.build.sharding.zero import MILLION, MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Phase, Role
 
 GATHER, SCATTER = 1, 2
 """Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
+NORM_PIECE = 250 * MILLION
+"""`_constant_buffered_norm2`."""
 
 
 class Cut:
@@ -55,8 +57,8 @@ class Cut:
         self.trains, self.stays = parameter.requires_grad, stays
         block = parameter.block
         self.module, self.role = block.module, block.role or Role.WEIGHTS
-        padded = self.part_numel * ranks * dtype.itemsize
-        self.whole = Tensor(machine, Resizable(machine, padded), parameter.shape, dtype)
+        self.padded_bytes = self.part_numel * ranks * dtype.itemsize
+        self.whole = Tensor(machine, Resizable(machine, self.padded_bytes), parameter.shape, dtype)
         self.whole.requires_grad = self.trains
         self.active: set[int] = set()
         """Modules, by id, that have fetched it and not let it go (`ds_active_sub_modules`)."""
@@ -66,8 +68,14 @@ class Cut:
     def is_there(self) -> bool:
         return self.whole.storage.is_there  # type: ignore[attr-defined]
 
+    def let_go(self) -> None:
+        """`free_param` gives it other data. What a recomputation saved of it holds the memory until it is used."""
+        self.whole.storage = Resizable(self.whole.machine, self.padded_bytes)
+
 
 class Zero3(Zero):
+    checked_dtypes = (FLOAT16,)
+
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
         self.parts_on_host = job.parallel.offload == "parameters"
@@ -104,6 +112,7 @@ class Zero3(Zero):
                     object.__setattr__(module, name, made[id(tensor)].whole)
         self.all = list(made.values())
         self.cuts = {id(cut.whole): cut for cut in self.all}
+        self.places = {number: place for place, number in enumerate(self.cuts)}
         del given
         trained = [cut for cut in self.all if cut.trains]
         total = sum(cut.part_numel for cut in trained)
@@ -144,7 +153,12 @@ class Zero3(Zero):
     def begin_forward(self) -> None:
         """`reset_step`: what was written down in the first pass holds from the second on."""
         super().begin_forward()
-        self.known = self.known or bool(self.trace)
+        if self.trace and not self.known:
+            self.known = True
+            numel = sum(len(self.own(module)) for module in self.trace)
+            for each in (len(self.trace), numel, numel):  # `assert_ints_same_as_other_ranks`
+                self.machine.run("_to_copy", (), (each,), INT64)
+                self.machine.collective_of("broadcast", "data", self.ranks, INT64, each)
         self.turn = 0
         self.last_fetched_for.clear()
         self.queue = deque((turn, cut) for turn, module in enumerate(self.trace) for cut in self.own(module))
@@ -169,6 +183,7 @@ class Zero3(Zero):
                 for tensor in tensors_in(output):
                     if tensor.requires_grad:
                         node = before_gradient_of(tensor, lambda: self.fetch(module, in_forward=False))
+                        node.before = (*node.before[-1:], *node.before[:-1])  # who gives another's result begins first
                         if isinstance(node, Leaf):
                             self.hooked.append(node)
             return output
@@ -195,17 +210,19 @@ class Zero3(Zero):
                 own = self.own(reader)
                 if cut not in own:
                     own.append(cut)
-                self.gather_here(cut)
+                self.gather_here([cut])
             return output
 
         object.__setattr__(first, "forward", run)
 
-    def gather_here(self, cut: Cut) -> None:
-        """`Parameter.all_gather`: on the stream at hand, at once."""
-        if self.parts_on_host:
-            self.machine.launch(FROM_HOST, (), self.dtype, cut.part_numel * self.dtype.itemsize)
-        cut.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
-        self.machine.collective_of("all_gather", "data", self.ranks, self.dtype, cut.part_numel)
+    def gather_here(self, cuts: Sequence[Cut]) -> None:
+        """`Parameter.all_gather`: on the stream at hand, at once. Of several, all parts are on the card first."""
+        parts = self.bring_parts(cuts) if len(cuts) > 1 else []
+        for cut in cuts:
+            cut.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+        parts = parts or self.bring_parts(cuts)
+        for cut in cuts:
+            self.machine.collective_of("all_gather", "data", self.ranks, self.dtype, cut.part_numel)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`LinearFunctionForZeroStage3`, in the place of torch's: it saves both factors, whoever is trained."""
@@ -244,7 +261,9 @@ class Zero3(Zero):
             for cut in own:
                 cut.active.add(id(module))
                 if in_forward and self.machine.phase is Phase.BACKWARD and self.in_backward and not cut.trains:
-                    self.recomputed.setdefault(next(reversed(self.in_backward)), []).append(cut)
+                    under = next(reversed(self.in_backward))
+                    self.recomputed.setdefault(under, []).append(cut)
+                    cut.active.add(under)
                 self.arrive(cut)
             if not self.known:
                 self.trace.append(module)
@@ -278,17 +297,23 @@ class Zero3(Zero):
             if any(cut.on_nvme for cut in cuts):
                 read = sum(cut.part_numel for cut in cuts if cut.on_nvme)
                 machine.launch(FROM_NVME, (), self.dtype, read * self.dtype.itemsize, kernels=0)
-            if self.parts_on_host:
-                machine.launch(FROM_HOST, (), self.dtype, numel * self.dtype.itemsize)
             buffer = None
             if len(cuts) > 1:
                 buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype).as_role(Role.TEMPORARIES)
             else:
                 cuts[0].whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+            parts = self.bring_parts(cuts)
             machine.collective_of("all_gather", "data", self.ranks, self.dtype, numel)
+            del parts
         for cut in cuts:
             self.under_way[id(cut)] = (buffer, list(cuts))
             self.live += cut.numel
+
+    def bring_parts(self, cuts: Sequence[Cut]) -> list[Tensor]:
+        """From host memory, where they are there."""
+        if not self.parts_on_host:
+            return []
+        return [self.machine.run(FROM_HOST, (), (cut.part_numel,), self.dtype) for cut in cuts]
 
     def arrive(self, cut: Cut) -> None:
         """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out. The buffer lives until the last of
@@ -333,7 +358,7 @@ class Zero3(Zero):
 
     def let_go(self, cut: Cut) -> None:
         if cut.is_there and not cut.active:
-            cut.whole.storage.give_back()  # type: ignore[attr-defined]
+            cut.let_go()
             self.live -= cut.numel
 
     def micro_batch(self, last: bool) -> Any:
@@ -376,7 +401,7 @@ class Zero3(Zero):
             flat = None if alone else machine.run("cat", (), (numel * self.ranks,), self.dtype)
             machine.collective_of("reduce_scatter", "data", self.ranks, self.dtype, numel * self.ranks)
             if self.on_host:
-                self.send_to_host(numel)
+                self.send_to_host([self.cuts[id(whole)].part_numel for whole in sorted(bucket, key=self.place_of)])
             else:
                 machine.launch("copy_", (), self.dtype, nbytes)
             del flat
@@ -384,16 +409,33 @@ class Zero3(Zero):
             whole.grad = None
         bucket.clear()
 
-    def send_to_host(self, numel: int) -> None:
-        """`partition_grads`: what has been added up is on the card again; of the last micro-batch it is widened, one
-        part after the other or, where it goes on to drives, all at once (`_swap_out_offload_fp32_gradients`)."""
-        machine, part = self.machine, self.bucket.alias((numel,), None)
-        machine.launch(TO_HOST, (part,), self.dtype, 0)
-        machine.launch(FROM_HOST, (), self.dtype, part.nbytes)
-        if self.last:
-            wide = machine.run("_to_copy", (part,), (numel,), FLOAT32) if self.on_nvme else None
-            machine.launch(TO_HOST, (part, part), FLOAT32, 0)
-            del wide
+    def place_of(self, whole: Tensor) -> int:
+        return self.places[id(whole)]
+
+    def send_to_host(self, numels: Sequence[int]) -> None:
+        """`partition_grads`: what has been added up is on the card again, and of the last micro-batch its norm is taken
+        of a wider copy; it leaves in float32 one by one or, where it goes on to drives, all at once
+        (`_swap_out_offload_fp32_gradients`)."""
+        machine = self.machine
+        waiting: list[Tensor] = []
+        for numel in numels:
+            machine.launch(TO_HOST, (self.bucket.alias((numel,), None),), self.dtype, 0)
+            part = machine.run(FROM_HOST, (), (numel,), self.dtype)
+            if self.last:
+                for piece in range(0, numel, NORM_PIECE):
+                    self.norm_of(part.alias((min(NORM_PIECE, numel - piece),), None))
+                wide = machine.run("_to_copy", (part,), (numel,), FLOAT32) if self.dtype != FLOAT32 else part
+                machine.launch(TO_HOST, (wide,), FLOAT32, 0)
+                waiting += [wide] if self.on_nvme else []
+                del wide
+            del part
+
+    def look_for_overflow(self) -> None:
+        """A flag of each number."""
+        machine = self.machine
+        with machine.on_stream(SCATTER):
+            for name in ("isinf", "isnan"):
+                machine.run(name, (self.kept,), self.kept.shape, BOOL)
 
     def epilogue(self) -> None:
         self.reduce()
@@ -421,9 +463,7 @@ class Zero3(Zero):
         self.take_norm()
         self.update(optimizer)
         machine.module = MANY
-        for cut in self.all:
-            if cut.stays:
-                self.gather_here(cut)
+        self.gather_here([cut for cut in self.all if cut.stays])
 
     def update(self, optimizer: Optimizer) -> None:
         machine = self.machine
