@@ -194,9 +194,11 @@ class Zero(Scheme):
         norms = [] if self.on_host else [self.norm_of(gradient) for gradient in self.kept_gradients()]
         total = machine.run("stack", norms, (len(norms),), FLOAT64)
         del norms
-        machine.run("sum", (total,), (), FLOAT32)
-        machine.collective("all_reduce", "data", self.ranks, FLOAT32, 4, 4, 1)
+        dtype = FLOAT32 if self.on_host else self.sums_norms_in
+        machine.run("sum", (total,), (), dtype)
+        machine.collective_of("all_reduce", "data", self.ranks, dtype, 1)
 
+    sums_norms_in = FLOAT32
     checked_dtypes: Collection[Dtype] = ()
     """In which gradients may have overflowed, and are looked through before each step."""
 

@@ -22,6 +22,7 @@ Ignored  that parts still on a drive end what is fetched ahead, so that a card h
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -38,7 +39,7 @@ from tunecast.tape.build.nested import tensors_in, watched
 from tunecast.tape.build.optimizers import Optimizer
 from tunecast.tape.build.sharding.host import HostOptimizer
 from tunecast.tape.build.sharding.shards import Resizable
-from tunecast.tape.build.sharding.zero import MILLION, MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
+from tunecast.tape.build.sharding.zero import FLOAT64, MILLION, MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Phase, Role
 
@@ -68,13 +69,27 @@ class Cut:
     def is_there(self) -> bool:
         return self.whole.storage.is_there  # type: ignore[attr-defined]
 
+    def take(self, nbytes: int | None = None) -> None:
+        """Padded, unless so many bytes are wanted."""
+        self.whole.storage.nbytes = nbytes or self.padded_bytes  # type: ignore[attr-defined]
+        self.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+
     def let_go(self) -> None:
         """`free_param` gives it other data. What a recomputation saved of it holds the memory until it is used."""
         self.whole.storage = Resizable(self.whole.machine, self.padded_bytes)
 
 
+class Fetch:
+    """Parameters that are gathered together (`AllGatherCoalescedHandle`)."""
+
+    def __init__(self, cuts: Sequence[Cut], buffer: Tensor | None) -> None:
+        self.cuts, self.buffer = cuts, buffer
+        self.arrived = False
+
+
 class Zero3(Zero):
     checked_dtypes = (FLOAT16,)
+    sums_norms_in = FLOAT64
 
     def __init__(self, job: Job, machine: Machine) -> None:
         super().__init__(job, machine)
@@ -92,10 +107,10 @@ class Zero3(Zero):
         """Modules whose backward pass has begun and not ended, by id (`active_backward_submodules`)."""
         self.recomputed: dict[int, list[Cut]] = {}
         """Frozen parameters fetched for a recomputation, by the module in whose backward pass that ran."""
-        self.under_way: dict[int, tuple[Tensor | None, list[Cut]]] = {}
-        """Parameters being gathered, with the buffer and all that share it."""
+        self.under_way: dict[int, Fetch] = {}
+        """Parameters that nobody has asked for since they were fetched, by id (`InflightParamRegistry`)."""
         self.in_bucket: list[Tensor] = []
-        self.last = True
+        self.first = self.last = True
         self.hooked: list[Any] = []
 
     # -------------------------------------------------------------------------------------------------- loading
@@ -133,7 +148,8 @@ class Zero3(Zero):
         for module in list(model.modules()):
             self.watch(module)
         if self.job.method != "full":
-            self.watch(model)  # PEFT's model and its tuner stand for the model itself
+            for _ in range(2):  # PEFT's model and its tuner are around it
+                self.watch(model)
             for module in model.modules():
                 if isinstance(module, LoraLinear):
                     self.read_after(module.base_layer, module, self.cuts[id(module.lora_A.weight)])
@@ -219,7 +235,7 @@ class Zero3(Zero):
         """`Parameter.all_gather`: on the stream at hand, at once. Of several, all parts are on the card first."""
         parts = self.bring_parts(cuts) if len(cuts) > 1 else []
         for cut in cuts:
-            cut.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+            cut.take()
         parts = parts or self.bring_parts(cuts)
         for cut in cuts:
             self.machine.collective_of("all_gather", "data", self.ranks, self.dtype, cut.part_numel)
@@ -291,6 +307,7 @@ class Zero3(Zero):
         if not cuts:
             return
         machine = self.machine
+        cuts = sorted(cuts, key=lambda cut: self.places[id(cut.whole)])
         numel = sum(cut.part_numel for cut in cuts)
         with machine.on_stream(GATHER):
             machine.wait(0)
@@ -301,12 +318,13 @@ class Zero3(Zero):
             if len(cuts) > 1:
                 buffer = machine.run("empty", (), (numel * self.ranks,), self.dtype).as_role(Role.TEMPORARIES)
             else:
-                cuts[0].whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
+                cuts[0].take()
             parts = self.bring_parts(cuts)
             machine.collective_of("all_gather", "data", self.ranks, self.dtype, numel)
             del parts
+        fetch = Fetch(cuts, buffer)
         for cut in cuts:
-            self.under_way[id(cut)] = (buffer, list(cuts))
+            self.under_way[id(cut)] = fetch
             self.live += cut.numel
 
     def bring_parts(self, cuts: Sequence[Cut]) -> list[Tensor]:
@@ -316,19 +334,18 @@ class Zero3(Zero):
         return [self.machine.run(FROM_HOST, (), (cut.part_numel,), self.dtype) for cut in cuts]
 
     def arrive(self, cut: Cut) -> None:
-        """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out. The buffer lives until the last of
-        them has been asked for (`InflightParamRegistry`)."""
-        buffer, together = self.under_way.pop(id(cut), (None, []))
-        if not together:
+        """`AllGatherCoalescedHandle.wait`: all that travelled with it is copied out, without padding. The buffer lives
+        until the last of them has been asked for."""
+        fetch = self.under_way.pop(id(cut), None)
+        if fetch is None or fetch.arrived:
             return
         machine = self.machine
-        if buffer is not None:
+        fetch.arrived = True
+        if fetch.buffer is not None:
             with machine.on_stream(GATHER):
-                for each in together:
-                    if not each.is_there:
-                        machine.launch("cat", (buffer,), self.dtype, each.whole.nbytes)
-                        each.whole.storage.take(Role.WEIGHTS)  # type: ignore[attr-defined]
-        del buffer
+                for each in fetch.cuts:
+                    machine.launch("cat", (fetch.buffer,), self.dtype, each.whole.nbytes)
+                    each.take(each.whole.nbytes)
         machine.wait(GATHER)
 
     def release(self, module: Module, in_forward: bool) -> None:
@@ -361,10 +378,12 @@ class Zero3(Zero):
             cut.let_go()
             self.live -= cut.numel
 
+    @contextlib.contextmanager
     def micro_batch(self, last: bool) -> Any:
         self.last = last
         self.machine.after_backward.append(self.epilogue)
-        return super().micro_batch(last)
+        yield
+        self.first = last
 
     def whole(self, weight: Tensor) -> Tensor:
         """TRL's `maybe_gather_lm_head_ctx`."""
@@ -418,9 +437,11 @@ class Zero3(Zero):
         (`_swap_out_offload_fp32_gradients`)."""
         machine = self.machine
         waiting: list[Tensor] = []
+        earlier: Tensor | None = None
         for numel in numels:
             machine.launch(TO_HOST, (self.bucket.alias((numel,), None),), self.dtype, 0)
             part = machine.run(FROM_HOST, (), (numel,), self.dtype)
+            earlier = part if not self.first else None  # its name is `cuda_grad_buffer`, which the next one takes over
             if self.last:
                 for piece in range(0, numel, NORM_PIECE):
                     self.norm_of(part.alias((min(NORM_PIECE, numel - piece),), None))
@@ -429,6 +450,7 @@ class Zero3(Zero):
                 waiting += [wide] if self.on_nvme else []
                 del wide
             del part
+        del earlier
 
     def look_for_overflow(self) -> None:
         """A flag of each number."""
@@ -483,9 +505,9 @@ class Zero3(Zero):
             return
         for master in self.masters:
             machine.module = MANY
-            piece = machine.run("cat", (self.kept,), master.shape, self.dtype)
-            master.grad = machine.run("_to_copy", (piece,), master.shape, FLOAT32)
-            del piece
+            master.grad = machine.run("cat", (self.kept,), master.shape, self.dtype)
+            if self.dtype != FLOAT32:
+                master.grad = machine.run("_to_copy", (master.grad,), master.shape, FLOAT32)
             master.grad.block.role = Role.GRADIENTS
             machine.launch("mul_", (master.grad,), FLOAT32, master.grad.nbytes)
             optimizer.step()
