@@ -82,15 +82,14 @@ def settings_of(stack: str, stage: int, hidden: int) -> DeepSpeedSettings:
     return DeepSpeedSettings(told=declared.deepspeed_file, **values)  # type: ignore[arg-type]
 
 
-def sub_groups(part_numels: Sequence[int], size: int) -> list[int]:
-    """`_create_fp16_sub_groups`: elements of each group of masters that takes a step at once."""
-    groups, open_ = [], 0
+def sub_groups(part_numels: Sequence[int], size: int) -> list[list[int]]:
+    """`_create_fp16_sub_groups`: elements of the parts in each group of masters that takes a step at once."""
+    groups: list[list[int]] = [[]]
     for numel in part_numels:
-        open_ += numel
-        if open_ >= size:
-            groups.append(open_)
-            open_ = 0
-    return groups + ([open_] if open_ else [])
+        if sum(groups[-1]) >= size:
+            groups.append([])
+        groups[-1].append(numel)
+    return [group for group in groups if group]
 
 
 def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
@@ -185,18 +184,19 @@ class Zero(Scheme):
         return None
 
     def take_norm(self) -> None:
-        """`get_grad_norm_direct`: of a wider copy of each gradient."""
+        """`get_grad_norm_direct`: of a wider copy of each gradient, a group at a time."""
         machine = self.machine
         machine.module = MANY
         if self.dtype in self.checked_dtypes:
             self.look_for_overflow()
             machine.collective("all_reduce", "data", self.ranks, UINT8, 1, 1, 1)
-        norms = [] if self.on_host else [self.norm_of(gradient) for gradient in self.kept_gradients()]
-        total = machine.run("stack", norms, (len(norms),), FLOAT64)
-        del norms
         dtype = FLOAT32 if self.on_host else self.sums_norms_in
-        machine.run("sum", (total,), (), dtype)
-        machine.collective_of("all_reduce", "data", self.ranks, dtype, 1)
+        for gradients in [[] for _ in self.masters] if self.on_host else self.kept_gradients():
+            norms = [self.norm_of(gradient) for gradient in gradients]
+            total = machine.run("stack", norms, (len(norms),), FLOAT64)
+            del norms
+            machine.run("sum", (total,), (), dtype)
+            machine.collective_of("all_reduce", "data", self.ranks, dtype, 1)
 
     sums_norms_in = FLOAT32
     checked_dtypes: Collection[Dtype] = ()
@@ -209,7 +209,8 @@ class Zero(Scheme):
         wide = self.machine.run("_to_copy", (gradient,), gradient.shape, FLOAT64)
         return self.machine.run("linalg_vector_norm", (wide,), (), FLOAT64, args=(wide, 2.0, None))
 
-    def kept_gradients(self) -> list[Tensor]:
+    def kept_gradients(self) -> list[list[Tensor]]:
+        """Of each master."""
         raise NotImplementedError
 
     def step(self, optimizer: Optimizer) -> None:
@@ -420,16 +421,17 @@ class Zero12(Zero):
 
     def look_for_overflow(self) -> None:
         """On the host each was when it came."""
-        for gradient in () if self.on_host else self.kept_gradients():
-            self.look_through(gradient)
+        for gradients in () if self.on_host else self.kept_gradients():
+            for gradient in gradients:
+                self.look_through(gradient)
 
     def look_through(self, gradient: Tensor) -> None:
         """`has_inf_or_nan`: at its greatest and its least."""
         self.machine.launch("amax", (gradient,), gradient.dtype, 0)
         self.machine.launch("amin", (gradient,), gradient.dtype, 0)
 
-    def kept_gradients(self) -> list[Tensor]:
-        return [self.kept[0].alias((numel,), None) for numel in self.mine.values()] if self.kept else []
+    def kept_gradients(self) -> list[list[Tensor]]:
+        return [[self.kept[0].alias((numel,), None) for numel in part.values()] for part in self.parts]
 
     def step(self, optimizer: Optimizer) -> None:
         machine = self.machine

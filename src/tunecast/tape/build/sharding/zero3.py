@@ -33,6 +33,7 @@ from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, finish, start
 from tunecast.tape.build.dtypes import BOOL, FLOAT16, FLOAT32, INT64, Dtype
 from tunecast.tape.build.event_log import HOST
+from tunecast.tape.build.experts import SparseMoe
 from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.nested import tensors_in, watched
@@ -45,6 +46,8 @@ from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Phase
 
 GATHER, SCATTER = 1, 2
 """Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
+WHOLE_BLOCKS = ("mixtral", "qwen2_moe", "qwen3_moe")
+"""Of these the blocks of experts are fetched as one (leaf_module_config.py, `DEFAULT_LEAF_MODULE_CLASSES`)."""
 NORM_PIECE = 250 * MILLION
 """`_constant_buffered_norm2`."""
 
@@ -112,6 +115,10 @@ class Zero3(Zero):
         self.in_bucket: list[Tensor] = []
         self.first = self.last = True
         self.hooked: list[Any] = []
+        self.stepped: list[list[int]] = []
+        """Elements of the parts in each master."""
+        self.in_block: set[int] = set()
+        """Parameters of blocks that are fetched as one, by id."""
 
     # -------------------------------------------------------------------------------------------------- loading
 
@@ -135,8 +142,10 @@ class Zero3(Zero):
         frozen = [cut for cut in self.all if not cut.trains]
         self.frozen = [self.made(cut.part_numel, self.dtype, cut.role, self.parts_on_host) for cut in frozen]
         numels = [cut.part_numel for cut in trained]
-        for numel in sub_groups(numels, self.settings.sub_group_size):
-            self.masters.append(self.master(numel))
+        for group in self.groups([cut.whole for cut in trained]):
+            for parts in sub_groups([self.cuts[id(whole)].part_numel for whole in group], self.settings.sub_group_size):
+                self.masters.append(self.master(sum(parts)))
+                self.stepped.append(parts)
         if self.on_nvme and self.parts_on_host:
             kept = dict(zip(map(id, trained), kept_in_memory(numels, self.settings.sub_group_size), strict=True))
             for cut in self.all:
@@ -145,8 +154,7 @@ class Zero3(Zero):
         self.bucket = self.made(self.settings.reduce_bucket_size, self.dtype, Role.GRADIENTS, False)
         self.kept = self.made(total, self.dtype, Role.GRADIENTS, self.on_host)
         self.machine.own_linear = self.linear
-        for module in list(model.modules()):
-            self.watch(module)
+        self.watch_all(model, model.model_type in WHOLE_BLOCKS)
         if self.job.method != "full":
             for _ in range(2):  # PEFT's model and its tuner are around it
                 self.watch(model)
@@ -154,7 +162,8 @@ class Zero3(Zero):
                 if isinstance(module, LoraLinear):
                     self.read_after(module.base_layer, module, self.cuts[id(module.lora_A.weight)])
         for cut in trained:
-            cut.whole.after_gradient = self.ready
+            if id(cut.whole) not in self.in_block:
+                cut.whole.after_gradient = self.ready
 
     def role(self) -> Role:
         return Role.ADAPTERS if self.job.method != "full" else Role.WEIGHTS
@@ -175,7 +184,7 @@ class Zero3(Zero):
             for each in (len(self.trace), numel, numel):  # `assert_ints_same_as_other_ranks`
                 self.machine.run("_to_copy", (), (each,), INT64)
                 self.machine.collective_of("broadcast", "data", self.ranks, INT64, each)
-        self.turn = 0
+        self.turn = self.live = 0
         self.last_fetched_for.clear()
         self.queue = deque((turn, cut) for turn, module in enumerate(self.trace) for cut in self.own(module))
 
@@ -186,8 +195,40 @@ class Zero3(Zero):
             found = self.owned[id(module)] = list(cuts.values())
         return found
 
+    def watch_all(self, module: Module, whole_blocks: bool) -> None:
+        """Those without parameters too: each fetches ahead. A block of experts is fetched and let go as one."""
+        is_block = whole_blocks and isinstance(module, SparseMoe)
+        if is_block:
+            self.owned[id(module)] = [self.cuts[id(tensor)] for tensor in module.parameters()]
+            self.in_block |= {id(cut.whole) for cut in self.owned[id(module)]}
+            self.reduce_behind(module)
+        for child in () if is_block else module.children.values():
+            self.watch_all(child, whole_blocks)
+        self.watch(module)
+
+    def reduce_behind(self, module: Module) -> None:
+        """`reduce_leaf_module_grads`: a full backward hook, which holds the gradients that came in until those of the
+        inputs are there."""
+        forward: Callable[..., Any] = module.forward
+        held: list[Any] = []
+
+        def keep(node: Node, gradients: Gradients) -> Gradients:
+            held.extend(gradients)
+            return gradients
+
+        def done(node: Node, gradients: Gradients) -> Gradients:
+            held.clear()
+            for cut in self.owned[id(module)]:
+                if cut.trains:
+                    self.ready(cut.whole)
+            return gradients
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return watched(self.machine, forward(*watched(self.machine, args, done), **kwargs), keep)
+
+        object.__setattr__(module, "forward", run)
+
     def watch(self, module: Module) -> None:
-        """Those without parameters too: each fetches ahead."""
         forward: Callable[..., Any] = module.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -470,10 +511,9 @@ class Zero3(Zero):
                 if not cut.stays:
                     self.let_go(cut)
         self.under_way.clear()
-        self.live = 0
 
-    def kept_gradients(self) -> list[Tensor]:
-        return [self.kept.alias((cut.part_numel,), None) for cut in self.all if cut.trains]
+    def kept_gradients(self) -> list[list[Tensor]]:
+        return [[self.kept.alias((numel,), None) for numel in parts] for parts in self.stepped]
 
     def step(self, optimizer: Optimizer) -> None:
         """A sub-group of masters at a time. Before, all that is whole is let go (`_partition_all_parameters`); after, what
