@@ -142,8 +142,10 @@ def test_sizes_are_those_of_the_file_people_start_from() -> None:
     assert settings_of("axolotl", 2, 4096).overlap_comm
 
 
-@pytest.mark.parametrize(("size", "groups"), [(10, [12, 13]), (0, [4, 8, 8, 5]), (1000, [25])])
-def test_masters_step_in_groups(size: int, groups: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("size", "groups"), [(10, [[4, 8], [8, 5]]), (0, [[4], [8], [8], [5]]), (1000, [[4, 8, 8, 5]])]
+)
+def test_masters_step_in_groups(size: int, groups: list[list[int]]) -> None:
     assert sub_groups([4, 8, 8, 5], size) == groups
 
 

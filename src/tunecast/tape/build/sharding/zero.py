@@ -64,8 +64,10 @@ class DeepSpeedSettings:
     max_reuse_distance: int = 1000 * MILLION
     param_persistence_threshold: int = 100_000
     sub_group_size: int = 1000 * MILLION
-    overlap_comm: bool = False
-    """Of stages 1 and 2: two buckets take turns."""
+    overlap_comm: bool | None = None
+    """Of stages 1 and 2: two buckets take turns; of stage 3, whose default it is: streams of their own."""
+    round_robin_gradients: bool = False
+    """Parameters are dealt out to ranks before they are cut."""
     told: str = "DeepSpeed's own defaults"
 
 
@@ -257,11 +259,12 @@ class Zero12(Zero):
             machine.collective_of("broadcast", "data", self.ranks, parameter.dtype, parameter.numel())
         self.trained = trained
         self.flats: list[Tensor] = []
-        self.ranks_of: dict[int, range] = {}
-        """Of each parameter, by id, the ranks that have a part of it."""
-        for group in self.groups(trained):
+        self.cut_of: dict[int, list[tuple[int, int]]] = {}
+        """Of each parameter, by id, the ranks that have a part of it, and how many elements."""
+        groups = [self.dealt(group) for group in self.groups(trained)]
+        for group in groups:
             self.flatten(group)
-        self.parts = self.in_my_part(trained)
+        self.parts = self.in_my_part(groups)
         self.mine = {number: numel for part in self.parts for number, numel in part.items()}
         if self.on_host:
             largest = max(p.numel() for p in trained)
@@ -273,6 +276,12 @@ class Zero12(Zero):
         with self.machine.within(MANY):
             return self.machine.run("empty", (), shape, dtype).as_role(role)
 
+    def dealt(self, group: list[Tensor]) -> list[Tensor]:
+        """`_round_robin_reorder`."""
+        if not self.settings.round_robin_gradients:
+            return group
+        return [parameter for rank in range(self.ranks) for parameter in group[rank :: self.ranks]]
+
     def flatten(self, group: Sequence[Tensor]) -> None:
         """`flatten_dense_tensors_aligned`, then parameters are views of it (`_update_model_bit16_weights`)."""
         machine = self.machine
@@ -282,17 +291,20 @@ class Zero12(Zero):
         part, offset = numel // self.ranks, 0
         for parameter in group:
             parameter.storage = flat.storage
-            self.ranks_of[id(parameter)] = range(offset // part, (offset + parameter.numel() - 1) // part + 1)
-            offset += parameter.numel()
+            end = offset + parameter.numel()
+            ranks = range(offset // part, (end - 1) // part + 1)
+            ends = [(rank, max(offset, rank * part), min(end, (rank + 1) * part)) for rank in ranks]
+            self.cut_of[id(parameter)] = [(rank, last - first) for rank, first, last in ends]
+            offset = end
         self.flats.append(flat)
         copy = machine.run("clone", (flat,), (part,), self.dtype)
         self.masters.append(self.master(part))
         del copy
 
-    def in_my_part(self, trained: Sequence[Tensor]) -> list[dict[int, int]]:
+    def in_my_part(self, groups: Sequence[Sequence[Tensor]]) -> list[dict[int, int]]:
         """Of each group the parameters, by id, of which the first rank has a part, and how many elements that is."""
         parts: list[dict[int, int]] = []
-        for group, flat in zip(self.groups(trained), self.flats, strict=True):
+        for group, flat in zip(groups, self.flats, strict=True):
             left = flat.numel() // self.ranks
             part: dict[int, int] = {}
             for parameter in group:
@@ -316,7 +328,7 @@ class Zero12(Zero):
         """`process_gradients`."""
         settings = self.settings
         if not self.buckets:
-            shape, count = (settings.reduce_bucket_size,), 1 + settings.overlap_comm
+            shape, count = (settings.reduce_bucket_size,), 1 + bool(settings.overlap_comm)
             self.buckets = [self.made(shape, self.dtype, Role.GRADIENTS) for _ in range(count)]
         if self.cuts_gradients or (settings.overlap_comm and self.last):
             self.put(parameter)
@@ -338,18 +350,18 @@ class Zero12(Zero):
         self.in_bucket.append(parameter)
 
     def reduce(self) -> None:
-        """`reduce_ipg_grads`: `allreduce_bucket` sums a copy in one piece."""
+        """`reduce_ipg_grads`: `allreduce_bucket` sums a copy in one piece; one run is that already."""
         machine, bucket = self.machine, self.in_bucket
         if not bucket:
             return
-        numel = sum(p.numel() for p in bucket)
         machine.module = MANY
         with machine.on_stream(REDUCE if self.settings.overlap_comm else machine.stream):
             if self.settings.overlap_comm:
                 machine.wait(0)
-            copy = machine.run("cat", (), (numel,), self.dtype) if self.owners(bucket) > 1 else None
-            machine.collective_of("all_reduce", "data", self.ranks, self.dtype, numel)
-            del copy
+            for runs in self.sums(bucket):
+                copy = machine.run("cat", (), (sum(runs),), self.dtype) if len(runs) > 1 else None
+                machine.collective_of("all_reduce", "data", self.ranks, self.dtype, sum(runs))
+                del copy
             for parameter in bucket:
                 if id(parameter) in self.mine:
                     self.keep(parameter)
@@ -357,14 +369,22 @@ class Zero12(Zero):
                     parameter.grad = None
         bucket.clear()
 
-    def owners(self, bucket: Sequence[Tensor]) -> int:
-        """Runs of a bucket that go to one rank each; one alone is in one piece already (`average_tensor`)."""
-        runs: list[int] = []
+    def sums(self, bucket: Sequence[Tensor]) -> list[list[int]]:
+        """Elements of the runs of a bucket that go to one rank each (`average_tensor`), by who is summed together
+        (`allreduce_and_scatter`)."""
+        runs: list[list[int]] = []
         for parameter in bucket:
-            for rank in self.ranks_of[id(parameter)]:
-                if runs[-1:] != [rank]:
-                    runs.append(rank)
-        return len(runs)
+            for rank, numel in self.cut_of[id(parameter)]:
+                if runs and runs[-1][0] == rank:
+                    runs[-1][1] += numel
+                else:
+                    runs.append([rank, numel])
+        sums: list[list[int]] = [[]]
+        for _, numel in runs:
+            if sum(sums[-1]) > self.settings.reduce_bucket_size:
+                sums.append([])
+            sums[-1].append(numel)
+        return sums
 
     def keep(self, parameter: Tensor) -> None:
         """`copy_grads_in_partition`."""

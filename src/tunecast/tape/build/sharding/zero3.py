@@ -38,14 +38,16 @@ from tunecast.tape.build.machine import Machine
 from tunecast.tape.build.modules import Buffer, Module
 from tunecast.tape.build.nested import tensors_in, watched
 from tunecast.tape.build.optimizers import Optimizer
+from tunecast.tape.build.quantized import Linear4bit
+from tunecast.tape.build.sharding.accelerate import STORED
 from tunecast.tape.build.sharding.host import HostOptimizer
 from tunecast.tape.build.sharding.shards import Resizable
 from tunecast.tape.build.sharding.zero import FLOAT64, MILLION, MIN_AIO_BYTES, Zero, kept_in_memory, sub_groups
 from tunecast.tape.build.tensor import Tensor
 from tunecast.tape.op import FROM_HOST, FROM_NVME, MANY, TO_HOST, TO_NVME, Phase, Role
 
-GATHER, SCATTER = 1, 2
-"""Streams: `__allgather_stream`, `reduce_and_partition_stream`."""
+OVERLAPPING = 1, 2
+"""The streams `__allgather_stream` and `reduce_and_partition_stream`, where these are not the default one."""
 WHOLE_BLOCKS = ("mixtral", "qwen2_moe", "qwen3_moe")
 """Of these the blocks of experts are fetched as one (leaf_module_config.py, `DEFAULT_LEAF_MODULE_CLASSES`)."""
 NORM_PIECE = 250 * MILLION
@@ -80,6 +82,15 @@ class Cut:
     def let_go(self) -> None:
         """`free_param` gives it other data. What a recomputation saved of it holds the memory until it is used."""
         self.whole.storage = Resizable(self.whole.machine, self.padded_bytes)
+
+
+def store_as_floats(model: Any, dtype: Dtype) -> None:
+    """`bnb_4bit_quant_storage`: packed weights under the dtype of the others, so that they are gathered with them."""
+    for module in model.modules():
+        if isinstance(module, Linear4bit):
+            module.machine.assumptions[STORED] = None
+            packed = module.weight
+            packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
 
 
 class Fetch:
@@ -124,6 +135,8 @@ class Zero3(Zero):
 
     def wrap(self, model: Any) -> None:
         self.begin(model)
+        self.gathering, self.scattering = (0, 0) if self.settings.overlap_comm is False else OVERLAPPING
+        store_as_floats(model, self.dtype)
         threshold = self.settings.param_persistence_threshold
         given = list(model.parameters())  # held: an id is a tensor's own as long as it lives
         made = {id(tensor): Cut(tensor, self.ranks, self.dtype, tensor.numel() <= threshold) for tensor in given}
@@ -132,6 +145,8 @@ class Zero3(Zero):
                 if not isinstance(tensor, Buffer):
                     module.own[name] = made[id(tensor)].whole
                     object.__setattr__(module, name, made[id(tensor)].whole)
+                    if isinstance(module, Linear4bit) and name == "weight":
+                        module.state.packed = made[id(tensor)].whole
         self.all = list(made.values())
         self.cuts = {id(cut.whole): cut for cut in self.all}
         self.places = {number: place for place, number in enumerate(self.cuts)}
@@ -160,7 +175,7 @@ class Zero3(Zero):
                 self.watch(model)
             for module in model.modules():
                 if isinstance(module, LoraLinear):
-                    self.read_after(module.base_layer, module, self.cuts[id(module.lora_A.weight)])
+                    self.read_before(module.lora_dropout, module, self.cuts[id(module.lora_A.weight)])
         for cut in trained:
             if id(cut.whole) not in self.in_block:
                 cut.whole.after_gradient = self.ready
@@ -256,21 +271,20 @@ class Zero3(Zero):
 
         return watched(self.machine, args, done)
 
-    def read_after(self, first: Module, reader: Module, cut: Cut) -> None:
+    def read_before(self, following: Module, reader: Module, cut: Cut) -> None:
         """PEFT asks for the dtype of `lora_A.weight` where that is not at work: who asks is given the parameter whole,
         and has it among its own from then on (`ZeROOrderedDict.__getitem__`, `register_external_parameter`)."""
-        forward: Callable[..., Any] = first.forward
+        forward: Callable[..., Any] = following.forward
 
         def run(*args: Any, **kwargs: Any) -> Any:
-            output = forward(*args, **kwargs)
             if not cut.is_there and id(cut) not in self.under_way:
                 own = self.own(reader)
                 if cut not in own:
                     own.append(cut)
                 self.gather_here([cut])
-            return output
+            return forward(*args, **kwargs)
 
-        object.__setattr__(first, "forward", run)
+        object.__setattr__(following, "forward", run)
 
     def gather_here(self, cuts: Sequence[Cut]) -> None:
         """`Parameter.all_gather`: on the stream at hand, at once. Of several, all parts are on the card first."""
@@ -350,7 +364,7 @@ class Zero3(Zero):
         machine = self.machine
         cuts = sorted(cuts, key=lambda cut: self.places[id(cut.whole)])
         numel = sum(cut.part_numel for cut in cuts)
-        with machine.on_stream(GATHER):
+        with machine.on_stream(self.gathering):
             machine.wait(0)
             if any(cut.on_nvme for cut in cuts):
                 read = sum(cut.part_numel for cut in cuts if cut.on_nvme)
@@ -383,11 +397,11 @@ class Zero3(Zero):
         machine = self.machine
         fetch.arrived = True
         if fetch.buffer is not None:
-            with machine.on_stream(GATHER):
+            with machine.on_stream(self.gathering):
                 for each in fetch.cuts:
                     machine.launch("cat", (fetch.buffer,), self.dtype, each.whole.nbytes)
                     each.take(each.whole.nbytes)
-        machine.wait(GATHER)
+        machine.wait(self.gathering)
 
     def release(self, module: Module, in_forward: bool) -> None:
         """`release_sub_module`, `__params_to_release`. What stays does once the order is known."""
@@ -443,7 +457,7 @@ class Zero3(Zero):
             self.reduce()
         assert whole.grad is not None
         if whole.numel() <= self.settings.reduce_bucket_size:
-            with machine.on_stream(SCATTER):
+            with machine.on_stream(self.scattering):
                 machine.wait(0)
                 machine.launch("copy_", (whole.grad,), whole.dtype, whole.nbytes)
             whole.grad = self.bucket.alias(whole.shape, None)
@@ -456,7 +470,7 @@ class Zero3(Zero):
             return
         numel = sum(self.cuts[id(whole)].part_numel for whole in bucket)
         nbytes = numel * self.dtype.itemsize
-        with machine.on_stream(SCATTER), machine.within(MANY):
+        with machine.on_stream(self.scattering), machine.within(MANY):
             alone = len(bucket) == 1 and bucket[0].numel() % self.ranks == 0
             flat = None if alone else machine.run("cat", (), (numel * self.ranks,), self.dtype)
             machine.collective_of("reduce_scatter", "data", self.ranks, self.dtype, numel * self.ranks)
@@ -496,13 +510,13 @@ class Zero3(Zero):
     def look_for_overflow(self) -> None:
         """A flag of each number."""
         machine = self.machine
-        with machine.on_stream(SCATTER):
+        with machine.on_stream(self.scattering):
             for name in ("isinf", "isnan"):
                 machine.run(name, (self.kept,), self.kept.shape, BOOL)
 
     def epilogue(self) -> None:
         self.reduce()
-        self.machine.wait(SCATTER)
+        self.machine.wait(self.scattering)
         self.hooked.clear()
         while self.in_backward:  # `release_backward_leftovers`: modules whose inputs wanted no gradient
             number, module = self.in_backward.popitem()
