@@ -5,14 +5,17 @@ offload_config.py and stage3.py, runtime/swap_tensor/*.py). Sizes are elements o
 
 DeepSpeed's ZeRO-1 and ZeRO-2 on paper: optimizer state, and from stage 2 on gradients, are cut; weights are whole.
 
-All is read in the source of DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with those sizes. DeepSpeed cannot be
-traced here, and the tape says so.
+After DeepSpeed 0.19.8 (runtime/zero/stage_1_and_2.py), with those sizes, and held against its engine traced
+(tests/trace/test_deepspeed.py). What was not traced is told: ZeRO-Infinity, whose reads and writes are C++, and rows
+that ranks share.
 
     weights       cast to the training dtype, then copied into one buffer a group of parameters (`bit16_groups_flat`)
     master        this rank's part of it in fp32 (`single_partition_of_fp32_groups`)
     backward      a bucket is made with the first gradient; each is copied into it and let go; a full one is copied
-                  once more, summed over ranks, and what is this rank's is kept (`grads_in_partition`)
-    step          that part in one piece, in fp32, the optimizer on the master; the new weights are gathered in place
+                  once more, unless all of it is one rank's, summed over ranks, and what is this rank's is kept
+                  (`grads_in_partition`)
+    step          each gradient is looked through for what is not finite, its norm taken of a wider copy; the part in
+                  one piece, in fp32, the optimizer on the master; the new weights are gathered in place
 
 ZeRO-1 keeps all gradients until the last micro-batch has been through, and then does the same. With the optimizer on
 the host, master, state and the fp32 gradient are there, and gradients leave through a buffer of the largest weight.
@@ -111,7 +114,7 @@ def kept_in_memory(part_numels: Sequence[int], size: int) -> list[bool]:
 # ---------------------------------------------------------------------------- what the stages share, and stages 1 and 2
 
 
-FOLLOWS_SOURCE = "DeepSpeed's lifetimes follow its source (0.19.8), not a trace"
+FOLLOWS_SOURCE = "DeepSpeed's lifetimes with {} follow its source (0.19.8), not a trace"
 SIZES_TAKEN = "ZeRO's buckets are those of {}"
 FLOAT64 = Dtype("float64", 8)
 """Norms are taken in it (`get_norm_dtype`)."""
@@ -133,9 +136,15 @@ class Zero(Scheme):
         self.masters: list[Tensor] = []
         if splits_rows(job):
             self.sequence = Ulysses(machine, job.parallel.context, job.micro_batch)
-        machine.guesses[FOLLOWS_SOURCE] = None
+        for untraced in self.untraced():
+            machine.guesses[FOLLOWS_SOURCE.format(untraced)] = None
         if self.on_host:
             machine.assumptions[HOST_ASSUMED] = None
+
+    def untraced(self) -> list[str]:
+        """What of the job its engine was not traced with."""
+        found = ["rows that ranks share"] if splits_rows(self.job) else []
+        return found + (["drives"] if self.job.parallel.offload_device == "nvme" else [])
 
     @property
     def ranks(self) -> int:

@@ -1,15 +1,18 @@
 """DeepSpeed's ZeRO-3 on paper: weights too are cut, and come whole when a module runs.
 
-Read in DeepSpeed 0.19.8 (runtime/zero/stage3.py, partitioned_param_coordinator.py, partition_parameters.py), with the
-sizes of zero.py. A parameter is cut as one row of numbers, padded; a rank's parts are all in one buffer.
+After DeepSpeed 0.19.8 (runtime/zero/stage3.py, parameter_offload.py, partitioned_param_coordinator.py,
+partition_parameters.py, linear.py), with the sizes of zero.py. A parameter is cut as one row of numbers, padded; a
+rank's parts are all in one buffer.
 
-    fetched    when a module with parameters of its own runs, in both passes: gathered into a buffer; where several
-               travel together, each is then copied out of it
+    fetched    when its module runs, in both passes: gathered into a buffer; where several travel together, each is then
+               copied out of it, and the buffer stays until the last of them has been asked for
     ahead      the first pass writes down who runs when; later ones fetch what comes next (`prefetch_bucket_size`)
                beyond each module, as long as fewer than `max_live_parameters` are there
     released   after its module, unless it is needed again within `max_reuse_distance`: at the turn from forward to
-               backward much stays
-    small      parameters up to `param_persistence_threshold` are always whole
+               backward much stays. A recomputed layer holds what it saved of its weights
+    small      parameters up to `param_persistence_threshold` are whole from the first step's end on, and gathered anew
+               after each step
+    linear     `torch.nn.functional.linear` is DeepSpeed's own: it saves input and weight, whoever is trained
     gradients  into a bucket (`reduce_bucket_size`) that is always there; a full one is interleaved in a copy,
                scattered, and this rank's part kept (`grad_partitions_flat_buffer`)
     offload    a part goes to the host, comes back to be added up, and goes once more in float32; on the way to drives
@@ -17,7 +20,8 @@ sizes of zero.py. A parameter is cut as one row of numbers, padded; a rank's par
     drives     a part is read before it is copied to the card; a sub-group's masters, state and gradients are read,
                stepped on the host and written, one after the other (`pipeline_read`, `pipeline_write` false)
 Ignored  that parts still on a drive end what is fetched ahead, so that a card holds a little less; gradients' writes
-         that backward hides where there are several sub-groups
+         that backward hides where there are several sub-groups; that NCCL holds a part that came from the host until
+         somebody waits for what is gathered
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tunecast.job.job import Job
+from tunecast.job.stacks import stack_of
 from tunecast.tape.build import functional as F
 from tunecast.tape.build.adapters import LoraLinear
 from tunecast.tape.build.autograd import Gradients, Leaf, Node, before_gradient_of, finish, start
@@ -93,6 +98,16 @@ def store_as_floats(model: Any, dtype: Dtype) -> None:
             packed.shape, packed.dtype = (packed.numel() // dtype.itemsize, 1), dtype
 
 
+HANDED_ON = (
+    "ZeRO-3 hands weights and gradients to another stream (record_stream): they are taken as free again at once, where a "
+    "card waits for that stream, and what is reserved can be more"
+)
+ADAPTERS_CAST = (
+    "ZeRO-3 is taken to train adapters in the dtype of the weights; where a model is loaded under zero.Init, as the "
+    "Trainer does, they stay in float32"
+)
+
+
 class Fetch:
     """Parameters that are gathered together (`AllGatherCoalescedHandle`)."""
 
@@ -131,11 +146,19 @@ class Zero3(Zero):
         self.in_block: set[int] = set()
         """Parameters of blocks that are fetched as one, by id."""
 
+    def untraced(self) -> list[str]:
+        return super().untraced() + (["DoRA"] if self.job.lora.dora and self.job.method != "full" else [])
+
     # -------------------------------------------------------------------------------------------------- loading
 
     def wrap(self, model: Any) -> None:
+        wide = self.job.method != "full" and self.job.lora.adapter_dtype == "float32" != self.dtype.name
+        if wide and not stack_of(self.job).is_plain_loop:
+            self.machine.guesses[ADAPTERS_CAST] = None
         self.begin(model)
         self.gathering, self.scattering = (0, 0) if self.settings.overlap_comm is False else OVERLAPPING
+        if self.gathering:
+            self.machine.guesses[HANDED_ON] = None
         store_as_floats(model, self.dtype)
         threshold = self.settings.param_persistence_threshold
         given = list(model.parameters())  # held: an id is a tensor's own as long as it lives

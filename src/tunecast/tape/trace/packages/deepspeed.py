@@ -2,7 +2,8 @@
 
 Before a step they ask the card whether a gradient is infinite or no number (runtime/zero/stage_1_and_2.py and
 stage3.py, `has_overflow`; runtime/utils.py, `is_invalid_grad_norm`), and leave the step out if one is. Gradients on
-fake tensors have no contents: what the question computes is recorded, and the answer is that all is finite.
+fake tensors have no contents: what the question computes is recorded, and the answer is that all is finite. A step is
+taken a group of parameters at a time, and is one step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def install(recorder: Recorder) -> None:
     def gradients_are_finite(name: str, module: ModuleType) -> None:
         optimizer = getattr(module, name)
         optimizer.has_overflow = said_to_be_finite(recorder, optimizer.has_overflow)
+        optimizer.step = in_one_step(recorder, optimizer.step)
 
     after_import("deepspeed.runtime.utils", norms_are_valid)
     for module, optimizer in OPTIMIZERS.items():
@@ -47,3 +49,12 @@ def said_to_be_finite(recorder: Recorder, question: Callable[..., bool]) -> Call
         return False
 
     return ask
+
+
+def in_one_step(recorder: Recorder, step: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(step)
+    def take(*args: Any, **kwargs: Any) -> None:
+        with recorder.scopes.one_step():
+            step(*args, **kwargs)
+
+    return take
