@@ -8,6 +8,7 @@ of a single number are compared all the same.
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import fields
@@ -26,6 +27,7 @@ from installed import as_installed
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.build.sharding import zero
 from tunecast.tape.card import Card
+from tunecast.tape.trace.run import trace_script
 
 HERE = Path(__file__).parent / "sharding_cases"
 WORTH_COMPARING_BYTES = 1024
@@ -94,6 +96,41 @@ def test_same_allocations_and_collectives_as_deepspeed(
     assert len(ours) == len(theirs)
     assert 0 <= their_load - our_load <= TRACKER_BYTES
     assert sent(TRACING.sent(TRACING.trained(tape.events))) == sent(traced[name][1])
+
+
+TRAINERS: dict[str, dict[str, Any]] = {
+    "zero2": {"parallel": {"data": "zero2"}},
+    "zero3": {"parallel": {"data": "zero3"}, "gradient_checkpointing": True, "grad_accum": 2},
+}
+
+
+@pytest.mark.parametrize("stage", TRAINERS)
+def test_the_trainer_with_deepspeed_is_on_paper(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A whole program, unmodified, as a user starts it on eight cards. Weights that decay are a group, norms another."""
+    job = CASES.JOB | {"hardware": {"gpus": 8}, "stack": "llama-factory", "grad_accum": 1} | TRAINERS[stage]
+    job |= {"checkpoint_reentrant": False}
+    script = HERE.parent / "scripts_distributed" / "deepspeed_trainer.py"
+    case = json.dumps({"job": job, "config": CASES.LLAMA, "file": {}})
+    tape, answer = trace_script(str(script), (case,), Card(), nproc_per_node=8, steps=2)
+    assert (answer.error, answer.steps) == (None, 2)
+    monkeypatch.setattr(zero, "settings_of", lambda *_: zero.DeepSpeedSettings())
+    built = build(as_installed(job), CASES.LLAMA, [256, 256], Card())
+    ours, theirs = (forwards(TRACING.told(events)) for events in (built.events, tape.events))
+    assert len(theirs) > 1000
+    for place, (mine, their) in enumerate(zip(ours, theirs, strict=False)):
+        assert mine == their, f"event {place} of {len(theirs)}: built {mine}, traced {their}"
+    assert 0 <= len(ours) - len(theirs) <= SMALL_WEIGHTS
+
+
+SMALL_WEIGHTS = 6
+"""With which the last step ends, or what it lets go: the program is over before that is seen."""
+
+
+def forwards(events: list[Any]) -> list[Any]:
+    """From the first forward pass to the last request of the last step's optimizer."""
+    first = next(place for place, event in enumerate(events) if event[1] == "forward" and event[2] > 0)
+    last = max(place for place, event in enumerate(events) if event[1] == "optimizer" and event[2] > 0)
+    return parted(events[first : last + 1])[1]
 
 
 def sent(collectives: list[Any]) -> list[Any]:

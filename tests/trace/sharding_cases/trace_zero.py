@@ -30,8 +30,8 @@ PRECISIONS = {"bfloat16": "bf16", "float16": "fp16"}
 
 
 def settings(job: Job, file: dict[str, Any]) -> dict[str, Any]:
-    """A DeepSpeed configuration. Offloading, torch's own optimizer steps on the host: DeepSpeed's is C++, to be compiled,
-    and the card sees the same."""
+    """A DeepSpeed configuration. Where state is offloaded, torch's own optimizer steps on the host and the card sees no
+    difference: DeepSpeed's is C++ to be compiled."""
     zero: dict[str, Any] = {"stage": int(job.parallel.data[-1]), **file}
     if job.parallel.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}

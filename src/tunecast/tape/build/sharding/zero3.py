@@ -99,8 +99,8 @@ def store_as_floats(model: Any, dtype: Dtype) -> None:
 
 
 HANDED_ON = (
-    "ZeRO-3 hands weights and gradients to another stream (record_stream): they are taken as free again at once, where a "
-    "card waits for that stream, and what is reserved can be more"
+    "ZeRO-3 hands weights and gradients to another stream (record_stream): they are taken as free again at once, where "
+    "a card waits for that stream, and what is reserved can be more"
 )
 ADAPTERS_CAST = (
     "ZeRO-3 is taken to train adapters in the dtype of the weights; where a model is loaded under zero.Init, as the "
@@ -553,8 +553,8 @@ class Zero3(Zero):
         return [[self.kept.alias((numel,), None) for numel in parts] for parts in self.stepped]
 
     def step(self, optimizer: Optimizer) -> None:
-        """A sub-group of masters at a time. Before, all that is whole is let go (`_partition_all_parameters`); after, what
-        stays is gathered (`_post_step`)."""
+        """A sub-group of masters at a time. Before, all that is whole is let go (`_partition_all_parameters`); after it
+        what stays is gathered (`_post_step`)."""
         machine = self.machine
         for cut in self.all:
             cut.active.clear()
