@@ -106,7 +106,7 @@ TRAINERS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("stage", TRAINERS)
 def test_the_trainer_with_deepspeed_is_on_paper(stage: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A whole program, unmodified, as a user starts it on eight cards. Weights that decay are a group, norms another."""
+    """A whole program, unmodified, as a user starts it on eight cards. Norms, which do not decay, are a group."""
     job = CASES.JOB | {"hardware": {"gpus": 8}, "stack": "llama-factory", "grad_accum": 1} | TRAINERS[stage]
     job |= {"checkpoint_reentrant": False}
     script = HERE.parent / "scripts_distributed" / "deepspeed_trainer.py"
