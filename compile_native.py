@@ -1,4 +1,4 @@
-"""Compiles prediction/native/*.c, which replays runs and prices steps ten times as fast as the Python that does the same.
+"""Compiles prediction/native/*.c, which replays runs and prices steps ten times as fast as the Python it stands for.
 
     python compile_native.py          beside the source, for this checkout
 

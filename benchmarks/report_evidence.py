@@ -283,4 +283,19 @@ def ranges_section() -> list[str]:
         "device is wide: most of those runs without a fused loss hold more than is predicted, some by up to a fifth, a "
         "few hold less, and why is not known.",
         "",
+        *unknown_paragraph(),
+    ]
+
+
+def unknown_paragraph() -> list[str]:
+    """What results/unknown.json shows."""
+    found = load("unknown.json")
+    return [
+        "An architecture nobody wrote down is traced where torch and transformers are installed; else it is taken for "
+        f"the nearest one. How far off that is: {found['architectures']} architectures that are known were renamed and "
+        f"guessed (`benchmarks/unknown.py`, {found['jobs']} jobs). {found['refused']} jobs are refused, because their "
+        "config.json speaks of layers or sizes that no other architecture has. Of the rest "
+        f"{share(found['inside_the_stated_range'])} of true values lie inside the range of guesses; the median is off "
+        f"by {found['median_off']:.1%}, the worst by {found['worst_off']:.1%}.",
+        "",
     ]

@@ -369,7 +369,7 @@ def test_any_other_bug_is_one_line(shell: Any, monkeypatch: pytest.MonkeyPatch) 
         raise ZeroDivisionError("division\nby zero")
 
     monkeypatch.setattr(predict, "require_engine", broken)
-    code, out, err = shell("predict", "gpt2")
+    code, out, err = shell("predict", "gpt2", "--engine", "analytic")
     assert (code, out) == (1, "")
     assert err == (
         "tunecast: internal error: ZeroDivisionError: division by zero. "
@@ -377,7 +377,7 @@ def test_any_other_bug_is_one_line(shell: Any, monkeypatch: pytest.MonkeyPatch) 
     )
     monkeypatch.setenv("TUNECAST_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
-        cli.main(["predict", "gpt2"])
+        cli.main(["predict", "gpt2", "--engine", "analytic"])
 
 
 def test_ctrl_c_ends_cleanly(shell: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 import pytest
 
 from tunecast.cli.main import main
-from tunecast.errors import Unsupported
+from tunecast.door.predict import predict
+from tunecast.errors import NotResolved, Unsupported
 from tunecast.job import job_from_dict
+from tunecast.job.job import Job
+from tunecast.prediction.engines import analytic
+from tunecast.prediction.prediction import Prediction
 from tunecast.tape.build.families.unknown import nearest
 from tunecast.tape.build.job_runs import build
 from tunecast.tape.card import Card
@@ -52,6 +56,9 @@ def test_other_names_for_the_same_sizes() -> None:
         ("newcomer", {"num_experts": 8, "num_experts_per_tok": 2, "is_moe": False}, "llama"),  # Doge's
         ("newcomer", {"n_routed_experts": 8, "num_experts_per_tok": 2, "kv_lora_rank": 32}, "deepseek_v3"),
         ("newcomer", {"hidden_act": "xielu"}, "arcee"),
+        ("newcomer", {"hidden_act": "gelu", "layer_norm_eps": 1e-5}, "starcoder2"),
+        ("newcomer", {"hidden_act": "gelu", "rms_norm_eps": 1e-5}, "llama"),
+        ("newcomer", {"activation_function": "relu"}, "starcoder2"),
     ],
 )
 def test_nearest(name: str, more: dict[str, Any], family: str) -> None:
@@ -64,6 +71,48 @@ def test_nearest(name: str, more: dict[str, Any], family: str) -> None:
 def test_layers_that_are_no_attention_are_refused(more: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match="newcomer"):
         built(CONFIG | more)
+
+
+def test_experts_in_some_layers_are_refused() -> None:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "interleave_moe_layer_step": 2}
+    assert nearest({**CONFIG, **experts}) is None
+    assert nearest({**CONFIG, **experts, "interleave_moe_layer_step": 1}) is not None
+
+
+def test_an_architecture_that_is_written_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tunecast.prediction.traced.traced", lambda job, **how: pytest.fail("traced"))
+    assert predict("gpt2").engine == "analytic"
+
+
+def test_one_that_is_not_is_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    asked = []
+
+    def traced(job: Job, **how: Any) -> Prediction:
+        asked.append(how["python"])
+        return analytic(job)
+
+    monkeypatch.setattr("tunecast.prediction.traced.traced", traced)
+    predict(str(tmp_path), python="mine")
+    assert asked == ["mine"]
+    predict(str(tmp_path), engine="analytic")
+    assert asked == ["mine"]
+
+
+def test_why_it_was_not_traced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+
+    def no_torch(given: str | None) -> str:
+        raise NotResolved("this python has no torch. To fix: pip install torch transformers", field="--python")
+
+    monkeypatch.setattr("tunecast.prediction.traced.tracing_python", no_torch)
+    found = predict(str(tmp_path))
+    assert found.exactness == "estimate"
+    assert found.reasons == ("architecture newcomer taken as Llama's",)
+    told = "this python has no torch. To fix: pip install torch transformers"
+    assert f"not traced, so the architecture is guessed: {told}" in found.warnings
+    several = predict(str(tmp_path), {"hardware.gpus": 8, "parallel.data": "ddp"})
+    assert any(each.endswith("the traced engine follows a job on one card.") for each in several.warnings)
 
 
 @pytest.mark.parametrize("more", [{"hidden_size_per_layer_input": 8}, {"intermediate_size": [96, 128]}])

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from tunecast.cli.arguments import Parser, add_calibration_flag, add_output_flags, add_tracing_flags, limits_from
@@ -16,7 +17,6 @@ from tunecast.errors import DEBUG, DoesNotFit, OverBudget, TunecastError, UsageE
 from tunecast.job.flags import COMMON, add_job_flags, overrides_from
 from tunecast.job.job import Data, Job
 from tunecast.job.readers import JobError, is_job_file, job_error, read_jobs
-from tunecast.prediction.engines import DEFAULT_ENGINE
 from tunecast.prediction.modelled import require_engine
 from tunecast.prediction.prediction import Prediction
 from tunecast.records import dataclass, replace
@@ -58,8 +58,9 @@ def parser() -> Parser:
     made = Parser("predict", USAGE, DESCRIPTION, EPILOG, SHORT)
     made.add_argument("jobs", metavar="JOB", nargs="+", help="a job file, or a model")
     made.add_argument(
-        "--engine", metavar="NAME", default=DEFAULT_ENGINE,
-        help="analytic (the default): the closed form, in a moment; traced: the real training code, in seconds",
+        "--engine", metavar="NAME",
+        help="analytic: the closed form, in a moment; traced: the real training code, in seconds; default: analytic, "
+        "and an architecture it does not know is traced where torch and transformers are installed",
     )  # fmt: skip
     made.add_argument("--cost", action="store_true", help="with --json: what the job's own machines cost, rented")
     made.add_argument("--no-advice", action="store_true", help="do not try changes to the job; saves a second or two")
@@ -79,8 +80,8 @@ AS_GIVEN = ("engine", "exact", "cost", "json", "short", "details", "html", "snap
 class PredictOptions:
     """What holds for every job of one call."""
 
-    engine: str
-    python: str
+    engine: str | None
+    python: str | None
     exact: bool
     limits: TraceLimits
     calibrated: bool
@@ -104,7 +105,8 @@ class PredictOptions:
 
 def run(argv: Sequence[str]) -> int:
     arguments = parser().read(argv)
-    require_engine(arguments.engine)
+    if arguments.engine is not None:
+        require_engine(arguments.engine)
     for flag, name in (("--html", arguments.html), ("--snapshot", arguments.snapshot)):
         if name is not None:
             from tunecast.cli.files import require_writable
@@ -115,15 +117,15 @@ def run(argv: Sequence[str]) -> int:
     jobs = [job for _, found in by_source for job in found]
     if len(jobs) > 1 and (arguments.html or arguments.snapshot):
         raise UsageError(f"--html and --snapshot show one job; got {len(jobs)}", field="--html")
-    traces = arguments.engine == "traced"
+    traces, python = arguments.engine == "traced", arguments.python
+    if traces and any(isinstance(job, Job) for job in jobs):
+        python = python_of(python)
     options = PredictOptions(
         **{name: getattr(arguments, name) for name in AS_GIVEN},
-        python=python_of(arguments.python) if traces and any(isinstance(job, Job) for job in jobs) else "",
+        python=python,
         limits=limits_from(arguments),
         calibrated=not arguments.no_calibration,
-        # A traced change takes as long as the job itself.
-        advice=not (arguments.no_advice or traces)
-        and (arguments.html is not None or not (arguments.json or arguments.short)),
+        advice=not arguments.no_advice and (arguments.html is not None or not (arguments.json or arguments.short)),
         overrides=overrides,
         sources=tuple(source if len(found) == 1 else "" for source, found in by_source for _ in found),
         argv=tuple(argv),
@@ -183,17 +185,22 @@ def print_prediction(job: Job, number: int, options: PredictOptions) -> int:
 
 
 def predict_job(job: Job, name: str, options: PredictOptions) -> Prediction:
-    if options.engine == "traced":
-        from tunecast.cli.terminal import Progress
-
-        with Progress(f"tracing {name}") as progress:
-            return predict(
-                job, engine="traced", exact=options.exact, python=options.python, cost=options.cost,
-                limits=options.limits, progress=progress,
-            )  # fmt: skip
     # A job with an amount of data has a last batch of another length, and advice asks for other sizes too.
     once = options.total == 1 and options.json and job.data == Data()
-    return predict(job, engine=options.engine, cost=options.cost, calibrated=options.calibrated, once=once)
+    with ExitStack() as shown:
+
+        @cache
+        def seconds() -> Callable[[float], None]:
+            """Hardly any job is traced."""
+            from tunecast.cli.terminal import Progress
+
+            return shown.enter_context(Progress(f"tracing {name}"))
+
+        return predict(
+            job, engine=options.engine, exact=options.exact, python=options.python, cost=options.cost,
+            calibrated=options.calibrated, once=once, limits=options.limits,
+            progress=lambda passed_s: seconds()(passed_s),
+        )  # fmt: skip
 
 
 def report_on(prediction: Prediction, name: str, source: str, options: PredictOptions) -> JobReport:
@@ -203,18 +210,19 @@ def report_on(prediction: Prediction, name: str, source: str, options: PredictOp
     from tunecast.door.suggestions import rent_of_run, suggestions
     from tunecast.report.run.job import JobReport
 
-    tried = NO_SUGGESTIONS
-    if options.advice:
+    tried, traced = NO_SUGGESTIONS, prediction.engine == "traced"
+    advice = options.advice and not traced  # a traced change takes as long as the job itself
+    if advice:
         with counting_seconds(f"trying changes to {name}") as tick:
             tried = suggestions(prediction, tick=tick)
-    priced = options.advice or (options.short and prediction.fits)
+    priced = advice or (options.short and prediction.fits)
     return JobReport(
         prediction,
         rent_of_run(prediction) if priced else None,
         tried,
-        fit_command(source, options) if options.advice else "",
+        fit_command(source, options) if advice else "",
         by_flags=is_by_flags(source),
-        with_blocks=options.details or options.engine == "traced" or options.html is not None,
+        with_blocks=options.details or traced or options.html is not None,
     )
 
 
@@ -233,8 +241,8 @@ def write_files(report: JobReport, job: Job, options: PredictOptions) -> None:
     from tunecast.cli.files import write_asked
     from tunecast.cli.pages import provenance
 
-    on_card, traces = report.prediction.on_card, options.engine == "traced"
-    made = provenance("predict", options.argv, job, on_card.versions, traced=traces)
+    on_card, traced = report.prediction.on_card, report.prediction.engine == "traced"
+    made = provenance("predict", options.argv, job, on_card.versions, traced=traced)
     beside = report.beside(made, fit_command(options.sources[0], options))
     write_asked(report.figures, on_card, options.html, options.snapshot, beside)
 

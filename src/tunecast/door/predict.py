@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from tunecast.door.read import Source, read
 from tunecast.job.job import Job
 from tunecast.prediction import engines
-from tunecast.prediction.engines import DEFAULT_ENGINE
 from tunecast.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -20,7 +19,7 @@ def predict(
     job: Source,
     overrides: Mapping[str, object] | None = None,
     *,
-    engine: str = DEFAULT_ENGINE,
+    engine: str | None = None,
     exact: bool = False,
     python: str | None = None,
     cost: bool = False,
@@ -34,18 +33,18 @@ def predict(
     `overrides` are fields by dotted name, as `read` takes them.
 
     engine      "analytic", the closed form, or "traced", which runs the real training code with `python` (None: the
-                interpreter that is found), every layer of it where `exact`; `how`: its limits and its progress
+                interpreter that is found), every layer of it where `exact`; `how`: its limits and its progress. None:
+                the closed form, and an architecture it does not know is traced
     cost        what the job's own machines cost, too, which takes reading the offers
     calibrated  with the prices that `tunecast calibrate` measured on this machine, where it is of the job's card
     timed       False: memory alone will be read, which is faster; time is there all the same
     once        no job of other sizes will be asked for
     """
     job = read(job, overrides)
-    if engine == "traced":
-        found = engines.predict(job, engine=engine, exact=exact, python=python, **how)
-    else:
-        calibration = calibration_for(job) if calibrated and timed else None
-        found = engines.predict(job, engine=engine, timed=timed, once=once, calibration=calibration)
+    calibration = calibration_for(job) if engine != "traced" and calibrated and timed else None
+    found = engines.predict(
+        job, engine=engine, timed=timed, once=once, calibration=calibration, exact=exact, python=python, **how
+    )
     return found.with_cost(rent_of(found)) if cost else found
 
 

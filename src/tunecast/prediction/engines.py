@@ -25,6 +25,7 @@ from tunecast.prediction.on_card import job_on_card
 from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.values import Timing
+from tunecast.tape.build.families import is_written
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.build.job_runs import SHARED, Builder, fold_job
 from tunecast.tape.shorten import with_few_micro_batches
@@ -37,30 +38,56 @@ DEFAULT_ENGINE = "analytic"
 
 
 def predict(
-    job: Job, *, engine: str = DEFAULT_ENGINE, timed: bool = True, once: bool = False,
+    job: Job, *, engine: str | None = DEFAULT_ENGINE, timed: bool = True, once: bool = False,
     calibration: Calibration | None = None, **how: Any,
 ) -> Prediction:  # fmt: skip
     """The job's prediction. `how` is the traced engine's: exact, python, limits, progress.
 
-    `timed`: its time will be read too, so one building of the tape serves both; memory alone is faster without. `once`:
-    no job of other sizes will be asked for, so nothing is built to serve one. `calibration` is of the machine it is
-    asked for.
+    `engine` None: the closed form where it knows the architecture; one it does not know is traced where that is
+    possible, else taken for the nearest, with a warning that says why it was not traced. `timed`: its time will be read
+    too, so one building of the tape serves both; memory alone is faster without. `once`: no job of other sizes will be
+    asked for, so nothing is built to serve one. `calibration` is of the machine it is asked for.
     """
-    require_engine(engine)
-    if engine == "traced":
+    if engine is not None:
+        require_engine(engine)
+    warning = None
+    if engine == "traced" or (engine is None and not is_written(resolve_model(job.model).raw)):
         from tunecast.prediction.traced import traced
+        from tunecast.tape.trace.limits import TraceLimits
 
-        return traced(job, **how)
-    return analytic(job, timed=timed, once=once, calibration=calibration)
+        if engine is None:
+            limits = how.get("limits") or TraceLimits()
+            how["limits"] = limits._replace(seconds=min(limits.seconds, UNASKED_S))
+        try:
+            return traced(job, **how)
+        except TunecastError as error:
+            if engine is not None:
+                raise
+            warning = f"not traced, so the architecture is guessed: {_in_short(error.message)}"
+    return analytic(job, timed=timed, once=once, calibration=calibration, warning=warning)
 
 
-def analytic(job: Job, *, timed: bool = True, once: bool = False, calibration: Calibration | None = None) -> Prediction:
+LONGEST_REASON = 240
+UNASKED_S = 120.0
+"""Nobody asked for a trace: longer than this nobody waits for it."""
+
+
+def _in_short(message: str) -> str:
+    """A refusal without the closed form as its remedy; transformers lists all it knows."""
+    told = message.partition(" To fix: --engine analytic")[0]
+    return told if len(told) <= LONGEST_REASON else f"{told[:LONGEST_REASON].partition('. ')[0]}"
+
+
+def analytic(
+    job: Job, *, timed: bool = True, once: bool = False, calibration: Calibration | None = None,
+    warning: str | None = None,
+) -> Prediction:  # fmt: skip
     """By the closed form: find the model, build its tape on paper, replay it on the card."""
     model = resolve_model(job.model)
     builder = Builder(symbolic=False) if once else SHARED
 
     def predict(of: ModelConfig) -> Prediction:
-        return _predict(job, of, timed, builder, calibration)
+        return _predict(job, of, timed, builder, calibration, warning)
 
     def guard() -> AbstractContextManager[None]:
         """A model that came with this package was built before; of any other config.json the key at fault is named."""
@@ -80,7 +107,7 @@ def analytic(job: Job, *, timed: bool = True, once: bool = False, calibration: C
 
 
 def _predict(
-    job: Job, model: ModelConfig, timed: bool, builder: Builder, calibration: Calibration | None
+    job: Job, model: ModelConfig, timed: bool, builder: Builder, calibration: Calibration | None, warning: str | None
 ) -> Prediction:
     unsaid = dtype_assumption(job, model)
     job = fill_in_of(job, model)
@@ -107,7 +134,7 @@ def _predict(
         job_on_card(job, gpu, folded, managed_bytes(job, model), own),
         engine="analytic",
         assumptions=[f"architecture: {model.source}", *unsaid, *job_assumptions(job, short, own)],
-        warnings=(*model.notes, *unused_fields(job)),
+        warnings=(*filter(None, [warning]), *model.notes, *unused_fields(job)),
         clock=clock,
         builder=builder,
     )

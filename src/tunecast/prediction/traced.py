@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tunecast.errors import Unsupported, UsageError
 from tunecast.hardware.catalog import gpu as gpu_named
 from tunecast.job.job import Job
@@ -12,6 +14,7 @@ from tunecast.prediction.on_card import job_on_card
 from tunecast.prediction.outside.needs import Outside
 from tunecast.prediction.prediction import Prediction
 from tunecast.prediction.values import Timing
+from tunecast.tape.build.families import is_written
 from tunecast.tape.build.fill_in import fill_in_of
 from tunecast.tape.op import Tape
 from tunecast.tape.shorten import steps_of, with_few_micro_batches
@@ -53,10 +56,11 @@ def traced(
     def clock(files: Outside | None) -> Timing:
         from tunecast.prediction.time.timing import timing
 
-        try:  # the closed form has the same operations, and what a trace does not see: layouts, saved tensors' hooks
-            return timing(job, model, gpu, files)
-        except Unsupported:
-            priced = timing(job, model, gpu, files, traced_steps(tape, job))
+        if is_written(model.raw):
+            # the closed form has the same operations, and what a trace does not see: layouts, saved tensors' hooks
+            with suppress(Unsupported):
+                return timing(job, model, gpu, files)
+        priced = timing(job, model, gpu, files, traced_steps(tape, job))
         return priced._replace(assumptions=(*priced.assumptions, OF_THE_TRACE))
 
     return Prediction(

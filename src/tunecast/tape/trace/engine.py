@@ -38,6 +38,7 @@ def trace_job(
     """The tape of the training run a job describes. `exact` traces every layer rather than a few."""
 
     ended = threading.Event()
+    failures: list[BaseException] = []
 
     def unless_ended(passed_s: float) -> None:
         """Ctrl-C reaches the main thread alone, and one run's failure the other not at all; this ends both."""
@@ -51,7 +52,8 @@ def trace_job(
             chosen = config if count is None else with_layers(config, count)
             try:
                 return trace_training(job, chosen, lengths, card, python=python, limits=limits, progress=unless_ended)
-            except BaseException:
+            except BaseException as error:
+                failures.append(error)
                 ended.set()
                 raise
 
@@ -61,9 +63,9 @@ def trace_job(
                 runs = [both.submit(with_count, count) for count in (small, large)]
                 try:
                     small_tape, large_tape = (run.result() for run in runs)
-                except BaseException:
+                except BaseException as error:
                     ended.set()
-                    raise
+                    raise (failures or [error])[0] from None  # the other's end is no reason
             with contextlib.suppress(NotRepeating):
                 return extended(small_tape, large_tape, small, large, total, head=leading_layers(config))
         return with_count(None)

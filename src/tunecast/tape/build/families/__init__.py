@@ -75,6 +75,12 @@ def causal_lm(model_type: str) -> Any:
     return getattr(import_module(f".{file}", __name__), name)
 
 
+def is_written(config: Mapping[str, Any]) -> bool:
+    """Whether the architecture of a config.json, or that of its text part, is one of ours."""
+    text = config.get("text_config", config)
+    return not FAMILIES.keys().isdisjoint((config.get("model_type"), text.get("model_type")))
+
+
 TEXT_ALONE = frozenset({"llama4", "mllama", "qwen3_5", "qwen3_5_moe"})
 """Models with eyes of which `AutoModelForCausalLM` makes the text part alone."""
 

@@ -17,6 +17,7 @@ USUAL_NAMES = {
     "num_kv_heads": "num_key_value_heads", "n_head_kv": "num_key_value_heads", "kv_n_heads": "num_key_value_heads",
     "n_inner": "intermediate_size", "ffn_dim": "intermediate_size", "ffn_hidden_size": "intermediate_size",
     "d_ff": "intermediate_size", "n_vocab": "vocab_size", "hidden_activation": "hidden_act",
+    "activation_function": "hidden_act",
 }  # fmt: skip
 NEEDED = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -26,9 +27,16 @@ RELATIVES = {
     "glm4": "GLM 4",
 }  # fmt: skip
 """Families a name that begins like theirs is taken for."""
-TITLES = {**RELATIVES, "llama": "Llama", "arcee": "Arcee", "qwen3_moe": "Qwen 3 MoE", "deepseek_v3": "DeepSeek V3"}
+TITLES = {
+    **RELATIVES, "llama": "Llama", "arcee": "Arcee", "starcoder2": "StarCoder 2", "qwen3_moe": "Qwen 3 MoE",
+    "deepseek_v3": "DeepSeek V3",
+}  # fmt: skip
 UNGATED = ("relu2", "xielu")
 """Functions of two products with nothing between them (transformers 5.17.0: Nemotron, Apertus, Arcee)."""
+GATED = ("silu", "swish")
+"""Functions of MLPs whose two products are multiplied; others are, where norms have no mean, as Gemma's."""
+SOME_LAYERS = ("interleave_moe_layer_step", "moe_layer_freq", "moe_layer_interval", "moe_layers", "moe_every_n_layers")
+"""Settings that give experts to some layers, which the nearest architectures read otherwise."""
 OTHER_LAYERS = ("linear_", "mamba_", "ssm_", "conv_", "rwkv", "lru_")
 """Settings of layers that are no attention."""
 
@@ -52,18 +60,22 @@ def nearest(config: Config) -> Guess | None:
         return None  # a width of its own in every layer is a list
     if usual.get("hidden_size_per_layer_input"):
         return None
-    ungated = usual.get("hidden_act") in UNGATED
+    usual.setdefault("num_key_value_heads", usual["num_attention_heads"])
+    activation = usual.get("hidden_act", GATED[0])
+    ungated = activation in UNGATED
     usual["hidden_act"] = usual.get("hidden_act") if usual.get("hidden_act") in ACTIVATIONS else "silu"
     experts = 0 if usual.get("is_moe") is False else next((usual[key] for key in EXPERTS if usual.get(key)), 0)
     if experts and "kv_lora_rank" in usual:
         family = "deepseek_v3"
     elif experts:
-        if "num_experts_per_tok" not in usual:
+        if "num_experts_per_tok" not in usual or any(usual.get(key, 1) != 1 for key in SOME_LAYERS):
             return None
         family = "qwen3_moe"
         usual = {"moe_intermediate_size": usual["intermediate_size"], **usual, "num_experts": experts}
     elif ungated:
         family, usual["hidden_act"] = "arcee", "relu2"
+    elif activation not in GATED and "rms_norm_eps" not in usual:
+        family = "starcoder2"
     else:
         family = max((known for known in RELATIVES if name.startswith(known)), key=len, default="llama")
     return Guess(family, usual, f"architecture {name} taken as {TITLES[family]}'s")
